@@ -1,0 +1,1 @@
+"""bertjax: pretraining of BERT and its relatives in JAX and Flax."""

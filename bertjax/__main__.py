@@ -1,0 +1,75 @@
+"""`bertjax VERB --flag=value ...`: parses the flags and calls `bertjax.commands.VERB.run`."""
+
+import argparse
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from bertjax import errors
+
+VERBS = {
+    "tokenizer": "train a tokenizer on text",
+    "prepare": "turn text into sharded token records, once, in parallel",
+    "pretrain": "train a model on prepared data, or go on where a run stopped",
+    "evaluate": "score a model on held-out data",
+    "predict": "fill the [MASK]s of a text",
+    "export": "write a model as a Hugging Face folder or as an artifact",
+    "import": "turn a Hugging Face folder into an artifact",
+    "inspect": "show what a run, a checkpoint, an artifact or prepared data holds",
+}
+
+
+def _usage() -> str:
+    verbs = "\n".join(f"  {verb:<10} {summary}" for verb, summary in VERBS.items())
+    return f"usage: bertjax VERB [--flag=value ...]\n\n{verbs}\n\n`bertjax VERB --help` shows the flags and an example."
+
+
+def _parser(verb: str) -> tuple[argparse.ArgumentParser, object]:
+    command = importlib.import_module(f"bertjax.commands.{verb}")
+    parser = argparse.ArgumentParser(
+        prog=f"bertjax {verb}",
+        description=command.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_flags(parser)
+    return parser, command
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb. Returns the exit code: 0 done, 2 bad input, 75 start me again."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if argv else errors.EXIT_BAD_INPUT
+    verb = argv.pop(0)
+    if verb not in VERBS:
+        print(f"bertjax: error: no verb {verb!r}; there are {', '.join(VERBS)}", file=sys.stderr)
+        return errors.EXIT_BAD_INPUT
+    try:
+        parser, command = _parser(verb)
+        command.run(parser.parse_args(argv))
+    except errors.Preempted as stop:
+        print(f"bertjax: {_one_line(stop)}", file=sys.stderr)
+        return errors.EXIT_RESTART
+    except KeyboardInterrupt:
+        print("bertjax: interrupted; the same command goes on where it was", file=sys.stderr)
+        return errors.EXIT_INTERRUPTED
+    except (errors.UserError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        if os.environ.get("BERTJAX_TRACEBACK"):
+            raise
+        print(f"bertjax: error: {_one_line(error)}", file=sys.stderr)
+        return errors.EXIT_BAD_INPUT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The hand-over formats: our artifact and the Hugging Face folder."""

@@ -1,0 +1,1 @@
+"""Text to batches: corpus, tokenizer, prepared records, samples, masking, loader. NumPy only."""

@@ -1,0 +1,1 @@
+"""One family a file: `Config`, `VARIANTS`, `Model`, `HF_NAMES`."""

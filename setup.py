@@ -1,0 +1,39 @@
+"""Installs bertjax: `pip install .`, or with oracles for the tests `pip install '.[hf,tests]'`."""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="bertjax",
+    version="0.1.0",
+    description="TPU-first pretraining of BERT and its relatives in JAX and Flax",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["bertjax", "bertjax.*"]),
+    install_requires=[
+        "jax>=0.10,<0.13",
+        "flax>=0.12",
+        "optax>=0.2.8",
+        "orbax-checkpoint>=0.12",
+        "tensorflow-datasets>=4.9.10",
+        "grain>=0.2.18",
+        "array-record>=0.8",
+        "sentencepiece>=0.2.1",
+        "tokenizers>=0.22",
+        "safetensors>=0.6",
+        "ml-collections>=1.1",
+        "etils[epath]>=1.9",
+        "numpy>=2.0",
+        "tensorboardX>=2.6",
+        "matplotlib>=3.9",
+        "tqdm>=4.66",
+        "zstandard>=0.22",
+    ],
+    extras_require={
+        "tpu": ["jax[tpu]>=0.10,<0.13"],
+        "cuda": ["jax[cuda12]>=0.10,<0.13"],
+        "gcs": ["gcsfs"],
+        "hf": ["transformers>=4.57"],
+        "tests": ["pytest>=8", "pytest-xdist>=3.6", "ruff>=0.14"],
+    },
+    entry_points={"console_scripts": ["bertjax = bertjax.__main__:main"]},
+)
