@@ -1,0 +1,66 @@
+"""From a config to the things it names: name = file, so there is no registry."""
+
+import dataclasses
+import importlib
+import importlib.util
+import pkgutil
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import errors, models, objectives
+from bertjax.models import layers
+
+_SHARED = ("layers", "heads")  # files of models/ which are no family
+
+
+def _names(package: ModuleType) -> list[str]:
+    return [m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in _SHARED]
+
+
+def _module(package: ModuleType, key: str, name: str) -> ModuleType:
+    if name not in _names(package):
+        raise errors.UserError(f"config.{key} = {name!r}: there are {', '.join(_names(package))}")
+    return importlib.import_module(f"{package.__name__}.{name}")
+
+
+def family(name: str) -> ModuleType:
+    """The module `bertjax.models.NAME`. Raises UserError for a name without a file."""
+    return _module(models, "family", name)
+
+
+def objective(name: str) -> ModuleType:
+    """The module `bertjax.objectives.NAME`. Raises UserError for a name without a file."""
+    return _module(objectives, "objective.name", name)
+
+
+def objective_config(config: Any) -> Any:
+    """The objective's frozen Config out of `config.objective`."""
+    fields = {k: v for k, v in config.objective.items() if k != "name"}
+    return objective(config.objective.name).Config(**fields)
+
+
+def compute(config: Any) -> layers.Compute:
+    """How to compute on the devices there are: "auto" is decided here and nowhere else."""
+    on_cpu = jax.default_backend() == "cpu"
+    dtype = config.dtype if config.dtype != "auto" else ("float32" if on_cpu else "bfloat16")
+    return layers.Compute(dtype=dtype, remat=config.remat, unroll_layers=on_cpu)
+
+
+def model(family_name: str, fields: dict[str, Any], compute: layers.Compute | None = None) -> Any:
+    """The Linen model of a family with the `fields` of its Config."""
+    module = family(family_name)
+    how = dataclasses.asdict(compute or layers.Compute())
+    return module.Model(module.Config(**{**fields, **how}))
+
+
+def abstract_params(model: Any) -> Any:
+    """Shapes and types of the parameters, nothing allocated."""
+    return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+
+
+def init_params(model: Any, key: jax.Array) -> Any:
+    """Fresh parameters of a model whose first input is int32[B, L]."""
+    return model.init(key, jnp.ones((1, 2), jnp.int32))["params"]

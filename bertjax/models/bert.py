@@ -1,0 +1,189 @@
+"""BERT (Devlin et al., arXiv 1810.04805): post-norm encoder, learned positions, MLM and NSP heads.
+
+    >>> model = Model(Config(**VARIANTS["tiny"]))
+    >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
+    >>> model.apply({"params": params}, jnp.ones((1, 8), jnp.int32))["mlm_logits"].shape
+    (1, 8, 30592)
+"""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax.models import heads, layers
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(layers.Compute):
+    """The fields of the model. `heads` names what stands on the encoder; nsp needs the pooler."""
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3072
+    max_length: int = 512
+    type_vocab_size: int = 2
+    activation: str = "gelu"
+    dropout_rate: float = 0.1
+    attention_dropout_rate: float = 0.1
+    layer_norm_eps: float = 1e-12
+    init_std: float = 0.02
+    heads: tuple[str, ...] = ("pooler", "mlm", "nsp")
+
+
+HEADS = ("pooler", "mlm", "nsp")
+
+
+def _variant(num_layers: int, hidden_size: int) -> dict[str, int]:
+    return {
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_heads": hidden_size // 64,
+        "intermediate_size": 4 * hidden_size,
+    }
+
+
+# Base and large: table 1 of the paper. The smaller ones: Turc et al., arXiv 1908.08962.
+VARIANTS = {
+    "tiny": _variant(2, 128),
+    "mini": _variant(4, 256),
+    "small": _variant(4, 512),
+    "medium": _variant(8, 512),
+    "base": _variant(12, 768),
+    "large": _variant(24, 1024),
+}
+
+
+class Embeddings(nn.Module):
+    """Sum of word, position and token type embeddings, normed."""
+
+    config: Config
+
+    def setup(self):
+        config = self.config
+
+        def table(rows: int, used: int) -> layers.Embed:
+            return layers.Embed(rows, config.hidden_size, used, config.init_std)
+
+        self.word = table(layers.padded_vocab_size(config.vocab_size), config.vocab_size)
+        self.position = table(config.max_length, config.max_length)
+        self.token_type = table(config.type_vocab_size, config.type_vocab_size)
+        self.norm = layers.LayerNorm(config.layer_norm_eps)
+        self.dropout = layers.Dropout(config.dropout_rate)
+
+    def __call__(self, input_ids, token_type_ids, position_ids, deterministic):
+        x_BLD = self.word(input_ids) + self.position(position_ids) + self.token_type(token_type_ids)
+        return self.dropout(self.norm(x_BLD), deterministic).astype(self.config.dtype)
+
+
+class Model(nn.Module):
+    """Inputs are int32[B, L]; `attention_mask` is 1 on real tokens; `masked_positions` int32[B, P]."""
+
+    config: Config
+
+    def setup(self):
+        config = self.config
+        self.embeddings = Embeddings(config)
+        self.encoder = layers.Encoder(config)
+        if "pooler" in config.heads:
+            self.pooler = heads.Pooler(config)
+        if "mlm" in config.heads:
+            self.mlm_head = heads.MlmHead(config)
+        if "nsp" in config.heads:
+            self.nsp_head = layers.dense(2, config)
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array | None = None,
+        token_type_ids: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        masked_positions: jax.Array | None = None,
+        *,
+        deterministic: bool = True,
+        output_hidden_states: bool = False,
+    ) -> dict[str, jax.Array]:
+        """Returns the outputs by name.
+
+        last_hidden_state [B, L, D]; pooled_output [B, D]; nsp_logits [B, 2], float32, 0 = B follows
+        A; mlm_logits [B, P, rows of the word table], float32, at `masked_positions`, or at every
+        position without them; hidden_states [1 + num_layers, B, L, D] on request.
+        """
+        if attention_mask is None:
+            attention_mask = jnp.ones_like(input_ids)
+        if token_type_ids is None:
+            token_type_ids = jnp.zeros_like(input_ids)
+        if position_ids is None:
+            position_ids = jnp.arange(input_ids.shape[1])[None, :]
+        first_BLD = self.embeddings(input_ids, token_type_ids, position_ids, deterministic)
+        x_BLD, hidden = self.encoder(
+            first_BLD,
+            attention_mask.astype(bool),
+            deterministic=deterministic,
+            keep_hidden=output_hidden_states,
+        )
+        outputs = {"last_hidden_state": x_BLD}
+        if output_hidden_states:
+            outputs["hidden_states"] = jnp.concatenate([first_BLD[None], hidden])
+        if "pooler" in self.config.heads:
+            outputs["pooled_output"] = self.pooler(x_BLD)
+        if "nsp" in self.config.heads:
+            outputs["nsp_logits"] = self.nsp_head(outputs["pooled_output"]).astype(jnp.float32)
+        if "mlm" in self.config.heads:
+            if masked_positions is not None:
+                x_BLD = heads.gather_positions(x_BLD, masked_positions)
+            outputs["mlm_logits"] = self.mlm_head(x_BLD, self.embeddings.word)
+        return outputs
+
+
+def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
+    """Multiply-adds of the forward pass of one sequence, times two; matmuls only.
+
+    predictions: positions at which the vocabulary is scored.
+    """
+    width, mlp = config.hidden_size, config.intermediate_size
+    projections = 4 * length * width * width
+    attention = 2 * length * length * width
+    layer = projections + attention + 2 * length * width * mlp
+    head = predictions * width * (width + layers.padded_vocab_size(config.vocab_size))
+    return 2 * (config.num_layers * layer + head * ("mlm" in config.heads))
+
+
+# Our path, their name and how the array changes on the way (artifact/huggingface.py has the ways).
+# Under encoder/layers ours are stacked and theirs are one a layer: "{}" is its number.
+_LAYER = "bert.encoder.layer.{}."
+HF_NAMES = (
+    ("embeddings/word/embedding", "bert.embeddings.word_embeddings.weight", "vocab_rows"),
+    ("embeddings/position/embedding", "bert.embeddings.position_embeddings.weight", "same"),
+    ("embeddings/token_type/embedding", "bert.embeddings.token_type_embeddings.weight", "same"),
+    ("embeddings/norm/scale", "bert.embeddings.LayerNorm.weight", "same"),
+    ("embeddings/norm/bias", "bert.embeddings.LayerNorm.bias", "same"),
+    ("encoder/layers/attention/query/kernel", _LAYER + "attention.self.query.weight", "heads_out"),
+    ("encoder/layers/attention/query/bias", _LAYER + "attention.self.query.bias", "heads"),
+    ("encoder/layers/attention/key/kernel", _LAYER + "attention.self.key.weight", "heads_out"),
+    ("encoder/layers/attention/key/bias", _LAYER + "attention.self.key.bias", "heads"),
+    ("encoder/layers/attention/value/kernel", _LAYER + "attention.self.value.weight", "heads_out"),
+    ("encoder/layers/attention/value/bias", _LAYER + "attention.self.value.bias", "heads"),
+    ("encoder/layers/attention/out/kernel", _LAYER + "attention.output.dense.weight", "heads_in"),
+    ("encoder/layers/attention/out/bias", _LAYER + "attention.output.dense.bias", "same"),
+    ("encoder/layers/attention_norm/scale", _LAYER + "attention.output.LayerNorm.weight", "same"),
+    ("encoder/layers/attention_norm/bias", _LAYER + "attention.output.LayerNorm.bias", "same"),
+    ("encoder/layers/mlp/wi/kernel", _LAYER + "intermediate.dense.weight", "transpose"),
+    ("encoder/layers/mlp/wi/bias", _LAYER + "intermediate.dense.bias", "same"),
+    ("encoder/layers/mlp/wo/kernel", _LAYER + "output.dense.weight", "transpose"),
+    ("encoder/layers/mlp/wo/bias", _LAYER + "output.dense.bias", "same"),
+    ("encoder/layers/mlp_norm/scale", _LAYER + "output.LayerNorm.weight", "same"),
+    ("encoder/layers/mlp_norm/bias", _LAYER + "output.LayerNorm.bias", "same"),
+    ("pooler/dense/kernel", "bert.pooler.dense.weight", "transpose"),
+    ("pooler/dense/bias", "bert.pooler.dense.bias", "same"),
+    ("mlm_head/transform/kernel", "cls.predictions.transform.dense.weight", "transpose"),
+    ("mlm_head/transform/bias", "cls.predictions.transform.dense.bias", "same"),
+    ("mlm_head/norm/scale", "cls.predictions.transform.LayerNorm.weight", "same"),
+    ("mlm_head/norm/bias", "cls.predictions.transform.LayerNorm.bias", "same"),
+    ("mlm_head/bias", "cls.predictions.bias", "vocab_rows"),
+    ("nsp_head/kernel", "cls.seq_relationship.weight", "transpose"),
+    ("nsp_head/bias", "cls.seq_relationship.bias", "same"),
+)

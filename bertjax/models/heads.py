@@ -1,0 +1,47 @@
+"""What stands on an encoder: the pooler and the heads of the pretraining objectives."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax import sharding
+from bertjax.models import layers
+
+
+def gather_positions(x_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:
+    """The rows of `x_BLD` at `positions_BP`: [B, P, D]."""
+    return jnp.take_along_axis(x_BLD, positions_BP[:, :, None], axis=1)
+
+
+class MlmHead(nn.Module):
+    """Transform, norm, and inner products with the word embeddings (BERT, section 3.1, task 1).
+
+    The vocabulary axis of the logits is that of the embedding table; the ids that are only padding
+    of the table get a logit that softmax turns into 0, so they are never predicted.
+    """
+
+    config: Any
+
+    @nn.compact
+    def __call__(self, x_BPD: jax.Array, word_embedding: layers.Embed) -> jax.Array:
+        config = self.config
+        x_BPD = layers.dense(x_BPD.shape[-1], config, name="transform")(x_BPD)
+        x_BPD = layers.ACTIVATIONS[config.activation](x_BPD)
+        x_BPD = layers.LayerNorm(config.layer_norm_eps, name="norm")(x_BPD)
+        rows = word_embedding.num_embeddings
+        bias_V = self.param("bias", nn.initializers.zeros, (rows,), jnp.float32)
+        logits_BPV = word_embedding.attend(x_BPD).astype(jnp.float32) + bias_V
+        logits_BPV = sharding.constrain(logits_BPV, ("batch", "length", "vocab"))
+        return jnp.where(jnp.arange(rows) < config.vocab_size, logits_BPV, layers.MASKED)
+
+
+class Pooler(nn.Module):
+    """tanh of a dense map of the first position's state."""
+
+    config: Any
+
+    @nn.compact
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        return jnp.tanh(layers.dense(x_BLD.shape[-1], self.config, name="dense")(x_BLD[:, 0]))

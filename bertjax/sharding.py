@@ -1,0 +1,141 @@
+"""Where arrays live: the mesh, and two tables that say which axis of what is split over it.
+
+`PARAM_AXES` maps a parameter's path to logical axes, one a dimension (None: whole); what is stacked
+over layers has one more in front. The same table covers the optimizer's moments, whose paths
+end alike. `AXIS_RULES` maps logical axes to mesh axes. An axis whose size the mesh axis does not
+divide stays whole.
+
+    mesh = sharding.make_mesh(data=-1, fsdp=1, tensor=1)
+    with jax.set_mesh(mesh): ...
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from bertjax import errors
+
+MESH_AXES = ("data", "fsdp", "tensor")
+
+AXIS_RULES: dict[str, tuple[str, ...]] = {
+    "batch": ("data", "fsdp"),
+    "length": (),
+    "embed": ("fsdp",),
+    "heads": ("tensor",),
+    "head_dim": (),
+    "mlp": ("tensor",),
+    "vocab": ("tensor",),
+    "layers": (),
+}
+# The embed axis of an activation stays whole: its fsdp devices already split the batch.
+ACTIVATION_RULES = {**AXIS_RULES, "embed": ()}
+
+# The first pattern found in the path decides. A table split on both axes is rebuilt whole at every
+# gather, so word embeddings are split by vocabulary alone.
+PARAM_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r"word/embedding$", ("vocab", None)),
+    (r"(position|token_type)/embedding$", (None, "embed")),
+    (r"(query|key|value)/kernel$", ("embed", "heads", "head_dim")),
+    (r"(query|key|value)/bias$", ("heads", "head_dim")),
+    (r"out/kernel$", ("heads", "head_dim", "embed")),
+    (r"wi/kernel$", ("embed", "mlp")),
+    (r"wi/bias$", ("mlp",)),
+    (r"wo/kernel$", ("mlp", "embed")),
+    (r"(dense|transform|nsp_head)/kernel$", ("embed", None)),
+    (r"mlm_head/bias$", ("vocab",)),
+    (r"(out|wo|dense|transform|nsp_head)/bias$", (None,)),
+    (r"norm/(scale|bias)$", (None,)),
+)
+
+
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
+    """A mesh of all devices; one size may be -1: what the others leave.
+
+    Raises UserError when the sizes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = [data, fsdp, tensor]
+    known = int(np.prod([size for size in sizes if size != -1]))
+    if sizes.count(-1) == 1 and known > 0 and len(devices) % known == 0:
+        sizes[sizes.index(-1)] = len(devices) // known
+    if min(sizes) < 1 or int(np.prod(sizes)) != len(devices):
+        raise errors.UserError(
+            f"config.mesh = (data {data}, fsdp {fsdp}, tensor {tensor}) does not multiply to the "
+            f"{len(devices)} devices there are; one of the three may be -1"
+        )
+    return jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """Into how many parts the batch axis is split."""
+    return int(np.prod([mesh.shape[axis] for axis in AXIS_RULES["batch"]]))
+
+
+def _spec(
+    axes: Sequence[str | None], shape: Sequence[int], mesh_shape: Any, rules: dict
+) -> PartitionSpec:
+    entries = []
+    for axis, size in zip(axes, shape, strict=True):
+        names = tuple(name for name in rules[axis] if mesh_shape[name] > 1) if axis else ()
+        parts = int(np.prod([mesh_shape[name] for name in names]))
+        entries.append(names if names and size % parts == 0 else None)
+    return PartitionSpec(*entries)
+
+
+def constrain(x: jax.Array, axes: Sequence[str]) -> jax.Array:
+    """Pins the logical axes of an activation to the mesh in use; outside a mesh returns `x`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return x
+    spec = _spec(axes, x.shape, mesh.shape, ACTIVATION_RULES)
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
+def path_name(path: Sequence[Any]) -> str:
+    """The path of a leaf as "encoder/layers/mlp/wi/kernel"."""
+    return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)
+
+
+def param_axes(path: str) -> tuple[str | None, ...]:
+    """Logical axes of the parameter at `path`. Raises KeyError for a name the table does not know."""
+    for pattern, axes in PARAM_AXES:
+        if re.search(pattern, path):
+            return ("layers", *axes) if "/layers/" in path else axes
+    raise KeyError(f"no line in sharding.PARAM_AXES for the parameter {path}")
+
+
+def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:
+    """A NamedSharding for every leaf of a state: parameters and moments by the table, rest whole."""
+
+    def one(path, leaf):
+        name = path_name(path)
+        if leaf.ndim == 0 or not re.search(r"(^|/)(params|mu|nu)/", name):
+            return NamedSharding(mesh, PartitionSpec())
+        return NamedSharding(mesh, _spec(param_axes(name), leaf.shape, mesh.shape, AXIS_RULES))
+
+    return jax.tree_util.tree_map_with_path(one, abstract_state)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over data and fsdp."""
+    return NamedSharding(mesh, PartitionSpec(AXIS_RULES["batch"]))
+
+
+def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
+    """Sorted numbers of the rows of a global batch which this process's devices hold."""
+    places = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
+    starts = sorted({index[0].indices(batch_size)[:2] for index in places.values()})
+    return np.concatenate([np.arange(start, stop) for start, stop in starts])
+
+
+def global_batch(mesh: Mesh, batch_size: int, local: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    """One jax.Array a feature over the mesh, out of the rows `local_rows` of each process."""
+    place = batch_sharding(mesh)
+    return {
+        name: jax.make_array_from_process_local_data(place, rows, (batch_size, *rows.shape[1:]))
+        for name, rows in local.items()
+    }
