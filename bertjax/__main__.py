@@ -26,7 +26,7 @@ def _usage() -> str:
     return f"usage: bertjax VERB [--flag=value ...]\n\n{verbs}\n\n`bertjax VERB --help` shows the flags and an example."
 
 
-def _parser(verb: str) -> tuple[argparse.ArgumentParser, object]:
+def _run(verb: str, argv: Sequence[str]) -> None:
     command = importlib.import_module(f"bertjax.commands.{verb}")
     parser = argparse.ArgumentParser(
         prog=f"bertjax {verb}",
@@ -35,7 +35,14 @@ def _parser(verb: str) -> tuple[argparse.ArgumentParser, object]:
         allow_abbrev=False,
     )
     command.add_flags(parser)
-    return parser, command
+    flags, rest = parser.parse_known_args(argv)
+    flags.overrides = {}
+    for word in rest:
+        key, equals, value = word.removeprefix("--config.").partition("=")
+        if not (word.startswith("--config.") and equals and "config" in flags):
+            parser.error(f"unknown flag {word}; `bertjax {verb} --help` lists them")
+        flags.overrides[key] = value
+    command.run(flags)
 
 
 def _one_line(error: BaseException) -> str:
@@ -53,8 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bertjax: error: no verb {verb!r}; there are {', '.join(VERBS)}", file=sys.stderr)
         return errors.EXIT_BAD_INPUT
     try:
-        parser, command = _parser(verb)
-        command.run(parser.parse_args(argv))
+        _run(verb, argv)
     except errors.Preempted as stop:
         print(f"bertjax: {_one_line(stop)}", file=sys.stderr)
         return errors.EXIT_RESTART

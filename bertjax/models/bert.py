@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bertjax import errors
 from bertjax.models import heads, layers
 
 
@@ -33,8 +34,12 @@ class Config(layers.Compute):
     init_std: float = 0.02
     heads: tuple[str, ...] = ("pooler", "mlm", "nsp")
 
-
-HEADS = ("pooler", "mlm", "nsp")
+    def __post_init__(self):
+        layers.check_fields(self)
+        if not set(self.heads) <= {"pooler", "mlm", "nsp"}:
+            raise errors.UserError(f"config.model.heads = {self.heads!r}: of pooler, mlm, nsp")
+        if "nsp" in self.heads and "pooler" not in self.heads:
+            raise errors.UserError(f"config.model.heads = {self.heads!r}: nsp needs pooler")
 
 
 def _variant(num_layers: int, hidden_size: int) -> dict[str, int]:
@@ -187,3 +192,44 @@ HF_NAMES = (
     ("nsp_head/kernel", "cls.seq_relationship.weight", "transpose"),
     ("nsp_head/bias", "cls.seq_relationship.bias", "same"),
 )
+
+# Tensors of theirs that say again what another one says, and those that are no parameters.
+HF_TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+HF_SKIPPED = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+HF_PREFIX = "bert."  # absent from the names in a file of the bare encoder
+
+# Their config.json: "fields" is their key and our field; "fixed" has the only value that this model
+# computes; "architectures" is the class that has exactly these heads.
+HF_CONFIG = {
+    "model_type": "bert",
+    "fields": {
+        "vocab_size": "vocab_size",
+        "hidden_size": "hidden_size",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "intermediate_size",
+        "max_position_embeddings": "max_length",
+        "type_vocab_size": "type_vocab_size",
+        "hidden_act": "activation",
+        "hidden_dropout_prob": "dropout_rate",
+        "attention_probs_dropout_prob": "attention_dropout_rate",
+        "layer_norm_eps": "layer_norm_eps",
+        "initializer_range": "init_std",
+    },
+    "fixed": {
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "add_cross_attention": False,
+    },
+    "architectures": {
+        (): "BertModel",
+        ("pooler",): "BertModel",
+        ("mlm",): "BertForMaskedLM",
+        ("pooler", "mlm"): "BertForPreTraining",
+        ("pooler", "nsp"): "BertForNextSentencePrediction",
+        ("pooler", "mlm", "nsp"): "BertForPreTraining",
+    },
+}

@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax import sharding
+from bertjax import errors, sharding
 
 VOCAB_MULTIPLE = 128  # rows of the embedding table: the lane width of a TPU, and divisible by meshes
 MASKED = -1e9  # a logit that softmax turns into 0 in float32 and that stays finite in a masked row
@@ -42,6 +42,24 @@ class Compute:
     dtype: str = "float32"
     remat: str = "none"
     unroll_layers: bool = False
+
+
+def check_fields(config: Any) -> None:
+    """Raises UserError for a size or rate that no encoder can have, by the name of its key."""
+
+    def check(ok: bool, field: str, allowed: str) -> None:
+        if not ok:
+            value = getattr(config, field)
+            raise errors.UserError(f"config.model.{field} = {value!r}: must be {allowed}")
+
+    for field in dataclasses.fields(config):
+        if field.type is int:
+            check(getattr(config, field.name) >= 1, field.name, "1 or more")
+        if field.name.endswith("dropout_rate"):
+            check(0.0 <= getattr(config, field.name) < 1.0, field.name, "in [0, 1)")
+    check(config.hidden_size % config.num_heads == 0, "num_heads",
+          f"a divisor of config.model.hidden_size = {config.hidden_size}")  # fmt: skip
+    check(config.activation in ACTIVATIONS, "activation", f"one of {', '.join(ACTIVATIONS)}")
 
 
 def padded_vocab_size(vocab_size: int) -> int:

@@ -1,0 +1,185 @@
+"""The artifact: the one form in which a model is handed over.
+
+    artifact/params.safetensors    every parameter by its path, float32, layers stacked
+    artifact/config.json           family, fields of the model, fingerprint of the tokenizer, step
+    artifact/tokenizer/            the tokenizer's files
+
+What is read is what was written: the checksum and the shape of every array, the tokenizer's
+fingerprint and its size are compared with the config before anything is used.
+
+    artifact.write(model, "artifact/")
+    model = artifact.read("artifact/")
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+from bertjax import build, errors, sharding
+from bertjax.artifact import files
+from bertjax.data import tokenizer as tokenizer_lib
+
+FORMAT = "bertjax-artifact"
+VERSION = 1
+PARAMS = "params.safetensors"
+CONFIG = "config.json"
+TOKENIZER = "tokenizer"
+_KEYS = ("family", "model", "objective", "tokenizer_fingerprint", "step", "config", "params_sha256")
+
+
+@dataclasses.dataclass(frozen=True)
+class Artifact:
+    """A model and all that its use needs, in memory.
+
+    fields: of the family's Config, without how it is computed.
+    params: nested dict of float32 arrays on the host, or of their ShapeDtypeStructs.
+    step, objective, config: of the run it comes from; None where that is not known.
+    origin: where it was read, in words for people.
+    """
+
+    family: str
+    fields: dict[str, Any]
+    params: Any
+    tokenizer: tokenizer_lib.Tokenizer
+    step: int | None = None
+    objective: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
+    origin: str = ""
+
+
+def flatten(params: Any) -> dict[str, Any]:
+    """{"encoder/layers/mlp/wi/kernel": leaf}."""
+    return traverse_util.flatten_dict(params, sep="/")
+
+
+def unflatten(flat: Mapping[str, Any]) -> Any:
+    """Inverse of `flatten`."""
+    return traverse_util.unflatten_dict(dict(flat), sep="/")
+
+
+def real_shape(path: str, shape: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
+    """The shape of a parameter without the rows that only pad the vocabulary."""
+    axes = sharding.param_axes(path)
+    return tuple(vocab_size if a == "vocab" else n for a, n in zip(axes, shape, strict=True))
+
+
+def num_params(params: Any, vocab_size: int) -> int:
+    """How many numbers the model has; padding of the vocabulary is not counted."""
+    shapes = {path: leaf.shape for path, leaf in flatten(params).items()}
+    return sum(int(np.prod(real_shape(p, shape, vocab_size))) for p, shape in shapes.items())
+
+
+def abstract_params(family: str, fields: Mapping[str, Any], where: Any) -> Any:
+    """Shapes of the parameters that these fields make. UserError, naming `where`, if they do not."""
+    try:
+        return build.abstract_params(build.model(family, dict(fields)))
+    except (errors.UserError, TypeError, ValueError) as error:
+        raise errors.UserError(f"{where}: no model can be built of it: {error}") from error
+
+
+def check_tokenizer(
+    tokenizer: tokenizer_lib.Tokenizer, vocab_size: int, where: str | os.PathLike
+) -> None:
+    """UserError if an id of the tokenizer lies outside the embedding table."""
+    top = max(tokenizer.size - 1, *dataclasses.astuple(tokenizer.specials))
+    if top >= vocab_size:
+        raise errors.UserError(
+            f"{where}: the tokenizer has ids up to {top}, the model {vocab_size} embeddings; "
+            "take the tokenizer that the model was trained with"
+        )
+
+
+def check_fingerprint(tokenizer: Any, fingerprint: str, where: str | os.PathLike) -> None:
+    """UserError unless the tokenizer is the one with this fingerprint."""
+    if tokenizer.fingerprint != fingerprint:
+        raise errors.UserError(
+            f"{where}: not the tokenizer that the model was trained with (fingerprint "
+            f"{tokenizer.fingerprint[:12]}, not {fingerprint[:12]}); put the right files back"
+        )
+
+
+def write(model: Artifact, folder: str | os.PathLike) -> None:
+    """Writes the folder, whole or not at all; an earlier artifact there is replaced."""
+    with files.new_folder(folder) as new:
+        files.write_tensors(new / PARAMS, flatten(jax.device_get(model.params)))
+        model.tokenizer.save(new / TOKENIZER)
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "family": model.family,
+            "model": model.fields,
+            "objective": model.objective,
+            "tokenizer_fingerprint": model.tokenizer.fingerprint,
+            "step": model.step,
+            "params_sha256": files.sha256(new / PARAMS),
+            "config": model.config,
+        }
+        files.write_json(new / CONFIG, content)
+
+
+def read(folder: str | os.PathLike, *, with_params: bool = True) -> Artifact:
+    """The artifact in `folder`; without params it has their shapes only.
+
+    Raises UserError naming the file that is absent, damaged, of another version, or that does not
+    fit the others.
+    """
+    folder = pathlib.Path(folder)
+    file = folder / CONFIG
+    content = files.read_json(file)
+    if content.get("format") != FORMAT:
+        raise errors.UserError(f"{file}: not the config of a bertjax artifact")
+    if content.get("version") != VERSION:
+        raise errors.UserError(
+            f"{file}: artifact version {content.get('version')}, this bertjax reads {VERSION}; "
+            "install the bertjax that wrote it"
+        )
+    missing = [key for key in _KEYS if key not in content]
+    if missing:
+        raise errors.UserError(f"{file}: damaged, has no {missing[0]!r}; {files.AGAIN}")
+    fields = tuples(content["model"])
+    abstract = abstract_params(content["family"], fields, file)
+    tokenizer = tokenizer_lib.load(folder / TOKENIZER)
+    check_fingerprint(tokenizer, content["tokenizer_fingerprint"], folder / TOKENIZER)
+    check_tokenizer(tokenizer, fields["vocab_size"], folder / TOKENIZER)
+    return Artifact(
+        family=content["family"],
+        fields=fields,
+        params=_read_params(folder, abstract, content["params_sha256"], with_params),
+        tokenizer=tokenizer,
+        step=content["step"],
+        objective=content["objective"],
+        config=content["config"],
+        origin="artifact",
+    )
+
+
+def tuples(fields: Any) -> dict[str, Any]:
+    """Fields of a model as read from JSON, which has lists where a frozen Config has tuples."""
+    if not isinstance(fields, dict):
+        raise errors.UserError(f"the fields of a model must be an object, not {fields!r}")
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
+
+
+def _read_params(folder: pathlib.Path, abstract: Any, sha256: str, with_params: bool) -> Any:
+    file = folder / PARAMS
+    wanted = {path: leaf.shape for path, leaf in flatten(abstract).items()}
+    found = files.tensor_shapes(file)
+    for path in sorted(wanted.keys() | found.keys()):
+        if wanted.get(path) != found.get(path):
+            raise errors.UserError(
+                f"{file}: {path} has shape {found.get(path)}, {folder / CONFIG} makes it "
+                f"{wanted.get(path)}; the files are not of one model, {files.AGAIN}"
+            )
+    if not with_params:
+        return abstract
+    if files.sha256(file) != sha256:
+        raise errors.UserError(
+            f"{file}: its checksum is not the one in {CONFIG}; it is corrupt, {files.AGAIN}"
+        )
+    return unflatten(files.read_tensors(file, list(wanted)))

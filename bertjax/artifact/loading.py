@@ -1,0 +1,141 @@
+"""What `--model=` and `bertjax.load` take: a workdir, a step of one, an artifact, a Hugging Face folder.
+
+    loading.load("run/")                    # the newest checkpoint of a run
+    loading.load("run/checkpoints/1000")    # or run/1000: one step of it
+    loading.load("artifact/")
+    loading.load("bert-base-uncased/")      # config.json, model.safetensors, tokenizer files
+"""
+
+import dataclasses
+import json
+import os
+import tempfile
+from typing import Any
+
+import jax
+from etils import epath
+
+from bertjax import checkpoint, errors, workdir
+from bertjax.artifact import artifact, files, huggingface
+from bertjax.data import tokenizer as tokenizer_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """What a path leads to.
+
+    kind: "workdir", "artifact" or "huggingface"; folder: where its config.json is; step: the one
+    asked for, None for the newest or where there are no steps.
+    """
+
+    kind: str
+    folder: str
+    step: int | None = None
+
+
+def find(path: str | os.PathLike) -> Place:
+    """What is at `path`. UserError if it is none of the four."""
+    folder = epath.Path(path)
+    if not folder.exists() and not folder.name.isdigit():
+        raise errors.UserError(f"{path}: there is nothing; give {_CHOICES}")
+    kind = _kind(folder)
+    if kind:
+        return Place(kind, os.fspath(folder))
+    if folder.name.isdigit():
+        above = folder.parent
+        run = above.parent if above.name == workdir.CHECKPOINTS else above
+        if _kind(run) == "workdir":
+            return Place("workdir", os.fspath(run), int(folder.name))
+    raise errors.UserError(f"{path}: no model here; give {_CHOICES}")
+
+
+def load(path: str | os.PathLike, *, with_params: bool = True) -> artifact.Artifact:
+    """The model at `path`, on the host; without params it has their shapes only.
+
+    Raises UserError naming what is absent, damaged, or does not fit the rest.
+    """
+    place = find(path)
+    if place.kind == "workdir":
+        return _from_workdir(place, with_params)
+    read = artifact.read if place.kind == "artifact" else huggingface.read
+    with tempfile.TemporaryDirectory() as copy:
+        return read(files.localise(place.folder, copy), with_params=with_params)
+
+
+def steps(folder: str | os.PathLike) -> list[int]:
+    """The steps of a workdir that have a finished checkpoint, ascending."""
+    checkpoints = checkpoint.Checkpoints.reader(epath.Path(folder) / workdir.CHECKPOINTS)
+    try:
+        return checkpoints.steps()
+    finally:
+        checkpoints.close()
+
+
+def overlay_params(path: str | os.PathLike, family: str, params: Any) -> Any:
+    """`params` with every array replaced that the model at `path` has too.
+
+    What it lacks (a head that is trained from scratch) stays, what only it has is left out. Raises
+    UserError when it is of another family, or an array has another shape.
+    """
+    model = load(path)
+    if model.family != family:
+        raise errors.UserError(f"{path}: a {model.family} model, config.family is {family}")
+    found = artifact.flatten(model.params)
+    mine = artifact.flatten(params)
+    for name, leaf in mine.items():
+        if name in found and found[name].shape != leaf.shape:
+            raise errors.UserError(
+                f"{path}: {name} has shape {found[name].shape}, config.model makes it {leaf.shape}"
+            )
+    return artifact.unflatten({name: found.get(name, leaf) for name, leaf in mine.items()})
+
+
+_CHOICES = "a workdir, a step of one, an artifact or a Hugging Face folder"
+
+
+def _kind(folder: epath.Path) -> str | None:
+    file = folder / "config.json"
+    if not file.exists():
+        return None
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as error:
+        raise errors.UserError(f"{file}: not JSON ({error}); restore it from a copy") from error
+    if not isinstance(content, dict):
+        return None
+    kinds = {workdir.FORMAT: "workdir", artifact.FORMAT: "artifact"}
+    if content.get("format") in kinds:
+        return kinds[content["format"]]
+    return "huggingface" if "model_type" in content else None
+
+
+def _from_workdir(place: Place, with_params: bool) -> artifact.Artifact:
+    run = epath.Path(place.folder)
+    identity = workdir.read(run)
+    config = identity.config
+    fields = artifact.tuples(config["model"])
+    tokenizer = tokenizer_lib.load(os.fspath(run / workdir.TOKENIZER))
+    artifact.check_fingerprint(tokenizer, identity.tokenizer_fingerprint, run / workdir.TOKENIZER)
+    artifact.check_tokenizer(tokenizer, fields["vocab_size"], run / workdir.TOKENIZER)
+    params = artifact.abstract_params(config["family"], fields, run / workdir.CONFIG)
+    checkpoints = checkpoint.Checkpoints.reader(run / workdir.CHECKPOINTS)
+    try:
+        step = checkpoints.latest_step() if place.step is None else place.step
+        if with_params:
+            here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+            target = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), params
+            )
+            params = jax.device_get(checkpoints.restore_params(target, step))
+    finally:
+        checkpoints.close()
+    return artifact.Artifact(
+        family=config["family"],
+        fields=fields,
+        params=params,
+        tokenizer=tokenizer,
+        step=step,
+        objective=config["objective"],
+        config=config,
+        origin="workdir",
+    )

@@ -1,0 +1,299 @@
+"""Checkpoints: the resumable state of a run on disk, by Orbax.
+
+One folder a step, `<folder>/<step>/`: the arrays of the state, `meta` (JSON), the metrics that rank
+it, and `checksums.json`. What holds:
+
+- A folder whose name is a bare number is finished. Orbax writes under a temporary name and renames
+  at the end (on gs:// it writes a commit file last): a killed save leaves nothing that is loaded.
+- What is restored is what was saved, bit for bit. Orbax loads flipped bytes of an array without a
+  word, so every file is listed with its checksum before the rename and verified before use.
+
+In a run of many processes every process makes every call.
+
+Example:
+    checkpoints = checkpoint.Checkpoints("run/checkpoints", keep_last=3, keep_best=1)
+    checkpoints.save(100, state, {"config": config}, {"eval/loss": 2.5})
+    state, meta = checkpoints.restore(abstract_state)
+    params = checkpoint.Reader("run/checkpoints").restore_params(abstract_params)
+"""
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
+from orbax.checkpoint.checkpoint_managers import preservation_policy
+
+from bertjax import checksums, errors
+
+_NO_ROOM = ("No space left on device", "Disk quota exceeded", "File too large")
+
+# Orbax logs, with a traceback, what it also raises; the line of a UserError is to stand alone.
+logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+
+
+class Reader:
+    """Reads the checkpoints of a folder and changes nothing: safe beside a run that writes."""
+
+    def __init__(self, folder: str | os.PathLike):
+        self._open(folder, ocp.CheckpointManagerOptions(read_only=True))
+
+    def _open(self, folder: str | os.PathLike, options: ocp.CheckpointManagerOptions) -> None:
+        self.folder = epath.Path(folder)
+        # Orbax wants an absolute path; resolve() and absolute() of epath would break gs://.
+        remote = "://" in os.fspath(folder)
+        self._root = self.folder if remote else epath.Path(os.path.abspath(folder))
+        self._manager = ocp.CheckpointManager(
+            self._root,
+            options=options,
+            item_handlers={
+                "state": ocp.PyTreeCheckpointHandler(),
+                "meta": ocp.JsonCheckpointHandler(),
+            },
+        )
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints, ascending. One that is being saved counts."""
+        return sorted(self._manager.all_steps())
+
+    def latest_step(self) -> int | None:
+        return self._manager.latest_step()
+
+    def restore(self, abstract_state: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """Returns (state, meta) of `step`, by default of the newest.
+
+        `abstract_state`: pytree of `jax.ShapeDtypeStruct`s with shardings, on any mesh. Floating
+        point leaves are cast to the dtypes asked for.
+
+        Raises UserError where there is no such checkpoint, it is damaged, or its paths, shapes or
+        dtypes are not those of `abstract_state`.
+        """
+        step = self._sound_step(step)
+        self._check_fit(step, abstract_state, under=())
+        state = _restore_args(abstract_state)
+        items = ocp.args.Composite(state=state, meta=ocp.args.JsonRestore())
+        restored = self._manager.restore(step, args=items)
+        return restored["state"], restored["meta"]
+
+    def restore_params(self, abstract_params: Any, step: int | None = None) -> Any:
+        """Like `restore`, but only the `params` of the state; the rest takes no memory."""
+        step = self._sound_step(step)
+        self._check_fit(step, abstract_params, under=("params",))
+        params = _restore_args({"params": abstract_params}, partial_restore=True)
+        restored = self._manager.restore(step, args=ocp.args.Composite(state=params))
+        return restored["state"]["params"]
+
+    def meta(self, step: int | None = None) -> dict[str, Any]:
+        """Returns the meta of `step`, by default of the newest, without reading the state."""
+        step = self._sound_step(step, under="meta/")
+        items = ocp.args.Composite(meta=ocp.args.JsonRestore())
+        return self._manager.restore(step, args=items)["meta"]
+
+    def close(self) -> None:
+        self._manager.close()
+
+    def _sound_step(self, step: int | None, under: str = "") -> int:
+        """The step to read, its files (those whose name starts with `under`) verified."""
+        self._manager.wait_until_finished()
+        steps = self.steps()
+        if not steps:
+            raise errors.UserError(f"no finished checkpoint in {self.folder}: train first")
+        if step is None:
+            step = steps[-1]
+        if step not in steps:
+            there = ", ".join(map(str, steps))
+            raise errors.UserError(
+                f"no checkpoint of step {step} in {self.folder}: there are {there}"
+            )
+        damage = self._damage(step, under)
+        if not damage:
+            return step
+        earlier = [other for other in reversed(steps) if other < step]
+        good = next((other for other in earlier if not self._damage(other)), None)
+        if good is None:
+            remedy = "no earlier one is good: delete that folder to start from the beginning"
+        else:
+            remedy = (
+                f"delete that folder to go on from step {good}, "
+                f"or give --model={self.folder / str(good)}"
+            )
+        raise errors.UserError(
+            f"checkpoint {self.folder / str(step)} is damaged ({damage}): {remedy}"
+        )
+
+    def _damage(self, step: int, under: str = "") -> str:
+        found = checksums.damage(
+            self._root / str(step),
+            under=under,
+            share=jax.process_index(),
+            shares=jax.process_count(),
+        )
+        # One process that stops alone would leave the others waiting for it.
+        if jax.process_count() > 1:
+            flags = multihost_utils.process_allgather(np.array(bool(found)))
+            found = found or ("found by another process" if flags.any() else "")
+        return found
+
+    def _check_fit(self, step: int, wanted: Any, under: tuple[str, ...]) -> None:
+        """Raises UserError unless the state, from path `under` on, has the form of `wanted`."""
+        stored = {
+            path: leaf
+            for path, leaf in _by_path(self._manager.item_metadata(step)["state"].tree)
+            if path[: len(under)] == under
+        }
+        misfit = _misfit(stored, {under + path: _raw(leaf) for path, leaf in _by_path(wanted)})
+        if misfit:
+            raise errors.UserError(
+                f"checkpoint {self.folder / str(step)} does not fit this config: {misfit}; "
+                "use the config that it was made with, or another workdir"
+            )
+
+
+class Checkpoints(Reader):
+    """Reads and writes the checkpoints of one run.
+
+    `save` returns once the state is copied off the devices and writes in the background; what goes
+    wrong there is raised by the next `save`, `wait` or `close`.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        *,
+        keep_last: int,
+        keep_best: int,
+        best_metric: str = "eval/loss",
+    ):
+        """Makes `folder` where it is absent and clears half-written checkpoints out of it.
+
+        Keeps the `keep_last` newest checkpoints and the `keep_best` ones with the lowest
+        `best_metric`; one that was saved without a finite value of it is not among the best.
+        """
+        self._best_metric = best_metric
+        self._saving: int | None = None
+        best = preservation_policy.BestN(
+            get_metric_fn=self._rank,
+            reverse=True,  # keeps the end of the sorted list, hence the lowest
+            n=keep_best,
+            keep_checkpoints_without_metrics=False,
+        )
+        keep = preservation_policy.AnyPreservationPolicy(
+            [preservation_policy.LatestN(keep_last), best]
+        )
+        options = ocp.CheckpointManagerOptions(
+            cleanup_tmp_directories=True,
+            best_fn=self._rank,  # without it Orbax does not store the metrics
+            preservation_policy=keep,
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._list_checksums),
+        )
+        self.folder = epath.Path(folder)
+        with self._writing():
+            self._open(folder, options)
+
+    def save(
+        self, step: int, state: Any, meta: Mapping[str, Any], metrics: Mapping[str, float] | None
+    ) -> None:
+        """Starts to save `state` as step `step`; does nothing where that step is saved already.
+
+        The caller may donate the arrays at once. Raises UserError where the disk is full or not
+        writable, here or at a later call.
+        """
+        if step in self.steps():
+            return
+        if metrics is not None and not math.isfinite(metrics.get(self._best_metric, math.nan)):
+            metrics = None
+        items = ocp.args.Composite(
+            state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(dict(meta))
+        )
+        self.wait()
+        self._saving = step
+        with self._writing():
+            # force: when to save is for the train loop to decide.
+            scores = metrics and {name: float(value) for name, value in metrics.items()}
+            self._manager.save(step, args=items, metrics=scores, force=True)
+
+    def wait(self) -> None:
+        """Blocks until what is being saved is complete on disk."""
+        with self._writing():
+            self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits, then ends the background threads."""
+        with self._writing():
+            self._manager.close()
+
+    def _rank(self, metrics: Mapping[str, float]) -> float:
+        return metrics[self._best_metric]
+
+    def _list_checksums(self) -> None:
+        """Called by Orbax, on process 0, when all files are written and before the commit."""
+        unfinished = self._root / f"{self._saving}{ocp.utils.TMP_DIR_SUFFIX}"
+        checksums.write(unfinished if unfinished.exists() else self._root / str(self._saving))
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            # TensorStore raises ValueError where the disk is full, so the text decides.
+            full = next((text for text in _NO_ROOM if text in str(error)), "")
+            if not full and not isinstance(error, OSError):
+                raise
+            if self._saving is None:
+                reason = full or error
+                raise errors.UserError(f"cannot write to {self.folder}: {reason}") from error
+            self._manager.reload()
+            latest = self.latest_step()
+            kept = "no earlier one is there" if latest is None else f"step {latest} is complete"
+            raise errors.UserError(
+                f"cannot write checkpoint {self.folder / str(self._saving)}: {full or error}; "
+                f"{kept}: make room, then start the same command again"
+            ) from error
+
+
+def _restore_args(target: Any, **options: Any) -> ocp.args.PyTreeRestore:
+    if any(leaf.sharding is None for leaf in jax.tree.leaves(target)):
+        raise ValueError("restore needs a sharding on every leaf of its target")
+    arguments = ocp.checkpoint_utils.construct_restore_args(target)
+    return ocp.args.PyTreeRestore(target, restore_args=arguments, **options)
+
+
+def _by_path(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    name = jax.tree_util.keystr
+    return [(tuple(name((key,), simple=True) for key in path), leaf) for path, leaf in leaves]
+
+
+def _raw(leaf: Any) -> Any:
+    """The leaf as Orbax stores it: a typed PRNG key as its integers."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+    return leaf
+
+
+def _misfit(stored: Mapping[tuple[str, ...], Any], wanted: Mapping[tuple[str, ...], Any]) -> str:
+    """The first path that differs, with the form there is and the form there should be; or ""."""
+    for path, leaf in wanted.items():
+        if path not in stored:
+            return f"it has no {'/'.join(path)}, wanted {_form(leaf)}"
+        found = stored[path]
+        if tuple(found.shape) != tuple(leaf.shape) or not _castable(found.dtype, leaf.dtype):
+            return f"its {'/'.join(path)} is {_form(found)}, wanted {_form(leaf)}"
+    unwanted = ("/".join(path) for path in stored if path not in wanted)
+    return next((f"it has {path}, which is not wanted" for path in unwanted), "")
+
+
+def _castable(found: Any, wanted: Any) -> bool:
+    return found == wanted or all(jnp.issubdtype(dtype, jnp.floating) for dtype in (found, wanted))
+
+
+def _form(leaf: Any) -> str:
+    return f"{jnp.dtype(leaf.dtype).name}[{','.join(map(str, leaf.shape))}]"

@@ -1,0 +1,79 @@
+"""Checksums of the files of a folder: bytes that were lost or changed are found before use.
+
+Example:
+    checksums.write(folder)
+    checksums.damage(folder)       # "" or "state/d/4f7a has 12 bytes, not 336"
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any
+
+from etils import epath
+
+FILE = "checksums.json"
+
+
+def write(folder: epath.Path) -> None:
+    """Lists size and SHA-256 of every file below `folder` in `folder`/checksums.json.
+
+    Files in `folder` itself are left out. Of a remote file (gs://) only the size is listed: object
+    stores verify bytes themselves, and reading them back would cost more than writing them.
+    """
+    paths = [path for item in folder.iterdir() if item.is_dir() for path in _files(item)]
+    with futures.ThreadPoolExecutor() as pool:
+        sums = pool.map(_checksum, paths)
+        listed = {str(p.relative_to(folder)): s for p, s in zip(paths, sums, strict=True)}
+    text = json.dumps({"version": 1, "files": listed}, indent=1, sort_keys=True)
+    (folder / FILE).write_text(text)
+
+
+def damage(folder: epath.Path, *, under: str = "", share: int = 0, shares: int = 1) -> str:
+    """The first file that is not as it was listed, and how; "" where all are.
+
+    Only files whose name starts with `under`, and of these only every `shares`-th, from the
+    `share`-th on: so many processes can divide the work.
+    """
+    try:
+        listed = json.loads((folder / FILE).read_text())["files"]
+        names = sorted(name for name in listed if name.startswith(under))[share::shares]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{FILE} is missing or unreadable"
+    with futures.ThreadPoolExecutor() as pool:
+        problems = pool.map(lambda name: _difference(folder / name, listed[name]), names)
+        found = (f"{n} {problem}" for n, problem in zip(names, problems, strict=True) if problem)
+        return next(found, "")
+
+
+def _files(folder: epath.Path) -> Iterator[epath.Path]:
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _files(path)
+        else:
+            yield path
+
+
+def _checksum(path: epath.Path) -> dict[str, Any]:
+    size = path.stat().length
+    if "://" in str(path):
+        return {"size": size, "sha256": None}
+    with path.open("rb") as file:
+        return {"size": size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _difference(path: epath.Path, listed: dict[str, Any]) -> str:
+    try:
+        size = path.stat().length
+        if size != listed["size"]:
+            return f"has {size} bytes, not {listed['size']}"
+        if listed["sha256"] and _checksum(path)["sha256"] != listed["sha256"]:
+            return "has other bytes than were written"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    except (KeyError, TypeError):
+        return f"is listed wrongly in {FILE}"
+    return ""

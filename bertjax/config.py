@@ -1,0 +1,223 @@
+"""Every generic key of a run, declared once, and what values they may have.
+
+A config file is a Python file with `get_config(arg="")`; `FILE:ARG` hands it the argument. Fields of
+the family and of the objective come from their `Config` dataclasses and appear as `config.model` and
+`config.objective`. Every field is overridden on the command line as `--config.a.b=value`.
+
+    config = config.load("configs/bert_base.py:smoke", {"batch_size": "64"})
+"""
+
+import ast
+import dataclasses
+import importlib.util
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from bertjax import build, errors, optimizer
+from bertjax.models import layers
+
+# Keys that do not change what is computed: a workdir goes on when they differ.
+FREE_KEYS = (
+    "data.path", "data.heldout_path", "dtype", "remat", "mesh", "micro_batch_size", "log_every",
+    "eval", "checkpoint", "max_bad_steps", "init_from", "topology",
+)  # fmt: skip
+
+
+def default(family: str = "bert", variant: str = "base", objective: str = "mlm") -> ConfigDict:
+    """The config of a run, every key of it, with the recipe of the BERT paper (appendix A.2)."""
+    module = build.family(family)
+    if variant not in module.VARIANTS:
+        raise errors.UserError(
+            f"no variant {variant!r} of {family}: there are {', '.join(module.VARIANTS)}"
+        )
+    model = dataclasses.asdict(module.Config(**module.VARIANTS[variant]))
+    shared = {field.name for field in dataclasses.fields(layers.Compute)}
+    config = ConfigDict()
+    config.family = family  # a file of bertjax/models
+    config.model = ConfigDict({k: v for k, v in model.items() if k not in shared})
+    config.objective = ConfigDict(
+        {"name": objective, **dataclasses.asdict(build.objective(objective).Config())}
+    )
+
+    config.data = ConfigDict()
+    config.data.path = ""  # folder written by `bertjax prepare`
+    config.data.heldout_path = ""  # another one whose held-out split is scored; "": data.path
+    config.data.length = 128  # tokens a sequence, specials included
+
+    config.batch_size = 256  # sequences a step, over all devices
+    config.micro_batch_size = 0  # sequences a forward pass, over all devices; 0: batch_size
+    config.num_steps = 1_000_000  # both phases together
+    config.phase2 = ConfigDict()  # the last steps of the run, on longer sequences
+    config.phase2.num_steps = 0
+    config.phase2.length = 512
+    config.phase2.batch_size = 256
+    config.seed = 0  # decides parameters, order, masks and dropout
+
+    config.optimizer = ConfigDict(dataclasses.asdict(optimizer.Config()))
+
+    config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
+    config.remat = "none"  # what the backward pass recomputes: none, dots, full
+    config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})  # -1: the devices that are left
+    config.topology = "v5e-16"  # the TPU slice this config is made for
+
+    config.init_from = ""  # artifact, workdir or Hugging Face folder whose parameters start the run
+    config.log_every = 100
+    config.eval = ConfigDict()
+    config.eval.every = 10_000
+    config.eval.max_samples = 10_000  # of the held-out split, always the same ones
+    config.checkpoint = ConfigDict()
+    config.checkpoint.every = 5_000
+    config.checkpoint.keep_last = 3
+    config.checkpoint.keep_best = 1  # by held-out loss
+    config.max_bad_steps = 20  # non-finite steps in a row, each skipped, before the run stops
+    return config.lock()
+
+
+def smoke(config: ConfigDict) -> ConfigDict:
+    """The same run shrunk to seconds on a CPU: what the argument "smoke" of a config file means."""
+    config.model.update(num_layers=2, hidden_size=64, num_heads=2, intermediate_size=128)
+    config.model.max_length = 64
+    config.data.length = 32
+    config.batch_size = 16
+    config.micro_batch_size = 0
+    config.num_steps = 20
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.warmup_steps = 4
+    config.optimizer.decay_steps = 4
+    if config.phase2.num_steps:
+        config.phase2.update(num_steps=5, length=64, batch_size=16)
+    config.mesh.update(data=-1, fsdp=1, tensor=1)
+    config.log_every = 5
+    config.eval.update(every=10, max_samples=64)
+    config.checkpoint.every = 10
+    return config
+
+
+def load(path: str, overrides: Mapping[str, str] | None = None) -> ConfigDict:
+    """The config of `FILE` or `FILE:ARG` with overrides {"a.b": "value"} put in, checked."""
+    name, _, arg = str(path).partition(":")
+    file = pathlib.Path(name)
+    if not file.is_file():
+        raise errors.UserError(f"--config={path}: there is no file {name}")
+    spec = importlib.util.spec_from_file_location(f"bertjax_config_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise errors.UserError(f"--config={path}: {name} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise errors.UserError(f"--config={path}: {name} has no function get_config(arg)")
+    config = module.get_config(arg)
+    for key, value in (overrides or {}).items():
+        override(config, key, value)
+    validate(config)
+    return config
+
+
+def choose(config: ConfigDict, arg: str) -> ConfigDict:
+    """What every file of configs/ returns: the config for its argument, "" or "smoke"."""
+    if arg not in ("", "smoke"):
+        raise errors.UserError(f"a config takes the argument smoke or none, not {arg!r}")
+    return smoke(config) if arg else config
+
+
+def _keys(config: ConfigDict, prefix: str = "") -> list[str]:
+    keys = []
+    for name, value in config.items():
+        inner = isinstance(value, ConfigDict)
+        keys += _keys(value, f"{prefix}{name}.") if inner else [prefix + name]
+    return keys
+
+
+def override(config: ConfigDict, key: str, text: str) -> None:
+    """Sets `key` ("a.b") to `text` read as the type that the key has."""
+    if key not in _keys(config):
+        near = [k for k in _keys(config) if k.split(".")[-1] == key.split(".")[-1]]
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise errors.UserError(f"unknown config key {key!r}{hint}")
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        config = config[parent]
+    config[leaf] = _read(key, text, type(config[leaf]))
+
+
+def _read(key: str, text: str, kind: type) -> Any:
+    if kind is str:
+        return text
+    try:
+        value = {"true": True, "false": False}.get(text.lower(), None)
+        value = ast.literal_eval(text) if value is None else value
+        if kind is float and type(value) is int:
+            value = float(value)
+        if kind is int and type(value) is float and value.is_integer():
+            value = int(value)  # 1e6 steps
+        if type(value) is kind:
+            return value
+    except (ValueError, SyntaxError):
+        pass
+    raise errors.UserError(f"config.{key} = {text!r} is not of type {kind.__name__}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """Steps [start, stop) on batches of `batch_size` sequences of `length` tokens."""
+
+    start: int
+    stop: int
+    length: int
+    batch_size: int
+
+
+def phases(config: ConfigDict) -> list[Phase]:
+    """The one or two phases of a run, in order."""
+    border = config.num_steps - config.phase2.num_steps
+    first = Phase(0, border, config.data.length, config.batch_size)
+    second = Phase(border, config.num_steps, config.phase2.length, config.phase2.batch_size)
+    return [phase for phase in (first, second) if phase.stop > phase.start]
+
+
+def micro_batches(config: ConfigDict, batch_size: int) -> int:
+    """Into how many parts a step's batch is cut."""
+    return batch_size // config.micro_batch_size if config.micro_batch_size else 1
+
+
+def value_of(config: ConfigDict, key: str) -> Any:
+    """The value at "a.b"."""
+    for name in key.split("."):
+        config = config[name]
+    return config
+
+
+def _check(ok: bool, config: ConfigDict, key: str, allowed: str) -> None:
+    if not ok:
+        raise errors.UserError(f"config.{key} = {value_of(config, key)!r}: must be {allowed}")
+
+
+def _check_one_of(config: ConfigDict, key: str, allowed: Sequence[str]) -> None:
+    _check(value_of(config, key) in allowed, config, key, f"one of {', '.join(allowed)}")
+
+
+def validate(config: ConfigDict) -> None:
+    """Raises UserError naming the key, its value and what is allowed. Nothing is compiled for it."""
+    model = build.family(config.family).Config(**config.model)  # checks its own fields
+    build.objective_config(config)
+    optimizer.validate(config.optimizer, config.num_steps)
+    _check_one_of(config, "dtype", ("auto", "float32", "bfloat16"))
+    _check_one_of(config, "remat", tuple(layers.REMAT_POLICIES))
+    positive = (
+        "batch_size", "num_steps", "log_every", "eval.every", "eval.max_samples",
+        "checkpoint.every", "checkpoint.keep_last", "max_bad_steps", "phase2.batch_size",
+    )  # fmt: skip
+    for key in positive:
+        _check(value_of(config, key) >= 1, config, key, "1 or more")
+    _check(0 <= config.phase2.num_steps <= config.num_steps, config, "phase2.num_steps",
+           f"between 0 and config.num_steps = {config.num_steps}")  # fmt: skip
+    for phase in phases(config):
+        key = "data.length" if phase.start == 0 else "phase2.length"
+        _check(8 <= phase.length <= model.max_length, config, key,
+               f"between 8 and config.model.max_length = {model.max_length}")  # fmt: skip
+        if config.micro_batch_size:
+            _check(config.micro_batch_size > 0 and phase.batch_size % config.micro_batch_size == 0,
+                   config, "micro_batch_size", f"a divisor of the batch size {phase.batch_size}")

@@ -1,0 +1,85 @@
+"""Counter-based random numbers in NumPy: a row's numbers are a function of its key, without state.
+
+The key of a row says which sample it is: (seed, epoch, index in the epoch). A draw is addressed by
+a stream name and a column, so a row gets the same numbers in any batch, on any host, in any order
+of calls, with any version of NumPy. The generator is splitmix64 (Steele, Lea, Flood 2014), whose
+n-th output needs no earlier one.
+
+    rng = RowRandom(row_keys(seed=0, epoch=3, index=np.arange(256)))
+    scores = rng.uniform("scores", 128)     # float32[256, 128]
+"""
+
+import functools
+import hashlib
+
+import numpy as np
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_WORD = 2**64 - 1
+
+
+def row_keys(seed: int, epoch: int | np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Key of each row: uint64[B], distinct for distinct indices of one epoch.
+
+    epoch: one number or int64[B]; index: int64[B].
+    """
+    index = np.asarray(index)
+    key = np.full(index.shape, (seed + int(_GOLDEN)) & _WORD, np.uint64)
+    for part in (epoch, index):
+        key = _mix(key) ^ np.asarray(part).astype(np.uint64)
+    return _mix(key)
+
+
+class RowRandom:
+    """Random numbers for B rows with the given keys, uint64[B].
+
+    Two calls with one stream name give the same numbers: name each use.
+    """
+
+    def __init__(self, keys: np.ndarray):
+        self.keys = np.asarray(keys, np.uint64)
+
+    def bits(self, stream: str, n: int) -> np.ndarray:
+        """uint32[B, n], every bit fair."""
+        counter = np.arange(1, (n + 1) // 2 + 1, dtype=np.uint64) * _GOLDEN
+        words = _mix(_mix(self.keys ^ _stream_key(stream))[:, None] + counter)
+        return words.astype("<u8", copy=False).view("<u4")[:, :n]
+
+    def uniform(self, stream: str, n: int) -> np.ndarray:
+        """float32[B, n] in [0, 1), multiples of 2**-24."""
+        return (self.bits(stream, n) >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+
+    def integers(
+        self, stream: str, low: int | np.ndarray, high: int | np.ndarray, n: int
+    ) -> np.ndarray:
+        """int64[B, n] in [low, high); low and high are numbers or broadcast against [B, n].
+
+        An empty range gives low. No number is likelier than another by more than 2**-32.
+        """
+        span = np.subtract(high, low).astype(np.uint64)
+        return ((self.bits(stream, n) * span) >> np.uint64(32)).astype(np.int64) + low
+
+    def permutation(self, stream: str, n: int) -> np.ndarray:
+        """int64[B, n], in each row the numbers below n in random order."""
+        # 64 bits a column: a tie, which would favour the lower index, is then out of the question.
+        words = self.bits(stream, 2 * n).view("<u8")
+        return np.argsort(words, axis=1, kind="stable")
+
+
+@functools.cache
+def _stream_key(stream: str) -> np.uint64:
+    digest = hashlib.blake2b(stream.encode(), digest_size=8).digest()
+    return np.uint64(int.from_bytes(digest, "little"))
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64, a bijection; z is a fresh array and is overwritten."""
+    scratch = z >> np.uint64(30)
+    z ^= scratch
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    np.right_shift(z, np.uint64(27), out=scratch)
+    z ^= scratch
+    z *= np.uint64(0x94D049BB133111EB)
+    np.right_shift(z, np.uint64(31), out=scratch)
+    z ^= scratch
+    return z

@@ -1,0 +1,139 @@
+"""Sentence splitters, by name: each is a function from a document to its sentences.
+
+    sentences.SPLITTERS["rules"]('"Stop!" cried Mr. Pott. He ran.')
+    # ['"Stop!" cried Mr. Pott.', 'He ran.']
+
+Sentences are never empty and hold single spaces where the text had a line break. A blank line
+always ends a sentence. "rules" is made for prose in languages that end sentences with . ! ? or the
+CJK marks; its abbreviations are English. One regular expression finds the candidates, a look at the
+words on both sides of a full stop decides.
+"""
+
+import re
+from collections.abc import Callable
+
+# One character class first: the regex engine then skips to the next candidate quickly. A candidate
+# is a blank line; or an ender with its closing quotes, brackets and footnote marks, white space and
+# no small ASCII letter behind it; or a CJK ender, which needs no space. Possessive (*+, ++), or the
+# engine would give back a space to get round the look-ahead; and a run of enders is tried from its
+# first one only, or a million dots would take a million squared steps.
+_CANDIDATE = re.compile(
+    r"""[\n.!?\u2026\u3002\uff01\uff1f\uff0e\u0964\u061f\u06d4]
+    (?: (?<=\n) [^\S\n]*+ \n \s*+
+      | (?<=[.!?\u2026\u0964\u061f\u06d4]) (?<![.!?\u2026][.!?\u2026]) [.!?\u2026]*+
+        (?P<closers> (?: ["'\u201d\u2019\u00bb\u00b4)\]}*_] | \[\d{1,3}\] )*+ )
+        (?P<space> \s++ )
+        (?! ["'`\u201c\u2018\u00ab(\[]*+ [a-z,;:.?!] )
+      | (?<=[\u3002\uff01\uff1f\uff0e]) [\u3002\uff01\uff1f]*+
+        (?P<cjk_closers> [\u300d\u300f\u201d\u2019\uff09\u3011]*+ ) \s*+
+    )""",
+    re.VERBOSE,
+)
+_BLANK = re.compile(r"\n\s*\n")
+_WORD_BEFORE = re.compile(r"[\w.'\u2019&]+\Z")
+_WORD_AFTER = re.compile(r"[\"'`\u201c\u2018\u00ab(\[]*(\w+)(\.?)")
+_NUMERAL = re.compile(r"\d|[ivxlc]+\Z", re.IGNORECASE)
+_ACRONYM = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}\Z")
+_LABEL = re.compile(r"\d{1,3}\Z|[IVXLC]+\Z|[ivx]+\Z|[A-Za-z]\Z")
+
+_NEVER_END = frozenset(
+    """
+    mr mrs ms mme mlle mm messrs dr drs prof rev revd hon st ste sra gen col capt cmdr cdr lt lieut
+    sgt cpl pvt maj adm gov sen rep pres supt insp det mt fr e.g i.e eg ie cf viz vs v approx ca al
+    """.split()
+)
+_BEFORE_NUMBER = frozenset(
+    """
+    no nos nr fig figs eq eqs vol vols ch chap sec sect art arts p pp pt pts bk op par ver ed table
+    jan feb mar apr jun jul aug sep sept oct nov dec
+    """.split()
+)
+# These end a sentence only if the next word is a usual first word.
+_MAY_END = frozenset("jr sr esq inc ltd co corp bros dept univ est etc ft bldg ave blvd".split())
+_FIRST_WORDS = frozenset(
+    """
+    a an the this that these those he she it its we they i you his her their our my your there here
+    in on at by for from with to of into after before during under over about and but or nor so yet
+    if when while as since because although though however then thus therefore hence who whom whose
+    what which where why how no not yes all any both each every few many more most much some several
+    such one two three only even also once still just perhaps never now again later do does did is
+    are was were will would can could may might must shall should let please see oh ah well mr mrs
+    another other nothing everything nobody everybody
+    """.split()
+)
+
+
+def rules(document: str) -> list[str]:
+    """Sentences of prose by rules: abbreviations, initials, numbers, quotes, ellipses, CJK."""
+    found = []
+    start = 0
+    for candidate in _CANDIDATE.finditer(document):
+        if _ends(document, start, candidate):
+            found.append(document[start : candidate.end()])
+            start = candidate.end()
+    found.append(document[start:])
+    return _clean(found)
+
+
+def lines(document: str) -> list[str]:
+    """One sentence a line."""
+    return _clean(document.splitlines())
+
+
+def paragraphs(document: str) -> list[str]:
+    """One sentence a paragraph (paragraphs are separated by blank lines)."""
+    return _clean(_BLANK.split(document))
+
+
+SPLITTERS: dict[str, Callable[[str], list[str]]] = {
+    "rules": rules,
+    "lines": lines,
+    "none": paragraphs,
+}
+
+
+def _clean(pieces: list[str]) -> list[str]:
+    stripped = (piece.strip() for piece in pieces)
+    return [" ".join(s.split()) if "\n" in s else s for s in stripped if s]
+
+
+def _ends(text: str, start: int, candidate: re.Match[str]) -> bool:
+    """Whether the candidate ends the sentence that begins at `start`."""
+    space = candidate["space"]
+    if space is None:  # a blank line or a CJK ender
+        # "..!" he said: a closed quotation goes on, unless it ended with a full stop.
+        closers = candidate["cjk_closers"]
+        return not closers or candidate[0][0] == "\u3002" or candidate[0][-1].isspace()
+    if "\n" in space and _BLANK.search(space):
+        return True
+    after = candidate.end()
+    if after == len(text) or text[after].islower():  # small letters beyond ASCII
+        return after == len(text)
+    dot = candidate.start()
+    if text[dot] != "." or text[dot + 1 : dot + 2] == "." or '"' in candidate["closers"]:
+        return True
+    return _full_stop_ends(text, start, dot, after)
+
+
+def _full_stop_ends(text: str, start: int, dot: int, after: int) -> bool:
+    """Whether the full stop at `dot` is more than the mark of an abbreviation or a number."""
+    match = _WORD_BEFORE.search(text, max(start, dot - 12), dot)
+    if match is None:
+        return True
+    word = match[0].lstrip("'\u2019")
+    lower = word.lower()
+    if lower in _NEVER_END:
+        return False
+    following = _WORD_AFTER.match(text, after)
+    next_word = following[1] if following else ""
+    if lower in _BEFORE_NUMBER:
+        # "No. I will not." has no number; "Vol. I" has.
+        return not (_NUMERAL.match(next_word) and (lower != "no" or next_word != "I"))
+    single = len(word) == 1 and word.isalpha()
+    if match.start() - start < 4 and _LABEL.match(word):
+        if not text[start : match.start()].strip("\"'(\u201c\u2018 \n"):
+            return False  # "1. First", "IV. The": the number of what follows
+    if single or lower in _MAY_END or _ACRONYM.match(word):
+        usual = next_word.lower() in _FIRST_WORDS and not (following and following[2])
+        return usual and not (single and word.islower())
+    return True

@@ -1,0 +1,134 @@
+"""What a config names, built: model, objective, optimizer, steps, and how text becomes batches."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from bertjax import build, errors, optimizer, sharding
+from bertjax import config as config_lib
+from bertjax import step as step_lib
+from bertjax.data import loader
+from bertjax.data.vocabulary import Vocabulary
+
+Batches = Iterator[dict[str, np.ndarray]]
+Rows = Callable[[int], slice | np.ndarray]  # batch size -> rows that this process holds
+
+
+class Experiment:
+    """The parts of a run. Holds no arrays: everything can be evaluated abstractly."""
+
+    def __init__(self, config: ml_collections.ConfigDict):
+        self.config = config
+        self.model = build.model(config.family, config.model, build.compute(config))
+        self.family = build.family(config.family)
+        self.objective = build.objective(config.objective.name)
+        self.objective_config = build.objective_config(config)
+        self.tx = optimizer.make(config.optimizer, config.num_steps)
+        self.schedule = optimizer.make_schedule(config.optimizer, config.num_steps)
+        self.loss = functools.partial(self.objective.loss, self.objective_config)
+
+    def init_state(self, key: jax.Array) -> step_lib.TrainState:
+        """The state before the first step; a pure function of the key."""
+        params_key, step_key = jax.random.split(key)
+        params = build.init_params(self.model, params_key)
+        return step_lib.init_state(params, self.tx, step_key)
+
+    def abstract_state(self, mesh: jax.sharding.Mesh) -> step_lib.TrainState:
+        """Shapes, types and shardings of the state; nothing is allocated."""
+        shapes = jax.eval_shape(self.init_state, jax.random.key(0))
+        places = sharding.state_shardings(mesh, shapes)
+        return jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+            shapes,
+            places,
+        )
+
+    def train_step(self, phase: config_lib.Phase) -> Callable:
+        """The jitted step on the batches of a phase; it consumes the state that it is given."""
+        normalizers = functools.partial(self.objective.normalizers, self.objective_config)
+        function = step_lib.make_train_step(
+            self.model,
+            self.loss,
+            normalizers,
+            self.tx,
+            self.schedule,
+            config_lib.micro_batches(self.config, phase.batch_size),
+        )
+        return jax.jit(function, donate_argnums=0)
+
+    def sampling(self, length: int, vocabulary: Vocabulary) -> tuple[Any, Callable]:
+        """How text becomes samples of `length` tokens, and how a batch of them is corrupted."""
+        sampling = self.objective.sampling(self.objective_config, length, vocabulary)
+        transform = functools.partial(
+            self.objective.transform, self.objective_config, length, vocabulary
+        )
+        return sampling, transform
+
+    def flops_per_sequence(self, length: int) -> int:
+        """Model FLOPs of one training step a sequence: forward, and twice that backward."""
+        predictions = self.objective.predictions(self.objective_config, length)
+        return 3 * self.family.flops_per_sequence(self.model.config, length, predictions)
+
+    def train_batches(
+        self, dataset: loader.Dataset, vocabulary: Vocabulary, start: int, rows: Rows
+    ) -> Batches:
+        """The batches of all phases from step `start` on; `rows(batch_size)` of each."""
+        for phase in config_lib.phases(self.config):
+            if start >= phase.stop:
+                continue
+            sampling, transform = self.sampling(phase.length, vocabulary)
+            stream = loader.Stream(
+                dataset, sampling, transform, batch_size=phase.batch_size, seed=self.config.seed
+            )
+            # The first step of a phase takes the first batch of its stream.
+            first = max(start, phase.start) - phase.start
+            yield from loader.train_batches(
+                stream, first, phase.stop - phase.start, rows(phase.batch_size)
+            )
+
+    def eval_batches(
+        self, dataset: loader.Dataset, vocabulary: Vocabulary, phase: config_lib.Phase, rows: Rows
+    ) -> Batches:
+        """The held-out samples, the same ones in the same order at every call."""
+        sampling, transform = self.sampling(phase.length, vocabulary)
+        return loader.eval_batches(
+            dataset,
+            sampling,
+            transform,
+            batch_size=phase.batch_size,
+            seed=0,
+            max_samples=self.config.eval.max_samples,
+            rows=rows(phase.batch_size),
+        )
+
+
+def check_mesh(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> None:
+    """Raises UserError when a batch or the heads cannot be split over the mesh."""
+    shards = sharding.batch_shards(mesh)
+    for phase in config_lib.phases(config):
+        size = config.micro_batch_size or phase.batch_size
+        if size % shards:
+            key = "micro_batch_size" if config.micro_batch_size else "batch_size"
+            raise errors.UserError(
+                f"config.{key} = {size} does not divide over data x fsdp = {shards} devices: "
+                f"take a multiple of {shards}"
+            )
+    tensor = mesh.shape["tensor"]
+    if config.model.num_heads % tensor:
+        raise errors.UserError(
+            f"config.mesh.tensor = {tensor} does not divide config.model.num_heads = "
+            f"{config.model.num_heads}"
+        )
+
+
+def check_vocabulary(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
+    """Raises UserError when the tokenizer has ids that the embedding has no row for."""
+    if vocabulary.size > config.model.vocab_size:
+        raise errors.UserError(
+            f"the tokenizer of config.data.path = {config.data.path} has {vocabulary.size} pieces, "
+            f"more than config.model.vocab_size = {config.model.vocab_size}: set it to at least that"
+        )

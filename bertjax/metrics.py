@@ -1,0 +1,59 @@
+"""Numbers about a run: terms that are summed before they are divided, FLOPs, MFU.
+
+A term is (sum, weight). Terms of devices, micro-batches and batches add up; the quotient is taken
+once, at the end. A mean of means is another number.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+Terms = dict[str, tuple[Any, Any]]
+
+# Dense bfloat16 matmul peak of one jax device in FLOP/s, by `device_kind`. TPUs: the "System
+# architecture" pages of the Cloud TPU documentation (v2 and v3 have two devices a chip); GPUs: the
+# vendor's data sheets, SXM parts, without sparsity.
+PEAK_FLOPS = {
+    "TPU v2": 22.5e12,
+    "TPU v3": 61.5e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+}
+
+
+def add(total: Terms | None, terms: Mapping[str, tuple[Any, Any]]) -> Terms:
+    """The sum of two sets of terms; None is the empty set."""
+    if total is None:
+        return dict(terms)
+    return {name: (total[name][0] + s, total[name][1] + w) for name, (s, w) in terms.items()}
+
+
+def means(terms: Mapping[str, tuple[Any, Any]]) -> dict[str, float]:
+    """sum / weight of every term; a term nothing counted in is left out."""
+    return {name: float(s) / float(w) for name, (s, w) in terms.items() if float(w) > 0}
+
+
+def total_loss(values: Mapping[str, Any]) -> Any:
+    """The number that is minimised: the sum of the terms whose name ends in "_loss"."""
+    return sum(value for name, value in values.items() if name.endswith("_loss"))
+
+
+def mfu(flops_per_second: float, devices: list[jax.Device] | None = None) -> float | None:
+    """Model FLOP/s over the peak of all devices; None where the peak is not known."""
+    devices = jax.devices() if devices is None else devices
+    peak = PEAK_FLOPS.get(devices[0].device_kind)
+    return flops_per_second / (peak * len(devices)) if peak else None
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), inf where it overflows."""
+    return float(np.exp(min(loss, 700.0)))

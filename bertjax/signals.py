@@ -1,0 +1,67 @@
+"""Stopping: SIGTERM (preemption) and Ctrl-C become a flag that the train loop reads after a step.
+
+Example:
+    with signals.StopSignals() as stop:
+        for step in ...:
+            ...
+            if stop.reached(step):
+                checkpoints.save(step, ...)
+                checkpoints.wait()
+                raise errors.Preempted(f"stopped by {stop.requested}")
+"""
+
+import os
+import signal
+import threading
+from types import FrameType
+
+import jax
+from jax.experimental import multihost_utils
+
+
+class StopSignals:
+    """Context manager. SIGTERM or a first Ctrl-C asks to stop, a Ctrl-C after that interrupts.
+
+    Where jax.distributed is initialized, JAX itself catches SIGTERM and agrees with all processes
+    on the step to stop at; a Ctrl-C is handed on as that SIGTERM. Outside the main thread, where
+    Python allows no handlers, nothing is installed.
+
+    `requested`: None, "SIGTERM" or "SIGINT": the first signal that this process got.
+    """
+
+    def __init__(self) -> None:
+        self.requested: str | None = None
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():
+            caught = [signal.SIGINT]
+            if not jax.distributed.is_initialized():  # else this would displace JAX's own handler
+                caught.append(signal.SIGTERM)
+            self._before = {number: signal.signal(number, self._ask) for number in caught}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _ask(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGINT and self.requested is not None:
+            raise KeyboardInterrupt
+        if self.requested is None:
+            self.requested = signal.Signals(number).name
+            if jax.distributed.is_initialized():
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def reached(self, step: int) -> bool:
+        """Whether to save and stop after `step`; every process calls it at every step.
+
+        With several processes all of them get True at the same step, at or after the signal.
+        """
+        if jax.distributed.is_initialized():
+            stop = multihost_utils.reached_preemption_sync_point(step)
+            if stop and self.requested is None:
+                self.requested = "SIGTERM"
+            return stop
+        return self.requested is not None

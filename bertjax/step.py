@@ -1,0 +1,133 @@
+"""One step of training and of evaluation, as pure functions.
+
+The gradient does not depend on how the batch is cut: every loss is a sum over the whole batch divided
+once by the weight of the whole batch, over all devices and micro-batches.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from bertjax import metrics
+
+Batch = dict[str, jax.Array]
+# objective.loss with its config bound: (apply, batch) -> {name: (sum, weight)}
+Loss = Callable[[Callable[..., dict[str, jax.Array]], Batch], metrics.Terms]
+# objective.normalizers with its config bound: batch -> {name of a loss term: weight}
+Normalizers = Callable[[Batch], dict[str, jax.Array]]
+
+
+@flax.struct.dataclass
+class TrainState:
+    """All that a step changes. `step` is also the position in the data."""
+
+    step: jax.Array  # int32
+    params: Any
+    opt_state: Any
+    rng: jax.Array  # typed key; folded with the step, never changed
+    skipped: jax.Array  # int32: non-finite steps so far
+    skipped_in_row: jax.Array  # int32: of them, those since the last finite one
+
+
+def init_state(params: Any, tx: optax.GradientTransformation, rng: jax.Array) -> TrainState:
+    """The state before the first step."""
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(zero, params, tx.init(params), rng, zero, zero)
+
+
+def _micro_batches(batch: Batch, count: int) -> Batch:
+    # Rows m, m + count, m + 2 count ... make micro-batch m, so each device keeps the rows it has.
+    def cut(x):
+        return jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1)
+
+    return jax.tree.map(cut, batch)
+
+
+def make_train_step(
+    model: Any,
+    loss: Loss,
+    normalizers: Normalizers,
+    tx: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    micro_batches: int = 1,
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+    """Returns step(state, batch) -> (state, metrics); jit it with the state donated.
+
+    A step whose loss or gradient is not finite changes nothing but `step` and the two counts.
+    """
+
+    def loss_fn(params, batch, weights, rng):
+        def apply(*args, **kwargs):
+            return model.apply(
+                {"params": params}, *args, deterministic=False, rngs={"dropout": rng}, **kwargs
+            )
+
+        terms = loss(apply, batch)
+        shares = {name: terms[name][0] / jnp.maximum(w, 1.0) for name, w in weights.items()}
+        return metrics.total_loss(shares), terms
+
+    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+
+    def all_gradients(params, batch, rng):
+        weights = normalizers(batch)
+        if micro_batches == 1:
+            return grad_fn(params, batch, weights, rng)
+
+        def accumulate(total, xs):
+            index, micro = xs
+            part = grad_fn(params, micro, weights, jax.random.fold_in(rng, index))
+            return jax.tree.map(jnp.add, total, part), None
+
+        parts = _micro_batches(batch, micro_batches)
+        first = jax.tree.map(lambda x: x[0], parts)
+        shapes = jax.eval_shape(grad_fn, params, first, weights, rng)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return jax.lax.scan(accumulate, zeros, (jnp.arange(micro_batches), parts))[0]
+
+    def train_step(state, batch):
+        rng = jax.random.fold_in(state.rng, state.step)
+        (total, terms), grads = all_gradients(state.params, batch, rng)
+        grad_norm = optax.tree.norm(grads)
+        finite = jnp.isfinite(total) & jnp.isfinite(grad_norm)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+
+        def keep(new, old):
+            return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+
+        bad = 1 - finite.astype(jnp.int32)
+        new_state = state.replace(
+            step=state.step + 1,
+            params=keep(params, state.params),
+            opt_state=keep(opt_state, state.opt_state),
+            skipped=state.skipped + bad,
+            skipped_in_row=bad * (state.skipped_in_row + 1),
+        )
+        means = {name: s / jnp.maximum(w, 1e-9) for name, (s, w) in terms.items()}
+        report = {
+            "loss": total,
+            **means,
+            "grad_norm": grad_norm,
+            "learning_rate": schedule(state.step),
+            "skipped": new_state.skipped,
+            "skipped_in_row": new_state.skipped_in_row,
+        }
+        return new_state, report
+
+    return train_step
+
+
+def make_eval_step(model: Any, loss: Loss) -> Callable[[Any, Batch], metrics.Terms]:
+    """Returns step(params, batch) -> terms, without dropout."""
+
+    def eval_step(params, batch):
+        def apply(*args, **kwargs):
+            return model.apply({"params": params}, *args, deterministic=True, **kwargs)
+
+        return loss(apply, batch)
+
+    return eval_step

@@ -1,0 +1,239 @@
+"""The training of a model, top to bottom.
+
+    train.train_and_evaluate(config.load("configs/bert_base.py"), "run/")
+
+At every step boundary the order is: evaluate, save, stop if asked to; then take a batch and step. The
+saved state holds `step`, and `step` decides the next batch, so a run that is killed and started again
+does what it would have done.
+"""
+
+import contextlib
+import functools
+import os
+import time
+from typing import Any
+
+import jax
+import ml_collections
+from etils import epath
+
+from bertjax import (
+    checkpoint,
+    errors,
+    evaluate,
+    experiment as experiment_lib,
+    metrics,
+    sharding,
+    signals,
+    watch,
+    workdir as workdir_lib,
+)
+from bertjax import config as config_lib
+from bertjax import step as step_lib
+from bertjax.artifact import loading
+from bertjax.data import store
+from bertjax.data import tokenizer as tokenizer_lib
+
+
+def train_and_evaluate(
+    config: ml_collections.ConfigDict, workdir: str | os.PathLike
+) -> dict[str, float]:
+    """Trains to `config.num_steps`, from the newest checkpoint of `workdir` where there is one.
+
+    Returns the last held-out metrics. Raises UserError for what the user can mend, Preempted after a
+    SIGTERM and KeyboardInterrupt after a Ctrl-C, both with the state saved.
+    """
+    config_lib.validate(config)
+    mesh = sharding.make_mesh(**config.mesh)
+    experiment_lib.check_mesh(config, mesh)
+    train_data, heldout_data = open_data(config)
+    tokenizer = tokenizer_lib.load(train_data.tokenizer_path)
+    vocabulary = tokenizer.vocabulary()
+    experiment_lib.check_vocabulary(config, vocabulary)
+    identity = workdir_lib.identity(config, tokenizer.fingerprint, train_data.fingerprint)
+    workdir_lib.claim(workdir, identity, tokenizer.save)
+
+    experiment = experiment_lib.Experiment(config)
+    rows = functools.partial(sharding.local_rows, mesh)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(jax.set_mesh(mesh))
+        stop = stack.enter_context(signals.StopSignals())
+        checkpoints = open_checkpoints(config, workdir)
+        stack.callback(checkpoints.close)
+        state = first_state(experiment, mesh, checkpoints)
+        start = int(state.step)
+        log = stack.enter_context(StepLog(experiment, workdir, start, checkpoints))
+        eval_step = jax.jit(step_lib.make_eval_step(experiment.model, experiment.loss))
+        batches = experiment.train_batches(train_data, vocabulary, start, rows)
+        phases = config_lib.phases(config)
+        train_steps = {phase: experiment.train_step(phase) for phase in phases}
+
+        for step in range(start, config.num_steps + 1):
+            phase = next((p for p in phases if step < p.stop), phases[-1])
+            last = step == config.num_steps
+            asked = stop.reached(step)
+            heldout = None
+            if last or (step > start and step % config.eval.every == 0):
+                log.flush()
+                held = experiment.eval_batches(heldout_data, vocabulary, phase, rows)
+                heldout = evaluate.evaluate(eval_step, state.params, held, mesh, phase.batch_size)
+                log.heldout(step, heldout)
+            if last or heldout or asked or (step > start and step % config.checkpoint.every == 0):
+                log.flush()
+                meta = {**vars(identity), "step": step}
+                checkpoints.save(step, state, meta, _prefixed("eval", heldout or {}))
+                log.resume_clock()
+            if last or asked:
+                break
+            batch = sharding.global_batch(mesh, phase.batch_size, next(batches))
+            state, report = train_steps[phase](state, batch)
+            log.step(step + 1, phase, report)
+
+        checkpoints.wait()
+        if asked and not last:
+            if stop.requested == "SIGINT":
+                raise KeyboardInterrupt
+            raise errors.Preempted(f"asked to stop: saved step {step} in {workdir}; start me again")
+    return heldout
+
+
+def open_data(config: ml_collections.ConfigDict) -> tuple[store.Dataset, store.Dataset]:
+    """The train split and the held-out split. UserError unless one tokenizer made both."""
+    if not config.data.path:
+        raise errors.UserError(
+            "config.data.path is not set: give --config.data.path=FOLDER, as `bertjax prepare` "
+            "wrote it"
+        )
+    train = store.open_dataset(config.data.path, "train")
+    heldout = store.open_dataset(config.data.heldout_path or config.data.path, "heldout")
+    if heldout.tokenizer_fingerprint != train.tokenizer_fingerprint:
+        raise errors.UserError(
+            f"config.data.heldout_path = {config.data.heldout_path} was prepared with another "
+            f"tokenizer than config.data.path = {config.data.path}"
+        )
+    return train, heldout
+
+
+def open_checkpoints(
+    config: ml_collections.ConfigDict, workdir: str | os.PathLike
+) -> checkpoint.Checkpoints:
+    """The checkpoints of a workdir, to write."""
+    return checkpoint.Checkpoints(
+        epath.Path(workdir) / workdir_lib.CHECKPOINTS,
+        keep_last=config.checkpoint.keep_last,
+        keep_best=config.checkpoint.keep_best,
+    )
+
+
+def first_state(
+    experiment: experiment_lib.Experiment,
+    mesh: jax.sharding.Mesh,
+    checkpoints: checkpoint.Checkpoints,
+) -> step_lib.TrainState:
+    """The newest checkpoint's state, or a fresh one, each array made where it belongs."""
+    abstract = experiment.abstract_state(mesh)
+    if checkpoints.latest_step() is not None:
+        return checkpoints.restore(abstract)[0]
+    places = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    key = jax.random.key(experiment.config.seed)
+    state = jax.jit(experiment.init_state, out_shardings=places)(key)
+    if experiment.config.init_from:
+        params = loading.overlay_params(
+            experiment.config.init_from, experiment.config.family, state.params
+        )
+        state = state.replace(params=jax.device_put(params, places.params))
+    return state
+
+
+def _prefixed(prefix: str, values: dict[str, Any]) -> dict[str, float]:
+    return {f"{prefix}/{name}": float(value) for name, value in values.items()}
+
+
+class StepLog:
+    """Watches the steps without making the device wait: a step is read when the next one runs.
+
+    Raises UserError after `config.max_bad_steps` non-finite steps in a row.
+    """
+
+    def __init__(
+        self,
+        experiment: experiment_lib.Experiment,
+        workdir: str | os.PathLike,
+        start: int,
+        checkpoints: checkpoint.Checkpoints,
+    ):
+        self._experiment, self._config = experiment, experiment.config
+        self._checkpoints = checkpoints
+        self._writers = watch.Writers(workdir, start_step=start, num_steps=self._config.num_steps)
+        self._unread: tuple[int, dict[str, jax.Array]] | None = None
+        self._on_cpu = jax.default_backend() == "cpu"
+        self._seconds = self._tokens = self._flops = 0.0
+        self._since = time.perf_counter()
+
+    def __enter__(self) -> "StepLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writers.close()
+
+    def step(self, number: int, phase: config_lib.Phase, report: dict[str, jax.Array]) -> None:
+        """Step `number` is under way: read the one before it."""
+        if self._on_cpu:  # CPU backends before jax 0.12 deadlock when collectives queue up
+            jax.block_until_ready(report["loss"])
+        self._read()
+        self._unread = number, report
+        self._tokens += phase.batch_size * phase.length
+        self._flops += phase.batch_size * self._experiment.flops_per_sequence(phase.length)
+
+    def flush(self) -> None:
+        """Reads the last step and stops the clock: what follows is no training."""
+        self._read()
+        self._seconds += time.perf_counter() - self._since
+        self._since = time.perf_counter()
+
+    def resume_clock(self) -> None:
+        """The time since `flush` does not count."""
+        self._since = time.perf_counter()
+
+    def heldout(self, step: int, values: dict[str, float]) -> None:
+        """Writes held-out metrics."""
+        self._writers.write(step, _prefixed("eval", values))
+
+    def _read(self) -> None:
+        if self._unread is None:
+            return
+        (number, report), self._unread = self._unread, None
+        in_row = int(report["skipped_in_row"])
+        if number % self._config.log_every == 0 or number == self._config.num_steps:
+            self._write(number, report)
+        else:
+            self._writers.advance(number)
+        if in_row >= self._config.max_bad_steps:
+            self._diverged(number, in_row)
+
+    def _write(self, number: int, report: dict[str, jax.Array]) -> None:
+        now = time.perf_counter()
+        seconds = self._seconds + now - self._since
+        values = {name: float(value) for name, value in jax.device_get(report).items()}
+        general = {name: values.pop(name) for name in ("learning_rate", "grad_norm", "skipped")}
+        values.pop("skipped_in_row")
+        line = {**_prefixed("train", values), **general}
+        line["tokens_per_second"] = self._tokens / seconds
+        mfu = metrics.mfu(self._flops / seconds)
+        if mfu is not None:
+            line["mfu"] = mfu
+        self._writers.write(number, line)
+        self._seconds = self._tokens = self._flops = 0.0
+        self._since = now
+
+    def _diverged(self, number: int, in_row: int) -> None:
+        self._checkpoints.wait()
+        good = self._checkpoints.latest_step()
+        kept = "there is no checkpoint yet"
+        if good is not None:
+            kept = f"the last good checkpoint is {self._checkpoints.folder / str(good)}"
+        raise errors.UserError(
+            f"loss or gradient was not finite in {in_row} steps in a row, up to step {number}; "
+            f"{kept}: lower config.optimizer.learning_rate and start in a new workdir, with "
+            "--config.init_from=CHECKPOINT to keep what was learned"
+        )

