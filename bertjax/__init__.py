@@ -1,1 +1,27 @@
-"""bertjax: pretraining of BERT and its relatives in JAX and Flax."""
+"""bertjax: pretraining of BERT and its relatives in JAX and Flax.
+
+    import bertjax
+
+    bert = bertjax.load("run/")
+    bert.fill_mask("The [MASK] sat on the mat.")
+    vectors = bert.encode(["A cat sat.", "A dog ran."])
+"""
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bertjax.inference import Pretrained
+
+
+def load(path: str | os.PathLike) -> "Pretrained":
+    """The model in a workdir, a step of one, an artifact or a Hugging Face folder, ready to use.
+
+    The result has `model`, `params`, `tokenizer`, `encode(texts)`, `fill_mask(text)`; it computes in
+    float32. Raises `errors.UserError` naming the file that is absent or damaged.
+    """
+    # Imported here: jax and flax take seconds, and the verbs that read text need neither.
+    from bertjax import inference
+    from bertjax.artifact import loading
+
+    return inference.Pretrained(loading.load(path))

@@ -9,6 +9,7 @@ the family and of the objective come from their `Config` dataclasses and appear 
 
 import ast
 import dataclasses
+import difflib
 import importlib.util
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -76,6 +77,22 @@ def default(family: str = "bert", variant: str = "base", objective: str = "mlm")
     return config.lock()
 
 
+def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
+    """The config of a run as its workdir, checkpoints and artifact keep it."""
+    family, objective = stored["family"], stored["objective"]["name"]
+    config = default(family, next(iter(build.family(family).VARIANTS)), objective)
+
+    def put(config: ConfigDict, values: Mapping[str, Any]) -> None:
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                put(config[key], value)
+            else:
+                config[key] = tuple(value) if isinstance(value, list) else value
+
+    put(config, stored)
+    return config
+
+
 def smoke(config: ConfigDict) -> ConfigDict:
     """The same run shrunk to seconds on a CPU: what the argument "smoke" of a config file means."""
     config.model.update(num_layers=2, hidden_size=64, num_heads=2, intermediate_size=128)
@@ -134,7 +151,9 @@ def _keys(config: ConfigDict, prefix: str = "") -> list[str]:
 def override(config: ConfigDict, key: str, text: str) -> None:
     """Sets `key` ("a.b") to `text` read as the type that the key has."""
     if key not in _keys(config):
-        near = [k for k in _keys(config) if k.split(".")[-1] == key.split(".")[-1]]
+        keys = _keys(config)
+        near = [k for k in keys if k.split(".")[-1] == key.split(".")[-1]]
+        near = near or difflib.get_close_matches(key, keys, n=2)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise errors.UserError(f"unknown config key {key!r}{hint}")
     *parents, leaf = key.split(".")

@@ -166,6 +166,7 @@ class StepLog:
         self._checkpoints = checkpoints
         self._writers = watch.Writers(workdir, start_step=start, num_steps=self._config.num_steps)
         self._unread: tuple[int, dict[str, jax.Array]] | None = None
+        self._phase: config_lib.Phase | None = None
         self._on_cpu = jax.default_backend() == "cpu"
         self._seconds = self._tokens = self._flops = 0.0
         self._since = time.perf_counter()
@@ -182,6 +183,12 @@ class StepLog:
             jax.block_until_ready(report["loss"])
         self._read()
         self._unread = number, report
+        if phase != self._phase:  # its first step was compiled: that time is no speed
+            self._phase = phase
+            jax.block_until_ready(report["loss"])
+            self._seconds = self._tokens = self._flops = 0.0
+            self._since = time.perf_counter()
+            return
         self._tokens += phase.batch_size * phase.length
         self._flops += phase.batch_size * self._experiment.flops_per_sequence(phase.length)
 
@@ -218,10 +225,11 @@ class StepLog:
         general = {name: values.pop(name) for name in ("learning_rate", "grad_norm", "skipped")}
         values.pop("skipped_in_row")
         line = {**_prefixed("train", values), **general}
-        line["tokens_per_second"] = self._tokens / seconds
-        mfu = metrics.mfu(self._flops / seconds)
-        if mfu is not None:
-            line["mfu"] = mfu
+        if self._tokens:
+            line["tokens_per_second"] = self._tokens / seconds
+            mfu = metrics.mfu(self._flops / seconds)
+            if mfu is not None:
+                line["mfu"] = mfu
         self._writers.write(number, line)
         self._seconds = self._tokens = self._flops = 0.0
         self._since = now

@@ -7,7 +7,10 @@ def test_numbers_never_change():
     # Training data depends on these: a change breaks resuming runs and comparing with older ones.
     random = rng.RowRandom(rng.row_keys(seed=1, epoch=2, index=np.array([3, 4])))
     assert random.keys.tolist() == [11417051712245331607, 6773437200094119103]
-    assert random.bits("a", 3).tolist() == [[3162392326, 3383184509, 1484703227], [2378140200, 1689354500, 2795440832]]
+    assert random.bits("a", 3).tolist() == [
+        [3162392326, 3383184509, 1484703227],
+        [2378140200, 1689354500, 2795440832],
+    ]
     assert random.integers("b", 10, 20, 4).tolist() == [[15, 15, 11, 12], [12, 11, 15, 19]]
     assert random.permutation("c", 5).tolist() == [[1, 2, 3, 0, 4], [0, 3, 1, 2, 4]]
 

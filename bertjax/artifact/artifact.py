@@ -76,7 +76,7 @@ def num_params(params: Any, vocab_size: int) -> int:
 
 
 def abstract_params(family: str, fields: Mapping[str, Any], where: Any) -> Any:
-    """Shapes of the parameters that these fields make. UserError, naming `where`, if they do not."""
+    """Shapes of the parameters of a model with these fields. UserError names `where`."""
     try:
         return build.abstract_params(build.model(family, dict(fields)))
     except (errors.UserError, TypeError, ValueError) as error:

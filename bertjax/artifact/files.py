@@ -96,8 +96,11 @@ def write_tensors(file: pathlib.Path, arrays: Mapping[str, Any]) -> None:
     """A safetensors file of host or device arrays; the same arrays give the same bytes."""
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     try:
+        file.touch()
+        mode = file.stat().st_mode
         # transformers refuses a file whose metadata does not say which framework it is for.
         safetensors.numpy.save_file(whole, file, metadata={"format": "pt"})
+        file.chmod(mode)  # safetensors makes a file that only its owner can read
     except safetensors.SafetensorError as error:
         raise errors.UserError(f"{file.parent}: cannot be written ({error}); make room") from error
 
@@ -116,7 +119,7 @@ def _opened(file: pathlib.Path) -> Iterator[Any]:
 
 
 def tensor_shapes(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor, out of the header alone. UserError for a file that is damaged."""
+    """Name -> shape of every tensor, out of the header. UserError for a file that is damaged."""
     with _opened(file) as opened:
         return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
 

@@ -176,7 +176,7 @@ def _from_config(file: pathlib.Path) -> tuple[str, dict[str, Any]]:
     try:
         module = build.family(family)
     except errors.UserError as error:
-        raise errors.UserError(f"{file}: model_type {family!r} is not supported: {error}") from error
+        raise errors.UserError(f"{file}: model_type {family!r} is no family: {error}") from error
     for key, value in module.HF_CONFIG["fixed"].items():
         if content.get(key, value) != value:
             raise errors.UserError(

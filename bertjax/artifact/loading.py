@@ -1,4 +1,4 @@
-"""What `--model=` and `bertjax.load` take: a workdir, a step of one, an artifact, a Hugging Face folder.
+"""What `--model=` and `bertjax.load` take: a workdir, a step of one, an artifact or theirs.
 
     loading.load("run/")                    # the newest checkpoint of a run
     loading.load("run/checkpoints/1000")    # or run/1000: one step of it
@@ -6,10 +6,12 @@
     loading.load("bert-base-uncased/")      # config.json, model.safetensors, tokenizer files
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -64,11 +66,8 @@ def load(path: str | os.PathLike, *, with_params: bool = True) -> artifact.Artif
 
 def steps(folder: str | os.PathLike) -> list[int]:
     """The steps of a workdir that have a finished checkpoint, ascending."""
-    checkpoints = checkpoint.Checkpoints.reader(epath.Path(folder) / workdir.CHECKPOINTS)
-    try:
+    with _checkpoints(folder) as checkpoints:
         return checkpoints.steps()
-    finally:
-        checkpoints.close()
 
 
 def overlay_params(path: str | os.PathLike, family: str, params: Any) -> Any:
@@ -109,6 +108,15 @@ def _kind(folder: epath.Path) -> str | None:
     return "huggingface" if "model_type" in content else None
 
 
+@contextlib.contextmanager
+def _checkpoints(folder: str | os.PathLike) -> Iterator[checkpoint.Reader]:
+    reader = checkpoint.Reader(epath.Path(folder) / workdir.CHECKPOINTS)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
 def _from_workdir(place: Place, with_params: bool) -> artifact.Artifact:
     run = epath.Path(place.folder)
     identity = workdir.read(run)
@@ -118,17 +126,17 @@ def _from_workdir(place: Place, with_params: bool) -> artifact.Artifact:
     artifact.check_fingerprint(tokenizer, identity.tokenizer_fingerprint, run / workdir.TOKENIZER)
     artifact.check_tokenizer(tokenizer, fields["vocab_size"], run / workdir.TOKENIZER)
     params = artifact.abstract_params(config["family"], fields, run / workdir.CONFIG)
-    checkpoints = checkpoint.Checkpoints.reader(run / workdir.CHECKPOINTS)
-    try:
+    with _checkpoints(run) as checkpoints:
         step = checkpoints.latest_step() if place.step is None else place.step
+        if place.step not in (None, *checkpoints.steps()):
+            there = ", ".join(map(str, checkpoints.steps())) or "none"
+            raise errors.UserError(f"{run}: has no checkpoint of step {step}; there are: {there}")
         if with_params:
             here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
             target = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), params
             )
             params = jax.device_get(checkpoints.restore_params(target, step))
-    finally:
-        checkpoints.close()
     return artifact.Artifact(
         family=config["family"],
         fields=fields,

@@ -134,8 +134,8 @@ def _shuffled(candidates_BL: np.ndarray, rng: RowRandom) -> np.ndarray:
     """
     length = candidates_BL.shape[1]
     low = np.uint32((1 << (length - 1).bit_length()) - 1)
-    score_BL = rng.bits("masking/score", length)
-    score_BL &= ~low & ~_LAST
+    score_BL = rng.bits("masking/score", length) >> np.uint32(1)
+    score_BL &= ~low
     score_BL[~candidates_BL] = _LAST
     score_BL |= np.arange(length, dtype=np.uint32)
     score_BL.sort(axis=1)

@@ -1,0 +1,82 @@
+"""Score a model on held-out data: loss, accuracies, perplexity, beside a unigram model's loss.
+
+Example:
+  bertjax evaluate --model=run/ --data=prepared/
+"""
+
+import argparse
+import json
+
+import jax
+
+from bertjax import backend, errors, evaluate, sharding
+from bertjax import config as config_lib
+from bertjax import experiment as experiment_lib
+from bertjax import step as step_lib
+from bertjax.artifact import artifact, loading
+from bertjax.data import store
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    parser.add_argument("--model", required=True, help="workdir, step of one, artifact, HF folder")
+    parser.add_argument("--data", required=True, help="folder that `bertjax prepare` wrote")
+    parser.add_argument("--split", default="heldout", choices=("heldout", "train"))
+    parser.add_argument("--batch_size", type=int, default=64, help="sequences at a time")
+    parser.add_argument("--length", type=int, help="tokens a sequence; default: the run's last")
+    parser.add_argument("--max_samples", type=int, default=10_000)
+    parser.add_argument("--json", help="file to write the numbers to as well")
+
+
+def run(flags: argparse.Namespace) -> None:
+    """Prints the numbers as a table."""
+    model = loading.load(flags.model)
+    config = _config(model, flags)
+    config_lib.validate(config)
+    backend.configure(config.dtype)
+    dataset = store.open_dataset(flags.data, flags.split)
+    if dataset.tokenizer_fingerprint != model.tokenizer.fingerprint:
+        raise errors.UserError(
+            f"--data={flags.data} was prepared with another tokenizer than that of "
+            f"--model={flags.model}: prepare it with the model's own"
+        )
+    experiment = experiment_lib.Experiment(config)
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    phase = config_lib.phases(config)[-1]
+    vocabulary = model.tokenizer.vocabulary()
+
+    def batches():
+        return experiment.eval_batches(dataset, vocabulary, phase, lambda size: slice(None))
+
+    with jax.set_mesh(mesh):
+        eval_step = jax.jit(step_lib.make_eval_step(experiment.model, experiment.loss))
+        values = evaluate.evaluate(eval_step, model.params, batches(), mesh, phase.batch_size)
+    log_probs = evaluate.unigram_log_probs(
+        store.open_dataset(flags.data, "train"), model.tokenizer.size
+    )
+    values["unigram_loss"] = evaluate.unigram_loss(log_probs, batches())
+    step = "" if model.step is None else f", step {model.step}"
+    print(f"{flags.model}{step}, on the {flags.split} split of {flags.data}")
+    for name, value in sorted(values.items()):
+        print(f"  {name:<16}{value:>10.4f}")
+    gain = values["unigram_loss"] - values["mlm_loss"]
+    print(f"  {gain:.2f} nats a predicted token better than the unigram model")
+    if flags.json:
+        with open(flags.json, "w") as file:
+            json.dump(values, file, indent=2)
+
+
+def _config(model: artifact.Artifact, flags: argparse.Namespace):
+    """The config of the model's run, or, for a model without one, the default of its family."""
+    if model.config:
+        config = config_lib.from_dict(model.config)
+    else:
+        config = config_lib.default(model.family)
+        config.model.update(model.fields)
+        config.objective.pair = "nsp" if "nsp" in model.fields["heads"] else "none"
+    last = config_lib.phases(config)[-1]
+    config.phase2.num_steps = 0
+    config.data.length = flags.length or min(last.length, config.model.max_length)
+    config.batch_size, config.micro_batch_size = flags.batch_size, 0
+    config.eval.max_samples = flags.max_samples
+    return config

@@ -1,0 +1,32 @@
+"""Write a model as a Hugging Face folder or as an artifact.
+
+Example:
+  bertjax export --model=run/ --output=bert-hf/ --format=hf
+
+A Hugging Face folder loads in transformers (AutoModel, AutoTokenizer); an artifact is parameters,
+config and tokenizer in bertjax's own layout. --output is replaced where it is an earlier export.
+"""
+
+import argparse
+
+from bertjax.artifact import artifact, huggingface, loading
+
+WRITERS = {"hf": huggingface.write, "artifact": artifact.write}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    parser.add_argument(
+        "--model", required=True, help="workdir, step of one, artifact or Hugging Face folder"
+    )
+    parser.add_argument("--output", required=True, help="folder to write")
+    parser.add_argument("--format", choices=WRITERS, default="hf", help="default: %(default)s")
+
+
+def run(flags: argparse.Namespace) -> None:
+    """Writes the folder and says what is in it."""
+    model = loading.load(flags.model)
+    WRITERS[flags.format](model, flags.output)
+    count = artifact.num_params(model.params, model.fields["vocab_size"])
+    step = "" if model.step is None else f", step {model.step:,}"
+    print(f"{flags.output}: {model.family}, {count:,} parameters{step}, from {flags.model}")

@@ -1,0 +1,27 @@
+"""Turn a Hugging Face folder into an artifact.
+
+Example:
+  bertjax import --input=bert-base-uncased/ --output=artifact/
+
+The folder holds config.json, model.safetensors (or its shards with their index) and the tokenizer's
+files. --output is replaced where it is an earlier artifact.
+"""
+
+import argparse
+
+from bertjax.artifact import artifact, loading
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    parser.add_argument("--input", required=True, help="Hugging Face folder")
+    parser.add_argument("--output", required=True, help="folder to write")
+
+
+def run(flags: argparse.Namespace) -> None:
+    """Writes the artifact and says what is in it."""
+    model = loading.load(flags.input)
+    artifact.write(model, flags.output)
+    count = artifact.num_params(model.params, model.fields["vocab_size"])
+    heads = ", ".join(model.fields["heads"]) or "no heads"
+    print(f"{flags.output}: {model.family} ({heads}), {count:,} parameters, from {flags.input}")

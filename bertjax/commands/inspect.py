@@ -1,0 +1,166 @@
+"""Show what a run, a step of one, an artifact, a Hugging Face folder or prepared data holds.
+
+Example:
+  bertjax inspect run/
+  bertjax inspect run/ --plot=curves.png
+  bertjax inspect prepared/
+
+Of a model: config, step, parameter table, tokenizer, data. --plot draws the curves of a run.
+"""
+
+import argparse
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax import errors, plot, watch, workdir
+from bertjax.artifact import artifact, loading
+from bertjax.data import store
+
+_LABEL = 12  # columns of the labels at the left
+_WIDTH = 100
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    parser.add_argument("path", help="run, step of one, artifact, Hugging Face folder or data")
+    parser.add_argument(
+        "--plot",
+        nargs="?",
+        const="",
+        metavar="FILE.png",
+        help="draw the curves of a run; without a name to curves.png in the run",
+    )
+
+
+def run(flags: argparse.Namespace) -> None:
+    """Prints what there is, and draws the curves if asked."""
+    if flags.plot is not None:
+        print(f"curves in {draw(flags.path, flags.plot)}")
+    elif (pathlib.Path(flags.path) / store.MANIFEST).exists():
+        print("\n".join(_prepared(flags.path)))
+    else:
+        print("\n".join(_model(flags.path)))
+
+
+def draw(path: str, file: str = "") -> str:
+    """Draws the curves of the run at `path`; returns the name of the PNG."""
+    place = loading.find(path)
+    if place.kind != "workdir":
+        raise errors.UserError(f"{path}: not the workdir of a run, so it has no curves")
+    file = file or os.path.join(place.folder, "curves.png")
+    metrics = watch.read_metrics(os.path.join(place.folder, workdir.METRICS))
+    plot.curves(metrics, file, title=os.path.basename(os.path.abspath(place.folder)))
+    return file
+
+
+def _model(path: str) -> Iterable[str]:
+    place = loading.find(path)
+    model = loading.load(path, with_params=False)
+    step = "" if model.step is None else f", step {model.step:,}"
+    yield f"{path}: {model.origin}{step}"
+    if place.kind == "workdir":
+        saved = ", ".join(f"{step:,}" for step in loading.steps(place.folder)) or "none yet"
+        yield _line("checkpoints", saved)
+        yield from _latest(os.path.join(place.folder, workdir.METRICS))
+    yield ""
+    yield from _wrapped("model", [model.family, *_pairs(model.fields)])
+    if model.objective:
+        pairs = {k: v for k, v in model.objective.items() if k != "name"}
+        yield from _wrapped("objective", [model.objective["name"], *_pairs(pairs)])
+    if model.config:
+        rest = {k: v for k, v in model.config.items() if k not in ("family", "model", "objective")}
+        yield from _wrapped("config", _pairs(rest))
+    t = model.tokenizer
+    yield _line("tokenizer", f"{t.kind}, {t.size:,} pieces, fingerprint {t.fingerprint[:12]}")
+    if model.config:
+        yield _line("data", model.config["data"]["path"])
+    yield ""
+    yield from _parameters(model)
+
+
+def _latest(file: str) -> Iterable[str]:
+    """The newest value of every metric."""
+    if not os.path.exists(file):
+        return
+    newest: dict[str, float] = {}
+    for line in watch.read_metrics(file):
+        newest |= line
+    if newest:
+        yield from _wrapped("metrics", [f"{name}={value:.4g}" for name, value in newest.items()])
+
+
+def _parameters(model: artifact.Artifact) -> Iterable[str]:
+    vocab_size = model.fields["vocab_size"]
+    rows = []
+    for path, leaf in artifact.flatten(model.params).items():
+        shape = artifact.real_shape(path, leaf.shape, vocab_size)
+        rows.append((path, " x ".join(map(str, shape)), f"{int(np.prod(shape)):,}"))
+    total = f"{artifact.num_params(model.params, vocab_size):,}"
+    yield from _table([("parameter", "shape", "count"), *rows, ("total", "", total)])
+
+
+def _prepared(path: str) -> Iterable[str]:
+    manifest = store.read_manifest(path)
+    tokenizer = manifest["tokenizer"]
+    yield f"{path}: prepared data, tokens as {manifest['token_dtype']}"
+    yield _line(
+        "tokenizer", f"{tokenizer['size']:,} pieces, fingerprint {tokenizer['fingerprint'][:12]}"
+    )
+    if "sources" in manifest:
+        sources = manifest["sources"]
+        size = sum(source["size"] for source in sources)
+        yield _line("sources", f"{len(sources):,} files, {size / 1e6:,.1f} MB")
+        yield from (_line("", f"{source['path']}") for source in sources[:5])
+        if len(sources) > 5:
+            yield _line("", f"and {len(sources) - 5:,} more")
+    for key in ("splitter", "options", "skipped"):
+        if manifest.get(key):
+            value = manifest[key]
+            yield from _wrapped(key, _pairs(value) if isinstance(value, dict) else [str(value)])
+    yield ""
+    columns = ("documents", "sentences", "tokens", "unknown", "records")
+    rows = []
+    for split, counts in manifest["splits"].items():
+        numbers = [f"{counts[c]:,}" if c in counts else "" for c in columns]
+        rows.append((split, *numbers, f"{len(counts['shards']):,}"))
+    yield from _table([("split", *columns, "shards"), *rows])
+
+
+def _line(label: str, value: str) -> str:
+    return f"{label:<{_LABEL}}{value}".rstrip()
+
+
+def _pairs(fields: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """["a=1", "b.c=2"] of nested fields."""
+    pairs = []
+    for key, value in fields.items():
+        if isinstance(value, Mapping):
+            pairs += _pairs(value, f"{prefix}{key}.")
+        else:
+            value = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+            pairs.append(f"{prefix}{key}={value}")
+    return pairs
+
+
+def _wrapped(label: str, words: Iterable[str]) -> Iterable[str]:
+    """The words behind the label, in as many lines as they need."""
+    line = ""
+    for word in words:
+        if line and _LABEL + len(line) + len(word) + 2 > _WIDTH:
+            yield _line(label, line)
+            label, line = "", ""
+        line = f"{line}  {word}" if line else word
+    yield _line(label, line)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    """Aligned columns: the first to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        yield "  ".join(cells).rstrip()

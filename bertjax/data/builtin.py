@@ -1,0 +1,199 @@
+"""The built-in corpus: English prose of the Python installation itself. No download.
+
+Reference topics (pydoc_data) and the docstrings of the standard library and of the installed packages,
+read as source with `ast`, never imported. Code, doctests, tables, directives, signatures and headings
+go, paragraphs which read like sentences stay, each once. The same installation gives the same bytes.
+
+    python -c 'from bertjax.data import builtin; print(builtin.write("builtin.jsonl"))'
+"""
+
+import ast
+import inspect
+import itertools
+import json
+import os
+import pathlib
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator
+
+MAX_BYTES = 10_000_000  # packages are taken whole, in order, while the corpus stays below this
+MIN_DOCUMENT = 200  # characters
+MIN_WORDS = 8  # of a paragraph
+# Parsing takes all the time: a file is parsed only if this part of it stands in triple quotes.
+_DOCSTRING_SHARE = 0.25
+
+_SKIPPED_FOLDERS = frozenset(
+    "__pycache__ site-packages dist-packages test tests testing _test _tests _vendor vendored "
+    "idlelib lib2to3 turtledemo lib-dynload pydoc_data".split()
+)
+_SKIPPED_PACKAGES = frozenset(["bertjax"])  # the corpus does not change with this package
+_TRIPLE_QUOTED = re.compile(rb'"""(.*?)"""|\'\'\'(.*?)\'\'\'', re.DOTALL)
+_HOLDS_DOCSTRINGS = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+_UNDERLINE = re.compile(r"\s*([=\-~^\"'`#*+.:_])\1{2,}\s*")
+_DIRECTIVE = re.compile(r"\s*(\.\. |:\w+(:| [^:]*:)\s*$|@\w+|#|\||\+[-=])")
+_ITEM = re.compile(r"(\s*)(?:[-*+\u2022]|\(?(?:\d{1,2}|[a-z])[.)])\s+(?=\S)")
+# `x : array_like` of NumPy's style, `:param x:`, `x (int):` and `x:` of Google's style
+_TYPED_NAME = re.compile(r"\s*\*{0,2}[\w.]+(, *\*{0,2}[\w.]+)* ?: .*")
+_FIELD = re.compile(r"(\s*)(?::\w+(?: [^:]*)?:|`{0,2}\*{0,2}[\w.]+`{0,2}(?: \([^)]*\))?:)\s+(?=\S)")
+_MARKUP = (
+    (re.compile(r":[\w:+-]+:`~?\.?([^`<]+?)(?:\s*<[^`>]*>)?`"), r"\1"),  # :func:`~a.b`
+    (re.compile(r"`([^`<]+?)\s*<[^`>]*>`_{1,2}"), r"\1"),  # `text <url>`_
+    (re.compile(r"\[([^\]]+)\]\((?:[^()]|\([^()]*\))*\)"), r"\1"),  # [text](url)
+    (re.compile(r"`{1,2}([^`]+)`{1,2}_{0,2}"), r"\1"),
+    (re.compile(r"(?<![\w*])\*{1,2}(?=\S)([^*]+?)(?<=\S)\*{1,2}(?![\w*])"), r"\1"),
+    (re.compile(r"\s*\[(?:\d+|[A-Z]\w*\d)\]_?"), ""),  # citations
+    (re.compile(r"\s+"), " "),
+)
+_REFUSED = re.compile(
+    r"https?:|www\.|>>>|::|[\\{}|<>=@$^~]|__|\.\. |(?:^|\s)[/.]*/\w|[A-Za-z]:/|\w\(\w*[,)]|\w\[|"
+    r"[Cc]opyright|[Ll]icensed? under|WARRANT|[Aa]ll rights reserved|"
+    r"Auto-?generated|TODO|FIXME|\.py\b"
+)
+_SENTENCES = re.compile(r"[\"'(\u201c\u2018]?[A-Z].*[a-z0-9)\]%\"'\u201d\u2019][.!?][\"')\u201d\u2019]*")
+_CODE_WORD = re.compile(r"\w[_./\[\]()]\w|_|[a-z][A-Z]|[A-Z]{4}|\d\w*\d")
+_COMMON = frozenset(
+    "a an and are as at be been but by can do does for from has have if in is it its may more must "
+    "no not of on one only or other should so such than that the their then there these they this "
+    "to used was we when where which will with would you your".split()
+)
+
+
+def documents() -> Iterator[str]:
+    """The corpus: a document is a reference topic, or a module's docstrings; blank lines between
+    paragraphs. Between 5 and 10 MB where bertjax's dependencies are installed."""
+    seen: set[str] = set()
+    total = 0
+    for package in _packages():
+        kept = [text for text in map(_document, package, itertools.repeat(seen)) if text]
+        size = sum(len(text.encode()) for text in kept)
+        if total + size > MAX_BYTES:
+            return
+        total += size
+        yield from kept
+
+
+def write(path: str | os.PathLike) -> dict[str, int]:
+    """Writes the corpus as JSONL {"text"}; returns the counts of documents, paragraphs and bytes."""
+    target = pathlib.Path(path)
+    partial = target.with_name(target.name + ".partial")
+    stats = {"documents": 0, "paragraphs": 0, "bytes": 0}
+    with open(partial, "w", encoding="utf-8") as file:
+        for text in documents():
+            file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+            stats["documents"] += 1
+            stats["paragraphs"] += text.count("\n\n") + 1
+            stats["bytes"] += len(text.encode())
+    os.replace(partial, target)
+    return stats
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """The paragraphs of a docstring that read like sentences, each as one line without markup."""
+    for block in re.split(r"\n\s*\n", text):
+        for lines in _parts(block.splitlines()):
+            paragraph = " ".join(lines)
+            for pattern, replacement in _MARKUP:
+                paragraph = pattern.sub(replacement, paragraph)
+            paragraph = paragraph.strip()
+            if _is_prose(paragraph):
+                yield paragraph
+
+
+def _packages() -> Iterator[Iterable[list[str]]]:
+    """Texts (a list a document) of the topics, of the standard library, of each package."""
+    yield _topics()
+    paths = sysconfig.get_paths()
+    yield _modules(pathlib.Path(paths["stdlib"]))
+    installed = {
+        entry.name: entry
+        for folder in sorted({paths["purelib"], paths["platlib"]})
+        for entry in pathlib.Path(folder).iterdir()
+        if entry.name not in _SKIPPED_PACKAGES and entry.name.isidentifier()
+    }
+    for _, folder in sorted(installed.items()):
+        yield _modules(folder)
+
+
+def _topics() -> list[list[str]]:
+    try:
+        from pydoc_data import topics  # some distributions package it apart
+    except ImportError:
+        return []
+    return [[text] for _, text in sorted(topics.topics.items())]
+
+
+def _modules(root: pathlib.Path) -> Iterator[list[str]]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in _SKIPPED_FOLDERS)
+        for name in sorted(files):
+            if name.endswith(".py"):
+                yield _docstrings(pathlib.Path(folder, name).read_bytes())
+
+
+def _docstrings(source: bytes) -> list[str]:
+    quoted = sum(len(a) + len(b) for a, b in _TRIPLE_QUOTED.findall(source))
+    if quoted < max(MIN_DOCUMENT, _DOCSTRING_SHARE * len(source)):
+        return []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a package's own invalid escapes
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):  # templates, other Pythons
+        return []
+    return [inspect.cleandoc(text) for text in _walk(tree)]
+
+
+def _walk(node: ast.Module | _HOLDS_DOCSTRINGS) -> Iterator[str]:
+    if text := ast.get_docstring(node, clean=False):
+        yield text
+    for child in node.body:
+        if isinstance(child, _HOLDS_DOCSTRINGS):
+            yield from _walk(child)
+
+
+def _document(texts: list[str], seen: set[str]) -> str:
+    """The new paragraphs of the texts, or "" if they are too few."""
+    kept = []
+    for paragraph in itertools.chain.from_iterable(map(paragraphs, texts)):
+        key = "".join(filter(str.isalpha, paragraph)).lower()
+        if key not in seen:
+            seen.add(key)
+            kept.append(paragraph)
+    text = "\n\n".join(kept)
+    return text if len(text) >= MIN_DOCUMENT else ""
+
+
+def _parts(lines: list[str]) -> Iterator[list[str]]:
+    """A block's lines as paragraphs: headings and type lines go, list items part."""
+    part: list[str] = []
+    indent = 0
+    for i, line in enumerate(lines):
+        following = lines[i + 1] if i + 1 < len(lines) else ""
+        depth = len(line) - len(line.lstrip())
+        heading = _UNDERLINE.fullmatch(following) or _UNDERLINE.fullmatch(line)
+        typed = _TYPED_NAME.fullmatch(line) and len(following) - len(following.lstrip()) > depth
+        if heading or _DIRECTIVE.match(line) or (typed and not line.rstrip().endswith(".")):
+            yield part
+            part = []
+            continue
+        opened = _ITEM.match(line) or _FIELD.match(line)
+        if opened or depth < indent or not part:
+            yield part
+            part = []
+        part.append(line[opened.end() :] if opened else line)
+        indent = depth
+    yield part
+
+
+def _is_prose(paragraph: str) -> bool:
+    words = paragraph.split()
+    if len(words) < MIN_WORDS or not _SENTENCES.fullmatch(paragraph) or _REFUSED.search(paragraph):
+        return False
+    lower = [word.strip(".,;:!?\"'()").lower() for word in words]
+    common = sum(word in _COMMON for word in lower)
+    code = sum(_CODE_WORD.search(word) is not None for word in words)
+    letters = sum(map(str.isalpha, paragraph)) + len(words)
+    return common >= 0.2 * len(words) and code <= 0.1 * len(words) and letters >= 0.9 * len(paragraph)

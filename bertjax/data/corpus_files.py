@@ -1,0 +1,120 @@
+"""The files of a corpus: finding them, opening them decompressed, cutting them at lines.
+
+Whatever goes wrong in opening or reading is a UserError that names the file. Paths are local or
+gs://. Only `corpus` uses this module.
+"""
+
+import contextlib
+import functools
+import glob
+import gzip
+import io
+import itertools
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+import zstandard
+from etils import epath
+
+from bertjax import errors
+
+_ZSTD = (".zst", ".zstd")
+_COMPRESSED = (".gz", *_ZSTD)
+_CORRUPT = (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError)
+_PIECE = 1 << 20
+
+
+def is_compressed(path: str) -> bool:
+    return path.endswith(_COMPRESSED)
+
+
+def suffix(path: str) -> str:
+    """The suffix that tells the format: ".jsonl" of "a/b.jsonl.gz"."""
+    stem = path.rpartition(".")[0] if is_compressed(path) else path
+    return os.path.splitext(stem)[1].lower()
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """(file of decompressed bytes, file on disk): the same object if it is not compressed."""
+    try:
+        with epath.Path(path).open("rb") as raw:
+            if path.endswith(".gz"):
+                yield gzip.GzipFile(fileobj=raw), raw
+            elif path.endswith(_ZSTD):
+                decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+                stream = decompressor.stream_reader(raw, read_across_frames=True)
+                yield io.BufferedReader(stream, _PIECE), raw
+            else:
+                yield raw, raw
+    except _CORRUPT as error:
+        raise errors.UserError(f"{path}: truncated or corrupt ({error})") from error
+    except OSError as error:
+        raise errors.UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def checked_size(path: str) -> int:
+    """Bytes on disk. UserError if the file is empty or cannot be read."""
+    with opened(path) as (_, raw):
+        if not raw.read(1):
+            raise errors.UserError(f"{path}: the file is empty")
+    return epath.Path(path).stat().length
+
+
+def boundary(file: BinaryIO, position: int, *, blank: bool) -> int:
+    """The first line start after `position`; if `blank`, the first that follows a blank line."""
+    file.seek(position)
+    at_start = False  # whether `line` begins where a line begins: long lines come in pieces
+    while line := file.readline(_PIECE):
+        ended = line.endswith(b"\n")
+        if ended and (not blank or (at_start and line.isspace())):
+            break
+        at_start = ended
+    return file.tell()
+
+
+@functools.lru_cache(maxsize=4)
+def lines_before(path: str, position: int) -> int:
+    """Lines that end before `position`: reads them all, so only error messages ask for it."""
+    count = 0
+    if position:
+        with opened(path) as (file, _):
+            while position and (piece := file.read(min(position, _PIECE))):
+                count += piece.count(b"\n")
+                position -= len(piece)
+    return count
+
+
+def expand(pattern: str, known: Callable[[str], bool]) -> list[str]:
+    """The files of a path, folder or glob, sorted. UserError if there are none.
+
+    A folder stands for the files in it, at any depth, that are `known`.
+    """
+    folder = epath.Path(pattern).is_dir()
+    if "://" in pattern:
+        found = _remote(pattern, folder)
+    elif folder:
+        found = glob.glob(os.path.join(glob.escape(pattern), "**", "*"), recursive=True)
+    else:
+        found = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
+    names = [name for name in found if not epath.Path(name).is_dir()]
+    if folder:
+        names = [name for name in names if known(name)]
+    if not names:
+        what = "no file with a known suffix in this folder" if folder else "no such file"
+        raise errors.UserError(f"{pattern}: {what}")
+    return sorted(names)
+
+
+def _remote(pattern: str, folder: bool) -> list[str]:
+    if folder:
+        return [os.fspath(path) for path in epath.Path(pattern).rglob("*")]
+    if not glob.has_magic(pattern):
+        return [pattern] if epath.Path(pattern).exists() else []
+    scheme, _, rest = pattern.partition("://")
+    parts = rest.split("/")
+    fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+    root = epath.Path(f"{scheme}://" + "/".join(fixed))
+    return [os.fspath(path) for path in root.glob("/".join(parts[len(fixed) :]))]

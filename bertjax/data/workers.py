@@ -1,0 +1,133 @@
+"""Tasks in spawned processes: the first failure stops them all, and no process outlives its parent.
+
+    for task, result in workers.run(tasks, make_work, (path,), processes=4, on_progress=print):
+        ...
+
+`make_work(*arguments)` is called once in each process and gives `work(task, report) -> result`;
+`report(amount)` reaches the parent's `on_progress`. Spawned, not forked: JAX's threads do not
+survive a fork. Functions, arguments, tasks and results travel by pickle.
+"""
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection, resource_tracker
+from typing import Any
+
+from bertjax import errors
+
+Report = Callable[[int], None]
+Work = Callable[[Any, Report], Any]
+
+
+def run(
+    tasks: Sequence[Any],
+    make_work: Callable[..., Work],
+    arguments: tuple[Any, ...],
+    *,
+    processes: int,
+    on_progress: Callable[[Any, int], None],
+) -> Iterator[tuple[Any, Any]]:
+    """Yields (task, result) as tasks are done; `on_progress(task, amount)` hears their reports.
+
+    With one process (or task) the work is done in this one. An exception in a worker is raised here;
+    a worker that dies is a UserError. Either way all other workers are stopped at once.
+    """
+    if min(processes, len(tasks)) <= 1:
+        work = make_work(*arguments) if tasks else None
+        for task in tasks:
+            yield task, work(task, lambda amount, task=task: on_progress(task, amount))
+        return
+    waiting = list(reversed(tasks))
+    team = _start(min(processes, len(tasks)), make_work, arguments)
+    busy: dict[connection.Connection, Any] = {}
+    try:
+        for pipe in team:
+            busy[pipe] = waiting.pop()
+            _send(pipe, busy[pipe], team)
+        while busy:
+            for pipe in connection.wait(list(busy)):
+                kind, value = _receive(pipe, busy[pipe], team)
+                if kind == "progress":
+                    on_progress(busy[pipe], value)
+                elif kind == "failed":
+                    raise value
+                else:
+                    yield busy.pop(pipe), value
+                    if waiting:
+                        busy[pipe] = waiting.pop()
+                        _send(pipe, busy[pipe], team)
+    finally:
+        for pipe, process in team.items():
+            process.terminate()
+            process.join()
+            pipe.close()
+
+
+def _start(
+    processes: int, make_work: Callable[..., Work], arguments: tuple[Any, ...]
+) -> dict[connection.Connection, Any]:
+    context = multiprocessing.get_context("spawn")
+    team = {}
+    # Ctrl-C goes to the whole process group. Workers inherit the blocked signal: the parent alone
+    # hears it, and stops them. The tracker comes first because starting it unblocks the signal.
+    resource_tracker.ensure_running()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        for _ in range(processes):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_worker, args=(theirs, make_work, arguments), daemon=True
+            )
+            process.start()
+            theirs.close()  # so that the death of the worker ends the pipe
+            team[ours] = process
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return team
+
+
+def _send(pipe: connection.Connection, task: Any, team: dict[connection.Connection, Any]) -> None:
+    try:
+        pipe.send(task)
+    except BrokenPipeError:
+        raise _death(pipe, team) from None
+
+
+def _receive(
+    pipe: connection.Connection, task: Any, team: dict[connection.Connection, Any]
+) -> tuple[str, Any]:
+    try:
+        return pipe.recv()
+    except (EOFError, ConnectionResetError):
+        raise _death(pipe, team) from None
+
+
+def _death(pipe: connection.Connection, team: dict[connection.Connection, Any]) -> Exception:
+    team[pipe].join()
+    code = team[pipe].exitcode
+    how = f"was killed by signal {-code} (out of memory?)" if code < 0 else f"exited with {code}"
+    return errors.UserError(
+        f"a worker process {how}; the same command goes on with what is not finished yet, "
+        "fewer --workers need less memory"
+    )
+
+
+def _worker(
+    pipe: connection.Connection, make_work: Callable[..., Work], arguments: tuple[Any, ...]
+) -> None:
+    # One process a core is the parallelism: threads inside `tokenizers` would fight for the cores.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        work = make_work(*arguments)
+        while True:
+            task = pipe.recv()
+            pipe.send(("done", work(task, lambda amount: pipe.send(("progress", amount)))))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the parent is gone
+    except Exception as error:
+        if not isinstance(error, (errors.UserError, OSError)):
+            error.add_note("".join(traceback.format_exception(error)))
+        pipe.send(("failed", error))

@@ -1,0 +1,201 @@
+"""A loaded model in use: sentence vectors and filled masks.
+
+    bert = bertjax.load("run/")
+    bert.fill_mask("The [MASK] sat on the mat.")     # [[Fill("cat", 4937, 0.21), ...]]
+    bert.encode(["A cat sat.", "A dog ran."])        # float32[2, D]
+
+Sequences are sorted by length and padded to a multiple of LENGTH_MULTIPLE, and the rows of a batch
+to a power of two, so that few shapes are compiled.
+
+Shapes: B batch, L length, P masks of a text, D model, V vocabulary, K best.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import build, errors
+from bertjax.artifact import artifact
+from bertjax.models import layers
+
+LENGTH_MULTIPLE = 32
+BATCH_SIZE = 32
+
+
+class Fill(NamedTuple):
+    """One guess for a hidden token."""
+
+    piece: str
+    id: int
+    probability: float
+
+
+class Pretrained:
+    """A model with its parameters and tokenizer.
+
+    model: the Linen module; `model.apply({"params": params}, input_ids, ...)` gives every output.
+    params: nested dict of arrays. tokenizer: `bertjax.data.tokenizer.Tokenizer`.
+    source: the artifact it was made of (family, fields, step, config of the run).
+    """
+
+    def __init__(self, source: artifact.Artifact, compute: layers.Compute | None = None):
+        self.source = source
+        self.model = build.model(source.family, source.fields, compute)
+        self.params = jax.tree.map(jnp.asarray, source.params)
+        self.tokenizer = source.tokenizer
+        self.max_length: int = source.fields["max_length"]
+        real = np.zeros(layers.padded_vocab_size(source.fields["vocab_size"]), bool)
+        real[: self.tokenizer.size] = True
+        self._real_V = real
+        self._words_V = real.copy()
+        self._words_V[: self.tokenizer.size] &= ~self.tokenizer.special_mask()
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        pooling: str = "mean",
+        *,
+        normalize: bool = False,
+        truncate: bool = False,
+    ) -> np.ndarray:
+        """One vector a text: float32[B, D].
+
+        pooling: "mean" over the last states of all tokens, [CLS] and [SEP] included, or "cls", the
+        last state of the first token. normalize: to length 1. truncate: cut texts that are longer
+        than the model; without it they are a UserError.
+        """
+        if pooling not in ("mean", "cls"):
+            raise errors.UserError(f"pooling = {pooling!r}: must be 'mean' or 'cls'")
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        sequences = [
+            self._with_ends(ids, text, truncate)
+            for ids, text in zip(self.tokenizer.encode_batch(texts), texts, strict=True)
+        ]
+        vectors = np.zeros((len(texts), self.model.config.hidden_size), np.float32)
+        for rows, batch in self._batches(sequences):
+            pooled = _pool(self.model, self.params, batch, pooling)
+            vectors[rows] = jax.device_get(pooled)[: len(rows)]
+        if normalize:
+            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors
+
+    def fill_mask(
+        self, text: str | Sequence[str], top: int = 5
+    ) -> list[list[Fill]] | list[list[list[Fill]]]:
+        """For each mask token of a text, in order, the `top` likeliest pieces, best first.
+
+        A list of texts gives a list of that. Special tokens are never guessed; probabilities are
+        over all pieces of the vocabulary. Raises UserError for a text without a mask token, a text
+        that is longer than the model takes, and a model without the head.
+        """
+        self._check_can_fill(top)
+        texts = [text] if isinstance(text, str) else list(text)
+        encoded = (self.tokenizer.encode(t, specials_in_text=True) for t in texts)
+        sequences = [self._with_ends(i, t, False) for i, t in zip(encoded, texts, strict=True)]
+        positions = [np.flatnonzero(s == self.tokenizer.specials.mask) for s in sequences]
+        mask = self.tokenizer.pieces([self.tokenizer.specials.mask])[0]
+        for t, found in zip(texts, positions, strict=True):
+            if not len(found):
+                raise errors.UserError(f"no {mask} in the text {_short(t)}: put one where to guess")
+        top = min(top, int(self._words_V.sum()))
+        fills: list[list[list[Fill]]] = [[] for _ in texts]
+        for rows, batch in self._batches(sequences):
+            most = _power_of_two(max(len(positions[row]) for row in rows))
+            places = np.zeros((len(batch["input_ids"]), most), np.int32)
+            for i, row in enumerate(rows):
+                places[i, : len(positions[row])] = positions[row]
+            best = _fill(
+                self.model, self.params, {**batch, "masked_positions": places},
+                self._real_V, self._words_V, top,
+            )  # fmt: skip
+            probabilities, ids = jax.device_get(best)
+            for i, row in enumerate(rows):
+                fills[row] = [
+                    self._fills(ids[i, k], probabilities[i, k]) for k in range(len(positions[row]))
+                ]
+        return fills[0] if isinstance(text, str) else fills
+
+    def _fills(self, ids_K: np.ndarray, probabilities_K: np.ndarray) -> list[Fill]:
+        pieces = self.tokenizer.pieces(ids_K)
+        return [
+            Fill(piece, int(i), float(p))
+            for piece, i, p in zip(pieces, ids_K, probabilities_K, strict=True)
+        ]
+
+    def _check_can_fill(self, top: int) -> None:
+        if "mlm" not in self.model.config.heads:
+            raise errors.UserError(
+                "this model has no masked language model head, so it cannot fill masks: load one "
+                "that was saved with it"
+            )
+        if self.tokenizer.specials.mask < 0:
+            raise errors.UserError("the tokenizer of this model has no mask token")
+        if top < 1:
+            raise errors.UserError(f"top = {top}: must be 1 or more")
+
+    def _with_ends(self, ids: Sequence[int], text: str, truncate: bool) -> np.ndarray:
+        """[CLS] text [SEP] as ids, no longer than the model takes."""
+        specials = self.tokenizer.specials
+        before = [specials.cls] if specials.cls >= 0 else []
+        after = [specials.sep] if specials.sep >= 0 else []
+        room = self.max_length - len(before) - len(after)
+        if len(ids) > room and not truncate:
+            raise errors.UserError(
+                f"the text {_short(text)} has {len(ids)} tokens, the model takes {room}: shorten it"
+            )
+        return np.array([*before, *ids[:room], *after], np.int32)
+
+    def _batches(
+        self, sequences: Sequence[np.ndarray]
+    ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
+        """(rows, batch) until every sequence has been in one; rows past `len(rows)` are padding."""
+        order = sorted(range(len(sequences)), key=lambda row: -len(sequences[row]))
+        for start in range(0, len(order), BATCH_SIZE):
+            rows = order[start : start + BATCH_SIZE]
+            longest = len(sequences[rows[0]])
+            length = min(-(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, self.max_length)
+            ids_BL = np.full(
+                (_power_of_two(len(rows)), length), max(self.tokenizer.specials.pad, 0), np.int32
+            )
+            mask_BL = np.zeros_like(ids_BL)
+            for i, row in enumerate(rows):
+                ids_BL[i, : len(sequences[row])] = sequences[row]
+                mask_BL[i, : len(sequences[row])] = 1
+            yield rows, {"input_ids": ids_BL, "attention_mask": mask_BL}
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:37] + "...")
+
+
+@functools.partial(jax.jit, static_argnames=("model", "pooling"))
+def _pool(model: Any, params: Any, batch: dict[str, jax.Array], pooling: str) -> jax.Array:
+    states_BLD = model.apply({"params": params}, **batch)["last_hidden_state"].astype(jnp.float32)
+    if pooling == "cls":
+        return states_BLD[:, 0]
+    weights_BL = batch["attention_mask"].astype(jnp.float32)
+    sums_BD = jnp.einsum("bld,bl->bd", states_BLD, weights_BL)
+    return sums_BD / jnp.maximum(weights_BL.sum(axis=1, keepdims=True), 1.0)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "top"))
+def _fill(
+    model: Any,
+    params: Any,
+    batch: dict[str, jax.Array],
+    real_V: jax.Array,
+    words_V: jax.Array,
+    top: int,
+) -> tuple[jax.Array, jax.Array]:
+    """(probabilities, ids), both [B, P, K]."""
+    logits_BPV = model.apply({"params": params}, **batch)["mlm_logits"]
+    probabilities_BPV = jax.nn.softmax(jnp.where(real_V, logits_BPV, layers.MASKED))
+    return jax.lax.top_k(jnp.where(words_V, probabilities_BPV, -1.0), top)

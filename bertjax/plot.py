@@ -1,0 +1,179 @@
+"""Curves of a run as one PNG: losses large; accuracies, learning rate and tokens/s small.
+
+Example:
+    plot.curves(watch.read_metrics("run/metrics.jsonl"), "run/curves.png", unigram_loss=6.8)
+"""
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from bertjax import errors
+
+TRAIN, HELDOUT, REFERENCE, QUIET = "#3b76af", "#d1622b", "#5a5a5a", "#8a8a8a"
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#b0b0b0",
+    "axes.grid": True,
+    "grid.color": "#ececec",
+    "axes.axisbelow": True,
+    "xtick.color": REFERENCE,
+    "ytick.color": REFERENCE,
+    "legend.frameon": False,
+    "lines.markersize": 3.5,
+}
+
+
+def curves(
+    metrics: Sequence[Mapping[str, float]],
+    path: str | os.PathLike,
+    unigram_loss: float | None = None,
+    title: str = "",
+) -> None:
+    """Draws `metrics`, as `watch.read_metrics` returns them, to the PNG file `path`.
+
+    unigram_loss: loss in nats of the model that knows only how frequent each token is. What a run
+    did not measure has no curve. Raises UserError where there is no loss at all.
+    """
+    # Imported here: training needs no matplotlib. A bare Figure is free of displays and globals.
+    from matplotlib import rc_context, ticker
+    from matplotlib.figure import Figure
+
+    loss = "mlm_loss" if _has(metrics, "mlm_loss") else "loss"
+    if not _has(metrics, loss):
+        raise errors.UserError(f"no loss to draw for {path}: the run has logged none yet")
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9.6, 6.4), dpi=130, layout="constrained")
+        small = [
+            (draw, name)
+            for draw, name in (
+                (_accuracy, "mlm_accuracy"),
+                (_accuracy, "nsp_accuracy"),
+                (_learning_rate, "learning_rate"),
+                (_tokens_per_second, "tokens_per_second"),
+            )
+            if _has(metrics, name)
+        ]
+        grid = figure.add_gridspec(2, max(1, len(small)), height_ratios=(5, 3))
+        _losses(figure.add_subplot(grid[0, :]), metrics, loss, unigram_loss, title)
+        for column, (draw, name) in enumerate(small):
+            draw(figure.add_subplot(grid[1, column]), metrics, name)
+        last = max(line["step"] for line in metrics)
+        for number, axes in enumerate(figure.axes):
+            ticks = ticker.MaxNLocator(4 if number else 10, steps=[1, 2, 5, 10])
+            axes.xaxis.set_major_locator(ticks)
+            axes.xaxis.set_major_formatter(_thousands)
+            axes.set_xlim(0, max(1, last) * 1.01)
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png")
+    target = epath.Path(path)
+    partial = target.with_name(target.name + ".partial")
+    partial.write_bytes(picture.getvalue())
+    partial.replace(target)
+
+
+def _losses(
+    axes: Any,
+    metrics: Sequence[Mapping[str, float]],
+    name: str,
+    unigram_loss: float | None,
+    title: str,
+) -> None:
+    _train_and_heldout(axes, metrics, name, markers=True)
+    if unigram_loss is not None:
+        axes.axhline(unigram_loss, color=REFERENCE, linewidth=1, linestyle=(0, (5, 3)))
+        axes.annotate(
+            f"unigram model {unigram_loss:.2f}",
+            (1, unigram_loss),
+            xycoords=("axes fraction", "data"),
+            xytext=(-2, 3),
+            textcoords="offset points",
+            ha="right",
+            color=REFERENCE,
+        )
+    what = "Masked language model loss" if name == "mlm_loss" else "Loss"
+    axes.set_title(f"{title}: {what.lower()}" if title else what)
+    axes.set_ylabel("nats per predicted token")
+    axes.set_xlabel("step")
+    axes.legend(loc="upper right")
+
+
+def _accuracy(axes: Any, metrics: Sequence[Mapping[str, float]], name: str) -> None:
+    _train_and_heldout(axes, metrics, name)
+    axes.set_title(f"{name.removesuffix('_accuracy').upper()} accuracy")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+
+
+def _learning_rate(axes: Any, metrics: Sequence[Mapping[str, float]], name: str) -> None:
+    steps, values = _series(metrics, name)
+    axes.plot(steps, values, color=QUIET, marker=_marker(steps))
+    axes.set_title("Learning rate")
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(_power_of_ten)
+
+
+def _tokens_per_second(axes: Any, metrics: Sequence[Mapping[str, float]], name: str) -> None:
+    steps, values = _series(metrics, name)
+    axes.plot(steps, values, color=QUIET, marker=_marker(steps))
+    axes.set_title("Tokens/s")
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(_thousands)
+
+
+def _train_and_heldout(
+    axes: Any, metrics: Sequence[Mapping[str, float]], name: str, *, markers: bool = False
+) -> None:
+    steps, values = _series(metrics, f"train/{name}")
+    if steps.size:
+        smooth = _smooth(values)
+        label = f"train, last {smooth[-1]:.2f}"
+        axes.plot(steps, values, color=TRAIN, linewidth=0.8, alpha=0.3)
+        axes.plot(steps, smooth, color=TRAIN, linewidth=1.6, marker=_marker(steps), label=label)
+    steps, values = _series(metrics, f"eval/{name}")
+    if steps.size:
+        marker = "o" if markers else _marker(steps)
+        label = f"held-out, last {values[-1]:.2f}"
+        axes.plot(steps, values, color=HELDOUT, linewidth=1.6, marker=marker, label=label)
+
+
+def _has(metrics: Sequence[Mapping[str, float]], name: str) -> bool:
+    return any(_series(metrics, key)[0].size for key in (name, f"train/{name}", f"eval/{name}"))
+
+
+def _series(metrics: Sequence[Mapping[str, float]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of the lines that have a finite `name`."""
+    points = [(line["step"], line[name]) for line in metrics if name in line]
+    table = np.array(points, dtype=float).reshape(-1, 2)
+    table = table[np.isfinite(table[:, 1])]
+    return table[:, 0], table[:, 1]
+
+
+def _smooth(values: np.ndarray) -> np.ndarray:
+    """Mean over a centred window of a twentieth of the run, narrower towards both ends."""
+    width = max(1, len(values) // 40)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    index = np.arange(len(values))
+    reach = np.minimum(np.minimum(index, index[::-1]), width)
+    return (sums[index + reach + 1] - sums[index - reach]) / (2 * reach + 1)
+
+
+def _marker(steps: np.ndarray) -> str | None:
+    return "o" if steps.size == 1 else None  # a line of one point cannot be seen
+
+
+def _power_of_ten(value: float, _: int) -> str:
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}" if value else "0"
+
+
+def _thousands(value: float, _: int) -> str:
+    return f"{value / 1000:g}k" if abs(value) >= 1000 else f"{value:g}"

@@ -1,0 +1,290 @@
+"""Watching a run: a progress bar, `metrics.jsonl` and TensorBoard files, and reading metrics back.
+
+A resumed run goes on in the same files: what was written past the step it resumes from is dropped,
+so that no step appears twice.
+
+Example:
+    with watch.Writers("run/", start_step=0, num_steps=1000) as writers:
+        writers.write(50, {"train/loss": 9.1, "learning_rate": 1e-5, "tokens_per_second": 12_300})
+    watch.read_metrics("run/metrics.jsonl")  # [{"step": 50, "train/loss": 9.1, ...}]
+"""
+
+import contextlib
+import json
+import math
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TextIO
+
+import jax
+import tqdm
+from etils import epath
+from tensorboardX import record_writer, summary
+from tensorboardX.proto import event_pb2
+
+from bertjax import errors
+from bertjax import workdir as workdir_lib
+
+BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}, {remaining} left{postfix}"
+
+
+class Writers:
+    """The progress bar, metrics.jsonl and TensorBoard of one workdir; silent but on process 0."""
+
+    def __init__(self, workdir: str | os.PathLike, *, start_step: int, num_steps: int):
+        self._writers: list[ProgressBar | JsonlWriter | TensorBoardWriter] = []
+        if jax.process_index() == 0:
+            folder = epath.Path(workdir)
+            self._writers = [
+                JsonlWriter(folder / workdir_lib.METRICS, start_step=start_step),
+                TensorBoardWriter(folder / workdir_lib.TENSORBOARD, start_step=start_step),
+                ProgressBar(start_step=start_step, num_steps=num_steps),
+            ]
+
+    def __enter__(self) -> "Writers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes the metrics of `step`. Raises UserError where the disk is full."""
+        for writer in self._writers:
+            writer.write(step, metrics)
+
+    def advance(self, step: int) -> None:
+        """Moves the progress bar to `step`, which has no metrics."""
+        for writer in self._writers:
+            if isinstance(writer, ProgressBar):
+                writer.advance(step)
+
+    def flush(self) -> None:
+        """Puts everything on disk: before a checkpoint, or a resumed run may lack lines."""
+        for writer in self._writers:
+            writer.flush()
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for writer in self._writers:
+                stack.callback(writer.close)
+
+
+class JsonlWriter:
+    """A line of JSON a step: {"step": 50, "train/loss": 9.1, ...}; null is a non-finite number."""
+
+    def __init__(self, path: str | os.PathLike, *, start_step: int):
+        """Goes on after the lines of `path` up to and with `start_step`; later ones are dropped."""
+        path = epath.Path(path)
+        kept = b""
+        if path.exists():
+            lines = _lines(path)
+            kept = b"".join(raw + b"\n" for raw, line in lines if line["step"] <= start_step)
+        self._file = _GrowingFile(path, kept)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        line = {"step": step} | {name: _rounded(value) for name, value in metrics.items()}
+        self._file.append(json.dumps(line).encode() + b"\n")
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardWriter:
+    """Scalars for TensorBoard, without TensorFlow; a file for each start of the run.
+
+    Not tensorboardX's SummaryWriter: a second start in the same second overwrites its file, and
+    once a full disk has killed its thread it blocks for ever.
+    """
+
+    def __init__(self, folder: str | os.PathLike, *, start_step: int):
+        """TensorBoard drops what earlier files hold past `start_step`."""
+        folder = epath.Path(folder)
+        name = f"events.out.tfevents.{time.time_ns() // 1000:016d}.{socket.gethostname()}"
+        self._file = _GrowingFile(folder / name)
+        self._append(file_version="brain.Event:2")
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._append(step=start_step + 1, session_log=start)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._append(step=step, summary=summary.scalar(name, value))
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _append(self, **fields: Any) -> None:
+        event = event_pb2.Event(wall_time=time.time(), **fields).SerializeToString()
+        size = struct.pack("<Q", len(event))
+        checks = [struct.pack("<I", record_writer.masked_crc32c(part)) for part in (size, event)]
+        self._file.append(size + checks[0] + event + checks[1])
+
+
+class ProgressBar:
+    """Step, percent, time left, losses, tokens/s and MFU: a bar, or plain lines in a log file."""
+
+    def __init__(
+        self,
+        *,
+        start_step: int,
+        num_steps: int,
+        file: TextIO | None = None,
+        seconds_between_lines: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """`file`: by default stderr. Where it is no terminal, a plain line at most so often."""
+        self._file = sys.stderr if file is None else file
+        self._start, self._num_steps = start_step, num_steps
+        self._seconds_between, self._clock = seconds_between_lines, clock
+        self._began = clock()
+        self._last_line = -math.inf
+        self._shown: dict[str, str] = {}
+        self._bar = None
+        if self._file.isatty():
+            self._bar = tqdm.tqdm(
+                initial=start_step,
+                total=num_steps,
+                file=self._file,
+                dynamic_ncols=True,
+                smoothing=0.1,
+                bar_format=BAR,
+            )
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._shown |= _shown(metrics)
+        if self._bar is not None:
+            self._bar.set_postfix_str(", ".join(self._shown.values()), refresh=False)
+            self.advance(step)
+            self._bar.refresh()
+            return
+        now = self._clock()
+        due = now - self._last_line >= self._seconds_between
+        if due or "eval/loss" in metrics or step >= self._num_steps:
+            self._last_line = now
+            print(self._line(step, now), file=self._file, flush=True)
+
+    def advance(self, step: int) -> None:
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _line(self, step: int, now: float) -> str:
+        parts = [f"step {step}/{self._num_steps} ({step / self._num_steps:.0%})"]
+        done, left = step - self._start, self._num_steps - step
+        if done > 0 and left > 0:
+            seconds = (now - self._began) / done * left
+            parts.append(f"{tqdm.tqdm.format_interval(seconds)} left")
+        return ", ".join(parts + list(self._shown.values()))
+
+
+def read_metrics(path: str | os.PathLike) -> list[dict[str, float]]:
+    """Returns the lines of a metrics.jsonl; a last line that was cut short is left out.
+
+    Raises UserError, with file and line, for a file that is absent or other lines that are no
+    metrics.
+    """
+    return [line for _, line in _lines(epath.Path(path))]
+
+
+def _lines(path: epath.Path) -> Iterator[tuple[bytes, dict[str, float]]]:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise errors.UserError(f"no metrics: {path} is not there") from error
+    complete = content.endswith(b"\n")
+    lines = content.splitlines()
+    for number, raw in enumerate(lines, start=1):
+        try:
+            line = json.loads(raw)
+            step = int(line["step"])
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines) and not complete:
+                return
+            raise errors.UserError(
+                f"{path}, line {number} is no line of metrics: delete that line"
+            ) from error
+        numbers = {name: math.nan if value is None else value for name, value in line.items()}
+        yield raw, numbers | {"step": step}
+
+
+def _rounded(value: float) -> float | None:
+    """Nine digits: all that a float32 holds, without the noise of its decimal form."""
+    return float(f"{float(value):.9g}") if math.isfinite(value) else None
+
+
+def _shown(metrics: Mapping[str, float]) -> dict[str, str]:
+    forms: dict[str, Callable[[float], str]] = {
+        "train/loss": lambda loss: f"loss {loss:.3f}",
+        "eval/loss": lambda loss: f"held-out loss {loss:.3f}",
+        "tokens_per_second": lambda rate: f"{tqdm.tqdm.format_sizeof(rate)} tokens/s",
+        "mfu": lambda share: f"MFU {share:.0%}",
+    }
+    return {name: form(metrics[name]) for name, form in forms.items() if name in metrics}
+
+
+class _GrowingFile:
+    """A file that bytes are appended to.
+
+    A local file has them at once. Object stores cannot append: there the whole file is written
+    again, at most every 30 s, and at `flush` and `close`.
+    """
+
+    _SECONDS_BETWEEN_UPLOADS = 30.0
+
+    def __init__(self, path: epath.Path, content: bytes = b""):
+        """Makes `path`, or replaces it as a whole, with `content`."""
+        self._path = path
+        self._remote = "://" in os.fspath(path)
+        with self._writing():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path if self._remote else path.with_name(path.name + ".partial")
+            partial.write_bytes(content)
+            partial.replace(path)
+            self._file = None if self._remote else open(path, "ab", buffering=0)
+        self._content = bytearray(content if self._remote else b"")
+        self._uploaded_at = time.monotonic()
+        self._uploaded = len(self._content)
+
+    def append(self, data: bytes) -> None:
+        if self._file is not None:
+            with self._writing():
+                self._file.write(data)
+            return
+        self._content += data
+        if time.monotonic() - self._uploaded_at >= self._SECONDS_BETWEEN_UPLOADS:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._remote and len(self._content) > self._uploaded:
+            with self._writing():
+                self._path.write_bytes(bytes(self._content))
+            self._uploaded_at = time.monotonic()
+            self._uploaded = len(self._content)
+
+    def close(self) -> None:
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise errors.UserError(f"cannot write {self._path}: {reason}") from error

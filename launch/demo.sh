@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# The whole line on the built-in corpus: text, tokenizer, prepared data, a small BERT, its numbers, and
+# the folders that others load. `bash launch/demo.sh [FOLDER]`; stopped and started again, it goes on.
+# $PYTHON chooses the interpreter; the default is the newest of 3.11 to 3.13 that runs.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/python.sh
+
+python="$(find_python 3.13 3.12 3.11)"
+make_venv .venv "$python" "-e ."
+out="${1:-demo}"
+mkdir -p "$out"
+
+# bertjax VERB ...: shows the command, then runs it.
+bertjax() {
+  printf '\n$ bertjax'
+  printf ' %q' "$@"
+  printf '\n'
+  .venv/bin/bertjax "$@"
+}
+
+if [[ ! -e "$out/corpus.jsonl" ]]; then
+  .venv/bin/python -m bertjax.data.builtin "$out/corpus.jsonl"
+fi
+if [[ ! -e "$out/tokenizer" ]]; then
+  bertjax tokenizer --kind=wordpiece --input="$out/corpus.jsonl" --vocab_size=4096 --output="$out/tokenizer"
+fi
+bertjax prepare --input="$out/corpus.jsonl" --tokenizer="$out/tokenizer" --output="$out/prepared" --heldout_fraction=0.03
+bertjax pretrain --config=configs/demo.py --workdir="$out/run" --config.data.path="$out/prepared"
+bertjax evaluate --model="$out/run" --data="$out/prepared"
+bertjax export --model="$out/run" --output="$out/artifact" --format=artifact
+bertjax export --model="$out/run" --output="$out/bert-hf" --format=hf
+bertjax inspect "$out/run" --plot="$out/curves.png"
+bertjax predict --model="$out/artifact" \
+  --text='Return a new [MASK] of the given shape and type.' \
+  --text='Raises an [MASK] if the file does not exist.' \
+  --text='If the argument is not given, the default value is [MASK].'
+
+cat <<END
+
+artifact             $out/artifact      bertjax.load("$out/artifact")
+Hugging Face folder  $out/bert-hf       transformers.AutoModel.from_pretrained("$out/bert-hf")
+curves               $out/curves.png
+END

@@ -1,0 +1,85 @@
+"""Curves: a PNG with what the run has measured, and nothing else."""
+
+import math
+
+import numpy as np
+import pytest
+from matplotlib import image
+from matplotlib.figure import Figure
+
+from bertjax import errors, plot
+
+
+def make_metrics(num_steps: int, **extra: float) -> list[dict[str, float]]:
+    metrics: list[dict[str, float]] = []
+    for step in range(1, num_steps + 1):
+        metrics.append({"step": step, "train/mlm_loss": 10 - step / num_steps, **extra})
+        if step % 5 == 0:
+            metrics.append({"step": step, "eval/mlm_loss": 10.5 - step / num_steps})
+    return metrics
+
+
+@pytest.fixture
+def figures(monkeypatch) -> list[Figure]:
+    """The figures that are saved while the test runs."""
+    saved = []
+    save = Figure.savefig
+
+    def remember(figure, *arguments, **options):
+        saved.append(figure)
+        return save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", remember)
+    return saved
+
+
+def titles(figure: Figure) -> list[str]:
+    return [axes.get_title(loc="left") for axes in figure.axes]
+
+
+def test_curves_are_a_png_with_every_measured_panel(tmp_path, figures):
+    extra = {"train/mlm_accuracy": 0.1, "train/nsp_accuracy": 0.5}
+    metrics = make_metrics(40, **extra, learning_rate=1e-4, tokens_per_second=12_000)
+    plot.curves(metrics, tmp_path / "curves.png", unigram_loss=9.7, title="bert mini")
+    pixels = image.imread(tmp_path / "curves.png")
+    assert pixels.shape[1] > pixels.shape[0] > 500 and pixels[..., :3].std() > 0.01
+    assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
+    assert titles(figures[0]) == [
+        "bert mini: masked language model loss",
+        "MLM accuracy",
+        "NSP accuracy",
+        "Learning rate",
+        "Tokens/s",
+    ]
+    losses = figures[0].axes[0]
+    assert [text.get_text() for text in losses.texts] == ["unigram model 9.70"]
+    legend = [text.get_text() for text in losses.get_legend().get_texts()]
+    assert legend == ["train, last 9.00", "held-out, last 9.50"]
+
+
+def test_what_was_not_measured_has_no_panel(tmp_path, figures):
+    plot.curves(make_metrics(10), tmp_path / "curves.png")
+    assert titles(figures[0]) == ["Masked language model loss"]
+    assert not figures[0].axes[0].texts
+
+
+def test_one_point_and_non_finite_losses_are_drawn_around(tmp_path, figures):
+    metrics = [{"step": 1, "train/mlm_loss": 9.0}, {"step": 2, "train/mlm_loss": math.nan}]
+    plot.curves(metrics, tmp_path / "curves.png")
+    line = figures[0].axes[0].get_lines()[-1]
+    assert list(line.get_ydata()) == [9.0] and line.get_marker() == "o"
+
+
+@pytest.mark.parametrize("metrics", [[], [{"step": 1, "learning_rate": 1e-4}]])
+def test_no_loss_is_one_line(tmp_path, metrics):
+    with pytest.raises(errors.UserError, match=r"no loss to draw for .*curves.png"):
+        plot.curves(metrics, tmp_path / "curves.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_smoothing_keeps_a_straight_line_straight():
+    line = np.linspace(5.0, 1.0, 200)
+    np.testing.assert_allclose(plot._smooth(line), line)
+    noisy = line + np.random.default_rng(0).normal(size=200)
+    assert np.abs(plot._smooth(noisy) - line)[10:-10].max() < 1.5
+    assert np.std(np.diff(plot._smooth(noisy))) < np.std(np.diff(noisy)) / 3

@@ -1,0 +1,220 @@
+"""A run through the front door: it learns, it goes on bit for bit, it stops when it is told to."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax import checkpoint, config, errors, experiment, sharding, train, watch
+from tests import corpora
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SMOKE = str(ROOT / "configs" / "bert_tiny.py") + ":smoke"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return corpora.make(tmp_path_factory.mktemp("corpus"))
+
+
+def _config(data, **overrides):
+    keys = {"data.path": str(data / "prepared"), "model.vocab_size": "150", "num_steps": "12"}
+    keys |= {"optimizer.warmup_steps": "2", "checkpoint.every": "4", "eval.every": "6"}
+    keys |= {"phase2.num_steps": "0", "log_every": "2", "optimizer.decay_steps": "0"}
+    return config.load(SMOKE, keys | {k.replace("__", "."): str(v) for k, v in overrides.items()})
+
+
+def _params(workdir, conf):
+    built = experiment.Experiment(conf)
+    abstract = built.abstract_state(sharding.make_mesh(**conf.mesh))
+    checkpoints = checkpoint.Reader(workdir / "checkpoints")
+    state = checkpoints.restore(abstract)[0]
+    return {
+        sharding.path_name(path): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path((state.params, state.opt_state))
+    }
+
+
+def _assert_equal(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(data, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    conf = _config(data)
+    heldout = train.train_and_evaluate(conf, workdir)
+    return workdir, conf, heldout
+
+
+def test_writes_metrics_checkpoints_and_identity(uninterrupted):
+    workdir, _, heldout = uninterrupted
+    lines = watch.read_metrics(workdir / "metrics.jsonl")
+    steps = [line["step"] for line in lines if "train/mlm_loss" in line]
+    assert steps == [2, 4, 6, 8, 10, 12]
+    held = [line for line in lines if "eval/mlm_loss" in line]
+    assert [line["step"] for line in held] == [6, 12]
+    assert held[-1]["eval/mlm_loss"] == pytest.approx(heldout["mlm_loss"], rel=1e-6)
+    assert {"tokens_per_second", "learning_rate", "grad_norm"} <= set(lines[-2])
+    assert (workdir / "tokenizer").is_dir() and list((workdir / "tensorboard").iterdir())
+
+
+def test_learns(data, tmp_path):
+    conf = _config(data, num_steps=150, optimizer__learning_rate=3e-3, checkpoint__every=1000,
+                   eval__every=1000, log_every=50)  # fmt: skip
+    heldout = train.train_and_evaluate(conf, tmp_path / "run")
+    first = np.log(150)
+    assert heldout["mlm_loss"] < first - 1.5, "150 steps on a made-up grammar"
+    assert heldout["mlm_accuracy"] > 0.2
+
+
+def test_stopped_at_any_step_and_resumed_ends_bit_equal(data, uninterrupted, tmp_path, monkeypatch):
+    workdir, conf, _ = uninterrupted
+    crash_at = iter([3, 5, 9])
+    upcoming = next(crash_at)
+    original = train.StepLog.step
+
+    def crash(self, number, *args):
+        nonlocal upcoming
+        if number == upcoming:
+            upcoming = next(crash_at, None)
+            raise RuntimeError("power cut")
+        original(self, number, *args)
+
+    monkeypatch.setattr(train.StepLog, "step", crash)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="power cut"):
+            train.train_and_evaluate(conf, tmp_path / "run")
+    train.train_and_evaluate(conf, tmp_path / "run")
+    _assert_equal(_params(workdir, conf), _params(tmp_path / "run", conf))
+    whole = watch.read_metrics(workdir / "metrics.jsonl")
+    resumed = watch.read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in resumed] == [line["step"] for line in whole]
+    for a, b in zip(whole, resumed, strict=True):
+        assert a.get("train/loss") == b.get("train/loss")
+
+
+def test_goes_on_with_other_devices_and_micro_batches(data, uninterrupted, tmp_path):
+    _, _, heldout = uninterrupted
+    half = _config(data, mesh__data=4, mesh__tensor=2)
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(train.signals.StopSignals, "reached", lambda self, step: step == 5)
+    with monkey.context(), pytest.raises(errors.Preempted, match="saved step 5"):
+        train.train_and_evaluate(half, tmp_path / "run")
+    monkey.undo()
+    rest = _config(data, mesh__data=1, mesh__fsdp=8, micro_batch_size=8)
+    got = train.train_and_evaluate(rest, tmp_path / "run")
+    assert got["mlm_loss"] == pytest.approx(heldout["mlm_loss"], abs=0.02)  # other dropout masks
+
+
+def test_two_phases_change_length_and_batch_size(data, tmp_path):
+    conf = _config(data, phase2__num_steps=4, phase2__length=48, phase2__batch_size=8)
+    shapes = []
+    original = train.sharding.global_batch
+
+    def spy(mesh, size, local):
+        shapes.append(local["input_ids"].shape)
+        return original(mesh, size, local)
+
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(train.sharding, "global_batch", spy)
+    with monkey.context():
+        train.train_and_evaluate(conf, tmp_path / "run")
+    monkey.undo()
+    training = [s for i, s in enumerate(shapes) if i == 0 or s != shapes[i - 1]]
+    assert training[0] == (16, 32) and training[-1] == (8, 48)
+
+
+def test_workdir_of_another_run_is_refused(data, uninterrupted, tmp_path):
+    workdir, _, _ = uninterrupted
+    with pytest.raises(errors.UserError, match=r"another config: optimizer.learning_rate = 0.5"):
+        train.train_and_evaluate(_config(data, optimizer__learning_rate=0.5), workdir)
+    other = corpora.make(tmp_path, count=60)
+    with pytest.raises(errors.UserError, match="another tokenizer|other data"):
+        train.train_and_evaluate(_config(other), workdir)
+
+
+def test_vocabulary_larger_than_embedding_is_refused(data, tmp_path):
+    conf = _config(data, model__vocab_size=100)
+    with pytest.raises(errors.UserError, match=r"pieces, more than config.model.vocab_size = 100"):
+        train.train_and_evaluate(conf, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_batch_that_does_not_divide_over_the_mesh_is_refused(data, tmp_path):
+    conf = _config(data, batch_size=12)
+    with pytest.raises(errors.UserError, match=r"config.batch_size = 12 does not divide"):
+        train.train_and_evaluate(conf, tmp_path / "run")
+
+
+def test_diverging_run_stops_and_names_the_last_good_checkpoint(data, tmp_path):
+    conf = _config(data, optimizer__learning_rate=1e38, optimizer__clip_norm=0.0, num_steps=40,
+                   checkpoint__every=1, max_bad_steps=3, optimizer__warmup_steps=10)  # fmt: skip
+    with pytest.raises(errors.UserError, match="not finite in 3 steps in a row.*last good.*/run/"):
+        train.train_and_evaluate(conf, tmp_path / "run")
+    saved = _params(tmp_path / "run", conf)
+    assert all(np.isfinite(leaf).all() for leaf in saved.values())
+
+
+# --- the command line, in processes of its own ---------------------------------------------------
+
+
+def _command(data, workdir, *extra):
+    overrides = [
+        f"--config.data.path={data / 'prepared'}", "--config.model.vocab_size=150",
+        "--config.phase2.num_steps=0", "--config.checkpoint.every=5", "--config.log_every=1",
+    ]  # fmt: skip
+    return [sys.executable, "-m", "bertjax", "pretrain", f"--config={SMOKE}",
+            f"--workdir={workdir}", *overrides, *extra]  # fmt: skip
+
+
+def _start(command):
+    env = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+
+
+def _wait_for_step(process, step):
+    for line in process.stderr:
+        if line.startswith("step ") and int(line.split()[1].split("/")[0]) >= step:
+            return
+    raise AssertionError("the run ended before the step")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_signal_saves_and_says_restart_me(data, tmp_path, number, code):
+    command = _command(data, tmp_path / "run", "--config.num_steps=4000", "--config.checkpoint.every=100000")
+    process = _start(command)
+    _wait_for_step(process, 1)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    assert "start me again" in err or "goes on where it was" in err
+    saved = checkpoint.Reader(tmp_path / "run" / "checkpoints").steps()
+    assert len(saved) == 1 and saved[0] >= 1
+
+
+def test_killed_at_a_random_moment_and_resumed_ends_bit_equal(data, tmp_path):
+    longer = ("--config.num_steps=30", "--config.eval.every=10")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(_command(data, whole, *longer), check=True, capture_output=True,
+                   env={**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)})  # fmt: skip
+    process = _start(_command(data, killed, *longer))
+    _wait_for_step(process, random.randint(1, 25))
+    process.kill()
+    process.communicate()
+    process = _start(_command(data, killed, *longer))
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    stored = json.loads((killed / "config.json").read_text())["config"]
+    conf = config.from_dict(stored)
+    _assert_equal(_params(whole, conf), _params(killed, conf))
