@@ -21,6 +21,7 @@ import contextlib
 import logging
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -36,8 +37,22 @@ from bertjax import checksums, errors
 
 _NO_ROOM = ("No space left on device", "Disk quota exceeded", "File too large")
 
-# Orbax logs, with a traceback, what it also raises; the line of a UserError is to stand alone.
-logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+
+def _one_voice() -> None:
+    """Leaves the report of a failed read or write to the error that is raised, and its one line.
+
+    Orbax also logs it with a traceback, and of several writes that fail together all but the first
+    end where nobody can catch them: in asyncio's log, or in callbacks on a closed event loop.
+    """
+    logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+    logging.getLogger("asyncio").addFilter(lambda record: "OCDBT" not in record.getMessage())
+    report = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: (
+        None if "Event loop is closed" in str(unraisable.exc_value) else report(unraisable)
+    )
+
+
+_one_voice()
 
 
 class Reader:

@@ -7,12 +7,13 @@ import threading
 
 import numpy as np
 import pytest
-import synthetic
 
 from bertjax import errors
 from bertjax.data import loader
 from bertjax.objectives import mlm
+from tests import synthetic
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 LENGTH = 32
 BATCH = 16
 
@@ -89,11 +90,12 @@ def test_batch_is_a_function_of_seed_and_step():
 
 def test_another_process_makes_the_same_bytes():
     code = (
-        "import test_loader\nprint(test_loader.digest(test_loader.make_stream(), range(0, 60, 7)))"
+        "from tests import test_loader\n"
+        "print(test_loader.digest(test_loader.make_stream(), range(0, 60, 7)))"
     )
     run = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=pathlib.Path(__file__).parent,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
@@ -206,14 +208,14 @@ def test_corrupt_record_reaches_the_caller(num_threads):
 @pytest.mark.parametrize("end", ["pass", "raise KeyboardInterrupt"])
 def test_interpreter_exits_while_batches_are_made(end):
     code = (
-        "import test_loader\n"
+        "from tests import test_loader\n"
         "from bertjax.data import loader\n"
         "batches = loader.train_batches(test_loader.make_stream(), 0, 10**9, num_threads=2)\n"
         f"next(batches)\n{end}"
     )
     run = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=pathlib.Path(__file__).parent,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,
@@ -290,5 +292,4 @@ def test_evaluation_rows():
 
 
 def _environment() -> dict[str, str]:
-    root = str(pathlib.Path(__file__).parent.parent)
-    return {"PATH": "/usr/bin:/bin", "PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
+    return {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}

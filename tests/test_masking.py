@@ -2,11 +2,11 @@ import json
 
 import numpy as np
 import pytest
-import synthetic
 
 from bertjax import errors
 from bertjax.data import masking, rng, samples
 from bertjax.objectives import mlm
+from tests import synthetic
 
 LENGTH = 64
 VOCABULARY = synthetic.make_vocabulary()

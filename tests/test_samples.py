@@ -2,9 +2,9 @@ import json
 
 import numpy as np
 import pytest
-import synthetic
 
 from bertjax.data import rng, samples, store
+from tests import synthetic
 
 LENGTH = 32
 

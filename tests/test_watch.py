@@ -51,7 +51,9 @@ def test_non_finite_numbers_are_strict_json(tmp_path):
     assert loss != loss
 
 
-@pytest.mark.parametrize(("start_step", "kept"), [(0, []), (20, [10, 20, 20]), (99, [10, 20, 20, 30])])
+@pytest.mark.parametrize(
+    ("start_step", "kept"), [(0, []), (20, [10, 20, 20]), (99, [10, 20, 20, 30])]
+)
 def test_resume_drops_the_lines_past_the_restored_step(tmp_path, start_step, kept):
     path = tmp_path / "metrics.jsonl"
     write_lines(path, 10, 20, 20, 30)

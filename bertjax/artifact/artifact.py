@@ -142,7 +142,7 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> Artifact:
     missing = [key for key in _KEYS if key not in content]
     if missing:
         raise errors.UserError(f"{file}: damaged, has no {missing[0]!r}; {files.AGAIN}")
-    fields = tuples(content["model"])
+    fields = model_fields(content["model"], file)
     abstract = abstract_params(content["family"], fields, file)
     tokenizer = tokenizer_lib.load(folder / TOKENIZER)
     check_fingerprint(tokenizer, content["tokenizer_fingerprint"], folder / TOKENIZER)
@@ -159,11 +159,11 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> Artifact:
     )
 
 
-def tuples(fields: Any) -> dict[str, Any]:
-    """Fields of a model as read from JSON, which has lists where a frozen Config has tuples."""
-    if not isinstance(fields, dict):
-        raise errors.UserError(f"the fields of a model must be an object, not {fields!r}")
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
+def model_fields(content: Any, where: Any) -> dict[str, Any]:
+    """Fields of a model out of JSON, which has lists where a frozen Config has tuples."""
+    if not isinstance(content, dict):
+        raise errors.UserError(f"{where}: the fields of a model must be an object, not {content!r}")
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
 
 
 def _read_params(folder: pathlib.Path, abstract: Any, sha256: str, with_params: bool) -> Any:

@@ -121,7 +121,7 @@ def _from_workdir(place: Place, with_params: bool) -> artifact.Artifact:
     run = epath.Path(place.folder)
     identity = workdir.read(run)
     config = identity.config
-    fields = artifact.tuples(config["model"])
+    fields = artifact.model_fields(config["model"], run / workdir.CONFIG)
     tokenizer = tokenizer_lib.load(os.fspath(run / workdir.TOKENIZER))
     artifact.check_fingerprint(tokenizer, identity.tokenizer_fingerprint, run / workdir.TOKENIZER)
     artifact.check_tokenizer(tokenizer, fields["vocab_size"], run / workdir.TOKENIZER)

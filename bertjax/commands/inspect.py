@@ -65,7 +65,7 @@ def _model(path: str) -> Iterable[str]:
     if place.kind == "workdir":
         saved = ", ".join(f"{step:,}" for step in loading.steps(place.folder)) or "none yet"
         yield _line("checkpoints", saved)
-        yield from _latest(os.path.join(place.folder, workdir.METRICS))
+        yield from _latest(os.path.join(place.folder, workdir.METRICS), model.step)
     yield ""
     yield from _wrapped("model", [model.family, *_pairs(model.fields)])
     if model.objective:
@@ -82,13 +82,13 @@ def _model(path: str) -> Iterable[str]:
     yield from _parameters(model)
 
 
-def _latest(file: str) -> Iterable[str]:
-    """The newest value of every metric."""
-    if not os.path.exists(file):
+def _latest(file: str, step: int | None) -> Iterable[str]:
+    """The newest value of every metric, up to `step`."""
+    if step is None or not os.path.exists(file):
         return
     newest: dict[str, float] = {}
     for line in watch.read_metrics(file):
-        newest |= line
+        newest |= line if line["step"] <= step else {}
     if newest:
         yield from _wrapped("metrics", [f"{name}={value:.4g}" for name, value in newest.items()])
 

@@ -1,13 +1,15 @@
 """The built-in corpus: English prose of the Python installation itself. No download.
 
-Reference topics (pydoc_data) and the docstrings of the standard library and of the installed packages,
-read as source with `ast`, never imported. Code, doctests, tables, directives, signatures and headings
-go, paragraphs which read like sentences stay, each once. The same installation gives the same bytes.
+Reference topics (pydoc_data) and the docstrings of the standard library and of the installed
+packages, read as source with `ast`, never imported. Code, doctests, tables, directives, signatures
+and headings go, paragraphs which read like sentences stay, each once. The same installation gives
+the same bytes.
 
     python -c 'from bertjax.data import builtin; print(builtin.write("builtin.jsonl"))'
 """
 
 import ast
+import functools
 import inspect
 import itertools
 import json
@@ -18,11 +20,12 @@ import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
 
-MAX_BYTES = 10_000_000  # packages are taken whole, in order, while the corpus stays below this
+ENOUGH_BYTES = 6_000_000  # packages are taken whole, in order, until there is this much text
+MAX_BYTES = 10_000_000  # a package that would bring more is left out
 MIN_DOCUMENT = 200  # characters
-MIN_WORDS = 8  # of a paragraph
-# Parsing takes all the time: a file is parsed only if this part of it stands in triple quotes.
-_DOCSTRING_SHARE = 0.25
+MIN_WORDS = 6  # of a paragraph
+# Parsing takes half of the time: a file is parsed only if this part of it stands in triple quotes.
+_DOCSTRING_SHARE = 0.2
 
 _SKIPPED_FOLDERS = frozenset(
     "__pycache__ site-packages dist-packages test tests testing _test _tests _vendor vendored "
@@ -39,21 +42,23 @@ _ITEM = re.compile(r"(\s*)(?:[-*+\u2022]|\(?(?:\d{1,2}|[a-z])[.)])\s+(?=\S)")
 _TYPED_NAME = re.compile(r"\s*\*{0,2}[\w.]+(, *\*{0,2}[\w.]+)* ?: .*")
 _FIELD = re.compile(r"(\s*)(?::\w+(?: [^:]*)?:|`{0,2}\*{0,2}[\w.]+`{0,2}(?: \([^)]*\))?:)\s+(?=\S)")
 _MARKUP = (
-    (re.compile(r":[\w:+-]+:`~?\.?([^`<]+?)(?:\s*<[^`>]*>)?`"), r"\1"),  # :func:`~a.b`
+    (re.compile(r":[\w:+-]+:`[~.]*([^`<]+?)(?:\s*<[^`>]*>)?`"), r"\1"),  # :func:`~a.b`
     (re.compile(r"`([^`<]+?)\s*<[^`>]*>`_{1,2}"), r"\1"),  # `text <url>`_
     (re.compile(r"\[([^\]]+)\]\((?:[^()]|\([^()]*\))*\)"), r"\1"),  # [text](url)
-    (re.compile(r"`{1,2}([^`]+)`{1,2}_{0,2}"), r"\1"),
+    (re.compile(r"`{1,2}[~.]*([^`]+)`{1,2}_{0,2}"), r"\1"),
     (re.compile(r"(?<![\w*])\*{1,2}(?=\S)([^*]+?)(?<=\S)\*{1,2}(?![\w*])"), r"\1"),
     (re.compile(r"\s*\[(?:\d+|[A-Z]\w*\d)\]_?"), ""),  # citations
-    (re.compile(r"\s+"), " "),
 )
+_CALL = re.compile(r"(?<=\w)\(\)")
 _REFUSED = re.compile(
-    r"https?:|www\.|>>>|::|[\\{}|<>=@$^~]|__|\.\. |(?:^|\s)[/.]*/\w|[A-Za-z]:/|\w\(\w*[,)]|\w\[|"
-    r"[Cc]opyright|[Ll]icensed? under|WARRANT|[Aa]ll rights reserved|"
+    r"https?:|www\.|>>>|::|[\\{}|<>@$^~]|\.\. |(?:^|\s)[/.]*/\w|[A-Za-z]:/|\w\(\w*[,)].*=|"
+    r"==|[+*/=-]=|=.*=|--|[Cc]opyright|[Ll]icensed? under|WARRANT|[Aa]ll rights reserved|"
     r"Auto-?generated|TODO|FIXME|\.py\b"
 )
-_SENTENCES = re.compile(r"[\"'(\u201c\u2018]?[A-Z].*[a-z0-9)\]%\"'\u201d\u2019][.!?][\"')\u201d\u2019]*")
-_CODE_WORD = re.compile(r"\w[_./\[\]()]\w|_|[a-z][A-Z]|[A-Z]{4}|\d\w*\d")
+_STOPPED = re.compile(r"[a-z0-9)\]%\"'\u201d\u2019][.!?][\"')\u201d\u2019]*\Z")
+_OPEN_END = re.compile(r"[a-z)\"]")
+_CODE = re.compile(r"\w[_./\[\]()]\w|_|[a-z][A-Z]|[A-Z]{4}|\d\w*\d|=")
+_SIGN = re.compile(r"[^\w\s]|[\d_]")
 _COMMON = frozenset(
     "a an and are as at be been but by can do does for from has have if in is it its may more must "
     "no not of on one only or other should so such than that the their then there these they this "
@@ -64,19 +69,11 @@ _COMMON = frozenset(
 def documents() -> Iterator[str]:
     """The corpus: a document is a reference topic, or a module's docstrings; blank lines between
     paragraphs. Between 5 and 10 MB where bertjax's dependencies are installed."""
-    seen: set[str] = set()
-    total = 0
-    for package in _packages():
-        kept = [text for text in map(_document, package, itertools.repeat(seen)) if text]
-        size = sum(len(text.encode()) for text in kept)
-        if total + size > MAX_BYTES:
-            return
-        total += size
-        yield from kept
+    return iter(_corpus())
 
 
 def write(path: str | os.PathLike) -> dict[str, int]:
-    """Writes the corpus as JSONL {"text"}; returns the counts of documents, paragraphs and bytes."""
+    """Writes the corpus as JSONL {"text"}; returns counts of documents, paragraphs and bytes."""
     target = pathlib.Path(path)
     partial = target.with_name(target.name + ".partial")
     stats = {"documents": 0, "paragraphs": 0, "bytes": 0}
@@ -93,13 +90,30 @@ def write(path: str | os.PathLike) -> dict[str, int]:
 def paragraphs(text: str) -> Iterator[str]:
     """The paragraphs of a docstring that read like sentences, each as one line without markup."""
     for block in re.split(r"\n\s*\n", text):
+        if block.lstrip().startswith(">>>"):
+            continue
         for lines in _parts(block.splitlines()):
-            paragraph = " ".join(lines)
-            for pattern, replacement in _MARKUP:
-                paragraph = pattern.sub(replacement, paragraph)
-            paragraph = paragraph.strip()
-            if _is_prose(paragraph):
-                yield paragraph
+            words = " ".join(lines).split()
+            if len(words) >= MIN_WORDS:
+                paragraph = _sentences(" ".join(words))
+                if paragraph and _is_prose(paragraph):
+                    yield paragraph
+
+
+@functools.cache
+def _corpus() -> tuple[str, ...]:
+    seen: set[str] = set()
+    corpus: list[str] = []
+    total = 0
+    for package in _packages():
+        kept = [text for text in map(_document, package, itertools.repeat(seen)) if text]
+        size = sum(len(text.encode()) for text in kept)
+        if total + size <= MAX_BYTES:
+            total += size
+            corpus += kept
+        if total >= ENOUGH_BYTES:
+            break
+    return tuple(corpus)
 
 
 def _packages() -> Iterator[Iterable[list[str]]]:
@@ -170,12 +184,13 @@ def _parts(lines: list[str]) -> Iterator[list[str]]:
     """A block's lines as paragraphs: headings and type lines go, list items part."""
     part: list[str] = []
     indent = 0
-    for i, line in enumerate(lines):
-        following = lines[i + 1] if i + 1 < len(lines) else ""
-        depth = len(line) - len(line.lstrip())
-        heading = _UNDERLINE.fullmatch(following) or _UNDERLINE.fullmatch(line)
-        typed = _TYPED_NAME.fullmatch(line) and len(following) - len(following.lstrip()) > depth
-        if heading or _DIRECTIVE.match(line) or (typed and not line.rstrip().endswith(".")):
+    measured = [
+        (line, len(line) - len(line.lstrip()), _UNDERLINE.fullmatch(line)) for line in [*lines, ""]
+    ]
+    for (line, depth, ruled), (_, after, underlined) in itertools.pairwise(measured):
+        named = after > depth and (len(line.split()) <= 3 or _TYPED_NAME.fullmatch(line))
+        dropped = ruled or underlined or _DIRECTIVE.match(line)
+        if dropped or (named and not line.endswith(".")):
             yield part
             part = []
             continue
@@ -188,12 +203,28 @@ def _parts(lines: list[str]) -> Iterator[list[str]]:
     yield part
 
 
+def _sentences(paragraph: str) -> str:
+    """Without markup, from a capital to a full stop; "" where that takes more than one letter."""
+    if any(mark in paragraph for mark in "`*["):
+        for pattern, replacement in _MARKUP:
+            paragraph = pattern.sub(replacement, paragraph)
+    paragraph = _CALL.sub("", paragraph).strip()
+    if not _STOPPED.search(paragraph):
+        if not _OPEN_END.match(paragraph[-1:]):
+            return ""
+        paragraph += "."
+    first = paragraph[0]
+    if first.islower() and not _CODE.search(paragraph.split(" ", 1)[0]):
+        return first.upper() + paragraph[1:]
+    return paragraph if first.isupper() or first in "\"'(\u201c\u2018" else ""
+
+
 def _is_prose(paragraph: str) -> bool:
-    words = paragraph.split()
-    if len(words) < MIN_WORDS or not _SENTENCES.fullmatch(paragraph) or _REFUSED.search(paragraph):
+    if _REFUSED.search(paragraph):
         return False
-    lower = [word.strip(".,;:!?\"'()").lower() for word in words]
-    common = sum(word in _COMMON for word in lower)
-    code = sum(_CODE_WORD.search(word) is not None for word in words)
-    letters = sum(map(str.isalpha, paragraph)) + len(words)
-    return common >= 0.2 * len(words) and code <= 0.1 * len(words) and letters >= 0.9 * len(paragraph)
+    words = paragraph.lower().split()
+    return (
+        sum(map(_COMMON.__contains__, words)) >= 0.2 * len(words)
+        and len(_CODE.findall(paragraph)) <= 0.2 * len(words)
+        and len(_SIGN.findall(paragraph)) <= 0.1 * len(paragraph)
+    )

@@ -208,7 +208,8 @@ def _read_blocks(source: Source, guard: Guard) -> Iterator[tuple[str, int]]:
             text = None
             if blocks % parts == turn:
                 with guard("documents that are not UTF-8"):
-                    text = _decode(b"".join(block), functools.partial(_place, source), first)
+                    data = b"".join(block).rstrip(b"\r\n")
+                    text = _decode(data, functools.partial(_place, source), first)
             blocks, block = blocks + 1, []
             if text is not None:
                 yield text, done

@@ -44,15 +44,42 @@ def opened(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
             if path.endswith(".gz"):
                 yield gzip.GzipFile(fileobj=raw), raw
             elif path.endswith(_ZSTD):
-                decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-                stream = decompressor.stream_reader(raw, read_across_frames=True)
-                yield io.BufferedReader(stream, _PIECE), raw
+                yield io.BufferedReader(_ZstdFile(raw), _PIECE), raw
             else:
                 yield raw, raw
     except _CORRUPT as error:
         raise errors.UserError(f"{path}: truncated or corrupt ({error})") from error
     except OSError as error:
         raise errors.UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31)  # as `zstd --ultra --long=31` needs
+
+
+class _ZstdFile(io.RawIOBase):
+    """Decompressed frames, one after the other. zstandard's own reader takes the middle of a frame
+    for the end of the file; here it is an EOFError."""
+
+    def __init__(self, raw: BinaryIO):
+        self._raw, self._frame, self._left, self._ready = raw, None, b"", memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        while not self._ready:
+            data = self._left or self._raw.read(_PIECE // 16)
+            if not data:
+                if self._frame:
+                    raise EOFError("it ends within a zstd frame")
+                return 0
+            frame = self._frame or _decompressor().decompressobj()
+            self._ready = memoryview(frame.decompress(data))
+            self._frame, self._left = (None, frame.unused_data) if frame.eof else (frame, b"")
+        size = min(len(buffer), len(self._ready))
+        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size
 
 
 def checked_size(path: str) -> int:
@@ -90,7 +117,8 @@ def lines_before(path: str, position: int) -> int:
 def expand(pattern: str, known: Callable[[str], bool]) -> list[str]:
     """The files of a path, folder or glob, sorted. UserError if there are none.
 
-    A folder stands for the files in it, at any depth, that are `known`.
+    A folder stands for the files in it that are `known`: at any depth, or for a remote folder
+    directly in it (epath lists buckets level by level).
     """
     folder = epath.Path(pattern).is_dir()
     if "://" in pattern:
@@ -110,7 +138,7 @@ def expand(pattern: str, known: Callable[[str], bool]) -> list[str]:
 
 def _remote(pattern: str, folder: bool) -> list[str]:
     if folder:
-        return [os.fspath(path) for path in epath.Path(pattern).rglob("*")]
+        return [os.fspath(path) for path in epath.Path(pattern).glob("*")]
     if not glob.has_magic(pattern):
         return [pattern] if epath.Path(pattern).exists() else []
     scheme, _, rest = pattern.partition("://")

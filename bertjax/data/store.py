@@ -276,7 +276,7 @@ class Dataset:
         if found != expected:
             raise errors.UserError(
                 f"{path}: holds {found} records, the manifest says {expected}; "
-                "the file is truncated or corrupt, prepare the data again"
+                "it is truncated or corrupt: delete the folder and prepare the data again"
             )
         return reader
 
@@ -286,7 +286,7 @@ class Dataset:
             if sha256(self._path(shard)) != entry["sha256"]:
                 raise errors.UserError(
                     f"{self._path(shard)}: its checksum is not the manifest's; "
-                    "the file is corrupt, prepare the data again"
+                    "the file is corrupt: delete the folder and prepare the data again"
                 )
 
 
@@ -338,7 +338,7 @@ def check_size(file: epath.Path, size: int) -> None:
     if found != size:
         raise errors.UserError(
             f"{file}: {found} bytes, the manifest says {size}; "
-            "the file is truncated or corrupt, prepare the data again"
+            "it is truncated or corrupt: delete the folder and prepare the data again"
         )
 
 

@@ -134,6 +134,8 @@ def contents(model: Model, names: dict[str, str], max_length: int | None) -> dic
     """File name -> bytes of every form; transformers loads the folder, 4 and 5 alike."""
     special_tokens = {f"{role}_token": piece for role, piece in names.items()}
     config = dict(special_tokens) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if "cls" in names:
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     if max_length is not None:
         config["model_max_length"] = max_length
     if isinstance(model, unigram_model.UnigramModel):
@@ -213,7 +215,7 @@ def _text(file: epath.Path) -> str:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise errors.UserError(f"{file}: line {line} is not UTF-8; save the file as UTF-8") from error
+        raise errors.UserError(f"{file}: line {line} is not UTF-8; save it as UTF-8") from error
     if not text.strip():
         raise errors.UserError(f"{file}: the file is empty")
     return text
@@ -282,7 +284,7 @@ def _read_byte_level(file: epath.Path, options: Options) -> tokenizers.Tokenizer
         pair = tuple(line.rstrip("\r").split(" "))
         if len(pair) != 2 or any(piece not in vocabulary for piece in (*pair, "".join(pair))):
             raise errors.UserError(
-                f"{merges_file}: line {number} is not a merge of two pieces of {file.name}: {line!r}"
+                f"{merges_file}: line {number} merges no two pieces of {file.name}: {line!r}"
             )
         pairs.append(pair)
     return byte_level(vocabulary, pairs, options)

@@ -114,9 +114,10 @@ def _unigram(
     texts: Iterable[str], vocab_size: int, lowercase: bool
 ) -> unigram_model.UnigramModel:
     model = io.BytesIO()
+    raised: list[Exception] = []
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_lines(texts),
+            sentence_iterator=_kept_errors(_lines(texts), raised),
             model_writer=model,
             model_type="unigram",
             vocab_size=vocab_size,
@@ -132,8 +133,17 @@ def _unigram(
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _unigram_error(str(error), vocab_size) from error
+        raise (raised or [_unigram_error(str(error), vocab_size)])[0] from error
     return unigram_model.UnigramModel(model.getvalue())
+
+
+def _kept_errors(texts: Iterable[str], raised: list[Exception]) -> Iterator[str]:
+    """The texts; what reading them raises is kept, for sentencepiece makes a string of it."""
+    try:
+        yield from texts
+    except Exception as error:
+        raised.append(error)
+        raise
 
 
 def _unigram_error(message: str, vocab_size: int) -> errors.UserError:
@@ -141,6 +151,8 @@ def _unigram_error(message: str, vocab_size: int) -> errors.UserError:
         return _too_large(int(found[1]), vocab_size)
     if found := re.search(r"required_chars[^0-9]*\d+ vs (\d+)", message):
         return _too_small(int(found[1]) + 1, vocab_size)
+    if re.search(r"sentences_\.empty|all_chars_count", message):
+        return errors.UserError("no text to train a tokenizer on: every document is empty")
     return errors.UserError(f"sentencepiece cannot train on this text: {message}")
 
 

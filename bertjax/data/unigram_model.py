@@ -23,7 +23,7 @@ _COMMA_AFTER_DIGIT = re.compile(r".*\d,", re.DOTALL).fullmatch
 
 @dataclasses.dataclass(frozen=True)
 class AlbertRules:
-    """Text cleaning of google-research/albert `tokenization.py` (`preprocess_text`, `encode_pieces`).
+    """Text cleaning of ALBERT (google-research/albert, tokenization.py: `preprocess_text`).
 
     White space runs become one space, ``x'' quotes become "x"; by option accents go (NFKD without
     combining marks) and letters are lowered. A piece which ends in a digit and a comma is cut again

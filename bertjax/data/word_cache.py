@@ -1,11 +1,12 @@
 """A word -> ids cache in front of the `tokenizers` library: exact, and several times its speed.
 
 A text is cut by one regular expression, only at places which the tokenizer's own rules never look
-across; each chunk is looked up, and only chunks never seen before go to the library, all of a batch
-at once. Chunks are kept as they are written (`The` and `the` are two): no rule is repeated here, the
-library decides every id.
+across; each chunk is looked up, and only chunks never seen before go to the library, all of a
+batch at once. Chunks are kept as they are written (`The` and `the` are two): no rule is repeated
+here, the library decides every id.
 
-    cache = WordCache(wordpiece_chunks(), lambda words: [library.encode(word).ids for word in words])
+    encode_words = lambda words: [library.encode(word).ids for word in words]
+    cache = WordCache(wordpiece_chunks(), encode_words)
     cache.encode_batch(["unwanted, running"])
 """
 
@@ -53,7 +54,7 @@ def byte_level_chunks(*, prefix_space: bool = False) -> Chunks:
     ).findall
     if not prefix_space:
         return cut
-    return lambda text: cut(text if text.startswith(" ") else " " + text)
+    return lambda text: cut(text if not text or text.startswith(" ") else " " + text)
 
 
 class WordCache:
@@ -94,7 +95,9 @@ class WordCache:
         """A table which holds the new words and those that this batch knew."""
         share = self._shared.setdefault
         rows = self._encode_words(new)
-        learned = {word: tuple(share(i, i) for i in row) for word, row in zip(new, rows, strict=True)}
+        learned = {
+            word: tuple(share(i, i) for i in row) for word, row in zip(new, rows, strict=True)
+        }
         cost = sum(map(len, new)) + _ENTRY_COST * len(new)
         if self._cost + cost > self._cost_limit:
             self._ids, self._cost = learned, cost

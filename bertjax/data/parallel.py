@@ -1,6 +1,6 @@
 """Tasks in spawned processes: the first failure stops them all, and no process outlives its parent.
 
-    for task, result in workers.run(tasks, make_work, (path,), processes=4, on_progress=print):
+    for task, result in parallel.run(tasks, make_work, (path,), processes=4, on_progress=print):
         ...
 
 `make_work(*arguments)` is called once in each process and gives `work(task, report) -> result`;
@@ -32,8 +32,8 @@ def run(
 ) -> Iterator[tuple[Any, Any]]:
     """Yields (task, result) as tasks are done; `on_progress(task, amount)` hears their reports.
 
-    With one process (or task) the work is done in this one. An exception in a worker is raised here;
-    a worker that dies is a UserError. Either way all other workers are stopped at once.
+    With one process (or task) the work is done in this one. An exception in a worker is raised
+    here; a worker that dies is a UserError. Either way all other workers are stopped at once.
     """
     if min(processes, len(tasks)) <= 1:
         work = make_work(*arguments) if tasks else None

@@ -1,0 +1,171 @@
+"""Masked BERT batches beside transformers' DataCollatorForLanguageModeling: sequences/s per core.
+
+    python benchmarks/loader.py [--data=prepared/] [--length=128] [--batch_size=256] [--whole_word]
+
+Ours is the whole loader from records to masked pairs: reading, segmentation, shuffling, assembling,
+masking. The collator gets sequences that are cut already (ours, unmasked, of the same batches) and
+pads and masks them, always by pieces. Both in one run, taking turns; per core = by CPU time of all
+threads, the median of the rounds. Without --data the records are made up: no disk, lognormal
+sentences of 24 tokens.
+"""
+
+import argparse
+import functools
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+
+from bertjax.data import loader, store, tokenizer, vocabulary
+from bertjax.objectives import mlm
+
+RECORD_TOKENS = 8192
+RECORDS = 3000  # three windows
+VOCAB_SIZE = 30522
+SPECIALS = vocabulary.Specials(pad=0, unk=100, cls=101, sep=102, mask=103)
+
+
+class MadeUp:
+    """A dataset in memory."""
+
+    def __init__(self):
+        random = np.random.default_rng(0)
+        self.records = [self._record(random, 100 * i) for i in range(RECORDS)]
+        self.num_records = RECORDS
+        self.num_tokens = sum(len(record.tokens) for record in self.records)
+
+    def _record(self, random: np.random.Generator, first_document: int) -> store.Record:
+        sizes = np.clip(random.lognormal(3.0, 0.6, 1000), 1, 300).astype(np.uint32)
+        sizes = sizes[: np.searchsorted(np.cumsum(sizes), RECORD_TOKENS)]
+        cuts = np.unique(random.integers(1, len(sizes), 10))
+        counts = np.diff(cuts, prepend=0, append=len(sizes))
+        return store.Record(
+            document_ids=np.arange(first_document, first_document + len(counts), dtype=np.uint64),
+            sentences_per_document=counts.astype(np.uint32),
+            tokens_per_sentence=sizes,
+            tokens=random.integers(1000, VOCAB_SIZE, sizes.sum()).astype(np.uint16),
+        )
+
+    def read(self, indices: np.ndarray) -> list[store.Record]:
+        return [self.records[i] for i in indices]
+
+
+def made_up_vocabulary() -> vocabulary.Vocabulary:
+    special = np.zeros(VOCAB_SIZE, bool)
+    special[[SPECIALS.pad, SPECIALS.unk, SPECIALS.cls, SPECIALS.sep, SPECIALS.mask]] = True
+    continuations = np.random.default_rng(0).random(VOCAB_SIZE) < 0.2
+    return vocabulary.Vocabulary(VOCAB_SIZE, SPECIALS, continuations & ~special, special)
+
+
+def make_collator(words: vocabulary.Vocabulary) -> transformers.DataCollatorForLanguageModeling:
+    """Theirs, with a tokenizer of the same size and special ids."""
+    names = {f"w{i}": i for i in range(words.size)}
+    for name in ("pad", "unk", "cls", "sep", "mask"):
+        i = getattr(words.specials, name)
+        del names[f"w{i}"]
+        names[f"[{name.upper()}]"] = i
+    stand_in = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(names, "[UNK]")),
+        **{f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")},
+    )
+    return transformers.DataCollatorForLanguageModeling(stand_in, mlm_probability=0.15)
+
+
+def timed(work: Callable[[], int]) -> tuple[float, float]:
+    """Sequences/s by the clock and by CPU time."""
+    clock, cpu = time.perf_counter(), time.process_time()
+    sequences = work()
+    return (
+        sequences / (time.perf_counter() - clock),
+        sequences / (time.process_time() - cpu),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", help="prepared folder; default: made-up records")
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--batch_size", type=int, default=256)
+    parser.add_argument("--batches", type=int, default=400, help="of ours in a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--whole_word", action="store_true")
+    flags = parser.parse_args()
+    torch.set_num_threads(1)
+
+    if flags.data:
+        dataset = store.open_dataset(flags.data, "train")
+        words = tokenizer.load(dataset.tokenizer_path).vocabulary()
+    else:
+        dataset, words = MadeUp(), made_up_vocabulary()
+    config = mlm.Config(whole_word=flags.whole_word)
+    sampling = mlm.sampling(config, flags.length, words)
+    size = {"batch_size": flags.batch_size, "seed": 0}
+    stream = loader.Stream(
+        dataset, sampling, functools.partial(mlm.transform, config, flags.length, words), **size
+    )
+    unmasked = loader.Stream(dataset, sampling, lambda batch, rng: batch, **size)
+
+    def sequences(step: int) -> list[dict[str, list[int]]]:
+        batch = unmasked.batch(step)
+        lengths = batch["attention_mask"].sum(axis=1).tolist()
+        names = ("input_ids", "token_type_ids", "attention_mask")
+        rows = zip(*(batch[name].tolist() for name in names), strict=True)
+        return [
+            {name: value[:n] for name, value in zip(names, row, strict=True)}
+            for n, row in zip(lengths, rows, strict=True)
+        ]
+
+    collator = make_collator(words)
+    their_batches = [sequences(step) for step in range(max(1, flags.batches // 20))]
+
+    def in_line(start: int) -> int:
+        for step in range(start, start + flags.batches):
+            stream.batch(step)
+        return flags.batches * flags.batch_size
+
+    def ahead(start: int) -> int:
+        for _ in loader.train_batches(stream, start, start + flags.batches):
+            pass
+        return flags.batches * flags.batch_size
+
+    def theirs(_: int) -> int:
+        for batch in their_batches:
+            collator(batch)
+        return len(their_batches) * flags.batch_size
+
+    contenders = {
+        "bertjax, Stream.batch": in_line,
+        "bertjax, train_batches": ahead,
+        "transformers collator": theirs,
+    }
+    rates = {name: [] for name in contenders}
+    for turn in range(flags.rounds + 1):
+        for name, work in contenders.items():
+            rate = timed(functools.partial(work, turn * flags.batches))
+            if turn:  # the first one warms up
+                rates[name].append(rate)
+
+    print(
+        f"{dataset.num_tokens:,} tokens, length {flags.length}, batch {flags.batch_size}, "
+        f"{'whole words' if flags.whole_word else 'pieces'}, median of {flags.rounds} rounds"
+    )
+    print(f"{'':24}{'seq/s':>12}{'seq/s/core':>12}{'ratio':>8}")
+    medians = {
+        name: [statistics.median(column) for column in zip(*rate, strict=True)]
+        for name, rate in rates.items()
+    }
+    base = medians["transformers collator"][1]
+    for name, (clock, cpu) in medians.items():
+        print(f"{name:24}{clock:12,.0f}{cpu:12,.0f}{cpu / base:8.1f}")
+
+
+if __name__ == "__main__":
+    main()

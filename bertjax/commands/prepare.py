@@ -1,0 +1,159 @@
+"""Turns text into sharded token records, once, in parallel.
+
+Reads text files, JSON lines (both also .gz, .zst), ArrayRecord, TFDS and `builtin`, the English
+text of this Python installation. Interrupted or killed, the same command goes on where it was.
+
+Example:
+    bertjax prepare --input='corpus/*.jsonl' --tokenizer=tok/ --output=prepared/
+"""
+
+import argparse
+import sys
+import time
+from typing import Any
+
+from tqdm import tqdm
+
+from bertjax.data import corpus, prepare, sentences
+
+PLAIN_EVERY = 10  # seconds between progress lines where there is no terminal
+UNKNOWN_LIMIT = 0.01
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--input",
+        action="append",
+        required=True,
+        help="file, folder, glob, tfds:NAME/CONFIG:SPLIT or builtin; may be given several times",
+    )
+    parser.add_argument("--tokenizer", required=True, help="folder or file of the tokenizer")
+    parser.add_argument("--output", required=True, help="folder of the prepared data")
+    parser.add_argument("--workers", type=int, help="processes; default: one a CPU")
+    parser.add_argument(
+        "--splitter",
+        choices=tuple(sentences.SPLITTERS),
+        default="rules",
+        help="how sentences end: by rules for prose, one a line, or none (a paragraph is one)",
+    )
+    parser.add_argument(
+        "--heldout_fraction",
+        type=float,
+        default=0.01,
+        help="share of the documents kept for evaluation, at least one; 0 keeps none (%(default)s)",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("auto", *corpus.FILE_FORMATS),
+        default="auto",
+        help="format of the files; auto goes by the suffix",
+    )
+    parser.add_argument(
+        "--text_field", default="text", help="JSON or TFDS field with the text (%(default)s)"
+    )
+    parser.add_argument(
+        "--text_split",
+        choices=corpus.TEXT_SPLITS,
+        default="file",
+        help="a plain text file is one document, or blank lines separate documents",
+    )
+    parser.add_argument(
+        "--on_error",
+        choices=corpus.ON_ERROR,
+        default="stop",
+        help="at bad input: stop with its file and line, or skip and count it",
+    )
+
+
+def run(flags: argparse.Namespace) -> None:
+    progress = _Progress()
+    manifest = prepare.prepare(
+        flags.input,
+        flags.tokenizer,
+        flags.output,
+        workers=flags.workers,
+        format=flags.format,
+        splitter=flags.splitter,
+        heldout_fraction=flags.heldout_fraction,
+        text_field=flags.text_field,
+        text_split=flags.text_split,
+        on_error=flags.on_error,
+        on_progress=progress,
+    )
+    progress.close()
+    for line in report(manifest, progress.share(), progress.seconds()):
+        print(line)
+    print(f"prepared: {flags.output}")
+
+
+def report(manifest: dict[str, Any], share: float, seconds: float) -> list[str]:
+    """What a reader wants to know, warnings included.
+
+    share: what part of the text took the `seconds` of this call; the rest was found finished.
+    """
+    train, heldout = manifest["splits"]["train"], manifest["splits"]["heldout"]
+    both = {key: train[key] + heldout[key] for key in ("documents", "sentences", "tokens")}
+    unknown = (train["unknown"] + heldout["unknown"]) / both["tokens"]
+    megabytes = manifest["text_bytes"] / 1e6
+    lines = [
+        f"documents: {both['documents']:,}  sentences: {both['sentences']:,}  "
+        f"tokens: {both['tokens']:,}  unknown: {unknown:.3%}",
+        f"held out: {heldout['documents']:,} documents, {heldout['tokens']:,} tokens",
+        f"text: {megabytes:,.1f} MB"
+        + ("" if share == 1 else f", {1 - share:.0%} of it prepared before")
+        + (f"; {share * megabytes / seconds:.1f} MB/s" if share else ""),
+    ]
+    left_out = manifest["skipped"] | {"empty documents": manifest["empty_documents"]}
+    counted = ", ".join(f"{count:,} {what}" for what, count in left_out.items() if count)
+    if counted:
+        lines.append(f"left out: {counted}")
+    if unknown > UNKNOWN_LIMIT:
+        lines.append(
+            f"warning: {unknown:.1%} of the tokens are unknown to the tokenizer; "
+            "was it trained on text like this?"
+        )
+    return lines
+
+
+class _Progress:
+    """Bytes done, rate and time left: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self):
+        self._begin = self._last = time.monotonic()
+        self._bar: tqdm | None = None
+        self._first = self._done = self._total = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            self._first = done  # of an earlier call: not this call's speed
+            self._bar = tqdm(
+                total=total,
+                initial=done,
+                unit="B",
+                unit_scale=True,
+                desc="prepare",
+                disable=not sys.stderr.isatty(),
+            )
+        self._done, self._total = done, total
+        self._bar.n = done
+        self._bar.update(0)
+        now = time.monotonic()
+        if self._bar.disable and now - self._last > PLAIN_EVERY:
+            self._last = now
+            rate = (done - self._first) / max(now - self._begin, 1e-9)
+            left = f", {(total - done) / rate:.0f} s left" if rate and done < total else ""
+            print(
+                f"prepare: {done / 1e6:.1f} of {total / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s{left}",
+                file=sys.stderr,
+            )
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._begin
+
+    def share(self) -> float:
+        """Of all bytes, those of this call."""
+        return (self._done - self._first) / self._total if self._total else 0.0
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()

