@@ -9,6 +9,7 @@ rounding, so that float32 is off float64 by 8e-5 in transformers and by 4e-5 her
 difference is above the tolerance.
 """
 
+import functools
 import importlib.util
 import pathlib
 import sys
@@ -131,19 +132,21 @@ def our_outputs(folder: str | pathlib.Path, batch: dict[str, np.ndarray]) -> dic
     """The same outputs of the model in a folder, computed by us."""
     source = loading.load(folder)
     model = build.model(source.family, source.fields)
-
-    def apply(*args, **kwargs):
-        return model.apply({"params": source.params}, *args, **kwargs)
-
-    features = [batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")]
-    outputs = jax.jit(lambda: apply(*features, output_hidden_states=True))()
-    terms = jax.jit(lambda: mlm.loss(mlm.Config(), apply, batch))()
-    losses = {name: terms[name][0] / terms[name][1] for name in ("mlm_loss", "nsp_loss")}
-    losses["loss"] = losses["mlm_loss"] + losses["nsp_loss"]
+    outputs = jax.device_get(_forward(model, source.params, batch))
     outputs["mlm_logits"] = outputs["mlm_logits"][..., : source.fields["vocab_size"]]
+    outputs["loss"] = outputs["mlm_loss"] + outputs["nsp_loss"]
+    return outputs
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _forward(model: Any, params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    apply = functools.partial(model.apply, {"params": params})
+    features = [batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")]
+    outputs = apply(*features, output_hidden_states=True)
+    terms = mlm.loss(mlm.Config(), apply, batch)
+    losses = {name: terms[name][0] / terms[name][1] for name in ("mlm_loss", "nsp_loss")}
     names = ("hidden_states", "pooled_output", "mlm_logits", "nsp_logits")
-    chosen = {name: outputs[name] for name in names} | losses
-    return {name: np.asarray(value) for name, value in chosen.items()}
+    return {name: outputs[name] for name in names} | losses
 
 
 def differences(

@@ -195,8 +195,8 @@ class StepLog:
     def flush(self) -> None:
         """Reads the last step and stops the clock: what follows is no training."""
         self._read()
+        self._writers.flush()
         self._seconds += time.perf_counter() - self._since
-        self._since = time.perf_counter()
 
     def resume_clock(self) -> None:
         """The time since `flush` does not count."""

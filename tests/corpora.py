@@ -8,6 +8,8 @@ import numpy as np
 from bertjax.data import prepare
 from bertjax.data import tokenizer as tokenizer_lib
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
 SUBJECTS = ("the cat", "a dog", "my horse", "the old sailor", "her brother", "the teacher")
 VERBS = ("saw", "found", "carried", "painted", "sold", "wanted")
 OBJECTS = ("a red boat", "the small house", "two apples", "an old letter", "the blue lamp")

@@ -91,6 +91,19 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path):
         artifact.write(tiny_model.make(), tmp_path / "thesis.tex")
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_place_that_cannot_be_written(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(errors.UserError, match="Permission denied"):
+        artifact.write(tiny_model.make(), tmp_path / "a")
+
+
+def test_an_output_below_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.UserError, match="cannot be written"):
+        artifact.write(tiny_model.make(), tmp_path / "file" / "a")
+
+
 def test_a_failed_write_leaves_nothing(tmp_path):
     class Broken:
         fingerprint = "x"

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import zstandard
 from array_record.python import array_record_module
+from etils import epath
 
 from bertjax import errors
 from bertjax.data import builtin, corpus
+from tests import buckets
 
 TEXTS = [f"Document {i}: na\u00efve \u6587 \U0001f600.\nIts second line." for i in range(97)]
 
@@ -138,38 +140,23 @@ def test_files_are_found_by_glob_folder_and_name_once_and_sorted(tmp_path, monke
     assert [source.format for source in corpus.find(["sub"])] == ["txt", "jsonl"]
 
 
-def test_remote_paths_go_through_epath(tmp_path, monkeypatch):
-    """No bucket here: a folder stands behind the gs:// paths, so that the code path is the same."""
-    for name in ("a.jsonl", "b.jsonl", "c.txt"):
-        (tmp_path / name).write_bytes(_jsonl([name]))
-    real = corpus.corpus_files.epath.Path
-
-    class Bucket:
-        @staticmethod
-        def Path(path):
-            return _Remote(real(os.fspath(path).replace("gs://bucket", os.fspath(tmp_path))))
-
-    class _Remote:
-        def __init__(self, path):
-            self._path = path
-
-        def __fspath__(self):
-            return os.fspath(self._path).replace(os.fspath(tmp_path), "gs://bucket")
-
-        def glob(self, pattern):
-            return map(_Remote, self._path.glob(pattern))
-
-        def __getattr__(self, name):
-            return getattr(self._path, name)
-
-    monkeypatch.setattr(corpus.corpus_files, "epath", Bucket)
-    sources = corpus.find(["gs://bucket/*.jsonl"])
-    assert [source.path for source in sources] == ["gs://bucket/a.jsonl", "gs://bucket/b.jsonl"]
-    assert _texts(sources) == ["a.jsonl", "b.jsonl"]
-    assert len(corpus.find(["gs://bucket"])) == 3
-    assert len(corpus.find(["gs://bucket/c.txt"])) == 1
-    with pytest.raises(errors.UserError, match=r"gs://bucket/d\.txt: no such file"):
-        corpus.find(["gs://bucket/d.txt"])
+def test_remote_files_are_found_and_read(monkeypatch):
+    buckets.install(monkeypatch)
+    epath.Path("gs://bucket/books").mkdir(parents=True)
+    for name in ("a.jsonl", "b.jsonl", "c.txt.gz"):
+        data = _jsonl([name])
+        path = epath.Path("gs://bucket/books") / name
+        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    sources = corpus.find(["gs://bucket/books/*.jsonl"])
+    assert [source.path for source in sources] == [
+        "gs://bucket/books/a.jsonl",
+        "gs://bucket/books/b.jsonl",
+    ]
+    assert _texts(corpus.split(sources[0], 10)) == ["a.jsonl"]
+    assert len(corpus.find(["gs://bucket/books"])) == 3
+    assert _texts(corpus.find(["gs://bucket/books/c.txt.gz"])) == [_jsonl(["c.txt.gz"]).decode()]
+    with pytest.raises(errors.UserError, match=r"gs://bucket/books/d\.txt: no such file"):
+        corpus.find(["gs://bucket/books/d.txt"])
 
 
 def test_builtin_is_a_source(monkeypatch):

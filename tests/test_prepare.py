@@ -10,14 +10,16 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import tracemalloc
 
 import numpy as np
 import pytest
+from etils import epath
 
 from bertjax import errors
 from bertjax.data import prepare, prepare_unit, sentences, store, tokenizer
-from tests import corpora
+from tests import buckets, corpora
 
 UNIT = 20_000  # bytes of text a shard
 TEXTS = corpora.documents(400)
@@ -199,7 +201,7 @@ def test_a_document_longer_than_a_batch_is_one_document_of_equal_records(
 def test_memory_does_not_grow_with_the_corpus(tmp_path, tok_path, monkeypatch):
     monkeypatch.setattr(prepare_unit, "_BATCH", 1 << 15)
     peaks = []
-    for times in (4, 16):
+    for times in (2, 8):
         path = corpora.write_jsonl(tmp_path / f"{times}.jsonl", TEXTS * times)
         tracemalloc.start()
         _prepare(
@@ -207,7 +209,6 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, tok_path, monkeypatch):
         )
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    print(peaks)
     assert peaks[1] < 1.2 * peaks[0]
 
 
@@ -325,6 +326,22 @@ def test_a_full_disk_is_one_line_and_nothing_finished_is_lost(
     assert _contents(out) == _contents(tmp_path / "whole")
 
 
+def test_a_bucket_is_read_and_written_like_a_folder(tmp_path, corpus_path, tok_path, monkeypatch):
+    _prepare(corpus_path, tok_path, tmp_path / "out")
+    files = buckets.install(monkeypatch)
+    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
+    epath.Path("gs://bucket/in").mkdir(parents=True)
+    remote = epath.Path("gs://bucket/in/corpus.jsonl")
+    remote.write_bytes(pathlib.Path(corpus_path).read_bytes())
+    for _ in range(2):
+        _prepare("gs://bucket/in/*.jsonl", tok_path, "gs://bucket/out")
+    written = {name.removeprefix("bucket/out/") for name in files if "bucket/out/" in name}
+    assert written == set(_contents(tmp_path / "out"))
+    for split in ("train", "heldout"):
+        store.open_dataset("gs://bucket/out", split).verify()
+        assert _documents("gs://bucket/out", split) == _documents(tmp_path / "out", split)
+
+
 def test_a_finished_folder_is_left_alone(tmp_path, corpus_path, tok_path):
     first = _prepare(corpus_path, tok_path, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
@@ -393,6 +410,12 @@ def test_skipped_files_are_counted_too(tmp_path, corpus_path, tok_path):
         os.fspath(tmp_path / "*.jsonl"), tok_path, tmp_path / "out", on_error="skip"
     )
     assert manifest["skipped"] == {"unreadable or empty files": 1}
+
+
+def test_an_output_that_is_a_file_is_named(tmp_path, corpus_path, tok_path):
+    (tmp_path / "out").touch()
+    with pytest.raises(errors.UserError, match=r"out: not a folder to write to"):
+        _prepare(corpus_path, tok_path, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,10 @@ def test_the_word_cache_gives_the_library_s_ids(kind, lowercase):
     size = {"wordpiece": 220, "bpe": 330}[kind]
     one = tokenizer.train(kind, sample, size, lowercase=lowercase)
     library = one._model.library
-    one._model._cache and setattr(one._model._cache, "_cost_limit", 2000)  # emptied now and then
+    if one._model._cache is None:  # lower-cased BPE goes to the library as it is
+        assert (kind, lowercase) == ("bpe", True)
+        return
+    one._model._cache._cost_limit = 2000  # emptied now and then
     for start in range(0, 3000, 100):
         batch = list(fuzz(1000 + start, 100))
         expected = [e.ids for e in library.encode_batch(batch, add_special_tokens=False)]
@@ -177,7 +180,7 @@ def test_masks_and_vocabulary(trained):
         assert not (table.continuations & table.special_mask).any()
         ids = one.encode("the unwantedness of cats")
         starts = ~table.continuations[ids]
-        assert starts[0] and starts.sum() == 4 + (kind == "unigram" and 1 in ids) * 0
+        assert starts[0] and starts.sum() == 4, kind
 
 
 @pytest.mark.parametrize("kind", tokenizer.KINDS)

@@ -1,4 +1,4 @@
-"""A BERT of a few thousand random parameters with a tokenizer, for the tests of everything around it."""
+"""A BERT of a few thousand random parameters with a tokenizer, for tests of what is around it."""
 
 import functools
 from typing import Any

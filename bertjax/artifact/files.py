@@ -31,8 +31,13 @@ def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     target = pathlib.Path(os.path.abspath(path))
     if target.exists() and not target.is_dir():
         raise errors.UserError(f"{path}: is a file; give the name of a folder to write")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise errors.UserError(
+            f"{path}: cannot be written ({error.strerror}); give another --output"
+        ) from error
     try:
         new = partial / "new"  # not `partial` itself: mkdtemp makes that private
         new.mkdir()
@@ -51,7 +56,12 @@ def _put_in_place(new: pathlib.Path, target: pathlib.Path, aside: pathlib.Path) 
                 "remove the folder first"
             )
         target.rename(aside)
-    new.rename(target)
+    try:
+        new.rename(target)
+    except OSError:
+        if aside.exists():
+            aside.rename(target)
+        raise
 
 
 def localise(path: str | os.PathLike, folder: str | os.PathLike) -> pathlib.Path:

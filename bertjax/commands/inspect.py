@@ -74,12 +74,24 @@ def _model(path: str) -> Iterable[str]:
     if model.config:
         rest = {k: v for k, v in model.config.items() if k not in ("family", "model", "objective")}
         yield from _wrapped("config", _pairs(rest))
-    t = model.tokenizer
-    yield _line("tokenizer", f"{t.kind}, {t.size:,} pieces, fingerprint {t.fingerprint[:12]}")
+    tokenizer = model.tokenizer
+    yield _tokenizer(tokenizer.kind, tokenizer.size, tokenizer.fingerprint)
     if model.config:
-        yield _line("data", model.config["data"]["path"])
+        yield _line("data", _data(model.config["data"]["path"]))
     yield ""
     yield from _parameters(model)
+
+
+def _data(path: str) -> str:
+    """The folder a run was trained on, with its size where it still is there."""
+    if not (pathlib.Path(path) / store.MANIFEST).exists():
+        return path
+    counts = store.read_manifest(path)["splits"]["train"]
+    return f"{path}: {counts['tokens']:,} tokens in {counts['documents']:,} documents"
+
+
+def _tokenizer(kind: str, size: int, fingerprint: str) -> str:
+    return _line("tokenizer", f"{kind}, {size:,} pieces, fingerprint {fingerprint[:12]}")
 
 
 def _latest(file: str, step: int | None) -> Iterable[str]:
@@ -107,25 +119,22 @@ def _prepared(path: str) -> Iterable[str]:
     manifest = store.read_manifest(path)
     tokenizer = manifest["tokenizer"]
     yield f"{path}: prepared data, tokens as {manifest['token_dtype']}"
-    yield _line(
-        "tokenizer", f"{tokenizer['size']:,} pieces, fingerprint {tokenizer['fingerprint'][:12]}"
-    )
-    if "sources" in manifest:
-        sources = manifest["sources"]
-        size = sum(source["size"] for source in sources)
-        yield _line("sources", f"{len(sources):,} files, {size / 1e6:,.1f} MB")
-        yield from (_line("", f"{source['path']}") for source in sources[:5])
-        if len(sources) > 5:
-            yield _line("", f"and {len(sources) - 5:,} more")
-    for key in ("splitter", "options", "skipped"):
-        if manifest.get(key):
-            value = manifest[key]
-            yield from _wrapped(key, _pairs(value) if isinstance(value, dict) else [str(value)])
+    yield _tokenizer(tokenizer["kind"], tokenizer["size"], tokenizer["fingerprint"])
+    sources = manifest["sources"]
+    size = sum(source["size"] for source in sources)
+    plural = "" if len(sources) == 1 else "s"
+    yield _line("sources", f"{size / 1e6:,.1f} MB in {len(sources):,} file{plural}")
+    yield from (_line("", source["path"]) for source in sources[:5])
+    if len(sources) > 5:
+        yield _line("", f"and {len(sources) - 5:,} more")
+    yield from _wrapped("options", _pairs(manifest["options"]))
+    if manifest["skipped"]:
+        yield from _wrapped("skipped", _pairs(manifest["skipped"]))
     yield ""
     columns = ("documents", "sentences", "tokens", "unknown", "records")
     rows = []
     for split, counts in manifest["splits"].items():
-        numbers = [f"{counts[c]:,}" if c in counts else "" for c in columns]
+        numbers = [f"{counts[column]:,}" for column in columns]
         rows.append((split, *numbers, f"{len(counts['shards']):,}"))
     yield from _table([("split", *columns, "shards"), *rows])
 

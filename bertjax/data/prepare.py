@@ -80,7 +80,10 @@ def prepare(
         "sources": [{"path": source.path, "size": source.size} for source in sources],
     }
     folder = epath.Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise errors.UserError(f"{output}: not a folder to write to ({error.strerror})") from error
     with _locked(output):
         if (folder / store.MANIFEST).exists():
             return _existing(folder, plan, on_error)
@@ -88,7 +91,7 @@ def prepare(
         tok.save(os.fspath(folder / store.TOKENIZER))
         job = prepare_unit.Job(output, tokenizer_path, splitter, text_field, text_split, on_error)
         units = _units(sources, shard_bytes, text_split, int(heldout_fraction * 2**64))
-        counts = _finish(job, units, workers or _cpus(), on_progress)
+        counts = _finish(job, units, workers or cpus(), on_progress)
         if heldout_fraction:
             counts = _hold_one_out(job, units, counts)
         manifest = plan | _totals(counts, missing)
@@ -114,7 +117,8 @@ def _validate(options: dict[str, Any], workers: int | None, on_error: str) -> No
         raise errors.UserError("workers and shard_bytes are at least 1")
 
 
-def _cpus() -> int:
+def cpus() -> int:
+    """CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -133,6 +137,8 @@ def _locked(output: str) -> Iterator[None]:
     except BlockingIOError as error:
         os.close(handle)
         raise errors.UserError(f"{output}: another process is preparing data there") from error
+    except OSError:
+        pass  # a file system without locks: two calls would write the same bytes twice
     try:
         _remove_partials(output)
         yield

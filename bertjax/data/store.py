@@ -344,11 +344,8 @@ def check_size(file: epath.Path, size: int) -> None:
 
 def sha256(path: str | os.PathLike) -> str:
     """Hex digest of a local or remote file, read in pieces."""
-    digest = hashlib.sha256()
     with epath.Path(path).open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _localise(path: str, digest: str) -> str:

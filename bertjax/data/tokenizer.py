@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from etils import epath
 
-from bertjax.data import tokenizer_files, tokenizer_training
+from bertjax.data import library_model, tokenizer_files, tokenizer_training
 from bertjax.data.vocabulary import Specials, Vocabulary
 
 KINDS = tokenizer_training.KINDS
@@ -118,8 +118,8 @@ class Tokenizer:
         """Ids of the text between two special tokens, which take the space before them."""
         ids = self.encode_batch([part if last or self.kind == "wordpiece" else part.rstrip()])[0]
         begins_word = first or part[0].isspace()
-        if ids and not begins_word and self.pieces(ids[:1]) == [tokenizer_training.SPACE]:
-            return ids[1:]  # SentencePiece puts a space in front of every text
+        if ids and not begins_word and self.pieces(ids[:1]) == [library_model.SPACE.get(self.kind)]:
+            return ids[1:]  # the space that the rules put in front of every text
         return ids
 
 

@@ -118,8 +118,15 @@ def finish(library: tokenizers.Tokenizer, options: Options) -> tokenizers.Tokeni
     """Declares the special tokens and lets transformers put [CLS] and [SEP] around a text."""
     pieces = set(library.get_vocab())
     names = special_names(pieces, options)
+    joined = isinstance(library.pre_tokenizer, pre_tokenizers.ByteLevel)
     specials = [*names.values(), *({END_OF_TEXT} & pieces)]
-    library.add_special_tokens(sorted(specials, key=library.token_to_id))
+    library.add_special_tokens(
+        [
+            # where a piece holds the space before it, so does the mask that stands for one
+            tokenizers.AddedToken(name, special=True, lstrip=joined and name == names.get("mask"))
+            for name in sorted(specials, key=library.token_to_id)
+        ]
+    )
     if "cls" in names and "sep" in names:
         cls, sep = names["cls"], names["sep"]
         library.post_processor = processors.TemplateProcessing(

@@ -14,7 +14,6 @@ from bertjax import errors
 from bertjax.data import library_model, tokenizer_files, unigram_model
 
 KINDS = ("wordpiece", "bpe", "unigram")
-SPACE = unigram_model.SPACE
 MIN_FREQUENCY = 2  # a pair that is seen once teaches nothing
 ALPHABET = 1000  # characters of their own; rarer ones become [UNK]
 _BATCH = 1000

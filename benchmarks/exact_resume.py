@@ -1,0 +1,95 @@
+"""Kills a run at random moments and compares where it ends with the run that nobody disturbed.
+
+    python benchmarks/exact_resume.py --data=prepared/ [--kills=10] [--steps=200]
+
+Each kill is SIGKILL to the whole process group at a random moment after the start, whatever the run
+does then: importing, compiling, stepping, saving. The parameters, the optimizer's moments and the
+metrics of the last step must be equal bit for bit. Exits with 1 when they are not.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import jax
+import numpy as np
+
+from bertjax import checkpoint, experiment, sharding, watch
+from bertjax import config as config_lib
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def _command(flags: argparse.Namespace, workdir: pathlib.Path) -> list[str]:
+    return [
+        sys.executable, "-m", "bertjax", "pretrain", f"--config={ROOT}/configs/bert_tiny.py:smoke",
+        f"--workdir={workdir}", f"--config.data.path={flags.data}", "--config.phase2.num_steps=0",
+        f"--config.num_steps={flags.steps}", "--config.checkpoint.every=10",
+        "--config.eval.every=50", "--config.log_every=1",
+    ]  # fmt: skip
+
+
+def _state(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+    config = config_lib.from_dict(json.loads((workdir / "config.json").read_text())["config"])
+    abstract = experiment.Experiment(config).abstract_state(sharding.make_mesh(**config.mesh))
+    state, _ = checkpoint.Reader(workdir / "checkpoints").restore(abstract)
+    leaves = jax.tree_util.tree_leaves_with_path((state.params, state.opt_state))
+    return {sharding.path_name(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def main() -> int:
+    """Runs both, prints what was compared; 0 if all is equal."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
+    flags = parser.parse_args()
+    folder = pathlib.Path(tempfile.mkdtemp())
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    began = time.perf_counter()
+    subprocess.run(_command(flags, folder / "whole"), check=True, **quiet)
+    seconds = time.perf_counter() - began
+    print(f"undisturbed: {flags.steps} steps in {seconds:.1f} s")
+
+    rng = random.Random(flags.seed)
+    killed = 0
+    while killed < flags.kills:
+        process = subprocess.Popen(
+            _command(flags, folder / "killed"), start_new_session=True, **quiet
+        )
+        # Early kills hit imports and compiling, late ones steps and saves.
+        wait = rng.uniform(0.1, 0.75) * seconds
+        try:
+            process.wait(timeout=wait)
+            print("  the run ended before its kill; starting no more")
+            break
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            killed += 1
+            saved = folder / "killed" / "checkpoints"
+            steps = sorted(int(p.name) for p in saved.glob("*") if p.name.isdigit())
+            print(f"  kill {killed} after {wait:.1f} s, checkpoints {steps[-3:]}", flush=True)
+    subprocess.run(_command(flags, folder / "killed"), check=True, **quiet)
+
+    whole, other = _state(folder / "whole"), _state(folder / "killed")
+    unequal = [name for name in whole if not np.array_equal(whole[name], other[name])]
+    last = [watch.read_metrics(folder / w / "metrics.jsonl")[-1] for w in ("whole", "killed")]
+    equal_eval = last[0] == last[1]
+    print(f"{killed} kills: {len(whole) - len(unequal)} of {len(whole)} arrays bit-equal; "
+          f"last held-out metrics {'equal' if equal_eval else 'differ'}")  # fmt: skip
+    shutil.rmtree(folder)
+    return int(bool(unequal) or not equal_eval)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+"""A bucket in memory behind gs:// paths: epath and fsspec run as they do against the real one."""
+
+import os
+
+from etils.epath import backend
+from fsspec.implementations.memory import MemoryFileSystem
+
+
+def install(monkeypatch) -> dict:
+    """Until the test ends, gs:// leads to a bucket of this process. Returns its files by name."""
+
+    class Bucket(MemoryFileSystem):
+        protocol = "gs"
+        store: dict = {}  # noqa: RUF012
+        pseudo_dirs = [""]  # noqa: RUF012
+        cachable = False
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return os.fspath(path).removeprefix("gs://").strip("/")
+
+    kind = type(backend.fsspec_backend)
+    local = backend.fsspec_backend._get_filesystem("file")
+    monkeypatch.setattr(
+        kind, "_get_filesystem", lambda self, name: Bucket() if name == "gcs" else local
+    )
+    return Bucket.store

@@ -1,0 +1,123 @@
+"""Bad input through the front door: exit code 2, one line on stderr that names what is wrong.
+
+What one module finds wrong in its own input is tested with that module; here the whole command runs.
+"""
+
+import json
+import shutil
+
+import pytest
+
+from bertjax import __main__ as cli
+from bertjax import errors
+from tests import corpora
+
+CONFIG = "configs/bert_tiny.py:smoke"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return corpora.make(tmp_path_factory.mktemp("made"), count=60)
+
+
+@pytest.fixture
+def fails(capsys, monkeypatch):
+    """Runs a command that must fail; returns its one line."""
+    monkeypatch.chdir(corpora.ROOT)
+    monkeypatch.delenv("BERTJAX_TRACEBACK", raising=False)
+
+    def run(*argv: str) -> str:
+        assert cli.main([str(word) for word in argv]) == errors.EXIT_BAD_INPUT
+        lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("bertjax: error: ")
+        return lines[0]
+
+    return run
+
+
+def _pretrain(made, tmp_path, *overrides):
+    return ("pretrain", f"--config={CONFIG}", f"--workdir={tmp_path / 'run'}",
+            f"--config.data.path={made / 'prepared'}", *overrides)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("missing.jsonl", None, "missing.jsonl"),
+        ("empty.jsonl", b"", "empty.jsonl"),
+        ("bad.jsonl", b'{"text": "One good line."}\n{"text": oops}\n', "line 2"),
+        ("field.jsonl", b'{"body": "No text here."}\n', "text"),
+        ("latin.txt", "caf\u00e9".encode("latin-1"), "UTF-8"),
+    ],
+)
+def test_corpus(made, tmp_path, fails, name, content, expected):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    line = fails("prepare", f"--input={tmp_path / name}", f"--tokenizer={made / 'tokenizer'}",
+                 f"--output={tmp_path / 'out'}", "--workers=1")  # fmt: skip
+    assert name in line and expected in line
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("--config.optimizer.learning_rat=1", "did you mean optimizer.learning_rate"),
+        ("--config.batch_size=many", "config.batch_size = 'many' is not of type int"),
+        ("--config.model.num_heads=3", "num_heads = 3: must be a divisor of"),
+        ("--config.data.length=100", "config.data.length = 100: must be between"),
+        ("--config.batch_size=12", "config.batch_size = 12 does not divide"),
+        ("--config.mesh.data=3", "does not multiply to"),
+        ("--config.model.vocab_size=50", "more than config.model.vocab_size = 50"),
+        ("--config.objective.pair=maybe", "'nsp' or 'none'"),
+        ("--config.objective.mask_rate=2", "mask_rate"),
+        ("--config.data.path=", "config.data.path is not set"),
+        ("--config.data.path=/nowhere", "/nowhere"),
+        ("--config.init_from=/nowhere", "/nowhere"),
+    ],
+)
+def test_config(made, tmp_path, fails, override, expected):
+    assert expected in fails(*_pretrain(made, tmp_path, override))
+
+
+def test_config_file(tmp_path, fails):
+    assert "no file nothing.py" in fails("pretrain", "--config=nothing.py", "--workdir=w")
+    assert "smoke" in fails("pretrain", "--config=configs/bert_tiny.py:big", "--workdir=w")
+
+
+def test_corrupt_shard(made, tmp_path, fails):
+    shutil.copytree(made / "prepared", tmp_path / "prepared")
+    shard = next((tmp_path / "prepared").glob("train-*"))
+    data = shard.read_bytes()
+    shard.write_bytes(data[: len(data) // 2])
+    line = fails("pretrain", f"--config={CONFIG}", f"--workdir={tmp_path / 'run'}",
+                 f"--config.data.path={tmp_path / 'prepared'}")  # fmt: skip
+    assert shard.name in line
+
+
+def test_model_that_is_none(made, tmp_path, fails):
+    assert "nothing" in fails("predict", f"--model={tmp_path / 'no'}", "--text=a [MASK]")
+    assert "no model here" in fails("export", f"--model={made}", f"--output={tmp_path / 'o'}")
+
+
+def test_unfinished_preparation(made, tmp_path, fails):
+    shutil.copytree(made / "prepared", tmp_path / "prepared")
+    (tmp_path / "prepared" / "manifest.json").unlink()
+    line = fails(*_pretrain(tmp_path, tmp_path))
+    assert "manifest.json" in line and "prepare" in line
+
+
+def test_damaged_workdir_config(made, tmp_path, fails):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"format": "other"}))
+    assert "not the config of a bertjax workdir" in fails(*_pretrain(made, tmp_path))
+
+
+def test_unknown_verb_and_flag(capsys):
+    assert cli.main(["trian"]) == 2
+    assert "no verb 'trian'" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["prepare", "--inputs=x", "--input=a", "--tokenizer=b", "--output=c"])
+    assert stop.value.code == 2
+    assert "--inputs=x" in capsys.readouterr().err
