@@ -17,7 +17,7 @@ setup(
         "tensorflow-datasets>=4.9.10",
         "grain>=0.2.18",
         "array-record>=0.8",
-        "sentencepiece>=0.2.1",
+        "sentencepiece>=0.2.3",
         "tokenizers>=0.22",
         "safetensors>=0.6",
         "ml-collections>=1.1",

@@ -63,7 +63,8 @@ class A:
         """The method that is told about above, in one line which is long enough to count."""
         return "not a docstring" * 2
 '''
-    assert [text.split()[1] for text in builtin._docstrings(source)] == ["module's", "class,", "method"]
+    second_words = [text.split()[1] for text in builtin._docstrings(source)]
+    assert second_words == ["module's", "class,", "method"]
     assert builtin._docstrings(source + b"x = (") == []
 
 
