@@ -87,7 +87,7 @@ def bertjax_steps(shape: Shape, dtype: str) -> tuple[dict, Callable[[], object]]
     with jax.set_mesh(mesh):
         state = jax.jit(experiment.init_state)(jax.random.key(0))
         batch = sharding.global_batch(mesh, shape.batch_size, make_batch(shape))
-        train_step = experiment.train_step(config_lib.phases(config)[0])
+        train_step = experiment.train_step(config_lib.phases(config)[0], mesh)
 
     def step():
         nonlocal state

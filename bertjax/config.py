@@ -89,7 +89,10 @@ def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
             else:
                 config[key] = tuple(value) if isinstance(value, list) else value
 
-    put(config, stored)
+    try:
+        put(config, stored)
+    except (KeyError, TypeError) as error:
+        raise errors.UserError(f"not the config of this version of bertjax: {error}") from error
     return config
 
 
@@ -123,10 +126,13 @@ def load(path: str, overrides: Mapping[str, str] | None = None) -> ConfigDict:
     if spec is None or spec.loader is None:
         raise errors.UserError(f"--config={path}: {name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise errors.UserError(f"--config={path}: {name} has no function get_config(arg)")
-    config = module.get_config(arg)
+    try:
+        spec.loader.exec_module(module)
+        if not hasattr(module, "get_config"):
+            raise errors.UserError(f"--config={path}: {name} has no function get_config(arg)")
+        config = module.get_config(arg)
+    except (SyntaxError, NameError, AttributeError, KeyError, TypeError) as error:
+        raise errors.UserError(f"--config={path}: {type(error).__name__}: {error}") from error
     for key, value in (overrides or {}).items():
         override(config, key, value)
     validate(config)
@@ -181,19 +187,24 @@ def _read(key: str, text: str, kind: type) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """Steps [start, stop) on batches of `batch_size` sequences of `length` tokens."""
+    """Steps [start, stop) on batches of `batch_size` sequences of `length` tokens.
+
+    prefix: of the config's key of the batch size.
+    """
 
     start: int
     stop: int
     length: int
     batch_size: int
+    prefix: str = ""
 
 
 def phases(config: ConfigDict) -> list[Phase]:
     """The one or two phases of a run, in order."""
     border = config.num_steps - config.phase2.num_steps
     first = Phase(0, border, config.data.length, config.batch_size)
-    second = Phase(border, config.num_steps, config.phase2.length, config.phase2.batch_size)
+    phase2 = config.phase2
+    second = Phase(border, config.num_steps, phase2.length, phase2.batch_size, "phase2.")
     return [phase for phase in (first, second) if phase.stop > phase.start]
 
 
@@ -221,10 +232,15 @@ def _check_one_of(config: ConfigDict, key: str, allowed: Sequence[str]) -> None:
 def validate(config: ConfigDict) -> None:
     """Raises UserError naming the key, its value and what is allowed. Nothing is compiled for it."""
     model = build.family(config.family).Config(**config.model)  # checks its own fields
-    build.objective_config(config)
+    objective = build.objective_config(config)
+    for head in build.objective(config.objective.name).heads(objective):
+        _check(head in config.model.heads, config, "model.heads",
+               f"a tuple with {head!r}, which the objective {config.objective.name} reads")  # fmt: skip
     optimizer.validate(config.optimizer, config.num_steps)
     _check_one_of(config, "dtype", ("auto", "float32", "bfloat16"))
     _check_one_of(config, "remat", tuple(layers.REMAT_POLICIES))
+    _check(0 <= config.seed < 2**32, config, "seed", "between 0 and 2**32 - 1")
+    _check(config.checkpoint.keep_best >= 0, config, "checkpoint.keep_best", "0 or more")
     positive = (
         "batch_size", "num_steps", "log_every", "eval.every", "eval.max_samples",
         "checkpoint.every", "checkpoint.keep_last", "max_bad_steps", "phase2.batch_size",
@@ -234,7 +250,7 @@ def validate(config: ConfigDict) -> None:
     _check(0 <= config.phase2.num_steps <= config.num_steps, config, "phase2.num_steps",
            f"between 0 and config.num_steps = {config.num_steps}")  # fmt: skip
     for phase in phases(config):
-        key = "data.length" if phase.start == 0 else "phase2.length"
+        key = "phase2.length" if phase.prefix else "data.length"
         _check(8 <= phase.length <= model.max_length, config, key,
                f"between 8 and config.model.max_length = {model.max_length}")  # fmt: skip
         if config.micro_batch_size:

@@ -47,7 +47,7 @@ class Experiment:
             places,
         )
 
-    def train_step(self, phase: config_lib.Phase) -> Callable:
+    def train_step(self, phase: config_lib.Phase, mesh: jax.sharding.Mesh) -> Callable:
         """The jitted step on the batches of a phase; it consumes the state that it is given."""
         normalizers = functools.partial(self.objective.normalizers, self.objective_config)
         function = step_lib.make_train_step(
@@ -58,7 +58,9 @@ class Experiment:
             self.schedule,
             config_lib.micro_batches(self.config, phase.batch_size),
         )
-        return jax.jit(function, donate_argnums=0)
+        # The compiler would split some biases otherwise, and compile the next step again for it.
+        places = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(mesh))
+        return jax.jit(function, donate_argnums=0, out_shardings=(places, None))
 
     def sampling(self, length: int, vocabulary: Vocabulary) -> tuple[Any, Callable]:
         """How text becomes samples of `length` tokens, and how a batch of them is corrupted."""
@@ -112,7 +114,7 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> No
     for phase in config_lib.phases(config):
         size = config.micro_batch_size or phase.batch_size
         if size % shards:
-            key = "micro_batch_size" if config.micro_batch_size else "batch_size"
+            key = "micro_batch_size" if config.micro_batch_size else f"{phase.prefix}batch_size"
             raise errors.UserError(
                 f"config.{key} = {size} does not divide over data x fsdp = {shards} devices: "
                 f"take a multiple of {shards}"

@@ -55,5 +55,5 @@ def mfu(flops_per_second: float, devices: list[jax.Device] | None = None) -> flo
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), inf where it overflows."""
+    """exp(loss), and at most exp(700): JSON has no infinity."""
     return float(np.exp(min(loss, 700.0)))

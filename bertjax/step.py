@@ -35,8 +35,8 @@ class TrainState:
 
 def init_state(params: Any, tx: optax.GradientTransformation, rng: jax.Array) -> TrainState:
     """The state before the first step."""
-    zero = jnp.zeros((), jnp.int32)
-    return TrainState(zero, params, tx.init(params), rng, zero, zero)
+    step, skipped, in_row = (jnp.zeros((), jnp.int32) for _ in range(3))  # each can be donated
+    return TrainState(step, params, tx.init(params), rng, skipped, in_row)
 
 
 def _micro_batches(batch: Batch, count: int) -> Batch:
@@ -112,7 +112,7 @@ def make_train_step(
             "loss": total,
             **means,
             "grad_norm": grad_norm,
-            "learning_rate": schedule(state.step),
+            "learning_rate": schedule(state.step - state.skipped),  # as tx counts
             "skipped": new_state.skipped,
             "skipped_in_row": new_state.skipped_in_row,
         }

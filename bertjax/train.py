@@ -66,7 +66,7 @@ def train_and_evaluate(
         eval_step = jax.jit(step_lib.make_eval_step(experiment.model, experiment.loss))
         batches = experiment.train_batches(train_data, vocabulary, start, rows)
         phases = config_lib.phases(config)
-        train_steps = {phase: experiment.train_step(phase) for phase in phases}
+        train_steps = {phase: experiment.train_step(phase, mesh) for phase in phases}
 
         for step in range(start, config.num_steps + 1):
             phase = next((p for p in phases if step < p.stop), phases[-1])

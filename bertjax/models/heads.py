@@ -28,6 +28,7 @@ class MlmHead(nn.Module):
     def __call__(self, x_BPD: jax.Array, word_embedding: layers.Embed) -> jax.Array:
         config = self.config
         x_BPD = layers.dense(x_BPD.shape[-1], config, name="transform")(x_BPD)
+        x_BPD = sharding.constrain(x_BPD, ("batch", "length", "embed"))
         x_BPD = layers.ACTIVATIONS[config.activation](x_BPD)
         x_BPD = layers.LayerNorm(config.layer_norm_eps, name="norm")(x_BPD)
         rows = word_embedding.num_embeddings
@@ -44,4 +45,5 @@ class Pooler(nn.Module):
 
     @nn.compact
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        return jnp.tanh(layers.dense(x_BLD.shape[-1], self.config, name="dense")(x_BLD[:, 0]))
+        x_BD = layers.dense(x_BLD.shape[-1], self.config, name="dense")(x_BLD[:, 0])
+        return jnp.tanh(sharding.constrain(x_BD, ("batch", "embed")))

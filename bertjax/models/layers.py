@@ -57,6 +57,8 @@ def check_fields(config: Any) -> None:
             check(getattr(config, field.name) >= 1, field.name, "1 or more")
         if field.name.endswith("dropout_rate"):
             check(0.0 <= getattr(config, field.name) < 1.0, field.name, "in [0, 1)")
+        elif field.type is float:
+            check(getattr(config, field.name) >= 0.0, field.name, "0 or more")
     check(config.hidden_size % config.num_heads == 0, "num_heads",
           f"a divisor of config.model.hidden_size = {config.hidden_size}")  # fmt: skip
     check(config.activation in ACTIVATIONS, "activation", f"one of {', '.join(ACTIVATIONS)}")

@@ -54,6 +54,11 @@ def predictions(config: Config, length: int) -> int:
     return max(1, round(config.mask_rate * length))
 
 
+def heads(config: Config) -> tuple[str, ...]:
+    """The heads of the model that `loss` reads."""
+    return ("mlm", "nsp") if config.pair == "nsp" else ("mlm",)
+
+
 def features(config: Config, length: int) -> dict[str, tuple[tuple[int, ...], type]]:
     """Name -> (shape without the batch, dtype) of what `transform` gives."""
     p = predictions(config, length)

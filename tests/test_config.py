@@ -1,0 +1,221 @@
+"""Configs: every file loads, every key is overridden by its type, what cannot be is refused by name."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+from bertjax import config as config_lib
+from bertjax import errors
+
+CONFIGS = sorted((pathlib.Path(__file__).resolve().parent.parent / "configs").glob("*.py"))
+BASE = str(next(path for path in CONFIGS if path.stem == "bert_base"))
+
+
+def _load(**overrides):
+    return config_lib.load(BASE, {k.replace("__", "."): str(v) for k, v in overrides.items()})
+
+
+@pytest.mark.parametrize("arg", ["", ":smoke"])
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_file_loads_and_is_locked(path, arg):
+    config = config_lib.load(f"{path}{arg}")
+    assert config.is_locked
+    with pytest.raises((AttributeError, KeyError)):
+        config.optimizer.learning_rte = 1.0
+    assert re.fullmatch(r"(v\d+[ep]?|tpu7x)-\d+", config.topology)
+    if arg:
+        assert config.num_steps <= 100 and config.model.hidden_size <= 64
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_docstring_is_the_lab_notebook(path):
+    doc = ast.get_docstring(ast.parse(path.read_text()))
+    topology = config_lib.load(str(path)).topology
+    assert f"--config=configs/{path.name}" in doc, "the command"
+    assert f"TPU {topology}" in doc, "the slice, as config.topology names it"
+    if path.stem != "demo":
+        assert re.search(r"arXiv \d{4}\.\d{5}", doc), "the paper"
+
+
+def test_a_file_knows_no_other_argument():
+    with pytest.raises(errors.UserError, match="smoke.*'smal'"):
+        config_lib.load(BASE + ":smal")
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("batch_size", "64", 64),
+        ("num_steps", "2e6", 2_000_000),
+        ("num_steps", "2_000_000", 2_000_000),
+        ("optimizer.weight_decay", "1", 1.0),
+        ("optimizer.learning_rate", "3e-4", 3e-4),
+        ("objective.whole_word", "true", True),
+        ("objective.whole_word", "False", False),
+        ("model.heads", "('pooler', 'mlm', 'nsp')", ("pooler", "mlm", "nsp")),
+        ("model.activation", "relu", "relu"),
+        ("data.path", "2024", "2024"),
+    ],
+)
+def test_override_reads_the_type_of_the_key(key, text, value):
+    got = config_lib.value_of(config_lib.load(BASE, {key: text}), key)
+    assert got == value and type(got) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "kind"),
+    [
+        ("batch_size", "64.5", "int"),
+        ("batch_size", "true", "int"),
+        ("batch_size", "many", "int"),
+        ("batch_size", "", "int"),
+        ("optimizer.learning_rate", "fast", "float"),
+        ("optimizer.learning_rate", "nan", "float"),
+        ("objective.whole_word", "1", "bool"),
+        ("model.heads", "mlm", "tuple"),
+        ("model.heads", "('mlm'", "tuple"),
+    ],
+)
+def test_override_of_another_type_is_refused(key, text, kind):
+    with pytest.raises(errors.UserError) as caught:
+        config_lib.load(BASE, {key: text})
+    assert f"config.{key} = {text!r}" in str(caught.value) and kind in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("learning_rate", "optimizer.learning_rate"),
+        ("optimizer.learning_rat", "optimizer.learning_rate"),
+        ("batchsize", "batch_size"),
+        ("model.num_head", "model.num_heads"),
+    ],
+)
+def test_unknown_key_suggests_the_near_one(key, near):
+    with pytest.raises(errors.UserError, match=f"unknown config key '{key}'.*{re.escape(near)}"):
+        config_lib.load(BASE, {key: "1"})
+
+
+def test_a_group_of_keys_is_no_key():
+    with pytest.raises(errors.UserError, match="unknown config key 'optimizer'"):
+        config_lib.load(BASE, {"optimizer": "adamw"})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "allowed"),
+    [
+        ({"model.num_heads": 7}, "model.num_heads = 7", "divisor of config.model.hidden_size = 768"),
+        ({"model.num_layers": 0}, "model.num_layers = 0", "1 or more"),
+        ({"model.dropout_rate": 1.0}, "model.dropout_rate = 1.0", "in [0, 1)"),
+        ({"model.layer_norm_eps": -1e-6}, "model.layer_norm_eps = -1e-06", "0 or more"),
+        ({"model.activation": "swish"}, "model.activation = 'swish'", "gelu_tanh"),
+        ({"model.heads": "('mlm', 'sop')"}, "model.heads = ('mlm', 'sop')", "pooler, mlm, nsp"),
+        ({"model.heads": "('mlm', 'nsp')"}, "model.heads = ('mlm', 'nsp')", "pooler"),
+        ({"model.heads": "('pooler', 'mlm')"}, "model.heads = ('pooler', 'mlm')", "'nsp'"),
+        ({"model.heads": "('pooler', 'nsp')"}, "model.heads = ('pooler', 'nsp')", "'mlm'"),
+        ({"objective.mask_rate": 1.5}, "objective.mask_rate", "between 0 and 1"),
+        ({"objective.pair": "sop"}, "objective.pair", "'nsp' or 'none'"),
+        ({"objective.name": "clm"}, "objective.name = 'clm'", "mlm"),
+        ({"family": "bort"}, "family = 'bort'", "bert"),
+        ({"data.length": 513}, "data.length = 513", "config.model.max_length = 512"),
+        ({"phase2.length": 1024}, "phase2.length = 1024", "config.model.max_length = 512"),
+        ({"data.length": 4}, "data.length = 4", "between 8 and"),
+        ({"batch_size": 0}, "batch_size = 0", "1 or more"),
+        ({"micro_batch_size": 48}, "micro_batch_size = 48", "divisor of the batch size 256"),
+        ({"micro_batch_size": -1}, "micro_batch_size = -1", "divisor of the batch size 256"),
+        ({"phase2.num_steps": 2_000_000}, "phase2.num_steps = 2000000", "config.num_steps = 1000000"),
+        ({"num_steps": 0}, "num_steps", "below config.num_steps = 0"),
+        ({"seed": -1}, "seed = -1", "between 0 and"),
+        ({"seed": 2**32}, "seed = 4294967296", "between 0 and"),
+        ({"dtype": "float16"}, "dtype = 'float16'", "auto, float32, bfloat16"),
+        ({"remat": "some"}, "remat = 'some'", "none, full, dots"),
+        ({"eval.every": 0}, "eval.every = 0", "1 or more"),
+        ({"checkpoint.keep_last": 0}, "checkpoint.keep_last = 0", "1 or more"),
+        ({"checkpoint.keep_best": -1}, "checkpoint.keep_best = -1", "0 or more"),
+        ({"max_bad_steps": 0}, "max_bad_steps = 0", "1 or more"),
+        ({"optimizer.name": "sgd"}, "optimizer.name = 'sgd'", "adamw, lamb"),
+        ({"optimizer.schedule": "step"}, "optimizer.schedule = 'step'", "one_cycle"),
+        ({"optimizer.learning_rate": 0}, "optimizer.learning_rate = 0.0", "above 0"),
+        ({"optimizer.warmup_steps": 1_000_000}, "optimizer.warmup_steps = 1000000", "num_steps"),
+        ({"optimizer.schedule": "rsqrt", "optimizer.warmup_steps": 0}, "warmup_steps = 0", "rsqrt"),
+        ({"optimizer.decay_steps": 995_000}, "optimizer.decay_steps = 995000", "990000"),
+        ({"optimizer.weight_decay": -0.1}, "optimizer.weight_decay = -0.1", "0 or more"),
+        ({"optimizer.b2": 1}, "optimizer.b2 = 1.0", "in [0, 1)"),
+        ({"optimizer.eps": 0}, "optimizer.eps = 0.0", "above 0"),
+        ({"optimizer.clip_norm": -1}, "optimizer.clip_norm = -1.0", "0 or more"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_impossible_value_is_refused_by_key_value_and_what_is_allowed(overrides, key, allowed):
+    with pytest.raises(errors.UserError) as caught:
+        config_lib.load(BASE, {k: str(v) for k, v in overrides.items()})
+    message = str(caught.value)
+    assert key in message and allowed in message and "\n" not in message
+
+
+def test_a_run_of_phase_2_alone_is_named_by_the_keys_of_phase_2():
+    run = {"num_steps": 100, "phase2__num_steps": 100, "optimizer__warmup_steps": 10}
+    with pytest.raises(errors.UserError, match=r"config.phase2.length = 600"):
+        _load(**run, phase2__length=600)
+    only = config_lib.phases(_load(**run, phase2__batch_size=32))
+    assert [(p.start, p.stop, p.length, p.batch_size) for p in only] == [(0, 100, 512, 32)]
+
+
+def test_phases_cover_every_step_once():
+    first, second = config_lib.phases(_load())
+    assert (first.start, first.stop, first.length) == (0, 900_000, 128)
+    assert (second.start, second.stop, second.length) == (900_000, 1_000_000, 512)
+    assert len(config_lib.phases(_load(phase2__num_steps=0))) == 1
+
+
+def test_micro_batches_of_each_phase():
+    config = _load(micro_batch_size=32, phase2__batch_size=64)
+    counts = [config_lib.micro_batches(config, p.batch_size) for p in config_lib.phases(config)]
+    assert counts == [8, 2]
+    assert config_lib.micro_batches(_load(), 256) == 1
+
+
+def test_stored_config_comes_back_as_it_was():
+    config = _load(model__heads="('mlm',)", objective__pair="none", optimizer__name="lamb")
+    stored = {**config.to_dict(), "model": {**config.model.to_dict(), "heads": ["mlm"]}}  # JSON
+    back = config_lib.from_dict(stored)
+    assert back.to_dict() == config.to_dict() and back.is_locked
+    config_lib.validate(back)
+
+
+def test_stored_config_of_another_version_is_refused():
+    stored = _load().to_dict() | {"batch_sise": 3}
+    with pytest.raises(errors.UserError, match="batch_sise"):
+        config_lib.from_dict(stored)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def get_config(arg", "SyntaxError"),
+        ("CONFIG = 3", "no function get_config"),
+        (
+            "from bertjax import config\n"
+            "def get_config(arg=''):\n"
+            "    made = config.default()\n"
+            "    made.batchsize = 3\n"
+            "    return made\n",
+            "batchsize",
+        ),
+    ],
+)
+def test_broken_file_is_refused_by_name(tmp_path, text, says):
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    with pytest.raises(errors.UserError, match=f"mine.py: .*{says}|{says}"):
+        config_lib.load(str(file))
+
+
+def test_absent_file_is_refused_by_name(tmp_path):
+    with pytest.raises(errors.UserError, match="there is no file .*none.py"):
+        config_lib.load(f"{tmp_path}/none.py:smoke")
+    with pytest.raises(errors.UserError, match="not a Python file"):
+        (tmp_path / "notes.txt").write_text("x")
+        config_lib.load(f"{tmp_path}/notes.txt")

@@ -1,0 +1,71 @@
+"""Terms add up before they are divided; FLOPs against the peak of the device."""
+
+import math
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax import evaluate, metrics, sharding
+
+
+def test_terms_add_up_and_are_divided_once():
+    # Means of 3 and 1, over weights 1 and 9: their mean would be 2.
+    total = metrics.add(metrics.add(None, {"mlm_loss": (3.0, 1.0)}), {"mlm_loss": (9.0, 9.0)})
+    assert metrics.means(total) == {"mlm_loss": pytest.approx(1.2)}
+
+
+def test_a_term_that_nothing_counted_in_is_left_out():
+    assert metrics.means({"mlm_loss": (0.0, 0.0), "nsp_loss": (1.0, 2.0)}) == {"nsp_loss": 0.5}
+
+
+def test_total_loss_sums_what_is_called_a_loss():
+    values = {"mlm_loss": 2.0, "nsp_loss": 0.5, "mlm_accuracy": 100.0, "loss_scale": 7.0}
+    assert metrics.total_loss(values) == 2.5
+
+
+def _devices(kind, count=1):
+    return [types.SimpleNamespace(device_kind=kind)] * count
+
+
+def test_mfu_is_of_all_devices_and_of_known_ones():
+    assert metrics.mfu(98.5e12, _devices("TPU v5 lite")) == pytest.approx(0.5)
+    assert metrics.mfu(98.5e12, _devices("TPU v5 lite", 4)) == pytest.approx(0.125)
+    assert metrics.mfu(1e12, _devices("cpu")) is None
+
+
+def test_perplexity_is_finite():
+    assert metrics.perplexity(math.log(50.0)) == pytest.approx(50.0)
+    assert math.isfinite(metrics.perplexity(1e6)) and math.isnan(metrics.perplexity(math.nan))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 6])
+def test_evaluation_does_not_depend_on_the_batches(batch_size):
+    nll = np.arange(6, dtype=np.float32)
+    weight = np.array([1, 0, 2, 1, 0, 4], np.float32)
+
+    def eval_step(params, batch):
+        return {
+            "mlm_loss": ((params * batch["nll"] * batch["w"]).sum(), batch["w"].sum()),
+            "nsp_loss": (batch["w"].sum() * 0.5, batch["w"].sum()),
+        }
+
+    cuts = range(0, 6, batch_size)
+    batches = [{"nll": nll[i : i + batch_size], "w": weight[i : i + batch_size]} for i in cuts]
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    values = evaluate.evaluate(eval_step, 2.0, batches, mesh, batch_size)
+    mlm = 2.0 * float((nll * weight).sum() / weight.sum())
+    assert values["mlm_loss"] == pytest.approx(mlm)
+    assert values["loss"] == pytest.approx(mlm + 0.5)
+    assert values["perplexity"] == pytest.approx(math.exp(mlm))
+
+
+def test_unigram_loss_is_the_mean_over_predictions():
+    log_probs = np.log(np.array([0.5, 0.25, 0.25]))
+    batches = [
+        {"masked_ids": np.array([[0, 1]]), "masked_weights": np.array([[1.0, 1.0]])},
+        {"masked_ids": np.array([[2, 0]]), "masked_weights": np.array([[1.0, 0.0]])},
+    ]
+    assert evaluate.unigram_loss(log_probs, batches) == pytest.approx(math.log(2 * 4 * 4) / 3)
+    assert math.isnan(evaluate.unigram_loss(log_probs, []))

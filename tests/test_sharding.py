@@ -1,0 +1,195 @@
+"""Where arrays live: the table of parameters, meshes, and batches put together from rows."""
+
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from bertjax import build, errors, models, optimizer, sharding
+from bertjax import step as step_lib
+
+FAMILIES = [
+    module.name
+    for module in pkgutil.iter_modules(models.__path__)
+    if module.name not in ("layers", "heads")
+]
+
+
+def _params(family, **fields):
+    return build.abstract_params(build.model(family, fields))
+
+
+def _line(path):
+    return next(pattern for pattern, _ in sharding.PARAM_AXES if re.search(pattern, path))
+
+
+def _named(tree):
+    return {sharding.path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_parameter_has_a_line_with_an_axis_for_each_dimension(family):
+    for path, leaf in _named(_params(family)).items():
+        axes = sharding.param_axes(path)
+        assert len(axes) == leaf.ndim, f"{path} {leaf.shape}: {axes}"
+        assert all(axis is None or axis in sharding.AXIS_RULES for axis in axes)
+        assert len(set(axes) - {None}) == len([axis for axis in axes if axis]), "an axis twice"
+
+
+def test_every_line_is_used_by_some_family():
+    used = {_line(path) for family in FAMILIES for path in _named(_params(family))}
+    assert used == {pattern for pattern, _ in sharding.PARAM_AXES}
+
+
+def test_unknown_parameter_says_what_is_missing():
+    with pytest.raises(KeyError, match="no line in sharding.PARAM_AXES.*relative_bias"):
+        sharding.param_axes("encoder/layers/attention/relative_bias/values")
+
+
+@pytest.mark.parametrize("name", optimizer.OPTIMIZERS)
+def test_moments_live_where_their_parameters_do(name):
+    mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+    tx = optimizer.make(optimizer.Config(name=name), 100_000)
+    params = _params("bert", hidden_size=64, num_heads=4, num_layers=2, vocab_size=200)
+    state = jax.eval_shape(lambda p: step_lib.init_state(p, tx, jax.random.key(0)), params)
+    places = _named(sharding.state_shardings(mesh, state))
+    of_params = {k.removeprefix("params/"): v for k, v in places.items() if k.startswith("params/")}
+    of_moments = {k: v for k, v in places.items() if re.search("/(mu|nu)/", k)}
+    assert len(of_moments) == 2 * len(of_params)
+    for path, place in of_moments.items():
+        assert place == of_params[re.split("/(?:mu|nu)/", path)[1]], path
+    assert of_params["embeddings/word/embedding"].spec == PartitionSpec(("tensor",), None)
+    assert of_params["encoder/layers/mlp/wi/kernel"].spec == PartitionSpec(
+        None, ("fsdp",), ("tensor",)
+    )
+    whole = [k for k in places if not re.search("params/|/mu/|/nu/", k)]
+    assert {"step", "rng", "skipped", "skipped_in_row"} < set(whole)
+    assert all(places[path].spec == PartitionSpec() for path in whole)
+
+
+def test_an_axis_that_does_not_divide_stays_whole():
+    mesh = sharding.make_mesh(data=1, fsdp=2, tensor=4)
+    state = {"params": _params("bert", hidden_size=66, num_heads=6, intermediate_size=132)}
+    places = _named(sharding.state_shardings(mesh, state))
+    query = places["params/encoder/layers/attention/query/kernel"]
+    assert query.spec == PartitionSpec(None, ("fsdp",), None, None), "6 heads on 4 devices"
+    wi = places["params/encoder/layers/mlp/wi/kernel"]
+    assert wi.spec == PartitionSpec(None, ("fsdp",), ("tensor",))
+
+
+@pytest.mark.parametrize(
+    ("asked", "shape"),
+    [
+        ((-1, 1, 1), (8, 1, 1)),
+        ((1, -1, 2), (1, 4, 2)),
+        ((2, 2, -1), (2, 2, 2)),
+        ((4, 2, 1), (4, 2, 1)),
+        ((8, 1, -1), (8, 1, 1)),
+    ],
+)
+def test_mesh_fills_in_the_size_left_open(asked, shape):
+    mesh = sharding.make_mesh(*asked)
+    assert tuple(mesh.shape.values()) == shape and mesh.axis_names == ("data", "fsdp", "tensor")
+    assert sharding.batch_shards(mesh) == shape[0] * shape[1]
+
+
+@pytest.mark.parametrize(
+    "asked", [(3, 1, 1), (16, 1, 1), (2, 2, 1), (-1, -1, 1), (-1, 3, 1), (0, 1, 1), (-1, 0, 1),
+              (-2, 1, -4)]
+)  # fmt: skip
+def test_mesh_that_the_devices_cannot_make_is_refused(asked):
+    with pytest.raises(errors.UserError) as caught:
+        sharding.make_mesh(*asked)
+    data, fsdp, tensor = asked
+    assert f"(data {data}, fsdp {fsdp}, tensor {tensor})" in str(caught.value)
+    assert "8 devices" in str(caught.value)
+
+
+class _OneProcess:
+    """A sharding as the process sees it that holds only `devices`."""
+
+    def __init__(self, whole, devices):
+        self.whole, self.devices = whole, devices
+
+    def addressable_devices_indices_map(self, shape):
+        places = self.whole.devices_indices_map(shape)
+        return {device: places[device] for device in self.devices}
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 4, 1), (2, 2, 2), (4, 1, 2)])
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_local_rows_of_all_processes_cover_each_row_once(shape, processes, monkeypatch):
+    mesh = sharding.make_mesh(*shape)
+    whole = sharding.batch_sharding(mesh)
+    rows = []
+    for devices in np.split(mesh.devices.ravel(), processes):
+        one = _OneProcess(whole, devices)
+        monkeypatch.setattr(sharding, "batch_sharding", lambda mesh, one=one: one)
+        mine = sharding.local_rows(mesh, 24)
+        assert (np.diff(mine) > 0).all()
+        rows.append(mine)
+    np.testing.assert_array_equal(np.sort(np.concatenate(rows)), np.arange(24))
+
+
+def test_global_batch_is_the_rows_in_their_order():
+    mesh = sharding.make_mesh(2, 2, 2)
+    rows = sharding.local_rows(mesh, 12)
+    local = {
+        "input_ids": (100 * rows[:, None] + np.arange(5)).astype(np.int32),
+        "next_sentence_label": rows.astype(np.int32),
+    }
+    batch = sharding.global_batch(mesh, 12, local)
+    for name, value in local.items():
+        np.testing.assert_array_equal(batch[name], value)
+        assert batch[name].sharding.is_equivalent_to(sharding.batch_sharding(mesh), value.ndim)
+        assert {shard.data.shape[0] for shard in batch[name].addressable_shards} == {3}
+
+
+def test_constrain_is_nothing_outside_a_mesh_and_pins_inside():
+    x = np.ones((8, 4, 6), np.float32)
+    assert sharding.constrain(x, ("batch", "length", "embed")) is x
+    mesh = sharding.make_mesh(2, 2, 2)
+    with jax.set_mesh(mesh):
+        y = jax.jit(lambda x: sharding.constrain(x, ("batch", "length", "mlp")) + 1)(x)
+    assert {shard.data.shape for shard in y.addressable_shards} == {(2, 4, 3)}
+
+
+def test_no_array_is_rebuilt_whole_to_be_split_in_another_way():
+    # XLA says so on stderr when it compiles, hence a process without a cache of what was compiled.
+    script = """
+        import functools, jax, jax.numpy as jnp, numpy as np, optax
+        from bertjax import build, sharding, step
+        from bertjax.objectives import mlm
+        mesh = sharding.make_mesh(2, 2, 2)
+        model = build.model("bert", dict(vocab_size=100, hidden_size=32, num_layers=2, num_heads=4,
+                                         intermediate_size=64, max_length=16))
+        tx = optax.sgd(0.1)
+        state = jax.eval_shape(
+            lambda p: step.init_state(p, tx, jax.random.key(0)), build.abstract_params(model))
+        state = jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            state, sharding.state_shardings(mesh, state))
+        place = sharding.batch_sharding(mesh)
+        config = mlm.Config()
+        batch = {name: jax.ShapeDtypeStruct((16, *shape), dtype, sharding=place)
+                 for name, (shape, dtype) in mlm.features(config, 8).items()}
+        loss = functools.partial(mlm.loss, config)
+        normalizers = functools.partial(mlm.normalizers, config)
+        train_step = step.make_train_step(
+            model, loss, normalizers, tx, optax.constant_schedule(0.1), micro_batches=2)
+        with jax.set_mesh(mesh):
+            jax.jit(train_step).lower(state, batch).compile(
+                {"xla_backend_optimization_level": 0})
+    """
+    env = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "0"}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=env,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "rematerialization" not in done.stderr
