@@ -235,7 +235,7 @@ def validate(config: ConfigDict) -> None:
     objective = build.objective_config(config)
     for head in build.objective(config.objective.name).heads(objective):
         _check(head in config.model.heads, config, "model.heads",
-               f"a tuple with {head!r}, which the objective {config.objective.name} reads")  # fmt: skip
+               f"a tuple with {head!r}, which objective {config.objective.name} reads")  # fmt: skip
     optimizer.validate(config.optimizer, config.num_steps)
     _check_one_of(config, "dtype", ("auto", "float32", "bfloat16"))
     _check_one_of(config, "remat", tuple(layers.REMAT_POLICIES))

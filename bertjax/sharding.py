@@ -34,9 +34,9 @@ AXIS_RULES: dict[str, tuple[str, ...]] = {
 # The embed axis of an activation stays whole: its fsdp devices already split the batch.
 ACTIVATION_RULES = {**AXIS_RULES, "embed": ()}
 
-# The first pattern found in the path decides. What is gathered from a table split along embed has to
-# be rebuilt whole before its batch can be split, so word embeddings are split by vocabulary alone and
-# the small tables not at all.
+# The first pattern found in the path decides. What is gathered from a table split along embed has
+# to be rebuilt whole before its batch can be split, so word embeddings are split by vocabulary
+# alone and the small tables not at all.
 PARAM_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"word/embedding$", ("vocab", None)),
     (r"(position|token_type)/embedding$", (None, None)),

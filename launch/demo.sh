@@ -23,7 +23,7 @@ if [[ ! -e "$out/corpus.jsonl" ]]; then
   .venv/bin/python -m bertjax.data.builtin "$out/corpus.jsonl"
 fi
 if [[ ! -e "$out/tokenizer" ]]; then
-  bertjax tokenizer --kind=wordpiece --input="$out/corpus.jsonl" --vocab_size=4096 --output="$out/tokenizer"
+  bertjax tokenizer --kind=wordpiece --input="$out/corpus.jsonl" --vocab_size=2048 --output="$out/tokenizer"
 fi
 bertjax prepare --input="$out/corpus.jsonl" --tokenizer="$out/tokenizer" --output="$out/prepared" --heldout_fraction=0.03
 bertjax pretrain --config=configs/demo.py --workdir="$out/run" --config.data.path="$out/prepared"

@@ -1,4 +1,4 @@
-"""Schedules at their decisive steps, decay of the right leaves, AdamW and LAMB beside optax's own."""
+"""Schedules at their decisive steps, decay of the right leaves, AdamW and LAMB beside optax."""
 
 import jax
 import jax.numpy as jnp

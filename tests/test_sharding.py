@@ -49,7 +49,7 @@ def test_every_line_is_used_by_some_family():
 
 
 def test_unknown_parameter_says_what_is_missing():
-    with pytest.raises(KeyError, match="no line in sharding.PARAM_AXES.*relative_bias"):
+    with pytest.raises(KeyError, match=r"no line in sharding.PARAM_AXES.*relative_bias"):
         sharding.param_axes("encoder/layers/attention/relative_bias/values")
 
 
