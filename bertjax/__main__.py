@@ -23,7 +23,10 @@ VERBS = {
 
 def _usage() -> str:
     verbs = "\n".join(f"  {verb:<10} {summary}" for verb, summary in VERBS.items())
-    return f"usage: bertjax VERB [--flag=value ...]\n\n{verbs}\n\n`bertjax VERB --help` shows the flags and an example."
+    return (
+        f"usage: bertjax VERB [--flag=value ...]\n\n{verbs}\n\n"
+        "`bertjax VERB --help` shows the flags and an example."
+    )
 
 
 def _run(verb: str, argv: Sequence[str]) -> None:

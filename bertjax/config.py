@@ -1,8 +1,8 @@
 """Every generic key of a run, declared once, and what values they may have.
 
-A config file is a Python file with `get_config(arg="")`; `FILE:ARG` hands it the argument. Fields of
-the family and of the objective come from their `Config` dataclasses and appear as `config.model` and
-`config.objective`. Every field is overridden on the command line as `--config.a.b=value`.
+A config file is a Python file with `get_config(arg="")`; `FILE:ARG` hands it the argument. Fields
+of the family and of the objective come from their `Config` dataclasses and appear as `config.model`
+and `config.objective`. Every field is overridden on the command line as `--config.a.b=value`.
 
     config = config.load("configs/bert_base.py:smoke", {"batch_size": "64"})
 """
@@ -230,7 +230,7 @@ def _check_one_of(config: ConfigDict, key: str, allowed: Sequence[str]) -> None:
 
 
 def validate(config: ConfigDict) -> None:
-    """Raises UserError naming the key, its value and what is allowed. Nothing is compiled for it."""
+    """Raises UserError naming the key, its value and what is allowed, before anything is compiled."""
     model = build.family(config.family).Config(**config.model)  # checks its own fields
     objective = build.objective_config(config)
     for head in build.objective(config.objective.name).heads(objective):

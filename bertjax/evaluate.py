@@ -20,7 +20,7 @@ def evaluate(
     mesh: jax.sharding.Mesh,
     batch_size: int,
 ) -> dict[str, float]:
-    """Means over all batches, with "loss" (what training minimises) and "perplexity" (of the MLM)."""
+    """Means over all batches, "loss" (what training minimises) and "perplexity" (of the MLM)."""
     total = None
     for batch in batches:
         terms = eval_step(params, sharding.global_batch(mesh, batch_size, batch))
@@ -34,7 +34,7 @@ def evaluate(
 
 
 def unigram_log_probs(dataset: store.Dataset, vocab_size: int) -> np.ndarray:
-    """float64[vocab_size]: log of each id's share of the training text, one added to every count."""
+    """float64[vocab_size]: log of each id's share of the training text, every count plus one."""
     count = min(dataset.num_records, UNIGRAM_RECORDS)
     chosen = np.linspace(0, dataset.num_records - 1, count).astype(int)
     counts = np.ones(vocab_size)

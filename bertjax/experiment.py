@@ -132,5 +132,5 @@ def check_vocabulary(config: ml_collections.ConfigDict, vocabulary: Vocabulary) 
     if vocabulary.size > config.model.vocab_size:
         raise errors.UserError(
             f"the tokenizer of config.data.path = {config.data.path} has {vocabulary.size} pieces, "
-            f"more than config.model.vocab_size = {config.model.vocab_size}: set it to at least that"
+            f"more than config.model.vocab_size = {config.model.vocab_size}: set that high enough"
         )

@@ -102,7 +102,7 @@ def path_name(path: Sequence[Any]) -> str:
 
 
 def param_axes(path: str) -> tuple[str | None, ...]:
-    """Logical axes of the parameter at `path`. Raises KeyError for a name the table does not know."""
+    """Logical axes of the parameter at `path`. KeyError for a name that the table does not know."""
     for pattern, axes in PARAM_AXES:
         if re.search(pattern, path):
             return ("layers", *axes) if "/layers/" in path else axes
@@ -110,7 +110,7 @@ def param_axes(path: str) -> tuple[str | None, ...]:
 
 
 def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:
-    """A NamedSharding for every leaf of a state: parameters and moments by the table, rest whole."""
+    """A NamedSharding for every leaf of a state: parameters and moments by the table."""
 
     def one(path, leaf):
         name = path_name(path)

@@ -1,7 +1,7 @@
 """One step of training and of evaluation, as pure functions.
 
-The gradient does not depend on how the batch is cut: every loss is a sum over the whole batch divided
-once by the weight of the whole batch, over all devices and micro-batches.
+The gradient does not depend on how the batch is cut: every loss is a sum over the whole batch,
+divided once by the weight of the whole batch, over all devices and micro-batches.
 """
 
 from collections.abc import Callable

@@ -2,9 +2,9 @@
 
     train.train_and_evaluate(config.load("configs/bert_base.py"), "run/")
 
-At every step boundary the order is: evaluate, save, stop if asked to; then take a batch and step. The
-saved state holds `step`, and `step` decides the next batch, so a run that is killed and started again
-does what it would have done.
+At every step boundary the order is: evaluate, save, stop if asked to; then take a batch and step.
+The saved state holds `step`, and `step` decides the next batch, so a run that is killed and started
+again does what it would have done.
 """
 
 import contextlib
@@ -21,15 +21,19 @@ from bertjax import (
     checkpoint,
     errors,
     evaluate,
-    experiment as experiment_lib,
     metrics,
     sharding,
     signals,
     watch,
-    workdir as workdir_lib,
 )
 from bertjax import config as config_lib
+from bertjax import (
+    experiment as experiment_lib,
+)
 from bertjax import step as step_lib
+from bertjax import (
+    workdir as workdir_lib,
+)
 from bertjax.artifact import loading
 from bertjax.data import store
 from bertjax.data import tokenizer as tokenizer_lib
@@ -40,8 +44,8 @@ def train_and_evaluate(
 ) -> dict[str, float]:
     """Trains to `config.num_steps`, from the newest checkpoint of `workdir` where there is one.
 
-    Returns the last held-out metrics. Raises UserError for what the user can mend, Preempted after a
-    SIGTERM and KeyboardInterrupt after a Ctrl-C, both with the state saved.
+    Returns the last held-out metrics. Raises UserError for what the user can mend, Preempted after
+    a SIGTERM and KeyboardInterrupt after a Ctrl-C, both with the state saved.
     """
     config_lib.validate(config)
     mesh = sharding.make_mesh(**config.mesh)
@@ -60,7 +64,7 @@ def train_and_evaluate(
         stop = stack.enter_context(signals.StopSignals())
         checkpoints = open_checkpoints(config, workdir)
         stack.callback(checkpoints.close)
-        state = first_state(experiment, mesh, checkpoints)
+        state = first_state(experiment, mesh, checkpoints, train_data)
         start = int(state.step)
         log = stack.enter_context(StepLog(experiment, workdir, start, checkpoints))
         eval_step = jax.jit(step_lib.make_eval_step(experiment.model, experiment.loss))
@@ -129,8 +133,12 @@ def first_state(
     experiment: experiment_lib.Experiment,
     mesh: jax.sharding.Mesh,
     checkpoints: checkpoint.Checkpoints,
+    data: store.Dataset,
 ) -> step_lib.TrainState:
-    """The newest checkpoint's state, or a fresh one, each array made where it belongs."""
+    """The newest checkpoint's state, or a fresh one, each array made where it belongs.
+
+    Raises UserError when `config.init_from` was trained with another tokenizer than the data's.
+    """
     abstract = experiment.abstract_state(mesh)
     if checkpoints.latest_step() is not None:
         return checkpoints.restore(abstract)[0]
@@ -138,9 +146,9 @@ def first_state(
     key = jax.random.key(experiment.config.seed)
     state = jax.jit(experiment.init_state, out_shardings=places)(key)
     if experiment.config.init_from:
-        params = loading.overlay_params(
-            experiment.config.init_from, experiment.config.family, state.params
-        )
+        model = loading.load(experiment.config.init_from)
+        loading.check_data(model, data, f"config.init_from = {experiment.config.init_from}")
+        params = loading.overlay_params(model, experiment.config.family, state.params)
         state = state.replace(params=jax.device_put(params, places.params))
     return state
 

@@ -59,19 +59,22 @@ def read(path: str | os.PathLike) -> Identity:
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        inner = isinstance(value, dict)
+        flat |= _flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
     return flat
 
 
 def _differences(mine: dict[str, Any], stored: dict[str, Any]) -> list[str]:
     mine, stored = _flat(mine), _flat(stored)
-    free = config_lib.FREE_KEYS
-    keys = [k for k in sorted(mine | stored) if not any(k == f or k.startswith(f + ".") for f in free)]
+
+    def free(key: str) -> bool:
+        return any(key == f or key.startswith(f"{f}.") for f in config_lib.FREE_KEYS)
+
     absent = "absent"
     return [
-        f"{k} = {mine.get(k, absent)!r} (there {stored.get(k, absent)!r})"
-        for k in keys
-        if mine.get(k, absent) != stored.get(k, absent)
+        f"{key} = {mine.get(key, absent)!r} (there {stored.get(key, absent)!r})"
+        for key in sorted(mine | stored)
+        if not free(key) and mine.get(key, absent) != stored.get(key, absent)
     ]
 
 

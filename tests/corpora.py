@@ -1,4 +1,4 @@
-"""A tiny corpus with structure to learn, its tokenizer and its prepared data: what many tests start from."""
+"""A tiny corpus, its tokenizer and its prepared data: what many tests start from."""
 
 import json
 import pathlib

@@ -1,6 +1,6 @@
 """Bad input through the front door: exit code 2, one line on stderr that names what is wrong.
 
-What one module finds wrong in its own input is tested with that module; here the whole command runs.
+What one module finds wrong in its own input is tested with that module; here the command runs.
 """
 
 import json

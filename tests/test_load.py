@@ -100,15 +100,15 @@ def test_overlay_params(tmp_path):
     encoder = tiny_model.make(seed=1, heads=("pooler",))
     artifact.write(encoder, tmp_path / "a")
     fresh = tiny_model.make(seed=2).params
-    mixed = loading.overlay_params(tmp_path / "a", "bert", fresh)
+    mixed = loading.overlay_params(loading.load(tmp_path / "a"), "bert", fresh)
     tiny_model.assert_same_params(mixed["encoder"], encoder.params["encoder"])
     tiny_model.assert_same_params(mixed["mlm_head"], fresh["mlm_head"])
     assert mixed.keys() == fresh.keys()
     deeper = tiny_model.make(num_layers=3).params
     with pytest.raises(errors.UserError, match=r"encoder/layers.*\(2, .*\(3, "):
-        loading.overlay_params(tmp_path / "a", "bert", deeper)
+        loading.overlay_params(loading.load(tmp_path / "a"), "bert", deeper)
     with pytest.raises(errors.UserError, match=r"a bert model.*albert"):
-        loading.overlay_params(tmp_path / "a", "albert", fresh)
+        loading.overlay_params(loading.load(tmp_path / "a"), "albert", fresh)
 
 
 def test_import_is_light():

@@ -137,7 +137,7 @@ def test_workdir_of_another_run_is_refused(data, uninterrupted, tmp_path):
     with pytest.raises(errors.UserError, match=r"another config: optimizer.learning_rate = 0.5"):
         train.train_and_evaluate(_config(data, optimizer__learning_rate=0.5), workdir)
     other = corpora.make(tmp_path, count=60)
-    with pytest.raises(errors.UserError, match="another tokenizer|other data"):
+    with pytest.raises(errors.UserError, match=r"another tokenizer|other data"):
         train.train_and_evaluate(_config(other), workdir)
 
 
@@ -157,7 +157,7 @@ def test_batch_that_does_not_divide_over_the_mesh_is_refused(data, tmp_path):
 def test_diverging_run_stops_and_names_the_last_good_checkpoint(data, tmp_path):
     conf = _config(data, optimizer__learning_rate=1e38, optimizer__clip_norm=0.0, num_steps=40,
                    checkpoint__every=1, max_bad_steps=3, optimizer__warmup_steps=10)  # fmt: skip
-    with pytest.raises(errors.UserError, match="not finite in 3 steps in a row.*last good.*/run/"):
+    with pytest.raises(errors.UserError, match=r"not finite in 3 steps in a row.*last good.*/run/"):
         train.train_and_evaluate(conf, tmp_path / "run")
     saved = _params(tmp_path / "run", conf)
     assert all(np.isfinite(leaf).all() for leaf in saved.values())
@@ -177,7 +177,8 @@ def _command(data, workdir, *extra):
 
 def _start(command):
     env = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, env=env, **pipes)
 
 
 def _wait_for_step(process, step):
@@ -189,8 +190,8 @@ def _wait_for_step(process, step):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_signal_saves_and_says_restart_me(data, tmp_path, number, code):
-    command = _command(data, tmp_path / "run", "--config.num_steps=4000", "--config.checkpoint.every=100000")
-    process = _start(command)
+    never = ("--config.num_steps=40000", "--config.checkpoint.every=100000")
+    process = _start(_command(data, tmp_path / "run", *never))
     _wait_for_step(process, 1)
     process.send_signal(number)
     _, err = process.communicate(timeout=120)

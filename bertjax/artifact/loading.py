@@ -19,6 +19,7 @@ from etils import epath
 
 from bertjax import checkpoint, errors, workdir
 from bertjax.artifact import artifact, files, huggingface
+from bertjax.data import store
 from bertjax.data import tokenizer as tokenizer_lib
 
 
@@ -70,21 +71,32 @@ def steps(folder: str | os.PathLike) -> list[int]:
         return checkpoints.steps()
 
 
-def overlay_params(path: str | os.PathLike, family: str, params: Any) -> Any:
-    """`params` with every array replaced that the model at `path` has too.
+def check_data(model: artifact.Artifact, dataset: store.Dataset, what: str) -> None:
+    """UserError, naming the model as `what`, unless its own tokenizer made the data."""
+    if dataset.tokenizer_fingerprint != model.tokenizer.fingerprint:
+        raise errors.UserError(
+            f"{dataset.path} was prepared with another tokenizer than that of {what}: prepare it "
+            "with the model's own"
+        )
+
+
+def overlay_params(model: artifact.Artifact, family: str, params: Any) -> Any:
+    """`params` with every array replaced that `model` has too.
 
     What it lacks (a head that is trained from scratch) stays, what only it has is left out. Raises
     UserError when it is of another family, or an array has another shape.
     """
-    model = load(path)
     if model.family != family:
-        raise errors.UserError(f"{path}: a {model.family} model, config.family is {family}")
+        raise errors.UserError(
+            f"config.init_from is a {model.family} model, config.family is {family}"
+        )
     found = artifact.flatten(model.params)
     mine = artifact.flatten(params)
     for name, leaf in mine.items():
         if name in found and found[name].shape != leaf.shape:
             raise errors.UserError(
-                f"{path}: {name} has shape {found[name].shape}, config.model makes it {leaf.shape}"
+                f"config.init_from has {name} of shape {found[name].shape}, config.model makes it "
+                f"{leaf.shape}"
             )
     return artifact.unflatten({name: found.get(name, leaf) for name, leaf in mine.items()})
 

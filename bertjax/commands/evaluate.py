@@ -9,7 +9,7 @@ import json
 
 import jax
 
-from bertjax import backend, errors, evaluate, sharding
+from bertjax import backend, evaluate, sharding
 from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
 from bertjax import step as step_lib
@@ -35,13 +35,10 @@ def run(flags: argparse.Namespace) -> None:
     config_lib.validate(config)
     backend.configure(config.dtype)
     dataset = store.open_dataset(flags.data, flags.split)
-    if dataset.tokenizer_fingerprint != model.tokenizer.fingerprint:
-        raise errors.UserError(
-            f"--data={flags.data} was prepared with another tokenizer than that of "
-            f"--model={flags.model}: prepare it with the model's own"
-        )
+    loading.check_data(model, dataset, f"--model={flags.model}")
     experiment = experiment_lib.Experiment(config)
-    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    mesh = sharding.make_mesh()
+    experiment_lib.check_mesh(config, mesh)
     phase = config_lib.phases(config)[-1]
     vocabulary = model.tokenizer.vocabulary()
 

@@ -4,16 +4,14 @@ Example:
   bertjax pretrain --config=configs/bert_base.py --workdir=run/ \\
       --config.data.path=prepared/ --config.batch_size=256
 
-Every key of the config is overridden as --config.KEY=VALUE; FILE:smoke shrinks a config to seconds on
-a CPU. The same command goes on after a stop. Exit code 75 says: preempted, start the same command
-again.
+Every key of the config is overridden as --config.KEY=VALUE; FILE:smoke shrinks a config to seconds
+on a CPU. The same command goes on after a stop. Exit code 75 says: preempted, start it again.
 """
 
 import argparse
 
-from bertjax import backend
+from bertjax import backend, train
 from bertjax import config as config_lib
-from bertjax import train
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

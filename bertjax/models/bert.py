@@ -85,7 +85,7 @@ class Embeddings(nn.Module):
 
 
 class Model(nn.Module):
-    """Inputs are int32[B, L]; `attention_mask` is 1 on real tokens; `masked_positions` int32[B, P]."""
+    """Inputs are int32[B, L], `masked_positions` int32[B, P]; `attention_mask` is 1 on real tokens."""
 
     config: Config
 

@@ -1,8 +1,8 @@
 """The parts that families share: embedding, dense, dropout, attention, feed-forward, layer stack.
 
 Shapes: B batch, L length, S key length, D model, N heads, H head dim, F MLP, V vocab.
-Model code is single-device code. `sharding.constrain` names the logical axes of activations and does
-nothing outside a mesh; where parameters live is the business of `sharding.PARAM_AXES` alone.
+Model code is single-device code. `sharding.constrain` names the logical axes of activations and
+does nothing outside a mesh; where parameters live is the business of `sharding.PARAM_AXES` alone.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from bertjax import errors, sharding
 
-VOCAB_MULTIPLE = 128  # rows of the embedding table: the lane width of a TPU, and divisible by meshes
+VOCAB_MULTIPLE = 128  # rows of the embedding table: the lane width of a TPU; meshes divide it
 MASKED = -1e9  # a logit that softmax turns into 0 in float32 and that stays finite in a masked row
 
 ACTIVATIONS: dict[str, Callable] = {
@@ -242,7 +242,7 @@ class PostNormLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """`num_layers` of one layer class with stacked parameters: every leaf has a leading layer axis."""
+    """`num_layers` of one layer class; their parameters are stacked along a leading layer axis."""
 
     config: Any
     layer: type[nn.Module] = PostNormLayer

@@ -146,7 +146,7 @@ def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Ar
 def loss(
     config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
 ) -> metrics.Terms:
-    """Cross entropy in nats and accuracy of the hidden tokens, and of the pairs where there are any.
+    """Cross entropy in nats and accuracy of the hidden tokens, and of the pairs if there are any.
 
     apply: the model with its parameters bound. Returns {name: (sum, weight)}.
     """
