@@ -230,7 +230,7 @@ def _check_one_of(config: ConfigDict, key: str, allowed: Sequence[str]) -> None:
 
 
 def validate(config: ConfigDict) -> None:
-    """Raises UserError naming the key, its value and what is allowed, before anything is compiled."""
+    """Raises UserError naming the key, its value and what is allowed; compiles nothing."""
     model = build.family(config.family).Config(**config.model)  # checks its own fields
     objective = build.objective_config(config)
     for head in build.objective(config.objective.name).heads(objective):

@@ -1,8 +1,8 @@
 """The exceptions that a user meets.
 
 A `UserError` is one line that names the file, record or key and says what to do about it. The
-command line prints that line and nothing else; anything that is not a `UserError` is a bug and keeps
-its traceback.
+command line prints that line and nothing else; what is not a `UserError` is a bug and keeps its
+traceback.
 """
 
 EXIT_BAD_INPUT = 2

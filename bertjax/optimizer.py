@@ -77,7 +77,7 @@ def make_schedule(config: Any, num_steps: int) -> optax.Schedule:
     """Step -> learning rate: warm-up from `start_rate` to the peak, then what the name says.
 
     linear and cosine fall to `end_rate` at `num_steps`; wsd holds the peak and falls linearly in
-    the last `decay_steps`; rsqrt is peak * sqrt(warmup / step) (T5, arXiv 1910.10683, section 3.1.2);
+    the last `decay_steps`; rsqrt is peak * sqrt(warmup / step) (T5, arXiv 1910.10683, 3.1.2);
     one_cycle goes both ways by half a cosine (Smith, arXiv 1803.09820).
     """
     peak, warmup = config.learning_rate, config.warmup_steps
@@ -111,7 +111,7 @@ def decay_mask(params: Any) -> Any:
 
 
 def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
-    """LAMB's ratio |param| / |update| (You et al., arXiv 1904.00962), a layer of a stacked leaf each.
+    """LAMB's ratio |param| / |update| (You et al., arXiv 1904.00962), by layer of a stacked leaf.
 
     A zero norm gives ratio 1. Biases and norms keep their update, as in the authors' code.
     """

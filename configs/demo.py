@@ -4,7 +4,7 @@
     bertjax pretrain --config=configs/demo.py --workdir=demo/run --config.data.path=demo/prepared
 
 5,000 steps of 32 sequences of 32 tokens. Made for minutes on two CPU cores, and so unlike the
-paper's recipe in these: short sequences and a small vocabulary, no dropout, a high rate, and a wider
+paper's recipe in these: short sequences and a small vocabulary, no dropout, a high rate, a wider
 start (0.02 is meant for a width of 768). A TPU v5e-1 would do it in seconds.
 """
 

@@ -85,7 +85,7 @@ class Embeddings(nn.Module):
 
 
 class Model(nn.Module):
-    """Inputs are int32[B, L], `masked_positions` int32[B, P]; `attention_mask` is 1 on real tokens."""
+    """Inputs are int32[B, L], `masked_positions` int32[B, P]; `attention_mask` is 1 on tokens."""
 
     config: Config
 
