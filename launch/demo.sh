@@ -20,7 +20,9 @@ bertjax() {
 }
 
 if [[ ! -e "$out/corpus.jsonl" ]]; then
-  .venv/bin/python -m bertjax.data.builtin "$out/corpus.jsonl"
+  echo "writing the text of this Python installation to $out/corpus.jsonl"
+  .venv/bin/python -c "import sys; from bertjax.data import builtin; builtin.write(sys.argv[1])" \
+    "$out/corpus.jsonl"
 fi
 if [[ ! -e "$out/tokenizer" ]]; then
   bertjax tokenizer --kind=wordpiece --input="$out/corpus.jsonl" --vocab_size=2048 --output="$out/tokenizer"

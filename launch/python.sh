@@ -31,11 +31,11 @@ make_venv() {
   if [[ "$(cat "$folder/installed" 2>/dev/null)" == "$stamp" ]]; then return; fi
   echo "making $folder with $("$python" -V)"
   "$python" -m venv --clear "$folder"
-  "$folder/bin/pip" install --quiet --disable-pip-version-check --upgrade pip
+  "$folder/bin/pip" install -qq --disable-pip-version-check --upgrade pip
   local what
   for what in "$@"; do  # one by one: torch must be there before what depends on it
     # shellcheck disable=SC2086 # a requirement may bring its options
-    "$folder/bin/pip" install --quiet --disable-pip-version-check $what
+    "$folder/bin/pip" install -qq --disable-pip-version-check $what
   done
   echo "$stamp" > "$folder/installed"
 }

@@ -19,10 +19,8 @@ from etils import epath
 
 from bertjax import errors
 from bertjax.data import prepare, prepare_unit, sentences, store, tokenizer
-from tests import buckets, corpora
-
-UNIT = 20_000  # bytes of text a shard
-TEXTS = corpora.documents(400)
+from tests import buckets, corpora, preparing
+from tests.preparing import TEXTS, UNIT
 
 # The front door, with small units so that a small corpus has many.
 DRIVER = f"""
@@ -46,20 +44,12 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def tok_path(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.train("wordpiece", TEXTS, 150).save(os.fspath(folder))
-    return os.fspath(folder)
+    return preparing.train_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture
 def corpus_path(tmp_path) -> str:
     return os.fspath(corpora.write_jsonl(tmp_path / "corpus.jsonl", TEXTS))
-
-
-def _prepare(inputs, tok_path, output, **options):
-    inputs = [inputs] if isinstance(inputs, str) else inputs
-    options = {"workers": 1, "shard_bytes": UNIT} | options
-    return prepare.prepare(inputs, tok_path, os.fspath(output), **options)
 
 
 def _contents(folder) -> dict[str, bytes]:
@@ -87,7 +77,7 @@ def _encoded(texts, tok_path) -> list[list[list[int]]]:
 
 
 def test_every_sentence_of_every_document_is_there_in_one_split(tmp_path, corpus_path, tok_path):
-    manifest = _prepare(corpus_path, tok_path, tmp_path / "out", heldout_fraction=0.1)
+    manifest = preparing.run(corpus_path, tok_path, tmp_path / "out", heldout_fraction=0.1)
     train, heldout = (_documents(tmp_path / "out", split) for split in ("train", "heldout"))
     expected = _encoded(TEXTS, tok_path)
     kept_in_order = [document for document in expected if document in train]
@@ -112,7 +102,7 @@ def test_every_sentence_of_every_document_is_there_in_one_split(tmp_path, corpus
 def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path, corpus_path, tok_path):
     folders = [tmp_path / f"out{workers}" for workers in (1, 2, 3)]
     for workers, folder in enumerate(folders, start=1):
-        _prepare(corpus_path, tok_path, folder, workers=workers)
+        preparing.run(corpus_path, tok_path, folder, workers=workers)
     one, two, three = map(_contents, folders)
     assert one == two == three
     assert not [name for name in one if "partial" in name or "units" in name or "plan" in name]
@@ -122,7 +112,7 @@ def test_the_split_follows_the_text_not_the_order_of_the_files(tmp_path, tok_pat
     twice = TEXTS[:100] + TEXTS[:50]  # duplicates, far apart
     for name, texts in (("a", twice), ("b", twice[::-1])):
         corpora.write_jsonl(tmp_path / f"{name}.jsonl", texts)
-        _prepare(
+        preparing.run(
             os.fspath(tmp_path / f"{name}.jsonl"), tok_path, tmp_path / name, heldout_fraction=0.2
         )
     sides = {
@@ -136,11 +126,11 @@ def test_the_split_follows_the_text_not_the_order_of_the_files(tmp_path, tok_pat
 
 
 def test_at_least_one_document_is_held_out_and_its_copies_with_it(tmp_path, corpus_path, tok_path):
-    manifest = _prepare(corpus_path, tok_path, tmp_path / "one", heldout_fraction=1e-12)
+    manifest = preparing.run(corpus_path, tok_path, tmp_path / "one", heldout_fraction=1e-12)
     assert manifest["splits"]["heldout"]["documents"] == 1
     assert manifest["splits"]["train"]["documents"] == len(TEXTS) - 1
     both = [corpus_path, os.fspath(corpora.write_jsonl(tmp_path / "again.jsonl", TEXTS))]
-    manifest = _prepare(both, tok_path, tmp_path / "two", heldout_fraction=1e-12, workers=2)
+    manifest = preparing.run(both, tok_path, tmp_path / "two", heldout_fraction=1e-12, workers=2)
     assert manifest["splits"]["heldout"]["documents"] == 2
     first, second = _documents(tmp_path / "two", "heldout")
     assert first == second == _documents(tmp_path / "one", "heldout")[0]
@@ -149,7 +139,7 @@ def test_at_least_one_document_is_held_out_and_its_copies_with_it(tmp_path, corp
 
 
 def test_nothing_is_held_out_on_request(tmp_path, corpus_path, tok_path):
-    manifest = _prepare(corpus_path, tok_path, tmp_path / "out", heldout_fraction=0)
+    manifest = preparing.run(corpus_path, tok_path, tmp_path / "out", heldout_fraction=0)
     assert manifest["splits"]["heldout"]["shards"] == []
     assert store.open_dataset(tmp_path / "out", "heldout").num_records == 0
 
@@ -157,11 +147,11 @@ def test_nothing_is_held_out_on_request(tmp_path, corpus_path, tok_path):
 def test_small_files_share_a_shard_and_empty_documents_are_counted(tmp_path, tok_path):
     for i, text in enumerate(TEXTS[:30] + [" \n\n"]):
         (tmp_path / f"{i:02d}.txt").write_text(text)
-    manifest = _prepare(os.fspath(tmp_path / "*.txt"), tok_path, tmp_path / "out")
+    manifest = preparing.run(os.fspath(tmp_path / "*.txt"), tok_path, tmp_path / "out")
     assert manifest["empty_documents"] == 1
     assert len(manifest["sources"]) == 31 and len(manifest["splits"]["train"]["shards"]) < 4
     (tmp_path / "same.jsonl").write_text("".join(f'{{"text": "{text}"}}\n' for text in TEXTS[:30]))
-    _prepare(os.fspath(tmp_path / "same.jsonl"), tok_path, tmp_path / "other")
+    preparing.run(os.fspath(tmp_path / "same.jsonl"), tok_path, tmp_path / "other")
     for split in ("train", "heldout"):
         assert _documents(tmp_path / "out", split) == _documents(tmp_path / "other", split)
 
@@ -188,7 +178,7 @@ def test_a_document_longer_than_a_batch_is_one_document_of_equal_records(
     long = "\n\n".join(TEXTS)
     endless = " ".join(["the", "red", "boat"] * 20_000)  # one sentence of 60,000 words
     corpora.write_jsonl(tmp_path / "a.jsonl", [long, endless])
-    _prepare(os.fspath(tmp_path / "a.jsonl"), tok_path, tmp_path / "out", heldout_fraction=0)
+    preparing.run(os.fspath(tmp_path / "a.jsonl"), tok_path, tmp_path / "out", heldout_fraction=0)
     first, second = _documents(tmp_path / "out", "train")
     assert first == _encoded([long], tok_path)[0]
     assert list(itertools.chain(*second)) == _encoded([endless], tok_path)[0][0]
@@ -204,7 +194,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, tok_path, monkeypatch):
     for times in (2, 8):
         path = corpora.write_jsonl(tmp_path / f"{times}.jsonl", TEXTS * times)
         tracemalloc.start()
-        _prepare(
+        preparing.run(
             os.fspath(path), tok_path, tmp_path / str(times), shard_bytes=1 << 30, splitter="lines"
         )
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -265,7 +255,7 @@ def _finished(folder) -> dict[str, int]:
 def test_killed_and_started_again_the_bytes_are_those_of_one_go(
     tmp_path, corpus_path, tok_path, how, workers
 ):
-    _prepare(corpus_path, tok_path, tmp_path / "whole")
+    preparing.run(corpus_path, tok_path, tmp_path / "whole")
     out = tmp_path / "out"
     flags = [f"--input={corpus_path}", f"--tokenizer={tok_path}", f"--output={out}"]
     flags.append(f"--workers={workers}")
@@ -290,14 +280,14 @@ def test_killed_and_started_again_the_bytes_are_those_of_one_go(
 
 
 def test_a_unit_whose_shard_was_damaged_is_done_again(tmp_path, corpus_path, tok_path, monkeypatch):
-    whole = _prepare(corpus_path, tok_path, tmp_path / "whole")
+    whole = preparing.run(corpus_path, tok_path, tmp_path / "whole")
     monkeypatch.setattr(prepare, "_totals", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        _prepare(corpus_path, tok_path, tmp_path / "out")
+        preparing.run(corpus_path, tok_path, tmp_path / "out")
     monkeypatch.undo()
     shard = tmp_path / "out" / whole["splits"]["train"]["shards"][3]["file"]
     shard.write_bytes(shard.read_bytes()[:-1])
-    _prepare(corpus_path, tok_path, tmp_path / "out")
+    preparing.run(corpus_path, tok_path, tmp_path / "out")
     assert _contents(tmp_path / "out") == _contents(tmp_path / "whole")
 
 
@@ -314,27 +304,27 @@ def test_a_full_disk_is_one_line_and_nothing_finished_is_lost(
 
     monkeypatch.setattr(store.array_record_module, "ArrayRecordWriter", writer)
     with pytest.raises(OSError, match="the disk is full; make room") as caught:
-        _prepare(corpus_path, tok_path, out)
+        preparing.run(corpus_path, tok_path, out)
     assert caught.value.errno == errno.ENOSPC
     assert not [path for path in out.rglob("*") if path.name.startswith(".")]
     assert not (out / "manifest.json").exists()
     kept = _finished(out)
     monkeypatch.undo()
-    _prepare(corpus_path, tok_path, out)
+    preparing.run(corpus_path, tok_path, out)
     assert kept and {name: (out / name).stat().st_mtime_ns for name in kept} == kept
-    _prepare(corpus_path, tok_path, tmp_path / "whole")
+    preparing.run(corpus_path, tok_path, tmp_path / "whole")
     assert _contents(out) == _contents(tmp_path / "whole")
 
 
 def test_a_bucket_is_read_and_written_like_a_folder(tmp_path, corpus_path, tok_path, monkeypatch):
-    _prepare(corpus_path, tok_path, tmp_path / "out")
+    preparing.run(corpus_path, tok_path, tmp_path / "out")
     files = buckets.install(monkeypatch)
     monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
     epath.Path("gs://bucket/in").mkdir(parents=True)
     remote = epath.Path("gs://bucket/in/corpus.jsonl")
     remote.write_bytes(pathlib.Path(corpus_path).read_bytes())
     for _ in range(2):
-        _prepare("gs://bucket/in/*.jsonl", tok_path, "gs://bucket/out")
+        preparing.run("gs://bucket/in/*.jsonl", tok_path, "gs://bucket/out")
     written = {name.removeprefix("bucket/out/") for name in files if "bucket/out/" in name}
     assert written == set(_contents(tmp_path / "out"))
     for split in ("train", "heldout"):
@@ -343,9 +333,9 @@ def test_a_bucket_is_read_and_written_like_a_folder(tmp_path, corpus_path, tok_p
 
 
 def test_a_finished_folder_is_left_alone(tmp_path, corpus_path, tok_path):
-    first = _prepare(corpus_path, tok_path, tmp_path / "out")
+    first = preparing.run(corpus_path, tok_path, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
-    assert _prepare(corpus_path, tok_path, tmp_path / "out", workers=3) == first
+    assert preparing.run(corpus_path, tok_path, tmp_path / "out", workers=3) == first
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
 
 
@@ -355,22 +345,22 @@ def test_other_options_tokenizer_or_sources_are_refused(
 ):
     out = tmp_path / "out"
     if finished:
-        _prepare(corpus_path, tok_path, out)
+        preparing.run(corpus_path, tok_path, out)
     else:
         monkeypatch.setattr(prepare, "_totals", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            _prepare(corpus_path, tok_path, out)
+            preparing.run(corpus_path, tok_path, out)
         monkeypatch.undo()
     before = _contents(out)
     with pytest.raises(errors.UserError, match=r"out: .*splitter='rules' instead of 'lines'"):
-        _prepare(corpus_path, tok_path, out, splitter="lines")
+        preparing.run(corpus_path, tok_path, out, splitter="lines")
     other = tmp_path / "other_tokenizer"
     tokenizer.train("wordpiece", TEXTS, 140).save(os.fspath(other))
     with pytest.raises(errors.UserError, match="other tokenizer"):
-        _prepare(corpus_path, os.fspath(other), out)
+        preparing.run(corpus_path, os.fspath(other), out)
     corpora.write_jsonl(tmp_path / "corpus.jsonl", TEXTS[1:])
     with pytest.raises(errors.UserError, match="other sources"):
-        _prepare(corpus_path, tok_path, out)
+        preparing.run(corpus_path, tok_path, out)
     assert _contents(out) == before
 
 
@@ -379,106 +369,6 @@ def test_one_preparation_at_a_time(tmp_path, corpus_path, tok_path):
     handle = os.open(tmp_path / "out", os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     with pytest.raises(errors.UserError, match="another process is preparing"):
-        _prepare(corpus_path, tok_path, tmp_path / "out")
+        preparing.run(corpus_path, tok_path, tmp_path / "out")
     os.close(handle)
-    _prepare(corpus_path, tok_path, tmp_path / "out")
-
-
-# --- bad input ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_bad_line_stops_everything_or_is_counted(tmp_path, corpus_path, tok_path, workers):
-    good = pathlib.Path(corpus_path).read_bytes().splitlines(keepends=True)
-    broken = b"{" + b"x" * (len(good[250]) - 2) + b"\n"
-    pathlib.Path(corpus_path).write_bytes(b"".join(good[:250] + [broken] + good[251:]))
-    out = tmp_path / "out"
-    with pytest.raises(errors.UserError, match=r"corpus\.jsonl line 251: not valid JSON"):
-        _prepare(corpus_path, tok_path, out, workers=workers)
-    assert not (out / "manifest.json").exists()
-    manifest = _prepare(corpus_path, tok_path, out, workers=workers, on_error="skip")
-    assert manifest["skipped"] == {"bad JSON lines": 1}
-    documents = [manifest["splits"][split]["documents"] for split in ("train", "heldout")]
-    assert sum(documents) == len(TEXTS) - 1
-    with pytest.raises(errors.UserError, match="prepared with on_error=skip and left out"):
-        _prepare(corpus_path, tok_path, out, workers=workers)
-
-
-def test_skipped_files_are_counted_too(tmp_path, corpus_path, tok_path):
-    (tmp_path / "empty.jsonl").touch()
-    manifest = _prepare(
-        os.fspath(tmp_path / "*.jsonl"), tok_path, tmp_path / "out", on_error="skip"
-    )
-    assert manifest["skipped"] == {"unreadable or empty files": 1}
-
-
-def test_an_output_that_is_a_file_is_named(tmp_path, corpus_path, tok_path):
-    (tmp_path / "out").touch()
-    with pytest.raises(errors.UserError, match=r"out: not a folder to write to"):
-        _prepare(corpus_path, tok_path, tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
-        ("only one document.", {}, "the corpus is one document"),
-        (" \n \n", {}, "no text in the input: 1 empty documents"),
-        ("a. b.", {"splitter": "magic"}, "splitter is 'magic': use one of rules, lines, none"),
-        ("a. b.", {"text_split": "page"}, "text_split is 'page': use one of file, blank"),
-        ("a. b.", {"on_error": "cry"}, "on_error is 'cry': use one of stop, skip"),
-        ("a. b.", {"heldout_fraction": 1}, "heldout_fraction is 1: use 0 or more, less than 1"),
-        ("a. b.", {"workers": 0}, "workers and shard_bytes are at least 1"),
-    ],
-)
-def test_impossible_calls_are_one_line(tmp_path, tok_path, text, options, message):
-    (tmp_path / "a.txt").write_text(text)
-    for _ in range(2):  # the first one leaves nothing behind that changes the second
-        with pytest.raises(errors.UserError, match=message) as caught:
-            _prepare(os.fspath(tmp_path / "a.txt"), tok_path, tmp_path / "out", **options)
-        assert "\n" not in str(caught.value)
-    assert not list(tmp_path.glob("out/*.array_record"))
-    (tmp_path / "a.txt").write_text("Now there are two.\n\nTwo documents.\n")
-    _prepare(os.fspath(tmp_path / "a.txt"), tok_path, tmp_path / "out", text_split="blank")
-
-
-# --- the command ----------------------------------------------------------------------------------
-
-
-def _bertjax(*flags: str) -> subprocess.CompletedProcess:
-    root = pathlib.Path(__file__).resolve().parent.parent
-    return subprocess.run(
-        [sys.executable, "-m", "bertjax", "prepare", *flags],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_the_command_prepares_and_reports(tmp_path, corpus_path, tok_path):
-    (tmp_path / "strange.jsonl").write_text('{"text": "' + "\u6587\u5b57 " * 900 + '"}\n')
-    flags = [f"--input={corpus_path}", f"--tokenizer={tok_path}", f"--output={tmp_path / 'out'}"]
-    done = _bertjax(*flags, f"--input={tmp_path / 'strange.jsonl'}", "--workers=2")
-    assert done.returncode == 0, done.stderr
-    assert "documents: 401 " in done.stdout and "held out: " in done.stdout
-    assert "MB/s" in done.stdout and f"prepared: {tmp_path / 'out'}" in done.stdout
-    assert "of the tokens are unknown to the tokenizer" in done.stdout
-    assert store.open_dataset(tmp_path / "out", "train").num_documents > 380
-
-
-def test_the_command_fails_in_one_line(tmp_path, corpus_path, tok_path):
-    pathlib.Path(corpus_path).write_text('{"text": "fine."}\n{"title": "no text"}\n')
-    done = _bertjax(
-        f"--input={corpus_path}", f"--tokenizer={tok_path}", f"--output={tmp_path / 'out'}"
-    )
-    assert done.returncode == errors.EXIT_BAD_INPUT and done.stdout == ""
-    assert done.stderr == (
-        f"bertjax: error: {corpus_path} line 2: no field 'text'; it has title: "
-        "name one as --text_field\n"
-    )
-
-
-def test_the_help_shows_an_example():
-    done = _bertjax("--help")
-    assert done.returncode == 0
-    assert "bertjax prepare --input='corpus/*.jsonl' --tokenizer=tok/" in done.stdout
+    preparing.run(corpus_path, tok_path, tmp_path / "out")

@@ -1,0 +1,24 @@
+"""The small corpus and tokenizer that the tests of preparing share."""
+
+import os
+import pathlib
+from typing import Any
+
+from bertjax.data import prepare, tokenizer
+from tests import corpora
+
+UNIT = 20_000  # bytes of text a shard
+TEXTS = corpora.documents(400)
+
+
+def train_tokenizer(folder: pathlib.Path) -> str:
+    """Trains on TEXTS; returns the folder."""
+    tokenizer.train("wordpiece", TEXTS, 150).save(os.fspath(folder))
+    return os.fspath(folder)
+
+
+def run(inputs: str | list[str], tok_path: str, output: Any, **options: Any) -> dict[str, Any]:
+    """`prepare` with one worker and small shards."""
+    inputs = [inputs] if isinstance(inputs, str) else inputs
+    options = {"workers": 1, "shard_bytes": UNIT} | options
+    return prepare.prepare(inputs, tok_path, os.fspath(output), **options)
