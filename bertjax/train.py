@@ -68,6 +68,7 @@ def train_and_evaluate(
         start = int(state.step)
         log = stack.enter_context(StepLog(experiment, workdir, start, checkpoints))
         eval_step = jax.jit(step_lib.make_eval_step(experiment.model, experiment.loss))
+        unigram = evaluate.unigram_log_probs(train_data, vocabulary.size)
         batches = experiment.train_batches(train_data, vocabulary, start, rows)
         phases = config_lib.phases(config)
         train_steps = {phase: experiment.train_step(phase, mesh) for phase in phases}
@@ -80,7 +81,9 @@ def train_and_evaluate(
             if last or (step > start and step % config.eval.every == 0):
                 log.flush()
                 held = experiment.eval_batches(heldout_data, vocabulary, phase, rows)
-                heldout = evaluate.evaluate(eval_step, state.params, held, mesh, phase.batch_size)
+                heldout = evaluate.evaluate(
+                    eval_step, state.params, held, mesh, phase.batch_size, unigram
+                )
                 log.heldout(step, heldout)
             if last or heldout or asked or (step > start and step % config.checkpoint.every == 0):
                 log.flush()

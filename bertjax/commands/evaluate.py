@@ -42,16 +42,16 @@ def run(flags: argparse.Namespace) -> None:
     phase = config_lib.phases(config)[-1]
     vocabulary = model.tokenizer.vocabulary()
 
-    def batches():
-        return experiment.eval_batches(dataset, vocabulary, phase, lambda size: slice(None))
-
+    train_data = store.open_dataset(flags.data, "train")
     with jax.set_mesh(mesh):
-        eval_step = jax.jit(step_lib.make_eval_step(experiment.model, experiment.loss))
-        values = evaluate.evaluate(eval_step, model.params, batches(), mesh, phase.batch_size)
-    log_probs = evaluate.unigram_log_probs(
-        store.open_dataset(flags.data, "train"), model.tokenizer.size
-    )
-    values["unigram_loss"] = evaluate.unigram_loss(log_probs, batches())
+        values = evaluate.evaluate(
+            jax.jit(step_lib.make_eval_step(experiment.model, experiment.loss)),
+            model.params,
+            experiment.eval_batches(dataset, vocabulary, phase, lambda size: slice(None)),
+            mesh,
+            phase.batch_size,
+            evaluate.unigram_log_probs(train_data, model.tokenizer.size),
+        )
     step = "" if model.step is None else f", step {model.step}"
     print(f"{flags.model}{step}, on the {flags.split} split of {flags.data}")
     for name, value in sorted(values.items()):

@@ -53,7 +53,9 @@ def draw(path: str, file: str = "") -> str:
         raise errors.UserError(f"{path}: not the workdir of a run, so it has no curves")
     file = file or os.path.join(place.folder, "curves.png")
     metrics = watch.read_metrics(os.path.join(place.folder, workdir.METRICS))
-    plot.curves(metrics, file, title=os.path.basename(os.path.abspath(place.folder)))
+    unigram = [line["eval/unigram_loss"] for line in metrics if "eval/unigram_loss" in line]
+    title = os.path.basename(os.path.abspath(place.folder))
+    plot.curves(metrics, file, unigram_loss=unigram[-1] if unigram else None, title=title)
     return file
 
 
