@@ -45,7 +45,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "mlm")
 
     config.data = ConfigDict()
     config.data.path = ""  # folder written by `bertjax prepare`
-    config.data.heldout_path = ""  # another one whose held-out split is scored; "": data.path
+    config.data.heldout_path = ""  # a folder to score on; "": the held-out split of data.path
     config.data.length = 128  # tokens a sequence, specials included
 
     config.batch_size = 256  # sequences a step, over all devices

@@ -112,7 +112,15 @@ def open_data(config: ml_collections.ConfigDict) -> tuple[store.Dataset, store.D
             "wrote it"
         )
     train = store.open_dataset(config.data.path, "train")
-    heldout = store.open_dataset(config.data.heldout_path or config.data.path, "heldout")
+    if config.data.heldout_path:
+        heldout = store.open_heldout(config.data.heldout_path)
+    else:
+        heldout = store.open_dataset(config.data.path, "heldout")
+    if not heldout.num_records:
+        raise errors.UserError(
+            f"config.data.path = {config.data.path} holds nothing out: prepare it with "
+            "--heldout_fraction above 0, or set config.data.heldout_path"
+        )
     if heldout.tokenizer_fingerprint != train.tokenizer_fingerprint:
         raise errors.UserError(
             f"config.data.heldout_path = {config.data.heldout_path} was prepared with another "

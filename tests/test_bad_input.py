@@ -10,6 +10,7 @@ import pytest
 
 from bertjax import __main__ as cli
 from bertjax import errors
+from bertjax.data import prepare, store
 from tests import corpora
 
 CONFIG = "configs/bert_tiny.py:smoke"
@@ -94,6 +95,16 @@ def test_corrupt_shard(made, tmp_path, fails):
     line = fails("pretrain", f"--config={CONFIG}", f"--workdir={tmp_path / 'run'}",
                  f"--config.data.path={tmp_path / 'prepared'}")  # fmt: skip
     assert shard.name in line
+
+
+def test_nothing_held_out(made, tmp_path, fails):
+    whole = tmp_path / "whole"
+    prepare.prepare([str(made / "corpus.jsonl")], str(made / "tokenizer"), str(whole),
+                    workers=1, heldout_fraction=0)  # fmt: skip
+    line = fails("pretrain", f"--config={CONFIG}", f"--workdir={tmp_path / 'run'}",
+                 f"--config.data.path={whole}")  # fmt: skip
+    assert "holds nothing out" in line and "config.data.heldout_path" in line
+    assert store.open_heldout(whole).split == "train"
 
 
 def test_model_that_is_none(made, tmp_path, fails):

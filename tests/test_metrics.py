@@ -62,10 +62,14 @@ def test_evaluation_does_not_depend_on_the_batches(batch_size):
 
 
 def test_unigram_loss_is_the_mean_over_predictions():
-    log_probs = np.log(np.array([0.5, 0.25, 0.25]))
+    log_probs = np.log(np.array([0.5, 0.25, 0.25], np.float32))
     batches = [
         {"masked_ids": np.array([[0, 1]]), "masked_weights": np.array([[1.0, 1.0]])},
         {"masked_ids": np.array([[2, 0]]), "masked_weights": np.array([[1.0, 0.0]])},
     ]
-    assert evaluate.unigram_loss(log_probs, batches) == pytest.approx(math.log(2 * 4 * 4) / 3)
-    assert math.isnan(evaluate.unigram_loss(log_probs, []))
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    values = evaluate.evaluate(
+        lambda params, batch: {"mlm_loss": (6.0, 3.0)}, None, batches, mesh, 1, log_probs
+    )
+    assert values["unigram_loss"] == pytest.approx(math.log(2 * 4 * 4) / 3)
+    assert values["loss"] == 2.0, "the unigram model is no part of what is minimised"

@@ -20,8 +20,7 @@ from bertjax.data import store
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument("--model", required=True, help="workdir, step of one, artifact, HF folder")
-    parser.add_argument("--data", required=True, help="folder that `bertjax prepare` wrote")
-    parser.add_argument("--split", default="heldout", choices=("heldout", "train"))
+    parser.add_argument("--data", required=True, help="prepared folder; its held-out split, or all")
     parser.add_argument("--batch_size", type=int, default=64, help="sequences at a time")
     parser.add_argument("--length", type=int, help="tokens a sequence; default: the run's last")
     parser.add_argument("--max_samples", type=int, default=10_000)
@@ -34,7 +33,7 @@ def run(flags: argparse.Namespace) -> None:
     config = _config(model, flags)
     config_lib.validate(config)
     backend.configure(config.dtype)
-    dataset = store.open_dataset(flags.data, flags.split)
+    dataset = store.open_heldout(flags.data)
     loading.check_data(model, dataset, f"--model={flags.model}")
     experiment = experiment_lib.Experiment(config)
     mesh = sharding.make_mesh()
@@ -53,7 +52,7 @@ def run(flags: argparse.Namespace) -> None:
             evaluate.unigram_log_probs(train_data, model.tokenizer.size),
         )
     step = "" if model.step is None else f", step {model.step}"
-    print(f"{flags.model}{step}, on the {flags.split} split of {flags.data}")
+    print(f"{flags.model}{step}, on the {dataset.split} split of {flags.data}")
     for name, value in sorted(values.items()):
         print(f"  {name:<16}{value:>10.4f}")
     gain = values["unigram_loss"] - values["mlm_loss"]

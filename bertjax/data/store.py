@@ -304,6 +304,12 @@ def open_dataset(path: str | os.PathLike, split: str) -> Dataset:
     return Dataset(os.fspath(path), manifest, split)
 
 
+def open_heldout(path: str | os.PathLike) -> Dataset:
+    """The held-out split, or the whole folder where nothing was held out: text made to score on."""
+    heldout = open_dataset(path, "heldout")
+    return heldout if heldout.num_records else open_dataset(path, "train")
+
+
 def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
     """The manifest of a prepared folder. UserError names the file if it is absent or not valid."""
     file = epath.Path(path) / MANIFEST
