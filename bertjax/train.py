@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -77,19 +78,19 @@ def train_and_evaluate(
             phase = next((p for p in phases if step < p.stop), phases[-1])
             last = step == config.num_steps
             asked = stop.reached(step)
-            heldout = None
-            if last or (step > start and step % config.eval.every == 0):
-                log.flush()
-                held = experiment.eval_batches(heldout_data, vocabulary, phase, rows)
-                heldout = evaluate.evaluate(
-                    eval_step, state.params, held, mesh, phase.batch_size, unigram
-                )
-                log.heldout(step, heldout)
-            if last or heldout or asked or (step > start and step % config.checkpoint.every == 0):
-                log.flush()
-                meta = {**vars(identity), "step": step}
-                checkpoints.save(step, state, meta, _prefixed("eval", heldout or {}))
-                log.resume_clock()
+            evaluates = last or (step > start and step % config.eval.every == 0)
+            saves = evaluates or asked or (step > start and step % config.checkpoint.every == 0)
+            with log.paused() if saves else contextlib.nullcontext():
+                if evaluates:
+                    held = experiment.eval_batches(heldout_data, vocabulary, phase, rows)
+                    heldout = evaluate.evaluate(
+                        eval_step, state.params, held, mesh, phase.batch_size, unigram
+                    )
+                    log.heldout(step, heldout)
+                if saves:
+                    meta = {**vars(identity), "step": step}
+                    scores = _prefixed("eval", heldout) if evaluates else None
+                    checkpoints.save(step, state, meta, scores)
             if last or asked:
                 break
             batch = sharding.global_batch(mesh, phase.batch_size, next(batches))
@@ -187,8 +188,7 @@ class StepLog:
         self._unread: tuple[int, dict[str, jax.Array]] | None = None
         self._phase: config_lib.Phase | None = None
         self._on_cpu = jax.default_backend() == "cpu"
-        self._seconds = self._tokens = self._flops = 0.0
-        self._since = time.perf_counter()
+        self._restart_clock()
 
     def __enter__(self) -> "StepLog":
         return self
@@ -197,33 +197,32 @@ class StepLog:
         self._writers.close()
 
     def step(self, number: int, phase: config_lib.Phase, report: dict[str, jax.Array]) -> None:
-        """Step `number` is under way: read the one before it."""
-        if self._on_cpu:  # CPU backends before jax 0.12 deadlock when collectives queue up
-            jax.block_until_ready(report["loss"])
-        self._read()
+        """Step `number` is under way: read the one before it; on a CPU, wait for it and read it."""
+        if not self._on_cpu:
+            self._read()
         self._unread = number, report
+        self._tokens += phase.batch_size * phase.length
+        self._flops += phase.batch_size * self._experiment.flops_per_sequence(phase.length)
         if phase != self._phase:  # its first step was compiled: that time is no speed
             self._phase = phase
             jax.block_until_ready(report["loss"])
-            self._seconds = self._tokens = self._flops = 0.0
-            self._since = time.perf_counter()
-            return
-        self._tokens += phase.batch_size * phase.length
-        self._flops += phase.batch_size * self._experiment.flops_per_sequence(phase.length)
+            self._restart_clock()
+        if self._on_cpu:  # CPU backends before jax 0.12 deadlock when collectives queue up
+            self._read()
 
-    def flush(self) -> None:
-        """Reads the last step and stops the clock: what follows is no training."""
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Reads the last step and stops the clock: what happens inside is no training."""
         self._read()
         self._writers.flush()
         self._seconds += time.perf_counter() - self._since
-
-    def resume_clock(self) -> None:
-        """The time since `flush` does not count."""
+        yield
         self._since = time.perf_counter()
 
     def heldout(self, step: int, values: dict[str, float]) -> None:
         """Writes held-out metrics."""
         self._writers.write(step, _prefixed("eval", values))
+        self._writers.flush()
 
     def _read(self) -> None:
         if self._unread is None:
@@ -238,9 +237,8 @@ class StepLog:
             self._diverged(number, in_row)
 
     def _write(self, number: int, report: dict[str, jax.Array]) -> None:
-        now = time.perf_counter()
-        seconds = self._seconds + now - self._since
         values = {name: float(value) for name, value in jax.device_get(report).items()}
+        seconds = self._seconds + time.perf_counter() - self._since
         general = {name: values.pop(name) for name in ("learning_rate", "grad_norm", "skipped")}
         values.pop("skipped_in_row")
         line = {**_prefixed("train", values), **general}
@@ -250,8 +248,11 @@ class StepLog:
             if mfu is not None:
                 line["mfu"] = mfu
         self._writers.write(number, line)
+        self._restart_clock()
+
+    def _restart_clock(self) -> None:
         self._seconds = self._tokens = self._flops = 0.0
-        self._since = now
+        self._since = time.perf_counter()
 
     def _diverged(self, number: int, in_row: int) -> None:
         self._checkpoints.wait()

@@ -217,3 +217,24 @@ def test_killed_at_a_random_moment_and_resumed_ends_bit_equal(data, tmp_path):
     stored = json.loads((killed / "config.json").read_text())["config"]
     conf = config.from_dict(stored)
     _assert_equal(_params(whole, conf), _params(killed, conf))
+
+
+def test_evaluation_and_saving_do_not_count_as_training_time(data, tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(train.time, "perf_counter", lambda: now[0])
+    original = train.StepLog.step
+
+    def second_a_step(self, *args):
+        now[0] += 1.0
+        original(self, *args)
+
+    def slow(*args):
+        now[0] += 1000.0
+        return {"loss": 1.0, "mlm_loss": 1.0}
+
+    monkeypatch.setattr(train.StepLog, "step", second_a_step)
+    monkeypatch.setattr(train.evaluate, "evaluate", slow)
+    train.train_and_evaluate(_config(data), tmp_path / "run")
+    lines = watch.read_metrics(tmp_path / "run" / "metrics.jsonl")
+    rates = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
+    assert rates == [16 * 32] * len(rates) and len(rates) == 6
