@@ -45,6 +45,15 @@ def _state(workdir: pathlib.Path) -> dict[str, np.ndarray]:
     return {sharding.path_name(path): np.asarray(leaf) for path, leaf in leaves}
 
 
+def _end(workdir: pathlib.Path) -> dict[str, object]:
+    """Every array of the last state, and the last held-out metrics."""
+    return {**_state(workdir), "metrics": watch.read_metrics(workdir / "metrics.jsonl")[-1]}
+
+
+def _different(a: dict[str, object], b: dict[str, object]) -> list[str]:
+    return [name for name in a if not np.array_equal(a[name], b[name])]
+
+
 def main() -> int:
     """Runs both, prints what was compared; 0 if all is equal."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -60,18 +69,23 @@ def main() -> int:
     seconds = time.perf_counter() - began
     print(f"undisturbed: {flags.steps} steps in {seconds:.1f} s")
 
+    whole = _end(folder / "whole")
     rng = random.Random(flags.seed)
-    killed = 0
-    while killed < flags.kills:
-        process = subprocess.Popen(
-            _command(flags, folder / "killed"), start_new_session=True, **quiet
-        )
+    killed, ends, unequal = 0, 0, 0
+    while killed < flags.kills or (folder / "killed").exists():
+        command = _command(flags, folder / "killed")
+        process = subprocess.Popen(command, start_new_session=True, **quiet)
         # Early kills hit imports and compiling, late ones steps and saves.
-        wait = rng.uniform(0.1, 0.75) * seconds
+        wait = rng.uniform(0.1, 0.8) * seconds if killed < flags.kills else None
         try:
-            process.wait(timeout=wait)
-            print("  the run ended before its kill; starting no more")
-            break
+            if process.wait(timeout=wait):
+                print(f"  a start failed with exit code {process.returncode}")
+                return 1
+            ends += 1
+            different = _different(whole, _end(folder / "killed"))
+            unequal += bool(different)
+            print(f"  end {ends}: {different or 'all equal'}", flush=True)
+            shutil.rmtree(folder / "killed")
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -79,16 +93,10 @@ def main() -> int:
             saved = folder / "killed" / "checkpoints"
             steps = sorted(int(p.name) for p in saved.glob("*") if p.name.isdigit())
             print(f"  kill {killed} after {wait:.1f} s, checkpoints {steps[-3:]}", flush=True)
-    subprocess.run(_command(flags, folder / "killed"), check=True, **quiet)
-
-    whole, other = _state(folder / "whole"), _state(folder / "killed")
-    unequal = [name for name in whole if not np.array_equal(whole[name], other[name])]
-    last = [watch.read_metrics(folder / w / "metrics.jsonl")[-1] for w in ("whole", "killed")]
-    equal_eval = last[0] == last[1]
-    print(f"{killed} kills: {len(whole) - len(unequal)} of {len(whole)} arrays bit-equal; "
-          f"last held-out metrics {'equal' if equal_eval else 'differ'}")  # fmt: skip
+    print(f"{killed} kills, {ends} ends, {len(whole)} arrays and the last metrics compared bit for "
+          f"bit at each: {unequal} differ")  # fmt: skip
     shutil.rmtree(folder)
-    return int(bool(unequal) or not equal_eval)
+    return int(unequal > 0)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ VERBS = {
     "import": "turn a Hugging Face folder into an artifact",
     "inspect": "show what a run, a checkpoint, an artifact or prepared data holds",
 }
+RESUMABLE = ("prepare", "pretrain")
 
 
 def _usage() -> str:
@@ -49,6 +50,8 @@ def _run(verb: str, argv: Sequence[str]) -> None:
 
 
 def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: cannot be read or written: {error.strerror}"
     return " ".join(str(error).split())
 
 
@@ -68,12 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bertjax: {_one_line(stop)}", file=sys.stderr)
         return errors.EXIT_RESTART
     except KeyboardInterrupt:
-        print("bertjax: interrupted; the same command goes on where it was", file=sys.stderr)
+        goes_on = "; the same command goes on where it was" if verb in RESUMABLE else ""
+        print(f"bertjax: interrupted{goes_on}", file=sys.stderr)
         return errors.EXIT_INTERRUPTED
     except (errors.UserError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        if os.environ.get("BERTJAX_TRACEBACK"):
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        named = isinstance(error, errors.UserError) or error.filename is not None
+        if os.environ.get("BERTJAX_TRACEBACK") or not (named or full):
             raise
         print(f"bertjax: error: {_one_line(error)}", file=sys.stderr)
         return errors.EXIT_BAD_INPUT

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import importlib.util
 import pkgutil
 from types import ModuleType
 from typing import Any

@@ -20,7 +20,8 @@ from ml_collections import ConfigDict
 from bertjax import build, errors, optimizer
 from bertjax.models import layers
 
-# Keys that do not change what is computed: a workdir goes on when they differ.
+# Keys that may change within a run: where and how it is computed, but not what is learned. Changing
+# dtype, mesh or micro_batch_size changes rounding and dropout masks, so the end is not bit-equal.
 FREE_KEYS = (
     "data.path", "data.heldout_path", "dtype", "remat", "mesh", "micro_batch_size", "log_every",
     "eval", "checkpoint", "max_bad_steps", "init_from", "topology",
@@ -62,7 +63,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "mlm")
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
     config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})  # -1: the devices that are left
-    config.topology = "v5e-16"  # the TPU slice this config is made for
+    config.topology = "v5e-16"  # the TPU slice this config is made for; a note for people
 
     config.init_from = ""  # artifact, workdir or Hugging Face folder whose parameters start the run
     config.log_every = 100
@@ -72,16 +73,13 @@ def default(family: str = "bert", variant: str = "base", objective: str = "mlm")
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 5_000
     config.checkpoint.keep_last = 3
-    config.checkpoint.keep_best = 1  # by held-out loss
+    config.checkpoint.keep_best = 1  # by held-out loss, of the last phase where there are two
     config.max_bad_steps = 20  # non-finite steps in a row, each skipped, before the run stops
     return config.lock()
 
 
 def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
     """The config of a run as its workdir, checkpoints and artifact keep it."""
-    family, objective = stored["family"], stored["objective"]["name"]
-    config = default(family, next(iter(build.family(family).VARIANTS)), objective)
-
     def put(config: ConfigDict, values: Mapping[str, Any]) -> None:
         for key, value in values.items():
             if isinstance(value, Mapping):
@@ -90,6 +88,8 @@ def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
                 config[key] = tuple(value) if isinstance(value, list) else value
 
     try:
+        family, objective = stored["family"], stored["objective"]["name"]
+        config = default(family, next(iter(build.family(family).VARIANTS)), objective)
         put(config, stored)
     except (KeyError, TypeError) as error:
         raise errors.UserError(f"not the config of this version of bertjax: {error}") from error
@@ -131,8 +131,12 @@ def load(path: str, overrides: Mapping[str, str] | None = None) -> ConfigDict:
         if not hasattr(module, "get_config"):
             raise errors.UserError(f"--config={path}: {name} has no function get_config(arg)")
         config = module.get_config(arg)
-    except (SyntaxError, NameError, AttributeError, KeyError, TypeError) as error:
+    except errors.UserError:
+        raise
+    except Exception as error:  # the user's own code: whatever it raises, the file is named
         raise errors.UserError(f"--config={path}: {type(error).__name__}: {error}") from error
+    if not isinstance(config, ConfigDict):
+        raise errors.UserError(f"--config={path}: get_config returned no ConfigDict")
     for key, value in (overrides or {}).items():
         override(config, key, value)
     validate(config)

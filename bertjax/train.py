@@ -86,10 +86,13 @@ def train_and_evaluate(
                     heldout = evaluate.evaluate(
                         eval_step, state.params, held, mesh, phase.batch_size, unigram
                     )
-                    log.heldout(step, heldout)
+                    if step > start:  # a finished run that is started again has written it
+                        log.heldout(step, heldout)
                 if saves:
                     meta = {**vars(identity), "step": step}
-                    scores = _prefixed("eval", heldout) if evaluates else None
+                    # Losses at two lengths are no ranking: the best is one of the last phase.
+                    ranked = evaluates and phase == phases[-1]
+                    scores = _prefixed("eval", heldout) if ranked else None
                     checkpoints.save(step, state, meta, scores)
             if last or asked:
                 break

@@ -51,9 +51,11 @@ def read(path: str | os.PathLike) -> Identity:
         raise errors.UserError(f"{file}: not there; {path} is not the workdir of a run") from error
     except ValueError as error:
         raise errors.UserError(f"{file}: not JSON ({error}); restore it from a copy") from error
-    if stored.pop("format", None) != FORMAT or stored.pop("version", None) != VERSION:
+    fields = [field.name for field in dataclasses.fields(Identity)]
+    whole = isinstance(stored, dict) and all(name in stored for name in fields)
+    if not whole or (stored.get("format"), stored.get("version")) != (FORMAT, VERSION):
         raise errors.UserError(f"{file}: not the config of a bertjax workdir, version {VERSION}")
-    return Identity(**stored)
+    return Identity(**{name: stored[name] for name in fields})
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

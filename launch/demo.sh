@@ -3,12 +3,13 @@
 # the folders that others load. `bash launch/demo.sh [FOLDER]`; stopped and started again, it goes on.
 # $PYTHON chooses the interpreter; the default is the newest of 3.11 to 3.13 that runs.
 set -euo pipefail
+out="$(realpath -m "${1:-$(dirname "${BASH_SOURCE[0]}")/../demo}")"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+out="$(realpath -m --relative-to=. "$out")"  # short where it lies in the checkout
 source launch/python.sh
 
 python="$(find_python 3.13 3.12 3.11)"
 make_venv .venv "$python" "-e ."
-out="${1:-demo}"
 mkdir -p "$out"
 
 # A train step allocates and frees the same large buffers again and again; keeping them in the process

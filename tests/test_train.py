@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -181,18 +182,20 @@ def _start(command):
     return subprocess.Popen(command, text=True, env=env, **pipes)
 
 
-def _wait_for_step(process, step):
-    for line in process.stderr:
-        if line.startswith("step ") and int(line.split()[1].split("/")[0]) >= step:
+def _wait_for_step(process, metrics, step):
+    """Polls the metrics, a line a step, of a run that must still be going on then."""
+    while process.poll() is None:
+        time.sleep(0.02)
+        if metrics.exists() and any(line["step"] >= step for line in watch.read_metrics(metrics)):
             return
-    raise AssertionError("the run ended before the step")
+    raise AssertionError(f"the run ended before step {step}: {process.communicate()[1]}")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_signal_saves_and_says_restart_me(data, tmp_path, number, code):
     never = ("--config.num_steps=40000", "--config.checkpoint.every=100000")
     process = _start(_command(data, tmp_path / "run", *never))
-    _wait_for_step(process, 1)
+    _wait_for_step(process, tmp_path / "run" / "metrics.jsonl", 1)
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert process.returncode == code, err
@@ -208,7 +211,9 @@ def test_killed_at_a_random_moment_and_resumed_ends_bit_equal(data, tmp_path):
     subprocess.run(_command(data, whole, *longer), check=True, capture_output=True,
                    env={**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)})  # fmt: skip
     process = _start(_command(data, killed, *longer))
-    _wait_for_step(process, random.randint(1, 25))
+    step = random.randint(1, 25)
+    print("killed at step", step)
+    _wait_for_step(process, killed / "metrics.jsonl", step)
     process.kill()
     process.communicate()
     process = _start(_command(data, killed, *longer))

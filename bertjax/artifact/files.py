@@ -28,6 +28,8 @@ def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     An older folder there is replaced, unless it holds anything that the new one does not: that is
     a UserError, and nothing is touched.
     """
+    if "://" in os.fspath(path):
+        raise errors.UserError(f"{path}: not a local folder; write to one and copy it there")
     target = pathlib.Path(os.path.abspath(path))
     if target.exists() and not target.is_dir():
         raise errors.UserError(f"{path}: is a file; give the name of a folder to write")

@@ -6,11 +6,13 @@ Example:
 
 import argparse
 import json
+import os
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
-from bertjax import backend, evaluate, sharding
 from bertjax import config as config_lib
+from bertjax import errors, evaluate, sharding
 from bertjax import experiment as experiment_lib
 from bertjax import step as step_lib
 from bertjax.artifact import artifact, loading
@@ -29,10 +31,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: argparse.Namespace) -> None:
     """Prints the numbers as a table."""
+    if flags.json and not os.path.isdir(os.path.dirname(os.path.abspath(flags.json))):
+        raise errors.UserError(f"--json={flags.json}: there is no such folder to write to")
     model = loading.load(flags.model)
     config = _config(model, flags)
     config_lib.validate(config)
-    backend.configure(config.dtype)
     dataset = store.open_heldout(flags.data)
     loading.check_data(model, dataset, f"--model={flags.model}")
     experiment = experiment_lib.Experiment(config)
@@ -45,7 +48,7 @@ def run(flags: argparse.Namespace) -> None:
     with jax.set_mesh(mesh):
         values = evaluate.evaluate(
             jax.jit(step_lib.make_eval_step(experiment.model, experiment.loss)),
-            model.params,
+            jax.device_put(model.params, NamedSharding(mesh, PartitionSpec())),
             experiment.eval_batches(dataset, vocabulary, phase, lambda size: slice(None)),
             mesh,
             phase.batch_size,

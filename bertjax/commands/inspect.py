@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from bertjax import errors, plot, watch, workdir
 from bertjax.artifact import artifact, loading
@@ -40,7 +41,7 @@ def run(flags: argparse.Namespace) -> None:
     """Prints what there is, and draws the curves if asked."""
     if flags.plot is not None:
         print(f"curves in {draw(flags.path, flags.plot)}")
-    elif (pathlib.Path(flags.path) / store.MANIFEST).exists():
+    elif (epath.Path(flags.path) / store.MANIFEST).exists():
         print("\n".join(_prepared(flags.path)))
     else:
         print("\n".join(_model(flags.path)))

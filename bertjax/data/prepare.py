@@ -77,7 +77,7 @@ def prepare(
         "tokenizer": {"kind": tok.kind, "size": tok.size, "fingerprint": tok.fingerprint},
         "token_dtype": store.token_dtype(tok.size).name,
         "options": options,
-        "sources": [{"path": source.path, "size": source.size} for source in sources],
+        "sources": [{"path": s.path, "size": s.size, "format": s.format} for s in sources],
     }
     folder = epath.Path(output)
     try:

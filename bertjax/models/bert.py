@@ -36,8 +36,11 @@ class Config(layers.Compute):
 
     def __post_init__(self):
         layers.check_fields(self)
-        if not set(self.heads) <= {"pooler", "mlm", "nsp"}:
-            raise errors.UserError(f"config.model.heads = {self.heads!r}: of pooler, mlm, nsp")
+        if self.heads != tuple(head for head in ("pooler", "mlm", "nsp") if head in self.heads):
+            raise errors.UserError(
+                f"config.model.heads = {self.heads!r}: must be a tuple of pooler, mlm, nsp, in "
+                "this order"
+            )
         if "nsp" in self.heads and "pooler" not in self.heads:
             raise errors.UserError(f"config.model.heads = {self.heads!r}: nsp needs pooler")
 
