@@ -80,6 +80,7 @@ class Reader:
         return sorted(self._manager.all_steps())
 
     def latest_step(self) -> int | None:
+        """The newest finished step, None where there is none."""
         return self._manager.latest_step()
 
     def restore(self, abstract_state: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
@@ -113,6 +114,7 @@ class Reader:
         return self._manager.restore(step, args=items)["meta"]
 
     def close(self) -> None:
+        """Lets go of the folder."""
         self._manager.close()
 
     def _sound_step(self, step: int | None, under: str = "") -> int:

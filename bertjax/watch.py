@@ -68,6 +68,7 @@ class Writers:
             writer.flush()
 
     def close(self) -> None:
+        """Writes what is left and lets go."""
         with contextlib.ExitStack() as stack:
             for writer in self._writers:
                 stack.callback(writer.close)
@@ -86,13 +87,16 @@ class JsonlWriter:
         self._file = _GrowingFile(path, kept)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes the metrics of `step`."""
         line = {"step": step} | {name: _rounded(value) for name, value in metrics.items()}
         self._file.append(json.dumps(line).encode() + b"\n")
 
     def flush(self) -> None:
+        """Puts on disk, or on the screen, what is written."""
         self._file.flush()
 
     def close(self) -> None:
+        """Writes what is left and lets go."""
         self._file.close()
 
 
@@ -113,13 +117,16 @@ class TensorBoardWriter:
         self._append(step=start_step + 1, session_log=start)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes the metrics of `step`."""
         for name, value in metrics.items():
             self._append(step=step, summary=summary.scalar(name, value))
 
     def flush(self) -> None:
+        """Puts on disk, or on the screen, what is written."""
         self._file.flush()
 
     def close(self) -> None:
+        """Writes what is left and lets go."""
         self._file.close()
 
     def _append(self, **fields: Any) -> None:
@@ -160,6 +167,7 @@ class ProgressBar:
             )
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes the metrics of `step`."""
         self._shown |= _shown(metrics)
         if self._bar is not None:
             self._bar.set_postfix_str(", ".join(self._shown.values()), refresh=False)
@@ -173,13 +181,16 @@ class ProgressBar:
             print(self._line(step, now), file=self._file, flush=True)
 
     def advance(self, step: int) -> None:
+        """Moves to `step` without metrics."""
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
     def flush(self) -> None:
+        """Puts on disk, or on the screen, what is written."""
         self._file.flush()
 
     def close(self) -> None:
+        """Writes what is left and lets go."""
         if self._bar is not None:
             self._bar.close()
 
@@ -270,6 +281,7 @@ class _GrowingFile:
             self.flush()
 
     def flush(self) -> None:
+        """Puts on disk, or on the screen, what is written."""
         if self._remote and len(self._content) > self._uploaded:
             with self._writing():
                 self._path.write_bytes(bytes(self._content))
@@ -277,6 +289,7 @@ class _GrowingFile:
             self._uploaded = len(self._content)
 
     def close(self) -> None:
+        """Writes what is left and lets go."""
         self.flush()
         if self._file is not None:
             self._file.close()

@@ -1,4 +1,4 @@
-"""Ids of the reference tokenizers on real text (../shared/data, ORACLES.md sections 1 and 2)."""
+"""Ids of the reference tokenizers on real text: the oracle files of $BERTJAX_TEST_DATA."""
 
 import json
 import shutil

@@ -21,6 +21,7 @@ UNKNOWN_LIMIT = 0.01
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
     parser.add_argument(
         "--input",
         action="append",
@@ -66,6 +67,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace) -> None:
+    """Prepares, and prints what there is now."""
     progress = _Progress()
     manifest = prepare.prepare(
         flags.input,

@@ -20,6 +20,7 @@ _EXAMPLE_LENGTH = 70
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
     flag = parser.add_argument
     flag("--input", action="append", required=True,
          help="file, folder, glob, gs://, tfds:name/config:split or builtin; may be repeated")
@@ -40,6 +41,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace) -> None:
+    """Trains, writes, and prints what came out."""
     if flags.vocab_size < 1:
         raise errors.UserError(f"--vocab_size={flags.vocab_size}: give a positive number")
     output = epath.Path(flags.output)

@@ -27,6 +27,7 @@ _PIECE = 1 << 20
 
 
 def is_compressed(path: str) -> bool:
+    """Whether the name says .gz or .zst."""
     return path.endswith(_COMPRESSED)
 
 

@@ -34,6 +34,7 @@ class LibraryModel:
         self._cache = self._word_cache()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without special tokens."""
         if self._cache is None:
             return self._plain(texts)
         return self._cache.encode_batch(texts)
@@ -41,10 +42,12 @@ class LibraryModel:
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Ids of each text, and the characters [start, stop) of each id."""
         encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids, special tokens left out."""
         text = self.library.decode(list(ids), skip_special_tokens=True)
         return text.removeprefix(" ") if self._prefix_space else text
 

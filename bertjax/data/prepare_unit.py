@@ -66,6 +66,7 @@ def make_work(job: Job) -> Callable[[Unit, Callable[[int], None]], dict[str, Any
 
 
 def counts_file(output: str, index: int) -> epath.Path:
+    """The file whose presence says that unit `index` is finished."""
     return epath.Path(output) / UNITS / f"{index:05d}.json"
 
 

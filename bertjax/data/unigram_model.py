@@ -34,6 +34,7 @@ class AlbertRules:
     strip_accents: bool
 
     def clean(self, text: str) -> str:
+        """The text as ALBERT's `preprocess_text` leaves it."""
         text = " ".join(text.split()).replace("``", '"').replace("''", '"')
         if self.strip_accents:
             text = unicodedata.normalize("NFKD", text)
@@ -79,6 +80,7 @@ class UnigramModel:
         )
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without special tokens."""
         if self.albert is None:
             return self._processor.encode(list(texts))
         rows = self._processor.encode([self.albert.clean(text) for text in texts])
@@ -87,9 +89,11 @@ class UnigramModel:
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Ids of each text, and the characters [start, stop) of each id."""
         return [self._encode_one_with_offsets(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids, special tokens left out."""
         specials = set(self.special_ids)
         return self._processor.decode([i for i in map(int, ids) if i not in specials])
 
