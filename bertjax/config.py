@@ -80,6 +80,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "mlm")
 
 def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
     """The config of a run as its workdir, checkpoints and artifact keep it."""
+
     def put(config: ConfigDict, values: Mapping[str, Any]) -> None:
         for key, value in values.items():
             if isinstance(value, Mapping):

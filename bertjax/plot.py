@@ -58,8 +58,8 @@ def curves(
             for draw, name in (
                 (_accuracy, "mlm_accuracy"),
                 (_accuracy, "nsp_accuracy"),
-                (_learning_rate, "learning_rate"),
-                (_tokens_per_second, "tokens_per_second"),
+                (_quantity, "learning_rate"),
+                (_quantity, "tokens_per_second"),
             )
             if _has(metrics, name)
         ]
@@ -113,20 +113,16 @@ def _accuracy(axes: Any, metrics: Sequence[Mapping[str, float]], name: str) -> N
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
 
 
-def _learning_rate(axes: Any, metrics: Sequence[Mapping[str, float]], name: str) -> None:
+def _quantity(axes: Any, metrics: Sequence[Mapping[str, float]], name: str) -> None:
+    title, form = {
+        "learning_rate": ("Learning rate", _power_of_ten),
+        "tokens_per_second": ("Tokens/s", _thousands),
+    }[name]
     steps, values = _series(metrics, name)
     axes.plot(steps, values, color=QUIET, marker=_marker(steps))
-    axes.set_title("Learning rate")
+    axes.set_title(title)
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(_power_of_ten)
-
-
-def _tokens_per_second(axes: Any, metrics: Sequence[Mapping[str, float]], name: str) -> None:
-    steps, values = _series(metrics, name)
-    axes.plot(steps, values, color=QUIET, marker=_marker(steps))
-    axes.set_title("Tokens/s")
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(_thousands)
+    axes.yaxis.set_major_formatter(form)
 
 
 def _train_and_heldout(
