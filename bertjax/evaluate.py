@@ -1,6 +1,8 @@
 """The objective's own numbers on held-out data, and the unigram model to hold them against."""
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -8,51 +10,68 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import metrics, sharding
-from bertjax.data import store
 
-UNIGRAM_RECORDS = 2048  # records (of 8192 tokens) that the unigram model is counted on, at most
+# The unigram model is counted on so many predicted tokens of the training data, at most.
+UNIGRAM_TOKENS = 2_000_000
+UNIGRAM_BATCHES = 2_000
 
 
 def evaluate(
-    eval_step: Callable[[Any, Any], metrics.Terms],
+    eval_step: Callable[..., metrics.Terms],
     params: Any,
     batches: Iterable[dict[str, np.ndarray]],
     mesh: jax.sharding.Mesh,
     batch_size: int,
+    scales: Mapping[str, float],
     unigram: np.ndarray | None = None,
+    frozen: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, float]:
-    """Means over all batches, "loss" (what training minimises) and "perplexity" (of the MLM).
+    """Means over all batches, "loss" (what training minimises) and "perplexity" (main loss).
 
+    scales: of the objective; the main loss is the first. frozen: parameters of frozen models.
     unigram: log probabilities, see `unigram_log_probs`; adds "unigram_loss", the nats that a model
-    knowing nothing else needs for the same hidden tokens.
+    knowing nothing else needs for the same predicted tokens.
     """
     total = None
     for local in batches:
         batch = sharding.global_batch(mesh, batch_size, local)
-        terms = dict(eval_step(params, batch))
-        if unigram is not None and "masked_ids" in batch:
-            terms["unigram"] = _unigram_term(unigram, batch)
+        terms = dict(eval_step(params, batch, frozen))
+        if unigram is not None:
+            terms["unigram"] = _unigram_term(unigram, *predicted(batch))
         # Waiting here also keeps old CPU backends from deadlock in collectives.
         total = metrics.add(total, jax.tree.map(float, jax.device_get(terms)))
     values = metrics.means(total or {})
     reference = {"unigram_loss": values.pop("unigram")} if "unigram" in values else {}
-    values["loss"] = metrics.total_loss(values)
-    if "mlm_loss" in values:
-        values["perplexity"] = metrics.perplexity(values["mlm_loss"])
+    values["loss"] = metrics.total_loss(values, scales)
+    main = next(iter(scales))
+    if main in values:
+        values["perplexity"] = metrics.perplexity(values[main])
     return values | reference
 
 
+def predicted(batch: Mapping[str, Any]) -> tuple[Any, Any]:
+    """(ids, weights) of the tokens that a batch asks for."""
+    if "masked_ids" in batch:
+        return batch["masked_ids"], batch["masked_weights"]
+    return batch["targets"], batch["loss_weights"]
+
+
 @jax.jit
-def _unigram_term(log_probs: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    weights = batch["masked_weights"]
-    return -(jnp.take(log_probs, batch["masked_ids"]) * weights).sum(), weights.sum()
+def _unigram_term(
+    log_probs: jax.Array, ids: jax.Array, weights: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return -(jnp.take(log_probs, ids) * weights).sum(), weights.sum()
 
 
-def unigram_log_probs(dataset: store.Dataset, vocab_size: int) -> np.ndarray:
-    """float32[vocab_size]: log of each id's share of the training text, every count plus one."""
-    count = min(dataset.num_records, UNIGRAM_RECORDS)
-    chosen = np.linspace(0, dataset.num_records - 1, count).astype(int)
+def unigram_log_probs(batches: Iterable[Mapping[str, np.ndarray]], vocab_size: int) -> np.ndarray:
+    """float32[vocab_size]: log of each id's share of the predicted tokens, every count plus one.
+
+    batches: of the training data, counted until UNIGRAM_TOKENS predictions or UNIGRAM_BATCHES.
+    """
     counts = np.ones(vocab_size)
-    for record in chosen:
-        counts += np.bincount(dataset.read([record])[0].tokens, minlength=vocab_size)
+    for batch in itertools.islice(batches, UNIGRAM_BATCHES):
+        ids, weights = predicted(batch)
+        counts += np.bincount(ids[weights > 0], minlength=vocab_size)
+        if counts.sum() > UNIGRAM_TOKENS:
+            break
     return np.log(counts / counts.sum()).astype(np.float32)

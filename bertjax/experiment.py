@@ -1,14 +1,16 @@
 """What a config names, built: model, objective, optimizer, steps, and how text becomes batches."""
 
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import ml_collections
 import numpy as np
 
-from bertjax import build, errors, optimizer, sharding
+from bertjax import build, errors, evaluate, optimizer, sharding
 from bertjax import config as config_lib
 from bertjax import step as step_lib
 from bertjax.data import loader
@@ -19,17 +21,25 @@ Rows = Callable[[int], slice | np.ndarray]  # batch size -> rows that this proce
 
 
 class Experiment:
-    """The parts of a run. Holds no arrays: everything can be evaluated abstractly."""
+    """The parts of a run. Holds no arrays: everything can be evaluated abstractly.
 
-    def __init__(self, config: ml_collections.ConfigDict):
+    frozen_models: models that the loss asks but nothing trains, by the names it knows them by.
+    """
+
+    def __init__(
+        self,
+        config: ml_collections.ConfigDict,
+        frozen_models: Mapping[str, Any] = MappingProxyType({}),
+    ):
         self.config = config
+        self.frozen_models = frozen_models
         self.model = build.model(config.family, config.model, build.compute(config))
-        self.family = build.family(config.family)
         self.objective = build.objective(config.objective.name)
         self.objective_config = build.objective_config(config)
         self.tx = optimizer.make(config.optimizer, config.num_steps)
         self.schedule = optimizer.make_schedule(config.optimizer, config.num_steps)
         self.loss = functools.partial(self.objective.loss, self.objective_config)
+        self.scales = self.objective.scales(self.objective_config)
 
     def init_state(self, key: jax.Array) -> step_lib.TrainState:
         """The state before the first step; a pure function of the key."""
@@ -54,13 +64,19 @@ class Experiment:
             self.model,
             self.loss,
             normalizers,
+            self.scales,
             self.tx,
             self.schedule,
             config_lib.micro_batches(self.config, phase.batch_size),
+            self.frozen_models,
         )
         # The compiler would split some biases otherwise, and compile the next step again for it.
         places = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(mesh))
         return jax.jit(function, donate_argnums=0, out_shardings=(places, None))
+
+    def eval_step(self) -> Callable:
+        """The jitted step of the evaluation."""
+        return jax.jit(step_lib.make_eval_step(self.model, self.loss, self.frozen_models))
 
     def sampling(self, length: int, vocabulary: Vocabulary) -> tuple[Any, Callable]:
         """How text becomes samples of `length` tokens, and how a batch of them is corrupted."""
@@ -71,9 +87,25 @@ class Experiment:
         return sampling, transform
 
     def flops_per_sequence(self, length: int) -> int:
-        """Model FLOPs of one training step a sequence: forward, and twice that backward."""
+        """Model FLOPs of one training step a sequence: forward, and twice that backward.
+
+        Frozen models go forward only.
+        """
         predictions = self.objective.predictions(self.objective_config, length)
-        return 3 * self.family.flops_per_sequence(self.model.config, length, predictions)
+
+        def forward(model: Any) -> int:
+            return build.family_of(model).flops_per_sequence(model.config, length, predictions)
+
+        return 3 * forward(self.model) + sum(map(forward, self.frozen_models.values()))
+
+    def stream(
+        self, dataset: loader.Dataset, vocabulary: Vocabulary, phase: config_lib.Phase
+    ) -> loader.Stream:
+        """The training batches of a phase; its first step takes the first of them."""
+        sampling, transform = self.sampling(phase.length, vocabulary)
+        return loader.Stream(
+            dataset, sampling, transform, batch_size=phase.batch_size, seed=self.config.seed
+        )
 
     def train_batches(
         self, dataset: loader.Dataset, vocabulary: Vocabulary, start: int, rows: Rows
@@ -82,14 +114,11 @@ class Experiment:
         for phase in config_lib.phases(self.config):
             if start >= phase.stop:
                 continue
-            sampling, transform = self.sampling(phase.length, vocabulary)
-            stream = loader.Stream(
-                dataset, sampling, transform, batch_size=phase.batch_size, seed=self.config.seed
-            )
-            # The first step of a phase takes the first batch of its stream.
-            first = max(start, phase.start) - phase.start
             yield from loader.train_batches(
-                stream, first, phase.stop - phase.start, rows(phase.batch_size)
+                self.stream(dataset, vocabulary, phase),
+                max(start, phase.start) - phase.start,
+                phase.stop - phase.start,
+                rows(phase.batch_size),
             )
 
     def eval_batches(
@@ -106,6 +135,12 @@ class Experiment:
             max_samples=self.config.eval.max_samples,
             rows=rows(phase.batch_size),
         )
+
+    def unigram(self, dataset: loader.Dataset, vocabulary: Vocabulary) -> np.ndarray:
+        """float32[vocab_size]: log probabilities of what the training batches ask for."""
+        stream = self.stream(dataset, vocabulary, config_lib.phases(self.config)[-1])
+        batches = map(stream.batch, itertools.count())
+        return evaluate.unigram_log_probs(batches, self.config.model.vocab_size)
 
 
 def check_mesh(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> None:
@@ -129,8 +164,11 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> No
 
 def check_vocabulary(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
     """Raises UserError when the tokenizer has ids that the embedding has no row for."""
-    if vocabulary.size > config.model.vocab_size:
+    needed, what = vocabulary.size, "pieces"
+    if build.family(config.family).KIND == "encoder_decoder":
+        needed, what = max(needed, *vocabulary.sentinels + 1), "pieces and sentinels"
+    if needed > config.model.vocab_size:
         raise errors.UserError(
-            f"the tokenizer of config.data.path = {config.data.path} has {vocabulary.size} pieces, "
+            f"the tokenizer of config.data.path = {config.data.path} has {needed} {what}, "
             f"more than config.model.vocab_size = {config.model.vocab_size}: set that high enough"
         )

@@ -1,8 +1,11 @@
-"""A loaded model in use: sentence vectors and filled masks.
+"""A loaded model in use: sentence vectors, filled masks, and texts that go on.
 
     bert = bertjax.load("run/")
     bert.fill_mask("The [MASK] sat on the mat.")     # [[Fill("cat", 4937, 0.21), ...]]
     bert.encode(["A cat sat.", "A dog ran."])        # float32[2, D]
+
+    gpt = bertjax.load("gpt2/")
+    gpt.generate(["The cat sat on"], max_new_tokens=8, num_beams=4)      # [" the mat and ..."]
 
 Sequences are sorted by length and padded to a multiple of LENGTH_MULTIPLE, and the rows of a batch
 to a power of two, so that few shapes are compiled.
@@ -18,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax import build, errors
+from bertjax import build, errors, generation
 from bertjax.artifact import artifact
 from bertjax.models import layers
 
@@ -118,6 +121,55 @@ class Pretrained:
                     self._fills(ids[i, k], probabilities[i, k]) for k in range(len(positions[row]))
                 ]
         return fills[0] if isinstance(text, str) else fills
+
+    def generate(self, prompts: str | Sequence[str], **options: Any) -> list[str]:
+        """The continuation of each prompt by a decoder, the answer to it by an encoder-decoder.
+
+        options: the fields of `generation.Options` (max_new_tokens, num_beams, temperature, top_p,
+        seed ...); without any of them decoding is greedy. Special tokens in a prompt count as such;
+        an empty prompt begins a new text. Raises UserError for a model that does not write text, a
+        prompt that leaves no room for max_new_tokens, and impossible options.
+        """
+        how = generation.Options(**options)
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        sequences = [self._prompt(text, how.max_new_tokens) for text in texts]
+        found = generation.generate(self.model, self.params, sequences, how, self._ids())
+        return [self.tokenizer.decode(ids) for ids in found]
+
+    def _prompt(self, text: str, max_new_tokens: int) -> np.ndarray:
+        """A prompt as ids. UserError unless it and the new tokens fit into the model."""
+        kind = build.family_of(self.model).KIND
+        if kind == "encoder" or "lm" not in self.model.config.heads:
+            raise errors.UserError(
+                f"a {self.source.family} model does not write text: load a gpt2 or a t5, or fill "
+                "masks"
+            )
+        ids = self.tokenizer.encode(text, specials_in_text=True)
+        eos = self._eos()
+        if kind == "encoder_decoder":
+            ids, taken = [*ids, eos], 0
+        else:
+            ids, taken = ids or [eos], max_new_tokens
+        if min(ids) < 0:
+            raise errors.UserError("the tokenizer of this model has no end-of-text token")
+        room = self.max_length - taken
+        if len(ids) > room or max_new_tokens > self.max_length:
+            raise errors.UserError(
+                f"the prompt {_short(text)} has {len(ids)} tokens and max_new_tokens is "
+                f"{max_new_tokens}: the model takes {self.max_length}; shorten one of them"
+            )
+        return np.array(ids, np.int32)
+
+    def _eos(self) -> int:
+        specials = self.tokenizer.specials
+        return specials.eos if specials.eos >= 0 else specials.sep
+
+    def _ids(self) -> generation.Ids:
+        top = self.tokenizer.size
+        if build.family_of(self.model).KIND == "encoder_decoder":  # sentinels may lie above
+            top = max(top, *(self.tokenizer.sentinels + 1))
+        top = min(top, self.model.config.vocab_size)
+        return generation.Ids(self._eos(), max(self.tokenizer.specials.pad, 0), top)
 
     def _fills(self, ids_K: np.ndarray, probabilities_K: np.ndarray) -> list[Fill]:
         pieces = self.tokenizer.pieces(ids_K)

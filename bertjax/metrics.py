@@ -42,9 +42,12 @@ def means(terms: Mapping[str, tuple[Any, Any]]) -> dict[str, float]:
     return {name: float(s) / float(w) for name, (s, w) in terms.items() if float(w) > 0}
 
 
-def total_loss(values: Mapping[str, Any]) -> Any:
-    """The number that is minimised: the sum of the terms whose name ends in "_loss"."""
-    return sum(value for name, value in values.items() if name.endswith("_loss"))
+def total_loss(values: Mapping[str, Any], scales: Mapping[str, float]) -> Any:
+    """The number that is minimised: the sum of the losses that `scales` names, times its factors.
+
+    A loss that nothing counted in is absent from `values` and adds nothing.
+    """
+    return sum(factor * values[name] for name, factor in scales.items() if name in values)
 
 
 def mfu(flops_per_second: float, devices: list[jax.Device] | None = None) -> float | None:

@@ -1,10 +1,15 @@
-"""optax: learning-rate schedules, AdamW and LAMB, and which parameters decay.
+"""optax: learning-rate schedules, optimizers matrix by matrix, and which parameters decay.
+
+What an optimizer measures of a parameter (norm, RMS, row and column means) it measures on one
+matrix: layers lie stacked in one array and heads are axes of their own, so `by_matrix` takes the
+arrays apart first.
 
     tx = optimizer.make(optimizer.Config(name="lamb"), num_steps=1000)
 """
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,7 +23,7 @@ from bertjax import errors, sharding
 class Config:
     """The optimizer's keys, with the values of the BERT paper (appendix A.2)."""
 
-    name: str = "adamw"  # adamw, lamb
+    name: str = "adamw"  # adamw, adamw_rms, lamb, adafactor
     learning_rate: float = 1e-4  # the peak
     schedule: str = "linear"  # constant, linear, cosine, rsqrt, wsd, one_cycle
     warmup_steps: int = 10_000  # from start_rate up to the peak
@@ -26,13 +31,13 @@ class Config:
     start_rate: float = 0.0  # before the first warm-up step
     end_rate: float = 0.0  # after the last step (rsqrt and constant do not get there)
     weight_decay: float = 0.01  # of kernels and embeddings; never of biases and norms
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-6
+    b1: float = 0.9  # adafactor has no first moment,
+    b2: float = 0.999  # its second one decays by 1 - step**-0.8,
+    eps: float = 1e-6  # and it needs no eps
     clip_norm: float = 1.0  # of the global gradient; 0: no clipping
 
 
-OPTIMIZERS = ("adamw", "lamb")
+OPTIMIZERS = ("adamw", "adamw_rms", "lamb", "adafactor")
 SCHEDULES = ("constant", "linear", "cosine", "rsqrt", "wsd", "one_cycle")
 DECAYED_LEAVES = ("kernel", "embedding")
 
@@ -112,37 +117,79 @@ def decay_mask(params: Any) -> Any:
     )
 
 
-def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
-    """LAMB's ratio |param| / |update| (You et al., arXiv 1904.00962), by layer of a stacked leaf.
+def _matrices(path: Sequence[Any], array: jax.Array) -> jax.Array:
+    """The leaf as [in, out], or [layers, in, out]; with vectors for matrices where it has those."""
+    name = sharding.path_name(path)
+    stacked = int("/layers/" in name)
+    if array.ndim - stacked <= 2:
+        return array
+    axes = sharding.param_axes(name)[stacked:]
+    num_in = 2 if axes[:2] == ("heads", "head_dim") else 1
+    outer, inner = array.shape[:stacked], array.shape[stacked : stacked + num_in]
+    return array.reshape(*outer, math.prod(inner), -1)
 
-    A zero norm gives ratio 1. Biases and norms keep their update, as in the authors' code.
+
+def by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Runs `tx` on every matrix alone, as if neither layers nor heads were axes of an array.
+
+    Its state is one of `tx` a leaf, stacked over layers like the leaf.
     """
 
-    def ratio(path, update, param):
-        name = sharding.path_name(path)
-        if name.split("/")[-1] not in DECAYED_LEAVES:
-            return update
-        axes = tuple(range(1 if "/layers/" in name else 0, param.ndim))
+    def each(function, path):
+        return jax.vmap(function) if "/layers/" in sharding.path_name(path) else function
 
-        def norm(x):
-            return jnp.sqrt(jnp.sum(jnp.square(x), axis=axes, keepdims=True))
+    def init_fn(params):
+        def one(path, param):
+            return each(tx.init, path)(_matrices(path, param))
 
-        param_norm, update_norm = norm(param), norm(update)
-        known = (param_norm > 0) & (update_norm > 0)
-        return update * jnp.where(known, param_norm / jnp.where(known, update_norm, 1.0), 1.0)
+        return jax.tree_util.tree_map_with_path(one, params)
 
     def update_fn(updates, state, params):
-        return jax.tree_util.tree_map_with_path(ratio, updates, params), state
+        def one(path, update, state, param):
+            parts = (_matrices(path, x) for x in (update, param))
+            new, state = each(lambda u, p, s: tx.update(u, s, p), path)(*parts, state)
+            return new.reshape(update.shape), state
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update_fn)
+        structure = jax.tree.structure(updates)
+        pairs = structure.flatten_up_to(
+            jax.tree_util.tree_map_with_path(one, updates, state, params)
+        )
+        return tuple(structure.unflatten([pair[i] for pair in pairs]) for i in range(2))
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _scale_by(config: Any) -> optax.GradientTransformation:
+    """From the gradient to a step of unit rate, before the decay."""
+    adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
+    if config.name == "adafactor":
+        # Shazeer and Stern, arXiv 1804.04235, as T5 used it: update clipped to RMS 1, then relative
+        # to the parameter's RMS.
+        return by_matrix(
+            optax.chain(
+                optax.scale_by_factored_rms(),
+                optax.clip_by_block_rms(1.0),
+                optax.scale_by_param_block_rms(),
+            )
+        )
+    if config.name == "adamw_rms":
+        return optax.chain(adam, by_matrix(optax.scale_by_param_block_rms()))
+    return adam
 
 
 def make(config: Any, num_steps: int) -> optax.GradientTransformation:
-    """The whole chain: clip, moments, decay, trust ratio where it is LAMB, rate."""
+    """The whole chain: clip, moments, decay, trust ratio where it is LAMB, rate.
+
+    adamw_rms is AdamW whose update of a matrix is multiplied by the RMS of the matrix, at least
+    1e-3, which T5 v1.1 needs with AdamW; adafactor does so itself. LAMB (You et al., arXiv
+    1904.00962) has the ratio |matrix| / |update| instead, which as in the authors' code is left out
+    for biases and norms.
+    """
+    ratio = optax.masked(by_matrix(optax.scale_by_trust_ratio()), decay_mask)
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-        optax.scale_by_adam(config.b1, config.b2, config.eps),
+        _scale_by(config),
         optax.add_decayed_weights(config.weight_decay, decay_mask),
-        scale_by_layer_trust_ratio() if config.name == "lamb" else optax.identity(),
+        ratio if config.name == "lamb" else optax.identity(),
         optax.scale_by_learning_rate(make_schedule(config, num_steps)),
     )

@@ -15,6 +15,8 @@ from etils import epath
 from bertjax import errors
 
 TRAIN, HELDOUT, REFERENCE, QUIET = "#3b76af", "#d1622b", "#5a5a5a", "#8a8a8a"
+# The main losses of the objectives, and what they are called above the curves.
+LOSSES = {"mlm_loss": "Masked language model loss", "lm_loss": "Language model loss"}
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -48,7 +50,7 @@ def curves(
     from matplotlib import rc_context, ticker
     from matplotlib.figure import Figure
 
-    loss = "mlm_loss" if _has(metrics, "mlm_loss") else "loss"
+    loss = next((name for name in LOSSES if _has(metrics, name)), "loss")
     if not _has(metrics, loss):
         raise errors.UserError(f"no loss to draw for {path}: the run has logged none yet")
     with rc_context(STYLE):
@@ -56,8 +58,7 @@ def curves(
         small = [
             (draw, name)
             for draw, name in (
-                (_accuracy, "mlm_accuracy"),
-                (_accuracy, "nsp_accuracy"),
+                *((_accuracy, name) for name in _accuracies(metrics)),
                 (_quantity, "learning_rate"),
                 (_quantity, "tokens_per_second"),
             )
@@ -100,7 +101,7 @@ def _losses(
             ha="right",
             color=REFERENCE,
         )
-    what = "Masked language model loss" if name == "mlm_loss" else "Loss"
+    what = LOSSES.get(name, "Loss")
     axes.set_title(f"{title}: {what.lower()}" if title else what)
     axes.set_ylabel("nats per predicted token")
     axes.set_xlabel("step")
@@ -139,6 +140,12 @@ def _train_and_heldout(
         marker = "o" if markers else _marker(steps)
         label = f"held-out, last {values[-1]:.2f}"
         axes.plot(steps, values, color=HELDOUT, linewidth=1.6, marker=marker, label=label)
+
+
+def _accuracies(metrics: Sequence[Mapping[str, float]]) -> list[str]:
+    """Names of the accuracies that were measured, at most three, in the order of the log."""
+    keys = dict.fromkeys(key.split("/")[-1] for line in metrics for key in line)
+    return [name for name in keys if name.endswith("_accuracy")][:3]
 
 
 def _has(metrics: Sequence[Mapping[str, float]], name: str) -> bool:

@@ -40,15 +40,17 @@ ACTIVATION_RULES = {**AXIS_RULES, "embed": ()}
 PARAM_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"word/embedding$", ("vocab", None)),
     (r"(position|token_type)/embedding$", (None, None)),
+    (r"relative_bias/embedding$", (None, "heads")),
     (r"(query|key|value)/kernel$", ("embed", "heads", "head_dim")),
     (r"(query|key|value)/bias$", ("heads", "head_dim")),
     (r"out/kernel$", ("heads", "head_dim", "embed")),
-    (r"wi/kernel$", ("embed", "mlp")),
+    (r"(wi|wi_gate)/kernel$", ("embed", "mlp")),
     (r"wi/bias$", ("mlp",)),
     (r"wo/kernel$", ("mlp", "embed")),
-    (r"(dense|transform|nsp_head)/kernel$", ("embed", None)),
+    (r"lm_head/kernel$", ("embed", "vocab")),
+    (r"(dense|transform|project|classifier|nsp_head|sop_head)/kernel$", ("embed", None)),
     (r"mlm_head/bias$", ("vocab",)),
-    (r"(out|wo|dense|transform|nsp_head)/bias$", (None,)),
+    (r"(out|wo|dense|transform|project|classifier|nsp_head|sop_head)/bias$", (None,)),
     (r"norm/(scale|bias)$", (None,)),
 )
 

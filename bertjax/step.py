@@ -4,7 +4,8 @@ The gradient does not depend on how the batch is cut: every loss is a sum over t
 divided once by the weight of the whole batch, over all devices and micro-batches.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import flax.struct
@@ -15,8 +16,9 @@ import optax
 from bertjax import metrics
 
 Batch = dict[str, jax.Array]
-# objective.loss with its config bound: (apply, batch) -> {name: (sum, weight)}
-Loss = Callable[[Callable[..., dict[str, jax.Array]], Batch], metrics.Terms]
+# objective.loss with its config bound: (apply, batch) -> {name: (sum, weight)}. What it needs of
+# frozen models, bound to their parameters, comes by keyword: loss(apply, batch, teacher=...).
+Loss = Callable[..., metrics.Terms]
 # objective.normalizers with its config bound: batch -> {name of a loss term: weight}
 Normalizers = Callable[[Batch], dict[str, jax.Array]]
 
@@ -39,6 +41,19 @@ def init_state(params: Any, tx: optax.GradientTransformation, rng: jax.Array) ->
     return TrainState(step, params, tx.init(params), rng, skipped, in_row)
 
 
+def _bound(frozen_models: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict[str, Callable]:
+    """Each frozen model with its parameters, without dropout and without gradients."""
+
+    def bind(model, params):
+        def apply(*args, **kwargs):
+            outputs = model.apply({"params": params}, *args, deterministic=True, **kwargs)
+            return jax.lax.stop_gradient(outputs)
+
+        return apply
+
+    return {name: bind(model, frozen[name]) for name, model in frozen_models.items()}
+
+
 def _micro_batches(batch: Batch, count: int) -> Batch:
     # Rows m, m + count, m + 2 count ... make micro-batch m, so each device keeps the rows it has.
     def cut(x):
@@ -51,46 +66,51 @@ def make_train_step(
     model: Any,
     loss: Loss,
     normalizers: Normalizers,
+    scales: Mapping[str, float],
     tx: optax.GradientTransformation,
     schedule: optax.Schedule,
     micro_batches: int = 1,
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
-    """Returns step(state, batch) -> (state, metrics); jit it with the state donated.
+    frozen_models: Mapping[str, Any] = MappingProxyType({}),
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+    """Returns step(state, batch, frozen={}) -> (state, metrics); jit it with the state donated.
+
+    scales: factor of each loss in the sum that is minimised. frozen_models: by the names under
+    which the loss takes them; `frozen` holds the parameters of each.
 
     A step whose loss or gradient is not finite changes nothing but `step` and the two counts.
     """
 
-    def loss_fn(params, batch, weights, rng):
+    def loss_fn(params, batch, weights, rng, frozen):
         def apply(*args, **kwargs):
             return model.apply(
                 {"params": params}, *args, deterministic=False, rngs={"dropout": rng}, **kwargs
             )
 
-        terms = loss(apply, batch)
+        terms = loss(apply, batch, **_bound(frozen_models, frozen))
         shares = {name: terms[name][0] / jnp.maximum(w, 1.0) for name, w in weights.items()}
-        return metrics.total_loss(shares), terms
+        return metrics.total_loss(shares, scales), terms
 
     grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
 
-    def all_gradients(params, batch, rng):
+    def all_gradients(params, batch, rng, frozen):
         weights = normalizers(batch)
         if micro_batches == 1:
-            return grad_fn(params, batch, weights, rng)
+            return grad_fn(params, batch, weights, rng, frozen)
 
         def accumulate(total, xs):
             index, micro = xs
-            part = grad_fn(params, micro, weights, jax.random.fold_in(rng, index))
+            part = grad_fn(params, micro, weights, jax.random.fold_in(rng, index), frozen)
             return jax.tree.map(jnp.add, total, part), None
 
         parts = _micro_batches(batch, micro_batches)
         first = jax.tree.map(lambda x: x[0], parts)
-        shapes = jax.eval_shape(grad_fn, params, first, weights, rng)
+        shapes = jax.eval_shape(grad_fn, params, first, weights, rng, frozen)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return jax.lax.scan(accumulate, zeros, (jnp.arange(micro_batches), parts))[0]
 
-    def train_step(state, batch):
+    def train_step(state, batch, frozen=None):
         rng = jax.random.fold_in(state.rng, state.step)
-        (total, terms), grads = all_gradients(state.params, batch, rng)
+        (total, terms), grads = all_gradients(state.params, batch, rng, frozen or {})
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(total) & jnp.isfinite(grad_norm)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
@@ -121,13 +141,15 @@ def make_train_step(
     return train_step
 
 
-def make_eval_step(model: Any, loss: Loss) -> Callable[[Any, Batch], metrics.Terms]:
-    """Returns step(params, batch) -> terms, without dropout."""
+def make_eval_step(
+    model: Any, loss: Loss, frozen_models: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[..., metrics.Terms]:
+    """Returns step(params, batch, frozen={}) -> terms, without dropout."""
 
-    def eval_step(params, batch):
+    def eval_step(params, batch, frozen=None):
         def apply(*args, **kwargs):
             return model.apply({"params": params}, *args, deterministic=True, **kwargs)
 
-        return loss(apply, batch)
+        return loss(apply, batch, **_bound(frozen_models, frozen or {}))
 
     return eval_step

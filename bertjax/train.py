@@ -11,7 +11,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ import ml_collections
 from etils import epath
 
 from bertjax import (
+    build,
     checkpoint,
     errors,
     evaluate,
@@ -35,7 +36,7 @@ from bertjax import step as step_lib
 from bertjax import (
     workdir as workdir_lib,
 )
-from bertjax.artifact import loading
+from bertjax.artifact import artifact, loading
 from bertjax.data import store
 from bertjax.data import tokenizer as tokenizer_lib
 
@@ -58,18 +59,20 @@ def train_and_evaluate(
     identity = workdir_lib.identity(config, tokenizer.fingerprint, train_data.fingerprint)
     workdir_lib.claim(workdir, identity, tokenizer.save)
 
-    experiment = experiment_lib.Experiment(config)
+    frozen = frozen_artifacts(config, train_data)
+    experiment = experiment_lib.Experiment(config, frozen_models(config, frozen))
     rows = functools.partial(sharding.local_rows, mesh)
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
         stop = stack.enter_context(signals.StopSignals())
         checkpoints = open_checkpoints(config, workdir)
         stack.callback(checkpoints.close)
-        state = first_state(experiment, mesh, checkpoints, train_data)
+        state = first_state(experiment, mesh, checkpoints, train_data, frozen)
+        frozen_params = place_frozen(mesh, frozen)
         start = int(state.step)
         log = stack.enter_context(StepLog(experiment, workdir, start, checkpoints))
-        eval_step = jax.jit(step_lib.make_eval_step(experiment.model, experiment.loss))
-        unigram = evaluate.unigram_log_probs(train_data, vocabulary.size)
+        eval_step = experiment.eval_step()
+        unigram = experiment.unigram(train_data, vocabulary)
         batches = experiment.train_batches(train_data, vocabulary, start, rows)
         phases = config_lib.phases(config)
         train_steps = {phase: experiment.train_step(phase, mesh) for phase in phases}
@@ -84,8 +87,9 @@ def train_and_evaluate(
                 if evaluates:
                     held = experiment.eval_batches(heldout_data, vocabulary, phase, rows)
                     heldout = evaluate.evaluate(
-                        eval_step, state.params, held, mesh, phase.batch_size, unigram
-                    )
+                        eval_step, state.params, held, mesh, phase.batch_size,
+                        experiment.scales, unigram, frozen_params,
+                    )  # fmt: skip
                     if step > start:  # a finished run that is started again has written it
                         log.heldout(step, heldout)
                 if saves:
@@ -97,7 +101,7 @@ def train_and_evaluate(
             if last or asked:
                 break
             batch = sharding.global_batch(mesh, phase.batch_size, next(batches))
-            state, report = train_steps[phase](state, batch)
+            state, report = train_steps[phase](state, batch, frozen_params)
             log.step(step + 1, phase, report)
 
         checkpoints.wait()
@@ -144,13 +148,43 @@ def open_checkpoints(
     )
 
 
+def frozen_artifacts(
+    config: ml_collections.ConfigDict, data: store.Dataset
+) -> dict[str, artifact.Artifact]:
+    """The models that the objective asks and that nothing trains, by the names it gives them."""
+    if "teacher" not in config.objective:
+        return {}
+    teacher = loading.load_teacher(config.objective.teacher, data, config.model.vocab_size)
+    return {"teacher": teacher}
+
+
+def frozen_models(
+    config: ml_collections.ConfigDict, frozen: Mapping[str, artifact.Artifact]
+) -> dict[str, Any]:
+    """Their Linen modules, computed as the run's own model is."""
+    compute = build.compute(config)
+    return {name: build.model(a.family, a.fields, compute) for name, a in frozen.items()}
+
+
+def place_frozen(
+    mesh: jax.sharding.Mesh, frozen: Mapping[str, artifact.Artifact]
+) -> dict[str, Any]:
+    """Their parameters, split over the mesh by the table that splits the model's own."""
+    params = {name: {"params": model.params} for name, model in frozen.items()}
+    placed = jax.device_put(params, sharding.state_shardings(mesh, params))
+    return {name: tree["params"] for name, tree in placed.items()}
+
+
 def first_state(
     experiment: experiment_lib.Experiment,
     mesh: jax.sharding.Mesh,
     checkpoints: checkpoint.Checkpoints,
     data: store.Dataset,
+    frozen: Mapping[str, artifact.Artifact],
 ) -> step_lib.TrainState:
     """The newest checkpoint's state, or a fresh one, each array made where it belongs.
+
+    A fresh one starts from `config.init_from` or, of a student, from layers of its teacher.
 
     Raises UserError when `config.init_from` was trained with another tokenizer than the data's.
     """
@@ -164,6 +198,9 @@ def first_state(
         model = loading.load(experiment.config.init_from)
         loading.check_data(model, data, f"config.init_from = {experiment.config.init_from}")
         params = loading.overlay_params(model, experiment.config.family, state.params)
+        state = state.replace(params=jax.device_put(params, places.params))
+    elif "teacher" in frozen and experiment.config.objective.start_from_teacher:
+        params = loading.initial_student(state.params, frozen["teacher"])
         state = state.replace(params=jax.device_put(params, places.params))
     return state
 

@@ -9,9 +9,11 @@ FIRST = 5  # the first ordinary id
 
 
 def make_vocabulary(size: int = 200) -> vocabulary.Vocabulary:
-    """Every third id goes on with a word; five specials."""
+    """Every third id goes on with a word; five specials, and the sentinels above the pieces."""
     ids = np.arange(size)
-    return vocabulary.Vocabulary(size, SPECIALS, (ids >= FIRST) & (ids % 3 == 0), ids < FIRST)
+    continuations = (ids >= FIRST) & (ids % 3 == 0)
+    sentinels = vocabulary.sentinels_above(size)
+    return vocabulary.Vocabulary(size, SPECIALS, continuations, ids < FIRST, sentinels)
 
 
 def record(documents: dict[int, list[int]], token: int | None = None, seed: int = 0):

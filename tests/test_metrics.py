@@ -20,9 +20,10 @@ def test_a_term_that_nothing_counted_in_is_left_out():
     assert metrics.means({"mlm_loss": (0.0, 0.0), "nsp_loss": (1.0, 2.0)}) == {"nsp_loss": 0.5}
 
 
-def test_total_loss_sums_what_is_called_a_loss():
-    values = {"mlm_loss": 2.0, "nsp_loss": 0.5, "mlm_accuracy": 100.0, "loss_scale": 7.0}
-    assert metrics.total_loss(values) == 2.5
+def test_total_loss_sums_the_scaled_losses():
+    values = {"mlm_loss": 2.0, "rtd_loss": 0.5, "mlm_accuracy": 100.0, "other_loss": 7.0}
+    assert metrics.total_loss(values, {"mlm_loss": 1.0, "rtd_loss": 50.0}) == 27.0
+    assert metrics.total_loss({"mlm_loss": 2.0}, {"mlm_loss": 1.0, "nsp_loss": 1.0}) == 2.0
 
 
 def _devices(kind, count=1):
@@ -40,12 +41,15 @@ def test_perplexity_is_finite():
     assert math.isfinite(metrics.perplexity(1e6)) and math.isnan(metrics.perplexity(math.nan))
 
 
+SCALES = {"mlm_loss": 1.0, "nsp_loss": 1.0}
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 6])
 def test_evaluation_does_not_depend_on_the_batches(batch_size):
     nll = np.arange(6, dtype=np.float32)
     weight = np.array([1, 0, 2, 1, 0, 4], np.float32)
 
-    def eval_step(params, batch):
+    def eval_step(params, batch, frozen):
         return {
             "mlm_loss": ((params * batch["nll"] * batch["w"]).sum(), batch["w"].sum()),
             "nsp_loss": (batch["w"].sum() * 0.5, batch["w"].sum()),
@@ -54,7 +58,7 @@ def test_evaluation_does_not_depend_on_the_batches(batch_size):
     cuts = range(0, 6, batch_size)
     batches = [{"nll": nll[i : i + batch_size], "w": weight[i : i + batch_size]} for i in cuts]
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
-    values = evaluate.evaluate(eval_step, 2.0, batches, mesh, batch_size)
+    values = evaluate.evaluate(eval_step, 2.0, batches, mesh, batch_size, SCALES)
     mlm = 2.0 * float((nll * weight).sum() / weight.sum())
     assert values["mlm_loss"] == pytest.approx(mlm)
     assert values["loss"] == pytest.approx(mlm + 0.5)
@@ -69,7 +73,8 @@ def test_unigram_loss_is_the_mean_over_predictions():
     ]
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     values = evaluate.evaluate(
-        lambda params, batch: {"mlm_loss": (6.0, 3.0)}, None, batches, mesh, 1, log_probs
-    )
+        lambda params, batch, frozen: {"mlm_loss": (6.0, 3.0)},
+        None, batches, mesh, 1, {"mlm_loss": 1.0}, log_probs,
+    )  # fmt: skip
     assert values["unigram_loss"] == pytest.approx(math.log(2 * 4 * 4) / 3)
     assert values["loss"] == 2.0, "the unigram model is no part of what is minimised"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertjax import build, errors
-from bertjax.models import bert, layers
+from bertjax.models import bert, hashing, layers
 
 FIELDS = {
     "vocab_size": 100, "hidden_size": 16, "num_layers": 3, "num_heads": 4,
@@ -221,7 +221,7 @@ def test_dropout_drops_its_rate_and_keeps_the_mean(rate):
 
 
 def test_hash_bits_are_fair_and_independent():
-    bits = np.asarray(layers.hash_bits(jnp.uint32(7), (32, 8, 128)))
+    bits = np.asarray(hashing.hash_bits(jnp.uint32(7), (32, 8, 128)))
     assert len(np.unique(bits)) > bits.size * 0.999
     for bit in range(32):
         share = ((bits >> bit) & 1).mean()
@@ -241,7 +241,7 @@ class _Masks(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(self, x, mask):
+    def __call__(self, x, per_layer, mask):
         ones = jnp.ones_like(x)
         first = layers.Dropout(0.5, name="first")(ones, self.deterministic)
         return x, jnp.stack([first, layers.Dropout(0.5, name="second")(ones, self.deterministic)])
@@ -249,7 +249,7 @@ class _Masks(nn.Module):
 
 def test_dropout_differs_by_layer_place_step_and_row():
     encoder = layers.Encoder(bert.Config(**FIELDS), _Masks)
-    x, mask = jnp.zeros((8, 4, 16)), jnp.ones((8, 4), bool)
+    x, mask = jnp.zeros((8, 4, 16)), jnp.ones((8, 1, 4), bool)
 
     def kept(step):
         rng = jax.random.fold_in(jax.random.key(0), step)

@@ -162,7 +162,7 @@ def test_toy_of_the_bert_repository_reaches_its_fixed_point():
     np.testing.assert_allclose(params["kernel"], target, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", optimizer.OPTIMIZERS)
+@pytest.mark.parametrize("name", ["adamw", "adamw_rms", "lamb"])  # adafactor has no first moment
 @pytest.mark.parametrize(("clip_norm", "norm"), [(1.0, 1.0), (5.0, 5.0), (20.0, 10.0), (0.0, 10.0)])
 def test_clips_by_the_norm_of_all_gradients_together(name, clip_norm, norm):
     config = optimizer.Config(name=name, **PLAIN | {"clip_norm": clip_norm})

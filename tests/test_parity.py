@@ -8,9 +8,11 @@ import safetensors.numpy
 
 import bertjax
 from benchmarks import parity
+from bertjax import build
 from bertjax.artifact import huggingface
 from tests import tiny_model
 from tests.golden import make_golden as golden
+from tests.parity_cases import bert
 
 needs_transformers = pytest.mark.skipif(
     parity.transformers is None, reason="transformers and torch are not installed"
@@ -25,6 +27,7 @@ def _assert_close(differences, outputs):
     assert max(differences.values()) <= parity.TOLERANCE, differences
 
 
+CASES = parity.cases()
 OUTPUTS = (
     "hidden_states", "pooled_output", "mlm_logits", "nsp_logits", "mlm_loss", "nsp_loss", "loss"
 )  # fmt: skip
@@ -46,8 +49,8 @@ def _stored_model(folder, activation, weights):
 def test_outputs_are_those_stored(tmp_path, activation):
     batch, theirs = _stored("batch/"), _stored(f"{activation}/")
     _stored_model(tmp_path, activation, _stored("weights/"))
-    ours = parity.our_outputs(tmp_path, batch)
-    _assert_close(parity.differences(ours, theirs, batch["attention_mask"]), OUTPUTS)
+    ours = parity.our_outputs(bert, tmp_path, batch)
+    _assert_close(parity.differences(bert, ours, theirs, batch), OUTPUTS)
 
 
 def test_a_change_of_any_weight_shows(tmp_path):
@@ -58,15 +61,32 @@ def test_a_change_of_any_weight_shows(tmp_path):
         changed = dict(weights)
         changed[name] = weights[name] + 0.01 * np.arange(weights[name].shape[-1], dtype=np.float32)
         _stored_model(tmp_path, "gelu", {n: t for n, t in changed.items() if "decoder" not in n})
-        ours = parity.our_outputs(tmp_path, batch)
-        found = parity.differences(ours, theirs, batch["attention_mask"])
+        ours = parity.our_outputs(bert, tmp_path, batch)
+        found = parity.differences(bert, ours, theirs, batch)
         assert max(found.values()) > 10 * parity.TOLERANCE, name
 
 
 @needs_transformers
-@pytest.mark.parametrize("name", parity.SHAPES)
-def test_random_weights(name):
-    _assert_close(parity.compare(parity.SHAPES[name]), OUTPUTS)
+@pytest.mark.parametrize(
+    ("family", "shape"), [(f, name) for f, case in CASES.items() for name in case.SHAPES]
+)
+def test_random_weights(family, shape):
+    found = parity.compare(CASES[family], CASES[family].SHAPES[shape])
+    assert found and max(found.values()) <= parity.TOLERANCE, found
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"), [(f, variant) for f, case in CASES.items() for variant in case.COUNTS]
+)
+def test_parameters_of_the_full_size(family, variant):
+    count = CASES[family].COUNTS[variant]
+    assert parity.our_count(family, variant) == count
+    if parity.transformers is not None:
+        assert CASES[family].their_count(variant) == count
+
+
+def test_every_family_is_compared():
+    assert set(CASES) == set(build.families())
 
 
 @needs_transformers

@@ -209,8 +209,7 @@ def test_assembled_full_sentences():
     window = sampling.window(synthetic.records(20, counting=True))
     table = sampling.segment(window, window_random())
     batch = sampling.assemble(window, table)
-    assert set(batch) == {"input_ids", "attention_mask", "token_type_ids"}
-    assert not batch["token_type_ids"].any()
+    assert set(batch) == {"input_ids", "attention_mask"}
     crossing = 0
     for row, ids, mask in zip(table, batch["input_ids"], batch["attention_mask"], strict=True):
         text = window.tokens[row["a"] : row["a"] + row["a_size"]].tolist()

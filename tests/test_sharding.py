@@ -1,7 +1,6 @@
 """Where arrays live: the table of parameters, meshes, and batches put together from rows."""
 
 import os
-import pkgutil
 import re
 import subprocess
 import sys
@@ -12,14 +11,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from bertjax import build, errors, models, optimizer, sharding
+from bertjax import build, errors, optimizer, sharding
 from bertjax import step as step_lib
 
-FAMILIES = [
-    module.name
-    for module in pkgutil.iter_modules(models.__path__)
-    if module.name not in ("layers", "heads")
-]
+FAMILIES = build.families()
 
 
 def _params(family, **fields):
@@ -183,7 +178,8 @@ def test_no_array_is_rebuilt_whole_to_be_split_in_another_way():
         loss = functools.partial(mlm.loss, config)
         normalizers = functools.partial(mlm.normalizers, config)
         train_step = step.make_train_step(
-            model, loss, normalizers, tx, optax.constant_schedule(0.1), micro_batches=2)
+            model, loss, normalizers, mlm.scales(config), tx, optax.constant_schedule(0.1),
+            micro_batches=2)
         with jax.set_mesh(mesh):
             jax.jit(train_step).lower(state, batch).compile(
                 {"xla_backend_optimization_level": 0})

@@ -22,6 +22,7 @@ B, L, P = 8, 8, 3
 OBJECTIVE = mlm.Config()
 LOSS = functools.partial(mlm.loss, OBJECTIVE)
 NORMALIZERS = functools.partial(mlm.normalizers, OBJECTIVE)
+SCALES = mlm.scales(mlm.Config())
 # Keeps the gradients where a test finds them: as its state.
 GRADIENTS = optax.GradientTransformation(
     lambda params: jax.tree.map(jnp.zeros_like, params), lambda grads, state, params: (grads, grads)
@@ -64,7 +65,7 @@ def _compiled(mesh_shape=(1, 1, 1), micro=1, dropout=0.0, **compute):
     model = build.model("bert", fields, layers.Compute(**compute))
     mesh = sharding.make_mesh(*mesh_shape, devices=jax.devices()[: int(np.prod(mesh_shape))])
     schedule = optax.constant_schedule(0.5)
-    function = step_lib.make_train_step(model, LOSS, NORMALIZERS, GRADIENTS, schedule, micro)
+    function = step_lib.make_train_step(model, LOSS, NORMALIZERS, SCALES, GRADIENTS, schedule, micro)
     function = jax.jit(function)
     made = _params(model)
 
@@ -322,7 +323,12 @@ def test_finite_loss_with_a_gradient_that_is_not_is_skipped_too():
     tx = optax.adam(0.1)
     function = jax.jit(
         step_lib.make_train_step(
-            _Root(), loss, lambda batch: {"root_loss": batch["x"].sum()}, tx, lambda step: 0.1
+            _Root(),
+            loss,
+            lambda batch: {"root_loss": batch["x"].sum()},
+            {"root_loss": 1.0},
+            tx,
+            lambda step: 0.1,
         )
     )
     batch = {"x": jnp.ones(4)}

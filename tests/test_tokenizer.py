@@ -189,7 +189,7 @@ def test_training_is_deterministic_and_exact_in_size(trained, kind):
     again = tokenizer.train(kind, iter(texts()), one.size)
     assert again.fingerprint == one.fingerprint
     assert again.pieces(range(one.size)) == one.pieces(range(one.size))
-    assert sorted(vars(one.specials).values()) == [0, 1, 2, 3, 4]
+    assert sorted({*vars(one.specials).values()} - {-1}) == [0, 1, 2, 3, 4]
     if kind == "wordpiece":
         assert one.pieces(range(5)) == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -258,7 +258,7 @@ def test_transformers_loads_the_folder(trained, kind, tmp_path):
     theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
     assert theirs.model_max_length == 77
     for role, i in vars(one.specials).items():
-        assert getattr(theirs, f"{role}_token_id") == i
+        assert getattr(theirs, f"{role}_token_id") == (i if i >= 0 else None)
     cls, sep = one.specials.cls, one.specials.sep
     name = theirs.mask_token
     for text in [*texts(10, seed=3), "Zoe\u2019s caf\xe9", f"the {name} sat on a {name}"]:

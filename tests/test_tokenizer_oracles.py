@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from bertjax.data import tokenizer
+from bertjax.data.vocabulary import Specials
 
 
 def rows(shared_data, name):
@@ -24,7 +25,7 @@ def gpt2(shared_data, tmp_path_factory):
 def test_bert_uncased(shared_data):
     bert = tokenizer.load(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
     assert bert.size == 30522
-    assert vars(bert.specials) == {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
+    assert bert.specials == Specials(pad=0, unk=100, cls=101, sep=102, mask=103)
     expected = rows(shared_data, "bert_uncased")
     assert len(expected) == 286
     texts = [row["text"] for row in expected]
@@ -68,7 +69,7 @@ def test_albert(shared_data):
     path = shared_data / "vocab" / "albert-v2-spiece.model"
     albert = tokenizer.load(path, lowercase=True)
     assert albert.size == 30000
-    assert vars(albert.specials) == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+    assert albert.specials == Specials(pad=0, unk=1, cls=2, sep=3, mask=4)
     expected = rows(shared_data, "albert")
     texts = [row["text"] for row in expected]
     for row, ids in zip(expected, albert.encode_batch(texts), strict=True):
@@ -128,7 +129,7 @@ def test_sentencepiece_models(shared_data, name, text, ids):
 
 def test_sentencepiece_s_own_test_model(shared_data):
     one = tokenizer.load(shared_data / "vocab" / "sentencepiece-test_model.model")
-    assert vars(one.specials) == {"pad": -1, "unk": 0, "cls": 1, "sep": 2, "mask": -1}
+    assert one.specials == Specials(pad=-1, unk=0, cls=1, sep=2, mask=-1, bos=1, eos=2)
     pieces = "_I _saw _a _girl _with _a _ te le s c o pe .".replace("_", "\u2581").split()
     assert one.pieces(one.encode("I saw a girl with a telescope.")) == pieces
     assert one.decode(one.encode("I saw a girl.")) == "I saw a girl."

@@ -1,18 +1,22 @@
 """The Hugging Face folder, both ways, without torch or transformers.
 
-Which tensor is which is the family's own knowledge: `HF_NAMES` lists our path, their name and the
-way between the two arrays; `HF_CONFIG`, `HF_TIED`, `HF_SKIPPED` and `HF_PREFIX` say the rest. Every
-tensor of a file is used, listed as skipped, or an error: nothing is dropped in silence.
+Which tensor is which is the family's own knowledge. A line of `HF_NAMES` is our path, their name,
+the way between the two arrays and, where theirs is several of ours side by side, which part of it
+ours is: (number, how many, axis of theirs). Under "/layers/" ours are stacked and theirs are one a
+layer: "{}" is its number; "{+1}" the number of the next one, and the last layer has the name after
+the "|". `HF_CONFIG`, `HF_TIED`, `HF_SKIPPED` and `HF_PREFIX` say the rest. Every tensor of a file
+is used, listed as skipped, or an error: nothing is dropped in silence.
 
     model = huggingface.read("bert-base-uncased/")
     huggingface.write(model, "bert-hf/")
 """
 
+import fnmatch
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,15 +38,19 @@ ACTIVATIONS = {  # theirs -> ours; the first of two that mean the same is the on
 }
 _OLD_ENDINGS = {"gamma": "weight", "beta": "bias"}  # of layer norms converted from TensorFlow
 
-# The ways of HF_NAMES, theirs out of ours. Their linear maps are [out, in], ours [in, out] with the
-# heads as axes of their own; their vocabulary has no padding rows.
+# The ways of HF_NAMES, theirs out of ours. Their linear maps are [out, in] (but "conv": [in, out]),
+# ours [in, out] with the heads as axes of their own; their vocabulary has no padding rows.
 TO_THEIRS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "same": lambda array, vocab_size: array,
     "transpose": lambda array, vocab_size: array.T,
     "heads_out": lambda array, vocab_size: array.reshape(array.shape[0], -1).T,
     "heads_in": lambda array, vocab_size: array.reshape(-1, array.shape[-1]).T,
     "heads": lambda array, vocab_size: array.reshape(-1),
+    "conv": lambda array, vocab_size: array,
+    "conv_out": lambda array, vocab_size: array.reshape(array.shape[0], -1),
+    "conv_in": lambda array, vocab_size: array.reshape(-1, array.shape[-1]),
     "vocab_rows": lambda array, vocab_size: array[:vocab_size],
+    "vocab_columns": lambda array, vocab_size: array[:, :vocab_size].T,
 }
 # And back, given our shape.
 TO_OURS: dict[str, Callable[[np.ndarray, tuple[int, ...]], np.ndarray]] = {
@@ -51,10 +59,35 @@ TO_OURS: dict[str, Callable[[np.ndarray, tuple[int, ...]], np.ndarray]] = {
     "heads_out": lambda array, shape: array.T.reshape(shape),
     "heads_in": lambda array, shape: array.T.reshape(shape),
     "heads": lambda array, shape: array.reshape(shape),
-    "vocab_rows": lambda array, shape: np.pad(
-        array, [(0, shape[0] - array.shape[0])] + [(0, 0)] * (array.ndim - 1)
-    ),
+    "conv": lambda array, shape: array,
+    "conv_out": lambda array, shape: array.reshape(shape),
+    "conv_in": lambda array, shape: array.reshape(shape),
+    "vocab_rows": lambda array, shape: _padded(array, shape),
+    "vocab_columns": lambda array, shape: _padded(array.T, shape),
 }
+
+
+def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return np.pad(array, [(0, new - old) for new, old in zip(shape, array.shape, strict=True)])
+
+
+class Line(NamedTuple):
+    """A line of HF_NAMES."""
+
+    ours: str
+    theirs: str
+    way: str
+    part: tuple[int, int, int] = (0, 1, 0)
+
+    def names(self, array: Any) -> Iterator[tuple[str, Any]]:
+        """(their name, our array) of each layer, or of the one array that is not stacked."""
+        if "{" not in self.theirs:
+            yield self.theirs, array
+            return
+        name, _, last = self.theirs.partition("|")
+        for layer, one in enumerate(array):
+            is_last = last and layer == len(array) - 1
+            yield last if is_last else name.replace("{+1}", str(layer + 1)).format(layer), one
 
 
 def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
@@ -64,7 +97,12 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
     with files.new_folder(folder) as new:
         files.write_tensors(new / WEIGHTS, tensors)
         files.write_json(new / CONFIG, _to_config(module, model))
-        model.tokenizer.save(new, max_length=model.fields["max_length"])
+        model.tokenizer.save(
+            new,
+            kind=module.KIND,
+            token_types="type_vocab_size" in model.fields,
+            max_length=model.fields["max_length"],
+        )
 
 
 def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Artifact:
@@ -82,10 +120,11 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
         found = files.tensor_shapes(file)
         shapes |= found
         where |= dict.fromkeys(found, file)
-    table = _table(module, artifact.abstract_params(family, fields, folder / CONFIG), vocab_size)
+    fields["heads"], table = _likeliest_heads(module, family, fields, shapes, folder / CONFIG)
     stored = _match(module, shapes, table, folder)
     present = {_head(table[name][0]) for name in stored if name in table}
-    fields["heads"] = tuple(head for head in fields["heads"] if head in present)
+    known = {_head(path) for path, _ in table.values()}
+    fields["heads"] = tuple(h for h in fields["heads"] if h in present or h not in known)
     abstract = artifact.abstract_params(family, fields, folder)
     for name, (_, shape) in _table(module, abstract, vocab_size).items():
         if name not in stored:
@@ -100,7 +139,7 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
     params = abstract
     if with_params:
         tensors = _read(where, stored)
-        _check_tied(module, tensors, folder)
+        _check_tied(module, table, tensors, folder)
         params = from_tensors(module, abstract, tensors)
     return artifact.Artifact(family, fields, params, tokenizer, origin="Hugging Face folder")
 
@@ -108,12 +147,20 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
 def to_tensors(module: ModuleType, params: Any, vocab_size: int) -> dict[str, np.ndarray]:
     """Their tensors by name out of our parameters on the host."""
     tensors = {}
+    parts: dict[str, dict[int, np.ndarray]] = {}
     for path, array in artifact.flatten(params).items():
-        name, way = _line(module, path)
-        for layer, part in enumerate(array if "{}" in name else [array]):
-            tensors[name.format(layer)] = TO_THEIRS[way](part, vocab_size)
+        if path.startswith(_dropped(module)):
+            continue
+        line = _line(module, path)
+        number, count, axis = line.part
+        for name, one in line.names(array):
+            tensors[name] = theirs = TO_THEIRS[line.way](one, vocab_size)
+            if count > 1:
+                same = parts.setdefault(name, {})
+                same[number] = theirs
+                tensors[name] = np.concatenate([same[i] for i in sorted(same)], axis)
     prefix = module.HF_PREFIX
-    if all(name.startswith(prefix) for name in tensors):
+    if prefix and all(name.startswith(prefix) for name in tensors):
         return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     return tensors
 
@@ -122,15 +169,22 @@ def from_tensors(module: ModuleType, abstract: Any, tensors: Mapping[str, np.nda
     """Our parameters, of the shapes in `abstract`, out of their tensors by full name."""
     flat = {}
     for path, leaf in artifact.flatten(abstract).items():
-        name, way = _line(module, path)
+        line = _line(module, path)
+        number, count, axis = line.part
         flat[path] = np.empty(leaf.shape, np.float32)
-        for layer, part in enumerate(flat[path] if "{}" in name else [flat[path]]):
-            part[...] = TO_OURS[way](tensors[name.format(layer)], part.shape)
+        for name, one in line.names(flat[path]):
+            theirs = np.split(tensors[name], count, axis)[number]
+            one[...] = TO_OURS[line.way](theirs, one.shape)
     return artifact.unflatten(flat)
 
 
-def _line(module: ModuleType, path: str) -> tuple[str, str]:
-    return next((name, way) for ours, name, way in module.HF_NAMES if ours == path)
+def _dropped(module: ModuleType) -> tuple[str, ...]:
+    """Beginnings of our paths that their model has no place for."""
+    return getattr(module, "HF_DROPPED", ())
+
+
+def _line(module: ModuleType, path: str) -> Line:
+    return Line(*next(line for line in module.HF_NAMES if line[0] == path))
 
 
 def _head(path: str) -> str:
@@ -144,28 +198,55 @@ def _table(
     """Their name -> (our path, their shape) of every tensor that these parameters make."""
     table = {}
     for path, leaf in artifact.flatten(abstract).items():
-        name, way = _line(module, path)
-        blank = np.broadcast_to(np.float32(0), leaf.shape)
-        for layer, part in enumerate(blank if "{}" in name else [blank]):
-            table[name.format(layer)] = path, TO_THEIRS[way](part, vocab_size).shape
+        line = _line(module, path)
+        _, count, axis = line.part
+        for name, one in line.names(np.broadcast_to(np.float32(0), leaf.shape)):
+            shape = list(TO_THEIRS[line.way](one, vocab_size).shape)
+            shape[axis] *= count
+            table[name] = path, tuple(shape)
     return table
+
+
+def _likeliest_heads(
+    module: ModuleType,
+    family: str,
+    fields: dict[str, Any],
+    sources: Iterable[str],
+    file: pathlib.Path,
+) -> tuple[tuple[str, ...], dict[str, tuple[str, tuple[int, ...]]]]:
+    """The heads that explain most tensors, and the table of a model that has all of them.
+
+    A family whose heads exclude each other in their files lists the choices as "import_heads".
+    """
+    choices = module.HF_CONFIG.get("import_heads", (fields["heads"],))
+    found = []
+    for heads in choices:
+        abstract = artifact.abstract_params(family, {**fields, "heads": heads}, file)
+        table = _table(module, abstract, fields["vocab_size"])
+        full = {*sources, *(module.HF_PREFIX + name for name in sources)}
+        found.append((len(full & table.keys()), heads, table))
+    _, heads, table = max(found, key=lambda choice: choice[0])
+    return heads, table
 
 
 def _to_config(module: ModuleType, model: artifact.Artifact) -> dict[str, Any]:
     spec = module.HF_CONFIG
     fields = {theirs: model.fields[ours] for theirs, ours in spec["fields"].items()}
-    if "hidden_act" in fields:
-        wanted = fields["hidden_act"]
-        fields["hidden_act"] = next(t for t, ours in ACTIVATIONS.items() if ours == wanted)
-    pad = model.tokenizer.specials.pad
+    for theirs, ours in spec["fields"].items():
+        if ours == "activation":
+            wanted = fields[theirs]
+            fields[theirs] = next(t for t, mine in ACTIVATIONS.items() if mine == wanted)
+    specials = model.tokenizer.specials
+    ids = {name: getattr(specials, name) for name in ("pad", "bos", "eos")}
     return {
         "architectures": [spec["architectures"][tuple(model.fields["heads"])]],
         "model_type": spec["model_type"],
+        "tie_word_embeddings": True,
+        **{f"{name}_token_id": i if i >= 0 else None for name, i in ids.items()},
+        "torch_dtype": "float32",
         **fields,
         **spec["fixed"],
-        "tie_word_embeddings": True,
-        "pad_token_id": pad if pad >= 0 else None,
-        "torch_dtype": "float32",
+        **(spec["write"](model.fields) if "write" in spec else {}),
     }
 
 
@@ -177,23 +258,24 @@ def _from_config(file: pathlib.Path) -> tuple[str, dict[str, Any]]:
         module = build.family(family)
     except errors.UserError as error:
         raise errors.UserError(f"{file}: model_type {family!r} is no family: {error}") from error
-    for key, value in module.HF_CONFIG["fixed"].items():
+    spec = module.HF_CONFIG
+    for key, value in spec["fixed"].items():
         if content.get(key, value) != value:
             raise errors.UserError(
                 f"{file}: {key} = {content[key]!r} is not supported, only {value!r} is"
             )
     default = module.Config()
     fields: dict[str, Any] = {"heads": default.heads}
-    for key, ours in module.HF_CONFIG["fields"].items():
+    for key, ours in spec["fields"].items():
         usual = getattr(default, ours)
         if key not in content:  # as they do: a key that is absent has its usual value
             fields[ours] = usual
             continue
         value = content[key]
-        if key == "hidden_act":
+        if ours == "activation":
             if value not in ACTIVATIONS:
                 raise errors.UserError(
-                    f"{file}: hidden_act {value!r} is not supported, only {', '.join(ACTIVATIONS)}"
+                    f"{file}: {key} {value!r} is not supported, only {', '.join(ACTIVATIONS)}"
                 )
             value = ACTIVATIONS[value]
         if type(usual) is float and type(value) is int:
@@ -201,7 +283,7 @@ def _from_config(file: pathlib.Path) -> tuple[str, dict[str, Any]]:
         if type(value) is not type(usual):
             raise errors.UserError(f"{file}: {key} = {value!r} must be like {usual!r}")
         fields[ours] = value
-    return family, fields
+    return family, fields | (spec["read"](content) if "read" in spec else {})
 
 
 def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -216,7 +298,7 @@ def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
         if (folder / name).is_file():
             raise errors.UserError(
                 f"{folder / name}: pickled weights are not read; convert them to {WEIGHTS} with "
-                "transformers: BertForPreTraining.from_pretrained(folder).save_pretrained(folder)"
+                "transformers: AutoModelForPreTraining.from_pretrained(folder).save_pretrained(...)"
             )
     raise errors.UserError(f"{folder}: has no {WEIGHTS} and no {INDEX}; {files.AGAIN}")
 
@@ -229,27 +311,36 @@ def _match(
     module: ModuleType, sources: Iterable[str], table: Mapping[str, Any], folder: pathlib.Path
 ) -> dict[str, str]:
     """Full name -> name in the files, tied tensors included. UserError for names nobody knows."""
-    known = {*table, *module.HF_TIED, *module.HF_SKIPPED}
+    known = {*table, *module.HF_TIED}
+
+    def skipped(name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in module.HF_SKIPPED)
+
     stored: dict[str, str] = {}
     unknown = []
     for source in sorted(sources):
         stem, _, end = source.rpartition(".")
         name = f"{stem}.{_OLD_ENDINGS.get(end, end)}"
-        full = name if name in known else module.HF_PREFIX + name
-        if full not in known:
-            unknown.append(source)
-        elif full not in module.HF_SKIPPED:
+        full = name if name in known or skipped(name) else module.HF_PREFIX + name
+        if full in known:
             stored[full] = source
+        elif not skipped(full):
+            unknown.append(source)
     if unknown:
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         raise errors.UserError(
             f"{folder}: does not know what to do with {', '.join(unknown[:3])}{more}: not in the "
             f"model that {CONFIG} describes; save it from transformers without that part"
         )
-    for again, name in module.HF_TIED.items():
+    for again, name in _tied(module, table):
         if name not in stored and again in stored:
             stored[name] = stored[again]
     return stored
+
+
+def _tied(module: ModuleType, table: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(tensor, the one it repeats), but for those that are parameters of their own here."""
+    return [(again, name) for again, name in module.HF_TIED.items() if again not in table]
 
 
 def _read(where: Mapping[str, pathlib.Path], stored: Mapping[str, str]) -> dict[str, np.ndarray]:
@@ -261,9 +352,12 @@ def _read(where: Mapping[str, pathlib.Path], stored: Mapping[str, str]) -> dict[
 
 
 def _check_tied(
-    module: ModuleType, tensors: Mapping[str, np.ndarray], folder: pathlib.Path
+    module: ModuleType,
+    table: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    folder: pathlib.Path,
 ) -> None:
-    for again, name in module.HF_TIED.items():
+    for again, name in _tied(module, table):
         if again in tensors and not np.array_equal(tensors[again], tensors[name]):
             raise errors.UserError(
                 f"{folder}: {again} differs from {name}; models whose output embeddings are not "

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from etils import epath
 
 from bertjax import checkpoint, errors, workdir
@@ -99,6 +100,58 @@ def overlay_params(model: artifact.Artifact, family: str, params: Any) -> Any:
                 f"{leaf.shape}"
             )
     return artifact.unflatten({name: found.get(name, leaf) for name, leaf in mine.items()})
+
+
+def load_teacher(
+    path: str | os.PathLike, dataset: store.Dataset, vocab_size: int
+) -> artifact.Artifact:
+    """The model at `path` as a teacher of a student with `vocab_size` pieces.
+
+    Raises UserError when the path is not set, when the data was made by another tokenizer than the
+    teacher's, and when it has no MLM head or scores another number of pieces.
+    """
+    what = "config.objective.teacher"
+    if not path:
+        raise errors.UserError(f"{what} is not set: give {_CHOICES}")
+    teacher = load(path)
+    if "mlm" not in teacher.fields.get("heads", ()):
+        raise errors.UserError(
+            f"{what} = {path} has no masked language model head: take a model that has one"
+        )
+    if teacher.fields["vocab_size"] != vocab_size:
+        raise errors.UserError(
+            f"{what} = {path} scores {teacher.fields['vocab_size']} pieces: set "
+            f"config.model.vocab_size, which is {vocab_size}, to that number"
+        )
+    check_data(teacher, dataset, f"{what} = {path}")
+    return teacher
+
+
+def initial_student(params: Any, teacher: artifact.Artifact) -> Any:
+    """`params` with every array replaced that the teacher has too, whatever its family.
+
+    Of the teacher's layers as many as the student has are taken, first and last among them and the
+    rest evenly between: 0, 2, 4, 7, 9, 11 of 12 for 6, as DistilBERT does. What the teacher lacks
+    stays. Raises UserError when an array has another shape.
+    """
+    found = artifact.flatten(teacher.params)
+    start = {}
+    for name, leaf in artifact.flatten(params).items():
+        array = found.get(name, leaf)
+        if name in found and "/layers/" in name:
+            array = array[spread_layers(len(array), len(leaf))]
+        if array.shape != leaf.shape:
+            raise errors.UserError(
+                f"config.objective.teacher has {name} of shape {array.shape}, config.model makes "
+                f"it {leaf.shape}: set config.objective.start_from_teacher to False"
+            )
+        start[name] = array
+    return artifact.unflatten(start)
+
+
+def spread_layers(teacher_layers: int, student_layers: int) -> np.ndarray:
+    """int[student_layers]: the layer of the teacher that each layer of the student starts as."""
+    return np.rint(np.linspace(0, teacher_layers - 1, student_layers)).astype(int)
 
 
 _CHOICES = "a workdir, a step of one, an artifact or a Hugging Face folder"

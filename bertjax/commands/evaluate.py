@@ -14,7 +14,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bertjax import config as config_lib
 from bertjax import errors, evaluate, sharding
 from bertjax import experiment as experiment_lib
-from bertjax import step as step_lib
 from bertjax.artifact import artifact, loading
 from bertjax.data import store
 
@@ -47,18 +46,19 @@ def run(flags: argparse.Namespace) -> None:
     train_data = store.open_dataset(flags.data, "train")
     with jax.set_mesh(mesh):
         values = evaluate.evaluate(
-            jax.jit(step_lib.make_eval_step(experiment.model, experiment.loss)),
+            experiment.eval_step(),
             jax.device_put(model.params, NamedSharding(mesh, PartitionSpec())),
             experiment.eval_batches(dataset, vocabulary, phase, lambda size: slice(None)),
             mesh,
             phase.batch_size,
-            evaluate.unigram_log_probs(train_data, model.tokenizer.size),
+            experiment.scales,
+            experiment.unigram(train_data, vocabulary),
         )
     step = "" if model.step is None else f", step {model.step}"
     print(f"{flags.model}{step}, on the {dataset.split} split of {flags.data}")
     for name, value in sorted(values.items()):
         print(f"  {name:<16}{value:>10.4f}")
-    gain = values["unigram_loss"] - values["mlm_loss"]
+    gain = values["unigram_loss"] - values[next(iter(experiment.scales))]
     print(f"  {gain:.2f} nats a predicted token better than the unigram model")
     if flags.json:
         with open(flags.json, "w") as file:

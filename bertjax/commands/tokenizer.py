@@ -1,7 +1,11 @@
 """Trains a tokenizer on text and writes it as a folder that transformers loads too.
 
+Every kind serves every objective: where a vocabulary has no end of text, [SEP] is one, and the
+sentinels of span corruption are ids above the pieces. `bytes` is ByT5's, which needs no training.
+
 Example:
   bertjax tokenizer --kind=wordpiece --input='corpus/*.jsonl' --vocab_size=30522 --output=tok/
+  bertjax tokenizer --kind=bytes --output=tok/
 """
 
 import argparse
@@ -17,16 +21,18 @@ from bertjax.data import corpus, tokenizer
 SAMPLE_BYTES = {"wordpiece": 256 << 20, "bpe": 256 << 20, "unigram": 64 << 20}
 _UNIT_BYTES = 1 << 20
 _EXAMPLE_LENGTH = 70
+_BYTES_EXAMPLE = "Every byte is a token."
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     flag = parser.add_argument
-    flag("--input", action="append", required=True,
+    flag("--input", action="append",
          help="file, folder, glob, gs://, tfds:name/config:split or builtin; may be repeated")
     flag("--output", required=True, help="folder to write")
-    flag("--vocab_size", type=int, required=True, help="pieces, special tokens included")
-    flag("--kind", choices=tokenizer.KINDS, default="wordpiece", help="default: %(default)s")
+    flag("--vocab_size", type=int, help="pieces, special tokens included")
+    flag("--kind", choices=(*tokenizer.KINDS, "bytes"), default="wordpiece",
+         help="default: %(default)s")
     flag("--lowercase", choices=("true", "false"),
          help="default: true for wordpiece (accents go too), false for the others")
     flag("--format", default="auto", choices=("auto", *corpus.FILE_FORMATS),
@@ -42,10 +48,40 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: argparse.Namespace) -> None:
     """Trains, writes, and prints what came out."""
-    if flags.vocab_size < 1:
-        raise errors.UserError(f"--vocab_size={flags.vocab_size}: give a positive number")
     output = epath.Path(flags.output)
     present = _existing(output)
+    made, example = _of_bytes(flags) if flags.kind == "bytes" else _trained(flags)
+    if present is None:
+        _write(made, output)
+    elif present.fingerprint != made.fingerprint:
+        raise errors.UserError(
+            f"{output} holds another tokenizer; remove it or give another --output"
+        )
+    print(f"tokenizer    {made.kind}, {made.size:,} pieces")
+    print(f"fingerprint  {made.fingerprint}")
+    print(f"output       {output}" + (" (was there already)" if present else ""))
+    print(f"example      {example}")
+    print(f"             {' '.join(made.pieces(made.encode(example)))}")
+
+
+def _of_bytes(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
+    """The tokenizer and a text to show it on."""
+    for name in ("input", "vocab_size", "lowercase"):
+        if getattr(flags, name) is not None:
+            raise errors.UserError(
+                f"--{name} is of no use with --kind=bytes, whose pieces are the 256 bytes: leave "
+                "it out"
+            )
+    return tokenizer.of_bytes(), _BYTES_EXAMPLE
+
+
+def _trained(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
+    """The tokenizer and a text to show it on; prints what it was trained on."""
+    for name in ("input", "vocab_size"):
+        if getattr(flags, name) is None:
+            raise errors.UserError(f"--kind={flags.kind} is trained: give --{name}")
+    if flags.vocab_size < 1:
+        raise errors.UserError(f"--vocab_size={flags.vocab_size}: give a positive number")
     skipped: collections.Counter[str] = collections.Counter()
     sources = corpus.find(
         flags.input, format=flags.format, on_error=flags.on_error, skipped=skipped
@@ -57,21 +93,11 @@ def run(flags: argparse.Namespace) -> None:
         flags.vocab_size,
         lowercase=None if flags.lowercase is None else flags.lowercase == "true",
     )
-    if present is None:
-        _write(trained, output)
-    elif present.fingerprint != trained.fingerprint:
-        raise errors.UserError(
-            f"{output} holds another tokenizer; remove it or give another --output"
-        )
     print(f"read         {sample.documents:,} documents, {sample.bytes:,} bytes of "
           f"{len(sources)} source(s){sample.spread}")
     for reason, count in sorted(skipped.items()):
         print(f"skipped      {count:,} {reason}")
-    print(f"tokenizer    {trained.kind}, {trained.size:,} pieces")
-    print(f"fingerprint  {trained.fingerprint}")
-    print(f"output       {output}" + (" (was there already)" if present else ""))
-    print(f"example      {sample.example}")
-    print(f"             {' '.join(trained.pieces(trained.encode(sample.example)))}")
+    return trained, sample.example
 
 
 class Sample:

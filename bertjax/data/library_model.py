@@ -19,7 +19,8 @@ class LibraryModel:
     """Text to ids by the rules of a `tokenizers` pipeline.
 
     kind: wordpiece, bpe, or unigram (a tokenizer.json without its SentencePiece model).
-    pieces: the vocabulary in the order of ids.
+    pieces: the vocabulary in the order of ids, without the sentinels of T5 at its end.
+    num_sentinels: how many of those there are, <extra_id_0> the last.
     """
 
     def __init__(self, library: tokenizers.Tokenizer):
@@ -29,8 +30,14 @@ class LibraryModel:
         self.library = library
         self._spec = json.loads(library.to_str())
         self.kind = KINDS[self._spec["model"]["type"]]
-        self.pieces = _pieces(library)
-        self.special_ids = [t["id"] for t in self._spec["added_tokens"] if t["special"]]
+        pieces = _pieces(library)
+        self.num_sentinels = _count_sentinels(pieces)
+        self.pieces = pieces[: len(pieces) - self.num_sentinels]
+        self.special_ids = [
+            token["id"]
+            for token in self._spec["added_tokens"]
+            if token["special"] and token["id"] < len(self.pieces)
+        ]
         self._cache = self._word_cache()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -72,7 +79,9 @@ class LibraryModel:
             "parsed": [token["content"] for token in added if not token["special"]],
             "merges": pairs,
             "pieces": self.pieces,
-            "scores": [score for _, score in model["vocab"]] if self.kind == "unigram" else [],
+            "scores": [score for _, score in model["vocab"][: len(self.pieces)]]
+            if self.kind == "unigram"
+            else [],
         }
 
     @property
@@ -154,6 +163,12 @@ def _pieces(library: tokenizers.Tokenizer) -> list[str]:
         missing = next(i for i in range(len(by_id)) if i not in by_id)
         raise ValueError(f"no piece has id {missing}")
     return [by_id[i] for i in range(len(by_id))]
+
+
+def _count_sentinels(pieces: list[str]) -> int:
+    """How many pieces at the end are <extra_id_n>, ..., <extra_id_1>, <extra_id_0>."""
+    pairs = enumerate(reversed(pieces))
+    return next((i for i, piece in pairs if piece != f"<extra_id_{i}>"), len(pieces))
 
 
 def _settings(section: dict | None) -> dict:

@@ -1,5 +1,6 @@
 """Masked language modelling: which positions are predicted and what the model sees there.
 
+Single tokens and whole words are chosen here, runs of words in `data.span_masking`.
 Vectorised over the batch. As in BERT (Devlin et al. 2019, section 3.1, and its
 create_pretraining_data.py): a row of n tokens, specials included, gets
 min(P, max(1, round(rate * n))) predictions; [CLS], [SEP] and padding are never chosen; 80% of the
@@ -35,7 +36,7 @@ def choose_tokens(
     Returns:
       positions int32[B, P], ascending, and weights float32[B, P], 1 where a slot is used.
     """
-    positions_BP = _shuffled(candidates_BL, rng)[:, :limit]
+    positions_BP = shuffled(candidates_BL, rng)[:, :limit]
     used_BP = np.arange(limit) < np.minimum(counts_B, candidates_BL.sum(axis=1))[:, None]
     positions_BP = np.where(used_BP, positions_BP, candidates_BL.shape[1])
     positions_BP.sort(axis=1)
@@ -61,16 +62,8 @@ def choose_words(
       Others and the result as in `choose_tokens`.
     """
     b, length = candidates_BL.shape
-    inside_BL = continues_BL & candidates_BL
-    inside_BL[:, 1:] &= candidates_BL[:, :-1]
-    inside_BL[:, 0] = False
-    # Flat over the batch: every position that does not go on with a word ends the one before it.
-    starts = np.flatnonzero(~inside_BL)
-    sizes = np.zeros(b * length, np.int64)
-    sizes[starts] = np.diff(starts, append=b * length)
-
-    first_BL = candidates_BL & ~inside_BL
-    order_BL = _shuffled(first_BL, rng) + np.arange(b, dtype=np.int32)[:, None] * length
+    first_BL, sizes = words(candidates_BL, continues_BL)
+    order_BL = shuffled(first_BL, rng) + np.arange(b, dtype=np.int32)[:, None] * length
     words_B = first_BL.sum(axis=1)
     fits_LB = np.zeros((length, b), bool)
     left_B = counts_B.copy()
@@ -81,12 +74,38 @@ def choose_words(
         if not np.any(left_B * (rank + 1 < words_B)):
             break
 
-    words = np.sort(order_BL[fits_LB.T])
-    before = np.cumsum(sizes[words]) - sizes[words]
-    chosen = np.repeat(words - before, sizes[words])
+    chosen = np.sort(order_BL[fits_LB.T])
+    return slots(chosen, sizes[chosen], counts_B - left_B, (length, limit))
+
+
+def words(candidates_BL: np.ndarray, continues_BL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """bool[B, L], where a word of candidates starts, and int64[B * L], its number of positions.
+
+    The sizes are flat over the batch, 0 where nothing starts; what is no candidate has size 1.
+    """
+    inside_BL = continues_BL & candidates_BL
+    inside_BL[:, 1:] &= candidates_BL[:, :-1]
+    inside_BL[:, 0] = False
+    # Flat over the batch: every position that does not go on with a word ends the one before it.
+    starts = np.flatnonzero(~inside_BL)
+    sizes = np.zeros(inside_BL.size, np.int64)
+    sizes[starts] = np.diff(starts, append=inside_BL.size)
+    return candidates_BL & ~inside_BL, sizes
+
+
+def slots(
+    starts: np.ndarray, sizes: np.ndarray, counts_B: np.ndarray, shape: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and weights as of `choose_tokens` out of ascending runs, flat over the batch.
+
+    counts_B: positions of each row in all of its runs; shape: (L, P).
+    """
+    length, limit = shape
+    before = np.cumsum(sizes) - sizes
+    chosen = np.repeat(starts - before, sizes)
     chosen += np.arange(len(chosen))
-    used_BP = np.arange(limit) < (counts_B - left_B)[:, None]
-    positions_BP = np.zeros((b, limit), np.int32)
+    used_BP = np.arange(limit) < counts_B[:, None]
+    positions_BP = np.zeros(used_BP.shape, np.int32)
     positions_BP[used_BP] = chosen % length
     return positions_BP, used_BP.astype(np.float32)
 
@@ -101,6 +120,7 @@ def apply(
     random_ids: np.ndarray,
     mask_token_rate: float,
     random_token_rate: float,
+    deciders_BP: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Hides the chosen positions.
 
@@ -108,6 +128,8 @@ def apply(
       random_ids: int[R], the ids a random piece is drawn from.
       mask_token_rate, random_token_rate: shares of the chosen that become `mask_id` or a random
         piece; the others keep their token.
+      deciders_BP: int, the slot whose draw decides which of the three happens to each slot; the
+        first of its span makes a span one decision. None: every slot decides for itself.
 
     Returns:
       input_ids int32[B, L] as the model sees them, a new array, and masked_ids int32[B, P], the
@@ -117,6 +139,8 @@ def apply(
     truth_BP = np.take_along_axis(input_ids_BL, positions_BP, axis=1)
     drawn_BP = random_ids[rng.integers("masking/random", 0, len(random_ids), truth_BP.shape[1])]
     action_BP = rng.uniform("masking/action", truth_BP.shape[1])
+    if deciders_BP is not None:
+        action_BP = np.take_along_axis(action_BP, deciders_BP, axis=1)
     seen_BP = np.where(action_BP < mask_token_rate + random_token_rate, drawn_BP, truth_BP)
     seen_BP = np.where(action_BP < mask_token_rate, mask_id, seen_BP)
     # Unused slots point at position 0, which is never chosen: they write back what is there.
@@ -126,7 +150,7 @@ def apply(
     return hidden_BL, np.where(used_BP, truth_BP, 0)
 
 
-def _shuffled(candidates_BL: np.ndarray, rng: RowRandom) -> np.ndarray:
+def shuffled(candidates_BL: np.ndarray, rng: RowRandom) -> np.ndarray:
     """int32[B, L]: the columns of each row, the candidates first and in random order.
 
     Score and column share one word of 32 bits: no two scores tie, so the order does not depend on

@@ -1,7 +1,7 @@
 """What one training sample is: spans of a window of text, chosen and cut as in BERT.
 
-A window is some records of the prepared dataset as flat arrays. `Pairs` and `FullSentences` have
-the same three methods, all of them vectorised and pure:
+A window is some records of the prepared dataset as flat arrays. `Pairs`, `OrderedPairs` and
+`FullSentences` have the same three methods, all of them vectorised and pure:
 
     window = sampling.window(records)               # flat arrays, over-long sentences cut in pieces
     table = sampling.segment(window, rng)           # every sample of the window, as spans of tokens
@@ -15,13 +15,15 @@ and the next document starts there: one chain meets them all.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from bertjax.data.rng import RowRandom
 from bertjax.data.vocabulary import Specials
 
-# One sample: two spans of the window's tokens. label is 1 if B is of another document.
+# One sample: two spans of the window's tokens. label is 1 if B is of another document, or comes
+# before A in the text.
 SAMPLE = np.dtype(
     [("a", np.int32), ("a_size", np.int32), ("b", np.int32), ("b_size", np.int32),
      ("label", np.int32)]
@@ -45,18 +47,14 @@ class Window:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pairs:
-    """Two segments, the second by chance of another document: [CLS] A [SEP] B [SEP].
-
-    As create_instances_from_document in BERT's create_pretraining_data.py, with two differences:
-    the length aimed at is drawn for each sample, not once a document, and a sentence longer than a
-    sample is cut in equal pieces instead of losing its end.
-    """
+class TwoSegments:
+    """[CLS] A [SEP] B [SEP]; the subclasses say in `spans` what A and B are, and what is told."""
 
     length: int
     specials: Specials
     short_rate: float
-    random_next_rate: float
+
+    label: ClassVar[str]  # the feature that holds what the table has as label
 
     @property
     def max_tokens(self) -> int:
@@ -72,14 +70,54 @@ class Pairs:
         table = self.spans(window, rng)
         return truncate(table, self.max_tokens, rng.uniform("pairs/front", len(table))[0])
 
-    def spans(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """SAMPLE[N] before they are cut to max_tokens: A and actual next segments tile the text."""
+    def assemble(self, window: Window, table: np.ndarray) -> dict[str, np.ndarray]:
+        """input_ids, attention_mask, token_type_ids int32[B, L], the label int32[B]."""
+        a_size, b_size = table["a_size"][:, None], table["b_size"][:, None]
+        column = np.arange(self.length, dtype=np.int32)
+        in_b = column > a_size + 1
+        real = column < a_size + b_size + 3
+        token = np.where(in_b, table["b"][:, None] - a_size - 2, table["a"][:, None] - 1) + column
+        ids = window.tokens.take(token, mode="clip").astype(np.int32)
+        ids[:, 0] = self.specials.cls
+        np.put_along_axis(ids, a_size + 1, self.specials.sep, axis=1)
+        np.put_along_axis(ids, a_size + b_size + 2, self.specials.sep, axis=1)
+        ids[~real] = self.specials.pad
+        return {
+            "input_ids": ids,
+            "attention_mask": real.astype(np.int32),
+            "token_type_ids": (in_b & real).astype(np.int32),
+            self.label: table["label"].astype(np.int32),
+        }
+
+    def _chunks(self, window: Window, rng: RowRandom) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For a sample that starts at sentence s: where it ends, and A in it, and its target."""
         sentences, n = window.sentences, len(window.sentences) - 1
         end = np.repeat(window.parts[1:], np.diff(window.parts))  # of the part of each sentence
         target = _targets(self.short_rate, self.max_tokens, n, rng)
         chunk_end = np.minimum(_reach(sentences, sentences[:-1] + target), end)
         size = chunk_end - np.arange(n)
-        a_end = np.arange(n) + rng.integers("pairs/a", 1, size, n)[0]
+        return chunk_end, np.arange(n) + rng.integers("pairs/a", 1, size, n)[0], target
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs(TwoSegments):
+    """The second segment is by chance of another document (BERT): next_sentence_label.
+
+    As create_instances_from_document in BERT's create_pretraining_data.py, with two differences:
+    the length aimed at is drawn for each sample, not once a document, and a sentence longer than a
+    sample is cut in equal pieces instead of losing its end.
+    """
+
+    random_next_rate: float
+
+    label = "next_sentence_label"
+
+    def spans(self, window: Window, rng: RowRandom) -> np.ndarray:
+        """SAMPLE[N] before they are cut to max_tokens: A and actual next segments tile the text."""
+        sentences, n = window.sentences, len(window.sentences) - 1
+        end = np.repeat(window.parts[1:], np.diff(window.parts))  # of the part of each sentence
+        chunk_end, a_end, target = self._chunks(window, rng)
+        size = chunk_end - np.arange(n)
         if np.all(window.document_ids == window.document_ids[0]):
             foreign = np.zeros(n, bool)  # no other document to draw from
         else:
@@ -99,36 +137,50 @@ class Pairs:
         table["label"] = foreign
         return table
 
-    def assemble(self, window: Window, table: np.ndarray) -> dict[str, np.ndarray]:
-        """input_ids, attention_mask, token_type_ids int32[B, L], next_sentence_label int32[B]."""
-        a_size, b_size = table["a_size"][:, None], table["b_size"][:, None]
-        column = np.arange(self.length, dtype=np.int32)
-        in_b = column > a_size + 1
-        real = column < a_size + b_size + 3
-        token = np.where(in_b, table["b"][:, None] - a_size - 2, table["a"][:, None] - 1) + column
-        ids = window.tokens.take(token, mode="clip").astype(np.int32)
-        ids[:, 0] = self.specials.cls
-        np.put_along_axis(ids, a_size + 1, self.specials.sep, axis=1)
-        np.put_along_axis(ids, a_size + b_size + 2, self.specials.sep, axis=1)
-        ids[~real] = self.specials.pad
-        return {
-            "input_ids": ids,
-            "attention_mask": real.astype(np.int32),
-            "token_type_ids": (in_b & real).astype(np.int32),
-            "next_sentence_label": table["label"].astype(np.int32),
-        }
+
+@dataclasses.dataclass(frozen=True)
+class OrderedPairs(TwoSegments):
+    """Two consecutive segments of one document, half of them swapped: sentence_order_label.
+
+    Sentence order prediction (ALBERT, arXiv 1909.11942, section 3.1). Where the chunk is a single
+    sentence, which ALBERT's data script pairs with another document's, the sentence is cut in two;
+    one of a single token is left out.
+    """
+
+    label = "sentence_order_label"
+
+    def spans(self, window: Window, rng: RowRandom) -> np.ndarray:
+        """SAMPLE[N] before they are cut to max_tokens; label 1: what comes first is B."""
+        sentences = window.sentences
+        chunk_end, a_end, _ = self._chunks(window, rng)
+        s = follow(chunk_end)
+        start, end = sentences[s], sentences[chunk_end[s]]
+        single = chunk_end[s] == s + 1
+        cut = start + rng.integers("pairs/cut", 1, end - start, len(s))[0]
+        middle = np.where(single, cut, sentences[a_end[s]])
+        two = end - start > 1
+        start, middle, end = start[two], middle[two], end[two]
+        swapped = rng.uniform("pairs/swapped", len(s))[0][two] < 0.5
+        table = np.empty(len(start), SAMPLE)
+        table["a"], table["b"] = np.where(swapped, (middle, start), (start, middle))
+        sizes = middle - start, end - middle
+        table["a_size"], table["b_size"] = np.where(swapped, sizes[::-1], sizes)
+        table["label"] = swapped
+        return table
 
 
 @dataclasses.dataclass(frozen=True)
 class FullSentences:
-    """Whole sentences as many as fit, going on into the next document: [CLS] text [SEP].
+    """Whole sentences as many as fit: [CLS] text [SEP].
 
-    The FULL-SENTENCES input of RoBERTa (section 4.2): documents are separated by a [SEP].
+    cross_documents: the text goes on into the next document, behind a [SEP] that separates them:
+    the FULL-SENTENCES input of RoBERTa (section 4.2); else it ends there, as in SpanBERT.
     """
 
     length: int
     specials: Specials
     short_rate: float
+    cross_documents: bool
 
     @property
     def max_tokens(self) -> int:
@@ -136,8 +188,11 @@ class FullSentences:
         return self.length - 2
 
     def window(self, records: Sequence) -> Window:
-        """Joins records of `data.store` to a window, a [SEP] at the end of each part."""
-        return _cut(_close_parts(_join(records), self.specials.sep), self.max_tokens)
+        """Joins records of `data.store` to a window, a [SEP] at the end of parts that go on."""
+        window = _join(records)
+        if self.cross_documents:
+            window = _close_parts(window, self.specials.sep)
+        return _cut(window, self.max_tokens)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
         """SAMPLE[N] in the order of the text, B empty; rng is of one row, the window's."""
@@ -145,15 +200,18 @@ class FullSentences:
         target = _targets(self.short_rate, self.max_tokens, n, rng)
         last = np.searchsorted(sentences, sentences[:-1] + target, side="right") - 1
         end = np.maximum(last, np.arange(n) + 1)
+        if not self.cross_documents:
+            end = np.minimum(end, np.repeat(window.parts[1:], np.diff(window.parts)))
         s = follow(end)
         table = np.zeros(len(s), SAMPLE)
         table["a"], table["a_size"] = sentences[s], sentences[end[s]] - sentences[s]
-        # The [SEP] that closes a sample is also the one between documents.
-        table["a_size"] -= np.isin(end[s], window.parts)
+        if self.cross_documents:
+            # The [SEP] that closes a sample is also the one between documents.
+            table["a_size"] -= np.isin(end[s], window.parts)
         return table
 
     def assemble(self, window: Window, table: np.ndarray) -> dict[str, np.ndarray]:
-        """input_ids, attention_mask, token_type_ids int32[B, L]."""
+        """input_ids, attention_mask int32[B, L]."""
         size = table["a_size"][:, None]
         column = np.arange(self.length, dtype=np.int32)
         real = column < size + 2
@@ -164,7 +222,6 @@ class FullSentences:
         return {
             "input_ids": ids,
             "attention_mask": real.astype(np.int32),
-            "token_type_ids": np.zeros_like(ids),
         }
 
 

@@ -16,7 +16,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from etils import epath
 
-from bertjax.data import library_model, tokenizer_files, tokenizer_training
+from bertjax.data import (
+    byte_model,
+    library_model,
+    tokenizer_export,
+    tokenizer_files,
+    tokenizer_training,
+)
 from bertjax.data.vocabulary import Specials, Vocabulary
 
 KINDS = tokenizer_training.KINDS
@@ -25,9 +31,10 @@ KINDS = tokenizer_training.KINDS
 class Tokenizer:
     """Text to ids and back.
 
-    kind: wordpiece, bpe or unigram.
+    kind: wordpiece, bpe, unigram or bytes.
     size: number of pieces, specials included.
     specials: ids of the special tokens, -1 for those that the vocabulary lacks.
+    sentinels: int32, ids of T5's <extra_id_0>, <extra_id_1> ...: see `Vocabulary`.
     fingerprint: hex sha256 of what decides the ids (vocabulary, merges, rules, specials).
     """
 
@@ -39,15 +46,22 @@ class Tokenizer:
         self.kind: str = model.kind
         self.size: int = len(model.pieces)
         self.specials = Specials(**dict.fromkeys(tokenizer_files.ROLES, -1) | by_role)
+        self.sentinels: np.ndarray = tokenizer_files.sentinels(model, options)
         self.fingerprint: str = _fingerprint(self.kind, model.rules(), by_role)
-        self._special_ids = sorted({*by_role.values(), *model.special_ids})
+        declared = self.sentinels[self.sentinels < self.size]
+        self._special_ids = sorted({*by_role.values(), *model.special_ids, *declared.tolist()})
+        self._sentinel_names = {
+            int(i): tokenizer_files.SENTINEL.format(n) for n, i in enumerate(self.sentinels)
+        }
         self._special_names = {model.pieces[i]: i for i in self._special_ids}
+        self._special_names |= {name: i for i, name in self._sentinel_names.items()}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens."""
         try:
             return self._model.encode_batch(texts)
-        except (TypeError, RuntimeError):  # half of a surrogate pair, as JSON can hold
+        # half of a surrogate pair, as JSON can hold
+        except (TypeError, RuntimeError, UnicodeEncodeError):
             return self._model.encode_batch(_repaired(texts))
 
     def encode_with_offsets(
@@ -82,12 +96,23 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; special tokens are left out."""
-        return self._model.decode([int(i) for i in ids])
+        """Text of ids; sentinels are words of it, special tokens and unused ids are left out."""
+        parts: list[str] = []
+        run: list[int] = []
+        for i in map(int, ids):
+            if i in self._sentinel_names:
+                parts += [self._model.decode(run), self._sentinel_names[i]]
+                run = []
+            elif 0 <= i < self.size:
+                run.append(i)
+        parts.append(self._model.decode(run))
+        if self.kind == "bytes":  # white space around a sentinel is in the text
+            return "".join(parts)
+        return " ".join(part for part in parts if part) if len(parts) > 1 else parts[0]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The pieces as the vocabulary writes them."""
-        return [self._model.pieces[i] for i in ids]
+        """The pieces as the vocabulary writes them; sentinels as <extra_id_0>, <extra_id_1> ..."""
+        return [self._sentinel_names.get(int(i)) or self._model.pieces[i] for i in ids]
 
     def continuations(self) -> np.ndarray:
         """bool[size]: True where a piece goes on with the word before it."""
@@ -101,22 +126,41 @@ class Tokenizer:
 
     def vocabulary(self) -> Vocabulary:
         """The tables that batches need, without the rules."""
-        return Vocabulary(self.size, self.specials, self.continuations(), self.special_mask())
+        return Vocabulary(
+            self.size, self.specials, self.continuations(), self.special_mask(), self.sentinels
+        )
 
-    def save(self, folder: str, *, max_length: int | None = None) -> None:
+    def save(
+        self,
+        folder: str,
+        *,
+        kind: str = "encoder",
+        token_types: bool = True,
+        max_length: int | None = None,
+    ) -> None:
         """Writes every file form that the kind has; transformers' AutoTokenizer loads the folder.
 
-        max_length: written as `model_max_length`, the longest input of the model.
+        The rest says what transformers makes of a text. kind: of the model: "encoder" puts [CLS]
+        and [SEP] around it, "decoder" nothing, "encoder_decoder" the end of text behind it.
+        token_types: the model tells two texts apart by them. max_length: its longest input.
         """
         target = epath.Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        files = tokenizer_files.contents(self._model, self._names, max_length)
+        files = tokenizer_export.contents(
+            self._model,
+            self._names,
+            self.sentinels,
+            kind=kind,
+            token_types=token_types,
+            max_length=max_length,
+        )
         for name, data in files.items():
             (target / name).write_bytes(data)
 
     def _encode_part(self, part: str, *, first: bool, last: bool) -> list[int]:
         """Ids of the text between two special tokens, which take the space before them."""
-        ids = self.encode_batch([part if last or self.kind == "wordpiece" else part.rstrip()])[0]
+        in_pieces = self.kind in library_model.SPACE  # pieces hold the space before a word
+        ids = self.encode_batch([part.rstrip() if in_pieces and not last else part])[0]
         begins_word = first or part[0].isspace()
         if ids and not begins_word and self.pieces(ids[:1]) == [library_model.SPACE.get(self.kind)]:
             return ids[1:]  # the space that the rules put in front of every text
@@ -157,8 +201,15 @@ def train(
     )
 
 
+def of_bytes() -> Tokenizer:
+    """ByT5's tokenizer, which nothing needs to be trained for."""
+    return Tokenizer(byte_model.ByteModel(), tokenizer_files.Options())
+
+
 def _fingerprint(kind: str, rules: dict, specials: dict[str, int]) -> str:
-    content = {"kind": kind, "rules": rules, "specials": specials}
+    # bos and eos, which came later, are left out: text gets the same ids with and without them
+    named = {role: i for role, i in specials.items() if role not in ("bos", "eos")}
+    content = {"kind": kind, "rules": rules, "specials": named}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

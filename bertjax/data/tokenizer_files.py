@@ -1,34 +1,43 @@
-"""The file forms of a tokenizer: read any of them, write all that its kind has.
+"""The file forms of a tokenizer: reads any of them.
 
     vocab.txt                       WordPiece; casing from tokenizer_config.json beside it
     vocab.json + merges.txt         byte-level BPE
     tokenizer.json                  any pipeline of the `tokenizers` library
     spiece.model (or *.model)       SentencePiece
+    tokenizer_config.json alone     ByT5Tokenizer's bytes
 
 In a folder which holds several, the one that says most is read: spiece.model, tokenizer.json,
 vocab.json, vocab.txt. Paths may be gs://.
 """
 
 import dataclasses
+import itertools
 import json
 
+import numpy as np
 import tokenizers
 from etils import epath
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bertjax import errors
-from bertjax.data import library_model, unigram_model
+from bertjax.data import byte_model, library_model, unigram_model, vocabulary
 
-ROLES = ("pad", "unk", "cls", "sep", "mask")
-# What the roles are called where no tokenizer_config.json says so: BERT's names, then RoBERTa's.
+ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+# What the roles are called where no tokenizer_config.json says so: in BERT, in RoBERTa and T5, in
+# GPT-2, and names in BERT's manner.
 NAMES = (
     {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
-    {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"},
-)
-END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token
+    {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>",
+     "bos": "<s>", "eos": "</s>"},
+    {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},
+    {"bos": "[BOS]", "eos": "[EOS]"},
+)  # fmt: skip
+SENTINEL = "<extra_id_{}>"
+BYTES = "ByT5Tokenizer"  # the class that needs no vocabulary
+CONFIG = "tokenizer_config.json"
 FORMS = ("spiece.model", "tokenizer.json", "vocab.json", "vocab.txt")
 
-Model = library_model.LibraryModel | unigram_model.UnigramModel
+Model = library_model.LibraryModel | unigram_model.UnigramModel | byte_model.ByteModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +53,7 @@ class Options:
     tokenize_chinese_chars: bool | None = None
     add_prefix_space: bool | None = None
     tokenizer_class: str | None = None
+    extra_ids: int | None = None
     names: tuple[tuple[str, str], ...] = ()
 
 
@@ -55,7 +65,7 @@ def read(path: str, lowercase: bool | None, strip_accents: bool | None) -> tuple
     Raises UserError, naming the file and the line.
     """
     file = _file(epath.Path(path))
-    options = _options(file.parent / "tokenizer_config.json")
+    options = _options(file.parent / CONFIG)
     if lowercase is not None:
         options = dataclasses.replace(options, do_lower_case=lowercase)
     if strip_accents is not None:
@@ -63,6 +73,8 @@ def read(path: str, lowercase: bool | None, strip_accents: bool | None) -> tuple
             options, strip_accents=strip_accents, keep_accents=not strip_accents
         )
     try:
+        if file.name == CONFIG:
+            return _read_bytes(file, options), options
         if file.suffix == ".model":
             return _read_sentencepiece(file, options), options
         if file.name == "tokenizer.json":
@@ -88,10 +100,30 @@ def special_names(pieces: set[str], options: Options) -> dict[str, str]:
     return found
 
 
+def sentinels(model: Model, options: Options) -> np.ndarray:
+    """Ids of <extra_id_0>, <extra_id_1> ...: int32[as many as the files say, else the usual].
+
+    Where they are no pieces their ids lie above, counting down in T5 and, as transformers has it,
+    up in ByT5.
+    """
+    ids = {piece.removeprefix(unigram_model.SPACE): i for i, piece in enumerate(model.pieces)}
+    names = map(SENTINEL.format, itertools.count())
+    declared = [ids[name] for name in itertools.takewhile(ids.__contains__, names)]
+    if declared:
+        return np.array(declared, np.int32)
+    size = len(model.pieces)
+    if model.kind == "bytes":
+        return np.arange(size, size + (options.extra_ids or byte_model.NUM_SENTINELS), dtype="i4")
+    count = options.extra_ids or vocabulary.NUM_SENTINELS
+    if isinstance(model, library_model.LibraryModel):
+        count = model.num_sentinels or count
+    return vocabulary.sentinels_above(size, count)
+
+
 def wordpiece(pieces: list[str], options: Options, unk: str = "[UNK]") -> tokenizers.Tokenizer:
     """BERT's pipeline over a vocabulary."""
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    library = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unk))
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    library = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=unk))
     library.normalizer = _bert_normalizer(options)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece()
@@ -99,11 +131,11 @@ def wordpiece(pieces: list[str], options: Options, unk: str = "[UNK]") -> tokeni
 
 
 def byte_level(
-    vocabulary: dict[str, int], pairs: list[tuple[str, str]], options: Options
+    ids: dict[str, int], pairs: list[tuple[str, str]], options: Options
 ) -> tokenizers.Tokenizer:
     """GPT-2's pipeline over a vocabulary and its merges."""
     unk = dict(options.names).get("unk") or NAMES[1]["unk"]
-    model = models.BPE(vocabulary, pairs, unk_token=unk if unk in vocabulary else None)
+    model = models.BPE(ids, pairs, unk_token=unk if unk in ids else None)
     library = tokenizers.Tokenizer(model)
     if options.do_lower_case:
         library.normalizer = normalizers.Lowercase()
@@ -115,87 +147,17 @@ def byte_level(
 
 
 def finish(library: tokenizers.Tokenizer, options: Options) -> tokenizers.Tokenizer:
-    """Declares the special tokens and lets transformers put [CLS] and [SEP] around a text."""
-    pieces = set(library.get_vocab())
-    names = special_names(pieces, options)
+    """Declares the special tokens."""
+    names = special_names(set(library.get_vocab()), options)
     joined = isinstance(library.pre_tokenizer, pre_tokenizers.ByteLevel)
-    specials = [*names.values(), *({END_OF_TEXT} & pieces)]
     library.add_special_tokens(
         [
             # where a piece holds the space before it, so does the mask that stands for one
             tokenizers.AddedToken(name, special=True, lstrip=joined and name == names.get("mask"))
-            for name in sorted(specials, key=library.token_to_id)
+            for name in sorted(set(names.values()), key=library.token_to_id)
         ]
     )
-    if "cls" in names and "sep" in names:
-        cls, sep = names["cls"], names["sep"]
-        library.post_processor = processors.TemplateProcessing(
-            single=f"{cls}:0 $A:0 {sep}:0",
-            pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-            special_tokens=[(name, library.token_to_id(name)) for name in (cls, sep)],
-        )
     return library
-
-
-def contents(model: Model, names: dict[str, str], max_length: int | None) -> dict[str, bytes]:
-    """File name -> bytes of every form; transformers loads the folder, 4 and 5 alike."""
-    special_tokens = {f"{role}_token": piece for role, piece in names.items()}
-    config = dict(special_tokens) | {"tokenizer_class": "PreTrainedTokenizerFast"}
-    if "cls" in names:
-        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    if max_length is not None:
-        config["model_max_length"] = max_length
-    if isinstance(model, unigram_model.UnigramModel):
-        library = finish(model.library(), Options(names=tuple(names.items())))
-        pipeline = json.loads(library.to_str())
-        files = {"spiece.model": model.model_bytes}
-        config |= _albert_config(model.albert)
-    else:
-        pipeline, files = model.spec, {}
-        normalizer = pipeline["normalizer"] or {}
-        if model.kind == "wordpiece":
-            files = {"vocab.txt": "".join(f"{piece}\n" for piece in model.pieces).encode()}
-        elif model.kind == "bpe":
-            files = _byte_level_files(pipeline)
-            cutter = pipeline["pre_tokenizer"] or {}
-            config["add_prefix_space"] = bool(cutter.get("add_prefix_space"))
-            config["do_lower_case"] = normalizer.get("type") == "Lowercase"
-        if normalizer.get("type") == "BertNormalizer":
-            config |= {
-                "tokenizer_class": "BertTokenizer",
-                "do_lower_case": normalizer["lowercase"],
-                "strip_accents": normalizer["strip_accents"],
-                "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
-            }
-    return files | {
-        "tokenizer.json": _json(pipeline),
-        "tokenizer_config.json": _json(config),
-        "special_tokens_map.json": _json(special_tokens),
-    }
-
-
-def _albert_config(albert: unigram_model.AlbertRules | None) -> dict:
-    if albert is None:
-        return {}
-    return {
-        "tokenizer_class": "AlbertTokenizer",
-        "do_lower_case": albert.lowercase,
-        "keep_accents": not albert.strip_accents,
-        "remove_space": True,
-    }
-
-
-def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _byte_level_files(pipeline: dict) -> dict[str, bytes]:
-    pairs = library_model.merges(pipeline["model"])
-    lines = [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs]
-    return {
-        "vocab.json": _json(pipeline["model"]["vocab"]),
-        "merges.txt": "".join(f"{line}\n" for line in ["#version: 0.2", *lines]).encode(),
-    }
 
 
 def _file(path: epath.Path) -> epath.Path:
@@ -206,6 +168,8 @@ def _file(path: epath.Path) -> epath.Path:
     for form in FORMS:
         if (path / form).exists():
             return path / form
+    if _options(path / CONFIG).tokenizer_class == BYTES:
+        return path / CONFIG
     models_found = sorted(str(file) for file in path.glob("*.model"))
     if len(models_found) == 1:
         return epath.Path(models_found[0])
@@ -250,6 +214,14 @@ def _options(file: epath.Path) -> Options:
     return Options(**fields | {"names": tuple(names.items())})
 
 
+def _read_bytes(file: epath.Path, options: Options) -> byte_model.ByteModel:
+    if options.tokenizer_class != BYTES:
+        raise errors.UserError(
+            f"{file}: its class is {options.tokenizer_class}, which needs one of {_forms()}"
+        )
+    return byte_model.ByteModel()
+
+
 def _bert_normalizer(options: Options) -> normalizers.BertNormalizer:
     return normalizers.BertNormalizer(
         clean_text=True,
@@ -280,7 +252,7 @@ def _read_wordpiece(file: epath.Path, options: Options) -> tokenizers.Tokenizer:
 
 
 def _read_byte_level(file: epath.Path, options: Options) -> tokenizers.Tokenizer:
-    vocabulary = _parsed(file)
+    ids = _parsed(file)
     merges_file = file.parent / "merges.txt"
     if not merges_file.exists():
         raise errors.UserError(f"{file}: merges.txt is not beside it; byte-level BPE needs both")
@@ -289,12 +261,12 @@ def _read_byte_level(file: epath.Path, options: Options) -> tokenizers.Tokenizer
         if not line.strip() or (number == 1 and line.startswith("#version")):
             continue
         pair = tuple(line.rstrip("\r").split(" "))
-        if len(pair) != 2 or any(piece not in vocabulary for piece in (*pair, "".join(pair))):
+        if len(pair) != 2 or any(piece not in ids for piece in (*pair, "".join(pair))):
             raise errors.UserError(
                 f"{merges_file}: line {number} merges no two pieces of {file.name}: {line!r}"
             )
         pairs.append(pair)
-    return byte_level(vocabulary, pairs, options)
+    return byte_level(ids, pairs, options)
 
 
 def _read_pipeline(file: epath.Path, options: Options) -> tokenizers.Tokenizer:

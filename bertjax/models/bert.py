@@ -7,13 +7,14 @@
 """
 
 import dataclasses
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from bertjax import errors
-from bertjax.models import heads, layers
+from bertjax.models import heads, layers, masks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +37,7 @@ class Config(layers.Compute):
 
     def __post_init__(self):
         layers.check_fields(self)
-        if self.heads != tuple(head for head in ("pooler", "mlm", "nsp") if head in self.heads):
-            raise errors.UserError(
-                f"config.model.heads = {self.heads!r}: must be a tuple of pooler, mlm, nsp, in "
-                "this order"
-            )
+        heads.check(self.heads, ("pooler", "mlm", "nsp"))
         if "nsp" in self.heads and "pooler" not in self.heads:
             raise errors.UserError(f"config.model.heads = {self.heads!r}: nsp needs pooler")
 
@@ -54,6 +51,16 @@ def _variant(num_layers: int, hidden_size: int) -> dict[str, int]:
     }
 
 
+KIND = "encoder"
+INPUTS = ("input_ids",)
+SMOKE = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "num_heads": 2,
+    "intermediate_size": 128,
+    "max_length": 64,
+}
+
 # Base and large: table 1 of the paper. The smaller ones: Turc et al., arXiv 1908.08962.
 VARIANTS = {
     "tiny": _variant(2, 128),
@@ -66,9 +73,13 @@ VARIANTS = {
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and token type embeddings, normed."""
+    """Sum of word, position and, where a model has them, token type embeddings, normed.
 
-    config: Config
+    first_position: row of the position table for the first token of a sequence.
+    """
+
+    config: Any
+    first_position: int = 0
 
     def setup(self):
         config = self.config
@@ -77,24 +88,37 @@ class Embeddings(nn.Module):
             return layers.Embed(rows, config.hidden_size, used, config.init_std)
 
         self.word = table(layers.padded_vocab_size(config.vocab_size), config.vocab_size)
-        self.position = table(config.max_length, config.max_length)
-        self.token_type = table(config.type_vocab_size, config.type_vocab_size)
+        positions = self.first_position + config.max_length
+        self.position = table(positions, positions)
+        if config.type_vocab_size:
+            self.token_type = table(config.type_vocab_size, config.type_vocab_size)
         self.norm = layers.LayerNorm(config.layer_norm_eps)
         self.dropout = layers.Dropout(config.dropout_rate)
 
     def __call__(self, input_ids, token_type_ids, position_ids, deterministic):
-        x_BLD = self.word(input_ids) + self.position(position_ids) + self.token_type(token_type_ids)
+        x_BLD = self.word(input_ids) + self.position(self.first_position + position_ids)
+        if self.config.type_vocab_size:
+            x_BLD += self.token_type(token_type_ids)
         return self.dropout(self.norm(x_BLD), deterministic).astype(self.config.dtype)
 
 
 class Model(nn.Module):
-    """Inputs are int32[B, L], `masked_positions` int32[B, P]; `attention_mask` is 1 on tokens."""
+    """Inputs are int32[B, L], `masked_positions` int32[B, P].
+
+    `attention_mask` is 1 on tokens; rows that hold several examples have `segment_ids` (0 on
+    padding) and `position_ids` instead.
+    """
 
     config: Config
 
+    @property
+    def first_position(self) -> int:
+        """Row of the position table for the first token of a sequence."""
+        return 0
+
     def setup(self):
         config = self.config
-        self.embeddings = Embeddings(config)
+        self.embeddings = Embeddings(config, self.first_position)
         self.encoder = layers.Encoder(config)
         if "pooler" in config.heads:
             self.pooler = heads.Pooler(config)
@@ -109,6 +133,7 @@ class Model(nn.Module):
         attention_mask: jax.Array | None = None,
         token_type_ids: jax.Array | None = None,
         position_ids: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
         masked_positions: jax.Array | None = None,
         *,
         deterministic: bool = True,
@@ -120,8 +145,6 @@ class Model(nn.Module):
         A; mlm_logits [B, P, rows of the word table], float32, at `masked_positions`, or at every
         position without them; hidden_states [1 + num_layers, B, L, D] on request.
         """
-        if attention_mask is None:
-            attention_mask = jnp.ones_like(input_ids)
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
         if position_ids is None:
@@ -129,7 +152,7 @@ class Model(nn.Module):
         first_BLD = self.embeddings(input_ids, token_type_ids, position_ids, deterministic)
         x_BLD, hidden = self.encoder(
             first_BLD,
-            attention_mask.astype(bool),
+            masks.of_batch(input_ids, attention_mask, segment_ids),
             deterministic=deterministic,
             keep_hidden=output_hidden_states,
         )

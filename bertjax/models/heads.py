@@ -6,8 +6,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax import sharding
+from bertjax import errors, sharding
 from bertjax.models import layers
+
+
+def check(names: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Raises UserError unless the heads of a Config are some of those it knows, in their order."""
+    if names != tuple(name for name in known if name in names):
+        raise errors.UserError(
+            f"config.model.heads = {names!r}: must be a tuple of {', '.join(known)}, in this order"
+        )
 
 
 def gather_positions(x_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:
@@ -20,17 +28,23 @@ class MlmHead(nn.Module):
 
     The vocabulary axis of the logits is that of the embedding table; the ids that are only padding
     of the table get a logit that softmax turns into 0, so they are never predicted.
+
+    use_bias: of the transform and its norm; the logits always have one.
     """
 
     config: Any
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x_BPD: jax.Array, word_embedding: layers.Embed) -> jax.Array:
         config = self.config
-        x_BPD = layers.dense(x_BPD.shape[-1], config, name="transform")(x_BPD)
+        transform = layers.dense(
+            word_embedding.features, config, use_bias=self.use_bias, name="transform"
+        )
+        x_BPD = transform(x_BPD)
         x_BPD = sharding.constrain(x_BPD, ("batch", "length", "embed"))
         x_BPD = layers.ACTIVATIONS[config.activation](x_BPD)
-        x_BPD = layers.LayerNorm(config.layer_norm_eps, name="norm")(x_BPD)
+        x_BPD = layers.LayerNorm(config.layer_norm_eps, self.use_bias, name="norm")(x_BPD)
         rows = word_embedding.num_embeddings
         bias_V = self.param("bias", nn.initializers.zeros, (rows,), jnp.float32)
         # Masking the bias, not the logits, spares the backward pass a select over B * P * V.

@@ -1,4 +1,4 @@
-"""The parts that families share: embedding, dense, dropout, attention, feed-forward, layer stack.
+"""The parts that families share: embedding, dense, dropout, norms, attention, feed-forward, stack.
 
 Shapes: B batch, L length, S key length, D model, N heads, H head dim, F MLP, V vocab.
 Model code is single-device code. `sharding.constrain` names the logical axes of activations and
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors, sharding
+from bertjax.models import hashing, positions
 
 VOCAB_MULTIPLE = 128  # rows of the embedding table: the lane width of a TPU; meshes divide it
 MASKED = -1e9  # a logit that softmax turns into 0 in float32 and that stays finite in a masked row
@@ -44,6 +45,15 @@ class Compute:
     remat: str = "none"
     unroll_layers: bool = False
 
+    @property
+    def head_dim(self) -> int:
+        """Width of an attention head; a family where it is free declares a field of this name."""
+        return self.hidden_size // self.num_heads
+
+    def kernel_std(self, name: str) -> float:
+        """What the kernel `name` of a layer starts with; a family where they differ says how."""
+        return self.init_std
+
 
 def check_fields(config: Any) -> None:
     """Raises UserError for a size or rate that no encoder can have, by the name of its key."""
@@ -60,7 +70,8 @@ def check_fields(config: Any) -> None:
             check(0.0 <= getattr(config, field.name) < 1.0, field.name, "in [0, 1)")
         elif field.type is float:
             check(getattr(config, field.name) >= 0.0, field.name, "0 or more")
-    check(config.hidden_size % config.num_heads == 0, "num_heads",
+    free = any(field.name == "head_dim" for field in dataclasses.fields(config))
+    check(free or config.hidden_size % config.num_heads == 0, "num_heads",
           f"a divisor of config.model.hidden_size = {config.hidden_size}")  # fmt: skip
     check(config.activation in ACTIVATIONS, "activation", f"one of {', '.join(ACTIVATIONS)}")
 
@@ -68,28 +79,6 @@ def check_fields(config: Any) -> None:
 def padded_vocab_size(vocab_size: int) -> int:
     """Rows of the embedding table for `vocab_size` pieces."""
     return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-
-
-def _mix32(x: jax.Array) -> jax.Array:
-    # The 32-bit finalizer of MurmurHash3 (Austin Appleby, public domain): a bijection whose every
-    # output bit depends on every input bit.
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
-
-
-def hash_bits(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """uint32[shape] of random bits: a hash of (seed, place), so any sharding gives the same bits.
-
-    It fuses into its consumer, where threefry and rbg bits are written to memory and read back.
-    """
-    row = jax.lax.broadcasted_iota(jnp.uint32, shape, 0)
-    column = jnp.zeros(shape, jnp.uint32)
-    for axis in range(1, len(shape)):
-        column = column * jnp.uint32(shape[axis]) + jax.lax.broadcasted_iota(
-            jnp.uint32, shape, axis
-        )
-    return _mix32(column ^ _mix32(row + seed))
 
 
 class Dropout(nn.Module):
@@ -102,7 +91,7 @@ class Dropout(nn.Module):
         if deterministic or self.rate == 0.0:
             return x
         seed = jax.random.bits(self.make_rng("dropout"), (), jnp.uint32)
-        keep = hash_bits(seed, x.shape) >= jnp.uint32(self.rate * 2**32)
+        keep = hashing.hash_bits(seed, x.shape) >= jnp.uint32(self.rate * 2**32)
         return jnp.where(keep, x / (1.0 - self.rate), jnp.zeros((), x.dtype)).astype(x.dtype)
 
 
@@ -139,85 +128,185 @@ class Dense(nn.Module):
 
     features: tuple[int, ...]
     num_in: int
-    config: Any
+    use_bias: bool
+    init_std: float
+    dtype: str
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        dtype = self.config.dtype
         outer, inner = x.shape[: -self.num_in], x.shape[-self.num_in :]
-        init = nn.initializers.truncated_normal(self.config.init_std)
+        init = nn.initializers.truncated_normal(self.init_std)
         kernel = self.param("kernel", init, (*inner, *self.features), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
-        x = x.reshape(-1, math.prod(inner)).astype(dtype)
-        x = x @ kernel.reshape(x.shape[-1], -1).astype(dtype) + bias.reshape(-1).astype(dtype)
+        x = x.reshape(-1, math.prod(inner)).astype(self.dtype)
+        x = x @ kernel.reshape(x.shape[-1], -1).astype(self.dtype)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
+            x = x + bias.reshape(-1).astype(self.dtype)
         return x.reshape(*outer, *self.features)
 
 
 def dense(
-    features: int | tuple[int, ...], config: Any, *, num_in: int = 1, name: str | None = None
+    features: int | tuple[int, ...],
+    config: Any,
+    *,
+    num_in: int = 1,
+    use_bias: bool = True,
+    init_std: float | None = None,
+    name: str | None = None,
 ) -> Dense:
-    """A map of the last `num_in` axes with float32 parameters, computed in `config.dtype`."""
+    """A map of the last `num_in` axes with float32 parameters, computed in `config.dtype`.
+
+    init_std: of the kernel; None is `config.init_std`.
+    """
     features = (features,) if isinstance(features, int) else features
-    return Dense(features, num_in, config, name=name)
+    std = config.init_std if init_std is None else init_std
+    return Dense(features, num_in, use_bias, std, config.dtype, name=name)
 
 
 class LayerNorm(nn.Module):
     """Layer norm in float32 whatever the compute type; returns the type of its input."""
 
     epsilon: float
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+        normed = centred * jax.lax.rsqrt(variance + self.epsilon) * scale
+        if self.use_bias:
+            normed += self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
+        return normed.astype(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    """Division by the root mean square, in float32: no mean is taken away, no bias added."""
+
+    epsilon: float
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
         wide = x.astype(jnp.float32)
-        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-        return (centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias).astype(x.dtype)
+        square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        return (wide * jax.lax.rsqrt(square + self.epsilon) * scale).astype(x.dtype)
 
 
 class Attention(nn.Module):
-    """Bidirectional multi-head attention; `mask_BS` is True where a key may be seen."""
+    """Multi-head attention of x over itself, over a memory, or over a cache of earlier steps.
+
+    use_bias: of the four maps. scale: factor on the queries; None is head_dim ** -0.5.
+    config: hidden_size, num_heads, head_dim, kernel_std, attention_dropout_rate, dtype.
+    """
 
     config: Any
+    use_bias: bool = True
+    scale: float | None = None
 
-    @nn.compact
-    def __call__(self, x_BLD: jax.Array, mask_BS: jax.Array, deterministic: bool) -> jax.Array:
+    def setup(self):
         config = self.config
-        head_dim = config.hidden_size // config.num_heads
-        heads = ("batch", "length", "heads", "head_dim")
+        heads = (config.num_heads, config.head_dim)
 
-        def project(name: str) -> jax.Array:
-            x_BLNH = dense((config.num_heads, head_dim), config, name=name)(x_BLD)
-            return sharding.constrain(x_BLNH, heads)
+        def map_(name: str, features: int | tuple[int, ...], num_in: int = 1) -> Dense:
+            std = config.kernel_std(name)
+            return dense(features, config, num_in=num_in, use_bias=self.use_bias, init_std=std)
 
-        query_BLNH, key_BSNH, value_BSNH = project("query"), project("key"), project("value")
+        self.query = map_("query", heads)
+        self.key = map_("key", heads)
+        self.value = map_("value", heads)
+        self.out = map_("out", config.hidden_size, num_in=2)
+        self.dropout = Dropout(config.attention_dropout_rate)
 
-        scores_BNLS = jnp.einsum("blnh,bsnh->bnls", query_BLNH / head_dim**0.5, key_BSNH)
-        scores_BNLS = jnp.where(
-            mask_BS[:, None, None, :], scores_BNLS.astype(jnp.float32), MASKED
-        )
+    def keys_values(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """(key, value) of a memory, [B, S, N, H] each, to be given as `memory` many times."""
+        return _of_heads(self.key(x_BSD)), _of_heads(self.value(x_BSD))
+
+    def __call__(
+        self,
+        x_BLD: jax.Array,
+        mask: jax.Array,
+        deterministic: bool,
+        *,
+        memory: jax.Array | tuple[jax.Array, jax.Array] | None = None,
+        bias: jax.Array | None = None,
+        rotary: tuple[jax.Array, jax.Array] | None = None,
+        cache: dict[str, jax.Array] | None = None,
+    ) -> Any:
+        """Returns [B, L, D], and the new cache too where one is given.
+
+        mask: bool [B or 1, L or 1, S], True where a key may be seen. memory: [B, S, D] or what
+        `keys_values` made of it; None is x itself. bias: float32 [B or 1, N, L, S], added to the
+        scores. rotary: cos and sin of `positions.rotary_tables`, for queries and keys.
+        cache: {"key", "value"} [B, S, N, H] and "index" int32[]: the keys of this call are written
+        at the index, and attention is over all S; the mask hides what is not there yet.
+        """
+        query_BLNH = _of_heads(self.query(x_BLD))
+        if isinstance(memory, tuple):
+            key_BSNH, value_BSNH = memory
+        else:
+            key_BSNH, value_BSNH = self.keys_values(x_BLD if memory is None else memory)
+        if rotary is not None:
+            query_BLNH = positions.rotate(query_BLNH, rotary)
+            key_BSNH = positions.rotate(key_BSNH, rotary)
+        if cache is not None:
+            key_BSNH, value_BSNH = (
+                jax.lax.dynamic_update_slice_in_dim(cache[name], new, cache["index"], axis=1)
+                for name, new in (("key", key_BSNH), ("value", value_BSNH))
+            )
+        if self.scale is None:
+            query_BLNH = query_BLNH / self.config.head_dim**0.5
+        elif self.scale != 1.0:
+            query_BLNH = query_BLNH * self.scale
+
+        scores_BNLS = jnp.einsum("blnh,bsnh->bnls", query_BLNH, key_BSNH).astype(jnp.float32)
+        if bias is not None:
+            scores_BNLS += bias
+        scores_BNLS = jnp.where(mask[:, None], scores_BNLS, MASKED)
         weights_BNLS = jax.nn.softmax(scores_BNLS, axis=-1).astype(x_BLD.dtype)
-        weights_BNLS = Dropout(config.attention_dropout_rate, name="dropout")(
-            weights_BNLS, deterministic
-        )
-        mixed_BLNH = jnp.einsum("bnls,bsnh->blnh", weights_BNLS, value_BSNH)
-        mixed_BLNH = sharding.constrain(mixed_BLNH, heads)
-        return dense(config.hidden_size, config, num_in=2, name="out")(mixed_BLNH)
+        weights_BNLS = self.dropout(weights_BNLS, deterministic)
+        mixed_BLNH = _of_heads(jnp.einsum("bnls,bsnh->blnh", weights_BNLS, value_BSNH))
+        out_BLD = self.out(mixed_BLNH)
+        return out_BLD if cache is None else (out_BLD, {"key": key_BSNH, "value": value_BSNH})
+
+
+def _of_heads(x_BLNH: jax.Array) -> jax.Array:
+    return sharding.constrain(x_BLNH, ("batch", "length", "heads", "head_dim"))
+
+
+def _residual(x_BLD: jax.Array) -> jax.Array:
+    return sharding.constrain(x_BLD, ("batch", "length", "embed"))
 
 
 class Mlp(nn.Module):
-    """Two dense layers with the activation between them."""
+    """Two dense layers with the activation between them; gated: its product with a third map.
+
+    dropout_rate: of what the last map reads.
+    """
 
     config: Any
+    use_bias: bool = True
+    gated: bool = False
+    dropout_rate: float = 0.0
 
     @nn.compact
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+    def __call__(self, x_BLD: jax.Array, deterministic: bool = True) -> jax.Array:
         config = self.config
-        hidden_BLF = dense(config.intermediate_size, config, name="wi")(x_BLD)
-        hidden_BLF = sharding.constrain(hidden_BLF, ("batch", "length", "mlp"))
-        hidden_BLF = ACTIVATIONS[config.activation](hidden_BLF)
-        return dense(config.hidden_size, config, name="wo")(hidden_BLF)
+
+        def map_(name: str, features: int) -> Dense:
+            std = config.kernel_std(name)
+            return dense(features, config, use_bias=self.use_bias, init_std=std, name=name)
+
+        def wide(name: str) -> jax.Array:
+            hidden_BLF = map_(name, config.intermediate_size)(x_BLD)
+            return sharding.constrain(hidden_BLF, ("batch", "length", "mlp"))
+
+        hidden_BLF = ACTIVATIONS[config.activation](wide("wi"))
+        if self.gated:
+            hidden_BLF = hidden_BLF * wide("wi_gate")
+        hidden_BLF = Dropout(self.dropout_rate, name="dropout")(hidden_BLF, deterministic)
+        return map_("wo", config.hidden_size)(hidden_BLF)
 
 
 class PostNormLayer(nn.Module):
@@ -227,42 +316,59 @@ class PostNormLayer(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(self, x_BLD: jax.Array, mask_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, x_BLD: jax.Array, _: None, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
         config, deterministic = self.config, self.deterministic
-        residual = ("batch", "length", "embed")
-        out_BLD = Attention(config, name="attention")(x_BLD, mask_BS, deterministic)
+        out_BLD = Attention(config, name="attention")(x_BLD, mask, deterministic)
         out_BLD = Dropout(config.dropout_rate, name="attention_dropout")(out_BLD, deterministic)
         x_BLD = LayerNorm(config.layer_norm_eps, name="attention_norm")(x_BLD + out_BLD)
-        x_BLD = sharding.constrain(x_BLD, residual)
+        x_BLD = _residual(x_BLD)
         out_BLD = Mlp(config, name="mlp")(x_BLD)
         out_BLD = Dropout(config.dropout_rate, name="mlp_dropout")(out_BLD, deterministic)
         x_BLD = LayerNorm(config.layer_norm_eps, name="mlp_norm")(x_BLD + out_BLD)
-        x_BLD = sharding.constrain(x_BLD, residual)
+        x_BLD = _residual(x_BLD)
         return x_BLD, x_BLD
 
 
+def stack(
+    layer: type[nn.Module],
+    config: Any,
+    num_layers: int,
+    num_broadcast: int,
+    *,
+    shared: bool = False,
+) -> type[nn.Module]:
+    """The class of `num_layers` layers in a row, one loop with its parameters stacked.
+
+    `layer.__call__` is (carry, per_layer, *broadcast) -> (carry, out). per_layer is cut along its
+    first axis, one part a layer (None for nothing); the `num_broadcast` others are the same for
+    all; the outs come back stacked along a new first axis. shared: one layer used many times.
+
+        stack(Layer, config, 12, 1)(config, deterministic, name="layers")(x, None, mask)
+    """
+    if config.remat != "none":
+        layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
+    return nn.scan(
+        layer,
+        variable_axes={} if shared else {"params": 0},
+        variable_broadcast="params" if shared else False,
+        split_rngs={"params": not shared, "dropout": True},
+        in_axes=(0,) + (nn.broadcast,) * num_broadcast,
+        length=num_layers,
+        unroll=num_layers if config.unroll_layers else 1,
+    )
+
+
 class Encoder(nn.Module):
-    """`num_layers` of one layer class; their parameters are stacked along a leading layer axis."""
+    """`config.num_layers` layers over one hidden state and one mask; parameters are stacked."""
 
     config: Any
     layer: type[nn.Module] = PostNormLayer
 
     @nn.compact
     def __call__(
-        self, x_BLD: jax.Array, mask_BS: jax.Array, *, deterministic: bool, keep_hidden: bool
+        self, x_BLD: jax.Array, mask: jax.Array, *, deterministic: bool, keep_hidden: bool
     ) -> tuple[jax.Array, jax.Array | None]:
         """Returns the last hidden state and, if asked, all of them: [num_layers, B, L, D]."""
-        config = self.config
-        layer = self.layer
-        if config.remat != "none":
-            layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
-        stack = nn.scan(
-            layer,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=nn.broadcast,
-            length=config.num_layers,
-            unroll=config.num_layers if config.unroll_layers else 1,
-        )
-        x_BLD, hidden = stack(config, deterministic, name="layers")(x_BLD, mask_BS)
+        layers = stack(self.layer, self.config, self.config.num_layers, 1)
+        x_BLD, hidden = layers(self.config, deterministic, name="layers")(x_BLD, None, mask)
         return x_BLD, hidden if keep_hidden else None

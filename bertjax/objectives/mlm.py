@@ -1,8 +1,9 @@
-"""Masked language modelling with next sentence prediction (BERT), or without it (RoBERTa).
+"""Masked language modelling, alone (RoBERTa) or beside a task on pairs of segments (BERT, ALBERT).
 
 Devlin et al. 2019 (arXiv 1810.04805), section 3.1; Liu et al. 2019 (arXiv 1907.11692), section 4.2
-for `pair="none"`. The host half makes batches: `sampling` says how text becomes samples,
-`transform` hides tokens of a whole batch at once. The device half is `loss`.
+for `pair="none"`; Lan et al. 2020 (arXiv 1909.11942), section 3.1 for `pair="sop"`. The host half
+makes batches: `sampling` says how text becomes samples, `transform` hides tokens of a whole batch
+at once. The device half is `loss`.
 
 Shapes: B batch, L length, P predictions a sequence.
 """
@@ -11,13 +12,21 @@ import dataclasses
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, metrics
-from bertjax.data import masking, samples
+from bertjax.data import masking, samples, span_masking
 from bertjax.data.rng import RowRandom
 from bertjax.data.vocabulary import Vocabulary
+from bertjax.objectives import terms
+
+KINDS = ("encoder",)
+INPUTS = ("input_ids", "attention_mask", "token_type_ids", "segment_ids", "position_ids")
+MASKINGS = ("token", "whole_word", "ngram", "span")
+LABELS = {  # the tasks on pairs and the feature that each of them predicts
+    "nsp": samples.Pairs.label,
+    "sop": samples.OrderedPairs.label,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,28 +34,34 @@ class Config:
     """What is predicted."""
 
     mask_rate: float = 0.15  # share of a sequence that is predicted
-    whole_word: bool = False  # choose words, not pieces
+    masking: str = "token"  # what is chosen: token, whole_word, ngram (ALBERT), span (SpanBERT)
+    max_ngram: int = 3  # words of the longest n-gram; n words have the chance ~ 1 / n
+    span_p: float = 0.2  # spans have n words with the chance ~ (1 - span_p) ** n
+    max_span_words: int = 10
     mask_token_rate: float = 0.8  # of the chosen: replaced by [MASK]
     random_token_rate: float = 0.1  # of the chosen: replaced by a random piece; the rest stay
-    pair: str = "nsp"  # nsp: two segments and next sentence prediction; none: full sentences
+    pair: str = "nsp"  # nsp, sop: two segments, is B the next, in this order; none: one text
+    cross_documents: bool = True  # pair none: a text goes on into the next document
     short_rate: float = 0.1  # share of samples cut for a random shorter length
-    random_next_rate: float = 0.5  # share of pairs whose second segment is of another document
+    random_next_rate: float = 0.5  # nsp: share of pairs whose second segment is of another document
 
     def __post_init__(self):
+        def check(ok: bool, name: str, allowed: str) -> None:
+            if not ok:
+                value = getattr(self, name)
+                raise errors.UserError(f"config.objective.{name} = {value!r}: must be {allowed}")
+
         for name in (
-            "mask_rate", "mask_token_rate", "random_token_rate", "short_rate", "random_next_rate"
+            "mask_rate", "mask_token_rate", "random_token_rate", "short_rate", "random_next_rate",
+            "span_p",
         ):  # fmt: skip
-            if not 0 <= getattr(self, name) <= 1:
-                raise errors.UserError(
-                    f"objective.{name}={getattr(self, name)}: must be between 0 and 1"
-                )
-        if self.mask_token_rate + self.random_token_rate > 1:
-            raise errors.UserError(
-                "objective.mask_token_rate + objective.random_token_rate = "
-                f"{self.mask_token_rate + self.random_token_rate}: must not be above 1"
-            )
-        if self.pair not in ("nsp", "none"):
-            raise errors.UserError(f"objective.pair={self.pair!r}: must be 'nsp' or 'none'")
+            check(0 <= getattr(self, name) <= 1, name, "between 0 and 1")
+        check(self.mask_token_rate + self.random_token_rate <= 1, "random_token_rate",
+              f"at most 1 - config.objective.mask_token_rate = {1 - self.mask_token_rate:.3g}")  # fmt: skip
+        for name in ("max_ngram", "max_span_words"):
+            check(getattr(self, name) >= 1, name, "1 or more")
+        check(self.masking in MASKINGS, "masking", f"one of {', '.join(MASKINGS)}")
+        check(self.pair in (*LABELS, "none"), "pair", f"one of {', '.join(LABELS)}, none")
 
 
 def predictions(config: Config, length: int) -> int:
@@ -56,7 +71,12 @@ def predictions(config: Config, length: int) -> int:
 
 def heads(config: Config) -> tuple[str, ...]:
     """The heads of the model that `loss` reads."""
-    return ("mlm", "nsp") if config.pair == "nsp" else ("mlm",)
+    return ("mlm", config.pair) if config.pair in LABELS else ("mlm",)
+
+
+def scales(config: Config) -> dict[str, float]:
+    """Factor of every loss term in the sum that training minimises, the main one first."""
+    return {f"{head}_loss": 1.0 for head in heads(config)}
 
 
 def features(config: Config, length: int) -> dict[str, tuple[tuple[int, ...], type]]:
@@ -65,19 +85,19 @@ def features(config: Config, length: int) -> dict[str, tuple[tuple[int, ...], ty
     table = {
         "input_ids": ((length,), np.int32),
         "attention_mask": ((length,), np.int32),
-        "token_type_ids": ((length,), np.int32),
         "masked_positions": ((p,), np.int32),
         "masked_ids": ((p,), np.int32),
         "masked_weights": ((p,), np.float32),
     }
-    if config.pair == "nsp":
-        table["next_sentence_label"] = ((), np.int32)
+    if config.pair in LABELS:
+        table["token_type_ids"] = ((length,), np.int32)
+        table[LABELS[config.pair]] = ((), np.int32)
     return table
 
 
 def sampling(
     config: Config, length: int, vocabulary: Vocabulary
-) -> samples.Pairs | samples.FullSentences:
+) -> samples.TwoSegments | samples.FullSentences:
     """How windows of text become samples of `length` tokens, for `data.loader`.
 
     Raises:
@@ -91,9 +111,12 @@ def sampling(
             )
     if length < 5:
         raise errors.UserError(f"length={length}: must be at least 5, three tokens are special")
-    if config.pair == "none":
-        return samples.FullSentences(length, vocabulary.specials, config.short_rate)
-    return samples.Pairs(length, vocabulary.specials, config.short_rate, config.random_next_rate)
+    common = length, vocabulary.specials, config.short_rate
+    if config.pair == "nsp":
+        return samples.Pairs(*common, config.random_next_rate)
+    if config.pair == "sop":
+        return samples.OrderedPairs(*common)
+    return samples.FullSentences(*common, config.cross_documents)
 
 
 def transform(
@@ -110,13 +133,11 @@ def transform(
     candidates_BL &= (ids_BL != specials.cls) & (ids_BL != specials.sep)
     limit = predictions(config, length)
     counts_B = masking.counts(batch["attention_mask"].sum(axis=1), config.mask_rate, limit)
-    if config.whole_word:
-        continues_BL = vocabulary.continuations[ids_BL]
-        positions_BP, weights_BP = masking.choose_words(
-            candidates_BL, continues_BL, counts_B, limit, rng
-        )
-    else:
-        positions_BP, weights_BP = masking.choose_tokens(candidates_BL, counts_B, limit, rng)
+    continues_BL = vocabulary.continuations[ids_BL]
+    positions_BP, weights_BP = _choose(config, candidates_BL, continues_BL, counts_B, limit, rng)
+    deciders_BP = None
+    if config.masking == "span":
+        deciders_BP, _ = span_masking.runs(positions_BP, weights_BP)
     hidden_BL, masked_BP = masking.apply(
         ids_BL,
         positions_BP,
@@ -126,6 +147,7 @@ def transform(
         random_ids=np.flatnonzero(~vocabulary.special_mask),
         mask_token_rate=config.mask_token_rate,
         random_token_rate=config.random_token_rate,
+        deciders_BP=deciders_BP,
     )
     return batch | {
         "input_ids": hidden_BL,
@@ -135,11 +157,34 @@ def transform(
     }
 
 
+def _choose(
+    config: Config,
+    candidates_BL: np.ndarray,
+    continues_BL: np.ndarray,
+    counts_B: np.ndarray,
+    limit: int,
+    rng: RowRandom,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and weights [B, P] by `config.masking`."""
+    if config.masking == "token":
+        return masking.choose_tokens(candidates_BL, counts_B, limit, rng)
+    if config.masking == "whole_word":
+        return masking.choose_words(candidates_BL, continues_BL, counts_B, limit, rng)
+    if config.masking == "ngram":
+        chances, gap = span_masking.harmonic(config.max_ngram), 0
+    else:
+        chances, gap = span_masking.geometric(config.span_p, config.max_span_words), 1
+    lengths_BK = span_masking.draw_lengths(chances, limit, rng)
+    return span_masking.choose_spans(
+        candidates_BL, continues_BL, counts_B, limit, lengths_BK, rng, gap=gap
+    )
+
+
 def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Weight of each loss term over the batch: what its sum is divided by, once."""
     weights = {"mlm_loss": batch["masked_weights"].sum()}
-    if config.pair == "nsp":
-        weights["nsp_loss"] = _example_weights(batch).sum()
+    if config.pair in LABELS:
+        weights[f"{config.pair}_loss"] = terms.example_weights(batch).sum()
     return weights
 
 
@@ -150,37 +195,18 @@ def loss(
 
     apply: the model with its parameters bound. Returns {name: (sum, weight)}.
     """
-    outputs = apply(
-        batch["input_ids"],
-        batch["attention_mask"],
-        batch["token_type_ids"],
-        masked_positions=batch["masked_positions"],
-    )
-    weights_BP = batch["masked_weights"]
-    terms = _classification("mlm", outputs["mlm_logits"], batch["masked_ids"], weights_BP)
-    if config.pair == "nsp":
-        labels_B = batch["next_sentence_label"]
-        terms |= _classification("nsp", outputs["nsp_logits"], labels_B, _example_weights(batch))
-    return terms
+    outputs = apply(**terms.inputs(batch, INPUTS), masked_positions=batch["masked_positions"])
+    return scores(config, outputs, batch)
 
 
-def _example_weights(batch: dict[str, jax.Array]) -> jax.Array:
-    # Only batches of the evaluation, whose last one is filled up, carry weights.
-    if "example_weights" in batch:
-        return batch["example_weights"]
-    return jnp.ones(batch["input_ids"].shape[0], jnp.float32)
-
-
-def _classification(
-    name: str, logits: jax.Array, labels: jax.Array, weights: jax.Array
+def scores(
+    config: Config, outputs: dict[str, jax.Array], batch: dict[str, jax.Array]
 ) -> metrics.Terms:
-    """Sums over all but the class axis of logits [..., C], labels and weights [...]."""
-    # The label's logit as a masked sum, not a gather: C may be sharded, and no device needs it all.
-    own = jnp.arange(logits.shape[-1]) == labels[..., None]
-    nll = jax.nn.logsumexp(logits, axis=-1) - jnp.sum(jnp.where(own, logits, 0.0), axis=-1)
-    right = jnp.argmax(logits, axis=-1) == labels
-    total = weights.sum()
-    return {
-        f"{name}_loss": ((nll * weights).sum(), total),
-        f"{name}_accuracy": ((right * weights).sum(), total),
-    }
+    """The terms of `loss` out of what the model said."""
+    weights_BP = batch["masked_weights"]
+    found = terms.classification("mlm", outputs["mlm_logits"], batch["masked_ids"], weights_BP)
+    if config.pair in LABELS:
+        labels_B, weights_B = batch[LABELS[config.pair]], terms.example_weights(batch)
+        logits_B2 = outputs[f"{config.pair}_logits"]
+        found |= terms.classification(config.pair, logits_B2, labels_B, weights_B)
+    return found

@@ -11,7 +11,7 @@ import pathlib
 
 import numpy as np
 
-from benchmarks import parity
+from tests.parity_cases import bert
 
 FILE = pathlib.Path(__file__).with_name("bert.npz")
 ACTIVATIONS = ("gelu", "gelu_new")
@@ -27,11 +27,11 @@ SHAPE = {
 
 def main() -> None:
     """Writes the file and prints its size."""
-    batch = parity.random_batch(SHAPE)
+    batch = bert.batch(SHAPE)
     arrays = {f"batch/{name}": array for name, array in batch.items()}
     for activation in ACTIVATIONS:
-        model = parity.random_bert(SHAPE | {"hidden_act": activation})
-        outputs = parity.their_outputs(model, batch)
+        model = bert.theirs(SHAPE | {"hidden_act": activation})
+        outputs = bert.their_outputs(model, batch)
         arrays |= {f"{activation}/{name}": array for name, array in outputs.items()}
     state = model.state_dict()  # the same for every activation
     arrays |= {f"weights/{name}": tensor.numpy() for name, tensor in state.items()}

@@ -1,0 +1,107 @@
+"""Text-to-text denoising: rows of corrupted pieces for an encoder, what was hidden for a decoder.
+
+Each piece of a row is corrupted by itself and both its halves end with an EOS. How much text fills
+a row depends on the noise, so of several kinds each document gets one when rows are made, and all
+pieces of a row are of one kind; where the noise falls is drawn with the row's own numbers.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from bertjax.data import layout, packing, spans
+from bertjax.data.rng import RowRandom
+
+
+@dataclasses.dataclass(frozen=True)
+class Corruption:
+    """Sampling and corruption of rows, see `data.packing`.
+
+    length, targets_length: tokens of a row of the encoder and of the decoder.
+    noises, rates: kinds of noise, and the share of the rows that has each; the rates sum to 1.
+    sentinels: int32; a piece has at most so many spans. end, pad: ids; the decoder starts with pad.
+    modes: the id of each kind of noise that inputs start with, or none.
+    """
+
+    length: int
+    targets_length: int
+    noises: tuple[spans.Noise, ...]
+    rates: tuple[float, ...]
+    sentinels: np.ndarray
+    end: int
+    pad: int
+    packing: bool
+    modes: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Tokens of text that a row may hold: each is in the inputs or in the targets."""
+        return self.length + self.targets_length
+
+    def window(self, records: Sequence) -> packing.Window:
+        """Joins records of `data.store` to a window."""
+        return packing.join(records)
+
+    def segment(self, window: packing.Window, rng: RowRandom) -> np.ndarray:
+        """A table of rows, each token of the window once; rng is of one row, the window's."""
+        front, max_spans = int(bool(self.modes)), len(self.sentinels)
+        limits = np.array(
+            [n.longest_piece(self.length - front, self.targets_length, max_spans)
+             for n in self.noises]
+        )  # fmt: skip
+        # Rows of another noise hold more text: of text, a kind takes its rate times what fills one.
+        shares = np.cumsum(limits * self.rates)
+        drawn_D = rng.uniform("denoising/noise", len(window.edges) - 1)[0] * shares[-1]
+        noise_D = np.minimum(np.searchsorted(shares, drawn_D, side="right"), len(limits) - 1)
+        start, size = packing.cut(window, limits[noise_D], rng)
+        noise_P = noise_D[np.searchsorted(window.edges, start, side="right") - 1]
+
+        tables = []
+        for i in np.unique(noise_P):
+            of_kind = noise_P == i
+            inputs, targets = self.noises[i].lengths(size[of_kind], max_spans)
+            tables.append(
+                packing.arrange(
+                    np.column_stack([inputs + front, targets]),
+                    (self.length, self.targets_length),
+                    packing.slots(self.length, self.packing),
+                    rng,
+                    f"denoising/pieces{i}",
+                    start=start[of_kind],
+                    size=size[of_kind],
+                    noise=noise_P[of_kind],
+                )
+            )
+        return np.concatenate(tables)
+
+    def assemble(self, window: packing.Window, table: np.ndarray) -> packing.Batch:
+        """input_ids int32[B, width], pieces back to back, piece_sizes int32[B, K], noise int32[B]:
+        which of `noises` a row has."""
+        batch = packing.assemble(window, table, self.width, self.pad)
+        return batch | {"noise": table["noise"][:, 0]}
+
+    def corrupt(self, batch: packing.Batch, rng: RowRandom) -> packing.Batch:
+        """The features of an assembled batch: see `features`; rng is of its rows."""
+        tokens, sizes_BK = layout.pieces_of(batch), batch["piece_sizes"]
+        counts_BK, spans_BK = np.zeros_like(sizes_BK), np.zeros_like(sizes_BK)
+        for i, noise in enumerate(self.noises):
+            rows = batch["noise"] == i
+            counts_BK[rows], spans_BK[rows] = noise.counts(sizes_BK[rows], len(self.sentinels))
+        hidden = spans.noise_mask(sizes_BK, counts_BK, spans_BK, rng)
+
+        real_BK = sizes_BK > 0
+        text = tokens, hidden, sizes_BK[real_BK], self.sentinels
+        inputs, input_sizes = spans.noise_span_to_unique_sentinel(*text)
+        targets, target_sizes = spans.nonnoise_span_to_unique_sentinel(*text)
+        if self.modes:
+            modes_BK = np.broadcast_to(np.take(self.modes, batch["noise"])[:, None], sizes_BK.shape)
+            starts = np.cumsum(input_sizes) - input_sizes
+            inputs, input_sizes = np.insert(inputs, starts, modes_BK[real_BK]), input_sizes + 1
+        return layout.encoder_decoder(
+            layout.ended(inputs, input_sizes, real_BK, self.end),
+            layout.ended(targets, target_sizes, real_BK, self.end),
+            (self.length, self.targets_length),
+            self.pad,
+            packing=self.packing,
+        )

@@ -1,0 +1,114 @@
+"""Rows of pieces as features: what a model reads, and what it is to predict.
+
+A row holds pieces of text from its first column on, then padding. Packed rows have segment_ids (1,
+2 ... by piece, 0 on padding) and position_ids that start again in each piece; rows of one piece
+have an attention_mask instead. Layouts as in seqio's feature converters.
+
+    lay_out(tokens=[7, 8, 1, 9, 1], sizes=[[3, 2]], length=6, pad=0, packing=True)
+    # input_ids 7 8 1 9 1 0, segment_ids 1 1 1 2 2 0, position_ids 0 1 2 0 1 0
+
+Shapes: B rows, L length, K pieces a row at most, T tokens of all pieces, in their order.
+"""
+
+import numpy as np
+
+Batch = dict[str, np.ndarray]
+FeatureTable = dict[str, tuple[tuple[int, ...], type]]
+
+
+def pieces_of(batch: Batch) -> np.ndarray:
+    """int32[T]: the tokens of an assembled batch without padding."""
+    ids_BW = batch["input_ids"]
+    return ids_BW[np.arange(ids_BW.shape[1]) < batch["piece_sizes"].sum(axis=1)[:, None]]
+
+
+def lay_out(
+    tokens_T: np.ndarray, sizes_BK: np.ndarray, length: int, pad: int, *, packing: bool
+) -> Batch:
+    """Pieces in rows of `length`: input_ids int32[B, L], and if packing segment_ids and
+    position_ids, else attention_mask.
+
+    tokens_T: of all pieces in their order. sizes_BK: 0 behind the last piece of a row.
+    """
+    real_BL = np.arange(length) < sizes_BK.sum(axis=1)[:, None]
+    ids_BL = np.full(real_BL.shape, pad, np.int32)
+    ids_BL[real_BL] = tokens_T
+    if not packing:
+        return {"input_ids": ids_BL, "attention_mask": real_BL.astype(np.int32)}
+    slot_BK = np.broadcast_to(np.arange(1, sizes_BK.shape[1] + 1, dtype=np.int32), sizes_BK.shape)
+    start_BK = (np.cumsum(sizes_BK, axis=1) - sizes_BK).astype(np.int32)
+    segment_BL, position_BL = np.zeros_like(ids_BL), np.zeros_like(ids_BL)
+    segment_BL[real_BL] = np.repeat(slot_BK.ravel(), sizes_BK.ravel())
+    position_BL[real_BL] = np.repeat(start_BK.ravel(), sizes_BK.ravel())
+    columns_L = np.arange(length, dtype=np.int32)
+    position_BL = np.where(real_BL, columns_L - position_BL, 0)
+    return {"input_ids": ids_BL, "segment_ids": segment_BL, "position_ids": position_BL}
+
+
+def lay_out_targets(
+    tokens_T: np.ndarray,
+    sizes_BK: np.ndarray,
+    length: int,
+    pad: int,
+    *,
+    start: int,
+    packing: bool,
+    prefix: str = "",
+) -> Batch:
+    """The features of a decoder that predicts pieces: targets int32[B, L], loss_weights float32,
+    input_ids (the targets one later, behind `start` in each piece) and those of `lay_out`.
+
+    prefix: of the names of what the decoder reads, as in decoder_input_ids.
+    """
+    row = lay_out(tokens_T, sizes_BK, length, pad, packing=packing)
+    targets_BL = row["input_ids"]
+    real_BL = row["segment_ids" if packing else "attention_mask"] > 0
+    read_BL = np.full_like(targets_BL, start)
+    read_BL[:, 1:] = targets_BL[:, :-1]
+    if packing:
+        read_BL[real_BL & (row["position_ids"] == 0)] = start
+        read_BL[~real_BL] = pad
+    row["input_ids"] = read_BL
+    features = {prefix + name: value for name, value in row.items()}
+    return features | {"targets": targets_BL, "loss_weights": real_BL.astype(np.float32)}
+
+
+def features(length: int, packing: bool, prefix: str = "") -> FeatureTable:
+    """Name -> (shape without the batch, dtype) of what `lay_out` gives."""
+    names = ("input_ids", "segment_ids", "position_ids") if packing else (
+        "input_ids", "attention_mask"
+    )  # fmt: skip
+    return {prefix + name: ((length,), np.int32) for name in names}
+
+
+def target_features(length: int, packing: bool, prefix: str = "") -> FeatureTable:
+    """Name -> (shape without the batch, dtype) of what `lay_out_targets` gives."""
+    targets = {"targets": ((length,), np.int32), "loss_weights": ((length,), np.float32)}
+    return features(length, packing, prefix) | targets
+
+
+def ended(
+    tokens_T: np.ndarray, sizes_P: np.ndarray, real_BK: np.ndarray, end: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pieces with `end` behind each: their tokens, and their sizes as [B, K].
+
+    real_BK: bool, the P places of the pieces.
+    """
+    sizes_BK = np.zeros(real_BK.shape, np.int64)
+    sizes_BK[real_BK] = sizes_P + 1
+    return np.insert(tokens_T, np.cumsum(sizes_P), end), sizes_BK
+
+
+def encoder_decoder(
+    inputs: tuple[np.ndarray, np.ndarray],
+    targets: tuple[np.ndarray, np.ndarray],
+    lengths: tuple[int, int],
+    pad: int,
+    *,
+    packing: bool,
+) -> Batch:
+    """The features of an encoder that reads `inputs` and a decoder that predicts `targets`, both
+    (tokens_T, sizes_BK) with rows of `lengths`; the decoder starts with `pad`, as T5 does."""
+    return lay_out(*inputs, lengths[0], pad, packing=packing) | lay_out_targets(
+        *targets, lengths[1], pad, start=pad, packing=packing, prefix="decoder_"
+    )

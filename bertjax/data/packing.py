@@ -1,0 +1,266 @@
+"""Pieces of documents laid out in rows: several a row (packed) or one a row, padded.
+
+A piece is a run of tokens of one document; a row never attends from one of its pieces to another.
+Packed rows say so with segment_ids (1, 2 ... by piece, 0 on padding) and position_ids that start
+again in each piece; rows of one piece have an attention_mask instead. Both hold the same pieces, so
+a loss is the same either way.
+
+`Documents` and `Prefixes` are samplings as in `data.samples`; `data.denoising` has a third. A table
+row is a model row: where its pieces start, and their sizes.
+
+    sampling = Documents(length=128, end=1, pad=0, packing=True)
+    window = sampling.window(records)
+    table = sampling.segment(window, rng)
+    batch = sampling.assemble(window, table[rows])  # input_ids [B, 128], piece_sizes [B, K]
+
+Shapes: B rows, L length, K pieces a row at most, D documents, P pieces, T tokens of all pieces.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from bertjax import errors
+from bertjax.data import vocabulary
+from bertjax.data.rng import RowRandom
+
+Batch = dict[str, np.ndarray]
+FeatureTable = dict[str, tuple[tuple[int, ...], type]]
+
+_TOKENS_A_SLOT = 8  # a row has room for a piece per so many tokens; shorter ones leave it less full
+
+
+def slots(length: int, packing: bool) -> int:
+    """K: pieces that a row may hold."""
+    return max(1, length // _TOKENS_A_SLOT) if packing else 1
+
+
+def end_of_text(specials: vocabulary.Specials) -> int:
+    """The id that ends a text: eos, or sep where there is none. UserError if both lack."""
+    for token in (specials.eos, specials.sep):
+        if token >= 0:
+            return token
+    raise errors.UserError(
+        "the tokenizer has neither an end of text nor a sep token, which language modelling needs: "
+        "train or choose another tokenizer"
+    )
+
+
+def start_of_text(specials: vocabulary.Specials) -> int:
+    """The id that a decoder reads first: bos, else eos, else cls. UserError if all lack."""
+    for token in (specials.bos, specials.eos, specials.cls):
+        if token >= 0:
+            return token
+    raise errors.UserError(
+        "the tokenizer has no bos, eos or cls token to start a text with, which language modelling "
+        "needs: train or choose another tokenizer"
+    )
+
+
+def padding(specials: vocabulary.Specials) -> int:
+    """The id on padding, which is never seen: GPT-2 has none, any will do."""
+    return max(specials.pad, 0)
+
+
+# From records to pieces
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Documents back to back. tokens: uint16 or uint32 [T]; edges: int64[D + 1], ends with T.
+
+    What lies of one document in one record counts as a document, for records come shuffled.
+    """
+
+    tokens: np.ndarray
+    edges: np.ndarray
+
+
+def join(records: Sequence, end: int | None = None) -> Window:
+    """The documents of records of `data.store`, each followed by `end` if it is given."""
+    tokens = np.concatenate([record.tokens for record in records])
+    sentences = np.concatenate([record.tokens_per_sentence for record in records])
+    counts = np.concatenate([record.sentences_per_document for record in records])
+    token_edges, sentence_edges = _edges(sentences), _edges(counts)
+    edges = token_edges[sentence_edges]
+    if end is None:
+        return Window(tokens, edges)
+    return Window(np.insert(tokens, edges[1:], end), edges + np.arange(len(edges)))
+
+
+def cut(window: Window, limit: int | np.ndarray, rng: RowRandom) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts documents in as few pieces of at most `limit` tokens (a number or int[D]) as there can
+    be: all but the first and last are of `limit`, and by chance where the first one ends.
+
+    Returns the first token of each piece and its size, int64[P], in the order of the text.
+    """
+    sizes = np.diff(window.edges)
+    counts = -(-sizes // limit)
+    shift = rng.integers("packing/cut", 0, counts * limit - sizes + 1, len(sizes))[0]
+    document = np.repeat(np.arange(len(sizes)), counts)
+    number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
+    limits = np.broadcast_to(limit, sizes.shape)[document]
+    start = np.maximum(number * limits - shift[document], 0)
+    stop = np.minimum((number + 1) * limits - shift[document], sizes[document])
+    return window.edges[document] + start, stop - start
+
+
+# From pieces to rows
+
+
+def best_fit(costs_PD: np.ndarray, capacity_D: np.ndarray) -> np.ndarray:
+    """int64[P]: the row of each piece, by best fit, the largest pieces first.
+
+    A piece goes where it leaves least room, and to a new row where it fits nowhere. costs_PD: what
+    a piece takes of each capacity of a row, int, from 1 to capacity_D.
+    Pieces of one cost are placed at once, so the time grows with the number of different costs.
+    """
+    capacity_D = np.asarray(capacity_D, np.int64)
+    radix_D = np.cumprod(np.append(1, capacity_D[:-1] + 1))
+    codes, kind_P, counts = np.unique(costs_PD @ radix_D, return_inverse=True, return_counts=True)
+    cost_CD = codes[:, None] // radix_D % (capacity_D + 1)
+    members = np.split(np.argsort(kind_P, kind="stable"), np.cumsum(counts)[:-1])
+    scale_D = 2**24 // capacity_D
+
+    rows_P = np.empty(len(costs_PD), np.int64)
+    left_RD = np.empty_like(costs_PD, np.int64)
+    opened, room = 0, np.zeros(0, np.int64)  # rows so far, and which of them are not full
+    for kind in np.argsort(-(cost_CD * scale_D).max(axis=1), kind="stable"):
+        cost_D, pieces = cost_CD[kind], members[kind]
+        fits = room[(left_RD[room] >= cost_D).all(axis=1)]
+        # Ties go to the row opened first: the words are distinct, so any sort gives one order.
+        words = ((left_RD[fits] * scale_D).sum(axis=1) << 32) | fits
+        if len(words) > len(pieces):
+            words = np.partition(words, len(pieces) - 1)[: len(pieces)]
+        fits = np.sort(words) & 0xFFFFFFFF
+        times = (left_RD[fits] // cost_D).min(axis=1)
+        times = np.diff(np.minimum(np.cumsum(times), len(pieces)), prepend=0)
+        placed = int(times.sum())
+        rows_P[pieces[:placed]] = np.repeat(fits, times)
+        left_RD[fits] -= times[:, None] * cost_D
+
+        rest = len(pieces) - placed
+        together = int((capacity_D // cost_D).min())
+        new = np.arange(rest) // together
+        rows_P[pieces[placed:]] = opened + new
+        taken = np.bincount(new)
+        added = np.arange(opened, opened + len(taken))
+        left_RD[added] = capacity_D - taken[:, None] * cost_D
+        opened += len(added)
+        room = np.concatenate([room, added])
+        room = room[(left_RD[room] > 0).all(axis=1)]
+    return rows_P
+
+
+def tabulate(rows_P: np.ndarray, slots: int, **columns: np.ndarray) -> np.ndarray:
+    """One table row for each row: the columns of its pieces, int32[slots] a column, 0 where empty.
+
+    The pieces of a row keep the order in which they are given.
+    """
+    order = np.argsort(rows_P, kind="stable")
+    row = rows_P[order]
+    slot = np.arange(len(row)) - np.searchsorted(row, row)
+    fields = [(name, np.int32, (slots,)) for name in columns]
+    table = np.zeros(int(rows_P.max(initial=-1)) + 1, fields)
+    for name, column in columns.items():
+        table[name][row, slot] = column[order]
+    return table
+
+
+def arrange(
+    costs_PD: np.ndarray,
+    capacity: Sequence[int],
+    slots: int,
+    rng: RowRandom,
+    stream: str,
+    **columns: np.ndarray,
+) -> np.ndarray:
+    """The table of pieces in rows: shuffled and packed, or one a row if there is one slot.
+
+    costs_PD, capacity: as in `best_fit`. columns: what the table says of each piece, int[P].
+    """
+    order = rng.permutation(stream, len(costs_PD))[0]
+    columns = {name: column[order] for name, column in columns.items()}
+    if slots == 1:
+        return tabulate(np.arange(len(order)), 1, **columns)
+    costs = np.column_stack([costs_PD[order], np.ones(len(order), np.int64)])
+    return tabulate(best_fit(costs, [*capacity, slots]), slots, **columns)
+
+
+@dataclasses.dataclass(frozen=True)
+class Documents:
+    """Documents as they are, each ended by `end`, in pieces of at most `length` tokens."""
+
+    length: int
+    end: int
+    pad: int
+    packing: bool
+
+    def window(self, records: Sequence) -> Window:
+        """Joins records of `data.store` to a window."""
+        return join(records, self.end)
+
+    def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
+        """A table of rows, each token of the window once; rng is of one row, the window's."""
+        start, size = cut(window, self.length, rng)
+        k = slots(self.length, self.packing)
+        return arrange(
+            size[:, None], (self.length,), k, rng, "packing/pieces", start=start, size=size
+        )
+
+    def assemble(self, window: Window, table: np.ndarray) -> Batch:
+        """input_ids int32[B, L], pieces back to back, and piece_sizes int32[B, K]."""
+        return assemble(window, table, self.length, self.pad)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefixes:
+    """Documents in pieces of at most `length`, each split at random in a prefix and a rest.
+
+    Prefix and rest are each ended by a token of their own, and rows have room for `length` tokens
+    of either. The split decides how pieces fit together, so it is drawn here, for the window.
+    """
+
+    length: int
+    pad: int
+    packing: bool
+
+    def window(self, records: Sequence) -> Window:
+        """Joins records of `data.store` to a window."""
+        return join(records)
+
+    def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
+        """A table of rows, each token of the window once; rng is of one row, the window's."""
+        start, size = cut(window, self.length, rng)
+        prefix = rng.integers("packing/prefix", np.minimum(1, size - 1), size, len(size))[0]
+        return arrange(
+            np.column_stack([prefix + 1, size - prefix + 1]),
+            (self.length, self.length),
+            slots(self.length, self.packing),
+            rng,
+            "packing/pieces",
+            start=start,
+            size=size,
+            prefix=prefix,
+        )
+
+    def assemble(self, window: Window, table: np.ndarray) -> Batch:
+        """input_ids int32[B, 2 L], pieces back to back, piece_sizes and prefix_sizes int32[B, K]."""
+        batch = assemble(window, table, 2 * self.length, self.pad)
+        return batch | {"prefix_sizes": table["prefix"]}
+
+
+def assemble(window: Window, table: np.ndarray, width: int, pad: int) -> Batch:
+    """The pieces of table rows back to back: input_ids int32[B, width], piece_sizes int32[B, K]."""
+    sizes_BK = table["size"]
+    sizes_P = sizes_BK[sizes_BK > 0]
+    shift_P = table["start"][sizes_BK > 0] - (np.cumsum(sizes_P) - sizes_P)
+    source_T = np.repeat(shift_P, sizes_P) + np.arange(int(sizes_P.sum()))
+    ids_BW = np.full((len(table), width), pad, np.int32)
+    ids_BW[np.arange(width) < sizes_BK.sum(axis=1)[:, None]] = window.tokens[source_T]
+    return {"input_ids": ids_BW, "piece_sizes": sizes_BK}
+
+
+def _edges(sizes: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])

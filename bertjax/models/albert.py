@@ -1,0 +1,218 @@
+"""ALBERT (Lan et al., arXiv 1909.11942), version 2: few embeddings' width, one layer for all.
+
+BERT with three changes: embeddings are factorised, V x E and E x D (section 3.1); the layers of a
+group are one layer used many times, with `num_groups` = 1 as published; the task on pairs is the
+order of two segments. Gradients of a shared layer are the sum over its uses.
+
+    >>> model = Model(Config(**VARIANTS["mini"]))
+    >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
+    >>> model.apply({"params": params}, jnp.ones((1, 8), jnp.int32))["sop_logits"].shape
+    (1, 2)
+
+Shapes: B batch, L length, D model, E embedding.
+"""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax import errors
+from bertjax.models import bert, heads, layers
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(bert.Config):
+    """The fields of BERT, with the values of version 2, and those below."""
+
+    vocab_size: int = 30000
+    embedding_size: int = 128
+    num_groups: int = 1  # layer i is that of group i * num_groups // num_layers
+    activation: str = "gelu_tanh"
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    heads: tuple[str, ...] = ("pooler", "mlm", "sop")
+
+    def __post_init__(self):
+        layers.check_fields(self)
+        heads.check(self.heads, ("pooler", "mlm", "sop"))
+        if "sop" in self.heads and "pooler" not in self.heads:
+            raise errors.UserError(f"config.model.heads = {self.heads!r}: sop needs pooler")
+        if self.num_layers % self.num_groups:
+            raise errors.UserError(
+                f"config.model.num_groups = {self.num_groups}: must be a divisor of "
+                f"config.model.num_layers = {self.num_layers}"
+            )
+
+
+def _variant(num_layers: int, hidden_size: int, num_heads: int) -> dict[str, int]:
+    return {
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_heads": num_heads,
+        "intermediate_size": 4 * hidden_size,
+    }
+
+
+KIND = "encoder"
+INPUTS = ("input_ids",)
+SMOKE = {**bert.SMOKE, "embedding_size": 32}
+
+# Table 1 of the paper, and the heads of the released models, which it does not give. (Mini is ours.)
+VARIANTS = {
+    "mini": _variant(4, 256, 4),
+    "base": _variant(12, 768, 12),
+    "large": _variant(24, 1024, 16),
+    "xlarge": _variant(24, 2048, 16),
+    "xxlarge": _variant(12, 4096, 64),
+}
+
+
+class Embeddings(bert.Embeddings):
+    """Those of BERT in the width E of `config`, mapped to the width of the layers."""
+
+    hidden_size: int = 768
+
+    def setup(self):
+        super().setup()
+        self.project = layers.dense(self.hidden_size, self.config)
+
+    def __call__(self, input_ids, token_type_ids, position_ids, deterministic):
+        x_BLE = super().__call__(input_ids, token_type_ids, position_ids, deterministic)
+        return self.project(x_BLE)
+
+
+class Group(nn.Module):
+    """One layer used again and again; its parameters are those of a single layer."""
+
+    config: Config
+    deterministic: bool
+
+    @nn.compact
+    def __call__(self, x_BLD: jax.Array, _: None, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+        config = self.config
+        uses = config.num_layers // config.num_groups
+        again = layers.stack(layers.PostNormLayer, config, uses, 1, shared=True)
+        return again(config, self.deterministic, name="layer")(x_BLD, None, mask)
+
+
+class Encoder(nn.Module):
+    """`num_groups` groups in a row; parameters are stacked over the groups."""
+
+    config: Config
+
+    @nn.compact
+    def __call__(
+        self, x_BLD: jax.Array, mask: jax.Array, *, deterministic: bool, keep_hidden: bool
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns the last hidden state and, if asked, all of them: [num_layers, B, L, D]."""
+        config = self.config
+        # What the backward pass recomputes is a layer, not the whole group once more.
+        keep_all = dataclasses.replace(config, remat="none")
+        groups = layers.stack(Group, keep_all, config.num_groups, 1)
+        x_BLD, hidden = groups(config, deterministic, name="layers")(x_BLD, None, mask)
+        return x_BLD, hidden.reshape(-1, *x_BLD.shape) if keep_hidden else None
+
+
+class Model(bert.Model):
+    """Inputs as of `bert.Model`."""
+
+    config: Config
+
+    def setup(self):
+        config = self.config
+        narrow = dataclasses.replace(config, hidden_size=config.embedding_size, num_heads=1)
+        self.embeddings = Embeddings(narrow, hidden_size=config.hidden_size)
+        self.encoder = Encoder(config)
+        if "pooler" in config.heads:
+            self.pooler = heads.Pooler(config)
+        if "mlm" in config.heads:
+            self.mlm_head = heads.MlmHead(config)
+        if "sop" in config.heads:
+            self.sop_head = layers.dense(2, config)
+
+    def __call__(self, input_ids: jax.Array, *args, **kwargs) -> dict[str, jax.Array]:
+        """As `bert.Model`, and sop_logits [B, 2], float32, 1 = the segments are swapped."""
+        outputs = super().__call__(input_ids, *args, **kwargs)
+        if "sop" in self.config.heads:
+            outputs["sop_logits"] = self.sop_head(outputs["pooled_output"]).astype(jnp.float32)
+        return outputs
+
+
+def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
+    """Multiply-adds of the forward pass of one sequence, times two; matmuls only.
+
+    predictions: positions at which the vocabulary is scored.
+    """
+    width, narrow, mlp = config.hidden_size, config.embedding_size, config.intermediate_size
+    attention = 4 * length * width * width + 2 * length * length * width
+    layer = attention + 2 * length * width * mlp
+    rows = layers.padded_vocab_size(config.vocab_size)
+    head = predictions * narrow * (width + rows) * ("mlm" in config.heads)
+    return 2 * (length * narrow * width + config.num_layers * layer + head)
+
+
+# Our path, their name and how the array changes on the way (artifact/huggingface.py has the ways).
+_GROUP = "albert.encoder.albert_layer_groups.{}.albert_layers.0."
+HF_NAMES = (
+    ("embeddings/word/embedding", "albert.embeddings.word_embeddings.weight", "vocab_rows"),
+    ("embeddings/position/embedding", "albert.embeddings.position_embeddings.weight", "same"),
+    ("embeddings/token_type/embedding", "albert.embeddings.token_type_embeddings.weight", "same"),
+    ("embeddings/norm/scale", "albert.embeddings.LayerNorm.weight", "same"),
+    ("embeddings/norm/bias", "albert.embeddings.LayerNorm.bias", "same"),
+    (
+        "embeddings/project/kernel",
+        "albert.encoder.embedding_hidden_mapping_in.weight",
+        "transpose",
+    ),
+    ("embeddings/project/bias", "albert.encoder.embedding_hidden_mapping_in.bias", "same"),
+    ("encoder/layers/layer/attention/query/kernel", _GROUP + "attention.query.weight", "heads_out"),
+    ("encoder/layers/layer/attention/query/bias", _GROUP + "attention.query.bias", "heads"),
+    ("encoder/layers/layer/attention/key/kernel", _GROUP + "attention.key.weight", "heads_out"),
+    ("encoder/layers/layer/attention/key/bias", _GROUP + "attention.key.bias", "heads"),
+    ("encoder/layers/layer/attention/value/kernel", _GROUP + "attention.value.weight", "heads_out"),
+    ("encoder/layers/layer/attention/value/bias", _GROUP + "attention.value.bias", "heads"),
+    ("encoder/layers/layer/attention/out/kernel", _GROUP + "attention.dense.weight", "heads_in"),
+    ("encoder/layers/layer/attention/out/bias", _GROUP + "attention.dense.bias", "same"),
+    ("encoder/layers/layer/attention_norm/scale", _GROUP + "attention.LayerNorm.weight", "same"),
+    ("encoder/layers/layer/attention_norm/bias", _GROUP + "attention.LayerNorm.bias", "same"),
+    ("encoder/layers/layer/mlp/wi/kernel", _GROUP + "ffn.weight", "transpose"),
+    ("encoder/layers/layer/mlp/wi/bias", _GROUP + "ffn.bias", "same"),
+    ("encoder/layers/layer/mlp/wo/kernel", _GROUP + "ffn_output.weight", "transpose"),
+    ("encoder/layers/layer/mlp/wo/bias", _GROUP + "ffn_output.bias", "same"),
+    ("encoder/layers/layer/mlp_norm/scale", _GROUP + "full_layer_layer_norm.weight", "same"),
+    ("encoder/layers/layer/mlp_norm/bias", _GROUP + "full_layer_layer_norm.bias", "same"),
+    ("pooler/dense/kernel", "albert.pooler.weight", "transpose"),
+    ("pooler/dense/bias", "albert.pooler.bias", "same"),
+    ("mlm_head/transform/kernel", "predictions.dense.weight", "transpose"),
+    ("mlm_head/transform/bias", "predictions.dense.bias", "same"),
+    ("mlm_head/norm/scale", "predictions.LayerNorm.weight", "same"),
+    ("mlm_head/norm/bias", "predictions.LayerNorm.bias", "same"),
+    ("mlm_head/bias", "predictions.bias", "vocab_rows"),
+    ("sop_head/kernel", "sop_classifier.classifier.weight", "transpose"),
+    ("sop_head/bias", "sop_classifier.classifier.bias", "same"),
+)
+HF_TIED = {
+    "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+    "predictions.decoder.bias": "predictions.bias",
+}
+HF_SKIPPED = ("albert.embeddings.position_ids", "albert.embeddings.token_type_ids")
+HF_PREFIX = "albert."  # absent from the names in a file of the bare encoder
+HF_CONFIG = {
+    "model_type": "albert",
+    "fields": {
+        **bert.HF_CONFIG["fields"],
+        "embedding_size": "embedding_size",
+        "num_hidden_groups": "num_groups",
+    },
+    "fixed": {"inner_group_num": 1, "position_embedding_type": "absolute"},
+    "architectures": {
+        (): "AlbertModel",
+        ("pooler",): "AlbertModel",
+        ("mlm",): "AlbertForMaskedLM",
+        ("pooler", "mlm"): "AlbertForPreTraining",
+        ("pooler", "sop"): "AlbertForPreTraining",
+        ("pooler", "mlm", "sop"): "AlbertForPreTraining",
+    },
+}

@@ -1,0 +1,275 @@
+"""ELECTRA (Clark et al., arXiv 2003.10555): a generator fills masks, a discriminator finds it out.
+
+Both are BERT encoders on one set of embeddings, [V, E] as in ALBERT, mapped to the width of each.
+`heads` says what the model is: ("mlm", "rtd") both, as they are trained; ("rtd",) the discriminator
+and ("mlm",) the generator, as they are handed over; () a bare encoder. Only both has the fields
+`generator_*`: the generator alone has its sizes in the main fields. `parts` cuts one out.
+
+    >>> model = Model(Config(**VARIANTS["small"]))
+    >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
+    >>> model.apply({"params": params}, jnp.ones((1, 8), jnp.int32))["rtd_logits"].shape
+    (1, 8)
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+
+from bertjax import errors, sharding
+from bertjax.models import bert, heads, layers, masks
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(bert.Config):
+    """The fields of BERT and those below; the generator has as many layers as the discriminator."""
+
+    embedding_size: int = 128
+    hidden_size: int = 256
+    num_heads: int = 4
+    intermediate_size: int = 1024
+    generator_hidden_size: int = 64
+    generator_num_heads: int = 1
+    generator_intermediate_size: int = 256
+    heads: tuple[str, ...] = ("mlm", "rtd")
+
+    def __post_init__(self):
+        layers.check_fields(self)
+        heads.check(self.heads, ("mlm", "rtd"))
+        if self.generator_hidden_size % self.generator_num_heads:
+            raise errors.UserError(
+                f"config.model.generator_num_heads = {self.generator_num_heads}: must be a divisor "
+                f"of config.model.generator_hidden_size = {self.generator_hidden_size}"
+            )
+
+    @property
+    def generator(self) -> "Config":
+        """The generator of both as a model of its own."""
+        return dataclasses.replace(
+            self,
+            hidden_size=self.generator_hidden_size,
+            num_heads=self.generator_num_heads,
+            intermediate_size=self.generator_intermediate_size,
+            heads=("mlm",),
+        )
+
+
+def _variant(
+    num_layers: int, hidden_size: int, embedding_size: int, generator_hidden_size: int
+) -> dict[str, int]:
+    return {
+        "embedding_size": embedding_size,
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_heads": hidden_size // 64,
+        "intermediate_size": 4 * hidden_size,
+        "generator_hidden_size": generator_hidden_size,
+        "generator_num_heads": generator_hidden_size // 64,
+        "generator_intermediate_size": 4 * generator_hidden_size,
+    }
+
+
+KIND = "encoder"
+INPUTS = ("input_ids",)
+SMOKE = {
+    "embedding_size": 32,
+    "num_layers": 2,
+    "hidden_size": 64,
+    "num_heads": 2,
+    "intermediate_size": 128,
+    "generator_hidden_size": 32,
+    "generator_num_heads": 1,
+    "generator_intermediate_size": 64,
+    "max_length": 64,
+}
+
+# Table 6 of the paper: the generator is 1/4, 1/3 and 1/4 as wide. (The published small generator
+# is of another run, ELECTRA-Small++, and as wide as its discriminator.) Mini is our own.
+VARIANTS = {
+    "mini": _variant(4, 256, 128, 64),
+    "small": _variant(12, 256, 128, 64),
+    "base": _variant(12, 768, 768, 256),
+    "large": _variant(24, 1024, 1024, 256),
+}
+
+
+def _project(config: Config) -> layers.Dense | None:
+    """The map of the embeddings to the width of the layers, where it is another."""
+    same = config.embedding_size == config.hidden_size
+    return None if same else layers.dense(config.hidden_size, config)
+
+
+class RtdHead(nn.Module):
+    """The logit that a token is not the original one: dense, activation, dense to one number."""
+
+    config: Config
+
+    @nn.compact
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        x_BLD = layers.dense(self.config.hidden_size, self.config, name="transform")(x_BLD)
+        x_BLD = sharding.constrain(x_BLD, ("batch", "length", "embed"))
+        x_BLD = layers.ACTIVATIONS[self.config.activation](x_BLD)
+        return layers.dense(1, self.config, name="classifier")(x_BLD)[..., 0].astype(jnp.float32)
+
+
+class Model(nn.Module):
+    """Inputs are int32[B, L], `masked_positions` int32[B, P].
+
+    `attention_mask` is 1 on tokens; rows that hold several examples have `segment_ids` (0 on
+    padding) and `position_ids` instead.
+    """
+
+    config: Config
+
+    def setup(self):
+        config = self.config
+        narrow = dataclasses.replace(config, hidden_size=config.embedding_size, num_heads=1)
+        self.embeddings = bert.Embeddings(narrow)
+        self.project = _project(config)
+        self.encoder = layers.Encoder(config)
+        if "rtd" in config.heads:
+            self.rtd_head = RtdHead(config)
+        if "mlm" in config.heads:  # its activation is gelu whatever that of the layers
+            self.mlm_head = heads.MlmHead(dataclasses.replace(config, activation="gelu"))
+        if config.heads == ("mlm", "rtd"):
+            self.generator_project = _project(config.generator)
+            self.generator_encoder = layers.Encoder(config.generator)
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array | None = None,
+        token_type_ids: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+        masked_positions: jax.Array | None = None,
+        *,
+        heads_to_run: tuple[str, ...] | None = None,
+        deterministic: bool = True,
+        output_hidden_states: bool = False,
+    ) -> dict[str, jax.Array]:
+        """Returns the outputs by name.
+
+        rtd_logits [B, L], float32, above 0 where a token seems replaced; mlm_logits [B, P, rows of
+        the word table], float32, at `masked_positions`, or at every position without them;
+        last_hidden_state [B, L, D] and, on request, hidden_states [1 + num_layers, B, L, D]: of the
+        discriminator, in a model of both.
+
+        heads_to_run: of `config.heads`, all of them without it. A model of both runs only the
+        encoders that these need.
+        """
+        run = self.config.heads if heads_to_run is None else heads_to_run
+        both = self.config.heads == ("mlm", "rtd")
+        if token_type_ids is None:
+            token_type_ids = jnp.zeros_like(input_ids)
+        if position_ids is None:
+            position_ids = jnp.arange(input_ids.shape[1])[None, :]
+        x_BLE = self.embeddings(input_ids, token_type_ids, position_ids, deterministic)
+        encode = {
+            "mask": masks.of_batch(input_ids, attention_mask, segment_ids),
+            "deterministic": deterministic,
+        }
+        outputs = {}
+        if not both or "rtd" in run:
+            first_BLD = self.project(x_BLE) if self.project else x_BLE
+            x_BLD, hidden = self.encoder(first_BLD, keep_hidden=output_hidden_states, **encode)
+            outputs["last_hidden_state"] = x_BLD
+            if output_hidden_states:
+                outputs["hidden_states"] = jnp.concatenate([first_BLD[None], hidden])
+            if "rtd" in run:
+                outputs["rtd_logits"] = self.rtd_head(x_BLD)
+        if "mlm" in run:
+            if both:
+                x_BLD = self.generator_project(x_BLE) if self.generator_project else x_BLE
+                x_BLD, _ = self.generator_encoder(x_BLD, keep_hidden=False, **encode)
+            if masked_positions is not None:
+                x_BLD = heads.gather_positions(x_BLD, masked_positions)
+            outputs["mlm_logits"] = self.mlm_head(x_BLD, self.embeddings.word)
+        return outputs
+
+
+def parts(
+    fields: dict[str, Any], params: dict[str, Any]
+) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """The models in this one that can be handed over, by name: {"discriminator": (fields, params)}.
+
+    fields: of the Config. params: nested dict. A discriminator or generator alone is its only part.
+    """
+    config = Config(**fields)
+    if config.heads != ("mlm", "rtd"):
+        name = "generator" if config.heads == ("mlm",) else "discriminator"
+        return {name: (fields, params)}
+    flat = traverse_util.flatten_dict(params, sep="/")
+    generator, discriminator = {}, {}
+    for path, leaf in flat.items():
+        top = path.split("/")[0]
+        if top in ("embeddings", "mlm_head") or top.startswith("generator_"):
+            generator[path.removeprefix("generator_")] = leaf
+        if not (top == "mlm_head" or top.startswith("generator_")):
+            discriminator[path] = leaf
+    sizes = {name: getattr(config.generator, name) for name in fields}
+    return {
+        "discriminator": (
+            fields | {"heads": ("rtd",)}, traverse_util.unflatten_dict(discriminator, sep="/")
+        ),
+        "generator": (sizes, traverse_util.unflatten_dict(generator, sep="/")),
+    }  # fmt: skip
+
+
+def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
+    """Multiply-adds of the forward pass of one sequence, times two; matmuls only.
+
+    predictions: positions at which the vocabulary is scored. In a model of both: of the generator
+    and of the discriminator.
+    """
+    if config.heads == ("mlm", "rtd"):
+        alone = dataclasses.replace(config, heads=("rtd",))
+        return sum(flops_per_sequence(c, length, predictions) for c in (config.generator, alone))
+    narrow, width = config.embedding_size, config.hidden_size
+    encoder = bert.flops_per_sequence(dataclasses.replace(config, heads=()), length, 0)
+    project = length * narrow * width * (narrow != width)
+    rtd = length * width * (width + 1) * ("rtd" in config.heads)
+    rows = layers.padded_vocab_size(config.vocab_size)
+    mlm = predictions * narrow * (width + rows) * ("mlm" in config.heads)
+    return encoder + 2 * (project + rtd + mlm)
+
+
+# Our path, their name and how the array changes on the way (artifact/huggingface.py has the ways).
+# Of a part: theirs has no file of both.
+_RTD = "discriminator_predictions."
+_OWN = (
+    ("project/kernel", "electra.embeddings_project.weight", "transpose"),
+    ("project/bias", "electra.embeddings_project.bias", "same"),
+    ("rtd_head/transform/kernel", _RTD + "dense.weight", "transpose"),
+    ("rtd_head/transform/bias", _RTD + "dense.bias", "same"),
+    ("rtd_head/classifier/kernel", _RTD + "dense_prediction.weight", "transpose"),
+    ("rtd_head/classifier/bias", _RTD + "dense_prediction.bias", "same"),
+    ("mlm_head/transform/kernel", "generator_predictions.dense.weight", "transpose"),
+    ("mlm_head/transform/bias", "generator_predictions.dense.bias", "same"),
+    ("mlm_head/norm/scale", "generator_predictions.LayerNorm.weight", "same"),
+    ("mlm_head/norm/bias", "generator_predictions.LayerNorm.bias", "same"),
+    ("mlm_head/bias", "generator_lm_head.bias", "vocab_rows"),
+)
+HF_NAMES = _OWN + tuple(
+    (ours, theirs.replace("bert.", "electra.", 1), way)
+    for ours, theirs, way in bert.HF_NAMES
+    if ours.startswith(("embeddings/", "encoder/"))
+)
+HF_TIED = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}
+HF_SKIPPED = ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")
+HF_PREFIX = "electra."
+
+HF_CONFIG = {
+    "model_type": "electra",
+    "fields": {**bert.HF_CONFIG["fields"], "embedding_size": "embedding_size"},
+    "fixed": bert.HF_CONFIG["fixed"],
+    "import_heads": (("rtd",), ("mlm",)),
+    "architectures": {
+        (): "ElectraModel",
+        ("mlm",): "ElectraForMaskedLM",
+        ("rtd",): "ElectraForPreTraining",
+    },
+}

@@ -1,0 +1,311 @@
+"""GPT-2 (Radford et al. 2019): causal pre-norm decoder, learned positions, tied embeddings.
+
+    >>> model = Model(Config(**VARIANTS["mini"]))
+    >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
+    >>> model.apply({"params": params}, jnp.ones((1, 8), jnp.int32))["logits"].shape
+    (1, 8, 50304)
+
+A cache for decoding holds the keys and values of what was read: `start_cache`, then `decode_step`.
+
+Shapes: B batch, L length, S slots of a cache, D model, N heads, H head dim, V vocab.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax import errors, sharding
+from bertjax.models import layers, masks
+
+KIND = "decoder"
+INPUTS = ("input_ids",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(layers.Compute):
+    """The fields of the model. `dropout_rate` is that of what layers add to the residual."""
+
+    vocab_size: int = 50257
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3072
+    max_length: int = 1024
+    activation: str = "gelu_tanh"
+    dropout_rate: float = 0.1
+    embedding_dropout_rate: float = 0.1
+    attention_dropout_rate: float = 0.1
+    layer_norm_eps: float = 1e-5
+    init_std: float = 0.02
+    heads: tuple[str, ...] = ("lm",)
+
+    def __post_init__(self):
+        layers.check_fields(self)
+        if self.heads not in ((), ("lm",)):
+            raise errors.UserError(f"config.model.heads = {self.heads!r}: must be ('lm',) or ()")
+
+    def kernel_std(self, name: str) -> float:
+        """Smaller for the two maps of a layer that add to the residual (section 2.3)."""
+        return self.init_std / (math.sqrt(2 * self.num_layers) if name in ("out", "wo") else 1.0)
+
+
+def _variant(num_layers: int, hidden_size: int) -> dict[str, int]:
+    return {
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_heads": hidden_size // 64,
+        "intermediate_size": 4 * hidden_size,
+    }
+
+
+# Table 2 of the paper, but for mini.
+VARIANTS = {
+    "mini": _variant(4, 256),
+    "small": _variant(12, 768),
+    "medium": _variant(24, 1024),
+    "large": _variant(36, 1280),
+    "xl": _variant(48, 1600),
+}
+SMOKE = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "num_heads": 2,
+    "intermediate_size": 128,
+    "max_length": 64,
+}
+
+
+class Layer(nn.Module):
+    """Attention and MLP, each on the norm of the residual that it adds to."""
+
+    config: Config
+    deterministic: bool
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BLD: jax.Array,
+        cache: dict[str, jax.Array] | None,
+        mask: jax.Array,
+        index: jax.Array | None,
+    ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array] | None]]:
+        """(state, (state, new cache)); cache: key and value [B, S, N, H], written at `index`."""
+        config, deterministic = self.config, self.deterministic
+        residual = ("batch", "length", "embed")
+        out = layers.Attention(config, name="attention")(
+            layers.LayerNorm(config.layer_norm_eps, name="attention_norm")(x_BLD),
+            mask,
+            deterministic,
+            cache=None if cache is None else {**cache, "index": index},
+        )
+        out_BLD, cache = (out, None) if cache is None else out
+        x_BLD += layers.Dropout(config.dropout_rate, name="attention_dropout")(
+            out_BLD, deterministic
+        )
+        x_BLD = sharding.constrain(x_BLD, residual)
+        out_BLD = layers.Mlp(config, name="mlp")(
+            layers.LayerNorm(config.layer_norm_eps, name="mlp_norm")(x_BLD)
+        )
+        x_BLD += layers.Dropout(config.dropout_rate, name="mlp_dropout")(out_BLD, deterministic)
+        x_BLD = sharding.constrain(x_BLD, residual)
+        return x_BLD, (x_BLD, cache)
+
+
+class Decoder(nn.Module):
+    """`num_layers` layers; their parameters and their caches are stacked."""
+
+    config: Config
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BLD: jax.Array,
+        cache: dict[str, jax.Array] | None,
+        mask: jax.Array,
+        index: jax.Array | None,
+        deterministic: bool,
+    ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array] | None]]:
+        """(last state, (all states [num_layers, B, L, D], new cache))."""
+        stack = layers.stack(Layer, self.config, self.config.num_layers, 2)
+        return stack(self.config, deterministic, name="layers")(x_BLD, cache, mask, index)
+
+
+class Embeddings(nn.Module):
+    """Sum of word and position embeddings."""
+
+    config: Config
+
+    def setup(self):
+        config = self.config
+        rows, width = layers.padded_vocab_size(config.vocab_size), config.hidden_size
+        self.word = layers.Embed(rows, width, config.vocab_size, config.init_std)
+        self.position = layers.Embed(config.max_length, width, config.max_length, config.init_std)
+        self.dropout = layers.Dropout(config.embedding_dropout_rate)
+
+    def __call__(self, input_ids, position_ids, deterministic):
+        x_BLD = self.word(input_ids) + self.position(position_ids)
+        return self.dropout(x_BLD, deterministic).astype(self.config.dtype)
+
+
+class Model(nn.Module):
+    """Inputs are int32[B, L]; a position sees itself and what stands before it in its segment."""
+
+    config: Config
+
+    def setup(self):
+        self.embeddings = Embeddings(self.config)
+        self.decoder = Decoder(self.config)
+        self.final_norm = layers.LayerNorm(self.config.layer_norm_eps)
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+        prefix_mask: jax.Array | None = None,
+        *,
+        deterministic: bool = True,
+        output_hidden_states: bool = False,
+    ) -> dict[str, jax.Array]:
+        """Returns the outputs by name.
+
+        attention_mask: 1 on tokens. segment_ids, for packed rows: 0 on padding, 1 and on are the
+        examples, with position_ids of their own. prefix_mask: 1 where a position is seen by its
+        whole segment (prefix LM).
+
+        logits [B, L, rows of the word table], float32: of the token after each position, with the
+        head "lm"; last_hidden_state [B, L, D], normed; hidden_states [1 + num_layers, B, L, D] on
+        request, the last one normed.
+        """
+        if position_ids is None:
+            position_ids = jnp.arange(input_ids.shape[1])[None, :]
+        seen = masks.of_batch(input_ids, attention_mask, segment_ids)
+        if prefix_mask is None:
+            mask = seen & masks.causal(input_ids.shape[1])
+        else:
+            mask = seen & masks.prefix(prefix_mask)
+        first_BLD = self.embeddings(input_ids, position_ids, deterministic)
+        x_BLD, (hidden, _) = self.decoder(first_BLD, None, mask, None, deterministic)
+        x_BLD = self.final_norm(x_BLD)
+        outputs = {"last_hidden_state": x_BLD}
+        if output_hidden_states:
+            outputs["hidden_states"] = jnp.concatenate([first_BLD[None], hidden[:-1], x_BLD[None]])
+        if "lm" in self.config.heads:
+            outputs["logits"] = self._logits(x_BLD)
+        return outputs
+
+    def _logits(self, x_BLD: jax.Array) -> jax.Array:
+        logits_BLV = self.embeddings.word.attend(x_BLD).astype(jnp.float32)
+        real_V = jnp.arange(logits_BLV.shape[-1]) < self.config.vocab_size
+        logits_BLV += jnp.where(real_V, 0.0, layers.MASKED)
+        return sharding.constrain(logits_BLV, ("batch", "length", "vocab"))
+
+    def start_cache(self, batch_size: int, length: int) -> dict[str, jax.Array]:
+        """An empty cache with `length` slots: key and value [num_layers, B, S, N, H]."""
+        config = self.config
+        shape = (config.num_layers, batch_size, length, config.num_heads, config.head_dim)
+        return {name: jnp.zeros(shape, config.dtype) for name in ("key", "value")}
+
+    def decode_step(
+        self,
+        input_ids: jax.Array,
+        cache: dict[str, jax.Array],
+        index: jax.Array,
+        attention_mask: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """(logits [B, T, V], new cache) of T tokens which go to the slots from `index` on.
+
+        attention_mask int32[B, S]: 0 on slots of padding; slots after a token's own are never seen.
+        position_ids int32[B, T]: default is the number of the slot.
+        """
+        places_T = index + jnp.arange(input_ids.shape[1])
+        mask = (jnp.arange(cache["key"].shape[2]) <= places_T[:, None])[None]
+        if attention_mask is not None:
+            mask &= masks.padding(attention_mask)
+        position_ids = places_T[None, :] if position_ids is None else position_ids
+        x_BTD = self.embeddings(input_ids, position_ids, True)
+        x_BTD, (_, cache) = self.decoder(x_BTD, cache, mask, index, True)
+        return self._logits(self.final_norm(x_BTD)), cache
+
+
+def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
+    """Multiply-adds of the forward pass of one sequence, times two; matmuls only.
+
+    predictions: positions at which the vocabulary is scored. Attention counts every pair of
+    positions, as it is computed: half of them are masked.
+    """
+    width, mlp = config.hidden_size, config.intermediate_size
+    projections = 4 * length * width * width
+    attention = 2 * length * length * width
+    layer = projections + attention + 2 * length * width * mlp
+    head = predictions * width * layers.padded_vocab_size(config.vocab_size)
+    return 2 * (config.num_layers * layer + head * ("lm" in config.heads))
+
+
+# Our path, their name, how the array changes on the way (artifact/huggingface.py has the ways) and
+# which of n parts along an axis of theirs it is. Their maps are [in, out].
+_OURS, _LAYER = "decoder/layers/", "transformer.h.{}."
+HF_NAMES = (
+    ("embeddings/word/embedding", "transformer.wte.weight", "vocab_rows"),
+    ("embeddings/position/embedding", "transformer.wpe.weight", "same"),
+    (_OURS + "attention_norm/scale", _LAYER + "ln_1.weight", "same"),
+    (_OURS + "attention_norm/bias", _LAYER + "ln_1.bias", "same"),
+    (_OURS + "attention/query/kernel", _LAYER + "attn.c_attn.weight", "conv_out", (0, 3, 1)),
+    (_OURS + "attention/key/kernel", _LAYER + "attn.c_attn.weight", "conv_out", (1, 3, 1)),
+    (_OURS + "attention/value/kernel", _LAYER + "attn.c_attn.weight", "conv_out", (2, 3, 1)),
+    (_OURS + "attention/query/bias", _LAYER + "attn.c_attn.bias", "heads", (0, 3, 0)),
+    (_OURS + "attention/key/bias", _LAYER + "attn.c_attn.bias", "heads", (1, 3, 0)),
+    (_OURS + "attention/value/bias", _LAYER + "attn.c_attn.bias", "heads", (2, 3, 0)),
+    (_OURS + "attention/out/kernel", _LAYER + "attn.c_proj.weight", "conv_in"),
+    (_OURS + "attention/out/bias", _LAYER + "attn.c_proj.bias", "same"),
+    (_OURS + "mlp_norm/scale", _LAYER + "ln_2.weight", "same"),
+    (_OURS + "mlp_norm/bias", _LAYER + "ln_2.bias", "same"),
+    (_OURS + "mlp/wi/kernel", _LAYER + "mlp.c_fc.weight", "conv"),
+    (_OURS + "mlp/wi/bias", _LAYER + "mlp.c_fc.bias", "same"),
+    (_OURS + "mlp/wo/kernel", _LAYER + "mlp.c_proj.weight", "conv"),
+    (_OURS + "mlp/wo/bias", _LAYER + "mlp.c_proj.bias", "same"),
+    ("final_norm/scale", "transformer.ln_f.weight", "same"),
+    ("final_norm/bias", "transformer.ln_f.bias", "same"),
+)
+HF_TIED = {"lm_head.weight": "transformer.wte.weight"}
+HF_SKIPPED = ("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias")  # their causal mask
+HF_PREFIX = "transformer."  # absent from the names in a file of the bare decoder
+
+
+def _read(content: dict[str, Any]) -> dict[str, Any]:
+    width = content.get("n_embd", Config.hidden_size)
+    return {"intermediate_size": content.get("n_inner") or 4 * width}
+
+
+HF_CONFIG = {
+    "model_type": "gpt2",
+    "fields": {
+        "vocab_size": "vocab_size",
+        "n_embd": "hidden_size",
+        "n_layer": "num_layers",
+        "n_head": "num_heads",
+        "n_positions": "max_length",
+        "activation_function": "activation",
+        "resid_pdrop": "dropout_rate",
+        "embd_pdrop": "embedding_dropout_rate",
+        "attn_pdrop": "attention_dropout_rate",
+        "layer_norm_epsilon": "layer_norm_eps",
+        "initializer_range": "init_std",
+    },
+    "fixed": {
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "reorder_and_upcast_attn": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    },
+    "architectures": {(): "GPT2Model", ("lm",): "GPT2LMHeadModel"},
+    "read": _read,
+    "write": lambda fields: {"n_inner": fields["intermediate_size"]},
+}

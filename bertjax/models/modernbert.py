@@ -1,0 +1,345 @@
+"""ModernBERT (Warner et al., arXiv 2412.13663): pre-norm, rotary positions, gated units, no biases.
+
+Every third layer, the first included, sees the whole sequence; the others see a window around each
+token, with rotary angles of their own. They are one loop all the same: what differs, the mask and
+the angles, is chosen by a flag of the layer. Local layers save no time here, XLA computes all
+scores and masks them.
+
+    >>> model = Model(Config(**VARIANTS["mini"]))
+    >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
+    >>> model.apply({"params": params}, jnp.ones((1, 8), jnp.int32))["mlm_logits"].shape
+    (1, 8, 50432)
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import errors, sharding
+from bertjax.models import heads, layers, masks, positions
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(layers.Compute):
+    """The fields of the model. Dropout is off, as in their releases."""
+
+    vocab_size: int = 50368
+    hidden_size: int = 768
+    num_layers: int = 22
+    num_heads: int = 12
+    intermediate_size: int = 1152  # of the gate and of what it multiplies, each
+    max_length: int = 8192
+    global_every: int = 3  # layers 0, 3, 6 ... see everything
+    local_window: int = 128  # the others this many tokens, half of them to either side
+    global_theta: float = 160_000.0  # rotary base of the global layers
+    local_theta: float = 10_000.0  # and of the local ones
+    activation: str = "gelu"
+    embedding_dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0  # of the weights and of what attention adds
+    mlp_dropout_rate: float = 0.0
+    layer_norm_eps: float = 1e-5
+    init_std: float = 0.02
+    heads: tuple[str, ...] = ("mlm",)
+
+    def __post_init__(self):
+        layers.check_fields(self)
+        heads.check(self.heads, ("mlm",))
+        if self.activation != "gelu":  # theirs has two fields, one for the layers, one for the head
+            raise errors.UserError(f"config.model.activation = {self.activation!r}: must be gelu")
+        if self.head_dim % 2:
+            raise errors.UserError(
+                f"config.model.num_heads = {self.num_heads}: makes heads of {self.head_dim}, and "
+                "rotary positions need an even number"
+            )
+
+    def kernel_std(self, name: str) -> float:
+        """Smaller for the maps that add to the residual, as in transformers."""
+        return self.init_std / (math.sqrt(2 * self.num_layers) if name in ("out", "wo") else 1.0)
+
+
+KIND = "encoder"
+INPUTS = ("input_ids",)
+SMOKE = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "num_heads": 2,
+    "intermediate_size": 128,
+    "max_length": 64,
+    "local_window": 16,
+}
+
+# Table 4 of the paper; mini is our own, its window small enough to matter at length 128.
+VARIANTS = {
+    "mini": {
+        "num_layers": 4,
+        "hidden_size": 256,
+        "num_heads": 4,
+        "intermediate_size": 384,
+        "local_window": 32,
+    },
+    "base": {},
+    "large": {
+        "num_layers": 28,
+        "hidden_size": 1024,
+        "num_heads": 16,
+        "intermediate_size": 2624,
+    },
+}
+
+
+def _norm(config: Config, name: str | None = None) -> layers.LayerNorm:
+    return layers.LayerNorm(config.layer_norm_eps, use_bias=False, name=name)
+
+
+class Layer(nn.Module):
+    """Attention and MLP, each added to the residual after a norm of its own.
+
+    The norm before the attention is the last thing that the layer before does, since the first
+    layer has none: what is carried is the residual and its norm. So every layer has the same
+    parameters, and the last one's norm is the final norm of the model.
+    """
+
+    config: Config
+    deterministic: bool
+
+    @nn.compact
+    def __call__(
+        self,
+        carry: tuple[jax.Array, jax.Array],
+        is_global: jax.Array,
+        seen: tuple[jax.Array, jax.Array],
+        rotary: tuple[Any, Any],
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        """seen, rotary: mask and tables of the global layers, and of the local ones."""
+        config, deterministic = self.config, self.deterministic
+        residual = ("batch", "length", "embed")
+        x_BLD, normed_BLD = carry
+        choose = functools.partial(jnp.where, is_global)
+        mask, tables = choose(*seen), jax.tree.map(choose, *rotary)
+        attention = layers.Attention(config, use_bias=False, name="attention")
+        out_BLD = attention(normed_BLD, mask, deterministic, rotary=tables)
+        out_BLD = layers.Dropout(config.attention_dropout_rate, name="dropout")(
+            out_BLD, deterministic
+        )
+        x_BLD = sharding.constrain(x_BLD + out_BLD, residual)
+        mlp = layers.Mlp(
+            config, use_bias=False, gated=True, dropout_rate=config.mlp_dropout_rate, name="mlp"
+        )
+        x_BLD = x_BLD + mlp(_norm(config, "mlp_norm")(x_BLD), deterministic)
+        x_BLD = sharding.constrain(x_BLD, residual)
+        return (x_BLD, _norm(config, "next_norm")(x_BLD)), x_BLD
+
+
+class Encoder(nn.Module):
+    """The layers, and which of them are global."""
+
+    config: Config
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BLD: jax.Array,
+        mask: jax.Array,
+        position_ids: jax.Array,
+        *,
+        deterministic: bool,
+        keep_hidden: bool,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns the normed last state and, if asked, the residual after every layer."""
+        config = self.config
+        seen = (mask, mask & masks.local(position_ids, config.local_window))
+        rotary = tuple(
+            positions.rotary_tables(position_ids, config.head_dim, theta)
+            for theta in (config.global_theta, config.local_theta)
+        )
+        is_global = np.arange(config.num_layers) % config.global_every == 0
+        stack = layers.stack(Layer, config, config.num_layers, 2)
+        (_, last_BLD), hidden = stack(config, deterministic, name="layers")(
+            (x_BLD, x_BLD), jnp.asarray(is_global), seen, rotary
+        )
+        return last_BLD, hidden if keep_hidden else None
+
+
+class Embeddings(nn.Module):
+    """Word embeddings, normed: positions are in the attention."""
+
+    config: Config
+
+    def setup(self):
+        config = self.config
+        rows = layers.padded_vocab_size(config.vocab_size)
+        self.word = layers.Embed(rows, config.hidden_size, config.vocab_size, config.init_std)
+        self.norm = _norm(config)
+        self.dropout = layers.Dropout(config.embedding_dropout_rate)
+
+    def __call__(self, input_ids: jax.Array, deterministic: bool) -> jax.Array:
+        x_BLD = self.norm(self.word(input_ids))
+        return self.dropout(x_BLD, deterministic).astype(self.config.dtype)
+
+
+class Model(nn.Module):
+    """Inputs are int32[B, L], `masked_positions` int32[B, P].
+
+    `attention_mask` is 1 on tokens; rows that hold several examples have `segment_ids` (0 on
+    padding) and `position_ids` instead.
+    """
+
+    config: Config
+
+    def setup(self):
+        self.embeddings = Embeddings(self.config)
+        self.encoder = Encoder(self.config)
+        if "mlm" in self.config.heads:
+            self.mlm_head = heads.MlmHead(self.config, use_bias=False)
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+        masked_positions: jax.Array | None = None,
+        *,
+        deterministic: bool = True,
+        output_hidden_states: bool = False,
+    ) -> dict[str, jax.Array]:
+        """Returns the outputs by name.
+
+        last_hidden_state [B, L, D], normed; mlm_logits [B, P, rows of the word table], float32, at
+        `masked_positions`, or at every position without them; on request hidden_states
+        [1 + num_layers, B, L, D], the residual before every layer and then the last_hidden_state.
+        """
+        if position_ids is None:
+            position_ids = jnp.arange(input_ids.shape[1])[None, :]
+        first_BLD = self.embeddings(input_ids, deterministic)
+        x_BLD, hidden = self.encoder(
+            first_BLD,
+            masks.of_batch(input_ids, attention_mask, segment_ids),
+            position_ids,
+            deterministic=deterministic,
+            keep_hidden=output_hidden_states,
+        )
+        outputs = {"last_hidden_state": x_BLD}
+        if output_hidden_states:
+            outputs["hidden_states"] = jnp.concatenate([first_BLD[None], hidden[:-1], x_BLD[None]])
+        if "mlm" in self.config.heads:
+            if masked_positions is not None:
+                x_BLD = heads.gather_positions(x_BLD, masked_positions)
+            outputs["mlm_logits"] = self.mlm_head(x_BLD, self.embeddings.word)
+        return outputs
+
+
+def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
+    """Multiply-adds of the forward pass of one sequence, times two; matmuls only.
+
+    predictions: positions at which the vocabulary is scored. A local layer counts the scores that
+    it needs, those of its window.
+    """
+    width = config.hidden_size
+    maps = length * width * (4 * width + 3 * config.intermediate_size)
+    num_global = -(-config.num_layers // config.global_every)
+    keys = num_global * length + (config.num_layers - num_global) * min(
+        length, config.local_window + 1
+    )
+    head = predictions * width * (width + layers.padded_vocab_size(config.vocab_size))
+    attention = 2 * length * width * keys
+    return 2 * (config.num_layers * maps + attention + head * ("mlm" in config.heads))
+
+
+# models/bert.py tells what these tables mean. Their fused maps hold ours one after the other.
+_LAYER = "model.layers.{}."
+HF_NAMES = (
+    ("embeddings/word/embedding", "model.embeddings.tok_embeddings.weight", "vocab_rows"),
+    ("embeddings/norm/scale", "model.embeddings.norm.weight", "same"),
+    ("encoder/layers/attention/query/kernel", _LAYER + "attn.Wqkv.weight", "heads_out", (0, 3, 0)),
+    ("encoder/layers/attention/key/kernel", _LAYER + "attn.Wqkv.weight", "heads_out", (1, 3, 0)),
+    ("encoder/layers/attention/value/kernel", _LAYER + "attn.Wqkv.weight", "heads_out", (2, 3, 0)),
+    ("encoder/layers/attention/out/kernel", _LAYER + "attn.Wo.weight", "heads_in"),
+    ("encoder/layers/mlp_norm/scale", _LAYER + "mlp_norm.weight", "same"),
+    ("encoder/layers/mlp/wi/kernel", _LAYER + "mlp.Wi.weight", "transpose", (0, 2, 0)),
+    ("encoder/layers/mlp/wi_gate/kernel", _LAYER + "mlp.Wi.weight", "transpose", (1, 2, 0)),
+    ("encoder/layers/mlp/wo/kernel", _LAYER + "mlp.Wo.weight", "transpose"),
+    (
+        "encoder/layers/next_norm/scale",
+        "model.layers.{+1}.attn_norm.weight|model.final_norm.weight",
+        "same",
+    ),
+    ("mlm_head/transform/kernel", "head.dense.weight", "transpose"),
+    ("mlm_head/norm/scale", "head.norm.weight", "same"),
+    ("mlm_head/bias", "decoder.bias", "vocab_rows"),
+)
+HF_TIED = {"decoder.weight": "model.embeddings.tok_embeddings.weight"}
+HF_SKIPPED = ()
+HF_PREFIX = "model."
+
+_FULL, _LOCAL = "full_attention", "sliding_attention"
+
+
+def _read(content: dict[str, Any]) -> dict[str, Any]:
+    """The rotary bases and the period of global layers, as transformers 4 or 5 wrote them."""
+    found: dict[str, Any] = {
+        "global_theta": content.get("global_rope_theta"),
+        "local_theta": content.get("local_rope_theta"),
+        "global_every": content.get("global_attn_every_n_layers"),
+    }
+    for kind, ours in ((_FULL, "global_theta"), (_LOCAL, "local_theta")):
+        rope = (content.get("rope_parameters") or {}).get(kind) or {}
+        if rope.get("rope_type", "default") != "default":
+            raise errors.UserError(f"config.json: rope_type {rope['rope_type']!r} is not supported")
+        found[ours] = rope.get("rope_theta", found[ours])
+    if types := content.get("layer_types"):
+        found["global_every"] = every = [*types[1:], _FULL].index(_FULL) + 1
+        if types != [_LOCAL if i % every else _FULL for i in range(len(types))]:
+            raise errors.UserError(
+                f"config.json: layer_types = {types} is not supported, only global layers at a "
+                "fixed distance from the first one on"
+            )
+    fields = {}
+    for ours, value in found.items():
+        usual = getattr(Config(), ours)
+        if not isinstance(value, int | float | None):
+            raise errors.UserError(f"config.json: {value!r} must be a number like {usual}")
+        fields[ours] = usual if value is None else type(usual)(value)
+    return fields
+
+
+HF_CONFIG = {
+    "model_type": "modernbert",
+    "fields": {
+        "vocab_size": "vocab_size",
+        "hidden_size": "hidden_size",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "intermediate_size",
+        "max_position_embeddings": "max_length",
+        "local_attention": "local_window",
+        "hidden_activation": "activation",
+        "embedding_dropout": "embedding_dropout_rate",
+        "attention_dropout": "attention_dropout_rate",
+        "mlp_dropout": "mlp_dropout_rate",
+        "norm_eps": "layer_norm_eps",
+        "initializer_range": "init_std",
+    },
+    "fixed": {
+        "norm_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "classifier_bias": False,
+        "decoder_bias": True,
+        "classifier_activation": "gelu",
+    },
+    "read": _read,
+    # The names of transformers 4, which version 5 still reads.
+    "write": lambda fields: {
+        "global_rope_theta": fields["global_theta"],
+        "local_rope_theta": fields["local_theta"],
+        "global_attn_every_n_layers": fields["global_every"],
+    },
+    "architectures": {(): "ModernBertModel", ("mlm",): "ModernBertForMaskedLM"},
+}

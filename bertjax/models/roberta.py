@@ -1,0 +1,147 @@
+"""RoBERTa (Liu et al., arXiv 1907.11692): BERT with one token type and no next sentence prediction.
+
+Positions are numbered from pad_id + 1, the row before is that of padding: 512 positions make a table
+of 514 rows where the padding has id 1. So a model and its tokenizer have to agree on `pad_id`
+(`check_specials`).
+
+    >>> model = Model(Config(**VARIANTS["mini"]))
+    >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
+    >>> params["embeddings"]["position"]["embedding"].shape
+    (514, 256)
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import errors
+from bertjax.models import bert, heads, layers
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(bert.Config):
+    """The fields of the model, most of them BERT's; `pad_id` is the tokenizer's."""
+
+    vocab_size: int = 50265
+    type_vocab_size: int = 1
+    layer_norm_eps: float = 1e-5
+    pad_id: int = 1
+    heads: tuple[str, ...] = ("mlm",)
+
+    def __post_init__(self):
+        layers.check_fields(self)
+        heads.check(self.heads, ("pooler", "mlm"))
+        if self.activation != "gelu":  # its head has gelu whatever the layers have
+            raise errors.UserError(f"config.model.activation = {self.activation!r}: must be gelu")
+
+
+KIND = "encoder"
+INPUTS = ("input_ids",)
+SMOKE = bert.SMOKE
+
+# Table 9 of the paper; mini is our own.
+VARIANTS = {name: bert.VARIANTS[name] for name in ("mini", "base", "large")}
+
+
+def check_specials(config: Config, specials: Any) -> None:
+    """Raises UserError when the tokenizer's id of padding is another than the model's.
+
+    specials: the `data.vocabulary.Specials` of the tokenizer.
+    """
+    if specials.pad != config.pad_id:
+        raise errors.UserError(
+            f"config.model.pad_id = {config.pad_id}: must be {specials.pad}, the tokenizer's id of "
+            "padding, since RoBERTa numbers positions from the one behind it"
+        )
+
+
+class Model(bert.Model):
+    """Inputs are those of `bert.Model` but for the token types, which are all the first one."""
+
+    config: Config
+
+    @property
+    def first_position(self) -> int:
+        """Row of the position table for the first token of a sequence."""
+        return self.config.pad_id + 1
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+        masked_positions: jax.Array | None = None,
+        *,
+        deterministic: bool = True,
+        output_hidden_states: bool = False,
+    ) -> dict[str, jax.Array]:
+        """Returns the outputs of `bert.Model`; `position_ids` count the tokens from 0."""
+        if position_ids is None and attention_mask is not None:
+            # Padding stands at -1, whose row is pad_id, so it may be on the left as well.
+            tokens_BL = attention_mask.astype(jnp.int32)
+            position_ids = jnp.cumsum(tokens_BL, axis=1) * tokens_BL - 1
+        return super().__call__(
+            input_ids,
+            attention_mask,
+            position_ids=position_ids,
+            segment_ids=segment_ids,
+            masked_positions=masked_positions,
+            deterministic=deterministic,
+            output_hidden_states=output_hidden_states,
+        )
+
+
+flops_per_sequence = bert.flops_per_sequence
+
+# The encoder's names are BERT's under another prefix (models/bert.py tells what the tables mean).
+HF_NAMES = tuple(
+    (ours, theirs.replace("bert.", "roberta.", 1), way)
+    for ours, theirs, way in bert.HF_NAMES
+    if theirs.startswith("bert.")
+) + (
+    ("mlm_head/transform/kernel", "lm_head.dense.weight", "transpose"),
+    ("mlm_head/transform/bias", "lm_head.dense.bias", "same"),
+    ("mlm_head/norm/scale", "lm_head.layer_norm.weight", "same"),
+    ("mlm_head/norm/bias", "lm_head.layer_norm.bias", "same"),
+    ("mlm_head/bias", "lm_head.bias", "vocab_rows"),
+)
+HF_TIED = {
+    "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+    "lm_head.decoder.bias": "lm_head.bias",
+}
+HF_SKIPPED = ("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids")
+HF_PREFIX = "roberta."
+
+
+def _read(content: dict[str, Any]) -> dict[str, int]:
+    found = {
+        key: content[key] if key in content else usual
+        for key, usual in (("max_position_embeddings", 514), ("pad_token_id", 1))
+    }
+    for key, value in found.items():
+        if type(value) is not int:
+            raise errors.UserError(f"config.json: {key} = {value!r} must be a whole number")
+    rows, pad = found.values()
+    return {"max_length": rows - pad - 1, "pad_id": pad}
+
+
+HF_CONFIG = {
+    "model_type": "roberta",
+    "fields": {k: v for k, v in bert.HF_CONFIG["fields"].items() if v != "max_length"},
+    "fixed": bert.HF_CONFIG["fixed"],
+    "read": _read,
+    "write": lambda fields: {
+        "max_position_embeddings": fields["pad_id"] + 1 + fields["max_length"],
+        "pad_token_id": fields["pad_id"],
+    },
+    "import_heads": (("pooler", "mlm"),),
+    "architectures": {
+        (): "RobertaModel",
+        ("pooler",): "RobertaModel",
+        ("mlm",): "RobertaForMaskedLM",
+        ("pooler", "mlm"): "RobertaForMaskedLM",
+    },
+}

@@ -1,0 +1,84 @@
+"""SpanBERT (Joshi et al., arXiv 1907.10529): BERT on one text, with the span boundary head.
+
+    >>> model = Model(Config(**VARIANTS["mini"]))
+    >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
+    >>> model.apply({"params": params}, jnp.ones((1, 8), jnp.int32))["mlm_logits"].shape
+    (1, 8, 30592)
+
+Shapes: B batch, L length, D model, P predictions a sequence, V vocab.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax import sharding
+from bertjax.models import bert, heads, layers
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(bert.Config):
+    """The fields of BERT and those below. The paper's model is cased, with 28,996 pieces."""
+
+    vocab_size: int = 28996
+    max_span_tokens: int = 80  # places in a span with an embedding; those beyond have the last one's
+    heads: tuple[str, ...] = ("mlm", "sbo")
+
+    def __post_init__(self):
+        layers.check_fields(self)
+        heads.check(self.heads, ("pooler", "mlm", "sbo"))
+
+
+KIND = "encoder"
+INPUTS = ("input_ids",)
+SMOKE = bert.SMOKE
+VARIANTS = {name: bert.VARIANTS[name] for name in ("mini", "base", "large")}
+
+
+class SboHead(nn.Module):
+    """What stands at a place of a hidden span, by the states at its two ends (section 2.2).
+
+    h = norm(gelu(W1 [x at s - 1; x at e + 1; p of i - s + 1])), then the like with W2 and the inner
+    products with the word embeddings, which are an MLM head on h.
+    """
+
+    config: Any
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BLD: jax.Array,
+        masked_positions: jax.Array,
+        span_boundaries: jax.Array,
+        word_embedding: layers.Embed,
+    ) -> jax.Array:
+        config = self.config
+        places = config.max_span_tokens
+        left_BP, right_BP = span_boundaries[..., 0], span_boundaries[..., 1]
+        table = layers.Embed(
+            places, config.hidden_size, places, config.init_std, name="position"
+        )
+        place_BP = jnp.clip(masked_positions - left_BP - 1, 0, places - 1)
+        left_BPD, right_BPD = (heads.gather_positions(x_BLD, at) for at in (left_BP, right_BP))
+        ends_BPC = jnp.concatenate(
+            [left_BPD, right_BPD, table(place_BP).astype(config.dtype)], axis=-1
+        )
+        h_BPD = layers.dense(config.hidden_size, config, name="dense")(ends_BPC)
+        h_BPD = sharding.constrain(h_BPD, ("batch", "length", "embed"))
+        h_BPD = layers.ACTIVATIONS[config.activation](h_BPD)
+        h_BPD = layers.LayerNorm(config.layer_norm_eps, name="norm")(h_BPD)
+        return heads.MlmHead(config, name="mlm_head")(h_BPD, word_embedding)
+
+
+class Model(bert.Model):
+    """Inputs as of `bert.Model`, and `span_boundaries` int32[B, P, 2]: see `SboHead`."""
+
+    config: Config
+
+    def setup(self):
+        super().setup()
+        if "sbo" in self.config.heads:
+            self.sbo_head = SboHead(self.config)

@@ -1,0 +1,113 @@
+"""Knowledge distillation into a student (DistilBERT, Sanh et al., arXiv 1910.01108, section 2).
+
+The student learns masked language modelling as in `mlm`, and at the predicted positions to score
+the vocabulary as its teacher does, both softened by a temperature; its last hidden states are
+turned to point where the teacher's do. The teacher is a frozen model with an MLM head.
+
+Shapes: B batch, L length, P predictions a sequence, V rows of the word table, D model.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import errors, metrics
+from bertjax.objectives import mlm, terms
+
+KINDS = mlm.KINDS
+predictions, features, sampling = mlm.predictions, mlm.features, mlm.sampling
+transform = mlm.transform
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(mlm.Config):
+    """What is masked, who teaches, and how much each of the three losses counts."""
+
+    pair: str = "none"
+    teacher: str = ""  # artifact, workdir or Hugging Face folder of a model with an MLM head
+    start_from_teacher: bool = True  # the student's first arrays are the teacher's, layers spread
+    temperature: float = 2.0  # of both softmaxes of soft_loss
+    mlm_weight: float = 2.0
+    soft_weight: float = 5.0
+    cosine_weight: float = 1.0  # 0 for a student of another width than its teacher
+
+    def __post_init__(self):
+        super().__post_init__()
+
+        def check(ok: bool, name: str, allowed: str) -> None:
+            if not ok:
+                value = getattr(self, name)
+                raise errors.UserError(f"config.objective.{name} = {value!r}: must be {allowed}")
+
+        check(self.pair == "none", "pair", "none")
+        check(self.temperature > 0, "temperature", "above 0")
+        for name in ("mlm_weight", "soft_weight", "cosine_weight"):
+            check(getattr(self, name) >= 0, name, "0 or more")
+
+
+def heads(config: Config) -> tuple[str, ...]:
+    """The heads of the model that `loss` reads."""
+    return ("mlm",)
+
+
+def scales(config: Config) -> dict[str, float]:
+    """Factor of every loss term in the sum that training minimises, the main one first."""
+    factors = {"mlm_loss": config.mlm_weight, "soft_loss": config.soft_weight}
+    return factors | ({"cosine_loss": config.cosine_weight} if config.cosine_weight else {})
+
+
+def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Weight of each loss term over the batch: what its sum is divided by, once."""
+    predicted, tokens = batch["masked_weights"].sum(), terms.token_weights(batch).sum()
+    weights = {"mlm_loss": predicted, "soft_loss": predicted, "cosine_loss": tokens}
+    return {name: weights[name] for name in scales(config)}
+
+
+def loss(
+    config: Config,
+    apply: Callable[..., dict[str, jax.Array]],
+    batch: dict[str, jax.Array],
+    teacher: Callable[..., dict[str, jax.Array]],
+) -> metrics.Terms:
+    """The three losses of the student, and its accuracy at the hidden tokens.
+
+    soft_loss is T^2 KL(teacher, student) in nats at temperature T, so that its gradient does not
+    shrink with T; cosine_loss is 1 - cos of the last hidden states, over all tokens.
+
+    apply: the student with its parameters bound; teacher: the same, without dropout or gradient.
+    Returns {name: (sum, weight)}. Raises UserError when the two do not fit (while it is traced).
+    """
+    inputs = terms.inputs(batch, mlm.INPUTS) | {"masked_positions": batch["masked_positions"]}
+    student_out, teacher_out = apply(**inputs), teacher(**inputs)
+    weights_BP = batch["masked_weights"]
+    student_BPV, teacher_BPV = student_out["mlm_logits"], teacher_out["mlm_logits"]
+    found = terms.classification("mlm", student_BPV, batch["masked_ids"], weights_BP)
+    divergence_BP = _divergence(teacher_BPV / config.temperature, student_BPV / config.temperature)
+    soft = (divergence_BP * weights_BP).sum() * config.temperature**2
+    found |= {"soft_loss": (soft, weights_BP.sum())}
+    if config.cosine_weight:
+        cosine_BL = _cosine(student_out["last_hidden_state"], teacher_out["last_hidden_state"])
+        weights_BL = terms.token_weights(batch)
+        found |= {"cosine_loss": (((1 - cosine_BL) * weights_BL).sum(), weights_BL.sum())}
+    return found
+
+
+def _divergence(p_logits: jax.Array, q_logits: jax.Array) -> jax.Array:
+    """KL(softmax(p), softmax(q)) over the last axis."""
+    log_p, log_q = jax.nn.log_softmax(p_logits), jax.nn.log_softmax(q_logits)
+    return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+
+
+def _cosine(student_BLD: jax.Array, teacher_BLD: jax.Array) -> jax.Array:
+    """float32[B, L]: the cosine between the states of each token."""
+    if student_BLD.shape != teacher_BLD.shape:
+        raise errors.UserError(
+            f"the hidden size of config.objective.teacher is {teacher_BLD.shape[-1]}, that of "
+            f"config.model {student_BLD.shape[-1]}: set config.objective.cosine_weight to 0"
+        )
+    a_BLD, b_BLD = student_BLD.astype(jnp.float32), teacher_BLD.astype(jnp.float32)
+    # The root of the product, kept off 0, where its gradient is not finite.
+    squares_BL = jnp.sum(a_BLD * a_BLD, axis=-1) * jnp.sum(b_BLD * b_BLD, axis=-1)
+    return jnp.sum(a_BLD * b_BLD, axis=-1) * jax.lax.rsqrt(jnp.maximum(squares_BL, 1e-12))

@@ -1,0 +1,135 @@
+"""Replaced token detection (ELECTRA, Clark et al., arXiv 2003.10555, section 2).
+
+A generator learns to fill masks; what it samples there replaces the masks, and a discriminator says
+of every token if it is the original one. A sample that is by chance the original token counts as
+original. Nothing flows back through the sampling, so the generator learns of `mlm_loss` alone.
+
+The host half is that of `mlm`, with every chosen token masked, and gives each row a `sample_seed`.
+The noise of the sampling is a hash of that seed, the slot and the id: the same for any mesh,
+micro-batch and order of the batch, and another in every epoch.
+
+Shapes: B batch, L length, P predictions a sequence, V rows of the word table.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import errors, metrics
+from bertjax.data.rng import RowRandom
+from bertjax.data.vocabulary import Vocabulary
+from bertjax.models import hashing
+from bertjax.objectives import mlm, terms
+
+KINDS = mlm.KINDS
+predictions, sampling = mlm.predictions, mlm.sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(mlm.Config):
+    """What is masked, and how much the discriminator counts."""
+
+    mask_token_rate: float = 1.0
+    random_token_rate: float = 0.0
+    pair: str = "none"
+    rtd_weight: float = 50.0  # of the discriminator's loss; the generator's has weight 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.pair != "none":
+            raise errors.UserError(f"config.objective.pair = {self.pair!r}: must be none")
+        if self.rtd_weight < 0:
+            raise errors.UserError(
+                f"config.objective.rtd_weight = {self.rtd_weight}: must be 0 or more"
+            )
+
+
+def heads(config: Config) -> tuple[str, ...]:
+    """The heads of the model that `loss` reads."""
+    return ("mlm", "rtd")
+
+
+def scales(config: Config) -> dict[str, float]:
+    """Factor of every loss term in the sum that training minimises, the main one first."""
+    return {"mlm_loss": 1.0, "rtd_loss": config.rtd_weight}
+
+
+def features(config: Config, length: int) -> dict[str, tuple[tuple[int, ...], type]]:
+    """Name -> (shape without the batch, dtype) of what `transform` gives."""
+    return mlm.features(config, length) | {"sample_seed": ((), np.int32)}
+
+
+def transform(
+    config: Config,
+    length: int,
+    vocabulary: Vocabulary,
+    batch: dict[str, np.ndarray],
+    rng: RowRandom,
+) -> dict[str, np.ndarray]:
+    """Masks tokens of a batch from `sampling` and adds masked_{positions, ids, weights} and
+    sample_seed."""
+    seed_B = rng.bits("replaced_token_detection/sample", 1)[:, 0].astype(np.int32)
+    return mlm.transform(config, length, vocabulary, batch, rng) | {"sample_seed": seed_B}
+
+
+def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Weight of each loss term over the batch: what its sum is divided by, once."""
+    return {"mlm_loss": batch["masked_weights"].sum(), "rtd_loss": terms.token_weights(batch).sum()}
+
+
+def loss(
+    config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
+) -> metrics.Terms:
+    """Losses in nats and accuracies of generator (mlm) and discriminator (rtd).
+
+    rtd_recall is the accuracy of the discriminator on the tokens that were replaced. apply: the
+    model with its parameters bound. Returns {name: (sum, weight)}.
+    """
+    inputs = terms.inputs(batch, mlm.INPUTS)
+    positions_BP, truth_BP = batch["masked_positions"], batch["masked_ids"]
+    weights_BP = batch["masked_weights"]
+    generated = apply(**inputs, masked_positions=positions_BP, heads_to_run=("mlm",))
+    logits_BPV = generated["mlm_logits"]
+    found = terms.classification("mlm", logits_BPV, truth_BP, weights_BP)
+
+    sampled_BP = sample(jax.lax.stop_gradient(logits_BPV), batch["sample_seed"])
+    corrupted_BL = place(batch["input_ids"], positions_BP, weights_BP, sampled_BP)
+    replaced_BL = corrupted_BL != place(batch["input_ids"], positions_BP, weights_BP, truth_BP)
+
+    inputs["input_ids"] = corrupted_BL
+    logits_BL = apply(**inputs, heads_to_run=("rtd",))["rtd_logits"]
+    nll_BL = jax.nn.softplus(jnp.where(replaced_BL, -logits_BL, logits_BL))
+    right_BL = (logits_BL > 0) == replaced_BL
+    weights_BL = terms.token_weights(batch)
+    total, replaced = weights_BL.sum(), (weights_BL * replaced_BL).sum()
+    return found | {
+        "rtd_loss": ((nll_BL * weights_BL).sum(), total),
+        "rtd_accuracy": ((right_BL * weights_BL).sum(), total),
+        "rtd_recall": ((right_BL * replaced_BL * weights_BL).sum(), replaced),
+    }
+
+
+def sample(logits_BPV: jax.Array, seed_B: jax.Array) -> jax.Array:
+    """int32[B, P]: an id of softmax(logits) in every slot, a function of the row's seed alone.
+
+    The largest sum of logit and Gumbel noise: each device makes the noise of the part of the
+    vocabulary that it has, and only the largest are compared.
+    """
+    bits_BPV = hashing.hash_bits_by_row(seed_B, logits_BPV.shape)
+    # -log1p(-u) is exponential and fine where it matters: a float32 u is finest near 0.
+    uniform_BPV = (bits_BPV.astype(jnp.float32) + 0.5) * 2.0**-32
+    noise_BPV = -jnp.log(-jnp.log1p(-uniform_BPV))
+    return jnp.argmax(logits_BPV + noise_BPV, axis=-1).astype(jnp.int32)
+
+
+def place(
+    input_ids: jax.Array, positions_BP: jax.Array, weights_BP: jax.Array, ids_BP: jax.Array
+) -> jax.Array:
+    """int32[B, L]: the input with `ids_BP` at the positions of the slots that are used."""
+    column_L = jnp.arange(input_ids.shape[1])
+    here_BPL = (positions_BP[:, :, None] == column_L) & (weights_BP[:, :, None] > 0)
+    new_BL = jnp.sum(jnp.where(here_BPL, ids_BP[:, :, None], 0), axis=1)
+    return jnp.where(here_BPL.any(axis=1), new_BL, input_ids)

@@ -1,0 +1,275 @@
+"""Tokenizers of T5, ByT5, GPT-2 and RoBERTa: ends of text, sentinels, and what transformers loads."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from sentencepiece import sentencepiece_model_pb2
+
+from bertjax import errors
+from bertjax.data import tokenizer
+from bertjax.data.vocabulary import Specials
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TEXTS = ["the cat sat on the mat", "a dog ran home and saw the cat", "letters make many words"] * 20
+HELLO = "this is a test \U0001f917 \u4f60\u597d"
+HELLO_BYTES = (
+    "119 107 108 118 35 108 118 35 100 35 119 104 118 119 35 243 162 167 154 35 231 192 163 232 "
+    "168 192"
+)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    sizes = {"wordpiece": 60, "bpe": 280, "unigram": 28}
+    return {kind: tokenizer.train(kind, TEXTS, size) for kind, size in sizes.items()}
+
+
+@pytest.fixture(scope="module")
+def t5_folder(shared_data, tmp_path_factory):
+    """A T5 tokenizer of 1000 pieces: <pad> 0, </s> 1, <unk> 2, as in the published ones."""
+    folder = tmp_path_factory.mktemp("t5")
+    data = (shared_data / "vocab" / "hf-test_sentencepiece.model").read_bytes()
+    model = sentencepiece_model_pb2.ModelProto.FromString(data)
+    assert [p.piece for p in model.pieces[:3]] == ["<unk>", "<s>", "</s>"]
+    types = model.SentencePiece
+    for i, (piece, kind) in enumerate(
+        [("<pad>", types.CONTROL), ("</s>", types.CONTROL), ("<unk>", types.UNKNOWN)]
+    ):
+        model.pieces[i].piece, model.pieces[i].type = piece, kind
+    model.trainer_spec.pad_id, model.trainer_spec.eos_id = 0, 1
+    model.trainer_spec.unk_id, model.trainer_spec.bos_id = 2, -1
+    (folder / "spiece.model").write_bytes(model.SerializeToString())
+    config = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100, "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def write_bpe(folder, pieces, merges, **config):
+    (folder / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", "utf-8")
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return tokenizer.load(folder)
+
+
+def test_every_trained_tokenizer_serves_every_objective(trained):
+    for kind, one in trained.items():
+        roles = vars(one.specials)
+        assert all(roles[role] >= 0 for role in ("pad", "unk", "cls", "sep", "mask")), kind
+        assert len(one.sentinels) == 100
+        assert one.sentinels[[0, 99]].tolist() == [one.size + 99, one.size], kind
+    assert trained["bpe"].specials == Specials(cls=0, pad=1, sep=2, unk=3, mask=4, bos=0, eos=2)
+    assert trained["wordpiece"].specials.eos == trained["unigram"].specials.eos == -1
+
+
+def test_ends_of_text_by_name_and_by_config(tmp_path):
+    pieces = ["<unk>", "a", "<|endoftext|>", "[EOS]", "<s>"]
+    named = write_bpe(tmp_path, pieces, [], eos_token={"content": "[EOS]"}, bos_token="a")
+    assert (named.specials.bos, named.specials.eos) == (1, 3)
+    other = tmp_path / "plain"
+    other.mkdir()
+    plain = write_bpe(other, pieces, [])
+    assert (plain.specials.bos, plain.specials.eos) == (4, 2)
+    assert plain.specials.sep == -1
+    assert plain.special_mask().tolist() == [True, False, True, False, True]
+
+
+def test_roles_that_give_no_text_other_ids_leave_the_fingerprint(tmp_path):
+    pieces = ["<unk>", "a", "<|endoftext|>"]
+    one = write_bpe(tmp_path, pieces, [])
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "a"}))
+    other = tokenizer.load(tmp_path)
+    assert other.specials.eos == 1 != one.specials.eos
+    assert other.fingerprint == one.fingerprint
+
+
+def test_toy_byte_pairs_of_gpt2(tmp_path):
+    pieces = "l o w e r s t i d n _ _l _n _lo _low er _lowest _newer _wider <unk> <|endoftext|>"
+    merges = ["_ l", "_l o", "_lo w", "e r"]
+    space = "\u0120"
+    toy = write_bpe(
+        tmp_path,
+        pieces.replace("_", space).split(),
+        [merge.replace("_", space) for merge in merges],
+        add_prefix_space=True,
+    )
+    ids = toy.encode("lower newer")
+    assert ids == [14, 15, 10, 9, 3, 2, 15]
+    assert toy.pieces(ids) == f"{space}low er {space} n e w er".split()
+    assert toy.specials.unk == 19 and toy.specials.bos == toy.specials.eos == 20
+    assert toy.encode("a<|endoftext|>", specials_in_text=True)[-1] == 20
+
+
+def test_gpt2_has_one_special_token(shared_data, tmp_path):
+    vocab = shared_data / "vocab"
+    (tmp_path / "vocab.json").write_bytes((vocab / "gpt2-encoder.json").read_bytes())
+    (tmp_path / "merges.txt").write_bytes((vocab / "gpt2-vocab.bpe").read_bytes())
+    gpt2 = tokenizer.load(tmp_path)
+    end = 50256
+    assert gpt2.specials == Specials(-1, -1, -1, -1, -1, bos=end, eos=end)
+    assert gpt2.sentinels[0] == 50257 + 99
+    assert gpt2.encode("Hello world!<|endoftext|>", specials_in_text=True) == [15496, 995, 0, end]
+
+
+def test_sentinels_of_seqio(shared_data, tmp_path):
+    model = shared_data / "vocab" / "seqio-test-sentencepiece.model"
+    (tmp_path / "spiece.model").write_bytes(model.read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 10}))
+    one = tokenizer.load(tmp_path)
+    assert one.size == 26 and one.sentinels.tolist() == list(range(35, 25, -1))
+    text, ids = "<extra_id_0> <extra_id_1> v <extra_id_9>", [35, 34, 3, 25, 26]
+    assert one.encode(text, specials_in_text=True) == ids
+    assert one.decode(ids) == text
+    assert one.decode([25]) == "v"
+    assert one.pieces([35, 26]) == ["<extra_id_0>", "<extra_id_9>"]
+    assert not set(one.encode(text)) & set(one.sentinels.tolist())  # typed by a user: plain text
+    one.save(tmp_path / "again")
+    assert tokenizer.load(tmp_path / "again").sentinels.tolist() == one.sentinels.tolist()
+
+
+def test_a_hundred_sentinels_above_the_test_model_of_transformers(shared_data):
+    plain = tokenizer.load(shared_data / "vocab" / "hf-test_sentencepiece.model")
+    assert plain.size == 1000
+    assert plain.sentinels.tolist() == list(range(1099, 999, -1))
+    text = "This is<extra_id_0> test"
+    assert plain.encode(text, specials_in_text=True) == [285, 46, 1099, 170, 382]
+    assert plain.vocabulary().sentinels is plain.sentinels
+
+
+def test_sentinels_that_are_pieces_of_mt5(shared_data, tmp_path):
+    data = (shared_data / "vocab" / "hf-test_sentencepiece.model").read_bytes()
+    model = sentencepiece_model_pb2.ModelProto.FromString(data)
+    for i in (2, 1, 0):
+        kind = model.SentencePiece.USER_DEFINED
+        model.pieces.add(piece=f"\u2581<extra_id_{i}>", score=0.0, type=kind)
+    (tmp_path / "spiece.model").write_bytes(model.SerializeToString())
+    one = tokenizer.load(tmp_path)
+    assert one.size == 1003 and one.sentinels.tolist() == [1002, 1001, 1000]
+    assert one.special_mask()[1000:].all()
+
+
+def test_sentinels_of_a_pipeline_are_no_pieces(t5_folder, tmp_path):
+    t5 = tokenizer.load(t5_folder)
+    t5.save(tmp_path, kind="encoder_decoder")
+    pipeline = tokenizer.load(tmp_path / "tokenizer.json")
+    assert pipeline.size == t5.size == 1000
+    assert pipeline.sentinels.tolist() == t5.sentinels.tolist()
+    assert pipeline.specials == t5.specials
+    assert pipeline.encode(TEXTS[0]) == t5.encode(TEXTS[0])
+    assert pipeline.decode([*t5.encode("a cat"), 1099]) == "a cat <extra_id_0>"
+    again = tmp_path / "again"
+    pipeline.save(again, kind="encoder_decoder")
+    assert tokenizer.load(again).fingerprint == pipeline.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["encoder", "encoder_decoder"])
+def test_transformers_loads_t5(t5_folder, tmp_path, kind):
+    transformers = pytest.importorskip("transformers")
+    t5 = tokenizer.load(t5_folder)
+    assert t5.specials == Specials(pad=0, unk=2, cls=-1, sep=1, mask=-1, eos=1)
+    t5.save(tmp_path, kind=kind, token_types=False, max_length=512)
+    assert tokenizer.load(tmp_path).fingerprint == t5.fingerprint
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    for text in TEXTS[:3]:
+        assert dict(theirs(text)) == {
+            "input_ids": [*t5.encode(text), 1],
+            "attention_mask": [1] * (len(t5.encode(text)) + 1),
+        }
+    assert theirs.eos_token_id == 1 and theirs.pad_token_id == 0
+    if kind == "encoder_decoder":
+        assert len(theirs) == 1100
+        ids = theirs("the cat <extra_id_0> on<extra_id_99>")["input_ids"]
+        assert ids[-2:] == [1000, 1] and 1099 in ids
+
+
+@pytest.mark.parametrize("kind", tokenizer.KINDS)
+def test_transformers_loads_a_trained_tokenizer_for_each_kind_of_model(trained, tmp_path, kind):
+    transformers = pytest.importorskip("transformers")
+    one = trained[kind]
+    text = "the cat sat"
+    ends = {
+        "gpt2": ("decoder", [], []),
+        "t5": ("encoder_decoder", [], [one.specials.sep]),
+        "roberta": ("encoder", [one.specials.cls], [one.specials.sep]),
+    }
+    for family, (model_kind, first, last) in ends.items():
+        folder = tmp_path / family
+        one.save(folder, kind=model_kind, token_types=False)
+        (folder / "config.json").write_text(json.dumps({"model_type": family}))
+        theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
+        assert set(theirs(text)) == {"input_ids", "attention_mask"}, family
+        assert theirs(text)["input_ids"] == [*first, *one.encode(text), *last], family
+        if family == "t5":
+            assert theirs.convert_tokens_to_ids("<extra_id_0>") == one.sentinels[0]
+        again = tokenizer.load(folder)
+        assert again.fingerprint == one.fingerprint and again.size == one.size
+        assert again.sentinels.tolist() == one.sentinels.tolist()
+
+
+def test_bytes():
+    one = tokenizer.of_bytes()
+    assert (one.kind, one.size) == ("bytes", 259)
+    assert one.specials == Specials(pad=0, unk=2, cls=-1, sep=1, mask=-1, eos=1)
+    ids = [int(i) for i in HELLO_BYTES.split()]
+    assert one.encode(HELLO) == ids
+    assert one.decode(ids) == HELLO
+    assert one.decode([0, *ids[:4], 500, 243, 1]) == "this"  # out of range, half of a character
+    assert one.sentinels.tolist() == list(range(259, 384))
+    assert one.decode([107, 35, 259, 35, 108]) == "h <extra_id_0> i"
+    assert one.encode("h <extra_id_0> i", specials_in_text=True) == [107, 35, 259, 35, 108]
+    assert one.encode("\ud83e") == one.encode("\ufffd")
+    ids, offsets = one.encode_with_offsets(["\u4f60a"])[0]
+    assert offsets == [(0, 1)] * 3 + [(1, 2)] and len(ids) == 4
+    starts = ~one.continuations()
+    assert [one.decode([i]) for i, start in enumerate(starts) if start and i > 2] == list(
+        "\t\n\x0b\x0c\r "
+    )
+
+
+def test_transformers_loads_bytes(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    one = tokenizer.of_bytes()
+    one.save(tmp_path, kind="encoder_decoder", token_types=False)
+    assert tokenizer.load(tmp_path).fingerprint == one.fingerprint
+    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    assert type(theirs).__name__ == "ByT5Tokenizer"
+    assert theirs(HELLO)["input_ids"] == [*one.encode(HELLO), 1]
+    assert theirs.convert_tokens_to_ids("<extra_id_7>") == one.sentinels[7]
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    loaded = tokenizer.load(tmp_path / "theirs")
+    assert loaded.fingerprint == one.fingerprint
+    assert loaded.sentinels.tolist() == one.sentinels.tolist()
+
+
+def test_a_config_alone_is_a_tokenizer_of_bytes_only(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer"}')
+    with pytest.raises(errors.UserError, match="no tokenizer in this folder"):
+        tokenizer.load(tmp_path)
+    with pytest.raises(errors.UserError, match="its class is T5Tokenizer, which needs one of"):
+        tokenizer.load(tmp_path / "tokenizer_config.json")
+
+
+def bertjax(*args):
+    return subprocess.run(
+        [sys.executable, "-m", "bertjax", "tokenizer", *args],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_command_writes_bytes_without_text(tmp_path):
+    output = tmp_path / "tok"
+    done = bertjax("--kind=bytes", f"--output={output}")
+    assert done.returncode == 0, done.stderr
+    assert "bytes, 259 pieces" in done.stdout
+    assert tokenizer.load(output).fingerprint == tokenizer.of_bytes().fingerprint
+    size = bertjax("--kind=bytes", "--vocab_size=300", f"--output={tmp_path / 'b'}")
+    assert size.returncode == 2 and "--vocab_size is of no use with --kind=bytes" in size.stderr
+    text = bertjax("--kind=bpe", "--vocab_size=300", f"--output={tmp_path / 'c'}")
+    assert text.returncode == 2 and "--kind=bpe is trained: give --input" in text.stderr
+    assert sorted(os.listdir(tmp_path)) == ["tok"]
