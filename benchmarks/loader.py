@@ -1,6 +1,6 @@
 """Masked BERT batches beside transformers' DataCollatorForLanguageModeling: sequences/s per core.
 
-    python benchmarks/loader.py [--data=prepared/] [--length=128] [--batch_size=256] [--whole_word]
+    python benchmarks/loader.py [--data=prepared/] [--length=128] [--batch_size=256] [--masking=span]
 
 Ours is the whole loader from records to masked pairs: reading, segmentation, shuffling, assembling,
 masking. The collator gets sequences that are cut already (ours, unmasked, of the same batches) and
@@ -63,9 +63,7 @@ def made_up_vocabulary() -> vocabulary.Vocabulary:
     special[[SPECIALS.pad, SPECIALS.unk, SPECIALS.cls, SPECIALS.sep, SPECIALS.mask]] = True
     continuations = np.random.default_rng(0).random(VOCAB_SIZE) < 0.2
     sentinels = vocabulary.sentinels_above(VOCAB_SIZE)
-    return vocabulary.Vocabulary(
-        VOCAB_SIZE, SPECIALS, continuations & ~special, special, sentinels
-    )
+    return vocabulary.Vocabulary(VOCAB_SIZE, SPECIALS, continuations & ~special, special, sentinels)
 
 
 def make_collator(words: vocabulary.Vocabulary) -> transformers.DataCollatorForLanguageModeling:
@@ -99,7 +97,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=256)
     parser.add_argument("--batches", type=int, default=400, help="of ours in a round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--whole_word", action="store_true")
+    parser.add_argument("--masking", choices=mlm.MASKINGS, default="token")
     flags = parser.parse_args()
     torch.set_num_threads(1)
 
@@ -108,7 +106,7 @@ def main() -> None:
         words = tokenizer.load(dataset.tokenizer_path).vocabulary()
     else:
         dataset, words = MadeUp(), made_up_vocabulary()
-    config = mlm.Config(whole_word=flags.whole_word)
+    config = mlm.Config(masking=flags.masking)
     sampling = mlm.sampling(config, flags.length, words)
     size = {"batch_size": flags.batch_size, "seed": 0}
     stream = loader.Stream(
@@ -158,7 +156,7 @@ def main() -> None:
 
     print(
         f"{dataset.num_tokens:,} tokens, length {flags.length}, batch {flags.batch_size}, "
-        f"{'whole words' if flags.whole_word else 'pieces'}, median of {flags.rounds} rounds"
+        f"masking {flags.masking}, median of {flags.rounds} rounds"
     )
     print(f"{'':24}{'seq/s':>12}{'seq/s/core':>12}{'ratio':>8}")
     medians = {

@@ -14,7 +14,7 @@ VERBS = {
     "prepare": "turn text into sharded token records, once, in parallel",
     "pretrain": "train a model on prepared data, or go on where a run stopped",
     "evaluate": "score a model on held-out data",
-    "predict": "fill the [MASK]s of a text",
+    "predict": "fill the [MASK]s of a text, or go on with a prompt",
     "export": "write a model as a Hugging Face folder or as an artifact",
     "import": "turn a Hugging Face folder into an artifact",
     "inspect": "show what a run, a checkpoint, an artifact or prepared data holds",

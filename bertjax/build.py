@@ -13,7 +13,7 @@ from bertjax import errors, models, objectives
 from bertjax.models import layers
 
 # Files which are no family and no objective.
-_SHARED = ("layers", "heads", "masks", "hashing", "positions", "terms")
+_SHARED = ("layers", "heads", "masks", "positions", "t5_layers", "terms")
 
 
 def _names(package: ModuleType) -> list[str]:

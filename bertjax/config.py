@@ -13,6 +13,7 @@ import difflib
 import importlib.util
 import pathlib
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -28,8 +29,11 @@ FREE_KEYS = (
 )  # fmt: skip
 
 
-def default(family: str = "bert", variant: str = "base", objective: str = "mlm") -> ConfigDict:
-    """The config of a run, every key of it, with the recipe of the BERT paper (appendix A.2)."""
+def default(family: str = "bert", variant: str = "base", objective: str = "") -> ConfigDict:
+    """The config of a run, every key of it, with the recipe of the BERT paper (appendix A.2).
+
+    objective: a file of bertjax/objectives; "": the one that the family was published with.
+    """
     module = build.family(family)
     if variant not in module.VARIANTS:
         raise errors.UserError(
@@ -40,9 +44,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "mlm")
     config = ConfigDict()
     config.family = family  # a file of bertjax/models
     config.model = ConfigDict({k: v for k, v in model.items() if k not in shared})
-    config.objective = ConfigDict(
-        {"name": objective, **dataclasses.asdict(build.objective(objective).Config())}
-    )
+    config.objective = ConfigDict(_objective_fields(module, objective))
 
     config.data = ConfigDict()
     config.data.path = ""  # folder written by `bertjax prepare`
@@ -76,6 +78,16 @@ def default(family: str = "bert", variant: str = "base", objective: str = "mlm")
     config.checkpoint.keep_best = 1  # by held-out loss, of the last phase where there are two
     config.max_bad_steps = 20  # non-finite steps in a row, each skipped, before the run stops
     return config.lock()
+
+
+def _objective_fields(family: ModuleType, name: str) -> dict[str, Any]:
+    """Every field of an objective, with the family's own values if it is the family's own."""
+    published = family.OBJECTIVE
+    name = name or published["name"]
+    fields = {"name": name, **dataclasses.asdict(build.objective(name).Config())}
+    if "kind" in fields:  # an objective that reads text otherwise where there is an encoder
+        fields["kind"] = family.KIND
+    return fields | published if name == published["name"] else fields
 
 
 def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
@@ -241,6 +253,9 @@ def validate(config: ConfigDict) -> None:
     allowed = build.objectives_of(family.KIND)
     _check(config.objective.name in allowed, config, "objective.name",
            f"one of {', '.join(allowed)}, which train a {config.family}")  # fmt: skip
+    if "kind" in config.objective:
+        _check(config.objective.kind == family.KIND, config, "objective.kind",
+               f"{family.KIND}, which {config.family} is")  # fmt: skip
     for head in build.objective(config.objective.name).heads(objective):
         _check(head in config.model.heads, config, "model.heads",
                f"a tuple with {head!r}, which objective {config.objective.name} reads")  # fmt: skip

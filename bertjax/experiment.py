@@ -163,7 +163,10 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> No
 
 
 def check_vocabulary(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
-    """Raises UserError when the tokenizer has ids that the embedding has no row for."""
+    """Raises UserError when the tokenizer has ids that the embedding has no row for.
+
+    Or when its padding is not the one that the model counts its positions from.
+    """
     needed, what = vocabulary.size, "pieces"
     if build.family(config.family).KIND == "encoder_decoder":
         needed, what = max(needed, *vocabulary.sentinels + 1), "pieces and sentinels"
@@ -171,4 +174,10 @@ def check_vocabulary(config: ml_collections.ConfigDict, vocabulary: Vocabulary) 
         raise errors.UserError(
             f"the tokenizer of config.data.path = {config.data.path} has {needed} {what}, "
             f"more than config.model.vocab_size = {config.model.vocab_size}: set that high enough"
+        )
+    pad = vocabulary.specials.pad
+    if "pad_id" in config.model and config.model.pad_id != pad:
+        raise errors.UserError(
+            f"config.model.pad_id = {config.model.pad_id}: must be {pad}, the id of padding in the "
+            f"tokenizer of config.data.path = {config.data.path}"
         )

@@ -23,6 +23,7 @@ import numpy as np
 
 from bertjax import build, errors, generation
 from bertjax.artifact import artifact
+from bertjax.data import packing
 from bertjax.models import layers
 
 LENGTH_MULTIPLE = 32
@@ -75,7 +76,7 @@ class Pretrained:
             raise errors.UserError(f"pooling = {pooling!r}: must be 'mean' or 'cls'")
         texts = [texts] if isinstance(texts, str) else list(texts)
         sequences = [
-            self._with_ends(ids, text, truncate)
+            self.with_ends(ids, text, truncate)
             for ids, text in zip(self.tokenizer.encode_batch(texts), texts, strict=True)
         ]
         vectors = np.zeros((len(texts), self.model.config.hidden_size), np.float32)
@@ -98,12 +99,12 @@ class Pretrained:
         self._check_can_fill(top)
         texts = [text] if isinstance(text, str) else list(text)
         encoded = (self.tokenizer.encode(t, specials_in_text=True) for t in texts)
-        sequences = [self._with_ends(i, t, False) for i, t in zip(encoded, texts, strict=True)]
+        sequences = [self.with_ends(i, t, False) for i, t in zip(encoded, texts, strict=True)]
         positions = [np.flatnonzero(s == self.tokenizer.specials.mask) for s in sequences]
         mask = self.tokenizer.pieces([self.tokenizer.specials.mask])[0]
         for t, found in zip(texts, positions, strict=True):
             if not len(found):
-                raise errors.UserError(f"no {mask} in the text {_short(t)}: put one where to guess")
+                raise errors.UserError(f"no {mask} in the text {short(t)}: put one where to guess")
         top = min(top, int(self._words_V.sum()))
         fills: list[list[list[Fill]]] = [[] for _ in texts]
         for rows, batch in self._batches(sequences):
@@ -126,9 +127,11 @@ class Pretrained:
         """The continuation of each prompt by a decoder, the answer to it by an encoder-decoder.
 
         options: the fields of `generation.Options` (max_new_tokens, num_beams, temperature, top_p,
-        seed ...); without any of them decoding is greedy. Special tokens in a prompt count as such;
-        an empty prompt begins a new text. Raises UserError for a model that does not write text, a
-        prompt that leaves no room for max_new_tokens, and impossible options.
+        seed ...); without any of them decoding is greedy. Special tokens in a prompt count as such.
+        A decoder that was trained here, where every text begins with the start of text, reads that
+        in front of the prompt; one from elsewhere, as in transformers, if the prompt is empty.
+        Raises UserError for a model that does not write text, a prompt that leaves no room for
+        max_new_tokens, and impossible options.
         """
         how = generation.Options(**options)
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -144,32 +147,30 @@ class Pretrained:
                 f"a {self.source.family} model does not write text: load a gpt2 or a t5, or fill "
                 "masks"
             )
+        specials = self.tokenizer.specials
         ids = self.tokenizer.encode(text, specials_in_text=True)
-        eos = self._eos()
+        room = self.max_length
         if kind == "encoder_decoder":
-            ids, taken = [*ids, eos], 0
+            ids = [*ids, packing.end_of_text(specials)]
         else:
-            ids, taken = ids or [eos], max_new_tokens
-        if min(ids) < 0:
-            raise errors.UserError("the tokenizer of this model has no end-of-text token")
-        room = self.max_length - taken
+            room -= max_new_tokens
+            start = packing.start_of_text(specials)
+            if not ids or (self.source.objective is not None and ids[0] != start):
+                ids = [start, *ids]
         if len(ids) > room or max_new_tokens > self.max_length:
             raise errors.UserError(
-                f"the prompt {_short(text)} has {len(ids)} tokens and max_new_tokens is "
+                f"the prompt {short(text)} has {len(ids)} tokens and max_new_tokens is "
                 f"{max_new_tokens}: the model takes {self.max_length}; shorten one of them"
             )
         return np.array(ids, np.int32)
 
-    def _eos(self) -> int:
-        specials = self.tokenizer.specials
-        return specials.eos if specials.eos >= 0 else specials.sep
-
     def _ids(self) -> generation.Ids:
+        specials = self.tokenizer.specials
         top = self.tokenizer.size
         if build.family_of(self.model).KIND == "encoder_decoder":  # sentinels may lie above
             top = max(top, *(self.tokenizer.sentinels + 1))
         top = min(top, self.model.config.vocab_size)
-        return generation.Ids(self._eos(), max(self.tokenizer.specials.pad, 0), top)
+        return generation.Ids(packing.end_of_text(specials), packing.padding(specials), top)
 
     def _fills(self, ids_K: np.ndarray, probabilities_K: np.ndarray) -> list[Fill]:
         pieces = self.tokenizer.pieces(ids_K)
@@ -189,7 +190,7 @@ class Pretrained:
         if top < 1:
             raise errors.UserError(f"top = {top}: must be 1 or more")
 
-    def _with_ends(self, ids: Sequence[int], text: str, truncate: bool) -> np.ndarray:
+    def with_ends(self, ids: Sequence[int], text: str, truncate: bool) -> np.ndarray:
         """[CLS] text [SEP] as ids, no longer than the model takes."""
         specials = self.tokenizer.specials
         before = [specials.cls] if specials.cls >= 0 else []
@@ -197,7 +198,7 @@ class Pretrained:
         room = self.max_length - len(before) - len(after)
         if len(ids) > room and not truncate:
             raise errors.UserError(
-                f"the text {_short(text)} has {len(ids)} tokens, the model takes {room}: shorten it"
+                f"the text {short(text)} has {len(ids)} tokens, the model takes {room}: shorten it"
             )
         return np.array([*before, *ids[:room], *after], np.int32)
 
@@ -224,7 +225,8 @@ def _power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """The text as an error message quotes it."""
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 

@@ -1,5 +1,6 @@
 """Replaced token detection: what is sampled, what counts as replaced, and what learns of it."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,14 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import safetensors.numpy
 
+from benchmarks import parity
 from bertjax import build, errors, sharding
 from bertjax import step as step_lib
-from bertjax.artifact import artifact
+from bertjax.artifact import artifact, huggingface
 from bertjax.data.rng import RowRandom, row_keys
-from bertjax.models import electra
+from bertjax.models import electra, layers
 from bertjax.objectives import replaced_token_detection as rtd
-from tests import synthetic
+from tests import encoders, synthetic, tiny_model
+from tests.parity_cases import electra as case
 
 FIELDS = {
     "vocab_size": 100, "embedding_size": 16, "hidden_size": 32, "num_layers": 2, "num_heads": 8,
@@ -238,8 +242,8 @@ def test_neither_mesh_nor_micro_batches_change_loss_or_gradients(mesh_shape, mic
     assert report == pytest.approx(expected_report, rel=1e-5)
     assert 0 < report["rtd_recall"] < 1, "some tokens were replaced, and not all were found"
     for path in expected:
-        atol = 1e-5 * np.abs(expected[path]).max()
-        np.testing.assert_allclose(grads[path], expected[path], 1e-4, atol, err_msg=path)
+        # Gradients are large, up to 30, for the discriminator's loss counts 50 times.
+        np.testing.assert_allclose(grads[path], expected[path], 1e-4, 2e-4, err_msg=path)
 
 
 def test_logits_over_a_split_vocabulary_are_never_put_together():
@@ -280,7 +284,7 @@ def test_parts_give_the_outputs_of_the_whole():
     assert found.keys() == {"discriminator", "generator"}
     for name, output in (("discriminator", "rtd_logits"), ("generator", "mlm_logits")):
         fields, part = found[name]
-        assert fields.keys() == {*FIELDS, "heads"}
+        assert not [key for key in fields if key.startswith("generator_")]
         alone = build.model("electra", fields)
         shapes = {p: leaf.shape for p, leaf in artifact.flatten(part).items()}
         abstract = artifact.flatten(build.abstract_params(alone))
@@ -288,6 +292,53 @@ def test_parts_give_the_outputs_of_the_whole():
         out = alone.apply({"params": part}, **features)
         np.testing.assert_allclose(out[output], whole[output], rtol=1e-6, atol=1e-6)
         assert electra.parts(fields, part) == {name: (fields, part)}
+
+
+@pytest.mark.parametrize(
+    ("part", "class_name"),
+    [("discriminator", "ElectraForPreTraining"), ("generator", "ElectraForMaskedLM")],
+)
+@pytest.mark.parametrize("embedding_size", [16, 24])
+def test_a_part_becomes_a_folder_of_theirs_and_comes_back(
+    tmp_path, part, class_name, embedding_size
+):
+    both = encoders.make_artifact(
+        "electra", embedding_size=embedding_size, generator_hidden_size=24, generator_num_heads=3
+    )
+    fields, params = electra.parts(both.fields, both.params)[part]
+    model = dataclasses.replace(both, fields=fields, params=params)
+    huggingface.write(model, tmp_path / "hf")
+    read = huggingface.read(tmp_path / "hf")
+    tiny_model.assert_same_params(read.params, params)
+    assert read.fields == fields
+
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    loaded, info = getattr(transformers, class_name).from_pretrained(
+        tmp_path / "hf", output_loading_info=True
+    )
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not info[kind], kind
+    state = loaded.state_dict()
+    for key, tensor in safetensors.numpy.load_file(tmp_path / "hf" / huggingface.WEIGHTS).items():
+        np.testing.assert_array_equal(state[key].numpy(), tensor, err_msg=key)
+    bare, info = transformers.AutoModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not info["missing_keys"] and bare.config.embedding_size == embedding_size
+
+
+@pytest.mark.parametrize("variant", case.PART_COUNTS)
+def test_parameters_of_the_full_size_parts(variant):
+    model = build.model("electra", electra.VARIANTS[variant])
+    fields = {f.name: getattr(model.config, f.name) for f in dataclasses.fields(model.config)}
+    compute = {f.name for f in dataclasses.fields(layers.Compute)}
+    fields = {name: value for name, value in fields.items() if name not in compute}
+    params = build.abstract_params(model)
+    for name, (_, part) in electra.parts(fields, params).items():
+        count = artifact.num_params(part, model.config.vocab_size)
+        assert count == case.PART_COUNTS[variant][name]
+        if parity.transformers is not None:
+            assert count == case.their_part_count(variant, name)
 
 
 def test_sizes_that_are_refused():

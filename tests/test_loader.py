@@ -67,7 +67,7 @@ def test_batches_cross_windows_and_epochs():
     assert (np.diff(stream._starts) > BATCH).any()
 
 
-@pytest.mark.parametrize("config", [mlm.Config(), mlm.Config(pair="none", whole_word=True)])
+@pytest.mark.parametrize("config", [mlm.Config(), mlm.Config(pair="none", masking="whole_word")])
 def test_rows_are_rows_of_the_whole_batch(config):
     stream, other = make_stream(config=config), make_stream(config=config)
     shuffled = np.random.default_rng(0).permutation(BATCH)

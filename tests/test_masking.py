@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -108,7 +109,7 @@ def test_fewer_candidates_than_counted_is_harmless(words):
 
 
 def test_whole_words_are_chosen_as_by_the_reference_loop():
-    config = mlm.Config(whole_word=True)
+    config = mlm.Config(masking="whole_word")
     batch = make_batch(config)
     out = mlm.transform(config, LENGTH, VOCABULARY, batch, row_random(256))
     limit = mlm.predictions(config, LENGTH)
@@ -217,11 +218,11 @@ def test_reference_files_have_the_properties_tested_here(shared_data):
 # The objective
 
 
-@pytest.mark.parametrize("pair", ["nsp", "none"])
-@pytest.mark.parametrize("whole_word", [False, True])
+@pytest.mark.parametrize("pair", ["nsp", "sop", "none"])
+@pytest.mark.parametrize("choice", mlm.MASKINGS)
 @pytest.mark.parametrize("length", [5, 48])
-def test_features_are_what_transform_gives(pair, whole_word, length):
-    config = mlm.Config(pair=pair, whole_word=whole_word)
+def test_features_are_what_transform_gives(pair, choice, length):
+    config = mlm.Config(pair=pair, masking=choice)
     batch = make_batch(config, length)
     rows = len(batch["input_ids"])
     out = mlm.transform(config, length, VOCABULARY, batch, row_random(rows))
@@ -229,9 +230,9 @@ def test_features_are_what_transform_gives(pair, whole_word, length):
     assert given == mlm.features(config, length)
 
 
-@pytest.mark.parametrize("whole_word", [False, True])
-def test_row_does_not_depend_on_its_batch(whole_word):
-    config = mlm.Config(whole_word=whole_word)
+@pytest.mark.parametrize("choice", mlm.MASKINGS)
+def test_row_does_not_depend_on_its_batch(choice):
+    config = mlm.Config(masking=choice)
     batch = make_batch(config)
     whole = mlm.transform(config, LENGTH, VOCABULARY, batch, row_random(256))
     some = np.array([200, 3, 77])
@@ -244,15 +245,17 @@ def test_row_does_not_depend_on_its_batch(whole_word):
 def test_sampling_follows_the_config():
     assert isinstance(mlm.sampling(mlm.Config(), 32, VOCABULARY), samples.Pairs)
     config = mlm.Config(pair="none", short_rate=0.0)
-    assert mlm.sampling(config, 32, VOCABULARY) == samples.FullSentences(32, SPECIALS, 0.0)
+    assert mlm.sampling(config, 32, VOCABULARY) == samples.FullSentences(32, SPECIALS, 0.0, True)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"mask_rate": 1.5}, "objective.mask_rate=1.5"),
-        ({"mask_token_rate": 0.8, "random_token_rate": 0.3}, "must not be above 1"),
-        ({"pair": "sop"}, "objective.pair='sop'"),
+        ({"mask_rate": 1.5}, "objective.mask_rate = 1.5"),
+        ({"mask_token_rate": 0.8, "random_token_rate": 0.3}, "at most 0.2"),
+        ({"pair": "sos"}, "objective.pair = 'sos'"),
+        ({"masking": "words"}, "objective.masking = 'words'"),
+        ({"max_ngram": 0}, "objective.max_ngram = 0"),
     ],
 )
 def test_impossible_values_are_named(fields, message):
@@ -262,8 +265,8 @@ def test_impossible_values_are_named(fields, message):
 
 def test_vocabulary_without_mask_is_named():
     vocabulary = synthetic.make_vocabulary()
-    lacking = type(vocabulary.specials)(pad=0, unk=1, cls=2, sep=3, mask=-1)
-    lacking = type(vocabulary)(200, lacking, vocabulary.continuations, vocabulary.special_mask)
+    specials = dataclasses.replace(vocabulary.specials, mask=-1)
+    lacking = dataclasses.replace(vocabulary, specials=specials)
     with pytest.raises(errors.UserError, match="no mask token"):
         mlm.sampling(mlm.Config(), 32, lacking)
     with pytest.raises(errors.UserError, match="length=4"):

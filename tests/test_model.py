@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import build, errors
-from bertjax.models import bert, hashing, layers
+from bertjax import build, errors, hashing
+from bertjax.models import bert, layers
 
 FIELDS = {
     "vocab_size": 100, "hidden_size": 16, "num_layers": 3, "num_heads": 4,

@@ -17,8 +17,8 @@ def pairs(length=LENGTH, short_rate=0.1, random_next_rate=0.5) -> samples.Pairs:
     return samples.Pairs(length, synthetic.SPECIALS, short_rate, random_next_rate)
 
 
-def full(length=LENGTH, short_rate=0.1) -> samples.FullSentences:
-    return samples.FullSentences(length, synthetic.SPECIALS, short_rate)
+def full(length=LENGTH, short_rate=0.1, cross_documents=True) -> samples.FullSentences:
+    return samples.FullSentences(length, synthetic.SPECIALS, short_rate, cross_documents)
 
 
 def part_of(window: samples.Window, token: np.ndarray) -> np.ndarray:
@@ -220,6 +220,21 @@ def test_assembled_full_sentences():
         assert not ((real[1:] == 3) & (real[:-1] == 3)).any()
         crossing += 3 in text
     assert crossing > 10
+
+
+def test_text_of_one_document_ends_with_it():
+    sampling = full(length=12, short_rate=0.0, cross_documents=False)
+    window = sampling.window([synthetic.record({0: [4, 5, 2], 1: [3, 4], 2: [9]}, token=5)])
+    table = sampling.segment(window, window_random())
+    assert table["a_size"].tolist() == [9, 2, 7, 9]
+    np.testing.assert_array_equal(part_of(window, table["a"]), [0, 0, 1, 2])
+    ids = sampling.assemble(window, table)["input_ids"]
+    assert ((ids == synthetic.SPECIALS.sep).sum(axis=1) == 1).all()
+    many = sampling.window(synthetic.records(30))
+    table = sampling.segment(many, window_random())
+    last = table["a"] + table["a_size"] - 1
+    np.testing.assert_array_equal(part_of(many, table["a"]), part_of(many, last))
+    assert table["a_size"].sum() == len(many.tokens)
 
 
 # Both

@@ -36,6 +36,7 @@ ACTIVATIONS = {  # theirs -> ours; the first of two that mean the same is the on
     "gelu_new": "gelu_tanh",
     "relu": "relu",
 }
+MODEL_TYPES = {"mt5": "t5"}  # theirs -> our family, where they are not called alike
 _OLD_ENDINGS = {"gamma": "weight", "beta": "bias"}  # of layer norms converted from TensorFlow
 
 # The ways of HF_NAMES, theirs out of ours. Their linear maps are [out, in] (but "conv": [in, out]),
@@ -100,7 +101,7 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
         model.tokenizer.save(
             new,
             kind=module.KIND,
-            token_types="type_vocab_size" in model.fields,
+            token_types=model.fields.get("type_vocab_size", 1) > 1,
             max_length=model.fields["max_length"],
         )
 
@@ -238,6 +239,8 @@ def _to_config(module: ModuleType, model: artifact.Artifact) -> dict[str, Any]:
             fields[theirs] = next(t for t, mine in ACTIVATIONS.items() if mine == wanted)
     specials = model.tokenizer.specials
     ids = {name: getattr(specials, name) for name in ("pad", "bos", "eos")}
+    if module.KIND == "encoder_decoder":
+        ids["decoder_start"] = specials.pad
     return {
         "architectures": [spec["architectures"][tuple(model.fields["heads"])]],
         "model_type": spec["model_type"],
@@ -253,11 +256,12 @@ def _to_config(module: ModuleType, model: artifact.Artifact) -> dict[str, Any]:
 def _from_config(file: pathlib.Path) -> tuple[str, dict[str, Any]]:
     """The family, and the fields of its Config with every head there may be."""
     content = files.read_json(file)
-    family = str(content.get("model_type"))
+    name = str(content.get("model_type"))
+    family = MODEL_TYPES.get(name, name)
     try:
         module = build.family(family)
     except errors.UserError as error:
-        raise errors.UserError(f"{file}: model_type {family!r} is no family: {error}") from error
+        raise errors.UserError(f"{file}: model_type {name!r} is no family: {error}") from error
     spec = module.HF_CONFIG
     for key, value in spec["fixed"].items():
         if content.get(key, value) != value:

@@ -1,7 +1,11 @@
-"""Score a model on held-out data: loss, accuracies, perplexity, beside a unigram model's loss.
+"""Score a model: the objective's numbers on held-out data, or a task that needs no training.
+
+Without a task: loss, accuracies and perplexity, beside the loss of a unigram model. blimp:FILE:
+which of two sentences is grammatical, by paradigm.
 
 Example:
   bertjax evaluate --model=run/ --data=prepared/
+  bertjax evaluate --model=run/ --task=blimp:blimp.jsonl --max_pairs=100
 """
 
 import argparse
@@ -11,37 +15,76 @@ import os
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bertjax import blimp, build, errors, evaluate, inference, scoring, sharding, train
 from bertjax import config as config_lib
-from bertjax import errors, evaluate, sharding
 from bertjax import experiment as experiment_lib
 from bertjax.artifact import artifact, loading
 from bertjax.data import store
 
+# What a model without a run was trained for, most likely, by the kind of its family.
+OBJECTIVES = {"encoder": "mlm", "decoder": "causal_lm", "encoder_decoder": "span_corruption"}
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
-    parser.add_argument("--model", required=True, help="workdir, step of one, artifact, HF folder")
-    parser.add_argument("--data", required=True, help="prepared folder; its held-out split, or all")
-    parser.add_argument("--batch_size", type=int, default=64, help="sequences at a time")
-    parser.add_argument("--length", type=int, help="tokens a sequence; default: the run's last")
-    parser.add_argument("--max_samples", type=int, default=10_000)
-    parser.add_argument("--json", help="file to write the numbers to as well")
+    flag = parser.add_argument
+    flag("--model", required=True, help="workdir, step of one, artifact, HF folder")
+    flag("--data", help="prepared folder; its held-out split, or all")
+    flag("--batch_size", type=int, default=64, help="sequences of the data at a time")
+    flag("--length", type=int, help="tokens a sequence of the data; default: the run's last")
+    flag("--max_samples", type=int, default=10_000, help="of the data")
+    flag("--task", help="blimp:FILE instead of data")
+    flag("--max_pairs", type=int, help="of the task, for each paradigm; default: all")
+    flag("--within_word", action="store_true",
+         help="of the task: a masked model does not see the rest of a word behind a token either")
+    flag("--json", help="file to write the numbers to as well")
 
 
 def run(flags: argparse.Namespace) -> None:
     """Prints the numbers as a table."""
     if flags.json and not os.path.isdir(os.path.dirname(os.path.abspath(flags.json))):
         raise errors.UserError(f"--json={flags.json}: there is no such folder to write to")
+    if (flags.data is None) == (flags.task is None):
+        raise errors.UserError("give either --data or --task, what the model is scored on")
+    values = _blimp(flags) if flags.task else _heldout(flags)
+    if flags.json:
+        with open(flags.json, "w") as file:
+            json.dump(values, file, indent=2)
+
+
+def _blimp(flags: argparse.Namespace) -> dict:
+    name, _, file = flags.task.partition(":")
+    if name != "blimp" or not file:
+        raise errors.UserError(f"--task={flags.task}: there is blimp:FILE")
+    if flags.max_pairs is not None and flags.max_pairs < 1:
+        raise errors.UserError(f"--max_pairs={flags.max_pairs}: give a positive number")
+    pairs = blimp.read(file, flags.max_pairs)
+    source = loading.load(flags.model)
+    model = inference.Pretrained(source)
+    how = scoring.describe(model)
+    accuracy = blimp.evaluate(model, pairs, within_word=flags.within_word)
+    print(f"{_title(flags, source)}, on {file}, by {how}: accuracy")
+    print(blimp.table(accuracy, pairs))
+    return {"score": how, **accuracy._asdict()}
+
+
+def _title(flags: argparse.Namespace, model: artifact.Artifact) -> str:
+    return flags.model if model.step is None else f"{flags.model}, step {model.step}"
+
+
+def _heldout(flags: argparse.Namespace) -> dict[str, float]:
     model = loading.load(flags.model)
     config = _config(model, flags)
     config_lib.validate(config)
     dataset = store.open_heldout(flags.data)
     loading.check_data(model, dataset, f"--model={flags.model}")
-    experiment = experiment_lib.Experiment(config)
+    frozen = train.frozen_artifacts(config, dataset)
+    experiment = experiment_lib.Experiment(config, train.frozen_models(config, frozen))
     mesh = sharding.make_mesh()
     experiment_lib.check_mesh(config, mesh)
     phase = config_lib.phases(config)[-1]
     vocabulary = model.tokenizer.vocabulary()
+    experiment_lib.check_vocabulary(config, vocabulary)
 
     train_data = store.open_dataset(flags.data, "train")
     with jax.set_mesh(mesh):
@@ -53,16 +96,14 @@ def run(flags: argparse.Namespace) -> None:
             phase.batch_size,
             experiment.scales,
             experiment.unigram(train_data, vocabulary),
+            train.place_frozen(mesh, frozen),
         )
-    step = "" if model.step is None else f", step {model.step}"
-    print(f"{flags.model}{step}, on the {dataset.split} split of {flags.data}")
+    print(f"{_title(flags, model)}, on the {dataset.split} split of {flags.data}")
     for name, value in sorted(values.items()):
         print(f"  {name:<16}{value:>10.4f}")
     gain = values["unigram_loss"] - values[next(iter(experiment.scales))]
     print(f"  {gain:.2f} nats a predicted token better than the unigram model")
-    if flags.json:
-        with open(flags.json, "w") as file:
-            json.dump(values, file, indent=2)
+    return values
 
 
 def _config(model: artifact.Artifact, flags: argparse.Namespace):
@@ -70,9 +111,13 @@ def _config(model: artifact.Artifact, flags: argparse.Namespace):
     if model.config:
         config = config_lib.from_dict(model.config)
     else:
-        config = config_lib.default(model.family)
+        family = build.family(model.family)
+        objective = OBJECTIVES[family.KIND]
+        config = config_lib.default(model.family, next(iter(family.VARIANTS)), objective)
         config.model.update(model.fields)
-        config.objective.pair = "nsp" if "nsp" in model.fields["heads"] else "none"
+        if objective == "mlm":
+            pairs = (head for head in build.objective("mlm").LABELS if head in config.model.heads)
+            config.objective.pair = next(pairs, "none")
     last = config_lib.phases(config)[-1]
     config.phase2.num_steps = 0
     config.data.length = flags.length or min(last.length, config.model.max_length)

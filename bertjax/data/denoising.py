@@ -6,10 +6,12 @@ pieces of a row are of one kind; where the noise falls is drawn with the row's o
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
+from bertjax import errors
 from bertjax.data import layout, packing, spans
 from bertjax.data.rng import RowRandom
 
@@ -34,6 +36,23 @@ class Corruption:
     packing: bool
     modes: tuple[int, ...] = ()
 
+    def __post_init__(self):
+        if not len(self.sentinels):
+            raise errors.UserError("the tokenizer has too few sentinels: train it with more")
+        if self.limits.min() < 2:
+            raise errors.UserError(f"length={self.length}: too short for text and its sentinels")
+
+    @functools.cached_property
+    def limits(self) -> np.ndarray:
+        """int64: tokens of the longest piece of text under each of the noises."""
+        room = self.length - self.front, self.targets_length, len(self.sentinels)
+        return np.array([noise.longest_piece(*room) for noise in self.noises])
+
+    @property
+    def front(self) -> int:
+        """Tokens at the front of the inputs that are no text."""
+        return 1 if self.modes else 0
+
     @property
     def width(self) -> int:
         """Tokens of text that a row may hold: each is in the inputs or in the targets."""
@@ -45,25 +64,20 @@ class Corruption:
 
     def segment(self, window: packing.Window, rng: RowRandom) -> np.ndarray:
         """A table of rows, each token of the window once; rng is of one row, the window's."""
-        front, max_spans = int(bool(self.modes)), len(self.sentinels)
-        limits = np.array(
-            [n.longest_piece(self.length - front, self.targets_length, max_spans)
-             for n in self.noises]
-        )  # fmt: skip
         # Rows of another noise hold more text: of text, a kind takes its rate times what fills one.
-        shares = np.cumsum(limits * self.rates)
+        shares = np.cumsum(self.limits * self.rates)
         drawn_D = rng.uniform("denoising/noise", len(window.edges) - 1)[0] * shares[-1]
-        noise_D = np.minimum(np.searchsorted(shares, drawn_D, side="right"), len(limits) - 1)
-        start, size = packing.cut(window, limits[noise_D], rng)
+        noise_D = np.minimum(np.searchsorted(shares, drawn_D, side="right"), len(shares) - 1)
+        start, size = packing.cut(window, self.limits[noise_D], rng)
         noise_P = noise_D[np.searchsorted(window.edges, start, side="right") - 1]
 
         tables = []
         for i in np.unique(noise_P):
             of_kind = noise_P == i
-            inputs, targets = self.noises[i].lengths(size[of_kind], max_spans)
+            inputs, targets = self.noises[i].lengths(size[of_kind], len(self.sentinels))
             tables.append(
                 packing.arrange(
-                    np.column_stack([inputs + front, targets]),
+                    np.stack([inputs + self.front, targets]),
                     (self.length, self.targets_length),
                     packing.slots(self.length, self.packing),
                     rng,

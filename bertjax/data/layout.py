@@ -112,3 +112,8 @@ def encoder_decoder(
     return lay_out(*inputs, lengths[0], pad, packing=packing) | lay_out_targets(
         *targets, lengths[1], pad, start=pad, packing=packing, prefix="decoder_"
     )
+
+
+def encoder_decoder_features(lengths: tuple[int, int], packing: bool) -> FeatureTable:
+    """Name -> (shape without the batch, dtype) of what `encoder_decoder` gives."""
+    return features(lengths[0], packing) | target_features(lengths[1], packing, "decoder_")

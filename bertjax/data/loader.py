@@ -167,7 +167,7 @@ def eval_batches(
     """Every sample of the dataset once, or the first max_samples, in an order fixed by the seed.
 
     A batch has example_weights float32[B] besides what `transform` gives: 0 for the rows that fill
-    up the last batch, which are zeros but for attention_mask[0] = 1, so that they are harmless.
+    up the last batch, which are zeros but for attention_mask[0] = 1 where there is one.
     """
     windows = Windows(dataset, sampling, seed, window_tokens)
 
@@ -244,5 +244,6 @@ def _fill(batch: Batch, batch_size: int) -> Batch:
         name: np.pad(value, [(0, batch_size - size)] + [(0, 0)] * (value.ndim - 1))
         for name, value in batch.items()
     }
-    full["attention_mask"][size:, 0] = 1  # attention over nothing at all would be undefined
+    if "attention_mask" in full:  # packed rows have none: there all padding sees nothing
+        full["attention_mask"][size:, 0] = 1
     return full

@@ -1,19 +1,17 @@
-"""Pieces of documents laid out in rows: several a row (packed) or one a row, padded.
+"""Documents cut in pieces, and pieces put in rows: several a row (packed) or one a row.
 
-A piece is a run of tokens of one document; a row never attends from one of its pieces to another.
-Packed rows say so with segment_ids (1, 2 ... by piece, 0 on padding) and position_ids that start
-again in each piece; rows of one piece have an attention_mask instead. Both hold the same pieces, so
-a loss is the same either way.
+A piece is a run of tokens of one document. Both ways of filling rows have the same pieces, and no
+piece sees another one of its row (`data.layout`), so the loss is the same either way.
 
-`Documents` and `Prefixes` are samplings as in `data.samples`; `data.denoising` has a third. A table
-row is a model row: where its pieces start, and their sizes.
+`Documents` and `Prefixes` are samplings as in `data.samples`; `data.denoising` has a third. A row
+of their tables is a row of the model: where its pieces start, and their sizes.
 
     sampling = Documents(length=128, end=1, pad=0, packing=True)
     window = sampling.window(records)
     table = sampling.segment(window, rng)
     batch = sampling.assemble(window, table[rows])  # input_ids [B, 128], piece_sizes [B, K]
 
-Shapes: B rows, L length, K pieces a row at most, D documents, P pieces, T tokens of all pieces.
+Shapes: B rows, L length, K pieces a row at most, D documents or capacities of a row, P pieces.
 """
 
 import dataclasses
@@ -26,9 +24,9 @@ from bertjax.data import vocabulary
 from bertjax.data.rng import RowRandom
 
 Batch = dict[str, np.ndarray]
-FeatureTable = dict[str, tuple[tuple[int, ...], type]]
 
 _TOKENS_A_SLOT = 8  # a row has room for a piece per so many tokens; shorter ones leave it less full
+_MAX_COSTS = 2048  # different costs up to which `best_fit` is quick
 
 
 def slots(length: int, packing: bool) -> int:
@@ -90,67 +88,73 @@ def join(records: Sequence, end: int | None = None) -> Window:
 
 
 def cut(window: Window, limit: int | np.ndarray, rng: RowRandom) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts documents in as few pieces of at most `limit` tokens (a number or int[D]) as there can
-    be: all but the first and last are of `limit`, and by chance where the first one ends.
+    """Cuts documents in pieces of `limit` tokens (a number or int[D]) but for one of each document,
+    at a random place among the others, which has what is left.
 
     Returns the first token of each piece and its size, int64[P], in the order of the text.
     """
     sizes = np.diff(window.edges)
     counts = -(-sizes // limit)
-    shift = rng.integers("packing/cut", 0, counts * limit - sizes + 1, len(sizes))[0]
-    document = np.repeat(np.arange(len(sizes)), counts)
-    number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
-    limits = np.broadcast_to(limit, sizes.shape)[document]
-    start = np.maximum(number * limits - shift[document], 0)
-    stop = np.minimum((number + 1) * limits - shift[document], sizes[document])
-    return window.edges[document] + start, stop - start
+    shorter = np.cumsum(counts) - counts + rng.integers("packing/cut", 0, counts, len(sizes))[0]
+    limits = np.broadcast_to(limit, sizes.shape)
+    size = np.repeat(limits, counts)
+    size[shorter] = sizes - (counts - 1) * limits
+    return np.cumsum(size) - size, size
 
 
 # From pieces to rows
 
 
-def best_fit(costs_PD: np.ndarray, capacity_D: np.ndarray) -> np.ndarray:
+def best_fit(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
     """int64[P]: the row of each piece, by best fit, the largest pieces first.
 
-    A piece goes where it leaves least room, and to a new row where it fits nowhere. costs_PD: what
-    a piece takes of each capacity of a row, int, from 1 to capacity_D.
+    A piece goes where it leaves least room, and to a new row where it fits nowhere. costs_DP: what
+    a piece takes of each capacity of a row, int, from 1 to the capacity.
     Pieces of one cost are placed at once, so the time grows with the number of different costs.
     """
-    capacity_D = np.asarray(capacity_D, np.int64)
-    radix_D = np.cumprod(np.append(1, capacity_D[:-1] + 1))
-    codes, kind_P, counts = np.unique(costs_PD @ radix_D, return_inverse=True, return_counts=True)
-    cost_CD = codes[:, None] // radix_D % (capacity_D + 1)
-    members = np.split(np.argsort(kind_P, kind="stable"), np.cumsum(counts)[:-1])
+    capacity_D = np.array(capacity, np.int64)[:, None]
+    _, first_C, kind_P, counts_C = np.unique(
+        _codes(costs_DP, capacity), return_index=True, return_inverse=True, return_counts=True
+    )
+    cost_DC = costs_DP[:, first_C]
+    members = np.split(np.argsort(kind_P, kind="stable"), np.cumsum(counts_C)[:-1])
     scale_D = 2**24 // capacity_D
 
-    rows_P = np.empty(len(costs_PD), np.int64)
-    left_RD = np.empty_like(costs_PD, np.int64)
+    rows_P = np.empty(costs_DP.shape[1], np.int64)
+    left_DR = np.empty_like(costs_DP, np.int64)
     opened, room = 0, np.zeros(0, np.int64)  # rows so far, and which of them are not full
-    for kind in np.argsort(-(cost_CD * scale_D).max(axis=1), kind="stable"):
-        cost_D, pieces = cost_CD[kind], members[kind]
-        fits = room[(left_RD[room] >= cost_D).all(axis=1)]
+    for kind in np.argsort(-(cost_DC * scale_D).max(axis=0), kind="stable"):
+        cost_D, pieces = cost_DC[:, kind, None], members[kind]
+        room = room[(left_DR[:, room] > 0).all(axis=0)]
+        fits = room[(left_DR[:, room] >= cost_D).all(axis=0)]
         # Ties go to the row opened first: the words are distinct, so any sort gives one order.
-        words = ((left_RD[fits] * scale_D).sum(axis=1) << 32) | fits
+        words = ((left_DR[:, fits] * scale_D).sum(axis=0) << 32) | fits
         if len(words) > len(pieces):
             words = np.partition(words, len(pieces) - 1)[: len(pieces)]
         fits = np.sort(words) & 0xFFFFFFFF
-        times = (left_RD[fits] // cost_D).min(axis=1)
+        times = (left_DR[:, fits] // cost_D).min(axis=0)
         times = np.diff(np.minimum(np.cumsum(times), len(pieces)), prepend=0)
         placed = int(times.sum())
         rows_P[pieces[:placed]] = np.repeat(fits, times)
-        left_RD[fits] -= times[:, None] * cost_D
+        left_DR[:, fits] -= times * cost_D
 
-        rest = len(pieces) - placed
-        together = int((capacity_D // cost_D).min())
-        new = np.arange(rest) // together
+        new = np.arange(len(pieces) - placed) // int((capacity_D // cost_D).min())
         rows_P[pieces[placed:]] = opened + new
         taken = np.bincount(new)
-        added = np.arange(opened, opened + len(taken))
-        left_RD[added] = capacity_D - taken[:, None] * cost_D
-        opened += len(added)
-        room = np.concatenate([room, added])
-        room = room[(left_RD[room] > 0).all(axis=1)]
+        left_DR[:, opened : opened + len(taken)] = capacity_D - taken * cost_D
+        room = np.concatenate([room, np.arange(opened, opened + len(taken))])
+        opened += len(taken)
     return rows_P
+
+
+def coarse(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
+    """The costs, rounded up until there are few enough different ones."""
+    capacity_D, unit = np.array(capacity)[:, None], 1
+    rounded_DP = costs_DP
+    while len(np.unique(_codes(rounded_DP, capacity))) > _MAX_COSTS:
+        unit *= 2
+        rounded_DP = np.minimum(-(-costs_DP // unit) * unit, capacity_D)
+    return rounded_DP
 
 
 def tabulate(rows_P: np.ndarray, slots: int, **columns: np.ndarray) -> np.ndarray:
@@ -169,7 +173,7 @@ def tabulate(rows_P: np.ndarray, slots: int, **columns: np.ndarray) -> np.ndarra
 
 
 def arrange(
-    costs_PD: np.ndarray,
+    costs_DP: np.ndarray,
     capacity: Sequence[int],
     slots: int,
     rng: RowRandom,
@@ -178,14 +182,15 @@ def arrange(
 ) -> np.ndarray:
     """The table of pieces in rows: shuffled and packed, or one a row if there is one slot.
 
-    costs_PD, capacity: as in `best_fit`. columns: what the table says of each piece, int[P].
+    costs_DP, capacity: as in `best_fit`. columns: what the table says of each piece, int[P].
     """
-    order = rng.permutation(stream, len(costs_PD))[0]
+    order = rng.permutation(stream, costs_DP.shape[1])[0]
     columns = {name: column[order] for name, column in columns.items()}
     if slots == 1:
         return tabulate(np.arange(len(order)), 1, **columns)
-    costs = np.column_stack([costs_PD[order], np.ones(len(order), np.int64)])
-    return tabulate(best_fit(costs, [*capacity, slots]), slots, **columns)
+    costs_DP = coarse(costs_DP[:, order], capacity)
+    costs_DP = np.vstack([costs_DP, np.ones(len(order), np.int64)])  # of the slots
+    return tabulate(best_fit(costs_DP, [*capacity, slots]), slots, **columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,9 +210,7 @@ class Documents:
         """A table of rows, each token of the window once; rng is of one row, the window's."""
         start, size = cut(window, self.length, rng)
         k = slots(self.length, self.packing)
-        return arrange(
-            size[:, None], (self.length,), k, rng, "packing/pieces", start=start, size=size
-        )
+        return arrange(size[None], (self.length,), k, rng, "packing/pieces", start=start, size=size)
 
     def assemble(self, window: Window, table: np.ndarray) -> Batch:
         """input_ids int32[B, L], pieces back to back, and piece_sizes int32[B, K]."""
@@ -216,10 +219,11 @@ class Documents:
 
 @dataclasses.dataclass(frozen=True)
 class Prefixes:
-    """Documents in pieces of at most `length`, each split at random in a prefix and a rest.
+    """Documents in pieces, each split at random in a prefix and a rest.
 
     Prefix and rest are each ended by a token of their own, and rows have room for `length` tokens
     of either. The split decides how pieces fit together, so it is drawn here, for the window.
+    Pieces are a little shorter than rows: two of full length, with their four ends, never fit.
     """
 
     length: int
@@ -232,10 +236,10 @@ class Prefixes:
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
         """A table of rows, each token of the window once; rng is of one row, the window's."""
-        start, size = cut(window, self.length, rng)
+        start, size = cut(window, self.length - 4, rng)
         prefix = rng.integers("packing/prefix", np.minimum(1, size - 1), size, len(size))[0]
         return arrange(
-            np.column_stack([prefix + 1, size - prefix + 1]),
+            np.stack([prefix + 1, size - prefix + 1]),
             (self.length, self.length),
             slots(self.length, self.packing),
             rng,
@@ -246,7 +250,7 @@ class Prefixes:
         )
 
     def assemble(self, window: Window, table: np.ndarray) -> Batch:
-        """input_ids int32[B, 2 L], pieces back to back, piece_sizes and prefix_sizes int32[B, K]."""
+        """input_ids int32[B, 2 L], pieces back to back; piece_sizes, prefix_sizes int32[B, K]."""
         batch = assemble(window, table, 2 * self.length, self.pad)
         return batch | {"prefix_sizes": table["prefix"]}
 
@@ -260,6 +264,11 @@ def assemble(window: Window, table: np.ndarray, width: int, pad: int) -> Batch:
     ids_BW = np.full((len(table), width), pad, np.int32)
     ids_BW[np.arange(width) < sizes_BK.sum(axis=1)[:, None]] = window.tokens[source_T]
     return {"input_ids": ids_BW, "piece_sizes": sizes_BK}
+
+
+def _codes(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
+    """int64[P]: one number for each different cost."""
+    return np.cumprod([1, *np.add(capacity[:-1], 1)]) @ costs_DP
 
 
 def _edges(sizes: np.ndarray) -> np.ndarray:

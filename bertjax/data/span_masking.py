@@ -51,7 +51,7 @@ def choose_spans(
     Every word of a row is a start once, in random order. The run of the next length that begins
     there is taken if it is of candidates in a row and clear of those taken; else the same length
     waits for the next start, so that no length is favoured. Only what is left of the count cuts a
-    run, to as many whole words as it holds: the last one of a row is shorter than was drawn.
+    run, to as many whole words as it holds: the last of a row is shorter than was drawn.
 
     Args:
       candidates_BL, continues_BL, counts_B, limit: as in `masking.choose_words`.
@@ -81,12 +81,13 @@ def choose_spans(
     rows = np.flatnonzero((words_B > 0) & (left_B > 0))
     rank = 0
     while len(rows):
-        start, taken = order_BL[rows, rank], taken_B[rows]
-        word = numbers[start]
-        fit = np.searchsorted(ends, start + left_B[rows], side="right") - word
-        size = np.minimum(lengths_BK[rows, taken], fit)
+        start, taken, left = order_BL[rows, rank], taken_B[rows], left_B[rows]
+        word, wanted = numbers[start], lengths_BK[rows, taken]
+        size = np.minimum(wanted, np.searchsorted(ends, start + left, side="right") - word)
         whole = (size > 0) & (word + size <= stops[word])
         end = ends[np.where(whole, word + size - 1, word)]
+        # Fewer words than wanted because the count holds no more, not because none follow.
+        whole &= (size == wanted) | (word + size < stops[word]) | (end - start == left)
         used = slice(taken.max() + 1)
         before = end[:, None] + gap <= from_BP[rows, used]
         clear = before | (start[:, None] >= to_BP[rows, used] + gap)

@@ -96,7 +96,8 @@ def noise_mask(
     sizes_G, spans_G = groups_BG.ravel(), np.repeat(spans_BK.ravel(), 2)
     row_sizes_B = groups_BG.sum(axis=1)
     before_G = np.cumsum(sizes_G) - sizes_G
-    group_T = np.repeat(np.arange(len(sizes_G)), sizes_G)
+    group_BG = np.broadcast_to(np.arange(groups_BG.shape[1], dtype=np.uint64), groups_BG.shape)
+    group_T = np.repeat(group_BG.ravel(), sizes_G)  # within its row
 
     width = int(row_sizes_B.max(initial=0))
     real_BW = np.arange(width) < row_sizes_B[:, None]
@@ -104,13 +105,12 @@ def noise_mask(
     score_T[before_G[sizes_G > 0]] = 0
     # Group, score and column share a word, so that sorting a row sorts each of its groups.
     column_BW = np.broadcast_to(np.arange(width, dtype=np.uint64), real_BW.shape)
-    local_T = (group_T % groups_BG.shape[1]).astype(np.uint64)
     words_BW = np.full(real_BW.shape, np.uint64(2**64 - 1))
-    words_BW[real_BW] = local_T << np.uint64(48) | score_T << np.uint64(16) | column_BW[real_BW]
+    words_BW[real_BW] = group_T << np.uint64(48) | score_T << np.uint64(16) | column_BW[real_BW]
     words_BW.sort(axis=1)
     column_T = (words_BW[real_BW] & np.uint64(0xFFFF)).astype(np.int64)
 
-    chosen_T = np.arange(len(group_T)) - before_G[group_T] < spans_G[group_T]
+    chosen_T = np.arange(len(group_T)) < np.repeat(before_G + spans_G, sizes_G)
     row_start_T = np.repeat(np.cumsum(row_sizes_B) - row_sizes_B, row_sizes_B)
     starts_T = np.zeros(len(group_T), bool)
     starts_T[row_start_T[chosen_T] + column_T[chosen_T]] = True

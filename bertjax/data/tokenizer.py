@@ -11,6 +11,7 @@ whichever files the tokenizer came from.
 import hashlib
 import json
 import re
+import string
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -26,6 +27,7 @@ from bertjax.data import (
 from bertjax.data.vocabulary import Specials, Vocabulary
 
 KINDS = tokenizer_training.KINDS
+_PUNCTUATION = frozenset(string.punctuation)
 
 
 class Tokenizer:
@@ -115,8 +117,12 @@ class Tokenizer:
         return [self._sentinel_names.get(int(i)) or self._model.pieces[i] for i in ids]
 
     def continuations(self) -> np.ndarray:
-        """bool[size]: True where a piece goes on with the word before it."""
-        return self._model.continuations() & ~self.special_mask()
+        """bool[size]: True where a piece goes on with the word before it.
+
+        Punctuation is a word of its own whatever stands before it, as in BERT and ALBERT.
+        """
+        marks = np.array([_PUNCTUATION.issuperset(piece) for piece in self._model.pieces])
+        return self._model.continuations() & ~marks & ~self.special_mask()
 
     def special_mask(self) -> np.ndarray:
         """bool[size]: True for special tokens."""

@@ -57,9 +57,10 @@ def _variant(num_layers: int, hidden_size: int, num_heads: int) -> dict[str, int
 
 KIND = "encoder"
 INPUTS = ("input_ids",)
+OBJECTIVE = {"name": "mlm", "pair": "sop", "masking": "ngram"}  # what it was published with
 SMOKE = {**bert.SMOKE, "embedding_size": 32}
 
-# Table 1 of the paper, and the heads of the released models, which it does not give. (Mini is ours.)
+# Table 1 of the paper, with the numbers of heads of the released models. Mini is our own.
 VARIANTS = {
     "mini": _variant(4, 256, 4),
     "base": _variant(12, 768, 12),

@@ -53,6 +53,7 @@ def _variant(num_layers: int, hidden_size: int) -> dict[str, int]:
 
 KIND = "encoder"
 INPUTS = ("input_ids",)
+OBJECTIVE = {"name": "mlm", "pair": "nsp"}  # what it was published with
 SMOKE = {
     "num_layers": 2,
     "hidden_size": 64,

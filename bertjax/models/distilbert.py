@@ -47,6 +47,7 @@ class Config(layers.Compute):
 
 KIND = "encoder"
 INPUTS = ("input_ids",)
+OBJECTIVE = {"name": "distillation"}  # what it was published with
 SMOKE = bert.SMOKE
 
 # Section 3 of the paper: half the layers of BERT base. Mini is our own.

@@ -17,7 +17,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax import traverse_util
 
 from bertjax import errors, sharding
 from bertjax.models import bert, heads, layers, masks
@@ -74,6 +73,7 @@ def _variant(
 
 KIND = "encoder"
 INPUTS = ("input_ids",)
+OBJECTIVE = {"name": "replaced_token_detection"}  # what it was published with
 SMOKE = {
     "embedding_size": 32,
     "num_layers": 2,
@@ -202,21 +202,21 @@ def parts(
     if config.heads != ("mlm", "rtd"):
         name = "generator" if config.heads == ("mlm",) else "discriminator"
         return {name: (fields, params)}
-    flat = traverse_util.flatten_dict(params, sep="/")
-    generator, discriminator = {}, {}
-    for path, leaf in flat.items():
-        top = path.split("/")[0]
-        if top in ("embeddings", "mlm_head") or top.startswith("generator_"):
-            generator[path.removeprefix("generator_")] = leaf
-        if not (top == "mlm_head" or top.startswith("generator_")):
-            discriminator[path] = leaf
-    sizes = {name: getattr(config.generator, name) for name in fields}
+    of_generator = ("mlm_head", "generator_project", "generator_encoder")
+    generator = {
+        name.removeprefix("generator_"): tree
+        for name, tree in params.items()
+        if name in ("embeddings", *of_generator)
+    }
+    discriminator = {name: tree for name, tree in params.items() if name not in of_generator}
+    own = [name for name in fields if not name.startswith("generator_")]
     return {
         "discriminator": (
-            fields | {"heads": ("rtd",)}, traverse_util.unflatten_dict(discriminator, sep="/")
+            {name: fields[name] for name in own} | {"heads": ("rtd",)},
+            discriminator,
         ),
-        "generator": (sizes, traverse_util.unflatten_dict(generator, sep="/")),
-    }  # fmt: skip
+        "generator": ({name: getattr(config.generator, name) for name in own}, generator),
+    }
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:

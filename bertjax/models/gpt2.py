@@ -23,6 +23,7 @@ from bertjax.models import layers, masks
 
 KIND = "decoder"
 INPUTS = ("input_ids",)
+OBJECTIVE = {"name": "causal_lm"}  # what it was published with
 
 
 @dataclasses.dataclass(frozen=True)

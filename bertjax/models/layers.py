@@ -14,8 +14,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax import errors, sharding
-from bertjax.models import hashing, positions
+from bertjax import errors, hashing, sharding
+from bertjax.models import positions
 
 VOCAB_MULTIPLE = 128  # rows of the embedding table: the lane width of a TPU; meshes divide it
 MASKED = -1e9  # a logit that softmax turns into 0 in float32 and that stays finite in a masked row
@@ -65,7 +65,8 @@ def check_fields(config: Any) -> None:
 
     for field in dataclasses.fields(config):
         if field.type is int:
-            check(getattr(config, field.name) >= 1, field.name, "1 or more")
+            least = 0 if field.name.endswith("_id") else 1  # ids count from 0
+            check(getattr(config, field.name) >= least, field.name, f"{least} or more")
         if field.name.endswith("dropout_rate"):
             check(0.0 <= getattr(config, field.name) < 1.0, field.name, "in [0, 1)")
         elif field.type is float:

@@ -65,6 +65,7 @@ class Config(layers.Compute):
 
 KIND = "encoder"
 INPUTS = ("input_ids",)
+OBJECTIVE = {"name": "mlm", "pair": "none", "mask_rate": 0.3}  # what it was published with
 SMOKE = {
     "num_layers": 2,
     "hidden_size": 64,
@@ -340,6 +341,7 @@ HF_CONFIG = {
         "global_rope_theta": fields["global_theta"],
         "local_rope_theta": fields["local_theta"],
         "global_attn_every_n_layers": fields["global_every"],
+        **dict.fromkeys(("cls_token_id", "sep_token_id")),  # else theirs are those of its release
     },
     "architectures": {(): "ModernBertModel", ("mlm",): "ModernBertForMaskedLM"},
 }

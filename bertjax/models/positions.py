@@ -1,7 +1,11 @@
-"""Rotary positions (Su et al., arXiv 2104.09864): angles, and turning queries and keys by them."""
+"""Positions in attention: angles of rotary ones (arXiv 2104.09864), buckets of T5's relative ones.
+
+rotary = positions.rotary_tables(position_ids, head_dim=64, theta=10_000.0)
+"""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def rotary_tables(
@@ -23,3 +27,45 @@ def rotate(x_BLNH: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> jax.Array:
     low, high = jnp.split(wide, 2, axis=-1)
     turned = jnp.concatenate([-high, low], axis=-1)
     return (wide * cos_BLH[:, :, None] + turned * sin_BLH[:, :, None]).astype(x_BLNH.dtype)
+
+
+def relative_buckets(
+    distance: jax.Array, num_buckets: int, max_distance: int, *, bidirectional: bool
+) -> jax.Array:
+    """The bucket, int32, of each distance key - query (T5, arXiv 1910.10683, section 2.1).
+
+    Half of the buckets are for one distance each, the others widen up to `max_distance`, from which
+    on there is one. Bidirectional: half of all are for keys after the query; otherwise such keys
+    share the bucket of distance 0.
+    """
+    if bidirectional:
+        num_buckets //= 2
+    exact = num_buckets // 2
+    far = np.maximum(np.arange(max_distance + 1), 1).astype(np.float32)
+    share = np.log(far / exact) / np.log(max_distance / exact)
+    wide = exact + (share * (num_buckets - exact) + 1e-5).astype(np.int32)
+    table = np.where(far < exact, np.arange(max_distance + 1), np.minimum(wide, num_buckets - 1))
+    size = jnp.abs(distance) if bidirectional else jnp.maximum(-distance, 0)
+    bucket = jnp.asarray(table, jnp.int32)[jnp.minimum(size, max_distance)]
+    return bucket + num_buckets * (distance > 0) if bidirectional else bucket
+
+
+def relative_bias(
+    table: jax.Array,
+    queries_L: jax.Array,
+    keys_S: jax.Array,
+    max_distance: int,
+    *,
+    bidirectional: bool,
+) -> jax.Array:
+    """What attention adds to its scores, float32 [1, N, L, S], by a table [buckets, N].
+
+    queries_L, keys_S: places of the queries and of the keys in the row.
+    """
+    distance_LS = keys_S[None, :] - queries_L[:, None]
+    buckets_LS = relative_buckets(
+        distance_LS, table.shape[0], max_distance, bidirectional=bidirectional
+    )
+    # A product with ones, whose gradient is one too and not a scatter of L * S rows.
+    ones_LSK = jax.nn.one_hot(buckets_LS, table.shape[0], dtype=table.dtype)
+    return jnp.einsum("lsk,kn->nls", ones_LSK, table, precision="highest")[None]

@@ -1,8 +1,7 @@
 """RoBERTa (Liu et al., arXiv 1907.11692): BERT with one token type and no next sentence prediction.
 
-Positions are numbered from pad_id + 1, the row before is that of padding: 512 positions make a table
-of 514 rows where the padding has id 1. So a model and its tokenizer have to agree on `pad_id`
-(`check_specials`).
+Positions are numbered from pad_id + 1 and the row before is that of padding: 512 positions make a
+table of 514 rows where the padding has id 1. So a model and its tokenizer agree on `pad_id`.
 
     >>> model = Model(Config(**VARIANTS["mini"]))
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
@@ -22,12 +21,12 @@ from bertjax.models import bert, heads, layers
 
 @dataclasses.dataclass(frozen=True)
 class Config(bert.Config):
-    """The fields of the model, most of them BERT's; `pad_id` is the tokenizer's."""
+    """The fields of the model, most of them BERT's."""
 
     vocab_size: int = 50265
     type_vocab_size: int = 1
     layer_norm_eps: float = 1e-5
-    pad_id: int = 1
+    pad_id: int = 1  # the tokenizer's id of padding
     heads: tuple[str, ...] = ("mlm",)
 
     def __post_init__(self):
@@ -39,22 +38,11 @@ class Config(bert.Config):
 
 KIND = "encoder"
 INPUTS = ("input_ids",)
+OBJECTIVE = {"name": "mlm", "pair": "none"}  # what it was published with
 SMOKE = bert.SMOKE
 
 # Table 9 of the paper; mini is our own.
 VARIANTS = {name: bert.VARIANTS[name] for name in ("mini", "base", "large")}
-
-
-def check_specials(config: Config, specials: Any) -> None:
-    """Raises UserError when the tokenizer's id of padding is another than the model's.
-
-    specials: the `data.vocabulary.Specials` of the tokenizer.
-    """
-    if specials.pad != config.pad_id:
-        raise errors.UserError(
-            f"config.model.pad_id = {config.pad_id}: must be {specials.pad}, the tokenizer's id of "
-            "padding, since RoBERTa numbers positions from the one behind it"
-        )
 
 
 class Model(bert.Model):

@@ -24,7 +24,7 @@ class Config(bert.Config):
     """The fields of BERT and those below. The paper's model is cased, with 28,996 pieces."""
 
     vocab_size: int = 28996
-    max_span_tokens: int = 80  # places in a span with an embedding; those beyond have the last one's
+    max_span_tokens: int = 80  # places in a span with an embedding; those beyond share the last
     heads: tuple[str, ...] = ("mlm", "sbo")
 
     def __post_init__(self):
@@ -34,6 +34,7 @@ class Config(bert.Config):
 
 KIND = "encoder"
 INPUTS = ("input_ids",)
+OBJECTIVE = {"name": "span_boundary"}  # what it was published with
 SMOKE = bert.SMOKE
 VARIANTS = {name: bert.VARIANTS[name] for name in ("mini", "base", "large")}
 
@@ -58,9 +59,7 @@ class SboHead(nn.Module):
         config = self.config
         places = config.max_span_tokens
         left_BP, right_BP = span_boundaries[..., 0], span_boundaries[..., 1]
-        table = layers.Embed(
-            places, config.hidden_size, places, config.init_std, name="position"
-        )
+        table = layers.Embed(places, config.hidden_size, places, config.init_std, name="position")
         place_BP = jnp.clip(masked_positions - left_BP - 1, 0, places - 1)
         left_BPD, right_BPD = (heads.gather_positions(x_BLD, at) for at in (left_BP, right_BP))
         ends_BPC = jnp.concatenate(
@@ -82,3 +81,61 @@ class Model(bert.Model):
         super().setup()
         if "sbo" in self.config.heads:
             self.sbo_head = SboHead(self.config)
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        *args,
+        masked_positions: jax.Array | None = None,
+        span_boundaries: jax.Array | None = None,
+        **kwargs,
+    ) -> dict[str, jax.Array]:
+        """As `bert.Model`, and with boundaries sbo_logits [B, P, rows of the word table], float32.
+
+        Both of masked_positions and span_boundaries, or the head has nothing to say.
+        """
+        outputs = super().__call__(input_ids, *args, masked_positions=masked_positions, **kwargs)
+        if "sbo" not in self.config.heads:
+            return outputs
+        if self.is_initializing():  # a model is made from input_ids alone
+            masked_positions = jnp.zeros((len(input_ids), 1), jnp.int32)
+            span_boundaries = jnp.zeros((len(input_ids), 1, 2), jnp.int32)
+        if span_boundaries is not None:
+            outputs["sbo_logits"] = self.sbo_head(
+                outputs["last_hidden_state"],
+                masked_positions,
+                span_boundaries,
+                self.embeddings.word,
+            )
+        return outputs
+
+
+def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
+    """Multiply-adds of the forward pass of one sequence, times two; matmuls only.
+
+    predictions: positions at which the vocabulary is scored, by each head.
+    """
+    width, rows = config.hidden_size, layers.padded_vocab_size(config.vocab_size)
+    head = predictions * width * (3 * width + width + rows) * ("sbo" in config.heads)
+    return bert.flops_per_sequence(config, length, predictions) + 2 * head
+
+
+# A folder of theirs is one of BERT, which has no place for the boundary head.
+HF_NAMES = bert.HF_NAMES
+HF_DROPPED = ("sbo_head/",)
+HF_TIED = bert.HF_TIED
+HF_SKIPPED = bert.HF_SKIPPED
+HF_PREFIX = bert.HF_PREFIX
+HF_CONFIG = {
+    **bert.HF_CONFIG,
+    "architectures": {
+        (): "BertModel",
+        ("sbo",): "BertModel",
+        ("pooler",): "BertModel",
+        ("pooler", "sbo"): "BertModel",
+        ("mlm",): "BertForMaskedLM",
+        ("mlm", "sbo"): "BertForMaskedLM",
+        ("pooler", "mlm"): "BertForPreTraining",
+        ("pooler", "mlm", "sbo"): "BertForPreTraining",
+    },
+}

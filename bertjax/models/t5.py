@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors, sharding
-from bertjax.models import layers, masks, positions
+from bertjax.models import layers, masks, t5_layers
 
 # Their feed_forward_proj: (activation, gated).
 UNITS = {
@@ -119,6 +119,7 @@ _MT5_NAMES = {"3b": "xl", "11b": "xxl"}
 
 KIND = "encoder_decoder"
 INPUTS = ("input_ids", "decoder_input_ids")
+OBJECTIVE = {"name": "span_corruption"}  # what it was published with
 SMOKE = {
     "num_layers": 2,
     "num_decoder_layers": 2,
@@ -146,142 +147,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-class Layer(nn.Module):
-    """What both kinds of layer have: norms before each part, residual sums and units after."""
-
-    config: Config
-    deterministic: bool
-
-    def _norm(self, x_BLD: jax.Array, part: str) -> jax.Array:
-        return layers.RMSNorm(self.config.layer_norm_eps, name=f"{part}_norm")(x_BLD)
-
-    def _add(self, x_BLD: jax.Array, out_BLD: jax.Array, part: str) -> jax.Array:
-        dropout = layers.Dropout(self.config.dropout_rate, name=f"{part}_dropout")
-        x_BLD = x_BLD + dropout(out_BLD, self.deterministic)
-        return sharding.constrain(x_BLD, ("batch", "length", "embed"))
-
-    def _attention(self, name: str) -> layers.Attention:
-        return layers.Attention(self.config, use_bias=False, scale=1.0, name=name)
-
-    def _add_units(self, x_BLD: jax.Array) -> jax.Array:
-        # Two names, since the files of Hugging Face have two as well (HF_NAMES below).
-        config = self.config
-        units = layers.Mlp(
-            config,
-            use_bias=False,
-            gated=config.gated,
-            dropout_rate=config.dropout_rate,
-            name="gated_mlp" if config.gated else "mlp",
-        )
-        return self._add(x_BLD, units(self._norm(x_BLD, "mlp"), self.deterministic), "mlp")
-
-
-class EncoderLayer(Layer):
-    """Self-attention and units."""
-
-    @nn.compact
-    def __call__(
-        self, x_BLD: jax.Array, _: None, mask: jax.Array, bias: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, None]]:
-        out_BLD = self._attention("attention")(
-            self._norm(x_BLD, "attention"), mask, self.deterministic, bias=bias
-        )
-        x_BLD = self._add_units(self._add(x_BLD, out_BLD, "attention"))
-        return x_BLD, (x_BLD, None)
-
-
-class DecoderLayer(Layer):
-    """Self-attention, attention over the encoder's states, and units."""
-
-    @nn.compact
-    def __call__(
-        self,
-        x_BTD: jax.Array,
-        cache: dict[str, jax.Array] | None,
-        mask: jax.Array,
-        bias: jax.Array,
-        memory_BSD: jax.Array | None,
-        memory_mask: jax.Array,
-        index: jax.Array | None,
-    ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array] | None]]:
-        """(state, (state, new cache)).
-
-        cache: "key" and "value", written at `index`, "cross_key" and "cross_value", which stand for
-        the encoder's states; [B, S, N, H] each. Without it those states are `memory_BSD`.
-        """
-        old = None if cache is None else {**cache, "index": index}
-        out = self._attention("attention")(
-            self._norm(x_BTD, "attention"), mask, self.deterministic, bias=bias, cache=old
-        )
-        out_BTD, new = (out, None) if cache is None else out
-        x_BTD = self._add(x_BTD, out_BTD, "attention")
-        memory = memory_BSD if cache is None else (cache["cross_key"], cache["cross_value"])
-        out_BTD = self._attention("cross_attention")(
-            self._norm(x_BTD, "cross_attention"), memory_mask, self.deterministic, memory=memory
-        )
-        x_BTD = self._add_units(self._add(x_BTD, out_BTD, "cross_attention"))
-        return x_BTD, (x_BTD, new)
-
-
-class Stack(nn.Module):
-    """Layers of one kind between dropouts, with the position bias that they share and a norm."""
-
-    config: Config
-    layer: type[Layer]
-    num_layers: int
-    bidirectional: bool
-
-    @nn.compact
-    def __call__(
-        self,
-        x_BLD: jax.Array,
-        cache: dict[str, jax.Array] | None,
-        mask: jax.Array,
-        places: tuple[jax.Array, jax.Array],
-        *others: Any,
-        deterministic: bool,
-    ) -> tuple[jax.Array, jax.Array, Any]:
-        """(normed state, states [1 + num_layers, B, L, D] with the normed one last, caches).
-
-        places: numbers in the row of the queries [L] and of the keys [S].
-        """
-        config = self.config
-        std = config.kernel_std("relative_bias")
-        table = layers.Embed(
-            config.relative_buckets, config.num_heads, config.relative_buckets, std,
-            name="relative_bias",
-        )  # fmt: skip
-        bias = positions.relative_bias(
-            table.embedding, *places, self.bidirectional, config.relative_max_distance
-        )
-        first_BLD = layers.Dropout(config.dropout_rate, name="first_dropout")(x_BLD, deterministic)
-        stack = layers.stack(self.layer, config, self.num_layers, 2 + len(others))
-        x_BLD, (hidden, cache) = stack(config, deterministic, name="layers")(
-            first_BLD, cache, mask, bias, *others
-        )
-        x_BLD = layers.RMSNorm(config.layer_norm_eps, name="final_norm")(x_BLD)
-        x_BLD = layers.Dropout(config.dropout_rate, name="last_dropout")(x_BLD, deterministic)
-        return x_BLD, jnp.concatenate([first_BLD[None], hidden[:-1], x_BLD[None]]), cache
-
-
-class OutputMap(nn.Module):
-    """[..., D] -> [..., rows of the word table]; the columns past the vocabulary are zero."""
-
-    config: Config
-
-    @nn.compact
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        config = self.config
-
-        def init(key, shape, dtype):
-            std = config.kernel_std("lm_head")
-            kernel = nn.initializers.truncated_normal(std)(key, shape, dtype)
-            return jnp.where(jnp.arange(shape[1]) < config.vocab_size, kernel, 0.0)
-
-        shape = (config.hidden_size, layers.padded_vocab_size(config.vocab_size))
-        return x_BTD @ self.param("kernel", init, shape, jnp.float32).astype(x_BTD.dtype)
-
-
 class Embeddings(nn.Module):
     """Word embeddings alone: positions are in the attention."""
 
@@ -304,10 +169,10 @@ class Model(nn.Module):
     def setup(self):
         config = self.config
         self.embeddings = Embeddings(config)
-        self.encoder = Stack(config, EncoderLayer, config.num_layers, bidirectional=True)
-        self.decoder = Stack(config, DecoderLayer, config.num_decoder_layers, bidirectional=False)
+        self.encoder = t5_layers.Stack(config, config.num_layers, bidirectional=True)
+        self.decoder = t5_layers.Stack(config, config.num_decoder_layers, bidirectional=False)
         if "lm" in config.heads and not config.tied_embeddings:
-            self.lm_head = OutputMap(config)
+            self.lm_head = t5_layers.OutputMap(config)
 
     def __call__(
         self,
@@ -347,8 +212,8 @@ class Model(nn.Module):
         if segment_ids is not None:
             seen = masks.segments(decoder_segment_ids, segment_ids)
         x_BTD, hidden, _ = self.decoder(
-            self.embeddings(decoder_input_ids), None, mask, (places, places),
-            memory_BSD, seen, None, deterministic=deterministic,
+            self.embeddings(decoder_input_ids), mask, (places, places),
+            memory_BSD=memory_BSD, memory_mask=seen, deterministic=deterministic,
         )  # fmt: skip
         outputs = {"last_hidden_state": x_BTD, "encoder_last_hidden_state": memory_BSD}
         if output_hidden_states:
@@ -362,7 +227,7 @@ class Model(nn.Module):
     ) -> tuple[jax.Array, jax.Array]:
         places = jnp.arange(input_ids.shape[1])
         x_BLD, hidden, _ = self.encoder(
-            self.embeddings(input_ids), None, mask, (places, places), deterministic=deterministic
+            self.embeddings(input_ids), mask, (places, places), deterministic=deterministic
         )
         return x_BLD, hidden
 
@@ -404,8 +269,9 @@ class Model(nn.Module):
         keys = jnp.arange(cache["key"].shape[2])
         of_layers = {name: array for name, array in cache.items() if name != "cross_mask"}
         x_BTD, _, new = self.decoder(
-            self.embeddings(decoder_input_ids), of_layers, (keys <= queries[:, None])[None],
-            (queries, keys), None, cache["cross_mask"][0, :, None], index, deterministic=True,
+            self.embeddings(decoder_input_ids), (keys <= queries[:, None])[None], (queries, keys),
+            memory_mask=cache["cross_mask"][0, :, None], cache=of_layers, index=index,
+            deterministic=True,
         )  # fmt: skip
         return self._logits(x_BTD), cache | new
 
@@ -431,28 +297,99 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     )
 
 
-def _hf_layer(ours: str, theirs: str, units: int) -> tuple[tuple[str, str, str], ...]:
-    """Lines that encoder and decoder have both; units: number of the last part of a layer."""
-    own, last = f"{theirs}.block.{{}}.layer.0.", f"{theirs}.block.{{}}.layer.{units}."
-    return (
-        *_hf_attention(f"{ours}/layers/attention", own + "SelfAttention"),
-        (f"{ours}/layers/attention_norm/scale", own + "layer_norm.weight", "same"),
-        (f"{ours}/layers/mlp/wi/kernel", last + "DenseReluDense.wi.weight", "transpose"),
-        (f"{ours}/layers/mlp/wo/kernel", last + "DenseReluDense.wo.weight", "transpose"),
-        (f"{ours}/layers/gated_mlp/wi/kernel", last + "DenseReluDense.wi_0.weight", "transpose"),
-        (
-            f"{ours}/layers/gated_mlp/wi_gate/kernel",
-            last + "DenseReluDense.wi_1.weight",
-            "transpose",
-        ),
-        (f"{ours}/layers/gated_mlp/wo/kernel", last + "DenseReluDense.wo.weight", "transpose"),
-        (f"{ours}/layers/mlp_norm/scale", last + "layer_norm.weight", "same"),
-        (
-            f"{ours}/relative_bias/embedding",
-            f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-            "same",
-        ),
-        (f"{ours}/final_norm/scale", f"{theirs}.final_layer_norm.weight", "same"),
+# Our path, their name and how the array changes on the way (artifact/huggingface.py has the ways).
+_MAPS = (("query", "q", "heads_out"), ("key", "k", "heads_out"), ("value", "v", "heads_out"),
+         ("out", "o", "heads_in"))  # fmt: skip
+_UNITS = (("mlp/wi", "wi"), ("mlp/wo", "wo"), ("gated_mlp/wi", "wi_0"),
+          ("gated_mlp/wi_gate", "wi_1"), ("gated_mlp/wo", "wo"))  # fmt: skip
+
+
+def _lines(stack: str, parts: dict[str, str]) -> tuple[tuple[str, str, str], ...]:
+    """The lines of a stack whose layers have these parts: our name and theirs, in their order."""
+    lines = [
+        (f"{stack}/relative_bias/embedding",
+         f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", "same"),
+        (f"{stack}/final_norm/scale", f"{stack}.final_layer_norm.weight", "same"),
+    ]  # fmt: skip
+    for number, (ours, theirs) in enumerate(parts.items()):
+        our, their = f"{stack}/layers/", f"{stack}.block.{{}}.layer.{number}."
+        lines.append((f"{our}{ours}_norm/scale", their + "layer_norm.weight", "same"))
+        if ours == "mlp":
+            maps = [(mine, name, "transpose") for mine, name in _UNITS]
+        else:
+            maps = [(f"{ours}/{mine}", name, way) for mine, name, way in _MAPS]
+        lines += [(f"{our}{m}/kernel", f"{their}{theirs}.{n}.weight", way) for m, n, way in maps]
+    return tuple(lines)
+
+
+HF_NAMES = (
+    ("embeddings/word/embedding", "shared.weight", "vocab_rows"),
+    *_lines("encoder", {"attention": "SelfAttention", "mlp": "DenseReluDense"}),
+    *_lines("decoder", {"attention": "SelfAttention", "cross_attention": "EncDecAttention",
+                        "mlp": "DenseReluDense"}),
+    ("lm_head/kernel", "lm_head.weight", "vocab_columns"),
+)  # fmt: skip
+HF_TIED = {
+    "encoder.embed_tokens.weight": "shared.weight",
+    "decoder.embed_tokens.weight": "shared.weight",
+    "lm_head.weight": "shared.weight",
+}
+HF_SKIPPED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+HF_PREFIX = ""
+
+
+def _read(content: dict[str, Any]) -> dict[str, Any]:
+    units = content.get("feed_forward_proj", "relu")
+    if units not in UNITS:
+        raise errors.UserError(
+            f"feed_forward_proj = {units!r} is not supported, only {', '.join(UNITS)}"
+        )
+    # transformers 5 writes tie_word_embeddings = true whatever is in the file.
+    untied = (
+        content["model_type"] == "mt5"
+        or content.get("tie_word_embeddings") is False
+        or content.get("scale_decoder_outputs") is False
     )
+    depth = content.get("num_decoder_layers") or content.get("num_layers", Config.num_layers)
+    activation, gated = UNITS[units]
+    return {
+        "activation": activation,
+        "gated": gated,
+        "tied_embeddings": not untied,
+        "num_decoder_layers": depth,
+    }
 
 
+def _write(fields: dict[str, Any]) -> dict[str, Any]:
+    units = fields["activation"], fields["gated"]
+    name = next(name for name, ours in UNITS.items() if ours == units)
+    return {
+        "feed_forward_proj": name,
+        "is_gated_act": fields["gated"],
+        "tie_word_embeddings": fields["tied_embeddings"],
+        "scale_decoder_outputs": fields["tied_embeddings"],
+        "num_decoder_layers": fields["num_decoder_layers"],
+    }
+
+
+HF_CONFIG = {
+    "model_type": "t5",
+    "fields": {
+        "vocab_size": "vocab_size",
+        "d_model": "hidden_size",
+        "d_kv": "head_dim",
+        "d_ff": "intermediate_size",
+        "num_layers": "num_layers",
+        "num_heads": "num_heads",
+        "n_positions": "max_length",
+        "relative_attention_num_buckets": "relative_buckets",
+        "relative_attention_max_distance": "relative_max_distance",
+        "dropout_rate": "dropout_rate",
+        "layer_norm_epsilon": "layer_norm_eps",
+        "initializer_factor": "init_std",
+    },
+    "fixed": {"is_encoder_decoder": True},
+    "architectures": {(): "T5Model", ("lm",): "T5ForConditionalGeneration"},
+    "read": _read,
+    "write": _write,
+}

@@ -56,8 +56,9 @@ class Config:
             "span_p",
         ):  # fmt: skip
             check(0 <= getattr(self, name) <= 1, name, "between 0 and 1")
-        check(self.mask_token_rate + self.random_token_rate <= 1, "random_token_rate",
-              f"at most 1 - config.objective.mask_token_rate = {1 - self.mask_token_rate:.3g}")  # fmt: skip
+        rest = 1 - self.mask_token_rate
+        check(self.random_token_rate <= rest + 1e-9, "random_token_rate",
+              f"at most {rest:.3g}, what config.objective.mask_token_rate leaves")  # fmt: skip
         for name in ("max_ngram", "max_span_words"):
             check(getattr(self, name) >= 1, name, "1 or more")
         check(self.masking in MASKINGS, "masking", f"one of {', '.join(MASKINGS)}")

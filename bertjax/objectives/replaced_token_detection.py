@@ -18,10 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax import errors, metrics
+from bertjax import errors, hashing, metrics
 from bertjax.data.rng import RowRandom
 from bertjax.data.vocabulary import Vocabulary
-from bertjax.models import hashing
 from bertjax.objectives import mlm, terms
 
 KINDS = mlm.KINDS
@@ -30,7 +29,10 @@ predictions, sampling = mlm.predictions, mlm.sampling
 
 @dataclasses.dataclass(frozen=True)
 class Config(mlm.Config):
-    """What is masked, and how much the discriminator counts."""
+    """What is masked, and how much the discriminator counts.
+
+    The paper masks 15% of the tokens, and 25% for its large model.
+    """
 
     mask_token_rate: float = 1.0
     random_token_rate: float = 0.0

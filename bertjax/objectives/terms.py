@@ -1,11 +1,18 @@
 """What the losses are made of: sums and weights, divided only once, over the whole batch."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
 from bertjax import metrics
 
 Batch = dict[str, jax.Array]
+# What language models read; each family has some of it, and each batch.
+SEQUENCES = (
+    "input_ids", "attention_mask", "segment_ids", "position_ids", "prefix_mask",
+    "decoder_input_ids", "decoder_attention_mask", "decoder_segment_ids", "decoder_position_ids",
+)  # fmt: skip
 
 
 def classification(
@@ -45,3 +52,20 @@ def token_weights(batch: Batch) -> jax.Array:
 def inputs(batch: Batch, names: tuple[str, ...]) -> Batch:
     """The features of these names that the batch has, as arguments of a model."""
     return {name: batch[name] for name in names if name in batch}
+
+
+def next_tokens(
+    apply: Callable[..., Batch], batch: Batch, *, z_loss: bool = False
+) -> metrics.Terms:
+    """lm_loss and lm_accuracy of a decoder's `targets` by `loss_weights`, and z_loss if wanted.
+
+    z_loss: the squared log of the softmax's denominator (Mesh TensorFlow; PaLM, arXiv 2204.02311,
+    section 5).
+    """
+    logits = apply(**inputs(batch, SEQUENCES))["logits"]
+    weights = batch["loss_weights"]
+    found = classification("lm", logits, batch["targets"], weights)
+    if z_loss:
+        square = jax.nn.logsumexp(logits, axis=-1) ** 2
+        found["z_loss"] = (square * weights).sum(), weights.sum()
+    return found

@@ -1,0 +1,91 @@
+"""Exported folders in transformers: which keys are missing or unexpected, and do outputs agree.
+
+    python -m benchmarks.hf_folders write FOLDER    # with bertjax: every family, every class
+    python benchmarks/hf_folders.py check FOLDER    # with any transformers; needs no bertjax
+
+Small models with random parameters. `write` leaves a folder for each of them with inputs.npz beside
+the weights: token ids and the logits or states that bertjax computes for them. `check` loads it with
+the class that its config.json names, and its tokenizer with AutoTokenizer.
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+import numpy as np
+
+KINDS = {"roberta": "bpe", "gpt2": "bpe", "albert": "unigram", "t5": "unigram"}
+TEXT = "the cat sat on the mat"
+# The output that is compared: the first of these that a model has.
+OURS = ("mlm_logits", "logits", "rtd_logits", "nsp_logits", "last_hidden_state")
+THEIRS = ("prediction_logits", "logits", "last_hidden_state")
+
+
+def write(folder: pathlib.Path) -> None:
+    """One Hugging Face folder a family and class of theirs, with all heads that the class has."""
+    import jax
+
+    from bertjax import build
+    from bertjax.artifact import artifact, huggingface
+    from bertjax.models import layers
+    from tests import tiny_model
+
+    for family in build.families():
+        module = build.family(family)
+        tokenizer = tiny_model.tokenizer(KINDS.get(family, "wordpiece"))
+        fullest = {name: heads for heads, name in module.HF_CONFIG["architectures"].items()}
+        for heads in fullest.values():
+            fields = {"vocab_size": tokenizer.size + 100, **module.SMOKE, "heads": heads}
+            if "pad_id" in module.Config.__dataclass_fields__:
+                fields["pad_id"] = tokenizer.specials.pad
+            model = build.model(family, fields)
+            how = dataclasses.asdict(layers.Compute())
+            fields = {k: v for k, v in vars(model.config).items() if k not in how}
+            params = build.init_params(model, jax.random.key(0))
+            target = folder / "-".join([family, *heads])
+            huggingface.write(
+                artifact.Artifact(family, fields, jax.device_get(params), tokenizer), target
+            )
+            ids = np.array([tokenizer.encode(TEXT)], np.int32)
+            inputs = dict.fromkeys(module.INPUTS, ids)
+            outputs = model.apply({"params": params}, **inputs)
+            output = np.asarray(next(outputs[name] for name in OURS if name in outputs))
+            if output.shape[-1] > fields["vocab_size"]:
+                output = output[..., : fields["vocab_size"]]
+            np.savez(target / "inputs.npz", **inputs, output=output, text_ids=ids)
+            print(target)
+
+
+def check(folder: pathlib.Path) -> int:
+    """Prints a line for each folder; returns the number of those that are not right."""
+    import torch
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    wrong = 0
+    for target in sorted(path.parent for path in folder.glob("*/config.json")):
+        name = json.loads((target / "config.json").read_text())["architectures"][0]
+        model, info = getattr(transformers, name).from_pretrained(
+            target, output_loading_info=True, attn_implementation="eager"
+        )
+        stored = np.load(target / "inputs.npz")
+        features = {n: torch.tensor(v).long() for n, v in stored.items() if n.endswith("input_ids")}
+        with torch.no_grad():
+            outputs = model.eval()(**features)
+        output = next(outputs[name] for name in THEIRS if name in outputs).numpy()
+        difference = float(np.abs(output - stored["output"]).max())
+        ids = transformers.AutoTokenizer.from_pretrained(target)(TEXT, add_special_tokens=False)
+        same_ids = ids["input_ids"] == stored["text_ids"][0].tolist()
+        missing, unexpected = (sorted(info[f"{key}_keys"]) for key in ("missing", "unexpected"))
+        right = not missing and not unexpected and difference < 1e-4 and same_ids
+        wrong += not right
+        print(f"{'ok   ' if right else 'WRONG'} {target.name:<32}{name:<34}missing {missing} "
+              f"unexpected {unexpected} output {difference:.1e} ids {same_ids}")  # fmt: skip
+    print(f"transformers {transformers.__version__}: {wrong} wrong")
+    return wrong
+
+
+if __name__ == "__main__":
+    verb, where = sys.argv[1], pathlib.Path(sys.argv[2])
+    sys.exit(write(where) if verb == "write" else min(check(where), 1))

@@ -1,0 +1,116 @@
+"""A mixture of denoisers (UL2): rows differ in how much is hidden and in how long spans.
+
+Tay et al. 2022 (arXiv 2205.05131), table 1: R, regular spans as in T5; S, sequential, the last
+quarter from the rest; X, extreme, much or in long spans. Each of the seven has its mean span length
+and density; X with short spans is cut to as many spans as there are sentinels. Inputs and targets
+have the same length, inputs start with a token for R, S or X (the last three sentinels).
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from bertjax import errors, metrics
+from bertjax.data import denoising, layout, packing, spans
+from bertjax.data.rng import RowRandom
+from bertjax.data.vocabulary import Vocabulary
+from bertjax.objectives import terms
+
+KINDS = ("encoder_decoder",)
+
+DENOISERS = {
+    "R": (spans.Noise(0.15, 3.0), spans.Noise(0.15, 8.0)),
+    "S": (spans.Noise(0.25, float("inf")),),
+    "X": (
+        spans.Noise(0.5, 3.0), spans.Noise(0.5, 8.0), spans.Noise(0.15, 64.0),
+        spans.Noise(0.5, 64.0),
+    ),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The mixture. Rates are shares of the rows, equal for each of the seven denoisers."""
+
+    r_rate: float = 2 / 7  # regular
+    s_rate: float = 1 / 7  # sequential; the rest is extreme
+    mode_tokens: bool = True  # whether inputs say which denoiser hid something
+    packing: bool = True  # several pieces a row, each seeing only itself; else one, padded
+    z_loss: float = 0.0  # factor of the squared log partition, which keeps logits near 0
+
+    def __post_init__(self):
+        if min(self.r_rate, self.s_rate) < 0 or self.r_rate + self.s_rate > 1:
+            raise errors.UserError(
+                f"objective.r_rate={self.r_rate}, objective.s_rate={self.s_rate}: "
+                "must not be below 0, nor together above 1"
+            )
+        if self.z_loss < 0:
+            raise errors.UserError(f"objective.z_loss={self.z_loss}: must be 0 or more")
+
+
+def predictions(config: Config, length: int) -> int:
+    """Tokens of the decoder: as many as of the encoder, for X hides as much as it leaves."""
+    return length
+
+
+def heads(config: Config) -> tuple[str, ...]:
+    """The heads of the model that `loss` reads."""
+    return ("lm",)
+
+
+def scales(config: Config) -> dict[str, float]:
+    """The losses, the main one first, and their factors in the sum that is minimised."""
+    return {"lm_loss": 1.0} | ({"z_loss": config.z_loss} if config.z_loss else {})
+
+
+def features(config: Config, length: int) -> layout.FeatureTable:
+    """Name -> (shape without the batch, dtype) of what `transform` gives."""
+    return layout.encoder_decoder_features((length, length), config.packing)
+
+
+def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.Corruption:
+    """How windows of text become rows of `length` tokens, for `data.loader`.
+
+    Raises:
+      UserError: the tokenizer lacks a token that is needed, or the length has no room for text.
+    """
+    rates = {"R": config.r_rate, "S": config.s_rate, "X": 1 - config.r_rate - config.s_rate}
+    sentinels, modes = vocabulary.sentinels, ()
+    if config.mode_tokens:
+        sentinels, marks = sentinels[:-3], sentinels[-3:].tolist()
+        modes = tuple(mark for mark, of in zip(marks, DENOISERS.values(), strict=True) for _ in of)
+    return denoising.Corruption(
+        length=length,
+        targets_length=length,
+        noises=tuple(noise for of in DENOISERS.values() for noise in of),
+        rates=tuple(rates[name] / len(of) for name, of in DENOISERS.items() for _ in of),
+        sentinels=sentinels,
+        end=packing.end_of_text(vocabulary.specials),
+        pad=packing.padding(vocabulary.specials),
+        packing=config.packing,
+        modes=modes,
+    )
+
+
+def transform(
+    config: Config, length: int, vocabulary: Vocabulary, batch: layout.Batch, rng: RowRandom
+) -> dict[str, np.ndarray]:
+    """Hides what the denoiser of each row hides, and makes the targets of it."""
+    return sampling(config, length, vocabulary).corrupt(batch, rng)
+
+
+def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Weight of each loss term over the batch: what its sum is divided by, once."""
+    return dict.fromkeys(scales(config), batch["loss_weights"].sum())
+
+
+def loss(
+    config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
+) -> metrics.Terms:
+    """Cross entropy in nats and accuracy of the targets. Returns {name: (sum, weight)}.
+
+    apply: the model with its parameters bound.
+    """
+    return terms.next_tokens(apply, batch, z_loss=config.z_loss > 0)

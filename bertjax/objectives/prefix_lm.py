@@ -1,0 +1,136 @@
+"""Prefix language modelling: the rest of a piece of text from its beginning, which is all visible.
+
+Raffel et al. 2020 (arXiv 1910.10683), sections 3.2.1 and 3.2.3: the border is drawn uniformly. A
+decoder reads the prefix under a mask without direction and predicts the rest only; where there is
+an encoder, it reads the prefix and the decoder predicts the rest.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from bertjax import errors, metrics
+from bertjax.data import layout, packing
+from bertjax.data.rng import RowRandom
+from bertjax.data.vocabulary import Vocabulary
+from bertjax.objectives import terms
+
+KINDS = ("decoder", "encoder_decoder")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """How text is laid out."""
+
+    kind: str = "decoder"  # of the family: what reads the prefix; a family's config sets it
+    packing: bool = True  # several pieces a row, each seeing only itself; else one, padded
+
+    def __post_init__(self):
+        if self.kind not in KINDS:
+            raise errors.UserError(f"objective.kind={self.kind!r}: must be one of {KINDS}")
+
+
+def predictions(config: Config, length: int) -> int:
+    """Positions that the decoder has; of a lone one about half are prefix and not predicted."""
+    return length
+
+
+def heads(config: Config) -> tuple[str, ...]:
+    """The heads of the model that `loss` reads."""
+    return ("lm",)
+
+
+def scales(config: Config) -> dict[str, float]:
+    """The losses, the main one first, and their factors in the sum that is minimised."""
+    return {"lm_loss": 1.0}
+
+
+def features(config: Config, length: int) -> layout.FeatureTable:
+    """Name -> (shape without the batch, dtype) of what `transform` gives."""
+    if config.kind == "encoder_decoder":
+        return layout.encoder_decoder_features((length, length), config.packing)
+    return layout.target_features(length, config.packing) | {"prefix_mask": ((length,), np.int32)}
+
+
+def sampling(
+    config: Config, length: int, vocabulary: Vocabulary
+) -> packing.Documents | packing.Prefixes:
+    """How windows of text become rows of `length` tokens, for `data.loader`.
+
+    Raises:
+      UserError: the tokenizer has no token to end a text with, or the length is below 8.
+    """
+    if length < 8:
+        raise errors.UserError(f"length={length}: must be at least 8")
+    end, pad = packing.end_of_text(vocabulary.specials), packing.padding(vocabulary.specials)
+    if config.kind == "encoder_decoder":
+        return packing.Prefixes(length, pad, config.packing)
+    return packing.Documents(length, end, pad, config.packing)
+
+
+def transform(
+    config: Config, length: int, vocabulary: Vocabulary, batch: layout.Batch, rng: RowRandom
+) -> dict[str, np.ndarray]:
+    """A batch from `sampling` as what the model reads and predicts."""
+    if config.kind == "encoder_decoder":
+        return _two_halves(config, length, vocabulary, batch)
+    specials, sizes_BK = vocabulary.specials, batch["piece_sizes"]
+    rows = layout.lay_out_targets(
+        layout.pieces_of(batch),
+        sizes_BK,
+        length,
+        packing.padding(specials),
+        start=packing.start_of_text(specials),
+        packing=config.packing,
+    )
+    last_BK = np.maximum(sizes_BK - 1, 0)
+    split_BK = rng.integers("prefix/split", np.minimum(1, last_BK), last_BK + 1, last_BK.shape[1])
+    if config.packing:
+        slot_BL = np.maximum(rows["segment_ids"] - 1, 0)
+        split_BL, position_BL = np.take_along_axis(split_BK, slot_BL, 1), rows["position_ids"]
+    else:
+        split_BL, position_BL = split_BK, np.arange(length)
+    # What stands at position t is token t - 1: the prefix is tokens 0 to split - 1.
+    real_BL = rows["loss_weights"] > 0
+    rest_BL = real_BL & (position_BL >= split_BL)
+    visible_BL = real_BL & (position_BL <= split_BL)
+    return rows | {
+        "loss_weights": rest_BL.astype(np.float32),
+        "prefix_mask": visible_BL.astype(np.int32),
+    }
+
+
+def _two_halves(
+    config: Config, length: int, vocabulary: Vocabulary, batch: layout.Batch
+) -> dict[str, np.ndarray]:
+    """The prefixes for the encoder, the rests for the decoder, each ended."""
+    end = packing.end_of_text(vocabulary.specials)
+    sizes_BK, prefix_BK = batch["piece_sizes"], batch["prefix_sizes"]
+    real_BK, tokens = sizes_BK > 0, layout.pieces_of(batch)
+    prefix, rest = prefix_BK[real_BK], (sizes_BK - prefix_BK)[real_BK]
+    halves = np.column_stack([prefix, rest]).ravel()
+    in_prefix = np.repeat(np.tile([True, False], len(prefix)), halves)
+    return layout.encoder_decoder(
+        layout.ended(tokens[in_prefix], prefix, real_BK, end),
+        layout.ended(tokens[~in_prefix], rest, real_BK, end),
+        (length, length),
+        packing.padding(vocabulary.specials),
+        packing=config.packing,
+    )
+
+
+def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Weight of each loss term over the batch: what its sum is divided by, once."""
+    return {"lm_loss": batch["loss_weights"].sum()}
+
+
+def loss(
+    config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
+) -> metrics.Terms:
+    """Cross entropy in nats and accuracy of the rests. Returns {name: (sum, weight)}.
+
+    apply: the model with its parameters bound.
+    """
+    return terms.next_tokens(apply, batch)

@@ -1,0 +1,62 @@
+"""Tiny models of the encoder families with weights that matter, for the tests of each family."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from bertjax import build, sharding
+from bertjax.artifact import artifact
+from bertjax.models import layers
+from tests import tiny_model
+
+FIELDS = {
+    "vocab_size": 100, "hidden_size": 16, "num_layers": 3, "num_heads": 2, "intermediate_size": 24,
+    "max_length": 24,
+}  # fmt: skip
+
+
+def make(family: str, seed: int = 0, **fields: Any) -> tuple[Any, Any]:
+    """The model and parameters with kernels so large that every layer changes much."""
+    model = build.model(family, {**FIELDS, **fields})
+    params = jax.jit(lambda: build.init_params(model, jax.random.key(seed)))()
+
+    def louder(path: Any, leaf: jax.Array) -> jax.Array:
+        return leaf * 10 if sharding.path_name(path).endswith(("kernel", "embedding")) else leaf
+
+    return model, jax.tree_util.tree_map_with_path(louder, params)
+
+
+def make_artifact(family: str, kind: str = "wordpiece", **fields: Any) -> artifact.Artifact:
+    """Every field of the family's Config, random parameters and a tokenizer."""
+    tokenizer = tiny_model.tokenizer(kind)
+    model = build.model(family, {**FIELDS, "vocab_size": tokenizer.size, **fields})
+    shared = dataclasses.asdict(layers.Compute())
+    whole = {k: v for k, v in dataclasses.asdict(model.config).items() if k not in shared}
+    abstract = artifact.flatten(build.abstract_params(model))
+    rng = np.random.default_rng(0)
+    params = {}
+    for path, leaf in abstract.items():
+        real = artifact.real_shape(path, leaf.shape, tokenizer.size)
+        pads = [(0, all_ - used) for all_, used in zip(leaf.shape, real, strict=True)]
+        params[path] = np.pad(rng.standard_normal(real, np.float32), pads)
+    return artifact.Artifact(family, whole, artifact.unflatten(params), tokenizer)
+
+
+def packed(lengths: tuple[tuple[int, ...], ...], length: int) -> dict[str, np.ndarray]:
+    """Random rows of `length` tokens that hold examples of these lengths, and then padding."""
+    batch = {
+        name: np.zeros((len(lengths), length), np.int32)
+        for name in ("input_ids", "segment_ids", "position_ids")
+    }
+    rng = np.random.default_rng(0)
+    for row, sizes in enumerate(lengths):
+        start = 0
+        for number, size in enumerate(sizes, 1):
+            place = slice(start, start + size)
+            batch["input_ids"][row, place] = rng.integers(5, FIELDS["vocab_size"], size)
+            batch["segment_ids"][row, place] = number
+            batch["position_ids"][row, place] = np.arange(size)
+            start += size
+    return batch

@@ -1,0 +1,150 @@
+"""T5's noise against the exact vectors of its unit tests and the properties they check."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bertjax.data import rng, spans
+
+SENTINELS = np.arange(999, 899, -1)
+
+
+def random(rows: int, epoch: int = 0) -> rng.RowRandom:
+    return rng.RowRandom(rng.row_keys(0, epoch, np.arange(rows)))
+
+
+def masks(sizes, noise: spans.Noise, epoch: int = 0) -> list[np.ndarray]:
+    """The mask of each piece of rows of one piece."""
+    rows = np.array(sizes)[:, None]
+    mask = spans.noise_mask(rows, *noise.counts(rows), random(len(rows), epoch))
+    return np.split(mask, np.cumsum(sizes)[:-1])
+
+
+def runs(mask: np.ndarray) -> list[int]:
+    """Sizes of the runs of equal values."""
+    edges = np.flatnonzero(np.diff(mask.astype(int)))
+    return np.diff([-1, *edges, len(mask) - 1]).tolist()
+
+
+# Lengths
+
+
+def test_lengths_of_the_reference():
+    assert spans.random_spans_lengths(64, 0.2, 2.0) == (70, 22)
+    assert spans.random_spans_lengths(64, 0.2, 1.0) == (63, 27)
+    assert spans.random_spans_lengths(512, 0.15, 3.0) == (568, 114)
+
+
+def test_all_lengths_of_the_reference(shared_data):
+    file = shared_data / "oracle" / "t5_span_corruption_lengths.json"
+    rows = json.loads(file.read_text())["rows"]
+    assert len(rows) >= 36
+    for row in rows:
+        found = spans.random_spans_lengths(
+            row["inputs_length"], row["noise_density"], row["mean_noise_span_length"]
+        )
+        assert found == (row["tokens_length"], row["targets_length"]), row
+
+
+@pytest.mark.parametrize("noise", [(0.15, 3.0), (0.5, 3.0), (0.15, 64.0), (0.25, float("inf"))])
+@pytest.mark.parametrize("max_spans", [5, 100])
+def test_lengths_are_those_of_corrupted_pieces(noise, max_spans):
+    noise, sizes = spans.Noise(*noise), np.arange(1, 200)
+    tokens, number = noise.counts(sizes[:, None], max_spans)
+    assert number.max() <= max_spans
+    mask = spans.noise_mask(sizes[:, None], tokens, number, random(len(sizes)))
+    inputs, targets = noise.lengths(sizes, max_spans)
+    text = np.zeros(len(mask), np.int32)
+    hidden, hidden_sizes = spans.noise_span_to_unique_sentinel(text, mask, sizes, SENTINELS)
+    kept, kept_sizes = spans.nonnoise_span_to_unique_sentinel(text, mask, sizes, SENTINELS)
+    assert inputs.tolist() == (hidden_sizes + 1).tolist() and len(hidden) == hidden_sizes.sum()
+    assert targets.tolist() == (kept_sizes + 1).tolist() and len(kept) == kept_sizes.sum()
+
+
+def test_longest_piece_is_the_longest_that_fits():
+    noise = spans.Noise(0.5, 3.0)
+    for limits in ((64, 64, 100), (64, 20, 100), (64, 64, 4)):
+        longest = noise.longest_piece(*limits)
+        inputs, targets = noise.lengths(np.array([longest, longest + 1]), limits[2])
+        assert inputs[0] <= limits[0] and targets[0] <= limits[1]
+        assert inputs[1] > limits[0] or targets[1] > limits[1]
+
+
+# Masks
+
+
+def test_noise_mask_of_32_tokens():
+    # The numbers of the reference test: 8 noise tokens in 4 spans.
+    for mask in masks([32] * 50, spans.Noise(0.25, 2.0)):
+        assert mask.sum() == 8
+        assert len(runs(mask)) == 8
+        assert not mask[0] and mask[-1]
+
+
+def test_average_density():
+    for epoch in range(3):
+        found = masks([16, 17, 18] * 200, spans.Noise(0.15, 3.0), epoch)
+        assert abs(np.mean([mask.mean() for mask in found]) - 0.15) < 0.02
+
+
+def test_all_ways_of_cutting_are_alike():
+    # 4 noise tokens in 2 spans of 10: noise is cut in 3 ways, text in 5.
+    size, rows = 10, 6000
+    noise = np.full((rows, 1), 4)
+    mask = spans.noise_mask(np.full((rows, 1), size), noise, np.full((rows, 1), 2), random(rows))
+    ways, counts = np.unique(mask.reshape(rows, size), axis=0, return_counts=True)
+    assert len(ways) == 15
+    np.testing.assert_allclose(counts, rows / 15, rtol=0.2)
+
+
+def test_rows_and_pieces_do_not_know_each_other():
+    noise = spans.Noise(0.3, 2.0)
+    sizes = np.array([[30, 20, 7], [1, 50, 0], [2, 0, 0], [3, 40, 9]])
+    counts = noise.counts(sizes)
+    whole = spans.noise_mask(sizes, *counts, random(4))
+    per_row = np.split(whole, np.cumsum(sizes.sum(axis=1))[:-1])
+    for row in range(4):
+        one = [array[row : row + 1] for array in (sizes, *counts)]
+        alone = spans.noise_mask(*one, rng.RowRandom(random(4).keys[row : row + 1]))
+        assert alone.tolist() == per_row[row].tolist()
+        pieces = np.split(alone, np.cumsum(sizes[row])[:-1])
+        for piece, tokens, number in zip(pieces, counts[0][row], counts[1][row], strict=True):
+            assert piece.sum() == tokens
+            if tokens:
+                assert len(runs(piece)) == 2 * number and not piece[0] and piece[-1]
+
+
+def test_one_span_is_the_end():
+    mask = masks([40], spans.Noise(0.25, float("inf")))[0]
+    assert mask.tolist() == [False] * 30 + [True] * 10
+
+
+# Sentinels
+
+
+def test_sentinels_of_the_reference():
+    tokens, mask = np.arange(10, 16), np.array([1, 1, 0, 0, 1, 0], bool)
+    for size in ([6], [2, 4]):  # a border of pieces behind the first span changes its number only
+        found, sizes = spans.noise_span_to_unique_sentinel(tokens, mask, np.array(size), SENTINELS)
+        second = 998 if size == [6] else 999
+        assert found.tolist() == [999, 12, 13, second, 15]
+        assert sizes.tolist() == ([5] if size == [6] else [1, 4])
+
+
+def test_denoise_of_the_reference():
+    # The quick brown fox. With 26 pieces the sentinels count down from 25.
+    tokens = np.array([3, 2, 20, 4, 3, 2, 8, 13, 2, 3, 2, 23, 7, 19, 22, 3, 2, 7, 2])
+    mask = np.zeros(19, bool)
+    mask[[8, 14, 15, 16, 17, 18]] = True
+    text = tokens, mask, np.array([19]), np.arange(25, 0, -1)
+    inputs, _ = spans.noise_span_to_unique_sentinel(*text)
+    targets, _ = spans.nonnoise_span_to_unique_sentinel(*text)
+    assert inputs.tolist() == [3, 2, 20, 4, 3, 2, 8, 13, 25, 3, 2, 23, 7, 19, 24]
+    assert targets.tolist() == [25, 2, 24, 22, 3, 2, 7, 2]
+
+
+def test_denoise_without_noise():
+    text = np.array([3, 2, 20]), np.zeros(3, bool), np.array([3]), np.array([25, 24])
+    assert spans.noise_span_to_unique_sentinel(*text)[0].tolist() == [3, 2, 20]
+    assert spans.nonnoise_span_to_unique_sentinel(*text)[0].tolist() == [25]
