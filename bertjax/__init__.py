@@ -5,6 +5,7 @@
     bert = bertjax.load("run/")
     bert.fill_mask("The [MASK] sat on the mat.")
     vectors = bert.encode(["A cat sat.", "A dog ran."])
+    bertjax.load("gpt2/").generate(["The cat sat on"], max_new_tokens=20)
 """
 
 import os
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 def load(path: str | os.PathLike) -> "Pretrained":
     """The model in a workdir, a step of one, an artifact or a Hugging Face folder, ready to use.
 
-    The result has `model`, `params`, `tokenizer`, `encode(texts)`, `fill_mask(text)`, and computes
-    in float32. Raises `errors.UserError` naming the file that is absent or damaged.
+    The result has `model`, `params`, `tokenizer`, `encode(texts)`, `fill_mask(text)`,
+    `generate(prompts)`, and computes in float32. Raises `errors.UserError` naming the file that is absent or damaged.
     """
     # Imported here: jax and flax take seconds, and the verbs that read text need neither.
     from bertjax import inference

@@ -25,7 +25,8 @@ from bertjax.models import layers
 # dtype, mesh or micro_batch_size changes rounding and dropout masks, so the end is not bit-equal.
 FREE_KEYS = (
     "data.path", "data.heldout_path", "dtype", "remat", "mesh", "micro_batch_size", "log_every",
-    "eval", "checkpoint", "max_bad_steps", "init_from", "topology",
+    "eval", "checkpoint", "max_bad_steps", "init_from", "init_vocabulary",
+    "topology",
 )  # fmt: skip
 
 
@@ -68,6 +69,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
     config.topology = "v5e-16"  # the TPU slice this config is made for; a note for people
 
     config.init_from = ""  # artifact, workdir or Hugging Face folder whose parameters start the run
+    config.init_vocabulary = "same"  # the data's and init_from's; shared_pieces: keep what is shared
     config.log_every = 100
     config.eval = ConfigDict()
     config.eval.every = 10_000
@@ -259,6 +261,7 @@ def validate(config: ConfigDict) -> None:
     for head in build.objective(config.objective.name).heads(objective):
         _check(head in config.model.heads, config, "model.heads",
                f"a tuple with {head!r}, which objective {config.objective.name} reads")  # fmt: skip
+    _check_one_of(config, "init_vocabulary", ("same", "shared_pieces"))
     optimizer.validate(config.optimizer, config.num_steps)
     _check_one_of(config, "dtype", ("auto", "float32", "bfloat16"))
     _check_one_of(config, "remat", tuple(layers.REMAT_POLICIES))

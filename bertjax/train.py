@@ -36,7 +36,7 @@ from bertjax import step as step_lib
 from bertjax import (
     workdir as workdir_lib,
 )
-from bertjax.artifact import artifact, loading
+from bertjax.artifact import artifact, loading, new_vocabulary
 from bertjax.data import store
 from bertjax.data import tokenizer as tokenizer_lib
 
@@ -186,7 +186,8 @@ def first_state(
 
     A fresh one starts from `config.init_from` or, of a student, from layers of its teacher.
 
-    Raises UserError when `config.init_from` was trained with another tokenizer than the data's.
+    Raises UserError when `config.init_from` was trained with another tokenizer than the data's and
+    `config.init_vocabulary` allows no other.
     """
     abstract = experiment.abstract_state(mesh)
     if checkpoints.latest_step() is not None:
@@ -196,7 +197,11 @@ def first_state(
     state = jax.jit(experiment.init_state, out_shardings=places)(key)
     if experiment.config.init_from:
         model = loading.load(experiment.config.init_from)
-        loading.check_data(model, data, f"config.init_from = {experiment.config.init_from}")
+        if experiment.config.init_vocabulary == "same":
+            loading.check_data(model, data, f"config.init_from = {experiment.config.init_from}")
+        else:
+            tokenizer = tokenizer_lib.load(data.tokenizer_path)
+            model = new_vocabulary.carry_over(model, tokenizer, state.params)
         params = loading.overlay_params(model, experiment.config.family, state.params)
         state = state.replace(params=jax.device_put(params, places.params))
     elif "teacher" in frozen and experiment.config.objective.start_from_teacher:

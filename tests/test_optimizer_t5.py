@@ -56,7 +56,7 @@ def _run(tx, params, view, steps=20):
     state = tx.init(params)
     update = jax.jit(tx.update)
     for step in range(steps):
-        grads = jax.tree.map(lambda x, s=step: jnp.cos(3.0 * x + s) * 0.1**s, _stacked())
+        grads = jax.tree.map(lambda x, s=step: jnp.cos(3.0 * x + s) * (1.0 + s), _stacked())
         updates, state = update(view(grads), state, params)
         params = optax.apply_updates(params, updates)
     return params

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from bertjax import build, errors
-from bertjax.artifact import artifact, files
+from bertjax.artifact import artifact, files, flax_weights
 from bertjax.data import tokenizer as tokenizer_lib
 
 CONFIG = "config.json"
@@ -118,7 +118,7 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
     vocab_size = fields["vocab_size"]
     shapes, where = {}, {}
     for file in _weight_files(folder):
-        found = files.tensor_shapes(file)
+        found = _shapes(file)
         shapes |= found
         where |= dict.fromkeys(found, file)
     fields["heads"], table = _likeliest_heads(module, family, fields, shapes, folder / CONFIG)
@@ -298,6 +298,8 @@ def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
         if not isinstance(shards, dict) or not all(_is_name(name) for name in shards.values()):
             raise errors.UserError(f"{folder / INDEX}: has no weight_map of files; {files.AGAIN}")
         return [folder / shard for shard in sorted(set(shards.values()))]
+    if (folder / flax_weights.FILE).is_file():
+        return [folder / flax_weights.FILE]
     for name in PICKLES:
         if (folder / name).is_file():
             raise errors.UserError(
@@ -305,6 +307,12 @@ def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
                 "transformers: AutoModelForPreTraining.from_pretrained(folder).save_pretrained(...)"
             )
     raise errors.UserError(f"{folder}: has no {WEIGHTS} and no {INDEX}; {files.AGAIN}")
+
+
+def _shapes(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
+    if file.name == flax_weights.FILE:
+        return {name: array.shape for name, array in flax_weights.read(file).items()}
+    return files.tensor_shapes(file)
 
 
 def _is_name(value: Any) -> bool:
@@ -351,7 +359,11 @@ def _read(where: Mapping[str, pathlib.Path], stored: Mapping[str, str]) -> dict[
     tensors: dict[str, np.ndarray] = {}
     for file in sorted(set(where.values())):
         sources = {source for source in stored.values() if where[source] == file}
-        tensors |= files.read_tensors(file, sorted(sources))
+        if file.name == flax_weights.FILE:
+            found = flax_weights.read(file)
+            tensors |= {source: found[source] for source in sources}
+        else:
+            tensors |= files.read_tensors(file, sorted(sources))
     return {name: tensors[source] for name, source in stored.items()}
 
 

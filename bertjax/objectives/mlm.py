@@ -36,11 +36,11 @@ class Config:
     mask_rate: float = 0.15  # share of a sequence that is predicted
     masking: str = "token"  # what is chosen: token, whole_word, ngram (ALBERT), span (SpanBERT)
     max_ngram: int = 3  # words of the longest n-gram; n words have the chance ~ 1 / n
-    span_p: float = 0.2  # spans have n words with the chance ~ (1 - span_p) ** n
-    max_span_words: int = 10
+    span_p: float = 0.2  # a span of n words has the chance ~ (1 - span_p) ** n
+    max_span_words: int = 10  # words of the longest span
     mask_token_rate: float = 0.8  # of the chosen: replaced by [MASK]
     random_token_rate: float = 0.1  # of the chosen: replaced by a random piece; the rest stay
-    pair: str = "nsp"  # nsp, sop: two segments, is B the next, in this order; none: one text
+    pair: str = "nsp"  # nsp: is segment B the next one; sop: are A and B in order; none: one text
     cross_documents: bool = True  # pair none: a text goes on into the next document
     short_rate: float = 0.1  # share of samples cut for a random shorter length
     random_next_rate: float = 0.5  # nsp: share of pairs whose second segment is of another document

@@ -45,8 +45,8 @@ def theirs(shape: dict[str, Any]) -> Any:
     config = transformers.ModernBertConfig(pad_token_id=0, **ids, **shape)
     config._attn_implementation = "eager"
     model = parity.randomize(transformers.ModernBertForMaskedLM(config).eval())
-    # No norm follows on a residual sum, so rounding adds up: with all of `randomize` both theirs and
-    # ours are off float64 by 1e-4 after five layers.
+    # No norm follows on a residual sum, so rounding adds up: with kernels as large as those of
+    # `randomize` theirs and ours are both off float64 by 1e-4 after five layers.
     with torch.no_grad():
         for parameter in model.model.layers.parameters():
             if parameter.ndim > 1:

@@ -1,0 +1,31 @@
+"""The weights of transformers' Flax classes (until 4.57), by the names of its PyTorch ones.
+
+flax_model.msgpack holds a tree of modules. A path joined with dots is the PyTorch name but for the
+leaf: kernel, scale and embedding are all called weight there, and a kernel is transposed.
+"""
+
+import pathlib
+
+import numpy as np
+from flax import serialization, traverse_util
+
+from bertjax import errors
+
+FILE = "flax_model.msgpack"
+_LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
+
+
+def read(file: pathlib.Path) -> dict[str, np.ndarray]:
+    """Every tensor of the file. UserError for a file that is damaged."""
+    try:
+        tree = serialization.msgpack_restore(file.read_bytes())
+        flat = traverse_util.flatten_dict(tree)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise errors.UserError(
+            f"{file}: truncated, corrupt or no Flax weights ({error}); copy it again"
+        ) from error
+    tensors = {}
+    for (*modules, leaf), array in flat.items():
+        name = ".".join([*modules, _LEAVES.get(leaf, leaf)])
+        tensors[name] = array.T if leaf == "kernel" else array
+    return tensors

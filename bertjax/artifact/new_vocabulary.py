@@ -1,0 +1,74 @@
+"""A model under another tokenizer: what it knows of the pieces that both have is carried over.
+
+model = new_vocabulary.carry_over(model, tokenizer, fresh_params)
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import errors, sharding
+from bertjax.artifact import artifact
+from bertjax.data import library_model
+from bertjax.data import tokenizer as tokenizer_lib
+
+
+def carry_over(
+    model: artifact.Artifact, tokenizer: tokenizer_lib.Tokenizer, fresh: Any
+) -> artifact.Artifact:
+    """The model with the rows of `tokenizer` in every array that has one for each piece.
+
+    Rows of pieces which both tokenizers have are the model's: word embeddings, and the bias and map
+    of the output. The others are those of `fresh`, parameters of the new shape. All else stays as
+    it is, also an array of another width. Raises UserError when no piece is shared.
+    """
+    old_rows, new_rows = shared_rows(model.tokenizer, tokenizer, model.fields["vocab_size"])
+    mine = artifact.flatten(fresh)
+    params = {}
+    for path, leaf in artifact.flatten(model.params).items():
+        axes = sharding.param_axes(path)
+        if "vocab" in axes and path in mine:
+            axis = axes.index("vocab")
+            before = (slice(None),) * axis
+            if np.delete(leaf.shape, axis).tolist() == np.delete(mine[path].shape, axis).tolist():
+                rows = leaf[(*before, old_rows)]
+                leaf = jnp.asarray(mine[path]).at[(*before, new_rows)].set(rows)
+        params[path] = leaf
+    return dataclasses.replace(model, params=artifact.unflatten(params), tokenizer=tokenizer)
+
+
+def shared_rows(
+    old: tokenizer_lib.Tokenizer, new: tokenizer_lib.Tokenizer, old_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """int[N] each: ids of the same piece in the old tokenizer and in the new one.
+
+    Special tokens are the same by their role, whatever their names; others are when their text is
+    and both begin a word or both go on with one. old_size: embeddings of the old model, which may
+    lack some of special tokens. Raises UserError when no ordinary piece is shared.
+    """
+    ids = _ordinary(old)
+    pairs = {i: ids[piece] for piece, i in _ordinary(new).items() if piece in ids}
+    if not pairs:
+        raise errors.UserError(
+            f"config.init_vocabulary: the data's tokenizer ({new.kind}) shares no piece with that "
+            f"of config.init_from ({old.kind}), so there is nothing to carry over"
+        )
+    roles = vars(old.specials)
+    pairs |= {
+        i: roles[role] for role, i in vars(new.specials).items() if i >= 0 and roles[role] >= 0
+    }
+    new_ids, old_ids = np.array(list(pairs)), np.array(list(pairs.values()))
+    return old_ids[old_ids < old_size], new_ids[old_ids < old_size]
+
+
+def _ordinary(tokenizer: tokenizer_lib.Tokenizer) -> dict[tuple[str, bool], int]:
+    """(text, whether it goes on with a word) -> id, of all pieces that are not special."""
+    special, continues = tokenizer.special_mask(), tokenizer.continuations()
+    pieces = tokenizer.pieces(range(tokenizer.size))
+    space = library_model.SPACE.get(tokenizer.kind, "")
+    return {
+        (pieces[i].removeprefix("##" if continues[i] else space), bool(continues[i])): i
+        for i in np.flatnonzero(~special).tolist()
+    }
