@@ -35,7 +35,7 @@ def write(folder: pathlib.Path) -> None:
         module = build.family(family)
         tokenizer = tiny_model.tokenizer(KINDS.get(family, "wordpiece"))
         fullest = {name: heads for heads, name in module.HF_CONFIG["architectures"].items()}
-        for heads in fullest.values():
+        for heads in dict.fromkeys(fullest.values()):
             fields = {"vocab_size": tokenizer.size + 100, **module.SMOKE, "heads": heads}
             if "pad_id" in module.Config.__dataclass_fields__:
                 fields["pad_id"] = tokenizer.specials.pad

@@ -1,11 +1,11 @@
 """bertjax: pretraining of BERT and its relatives in JAX and Flax.
 
-    import bertjax
+import bertjax
 
-    bert = bertjax.load("run/")
-    bert.fill_mask("The [MASK] sat on the mat.")
-    vectors = bert.encode(["A cat sat.", "A dog ran."])
-    bertjax.load("gpt2/").generate(["The cat sat on"], max_new_tokens=20)
+bert = bertjax.load("run/")
+bert.fill_mask("The [MASK] sat on the mat.")
+vectors = bert.encode(["A cat sat.", "A dog ran."])
+bertjax.load("gpt2/").generate(["The cat sat on"], max_new_tokens=20)
 """
 
 import os
@@ -19,7 +19,8 @@ def load(path: str | os.PathLike) -> "Pretrained":
     """The model in a workdir, a step of one, an artifact or a Hugging Face folder, ready to use.
 
     The result has `model`, `params`, `tokenizer`, `encode(texts)`, `fill_mask(text)`,
-    `generate(prompts)`, and computes in float32. Raises `errors.UserError` naming the file that is absent or damaged.
+    `generate(prompts)`, and computes in float32. Raises `errors.UserError` naming the file that is
+    absent or damaged.
     """
     # Imported here: jax and flax take seconds, and the verbs that read text need neither.
     from bertjax import inference

@@ -68,8 +68,8 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
     config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})  # -1: the devices that are left
     config.topology = "v5e-16"  # the TPU slice this config is made for; a note for people
 
-    config.init_from = ""  # artifact, workdir or Hugging Face folder whose parameters start the run
-    config.init_vocabulary = "same"  # the data's and init_from's; shared_pieces: keep what is shared
+    config.init_from = ""  # artifact, workdir or Hugging Face folder with the first parameters
+    config.init_vocabulary = "same"  # of init_from and the data; shared_pieces: keep those
     config.log_every = 100
     config.eval = ConfigDict()
     config.eval.every = 10_000

@@ -13,7 +13,8 @@ import safetensors.numpy
 from benchmarks import parity
 from bertjax import build, errors, sharding
 from bertjax import step as step_lib
-from bertjax.artifact import artifact, huggingface
+from bertjax.__main__ import main
+from bertjax.artifact import artifact, huggingface, loading
 from bertjax.data.rng import RowRandom, row_keys
 from bertjax.models import electra, layers
 from bertjax.objectives import replaced_token_detection as rtd
@@ -346,3 +347,23 @@ def test_sizes_that_are_refused():
         electra.Config(generator_hidden_size=10, generator_num_heads=3)
     with pytest.raises(errors.UserError, match="heads"):
         electra.Config(heads=("rtd", "mlm"))
+
+
+def test_export_writes_the_part_that_is_asked_for(tmp_path):
+    """The discriminator by default, or the generator."""
+    tokenizer = tiny_model.tokenizer()
+    model = build.model("electra", {**electra.SMOKE, "vocab_size": tokenizer.size})
+    how = dataclasses.asdict(layers.Compute())
+    fields = {name: value for name, value in vars(model.config).items() if name not in how}
+    params = jax.device_get(build.init_params(model, jax.random.key(0)))
+    artifact.write(artifact.Artifact("electra", fields, params, tokenizer), tmp_path / "both")
+    for part, heads in (("", ("rtd",)), ("generator", ("mlm",))):
+        folder = str(tmp_path / f"hf{part}")
+        main(["export", f"--model={tmp_path / 'both'}", f"--output={folder}", f"--part={part}"])
+        found = loading.load(folder)
+        assert found.fields["heads"] == heads
+        tiny_model.assert_same_params(
+            found.params, electra.parts(fields, params)[part or "discriminator"][1]
+        )
+    with pytest.raises(errors.UserError, match="this model has discriminator, generator"):
+        artifact.part(loading.load(tmp_path / "both"), "teacher")

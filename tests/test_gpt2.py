@@ -1,14 +1,18 @@
 """GPT-2: its size, who sees whom, packed rows, and the cache against the full forward pass."""
 
+import json
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from bertjax import build, errors
+from bertjax.artifact import huggingface
 from bertjax.models import gpt2, layers
+from tests import encoders, tiny_model
 
 V, L = 100, 12
 FIELDS = {
@@ -181,6 +185,23 @@ def test_every_dropout_rate_drops(params, rate):
         return np.asarray(out["logits"])[..., :V]
 
     assert np.abs(logits(True) - logits(False)).max() > 0.1
+
+
+def test_a_folder_as_it_was_published_is_read(tmp_path):
+    """Names without prefix, the mask among the weights, no width of the MLP in config.json."""
+    source = encoders.make_artifact("gpt2", "bpe", intermediate_size=64)
+    huggingface.write(source, tmp_path)
+    weights = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    plain = {name.removeprefix("transformer."): array for name, array in weights.items()}
+    assert plain["h.0.attn.c_attn.weight"].shape == (16, 48)
+    mask = np.tri(24, dtype=np.float32)[None, None]
+    more = {f"h.{i}.attn.{name}": mask for i in range(3) for name in ("bias", "masked_bias")}
+    safetensors.numpy.save_file(plain | more, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text()) | {"n_inner": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = huggingface.read(tmp_path)
+    assert found.fields == source.fields
+    tiny_model.assert_same_params(found.params, source.params)
 
 
 def test_impossible_fields_are_named():

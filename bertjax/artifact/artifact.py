@@ -104,6 +104,24 @@ def check_fingerprint(tokenizer: Any, fingerprint: str, where: str | os.PathLike
         )
 
 
+def part(model: Artifact, name: str = "") -> Artifact:
+    """The part of a model that is several in one (ELECTRA's generator, say); "" is the first part.
+
+    A family of several has a function `parts`; a model that is one is its own only part. Raises
+    UserError for a name that there is not.
+    """
+    module = build.family(model.family)
+    if not hasattr(module, "parts"):
+        if name:
+            raise errors.UserError(f"--part={name}: a {model.family} has no parts; leave it out")
+        return model
+    parts = module.parts(model.fields, model.params)
+    if name and name not in parts:
+        raise errors.UserError(f"--part={name}: this model has {', '.join(parts)}")
+    fields, params = parts[name or next(iter(parts))]
+    return dataclasses.replace(model, fields=fields, params=params)
+
+
 def write(model: Artifact, folder: str | os.PathLike) -> None:
     """Writes the folder, whole or not at all; an earlier artifact there is replaced."""
     with files.new_folder(folder) as new:

@@ -2,6 +2,7 @@
 
 Example:
   bertjax export --model=run/ --output=bert-hf/ --format=hf
+  bertjax export --model=electra-run/ --output=generator-hf/ --part=generator
 
 A Hugging Face folder loads in transformers (AutoModel, AutoTokenizer); an artifact is parameters,
 config and tokenizer in bertjax's own layout. --output is replaced where it is an earlier export.
@@ -21,11 +22,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", required=True, help="folder to write")
     parser.add_argument("--format", choices=WRITERS, default="hf", help="default: %(default)s")
+    parser.add_argument(
+        "--part", default="", help="of ELECTRA: generator or discriminator (the default for hf)"
+    )
 
 
 def run(flags: argparse.Namespace) -> None:
     """Writes the folder and says what is in it."""
     model = loading.load(flags.model)
+    if flags.part or flags.format == "hf":
+        model = artifact.part(model, flags.part)
     WRITERS[flags.format](model, flags.output)
     count = artifact.num_params(model.params, model.fields["vocab_size"])
     step = "" if model.step is None else f", step {model.step:,}"

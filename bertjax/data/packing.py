@@ -3,8 +3,8 @@
 A piece is a run of tokens of one document. Both ways of filling rows have the same pieces, and no
 piece sees another one of its row (`data.layout`), so the loss is the same either way.
 
-`Documents` and `Prefixes` are samplings as in `data.samples`; `data.denoising` has a third. A row
-of their tables is a row of the model: where its pieces start, and their sizes.
+`Documents`, `Prefixes` and `Enclosed` are samplings as in `data.samples`; `data.denoising` has
+another. A row of their tables is a row of the model: where its pieces start, and their sizes.
 
     sampling = Documents(length=128, end=1, pad=0, packing=True)
     window = sampling.window(records)
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bertjax import errors
-from bertjax.data import vocabulary
+from bertjax.data import layout, vocabulary
 from bertjax.data.rng import RowRandom
 
 Batch = dict[str, np.ndarray]
@@ -253,6 +253,43 @@ class Prefixes:
         """input_ids int32[B, 2 L], pieces back to back; piece_sizes, prefix_sizes int32[B, K]."""
         batch = assemble(window, table, 2 * self.length, self.pad)
         return batch | {"prefix_sizes": table["prefix"]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Enclosed:
+    """Documents in pieces of at most `length` tokens, among them `first` before a piece and `last`
+    behind it: the text that an encoder reads, [CLS] piece [SEP]."""
+
+    length: int
+    first: int
+    last: int
+    pad: int
+    packing: bool
+
+    def window(self, records: Sequence) -> Window:
+        """Joins records of `data.store` to a window."""
+        return join(records)
+
+    def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
+        """A table of rows, each token of the window once; rng is of one row, the window's."""
+        start, size = cut(window, self.length - 2, rng)
+        k = slots(self.length, self.packing)
+        return arrange(
+            size[None] + 2, (self.length,), k, rng, "packing/pieces", start=start, size=size
+        )
+
+    def assemble(self, window: Window, table: np.ndarray) -> Batch:
+        """The features of `layout.lay_out`."""
+        batch = assemble(window, table, self.length, self.pad)
+        sizes_BK = batch["piece_sizes"]
+        sizes_P = sizes_BK[sizes_BK > 0]
+        stops_P = np.cumsum(sizes_P)
+        places = np.stack([stops_P - sizes_P, stops_P], axis=1).ravel()
+        ends = np.tile([self.first, self.last], len(sizes_P))
+        tokens_T = np.insert(layout.pieces_of(batch), places, ends)
+        return layout.lay_out(
+            tokens_T, sizes_BK + 2 * (sizes_BK > 0), self.length, self.pad, packing=self.packing
+        )
 
 
 def assemble(window: Window, table: np.ndarray, width: int, pad: int) -> Batch:

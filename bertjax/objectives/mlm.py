@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from bertjax import errors, metrics
-from bertjax.data import masking, samples, span_masking
+from bertjax.data import layout, masking, packing, samples, span_masking
 from bertjax.data.rng import RowRandom
 from bertjax.data.vocabulary import Vocabulary
 from bertjax.objectives import terms
@@ -42,6 +42,7 @@ class Config:
     random_token_rate: float = 0.1  # of the chosen: replaced by a random piece; the rest stay
     pair: str = "nsp"  # nsp: is segment B the next one; sop: are A and B in order; none: one text
     cross_documents: bool = True  # pair none: a text goes on into the next document
+    packing: bool = False  # pair none: several documents a row, each seeing only itself
     short_rate: float = 0.1  # share of samples cut for a random shorter length
     random_next_rate: float = 0.5  # nsp: share of pairs whose second segment is of another document
 
@@ -63,6 +64,7 @@ class Config:
             check(getattr(self, name) >= 1, name, "1 or more")
         check(self.masking in MASKINGS, "masking", f"one of {', '.join(MASKINGS)}")
         check(self.pair in (*LABELS, "none"), "pair", f"one of {', '.join(LABELS)}, none")
+        check(self.pair == "none" or not self.packing, "packing", "false where there are pairs")
 
 
 def predictions(config: Config, length: int) -> int:
@@ -83,9 +85,7 @@ def scales(config: Config) -> dict[str, float]:
 def features(config: Config, length: int) -> dict[str, tuple[tuple[int, ...], type]]:
     """Name -> (shape without the batch, dtype) of what `transform` gives."""
     p = predictions(config, length)
-    table = {
-        "input_ids": ((length,), np.int32),
-        "attention_mask": ((length,), np.int32),
+    table = layout.features(length, config.packing) | {
         "masked_positions": ((p,), np.int32),
         "masked_ids": ((p,), np.int32),
         "masked_weights": ((p,), np.float32),
@@ -98,7 +98,7 @@ def features(config: Config, length: int) -> dict[str, tuple[tuple[int, ...], ty
 
 def sampling(
     config: Config, length: int, vocabulary: Vocabulary
-) -> samples.TwoSegments | samples.FullSentences:
+) -> samples.TwoSegments | samples.FullSentences | packing.Enclosed:
     """How windows of text become samples of `length` tokens, for `data.loader`.
 
     Raises:
@@ -117,6 +117,9 @@ def sampling(
         return samples.Pairs(*common, config.random_next_rate)
     if config.pair == "sop":
         return samples.OrderedPairs(*common)
+    if config.packing:
+        specials = vocabulary.specials
+        return packing.Enclosed(length, specials.cls, specials.sep, specials.pad, packing=True)
     return samples.FullSentences(*common, config.cross_documents)
 
 
@@ -130,10 +133,10 @@ def transform(
     """Hides tokens of a batch from `sampling` and adds masked_{positions, ids, weights}."""
     ids_BL = batch["input_ids"]
     specials = vocabulary.specials
-    candidates_BL = batch["attention_mask"].astype(bool)
-    candidates_BL &= (ids_BL != specials.cls) & (ids_BL != specials.sep)
+    real_BL = batch["segment_ids" if config.packing else "attention_mask"] > 0
+    candidates_BL = real_BL & (ids_BL != specials.cls) & (ids_BL != specials.sep)
     limit = predictions(config, length)
-    counts_B = masking.counts(batch["attention_mask"].sum(axis=1), config.mask_rate, limit)
+    counts_B = masking.counts(real_BL.sum(axis=1), config.mask_rate, limit)
     continues_BL = vocabulary.continuations[ids_BL]
     positions_BP, weights_BP = _choose(config, candidates_BL, continues_BL, counts_B, limit, rng)
     deciders_BP = None
