@@ -1,0 +1,181 @@
+"""Checkpoints of T5X in its own form: a msgpack file, large arrays perhaps in folders beside it.
+
+Both layouts of layers: one by one (layers_0, layers_1, ...) and scanned (stacked on axis 1).
+
+    fields, params = t5x.read("t5_1_1_base/checkpoint_1000000")
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorstore
+from flax import serialization
+
+from bertjax import errors
+from bertjax.artifact import artifact, files
+from bertjax.models import layers, t5
+
+FILE = "checkpoint"  # in the folder of a checkpoint
+
+# Our name and theirs of the parts of a layer.
+_ENCODER = {
+    "attention": "attention",
+    "attention_norm": "pre_attention_layer_norm",
+    "mlp_norm": "pre_mlp_layer_norm",
+}
+_DECODER = {
+    "attention": "self_attention",
+    "attention_norm": "pre_self_attention_layer_norm",
+    "cross_attention": "encoder_decoder_attention",
+    "cross_attention_norm": "pre_cross_attention_layer_norm",
+    "mlp_norm": "pre_mlp_layer_norm",
+}
+_UNITS = {
+    "mlp/wi/kernel": "mlp/wi/kernel",
+    "mlp/wo/kernel": "mlp/wo/kernel",
+    "gated_mlp/wi/kernel": "mlp/wi_0/kernel",
+    "gated_mlp/wi_gate/kernel": "mlp/wi_1/kernel",
+    "gated_mlp/wo/kernel": "mlp/wo/kernel",
+}
+_OTHERS = {
+    "embeddings/word/embedding": "token_embedder/embedding",
+    "encoder/relative_bias/embedding": "encoder/relpos_bias/rel_embedding",
+    "decoder/relative_bias/embedding": "decoder/relpos_bias/rel_embedding",
+    "encoder/final_norm/scale": "encoder/encoder_norm/scale",
+    "decoder/final_norm/scale": "decoder/decoder_norm/scale",
+    "lm_head/kernel": "decoder/logits_dense/kernel",
+}
+
+
+def read(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
+    """(fields of the family t5, parameters in float32) of a checkpoint's folder or msgpack file.
+
+    Gated units are read as gelu, others as relu: the file does not say. Raises UserError naming
+    what is damaged, absent or not of a T5.
+    """
+    path = pathlib.Path(path)
+    file = path / FILE if path.is_dir() else path
+    theirs = _stacked(_arrays(file), file)
+    fields = _fields(theirs, file)
+    flat = {}
+    for ours, leaf in artifact.flatten(artifact.abstract_params("t5", fields, file)).items():
+        name = _their_name(ours)
+        if name not in theirs:
+            raise errors.UserError(f"{file}: lacks {name}; {files.AGAIN}")
+        flat[ours] = _to_ours(theirs.pop(name), leaf.shape, ours, f"{file}: {name}")
+    if theirs:
+        raise errors.UserError(f"{file}: does not know what to do with {', '.join(theirs)}")
+    return fields, artifact.unflatten(flat)
+
+
+def _arrays(file: pathlib.Path) -> dict[str, np.ndarray]:
+    """Every parameter by path, in float32."""
+    try:
+        state = serialization.msgpack_restore(file.read_bytes())
+    except OSError as error:
+        raise errors.UserError(f"{file}: cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise errors.UserError(f"{file}: is no msgpack file of arrays; {files.AGAIN}") from error
+    try:
+        target = state["optimizer"]["target"]
+    except (KeyError, TypeError) as error:
+        raise errors.UserError(f"{file}: has no optimizer/target, so is not of T5X") from error
+    found: dict[str, np.ndarray] = {}
+
+    def walk(node: Any, prefix: str) -> None:
+        if isinstance(node, Mapping) and "driver" in node:
+            node = _tensorstore(node, file)
+        if isinstance(node, Mapping):
+            for name, inner in node.items():
+                walk(inner, f"{prefix}/{name}" if prefix else name)
+        else:
+            found[prefix] = np.asarray(node, np.float32)
+
+    walk(target, "")
+    return found
+
+
+def _tensorstore(spec: Mapping[str, Any], file: pathlib.Path) -> np.ndarray:
+    """The array that stands in a folder beside the file, whatever storage it was written to."""
+    folder = file.parent / spec["kvstore"]["path"]
+    store = {"driver": spec["driver"], "kvstore": {"driver": "file", "path": f"{folder}/"}}
+    try:
+        return tensorstore.open(store, open=True, read=True).result().read().result()
+    except ValueError as error:
+        raise errors.UserError(f"{folder}: cannot be read; {files.AGAIN}") from error
+
+
+def _stacked(arrays: dict[str, np.ndarray], file: pathlib.Path) -> dict[str, np.ndarray]:
+    """The same with "STACK/layers/NAME" for the layers of a stack, one array [layers, ...]."""
+    found: dict[str, np.ndarray] = {}
+    by_layer: dict[str, dict[int, np.ndarray]] = {}
+    for name, array in arrays.items():
+        stack, _, rest = name.partition("/")
+        part, _, inner = rest.partition("/")
+        if part == stack:  # scanned
+            found[f"{stack}/layers/{inner}"] = np.moveaxis(array, 1, 0)
+        elif part.startswith("layers_"):
+            number = int(part.removeprefix("layers_"))
+            by_layer.setdefault(f"{stack}/layers/{inner}", {})[number] = array
+        else:
+            found[name] = array
+    for name, numbered in by_layer.items():
+        if set(numbered) != set(range(len(numbered))):
+            raise errors.UserError(
+                f"{file}: {name} is there for the layers {sorted(numbered)} only"
+            )
+        found[name] = np.stack([numbered[i] for i in range(len(numbered))])
+    return found
+
+
+def _fields(theirs: dict[str, np.ndarray], file: pathlib.Path) -> dict[str, Any]:
+    try:
+        bias = theirs["encoder/relpos_bias/rel_embedding"]
+        query = theirs["encoder/layers/attention/query/kernel"]
+        table = theirs["token_embedder/embedding"]
+        gated = "encoder/layers/mlp/wi_0/kernel" in theirs
+        wo = theirs["encoder/layers/mlp/wo/kernel"]
+        decoder = theirs["decoder/layers/mlp/wo/kernel"]
+    except KeyError as error:
+        raise errors.UserError(f"{file}: lacks {error.args[0]}, so is not of a T5") from error
+    config = t5.Config(
+        vocab_size=table.shape[0],
+        hidden_size=table.shape[1],
+        num_layers=len(query),
+        num_decoder_layers=len(decoder),
+        num_heads=bias.shape[0],
+        head_dim=query[0].size // table.shape[1] // bias.shape[0],
+        intermediate_size=wo.shape[1],
+        relative_buckets=bias.shape[1],
+        activation="gelu_tanh" if gated else "relu",
+        gated=gated,
+        tied_embeddings="decoder/logits_dense/kernel" not in theirs,
+    )
+    compute = {field.name for field in dataclasses.fields(layers.Compute)}
+    return {k: v for k, v in dataclasses.asdict(config).items() if k not in compute}
+
+
+def _their_name(ours: str) -> str:
+    stack, inside, rest = ours.partition("/layers/")
+    if not inside:
+        return _OTHERS[ours]
+    if rest in _UNITS:
+        return f"{stack}/layers/{_UNITS[rest]}"
+    part, _, leaf = rest.partition("/")
+    return f"{stack}/layers/{(_ENCODER if stack == 'encoder' else _DECODER)[part]}/{leaf}"
+
+
+def _to_ours(array: np.ndarray, shape: tuple[int, ...], ours: str, where: str) -> np.ndarray:
+    if ours.endswith("relative_bias/embedding"):
+        array = array.T
+    elif ours == "embeddings/word/embedding":
+        array = np.pad(array, ((0, shape[0] - len(array)), (0, 0)))
+    elif ours == "lm_head/kernel":
+        array = np.pad(array, ((0, 0), (0, shape[1] - array.shape[1])))
+    if array.size != np.prod(shape):
+        raise errors.UserError(f"{where} has shape {array.shape}, not one of {shape}")
+    return array.reshape(shape)  # they may have heads and head_dim as one axis
