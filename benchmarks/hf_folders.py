@@ -22,6 +22,18 @@ OURS = ("mlm_logits", "logits", "rtd_logits", "nsp_logits", "last_hidden_state")
 THEIRS = ("prediction_logits", "logits", "last_hidden_state")
 
 
+def exact_heads(family: str, classes: dict[tuple[str, ...], str]) -> list[tuple[str, ...]]:
+    """The fullest heads of each class of theirs which it has all of; RobertaForMaskedLM lacks a
+    pooler, and no class has SpanBERT's pooler beside an MLM head."""
+
+    def exact(heads: tuple[str, ...], name: str) -> bool:
+        both = {"pooler", "mlm"} <= set(heads)
+        return not both or (name.endswith("ForPreTraining") and family != "spanbert")
+
+    fullest = {name: heads for heads, name in classes.items() if exact(heads, name)}
+    return list(fullest.values())
+
+
 def write(folder: pathlib.Path) -> None:
     """One Hugging Face folder a family and class of theirs, with all heads that the class has."""
     import jax
@@ -34,8 +46,7 @@ def write(folder: pathlib.Path) -> None:
     for family in build.families():
         module = build.family(family)
         tokenizer = tiny_model.tokenizer(KINDS.get(family, "wordpiece"))
-        fullest = {name: heads for heads, name in module.HF_CONFIG["architectures"].items()}
-        for heads in dict.fromkeys(fullest.values()):
+        for heads in exact_heads(family, module.HF_CONFIG["architectures"]):
             fields = {"vocab_size": tokenizer.size + 100, **module.SMOKE, "heads": heads}
             if "pad_id" in module.Config.__dataclass_fields__:
                 fields["pad_id"] = tokenizer.specials.pad

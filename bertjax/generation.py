@@ -26,7 +26,8 @@ from bertjax.models import layers
 
 PROMPT_MULTIPLE = 32
 NEW_MULTIPLE = 32
-MAX_ROWS = 32  # rows of a batch, beams included
+MAX_ROWS = 32  # rows of a batch, beams included,
+MAX_TOKENS = 8192  # and tokens in them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +115,9 @@ def generate(
     }
     found: list[np.ndarray] = [np.zeros(0, np.int32)] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
-    size = MAX_ROWS // _power_of_two(options.num_beams)
-    for start in range(0, len(order), size):
-        rows = order[start : start + size]
+    while order:
+        size = _batch_size(len(prompts[order[0]]) + slots, options.num_beams)
+        rows, order = order[:size], order[size:]
         batch = _batch([prompts[row] for row in rows], rows, ids.pad, left=_is_decoder(model))
         tokens_BT = _decode(
             model, params, batch, numbers, slots=slots, num_beams=options.num_beams,
@@ -139,6 +140,12 @@ def _round_up(count: int, multiple: int) -> int:
 
 def _power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
+
+
+def _batch_size(length: int, num_beams: int) -> int:
+    """Prompts in a batch: a power of two, so that full batches have one shape."""
+    rows = min(MAX_ROWS, MAX_TOKENS // length)
+    return 1 << (max(rows // num_beams, 1).bit_length() - 1)
 
 
 def _batch(
@@ -261,7 +268,7 @@ def _repeat(cache: Any, num_beams: int) -> Any:
 
 
 def truncate(logits_BV: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
-    """Hides all but the `top_k` largest (0: none), then all but the fewest that sum up to `top_p`.
+    """Hides all but the `top_k` largest (0: nothing), then all but the fewest that sum to `top_p`.
 
     Equals of the smallest that is kept are kept too.
     """

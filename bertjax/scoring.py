@@ -30,7 +30,7 @@ from bertjax import build, errors, inference
 from bertjax.data import packing
 from bertjax.models import layers
 
-TOKENS = 8192  # in a batch, at most
+TOKENS = 2048  # in a batch, at most: what stays in the caches of a CPU
 LOGITS = 1 << 25  # in a batch, at most: 128 MiB
 
 Batch = dict[str, np.ndarray]

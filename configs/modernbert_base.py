@@ -2,9 +2,9 @@
 
     bertjax pretrain --config=configs/modernbert_base.py --workdir=run/ --config.data.path=prepared/
 
-364,000 steps of 4,608 sequences of 1,024 tokens: 1.7T tokens, 1.4e21 FLOPs. 30% of the tokens are
-hidden; the rate rises over 3G tokens, stays, and falls over the last 50G. The tokenizer is byte BPE
-of 50,368 pieces.
+364,000 steps of 4,608 rows of 1,024 tokens, packed with documents that see only themselves: 1.7T
+tokens, 1.4e21 FLOPs. 30% of the tokens are hidden; the rate rises over 3G tokens, stays, and falls
+over the last 50G. The tokenizer is byte BPE of 50,368 pieces.
 Not as in the paper: the batch does not grow over the first 50G tokens; the rate falls here and not
 after 250G tokens of length 8,192 more, and the rotary base of the global layers has from the start
 the value that it got for these; AdamW with clipping stands for StableAdamW, which limits the update
@@ -20,7 +20,7 @@ from bertjax import config as config_lib
 def get_config(arg: str = "") -> ConfigDict:
     """The config; "smoke" shrinks it to seconds on a CPU."""
     config = config_lib.default("modernbert", "base")  # hides 30%, no pairs of segments
-    config.objective.short_rate = 0.0
+    config.objective.packing = True
     config.data.length = 1024
     config.batch_size = 4608
     config.micro_batch_size = 2304

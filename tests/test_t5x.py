@@ -9,7 +9,7 @@ import tensorstore
 from flax import serialization
 
 from bertjax import build, errors
-from bertjax.artifact import artifact, t5x
+from bertjax.artifact import artifact, loading, t5x
 from bertjax.models import t5
 from tests import tiny_model
 
@@ -66,7 +66,7 @@ def test_both_layouts_come_back_bit_equal(tmp_path, version, scanned):
     fields = VERSIONS[version]
     flat = _params(fields)
     _write(tmp_path / "checkpoint", _target(flat, fields, scanned))
-    found, params = t5x.read(tmp_path)
+    found, params = t5x.read_checkpoint(tmp_path / "checkpoint")
     tiny_model.assert_same_params(params, artifact.unflatten(flat))
     assert found.items() >= fields.items()
     assert dataclasses.asdict(t5.Config(**found)).items() >= found.items()
@@ -85,16 +85,30 @@ def test_large_arrays_lie_in_folders(tmp_path):
         array.write(target[name]).result()
         target[name] = {"driver": "zarr", "kvstore": {"driver": "gfile", "path": folder}}
     _write(tmp_path / "checkpoint", target)
-    _, params = t5x.read(tmp_path)
+    _, params = t5x.read_checkpoint(tmp_path / "checkpoint")
     tiny_model.assert_same_params(params, artifact.unflatten(flat))
     (tmp_path / "target.token_embedder.embedding" / ".zarray").unlink()
     with pytest.raises(errors.UserError, match=r"target\.token_embedder\.embedding"):
-        t5x.read(tmp_path)
+        t5x.read_checkpoint(tmp_path / "checkpoint")
+
+
+def test_folder_with_a_tokenizer_is_a_model(tmp_path):
+    fields = VERSIONS["1.1"]
+    flat = _params(fields)
+    _write(tmp_path / "checkpoint", _target(flat, fields, scanned=False))
+    with pytest.raises(errors.UserError, match=str(tmp_path)):
+        loading.load(tmp_path)
+    tiny_model.tokenizer("unigram").save(tmp_path, max_length=512)
+    model = loading.load(tmp_path)
+    assert model.family == "t5" and model.tokenizer.size == tiny_model.tokenizer("unigram").size
+    tiny_model.assert_same_params(model.params, artifact.unflatten(flat))
+    shapes = loading.load(tmp_path, with_params=False).params
+    assert jax.tree.map(lambda x: x.shape, shapes) == jax.tree.map(np.shape, model.params)
 
 
 def test_checkpoint_of_theirs(shared_data):
     file = shared_data / "checkpoints/t5x_test_t5_tiny.checkpoint_0"
-    fields, params = t5x.read(file)
+    fields, params = t5x.read_checkpoint(file)
     assert fields["gated"] and not fields["tied_embeddings"]
     sizes = ("vocab_size", "hidden_size", "num_layers", "num_decoder_layers", "num_heads",
              "head_dim", "intermediate_size")  # fmt: skip
@@ -111,13 +125,13 @@ def test_checkpoint_of_theirs(shared_data):
 def test_what_is_not_a_checkpoint_is_named(tmp_path):
     file = tmp_path / "checkpoint"
     with pytest.raises(errors.UserError, match="checkpoint: cannot be read"):
-        t5x.read(file)
+        t5x.read_checkpoint(file)
     file.write_bytes(b"\xc1 no msgpack")
     with pytest.raises(errors.UserError, match="no msgpack"):
-        t5x.read(file)
+        t5x.read_checkpoint(file)
     file.write_bytes(serialization.msgpack_serialize({"params": {}}))
     with pytest.raises(errors.UserError, match="optimizer/target"):
-        t5x.read(file)
+        t5x.read_checkpoint(file)
     fields = VERSIONS["1.0"]
     target = _target(_params(fields), fields, scanned=False)
     for change, says in (
@@ -128,4 +142,4 @@ def test_what_is_not_a_checkpoint_is_named(tmp_path):
     ):
         _write(file, {k: v for k, v in (target | change).items() if v is not None})
         with pytest.raises(errors.UserError, match=says):
-            t5x.read(file)
+            t5x.read_checkpoint(file)

@@ -1,9 +1,10 @@
 """What `--model=` and `bertjax.load` take: a workdir, a step of one, an artifact or theirs.
 
-    loading.load("run/")                    # the newest checkpoint of a run
-    loading.load("run/checkpoints/1000")    # or run/1000: one step of it
-    loading.load("artifact/")
-    loading.load("bert-base-uncased/")      # config.json, model.safetensors, tokenizer files
+loading.load("run/")                    # the newest checkpoint of a run
+loading.load("run/checkpoints/1000")    # or run/1000: one step of it
+loading.load("artifact/")
+loading.load("bert-base-uncased/")      # config.json, model.safetensors, tokenizer files
+loading.load("checkpoint_1000000/")     # of T5X, with its spiece.model
 """
 
 import contextlib
@@ -19,7 +20,7 @@ import numpy as np
 from etils import epath
 
 from bertjax import checkpoint, errors, workdir
-from bertjax.artifact import artifact, files, huggingface
+from bertjax.artifact import artifact, files, huggingface, t5x
 from bertjax.data import store
 from bertjax.data import tokenizer as tokenizer_lib
 
@@ -28,8 +29,8 @@ from bertjax.data import tokenizer as tokenizer_lib
 class Place:
     """What a path leads to.
 
-    kind: "workdir", "artifact" or "huggingface"; folder: where its config.json is; step: the one
-    asked for, None for the newest or where there are no steps.
+    kind: "workdir" or a key of READERS; folder: where its files are; step: the one asked for, None
+    for the newest or where there are no steps.
     """
 
     kind: str
@@ -37,8 +38,11 @@ class Place:
     step: int | None = None
 
 
+READERS = {"artifact": artifact.read, "huggingface": huggingface.read, "t5x": t5x.read}
+
+
 def find(path: str | os.PathLike) -> Place:
-    """What is at `path`. UserError if it is none of the four."""
+    """What is at `path`. UserError if it is none of these."""
     folder = epath.Path(path)
     if not folder.exists() and not folder.name.isdigit():
         raise errors.UserError(f"{path}: there is nothing; give {_CHOICES}")
@@ -61,9 +65,8 @@ def load(path: str | os.PathLike, *, with_params: bool = True) -> artifact.Artif
     place = find(path)
     if place.kind == "workdir":
         return _from_workdir(place, with_params)
-    read = artifact.read if place.kind == "artifact" else huggingface.read
     with tempfile.TemporaryDirectory() as copy:
-        return read(files.localise(place.folder, copy), with_params=with_params)
+        return READERS[place.kind](files.localise(place.folder, copy), with_params=with_params)
 
 
 def steps(folder: str | os.PathLike) -> list[int]:
@@ -154,13 +157,13 @@ def spread_layers(teacher_layers: int, student_layers: int) -> np.ndarray:
     return np.rint(np.linspace(0, teacher_layers - 1, student_layers)).astype(int)
 
 
-_CHOICES = "a workdir, a step of one, an artifact or a Hugging Face folder"
+_CHOICES = "a workdir, a step of one, an artifact, a Hugging Face folder or a T5X checkpoint"
 
 
 def _kind(folder: epath.Path) -> str | None:
     file = folder / "config.json"
     if not file.exists():
-        return None
+        return "t5x" if (folder / t5x.FILE).exists() else None
     try:
         content = json.loads(file.read_text())
     except ValueError as error:

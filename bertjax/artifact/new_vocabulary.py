@@ -45,7 +45,7 @@ def shared_rows(
     """int[N] each: ids of the same piece in the old tokenizer and in the new one.
 
     Special tokens are the same by their role, whatever their names; others are when their text is
-    and both begin a word or both go on with one. old_size: embeddings of the old model, which may
+    and both are written as the beginning of a word or both as more of one. old_size: embeddings of the old model, which may
     lack some of special tokens. Raises UserError when no ordinary piece is shared.
     """
     ids = _ordinary(old)
@@ -64,11 +64,11 @@ def shared_rows(
 
 
 def _ordinary(tokenizer: tokenizer_lib.Tokenizer) -> dict[tuple[str, bool], int]:
-    """(text, whether it goes on with a word) -> id, of all pieces that are not special."""
-    special, continues = tokenizer.special_mask(), tokenizer.continuations()
-    pieces = tokenizer.pieces(range(tokenizer.size))
-    space = library_model.SPACE.get(tokenizer.kind, "")
-    return {
-        (pieces[i].removeprefix("##" if continues[i] else space), bool(continues[i])): i
-        for i in np.flatnonzero(~special).tolist()
-    }
+    """(text, is it written as the beginning of a word) -> id, of all that are not special."""
+    space = library_model.SPACE.get(tokenizer.kind)
+    ids = {}
+    for i in np.flatnonzero(~tokenizer.special_mask()).tolist():
+        (piece,) = tokenizer.pieces([i])
+        begins = not piece.startswith("##") if space is None else piece.startswith(space)
+        ids[piece.removeprefix(space or "##"), begins] = i
+    return ids

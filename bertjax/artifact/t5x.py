@@ -1,8 +1,9 @@
 """Checkpoints of T5X in its own form: a msgpack file, large arrays perhaps in folders beside it.
 
-Both layouts of layers: one by one (layers_0, layers_1, ...) and scanned (stacked on axis 1).
+Both layouts of layers: one by one (layers_0, layers_1, ...) and scanned (stacked on axis 1). The
+tokenizer is no part of it: its file is put into the folder.
 
-    fields, params = t5x.read("t5_1_1_base/checkpoint_1000000")
+    model = t5x.read("t5_1_1_base/checkpoint_1000000")
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from flax import serialization
 
 from bertjax import errors
 from bertjax.artifact import artifact, files
+from bertjax.data import tokenizer as tokenizer_lib
 from bertjax.models import layers, t5
 
 FILE = "checkpoint"  # in the folder of a checkpoint
@@ -51,14 +53,24 @@ _OTHERS = {
 }
 
 
-def read(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
-    """(fields of the family t5, parameters in float32) of a checkpoint's folder or msgpack file.
+def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Artifact:
+    """The model in the folder of a checkpoint with a tokenizer's file, often spiece.model.
 
-    Gated units are read as gelu, others as relu: the file does not say. Raises UserError naming
-    what is damaged, absent or not of a T5.
+    Raises UserError naming what is damaged, absent or not of a T5.
     """
-    path = pathlib.Path(path)
-    file = path / FILE if path.is_dir() else path
+    fields, params = read_checkpoint(pathlib.Path(folder) / FILE)
+    tokenizer = tokenizer_lib.load(os.fspath(folder))
+    artifact.check_tokenizer(tokenizer, fields["vocab_size"], folder)
+    if not with_params:
+        params = artifact.abstract_params("t5", fields, folder)
+    return artifact.Artifact("t5", fields, params, tokenizer, origin="T5X checkpoint")
+
+
+def read_checkpoint(file: pathlib.Path) -> tuple[dict[str, Any], Any]:
+    """(fields of the family t5, parameters in float32) of a msgpack file and what lies beside it.
+
+    Gated units are read as gelu, others as relu: the file does not say.
+    """
     theirs = _stacked(_arrays(file), file)
     fields = _fields(theirs, file)
     flat = {}

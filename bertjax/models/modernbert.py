@@ -65,7 +65,8 @@ class Config(layers.Compute):
 
 KIND = "encoder"
 INPUTS = ("input_ids",)
-OBJECTIVE = {"name": "mlm", "pair": "none", "mask_rate": 0.3}  # what it was published with
+# What it was published with.
+OBJECTIVE = {"name": "mlm", "pair": "none", "mask_rate": 0.3, "packing": True}
 SMOKE = {
     "num_layers": 2,
     "hidden_size": 64,
