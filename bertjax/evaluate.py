@@ -35,7 +35,7 @@ def evaluate(
     total = None
     for local in batches:
         batch = sharding.global_batch(mesh, batch_size, local)
-        terms = dict(eval_step(params, batch, frozen))
+        terms = dict(eval_step(params, batch, dict(frozen)))
         if unigram is not None:
             terms["unigram"] = _unigram_term(unigram, *predicted(batch))
         # Waiting here also keeps old CPU backends from deadlock in collectives.

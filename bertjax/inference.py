@@ -136,7 +136,9 @@ class Pretrained:
         how = generation.Options(**options)
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         sequences = [self._prompt(text, how.max_new_tokens) for text in texts]
-        found = generation.generate(self.model, self.params, sequences, how, self._ids())
+        found = generation.generate(
+            self.model, self.params, sequences, how, self._ids(), prefix=self._reads_prefixes()
+        )
         return [self.tokenizer.decode(ids) for ids in found]
 
     def _prompt(self, text: str, max_new_tokens: int) -> np.ndarray:
@@ -163,6 +165,14 @@ class Pretrained:
                 f"{max_new_tokens}: the model takes {self.max_length}; shorten one of them"
             )
         return np.array(ids, np.int32)
+
+    def _reads_prefixes(self) -> bool:
+        """Whether the objective that made the model has a decoder read without direction."""
+        if self.source.objective is None or build.family_of(self.model).KIND != "decoder":
+            return False
+        fields = artifact.model_fields(self.source.objective, "objective")
+        objective = build.objective(fields.pop("name"))
+        return "prefix_mask" in objective.features(objective.Config(**fields), self.max_length)
 
     def _ids(self) -> generation.Ids:
         specials = self.tokenizer.specials

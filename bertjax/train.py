@@ -201,7 +201,8 @@ def first_state(
             loading.check_data(model, data, f"config.init_from = {experiment.config.init_from}")
         else:
             tokenizer = tokenizer_lib.load(data.tokenizer_path)
-            model = new_vocabulary.carry_over(model, tokenizer, state.params)
+            size = experiment.config.model.vocab_size
+            model = new_vocabulary.carry_over(model, tokenizer, state.params, size)
         params = loading.overlay_params(model, experiment.config.family, state.params)
         state = state.replace(params=jax.device_put(params, places.params))
     elif "teacher" in frozen and experiment.config.objective.start_from_teacher:

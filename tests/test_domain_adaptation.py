@@ -43,8 +43,8 @@ def folder(tmp_path_factory):
     return corpora.make(tmp_path_factory.mktemp("domain"), 60)
 
 
-def pairs(old, new, old_size=None):
-    rows = new_vocabulary.shared_rows(old, new, old.size if old_size is None else old_size)
+def pairs(old, new, old_size=None, new_size=None):
+    rows = new_vocabulary.shared_rows(old, new, old_size or old.size, new_size or new.size)
     return list(zip(*(array.tolist() for array in rows), strict=True))
 
 
@@ -73,11 +73,18 @@ def test_a_piece_without_an_embedding_is_not_shared(old_tokenizer):
     assert len(pairs(old_tokenizer, old_tokenizer, old_size=50)) == 50
 
 
+def test_sentinels_are_shared_where_both_models_have_them(old_tokenizer, folder):
+    new = tokenizer_lib.load(folder / "tokenizer")
+    found = dict(pairs(old_tokenizer, new, old_size=180, new_size=new.size + 100))
+    assert [found[i] for i in old_tokenizer.sentinels] == new.sentinels.tolist()
+    assert max(dict(pairs(old_tokenizer, new, new_size=new.size + 100))) < old_tokenizer.size
+
+
 def test_rows_of_shared_pieces_are_carried_over_and_the_others_are_fresh(old_tokenizer, folder):
     new = tokenizer_lib.load(folder / "tokenizer")
     source = make_source(old_tokenizer)
     fresh = make_source(new, seed=1, heads=("pooler", "mlm")).params
-    moved = new_vocabulary.carry_over(source, new, fresh)
+    moved = new_vocabulary.carry_over(source, new, fresh, new.size)
     assert moved.tokenizer is new
     params = loading.overlay_params(moved, "bert", fresh)
     table, before = params["embeddings"]["word"]["embedding"], source.params["embeddings"]["word"]
@@ -98,7 +105,7 @@ def test_rows_of_shared_pieces_are_carried_over_and_the_others_are_fresh(old_tok
 def test_another_width_is_named(old_tokenizer, folder):
     new = tokenizer_lib.load(folder / "tokenizer")
     fresh = make_source(new, hidden_size=32).params
-    moved = new_vocabulary.carry_over(make_source(old_tokenizer), new, fresh)
+    moved = new_vocabulary.carry_over(make_source(old_tokenizer), new, fresh, new.size)
     with pytest.raises(errors.UserError, match=r"config.init_from has embeddings/.*\(.*64"):
         loading.overlay_params(moved, "bert", fresh)
 
@@ -106,7 +113,7 @@ def test_another_width_is_named(old_tokenizer, folder):
 def test_tokenizers_that_share_nothing_are_refused(old_tokenizer):
     other = tokenizer_lib.train("wordpiece", ["\u0434\u043e\u043c \u043a\u043e\u0442"] * 30, 18)
     with pytest.raises(errors.UserError, match="shares no piece"):
-        new_vocabulary.shared_rows(old_tokenizer, other, old_tokenizer.size)
+        new_vocabulary.shared_rows(old_tokenizer, other, old_tokenizer.size, other.size)
 
 
 def load_config(folder, source, **overrides):

@@ -50,7 +50,9 @@ def test_a_decoder_goes_on_with_the_prompt(gpt):
 def test_a_decoder_trained_here_begins_with_the_start_of_text(gpt):
     start = gpt.tokenizer.specials.bos
     source = _make("gpt2", "bpe")
-    ours = inference.Pretrained(artifact.Artifact(**{**vars(source), "objective": {"name": "x"}}))
+    ours = inference.Pretrained(
+        artifact.Artifact(**{**vars(source), "objective": {"name": "causal_lm"}})
+    )
     name = gpt.tokenizer.pieces([start])[0]
 
     def written(model, prompt):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import parity
-from bertjax import build, errors, generation
+from bertjax import build, decoding, errors, generation
 from bertjax.artifact import loading
 from tests import encoders
 
@@ -166,6 +166,23 @@ def test_decoding_is_step_by_step_the_likeliest():
     assert len(found) == NEW
 
 
+def test_a_prefix_is_read_without_direction():
+    model, params = gpt2()
+    many, forward = prompts(4), jax.jit(model.apply)
+    options = generation.Options(max_new_tokens=5, min_new_tokens=5)
+    found = generation.generate(model, params, many, options, IDS, prefix=True)
+    for prompt, tokens in zip(many, found, strict=True):
+        row = np.zeros((1, 32), np.int32)
+        row[0, : len(prompt) + 5] = [*prompt, *tokens]
+        seen = (np.arange(32) < len(prompt)).astype(np.int32)[None]
+        logits = np.array(forward({"params": params}, row, prefix_mask=seen)["logits"])
+        logits[..., EOS] = -np.inf
+        assert logits[0, len(prompt) - 1 : len(prompt) + 4].argmax(-1).tolist() == tokens.tolist()
+    assert [row.tolist() for row in found] != decode(
+        gpt2(), many, max_new_tokens=5, min_new_tokens=5
+    )
+
+
 def test_ids_that_the_tokenizer_lacks_are_never_chosen():
     model, params = gpt2()
     few = generation.Ids(EOS, PAD, 12)
@@ -177,9 +194,9 @@ def test_ids_that_the_tokenizer_lacks_are_never_chosen():
 
 def test_few_programs_are_compiled(monkeypatch):
     traced = []
-    start = generation._start_decoder
-    monkeypatch.setattr(generation, "_start_decoder", lambda *a: traced.append(1) or start(*a))
-    generation._decode.clear_cache()
+    start = decoding._start_decoder
+    monkeypatch.setattr(decoding, "_start_decoder", lambda *a: traced.append(1) or start(*a))
+    decoding.decode.clear_cache()
     for count, longest in ((3, 10), (4, 31), (4, 5)):  # four rows, 32 slots
         many = [np.arange(4, 4 + longest, dtype=np.int32) % V] * count
         for options in (
@@ -265,7 +282,7 @@ def test_truncation_is_that_of_transformers():
         if k:
             wanted = transformers.TopKLogitsWarper(k)(None, wanted)
         wanted = transformers.TopPLogitsWarper(p)(None, wanted).numpy()
-        found = np.array(generation.truncate(logits, k, p))
+        found = np.array(decoding.truncate(logits, k, p))
         np.testing.assert_array_equal(found > -1e8, np.isfinite(wanted), err_msg=f"{k} {p}")
 
 

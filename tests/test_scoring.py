@@ -1,5 +1,6 @@
 """Scores of texts against plain loops over single unpadded rows, and BLiMP by the command."""
 
+import argparse
 import dataclasses
 import functools
 import json
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from bertjax import __main__ as main
-from bertjax import blimp, build, errors, inference, scoring
+from bertjax import blimp, build, config, errors, inference, scoring
 from bertjax.artifact import artifact, huggingface
+from bertjax.commands import evaluate
 from bertjax.data import tokenizer as tokenizer_lib
 from bertjax.models import layers
 from tests import corpora, tiny_model
@@ -24,9 +26,9 @@ def make(family, kind="wordpiece", **fields):
     module = build.family(family)
     tokenizer = tokenizer_lib.of_bytes() if kind == "bytes" else tiny_model.tokenizer(kind)
     size = max(tokenizer.size, *(tokenizer.sentinels + 1) if family == "t5" else (0,))
-    config = module.Config(**{**module.SMOKE, "max_length": 40, "vocab_size": int(size), **fields})
+    whole = module.Config(**{**module.SMOKE, "max_length": 40, "vocab_size": int(size), **fields})
     compute = {field.name for field in dataclasses.fields(layers.Compute)}
-    fields = {k: v for k, v in dataclasses.asdict(config).items() if k not in compute}
+    fields = {k: v for k, v in dataclasses.asdict(whole).items() if k not in compute}
     rng = np.random.default_rng(0)
     params = {
         path: np.float32(path.endswith("scale")) + 0.2 * rng.standard_normal(leaf.shape, np.float32)
@@ -352,3 +354,14 @@ def test_heldout_data_for_a_model_without_a_run(family, loss, tmp_path, capsys):
     assert code == 0, err
     values = json.loads((tmp_path / "numbers.json").read_text())
     assert f"{values['unigram_loss'] - values[loss]:.2f} nats a predicted token better" in out
+
+
+def test_a_student_is_scored_without_its_teacher():
+    run = config.default("distilbert", "base", "distillation")
+    run.objective.update(mask_rate=0.2, teacher="gone/")
+    student = artifact.Artifact("distilbert", dict(run.model), None, None, config=run.to_dict())
+    flags = argparse.Namespace(length=32, batch_size=8, max_samples=5)
+    found = evaluate._config(student, flags)
+    config.validate(found)
+    assert (found.objective.name, found.objective.mask_rate) == ("mlm", 0.2)
+    assert "teacher" not in found.objective and found.data.length == 32

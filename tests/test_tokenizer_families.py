@@ -1,4 +1,4 @@
-"""Tokenizers of T5, ByT5, GPT-2 and RoBERTa: ends of text, sentinels, and what transformers loads."""
+"""Tokenizers of T5, ByT5, GPT-2 and RoBERTa: ends of text, sentinels, what transformers loads."""
 
 import json
 import os

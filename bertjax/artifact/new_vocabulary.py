@@ -1,6 +1,6 @@
 """A model under another tokenizer: what it knows of the pieces that both have is carried over.
 
-model = new_vocabulary.carry_over(model, tokenizer, fresh_params)
+    model = new_vocabulary.carry_over(model, tokenizer, fresh_params, vocab_size=8000)
 """
 
 import dataclasses
@@ -16,15 +16,18 @@ from bertjax.data import tokenizer as tokenizer_lib
 
 
 def carry_over(
-    model: artifact.Artifact, tokenizer: tokenizer_lib.Tokenizer, fresh: Any
+    model: artifact.Artifact, tokenizer: tokenizer_lib.Tokenizer, fresh: Any, vocab_size: int
 ) -> artifact.Artifact:
     """The model with the rows of `tokenizer` in every array that has one for each piece.
 
     Rows of pieces which both tokenizers have are the model's: word embeddings, and the bias and map
-    of the output. The others are those of `fresh`, parameters of the new shape. All else stays as
-    it is, also an array of another width. Raises UserError when no piece is shared.
+    of the output. The others are those of `fresh`, parameters of a model with `vocab_size`
+    embeddings. All else stays as it is, also an array of another width. Raises UserError when no
+    piece is shared.
     """
-    old_rows, new_rows = shared_rows(model.tokenizer, tokenizer, model.fields["vocab_size"])
+    old_rows, new_rows = shared_rows(
+        model.tokenizer, tokenizer, model.fields["vocab_size"], vocab_size
+    )
     mine = artifact.flatten(fresh)
     params = {}
     for path, leaf in artifact.flatten(model.params).items():
@@ -40,13 +43,14 @@ def carry_over(
 
 
 def shared_rows(
-    old: tokenizer_lib.Tokenizer, new: tokenizer_lib.Tokenizer, old_size: int
+    old: tokenizer_lib.Tokenizer, new: tokenizer_lib.Tokenizer, old_size: int, new_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """int[N] each: ids of the same piece in the old tokenizer and in the new one.
 
-    Special tokens are the same by their role, whatever their names; others are when their text is
-    and both are written as the beginning of a word or both as more of one. old_size: embeddings of the old model, which may
-    lack some of special tokens. Raises UserError when no ordinary piece is shared.
+    Special tokens are the same by their role, whatever their names, and sentinels by number. Other
+    pieces are when their text is and both are written as the beginning of a word or both as more
+    of one. old_size, new_size: embeddings of the models, which may lack those of sentinels. Raises
+    UserError when no ordinary piece is shared.
     """
     ids = _ordinary(old)
     pairs = {i: ids[piece] for piece, i in _ordinary(new).items() if piece in ids}
@@ -55,12 +59,12 @@ def shared_rows(
             f"config.init_vocabulary: the data's tokenizer ({new.kind}) shares no piece with that "
             f"of config.init_from ({old.kind}), so there is nothing to carry over"
         )
-    roles = vars(old.specials)
-    pairs |= {
-        i: roles[role] for role, i in vars(new.specials).items() if i >= 0 and roles[role] >= 0
-    }
-    new_ids, old_ids = np.array(list(pairs)), np.array(list(pairs.values()))
-    return old_ids[old_ids < old_size], new_ids[old_ids < old_size]
+    roles = {role: i for role, i in vars(old.specials).items() if i >= 0}
+    pairs |= {i: roles[role] for role, i in vars(new.specials).items() if role in roles}
+    pairs |= dict(zip(new.sentinels.tolist(), old.sentinels.tolist(), strict=False))
+    kept = [(j, i) for i, j in pairs.items() if 0 <= i < new_size and 0 <= j < old_size]
+    old_rows, new_rows = np.array(kept).T
+    return old_rows, new_rows
 
 
 def _ordinary(tokenizer: tokenizer_lib.Tokenizer) -> dict[tuple[str, bool], int]:

@@ -15,7 +15,7 @@ import os
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bertjax import blimp, build, errors, evaluate, inference, scoring, sharding, train
+from bertjax import blimp, build, errors, evaluate, inference, scoring, sharding
 from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
 from bertjax.artifact import artifact, loading
@@ -35,8 +35,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--max_samples", type=int, default=10_000, help="of the data")
     flag("--task", help="blimp:FILE instead of data")
     flag("--max_pairs", type=int, help="of the task, for each paradigm; default: all")
-    flag("--within_word", action="store_true",
-         help="of the task: a masked model does not see the rest of a word behind a token either")
+    flag(
+        "--within_word",
+        action="store_true",
+        help="of the task: a masked model does not see the rest of a word behind a token either",
+    )
     flag("--json", help="file to write the numbers to as well")
 
 
@@ -78,8 +81,7 @@ def _heldout(flags: argparse.Namespace) -> dict[str, float]:
     config_lib.validate(config)
     dataset = store.open_heldout(flags.data)
     loading.check_data(model, dataset, f"--model={flags.model}")
-    frozen = train.frozen_artifacts(config, dataset)
-    experiment = experiment_lib.Experiment(config, train.frozen_models(config, frozen))
+    experiment = experiment_lib.Experiment(config)
     mesh = sharding.make_mesh()
     experiment_lib.check_mesh(config, mesh)
     phase = config_lib.phases(config)[-1]
@@ -96,7 +98,6 @@ def _heldout(flags: argparse.Namespace) -> dict[str, float]:
             phase.batch_size,
             experiment.scales,
             experiment.unigram(train_data, vocabulary),
-            train.place_frozen(mesh, frozen),
         )
     print(f"{_title(flags, model)}, on the {dataset.split} split of {flags.data}")
     for name, value in sorted(values.items()):
@@ -108,12 +109,18 @@ def _heldout(flags: argparse.Namespace) -> dict[str, float]:
 
 def _config(model: artifact.Artifact, flags: argparse.Namespace):
     """The config of the model's run, or, for a model without one, the default of its family."""
+    family = build.family(model.family)
+    objective = OBJECTIVES[family.KIND]
+    default = config_lib.default(model.family, next(iter(family.VARIANTS)), objective)
     if model.config:
         config = config_lib.from_dict(model.config)
+        if "teacher" in config.objective:  # a student is scored without its teacher
+            shared = {key: config.objective[key] for key in default.objective if key != "name"}
+            default.objective.update(shared)
+            with config.unlocked():
+                config.objective = default.objective
     else:
-        family = build.family(model.family)
-        objective = OBJECTIVES[family.KIND]
-        config = config_lib.default(model.family, next(iter(family.VARIANTS)), objective)
+        config = default
         config.model.update(model.fields)
         if objective == "mlm":
             pairs = (head for head in build.objective("mlm").LABELS if head in config.model.heads)

@@ -4,7 +4,8 @@ Example:
   bertjax import --input=bert-base-uncased/ --output=artifact/
 
 The folder holds config.json, model.safetensors (or its shards with their index) and the tokenizer's
-files. --output is replaced where it is an earlier artifact.
+files; or a checkpoint of T5X and a tokenizer's file, such as spiece.model. --output is replaced
+where it is an earlier artifact.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from bertjax.artifact import artifact, loading
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
-    parser.add_argument("--input", required=True, help="Hugging Face folder")
+    parser.add_argument("--input", required=True, help="Hugging Face folder, or T5X checkpoint")
     parser.add_argument("--output", required=True, help="folder to write")
 
 

@@ -219,14 +219,18 @@ class Model(nn.Module):
         index: jax.Array,
         attention_mask: jax.Array | None = None,
         position_ids: jax.Array | None = None,
+        *,
+        prefix: bool = False,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """(logits [B, T, V], new cache) of T tokens which go to the slots from `index` on.
 
-        attention_mask int32[B, S]: 0 on slots of padding; slots after a token's own are never seen.
-        position_ids int32[B, T]: default is the number of the slot.
+        attention_mask int32[B, S]: 0 on slots of padding; slots after a token's own are not seen,
+        but for those of these T tokens if they are a prefix. position_ids int32[B, T]: default is
+        the number of the slot.
         """
         places_T = index + jnp.arange(input_ids.shape[1])
-        mask = (jnp.arange(cache["key"].shape[2]) <= places_T[:, None])[None]
+        last_T = places_T[-1:] if prefix else places_T
+        mask = (jnp.arange(cache["key"].shape[2]) <= last_T[:, None])[None]
         if attention_mask is not None:
             mask &= masks.padding(attention_mask)
         position_ids = places_T[None, :] if position_ids is None else position_ids

@@ -48,7 +48,7 @@ class Layer(nn.Module):
         if memory_mask is not None:
             memory = memory_BSD if cache is None else (cache["cross_key"], cache["cross_value"])
             x_BLD, _ = self._attend(x_BLD, "cross_attention", memory_mask, memory=memory)
-        # Two names, since the files of Hugging Face have two as well (HF_NAMES below).
+        # Two names, since the files of Hugging Face have two as well (HF_NAMES of t5.py).
         name, rate = "gated_mlp" if config.gated else "mlp", config.dropout_rate
         mlp = layers.Mlp(config, use_bias=False, gated=config.gated, dropout_rate=rate, name=name)
         x_BLD = self._add(x_BLD, mlp(self._norm(x_BLD, "mlp"), self.deterministic), "mlp")
@@ -98,12 +98,8 @@ class Stack(nn.Module):
         config = self.config
         buckets, std = config.relative_buckets, config.kernel_std("relative_bias")
         table = layers.Embed(buckets, config.num_heads, buckets, std, name="relative_bias")
-        bias = positions.relative_bias(
-            table.embedding,
-            *places,
-            config.relative_max_distance,
-            bidirectional=self.bidirectional,
-        )
+        most, both_ways = config.relative_max_distance, self.bidirectional
+        bias = positions.relative_bias(table.embedding, *places, most, bidirectional=both_ways)
         first_BLD = layers.Dropout(config.dropout_rate, name="first_dropout")(x_BLD, deterministic)
         stack = layers.stack(Layer, config, self.num_layers, 5)
         x_BLD, (hidden, cache) = stack(config, deterministic, name="layers")(
