@@ -4,8 +4,8 @@
     python benchmarks/hf_folders.py check FOLDER    # with any transformers; needs no bertjax
 
 Small models with random parameters. `write` leaves a folder for each of them with inputs.npz beside
-the weights: token ids and the logits or states that bertjax computes for them. `check` loads it with
-the class that its config.json names, and its tokenizer with AutoTokenizer.
+the weights: token ids and the logits or states that bertjax computes for them. `check` loads it
+with the class that its config.json names, and its tokenizer with AutoTokenizer.
 """
 
 import dataclasses

@@ -1,6 +1,7 @@
 """Masked BERT batches beside transformers' DataCollatorForLanguageModeling: sequences/s per core.
 
-    python benchmarks/loader.py [--data=prepared/] [--length=128] [--batch_size=256] [--masking=span]
+    python benchmarks/loader.py [--data=prepared/] [--length=128] [--batch_size=256] \\
+        [--masking=span]
 
 Ours is the whole loader from records to masked pairs: reading, segmentation, shuffling, assembling,
 masking. The collator gets sequences that are cut already (ours, unmasked, of the same batches) and

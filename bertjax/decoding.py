@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from bertjax import build
 from bertjax.models import layers
 
+_OF_BEAMS = ("key", "value")  # arrays of a cache that differ between the beams of a row
+
 Step = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
 
@@ -258,6 +260,3 @@ def _beams(
         "open": live_B,
     }
     return jax.lax.while_loop(running, body, carry)["done"][:, 0]
-
-
-_OF_BEAMS = ("key", "value")  # arrays of a cache that differ between the beams of a row

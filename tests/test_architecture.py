@@ -25,7 +25,7 @@ LAYERS = (
     {"build"},
     {"config"},
     {"evaluate", "workdir"},
-    {"experiment"},
+    {"decoding", "experiment"},
     {"artifact", "generation", "watch"},
     {"inference", "train"},
     {"scoring"},

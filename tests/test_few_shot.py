@@ -63,6 +63,15 @@ def test_a_decoder_trained_here_begins_with_the_start_of_text(gpt):
     assert written(ours, "") == written(gpt, "") == written(gpt, name)
 
 
+def test_a_decoder_trained_on_prefixes_reads_them_without_direction(gpt):
+    def made_by(**objective):
+        return inference.Pretrained(dataclasses.replace(_make("gpt2", "bpe"), objective=objective))
+
+    causal, prefix = made_by(name="causal_lm", packing=False), made_by(name="prefix_lm")
+    prompts = ["the cat sat on", "a dog ran home and"]
+    assert causal.generate(prompts, max_new_tokens=9) != prefix.generate(prompts, max_new_tokens=9)
+
+
 def test_an_encoder_decoder_answers(t5):
     texts = t5.generate(["the <extra_id_0> sat", "a dog"], max_new_tokens=6, num_beams=2)
     assert len(texts) == 2 and texts[0] != texts[1]

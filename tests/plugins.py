@@ -1,0 +1,217 @@
+"""A tiny model of every family on every objective that trains it, stepped as a run steps it.
+
+One dataset and one vocabulary serve all of them. Dropout is off, so that nothing is random.
+
+    run = plugins.Run(plugins.make_config("t5", "span_corruption"))
+    report, gradients = run.step(run.batch(0))
+"""
+
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from bertjax import build, experiment, sharding, train
+from bertjax import config as config_lib
+from bertjax import step as step_lib
+from bertjax.artifact import artifact
+from bertjax.data import loader
+from bertjax.objectives import mlm
+from tests import synthetic, tiny_model
+
+BATCH_SIZE = 8
+VOCABULARY = synthetic.make_vocabulary()
+VOCAB_SIZE = int(VOCABULARY.sentinels.max()) + 1  # 200 pieces and T5's 100 sentinels
+FAMILIES = build.families()
+
+
+class Dataset(synthetic.Dataset):
+    """With what is asked when a teacher is loaded."""
+
+    path = "synthetic"
+    tokenizer_fingerprint = tiny_model.tokenizer().fingerprint
+
+
+DATA = Dataset(synthetic.records(60))
+
+
+def lacking_heads(family: str, objective: str) -> set[str]:
+    """Heads that the objective reads and no model of the family has."""
+    config = config_lib.default(family, "mini", objective)
+    read = build.objective(objective).heads(build.objective_config(config))
+    return set(read) - set(build.family(family).Config().heads)
+
+
+def pairs() -> list[tuple[str, str]]:
+    """(family, objective) that go together."""
+    return [
+        (family, objective)
+        for family in FAMILIES
+        for objective in build.objectives_of(build.family(family).KIND)
+        if not lacking_heads(family, objective)
+    ]
+
+
+def make_config(
+    family: str, objective: str = "", teacher: str = "", micro_batch_size: int = 0
+) -> ml_collections.ConfigDict:
+    """The smoke config on `VOCABULARY`, with the heads that the objective reads and no others."""
+    config = config_lib.smoke(config_lib.default(family, "mini", objective))
+    for name in config.model:
+        if name.endswith("dropout_rate"):
+            config.model[name] = 0.0
+    config.model.vocab_size = VOCAB_SIZE
+    if "pad_id" in config.model:
+        config.model.pad_id = VOCABULARY.specials.pad
+    read = build.objective(config.objective.name).heads(build.objective_config(config))
+    if set(read) & set(mlm.LABELS):
+        read = ("pooler", *read)
+    config.model.heads = tuple(head for head in config.model.heads if head in read)
+    if "teacher" in config.objective:
+        config.objective.teacher = teacher
+    config.batch_size = BATCH_SIZE
+    config.micro_batch_size = micro_batch_size
+    config_lib.validate(config)
+    experiment.check_vocabulary(config, VOCABULARY)
+    return config
+
+
+def write_teacher(folder: str | os.PathLike) -> str:
+    """An artifact of a BERT of the size of the students. Returns its path."""
+    config = make_config("bert", "mlm")
+    fields = config.model.to_dict()
+    params = _first_params("bert", tuple(fields.items()))
+    artifact.write(artifact.Artifact("bert", fields, params, tiny_model.tokenizer()), folder)
+    return os.fspath(folder)
+
+
+@functools.cache
+def _first_params(family: str, fields: tuple[tuple[str, Any], ...]) -> Any:
+    model = build.model(family, dict(fields))
+    return jax.device_get(jax.jit(functools.partial(build.init_params, model))(jax.random.key(0)))
+
+
+class Run:
+    """The parts of a run of `config` on the first devices; every step starts afresh."""
+
+    def __init__(self, config: ml_collections.ConfigDict, mesh_shape: tuple[int, ...] = (1, 1, 1)):
+        devices = jax.devices()[: math.prod(mesh_shape)]
+        self.mesh = sharding.make_mesh(*mesh_shape, devices=devices)
+        experiment.check_mesh(config, self.mesh)
+        frozen = train.frozen_artifacts(config, DATA)
+        self.experiment = experiment.Experiment(config, train.frozen_models(config, frozen))
+        self.frozen = train.place_frozen(self.mesh, frozen)
+        self.phase = config_lib.phases(config)[0]
+        self.vocab_rows = build.layers.padded_vocab_size(VOCAB_SIZE)
+
+    @functools.cached_property
+    def stream(self) -> loader.Stream:
+        return self.experiment.stream(DATA, VOCABULARY, self.phase)
+
+    def batch(self, number: int) -> dict[str, np.ndarray]:
+        """A training batch."""
+        return self.stream.batch(number)
+
+    def eval_batch(self, samples: int) -> dict[str, np.ndarray]:
+        """The first batch of an evaluation on so many samples."""
+        return next(
+            loader.eval_batches(
+                DATA,
+                *self.experiment.sampling(self.phase.length, VOCABULARY),
+                batch_size=BATCH_SIZE,
+                seed=0,
+                max_samples=samples,
+            )
+        )
+
+    def params(self) -> Any:
+        """The first parameters, on the host."""
+        config = self.experiment.config
+        return _first_params(config.family, tuple(config.model.to_dict().items()))
+
+    def first_state(self) -> step_lib.TrainState:
+        """The state before the first step, which a step may consume."""
+        made = step_lib.init_state(self.params(), self.experiment.tx, jax.random.key(1))
+        places = jax.tree.map(lambda x: x.sharding, self.experiment.abstract_state(self.mesh))
+        return jax.device_put(made, places)
+
+    @functools.cached_property
+    def train_step(self) -> Callable:
+        return self.experiment.train_step(self.phase, self.mesh)
+
+    def step(
+        self, batch: dict[str, np.ndarray], state: step_lib.TrainState | None = None
+    ) -> tuple[dict[str, float], step_lib.TrainState]:
+        """(report, new state) of one step, the first one without a state."""
+        state = self.first_state() if state is None else state
+        with jax.set_mesh(self.mesh):
+            placed = sharding.global_batch(self.mesh, BATCH_SIZE, batch)
+            state, report = self.train_step(state, placed, self.frozen)
+        return {name: float(value) for name, value in report.items()}, state
+
+    @functools.cached_property
+    def traced_eval(self) -> jax.stages.Traced:
+        """The step of the evaluation, which also returns all scores of the vocabulary."""
+
+        def loss(apply, batch, **frozen):
+            said = []
+
+            def spy(**inputs):
+                said.append(apply(**inputs))
+                return said[-1]
+
+            terms = self.experiment.loss(spy, batch, **frozen)
+            outputs = [value for outputs in said for value in outputs.values()]
+            return terms, [x for x in outputs if x.shape[-1] == self.vocab_rows]
+
+        of = self.experiment
+        function = jax.jit(step_lib.make_eval_step(of.model, loss, of.frozen_models))
+        with jax.set_mesh(self.mesh):
+            return function.trace(self.params(), self.eval_batch(BATCH_SIZE), self.frozen)
+
+    @functools.cached_property
+    def _compiled_eval(self) -> Callable:
+        return self.traced_eval.lower().compile()
+
+    def evaluate(self, batch: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list]:
+        """({name: [sum, weight]}, logits [.., rows of the word table]) of an evaluation batch."""
+        terms, logits = jax.device_get(self._compiled_eval(self.params(), batch, self.frozen))
+        return {name: np.array(term) for name, term in terms.items()}, logits
+
+
+def gradients(state: step_lib.TrainState) -> dict[str, np.ndarray]:
+    """The first moments by the path of their parameter: of a first step, its clipped gradient."""
+    flat = jax.tree_util.tree_leaves_with_path(jax.device_get(state.opt_state))
+    named = {sharding.path_name(path): leaf for path, leaf in flat}
+    return {name.split("/mu/")[1]: leaf for name, leaf in named.items() if "/mu/" in name}
+
+
+def matmul_flops(jaxpr: Any) -> int:
+    """FLOPs of all products of matrices in a jaxpr; the body of a loop counts every time."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            sizes = [eqn.invars[0].aval.shape[axis] for axis in contracted]
+            total += 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(sizes)
+        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        for value in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                total += times * matmul_flops(inner)
+    return total
+
+
+def whole(model: Any) -> Any:
+    """The config of a model whose local attention, if any, is told to see everything.
+
+    XLA computes all scores of a local layer, `flops_per_sequence` counts those of its window.
+    """
+    local = {"local_window": 2 * model.config.max_length} if hasattr(model.config, "local_window") else {}
+    return dataclasses.replace(model.config, **local)

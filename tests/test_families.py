@@ -1,0 +1,279 @@
+"""One contract for all families and objectives: what each of them says of itself is so."""
+
+import dataclasses
+import functools
+import inspect
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax import build, experiment
+from bertjax import config as config_lib
+from bertjax.artifact import artifact
+from bertjax.models import layers
+from bertjax.objectives import mlm
+from tests import plugins, test_config
+
+PAIRS = plugins.pairs()
+OBJECTIVES = sorted({name for kind in ("encoder", "decoder", "encoder_decoder")
+                     for name in build.objectives_of(kind)})  # fmt: skip
+# The head that no other family has: these objectives are of one family alone.
+OWN_HEADS = {"span_boundary": {"sbo"}, "replaced_token_detection": {"rtd"}}
+WEIGHTS = ("masked_weights", "loss_weights")  # of the predictions
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    return plugins.write_teacher(tmp_path_factory.mktemp("teacher") / "artifact")
+
+
+@functools.cache
+def _run(family, objective, teacher, **options):
+    mesh_shape = options.pop("mesh_shape", (1, 1, 1))
+    return plugins.Run(plugins.make_config(family, objective, teacher, **options), mesh_shape)
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
+def run(request, teacher):
+    return _run(*request.param, teacher)
+
+
+@functools.cache
+def _two_steps(run):
+    """(first report, its gradients, second report, parameters after it)."""
+    first, state = run.step(run.batch(0))
+    gradients = plugins.gradients(state)
+    second, state = run.step(run.batch(1), state)
+    return first, gradients, second, artifact.flatten(jax.device_get(state.params))
+
+
+def _main(run):
+    return next(iter(run.experiment.scales))
+
+
+# --- every family on every objective -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", plugins.FAMILIES)
+def test_another_objective_is_one_changed_word(family):
+    for objective in build.objectives_of(build.family(family).KIND):
+        lacking = plugins.lacking_heads(family, objective)
+        assert lacking in (set(), OWN_HEADS.get(objective)), objective
+        if not lacking:
+            config_lib.validate(config_lib.default(family, "mini", objective))
+
+
+def test_every_objective_trains_some_family():
+    assert {objective for _, objective in PAIRS} == set(OBJECTIVES)
+    assert {family for family, _ in PAIRS} == set(plugins.FAMILIES)
+
+
+def test_batch_has_the_features_that_are_declared(run):
+    declared = run.experiment.objective.features(run.experiment.objective_config, run.phase.length)
+    batch = run.batch(0)
+    assert {name: (x.shape, x.dtype) for name, x in batch.items()} == {
+        name: ((plugins.BATCH_SIZE, *shape), np.dtype(dtype))
+        for name, (shape, dtype) in declared.items()
+    }
+    for name in set(batch) & {"input_ids", "decoder_input_ids", "masked_ids", "targets"}:
+        assert batch[name].min() >= 0 and batch[name].max() < plugins.VOCAB_SIZE, name
+    (weights,) = (batch[name] for name in WEIGHTS if name in batch)
+    assert weights.shape[1] == run.experiment.objective.predictions(
+        run.experiment.objective_config, run.phase.length
+    )
+
+
+def test_first_loss_is_that_of_a_guess_and_steps_are_finite(run):
+    first, _, second, _ = _two_steps(run)
+    # Logits of T5 start with a variance of 1, which costs half a nat.
+    t5 = build.family_of(run.experiment.model).KIND == "encoder_decoder"
+    assert first[_main(run)] == pytest.approx(math.log(plugins.VOCAB_SIZE) + 0.5 * t5, abs=0.3)
+    for report in (first, second):
+        assert all(map(math.isfinite, report.values())) and report["skipped"] == 0
+
+
+def test_losses_are_those_that_are_scaled_and_normalized(run):
+    of, batch = run.experiment, run.eval_batch(plugins.BATCH_SIZE)
+    terms, _ = run.evaluate(batch)
+    weights = of.objective.normalizers(of.objective_config, batch)
+    assert list(of.scales) == [name for name in of.scales if name in weights and name in terms]
+    assert weights.keys() == of.scales.keys()
+    for name, weight in weights.items():
+        assert terms[name][1] == float(weight) > 0, name
+    report = _two_steps(run)[0]
+    total = sum(factor * report[name] for name, factor in of.scales.items())
+    assert report["loss"] == pytest.approx(total, rel=1e-5)
+    assert terms.keys() <= report.keys()
+
+
+def test_every_parameter_of_every_layer_has_a_gradient(run):
+    gradients = _two_steps(run)[1]
+    assert gradients.keys() == artifact.flatten(run.params()).keys()
+    largest = max(np.abs(leaf).max() for leaf in gradients.values())
+    for path, leaf in gradients.items():
+        stacked = leaf if "/layers/" in path else leaf[None]
+        of_layers = np.abs(stacked).reshape(len(stacked), -1).max(axis=1) / largest
+        if path.endswith("key/bias"):  # the same for all keys of a query, which softmax undoes
+            assert of_layers.max() < 1e-5, path
+        else:
+            assert of_layers.min() > 1e-5, path
+
+
+def test_rows_that_pad_the_vocabulary_stay_zero_and_are_never_predicted(run):
+    after = _two_steps(run)[3]
+    padded = 0
+    for path, leaf in after.items():
+        real = artifact.real_shape(path, leaf.shape, plugins.VOCAB_SIZE)
+        beyond = np.ones(leaf.shape, bool)
+        beyond[tuple(map(slice, real))] = False
+        padded += beyond.sum()
+        assert not leaf[beyond].any(), path
+        assert np.any(leaf[~beyond] != artifact.flatten(run.params())[path][~beyond]), path
+    assert padded
+    _, logits = run.evaluate(run.eval_batch(plugins.BATCH_SIZE))
+    assert logits
+    for scores in logits:
+        assert scores.dtype == np.float32
+        assert scores[..., plugins.VOCAB_SIZE :].max() < 0.99 * layers.MASKED
+        assert np.abs(scores[..., : plugins.VOCAB_SIZE]).max() < 100
+
+
+def test_rows_that_fill_an_evaluation_batch_add_nothing(run):
+    whole, start = run.eval_batch(plugins.BATCH_SIZE), run.eval_batch(5)
+    np.testing.assert_array_equal(start["example_weights"], np.arange(plugins.BATCH_SIZE) < 5)
+    rest = {name: value.copy() for name, value in whole.items()}
+    for name, value in rest.items():
+        value[:5] = start[name][-1]
+    parts = [run.evaluate(batch)[0] for batch in (start, rest)]
+    for name, (total, weight) in run.evaluate(whole)[0].items():
+        found = sum(part[name] for part in parts)
+        np.testing.assert_allclose(found, (total, weight), 1e-5, 1e-5, err_msg=name)
+
+
+def test_flops_are_those_of_the_products_in_the_forward_pass(run):
+    of = run.experiment
+    predictions = of.objective.predictions(of.objective_config, run.phase.length)
+    told = sum(
+        build.family_of(model).flops_per_sequence(
+            plugins.whole(model), run.phase.length, predictions
+        )
+        for model in (of.model, *of.frozen_models.values())
+    )
+    counted = plugins.matmul_flops(run.traced_eval.jaxpr.jaxpr)
+    assert told == pytest.approx(counted / plugins.BATCH_SIZE, rel=0.02)
+
+
+# --- the split of a batch ------------------------------------------------------------------------
+
+
+def _uneven(batch):
+    """The batch with fewer predictions in some rows and none in others."""
+    (name,) = (name for name in WEIGHTS if name in batch)
+    rows, slots = batch[name].shape
+    kept = np.arange(rows)[:, None] * 3 % rows / rows > np.arange(slots) / slots
+    return batch | {name: batch[name] * kept}, (batch[name] * kept).sum(axis=1)
+
+
+@pytest.mark.parametrize(
+    ("mesh_shape", "micro_batch_size"), [((2, 2, 2), 0), ((1, 1, 1), 4)], ids=["mesh", "micro"]
+)
+@pytest.mark.parametrize("family", plugins.FAMILIES)
+def test_neither_mesh_nor_micro_batches_change_loss_and_gradients(
+    family, teacher, mesh_shape, micro_batch_size
+):
+    objective = build.family(family).OBJECTIVE["name"]
+    one = _run(family, objective, teacher)
+    split = _run(
+        family, objective, teacher, mesh_shape=mesh_shape, micro_batch_size=micro_batch_size
+    )
+    batch, predictions = _uneven(one.batch(0))
+    assert len(set(predictions.reshape(4, -1).sum(axis=1))) == 4 and not predictions.all()
+    (report, state), (expected, first) = (run.step(batch) for run in (split, one))
+    assert report == pytest.approx(expected, rel=1e-5)
+    gradients, wanted = plugins.gradients(state), plugins.gradients(first)
+    largest = max(np.abs(leaf).max() for leaf in wanted.values())
+    for path, leaf in wanted.items():
+        difference = np.linalg.norm(gradients[path] - leaf)
+        assert difference <= 1e-5 * np.linalg.norm(leaf) + 1e-7 * largest, path
+
+
+# --- what a file has to say ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", plugins.FAMILIES)
+def test_family_has_all_that_others_ask_of_it(family):
+    module = build.family(family)
+    fields = {field.name for field in dataclasses.fields(module.Config)}
+    assert issubclass(module.Config, layers.Compute)
+    assert {"vocab_size", "max_length", "heads"} <= fields
+    assert module.KIND in ("encoder", "decoder", "encoder_decoder")
+    inputs = inspect.signature(module.Model.__call__).parameters
+    assert set(module.INPUTS) <= set(inputs) and {"deterministic", "output_hidden_states"} <= set(
+        inspect.signature(module.Model.__call__).parameters
+    )
+    assert module.OBJECTIVE["name"] in build.objectives_of(module.KIND)
+    own = build.objective(module.OBJECTIVE["name"]).Config
+    assert set(module.OBJECTIVE) - {"name"} <= {field.name for field in dataclasses.fields(own)}
+    mini = module.Config(**module.VARIANTS["mini"])
+    assert (mini.num_layers, mini.hidden_size, mini.num_heads) == (4, 256, 4)
+    assert set(module.SMOKE) <= fields
+    for variant in module.VARIANTS.values():
+        small = module.Config(**{**variant, **module.SMOKE})
+        assert (small.num_layers, small.hidden_size, small.max_length) == (2, 64, 64)
+
+
+@pytest.mark.parametrize("family", plugins.FAMILIES)
+def test_hugging_face_tables_name_every_parameter(family):
+    module = build.family(family)
+    paths = set(artifact.flatten(build.abstract_params(build.model(family, {}))))
+    named = {line[0] for line in module.HF_NAMES}
+    dropped = getattr(module, "HF_DROPPED", ())
+    parts = module.parts({**dataclasses.asdict(module.Config())}, {}) if hasattr(module, "parts") else {}
+    if not parts:
+        assert {path for path in paths - named if not path.startswith(dropped)} == set()
+    for table in ("HF_TIED", "HF_SKIPPED", "HF_PREFIX"):
+        assert hasattr(module, table)
+    assert {"model_type", "fields", "fixed", "architectures"} <= module.HF_CONFIG.keys()
+    known = {field.name for field in dataclasses.fields(module.Config)}
+    assert set(module.HF_CONFIG["fields"].values()) <= known
+    for heads in module.HF_CONFIG["architectures"]:
+        module.Config(heads=heads)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_objective_has_all_that_others_ask_of_it(name):
+    module, pattern = build.objective(name), mlm
+    assert set(module.KINDS) <= {"encoder", "decoder", "encoder_decoder"}
+    for function in ("predictions", "heads", "scales", "features", "sampling", "transform",
+                     "normalizers", "loss"):  # fmt: skip
+        asked = list(inspect.signature(getattr(pattern, function)).parameters)
+        there = inspect.signature(getattr(module, function)).parameters
+        assert list(there)[: len(asked)] == asked, function
+    made = module.Config()
+    assert dataclasses.is_dataclass(made) and made.__dataclass_params__.frozen
+    assert list(module.scales(made)) and all(f > 0 for f in module.scales(made).values())
+
+
+# --- configs -------------------------------------------------------------------------------------
+
+MINI = next(path for path in test_config.CONFIGS if path.stem == "mini")
+
+
+@pytest.mark.parametrize("family", plugins.FAMILIES)
+def test_every_family_has_a_config_of_its_own_and_a_mini(family):
+    configs = [config_lib.load(str(path)) for path in test_config.CONFIGS]
+    assert family in {config.family for config in configs}
+    config = config_lib.load(f"{MINI}:{family}")
+    assert config.family == family and config.model.hidden_size == 256
+
+
+@pytest.mark.parametrize("arg", ["", ":smoke"])
+@pytest.mark.parametrize("path", test_config.CONFIGS, ids=lambda path: path.stem)
+def test_text_can_be_sampled_at_every_length_of_a_config(path, arg):
+    config = config_lib.load(f"{path}{arg}")
+    of = experiment.Experiment(config)
+    for phase in config_lib.phases(config):
+        of.sampling(phase.length, plugins.VOCABULARY)
+        assert of.objective.features(of.objective_config, phase.length)
