@@ -26,7 +26,7 @@ from bertjax.models import layers
 FREE_KEYS = (
     "data.path", "data.heldout_path", "dtype", "remat", "mesh", "micro_batch_size", "log_every",
     "eval", "checkpoint", "max_bad_steps", "init_from", "init_vocabulary",
-    "topology",
+    "objective.teacher", "topology",
 )  # fmt: skip
 
 
@@ -89,6 +89,8 @@ def _objective_fields(family: ModuleType, name: str) -> dict[str, Any]:
     fields = {"name": name, **dataclasses.asdict(build.objective(name).Config())}
     if "kind" in fields:  # an objective that reads text otherwise where there is an encoder
         fields["kind"] = family.KIND
+    if "pair" in fields and fields["pair"] not in family.Config().heads:
+        fields["pair"] = "none"
     return fields | published if name == published["name"] else fields
 
 

@@ -1,4 +1,7 @@
-"""Tokenizers of T5, ByT5, GPT-2 and RoBERTa: ends of text, sentinels, what transformers loads."""
+"""Tokenizers of T5, ByT5, GPT-2 and RoBERTa: ends of text, sentinels, what transformers loads.
+
+The published ids of RoBERTa are not among them: they need fairseq's dict.txt.
+"""
 
 import json
 import os
@@ -6,12 +9,15 @@ import string
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from sentencepiece import sentencepiece_model_pb2
+from tokenizers import pre_tokenizers
 
 from bertjax import errors
-from bertjax.data import tokenizer
+from bertjax.data import prepare, store, tokenizer
 from bertjax.data.vocabulary import Specials
+from tests import corpora
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TEXTS = ["the cat sat on the mat", "a dog ran home and saw the cat", "letters make many words"] * 20
@@ -251,6 +257,27 @@ def test_a_config_alone_is_a_tokenizer_of_bytes_only(tmp_path):
         tokenizer.load(tmp_path)
     with pytest.raises(errors.UserError, match="its class is T5Tokenizer, which needs one of"):
         tokenizer.load(tmp_path / "tokenizer_config.json")
+
+
+@pytest.mark.parametrize("kind", ["bytes", "gpt2", "trained"])
+def test_prepared_sentences_keep_the_space_between_them(kind, trained, tmp_path):
+    one = {"bytes": tokenizer.of_bytes(), "trained": trained["bpe"]}.get(kind)
+    if kind == "gpt2":
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        one = write_bpe(tmp_path, [*alphabet, "<|endoftext|>"], [])
+    assert one.keeps_spaces() == (kind != "trained")
+    texts = corpora.documents(20)
+    corpora.write_jsonl(tmp_path / "corpus.jsonl", texts)
+    one.save(tmp_path / "tokenizer")
+    prepare.prepare(
+        [str(tmp_path / "corpus.jsonl")], str(tmp_path / "tokenizer"), str(tmp_path / "prepared"),
+        workers=1, heldout_fraction=0.1,
+    )  # fmt: skip
+    dataset = store.open_dataset(str(tmp_path / "prepared"), "train")
+    tokens = np.concatenate([record.tokens for record in dataset.read([0])])
+    text = one.decode(tokens)
+    whole = [document for document in texts if document in text]
+    assert len(whole) >= 10
 
 
 def bertjax(*args):

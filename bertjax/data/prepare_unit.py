@@ -176,6 +176,7 @@ class _Batch:
 
     def __init__(self, tok: tokenizer.Tokenizer, shards: dict[str, "_Shard"]):
         self._encode, self._shards = tok.encode_batch, shards
+        self._between = " " if tok.keeps_spaces() else ""  # sentences
         self._clear()
 
     def _clear(self) -> None:
@@ -187,7 +188,8 @@ class _Batch:
         if max(map(len, found)) > MAX_SENTENCE:
             parts = (part.strip() for piece in found for part in chopped(piece, MAX_SENTENCE))
             found = [part for part in parts if part]
-        self._sentences += found
+        self._sentences += found[:1]
+        self._sentences += [self._between + sentence for sentence in found[1:]]
         self._documents.append((document, held_out, len(found)))
         self.letters += letters
 

@@ -130,6 +130,13 @@ class Tokenizer:
         mask[self._special_ids] = True
         return mask
 
+    def keeps_spaces(self) -> bool:
+        """Whether a space in front of a text is in its ids: in GPT-2 and in bytes.
+
+        Sentences that are encoded one by one then need the space between them.
+        """
+        return self.encode_batch([" a"]) != self.encode_batch(["a"])
+
     def vocabulary(self) -> Vocabulary:
         """The tables that batches need, without the rules."""
         return Vocabulary(
