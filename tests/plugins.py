@@ -66,6 +66,8 @@ def make_config(
     for name in config.model:
         if name.endswith("dropout_rate"):
             config.model[name] = 0.0
+    if config.model.init_std < 0.05:
+        config.model.init_std = 0.05  # 0.02 is meant for a width of 768
     config.model.vocab_size = VOCAB_SIZE
     if "pad_id" in config.model:
         config.model.pad_id = VOCABULARY.specials.pad
@@ -87,6 +89,7 @@ def write_teacher(folder: str | os.PathLike) -> str:
     config = make_config("bert", "mlm")
     fields = config.model.to_dict()
     params = _first_params("bert", tuple(fields.items()))
+    params["embeddings"]["word"]["embedding"] *= 4  # it is sure of what it says
     artifact.write(artifact.Artifact("bert", fields, params, tiny_model.tokenizer()), folder)
     return os.fspath(folder)
 
