@@ -90,7 +90,7 @@ def _objective_fields(family: ModuleType, name: str) -> dict[str, Any]:
     if "kind" in fields:  # an objective that reads text otherwise where there is an encoder
         fields["kind"] = family.KIND
     if "pair" in fields and fields["pair"] not in family.Config().heads:
-        fields["pair"] = "none"
+        fields["pair"] = "none"  # the family has no head for it
     return fields | published if name == published["name"] else fields
 
 

@@ -87,9 +87,8 @@ def make_config(
 def write_teacher(folder: str | os.PathLike) -> str:
     """An artifact of a BERT of the size of the students. Returns its path."""
     config = make_config("bert", "mlm")
-    fields = config.model.to_dict()
+    fields = config.model.to_dict() | {"init_std": 0.2}  # it is sure of what it says
     params = _first_params("bert", tuple(fields.items()))
-    params["embeddings"]["word"]["embedding"] *= 4  # it is sure of what it says
     artifact.write(artifact.Artifact("bert", fields, params, tiny_model.tokenizer()), folder)
     return os.fspath(folder)
 
@@ -141,8 +140,7 @@ class Run:
     def first_state(self) -> step_lib.TrainState:
         """The state before the first step, which a step may consume."""
         made = step_lib.init_state(self.params(), self.experiment.tx, jax.random.key(1))
-        places = jax.tree.map(lambda x: x.sharding, self.experiment.abstract_state(self.mesh))
-        return jax.device_put(made, places)
+        return jax.device_put(made, sharding.state_shardings(self.mesh, made))
 
     @functools.cached_property
     def train_step(self) -> Callable:
@@ -211,10 +209,11 @@ def matmul_flops(jaxpr: Any) -> int:
     return total
 
 
-def whole(model: Any) -> Any:
-    """The config of a model whose local attention, if any, is told to see everything.
+def with_whole_windows(config: Any) -> Any:
+    """The config of a model whose local layers, if any, see everything.
 
     XLA computes all scores of a local layer, `flops_per_sequence` counts those of its window.
     """
-    local = {"local_window": 2 * model.config.max_length} if hasattr(model.config, "local_window") else {}
-    return dataclasses.replace(model.config, **local)
+    if not hasattr(config, "local_window"):
+        return config
+    return dataclasses.replace(config, local_window=2 * config.max_length)
