@@ -48,8 +48,14 @@ def objective(name: str) -> ModuleType:
 
 def objective_config(config: Any) -> Any:
     """The objective's frozen Config out of `config.objective`."""
+    kind = objective(config.objective.name).Config
     fields = {k: v for k, v in config.objective.items() if k != "name"}
-    return objective(config.objective.name).Config(**fields)
+    if fields.keys() != {field.name for field in dataclasses.fields(kind)}:
+        raise errors.UserError(
+            f"config.objective.name = {config.objective.name!r}: the other keys are of another "
+            "objective; choose it with --config.objective.name or config.choose_objective"
+        )
+    return kind(**fields)
 
 
 def compute(config: Any) -> layers.Compute:

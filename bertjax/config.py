@@ -45,7 +45,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
     config = ConfigDict()
     config.family = family  # a file of bertjax/models
     config.model = ConfigDict({k: v for k, v in model.items() if k not in shared})
-    config.objective = ConfigDict(_objective_fields(module, objective))
+    choose_objective(config, objective)
 
     config.data = ConfigDict()
     config.data.path = ""  # folder written by `bertjax prepare`
@@ -80,6 +80,25 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
     config.checkpoint.keep_best = 1  # by held-out loss, of the last phase where there are two
     config.max_bad_steps = 20  # non-finite steps in a row, each skipped, before the run stops
     return config.lock()
+
+
+def choose_objective(config: ConfigDict, name: str = "") -> None:
+    """Gives the config another objective with that one's own values; "" is the family's own.
+
+    A model whose family was published with another one keeps only the heads that this one reads.
+    """
+    family = build.family(config.family)
+    allowed = build.objectives_of(family.KIND)
+    if name and name not in allowed:
+        raise errors.UserError(
+            f"config.objective.name = {name!r}: must be one of {', '.join(allowed)}, which train a "
+            f"{config.family}"
+        )
+    with config.unlocked():
+        config.objective = ConfigDict(_objective_fields(family, name))
+    if config.objective.name != family.OBJECTIVE["name"]:
+        read = build.objective(config.objective.name).heads(build.objective_config(config))
+        config.model.heads = tuple(head for head in family.Config().heads if head in read)
 
 
 def _objective_fields(family: ModuleType, name: str) -> dict[str, Any]:
@@ -121,8 +140,8 @@ def smoke(config: ConfigDict) -> ConfigDict:
     config.micro_batch_size = 0
     config.num_steps = 20
     config.optimizer.learning_rate = 1e-3
-    config.optimizer.warmup_steps = 4
-    config.optimizer.decay_steps = 4
+    config.optimizer.update(start_rate=0.0, warmup_steps=4, end_rate=0.0)
+    config.optimizer.decay_steps = 4 if config.optimizer.schedule == "wsd" else 0
     if config.phase2.num_steps:
         config.phase2.update(num_steps=5, length=64, batch_size=16)
     config.mesh.update(data=-1, fsdp=1, tensor=1)
@@ -153,7 +172,12 @@ def load(path: str, overrides: Mapping[str, str] | None = None) -> ConfigDict:
         raise errors.UserError(f"--config={path}: {type(error).__name__}: {error}") from error
     if not isinstance(config, ConfigDict):
         raise errors.UserError(f"--config={path}: get_config returned no ConfigDict")
-    for key, value in (overrides or {}).items():
+    overrides = dict(overrides or {})
+    if "family" in overrides:
+        raise errors.UserError("config.family decides which keys there are: set it in the file")
+    if "objective.name" in overrides:  # first of all: it decides which other keys there are
+        choose_objective(config, overrides.pop("objective.name"))
+    for key, value in overrides.items():
         override(config, key, value)
     validate(config)
     return config
@@ -226,6 +250,11 @@ def phases(config: ConfigDict) -> list[Phase]:
     phase2 = config.phase2
     second = Phase(border, config.num_steps, phase2.length, phase2.batch_size, "phase2.")
     return [phase for phase in (first, second) if phase.stop > phase.start]
+
+
+def forward_size(config: ConfigDict, phase: Phase) -> int:
+    """Sequences of a forward pass, over all devices."""
+    return config.micro_batch_size or phase.batch_size
 
 
 def micro_batches(config: ConfigDict, batch_size: int) -> int:

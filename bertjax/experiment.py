@@ -124,16 +124,18 @@ class Experiment:
     def eval_batches(
         self, dataset: loader.Dataset, vocabulary: Vocabulary, phase: config_lib.Phase, rows: Rows
     ) -> Batches:
-        """The held-out samples, the same ones in the same order at every call."""
+        """The held-out samples, the same ones in the same order at every call, in batches of
+        `config_lib.forward_size(config, phase)` rows."""
         sampling, transform = self.sampling(phase.length, vocabulary)
+        size = config_lib.forward_size(self.config, phase)
         return loader.eval_batches(
             dataset,
             sampling,
             transform,
-            batch_size=phase.batch_size,
+            batch_size=size,
             seed=0,
             max_samples=self.config.eval.max_samples,
-            rows=rows(phase.batch_size),
+            rows=rows(size),
         )
 
     def unigram(self, dataset: loader.Dataset, vocabulary: Vocabulary) -> np.ndarray:
@@ -147,7 +149,7 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> No
     """Raises UserError when a batch or the heads cannot be split over the mesh."""
     shards = sharding.batch_shards(mesh)
     for phase in config_lib.phases(config):
-        size = config.micro_batch_size or phase.batch_size
+        size = config_lib.forward_size(config, phase)
         if size % shards:
             key = "micro_batch_size" if config.micro_batch_size else f"{phase.prefix}batch_size"
             raise errors.UserError(

@@ -98,8 +98,7 @@ class Pretrained:
         """
         self._check_can_fill(top)
         texts = [text] if isinstance(text, str) else list(text)
-        encoded = (self.tokenizer.encode(t, specials_in_text=True) for t in texts)
-        sequences = [self.with_ends(i, t, False) for i, t in zip(encoded, texts, strict=True)]
+        sequences = [self.with_ends(self._encode(t), t, False) for t in texts]
         positions = [np.flatnonzero(s == self.tokenizer.specials.mask) for s in sequences]
         mask = self.tokenizer.pieces([self.tokenizer.specials.mask])[0]
         for t, found in zip(texts, positions, strict=True):
@@ -137,7 +136,7 @@ class Pretrained:
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         sequences = [self._prompt(text, how.max_new_tokens) for text in texts]
         found = generation.generate(
-            self.model, self.params, sequences, how, self._ids(), prefix=self._reads_prefixes()
+            self.model, self.params, sequences, how, self._ids(), prefix=self.reads_prefixes()
         )
         return [self.tokenizer.decode(ids) for ids in found]
 
@@ -149,8 +148,7 @@ class Pretrained:
                 f"a {self.source.family} model does not write text: load a gpt2 or a t5, or fill "
                 "masks"
             )
-        specials = self.tokenizer.specials
-        ids = self.tokenizer.encode(text, specials_in_text=True)
+        specials, ids = self.tokenizer.specials, self._encode(text)
         room = self.max_length
         if kind == "encoder_decoder":
             ids = [*ids, packing.end_of_text(specials)]
@@ -166,13 +164,32 @@ class Pretrained:
             )
         return np.array(ids, np.int32)
 
-    def _reads_prefixes(self) -> bool:
+    def _encode(self, text: str) -> list[int]:
+        """Ids of a text whose special tokens count as such. UserError for one above the model's."""
+        ids = self.tokenizer.encode(text, specials_in_text=True)
+        above = next((i for i in ids if i >= self.model.config.vocab_size), None)
+        if above is not None:
+            (piece,) = self.tokenizer.pieces([above])
+            raise errors.UserError(
+                f"the text {short(text)} holds {piece}, id {above}, and this model has no "
+                f"sentinels, only {self.model.config.vocab_size} ids: leave {piece} out"
+            )
+        return ids
+
+    def objective(self) -> tuple[str, Any]:
+        """(name, Config) of the objective that made the model; ("", None) of one from elsewhere."""
+        if self.source.objective is None:
+            return "", None
+        fields = artifact.model_fields(self.source.objective, "objective")
+        name = fields.pop("name")
+        return name, build.objective(name).Config(**fields)
+
+    def reads_prefixes(self) -> bool:
         """Whether the objective that made the model has a decoder read without direction."""
         if self.source.objective is None or build.family_of(self.model).KIND != "decoder":
             return False
-        fields = artifact.model_fields(self.source.objective, "objective")
-        objective = build.objective(fields.pop("name"))
-        return "prefix_mask" in objective.features(objective.Config(**fields), self.max_length)
+        name, config = self.objective()
+        return "prefix_mask" in build.objective(name).features(config, self.max_length)
 
     def _ids(self) -> generation.Ids:
         specials = self.tokenizer.specials

@@ -59,8 +59,8 @@ def validate(config: Any, num_steps: int) -> None:
           "1 or more for the schedule rsqrt, whose scale it is")  # fmt: skip
     left = num_steps - config.warmup_steps
     check(0 <= config.decay_steps <= left, "decay_steps", f"between 0 and {left}, after warm-up")
-    check(config.schedule != "wsd" or config.decay_steps >= 1, "decay_steps",
-          "1 or more for the schedule wsd, which ends with them")  # fmt: skip
+    check((config.schedule == "wsd") == (config.decay_steps >= 1), "decay_steps",
+          "1 or more for the schedule wsd, which ends with them, and 0 for others")  # fmt: skip
     for key in ("start_rate", "end_rate", "weight_decay", "clip_norm"):
         check(getattr(config, key) >= 0, key, "0 or more")
     for key in ("b1", "b2"):

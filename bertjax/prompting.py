@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax import build, errors, inference, scoring
+from bertjax import errors, inference, scoring
 
 TEMPLATE = "Input: {text}\nOutput: {label}"
 
@@ -60,9 +60,10 @@ def choose(
     """For each prompt the choice that the model finds likeliest as its continuation.
 
     choices: the same for all prompts, or one list a prompt. A space is put between the two where
-    there is no white space. Scores are log probabilities in nats; normalize: a token, so that long
-    choices do not lose by their length alone. Raises UserError for a model that writes no text, for
-    choices that are empty and for texts that are too long.
+    there is no white space. Scores are log probabilities in nats; normalize: a scored token (white
+    space at the end of the prompt is scored too), so that long choices do not lose by their length
+    alone. Raises UserError for a model that writes no text, for choices that are empty and for
+    texts that are too long.
     """
     if isinstance(prompts, str) or isinstance(choices, str):
         raise errors.UserError("prompts and choices are lists of texts, not one text")
@@ -84,10 +85,9 @@ def choose(
             joined = prompt[-1:].isspace() or choice[0].isspace() or not prompt
             contexts.append(prompt)
             answers.append(choice if joined else " " + choice)
-    scores = scoring.log_likelihood_of_continuations(model, contexts, answers)
+    scores, counts = scoring.log_likelihood_of_continuations(model, contexts, answers)
     if normalize:
-        ends = build.family_of(model.model).KIND == "encoder_decoder"  # it scores the end as well
-        scores = scores / [len(ids) + ends for ids in model.tokenizer.encode_batch(answers)]
+        scores = scores / np.maximum(counts, 1)  # a choice may be of characters without a token
     edges = np.cumsum([len(own) for own in lists])[:-1]
     return [
         Choice(own[int(part.argmax())], int(part.argmax()), tuple(map(float, part)))

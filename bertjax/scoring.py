@@ -10,7 +10,13 @@ What the score is depends on the model, and scores of two kinds cannot be compar
                                  probability that it is the original one, in one pass
     decoder                      log-likelihood, the end of the text included
     encoder_decoder              pseudo-log-likelihood as span corruption puts it: a sentinel in the
-                                 place of one token, which the decoder writes behind the sentinel
+                                 place of one token, which the decoder writes behind the sentinel;
+                                 in front of the text the mode token for regular spans, if the
+                                 objective denoisers trained the model with mode tokens
+    ... trained by prefix_lm     log-likelihood: no sentinel was ever seen, so the decoder writes
+                                 the whole text and its end, to an encoder that reads an end alone
+
+A decoder that prefix_lm trained reads what a continuation follows without direction.
 
 Natural logarithms. Texts of like length are padded to the same one, and batches are full, so that
 few shapes are compiled.
@@ -20,7 +26,7 @@ Shapes: R texts, B batch, L length, T length of the decoder, V vocabulary.
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +35,20 @@ import numpy as np
 from bertjax import build, errors, inference
 from bertjax.data import packing
 from bertjax.models import layers
+from bertjax.objectives import denoisers
 
 TOKENS = 2048  # in a batch, at most: what stays in the caches of a CPU
 LOGITS = 1 << 25  # in a batch, at most: 128 MiB
 
 Batch = dict[str, np.ndarray]
 Ids = list[np.ndarray]
+
+
+class Continuations(NamedTuple):
+    """sums: float64[R], log probabilities in nats. counts: int64[R], the tokens that have one."""
+
+    sums: np.ndarray
+    counts: np.ndarray
 
 
 def log_likelihoods(
@@ -61,12 +75,13 @@ def describe(model: inference.Pretrained) -> str:
 
 def log_likelihood_of_continuations(
     model: inference.Pretrained, contexts: Sequence[str], continuations: Sequence[str]
-) -> np.ndarray:
-    """float64[R]: log probability of each continuation after its context.
+) -> Continuations:
+    """The log probability of each continuation after its context.
 
-    A decoder reads them as one text, where white space between them belongs to the continuation. An
-    encoder-decoder reads the context with its encoder; its continuation ends the text, and that end
-    counts. Raises UserError for a model that writes no text and for a text that is too long.
+    A decoder reads them as one text, where white space between them belongs to the continuation, as
+    does a token that is partly of both. An encoder-decoder reads the context with its encoder; its
+    continuation ends the text, and that end counts. Raises UserError for a model that writes no
+    text and for a text that is too long.
     """
     kind = build.family_of(model.model).KIND
     if kind == "encoder" or "lm" not in model.model.config.heads:
@@ -82,13 +97,17 @@ def log_likelihood_of_continuations(
         targets = [np.array([pad, *ids, end], np.int32) for ids in encode(list(continuations))]
         _check(model, contexts, sources, model.max_length)
         _check(model, continuations, targets, model.max_length + 1)
-        return _answers(model, sources, targets)
+        counts = np.array([len(target) - 1 for target in targets], int)
+        return Continuations(_answers(model, sources, targets), counts)
     start = packing.start_of_text(specials)
     known = encode([context.rstrip() for context in contexts])
     texts = [a + b for a, b in zip(contexts, continuations, strict=True)]
-    sequences = [np.array([start, *ids], np.int32) for ids in encode(texts)]
+    encoded = encode(texts)
+    shared = [_shared(a, b) for a, b in zip(known, encoded, strict=True)]
+    sequences = [np.array([start, *ids], np.int32) for ids in encoded]
     _check(model, texts, sequences, model.max_length + 1)
-    return _next_tokens(model, sequences, [len(ids) for ids in known])
+    counts = np.array([len(ids) - n for ids, n in zip(encoded, shared, strict=True)], int)
+    return Continuations(_next_tokens(model, sequences, shared), counts)
 
 
 def _method(model: inference.Pretrained) -> tuple[Callable[..., np.ndarray], str]:
@@ -96,6 +115,8 @@ def _method(model: inference.Pretrained) -> tuple[Callable[..., np.ndarray], str
     if kind == "decoder" and "lm" in heads:
         return _causal, "log-likelihood"
     if kind == "encoder_decoder" and "lm" in heads:
+        if model.objective()[0] == "prefix_lm":
+            return _written, "log-likelihood"
         return _corrupted, "pseudo-log-likelihood by sentinels"
     if "rtd" in heads:
         return _discriminated, "log probability of being original"
@@ -160,13 +181,18 @@ def _causal(model: inference.Pretrained, texts: list[str]) -> np.ndarray:
 
 
 def _next_tokens(model: inference.Pretrained, sequences: Ids, known: Sequence[int]) -> np.ndarray:
-    """Sums of the log probabilities of tokens of a decoder, the first `known` + 1 left out."""
-    scores, known = np.zeros(len(sequences)), np.array(known)
+    """Sums of the log probabilities of tokens of a decoder, the first `known` + 1 left out.
+
+    Those are the prefix of a model that reads one.
+    """
+    scores, known, prefix = np.zeros(len(sequences)), np.array(known), model.reads_prefixes()
     for rows, (ids_RL,), (real_RL,) in _buckets(model, sequences):
         found = []
         read, length = ids_RL[:, :-1], ids_RL.shape[1] - 1
+        known_RL = np.arange(length) <= known[rows, None]
         for chosen in _slices(len(rows), length, length * _width(model)):
             features = {"input_ids": read[chosen], "attention_mask": real_RL[chosen, :-1]}
+            features |= {"prefix_mask": known_RL[chosen]} if prefix else {}
             targets_BL = ids_RL[chosen, 1:]
             found.append(_log_probs(model.model, model.params, "logits", features, targets_BL))
         found_RL = np.concatenate(found)[: len(rows)]
@@ -183,12 +209,17 @@ def _corrupted(model: inference.Pretrained, texts: list[str]) -> np.ndarray:
             "its tokenizer is not one that T5 is trained with"
         )
     end, pad = packing.end_of_text(specials), packing.padding(specials)
+    name, config = model.objective()
+    modes = name == "denoisers" and config.mode_tokens
+    front = [denoisers.mode_tokens(model.tokenizer.vocabulary())["R"]] if modes else []
     encoded = model.tokenizer.encode_batch(texts)
-    sequences = [np.array([*ids, end], np.int32) for ids in encoded]
+    sequences = [np.array([*front, *ids, end], np.int32) for ids in encoded]
     _check(model, texts, sequences, model.max_length)
     scores = np.zeros(len(texts))
     for rows, (ids_RL,), (real_RL,) in _buckets(model, sequences):
-        row, place = np.nonzero(real_RL[:, 1:])  # all but the end
+        hidden_RL = real_RL[:, 1:].copy()  # each in turn: all but the end
+        hidden_RL[:, : len(front)] = False
+        row, place = np.nonzero(hidden_RL)
         if not len(row):
             continue
         found = []
@@ -203,6 +234,15 @@ def _corrupted(model: inference.Pretrained, texts: list[str]) -> np.ndarray:
             found.append(_log_probs(model.model, model.params, "logits", features, targets_B2))
         scores[rows] = np.bincount(row, np.concatenate(found)[: len(row), 1], len(rows))
     return scores
+
+
+def _written(model: inference.Pretrained, texts: list[str]) -> np.ndarray:
+    specials = model.tokenizer.specials
+    end, pad = packing.end_of_text(specials), packing.padding(specials)
+    encoded = model.tokenizer.encode_batch(texts)
+    sequences = [np.array([pad, *ids, end], np.int32) for ids in encoded]
+    _check(model, texts, sequences, model.max_length + 1)  # the end is not read
+    return _answers(model, [np.array([end], np.int32)] * len(texts), sequences)
 
 
 def _answers(model: inference.Pretrained, sources: Ids, targets: Ids) -> np.ndarray:
@@ -242,6 +282,12 @@ def _check(model: inference.Pretrained, texts: Sequence[str], sequences: Ids, ro
                 f"the text {inference.short(text)} has {len(sequence)} tokens with its ends, the "
                 f"model takes {room}: shorten it"
             )
+
+
+def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def _text(model: inference.Pretrained, real_RL: np.ndarray) -> np.ndarray:

@@ -56,10 +56,15 @@ def train_and_evaluate(
     tokenizer = tokenizer_lib.load(train_data.tokenizer_path)
     vocabulary = tokenizer.vocabulary()
     experiment_lib.check_vocabulary(config, vocabulary)
-    identity = workdir_lib.identity(config, tokenizer.fingerprint, train_data.fingerprint)
+    frozen = frozen_artifacts(config, train_data)
+    identity = workdir_lib.identity(
+        config,
+        tokenizer.fingerprint,
+        train_data.fingerprint,
+        {name: artifact.fingerprint(model) for name, model in frozen.items()},
+    )
     workdir_lib.claim(workdir, identity, tokenizer.save)
 
-    frozen = frozen_artifacts(config, train_data)
     experiment = experiment_lib.Experiment(config, frozen_models(config, frozen))
     rows = functools.partial(sharding.local_rows, mesh)
     with contextlib.ExitStack() as stack:
@@ -87,7 +92,7 @@ def train_and_evaluate(
                 if evaluates:
                     held = experiment.eval_batches(heldout_data, vocabulary, phase, rows)
                     heldout = evaluate.evaluate(
-                        eval_step, state.params, held, mesh, phase.batch_size,
+                        eval_step, state.params, held, mesh, config_lib.forward_size(config, phase),
                         experiment.scales, unigram, frozen_params,
                     )  # fmt: skip
                     if step > start:  # a finished run that is started again has written it
@@ -154,8 +159,9 @@ def frozen_artifacts(
     """The models that the objective asks and that nothing trains, by the names it gives them."""
     if "teacher" not in config.objective:
         return {}
-    teacher = loading.load_teacher(config.objective.teacher, data, config.model.vocab_size)
-    return {"teacher": teacher}
+    length = max(phase.length for phase in config_lib.phases(config))
+    path, vocab_size = config.objective.teacher, config.model.vocab_size
+    return {"teacher": loading.load_teacher(path, data, vocab_size, length)}
 
 
 def frozen_models(
@@ -203,6 +209,7 @@ def first_state(
             tokenizer = tokenizer_lib.load(data.tokenizer_path)
             size = experiment.config.model.vocab_size
             model = new_vocabulary.carry_over(model, tokenizer, state.params, size)
+        loading.check_fields(model, experiment.config.model)
         params = loading.overlay_params(model, experiment.config.family, state.params)
         state = state.replace(params=jax.device_put(params, places.params))
     elif "teacher" in frozen and experiment.config.objective.start_from_teacher:

@@ -9,6 +9,7 @@
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -34,12 +35,18 @@ class Identity:
     config: dict[str, Any]
     tokenizer_fingerprint: str
     data_fingerprint: str
+    frozen_fingerprints: dict[str, str]  # of the models that the objective asks, by its names
 
 
-def identity(config: ConfigDict, tokenizer_fingerprint: str, data_fingerprint: str) -> Identity:
+def identity(
+    config: ConfigDict,
+    tokenizer_fingerprint: str,
+    data_fingerprint: str,
+    frozen_fingerprints: Mapping[str, str],
+) -> Identity:
     """The identity of a run; tuples become lists, as in the JSON that it is compared with."""
     plain = json.loads(json.dumps(config.to_dict()))
-    return Identity(plain, tokenizer_fingerprint, data_fingerprint)
+    return Identity(plain, tokenizer_fingerprint, data_fingerprint, dict(frozen_fingerprints))
 
 
 def read(path: str | os.PathLike) -> Identity:
@@ -80,15 +87,21 @@ def _differences(mine: dict[str, Any], stored: dict[str, Any]) -> list[str]:
     ]
 
 
+def _has_saved(folder: epath.Path) -> bool:
+    checkpoints = folder / CHECKPOINTS
+    return checkpoints.exists() and any(item.name.isdigit() for item in checkpoints.iterdir())
+
+
 def claim(path: str | os.PathLike, mine: Identity, save_tokenizer: Any) -> None:
     """Makes `path` the workdir of this run, or checks that it already is.
 
     save_tokenizer: called with the folder to write the tokenizer's files to. Raises UserError when
-    the folder belongs to a run with another config, tokenizer or data.
+    the folder belongs to a run with another config, tokenizer, data or teacher, and that has saved
+    a checkpoint; what has saved none is nobody's yet.
     """
     folder = epath.Path(path)
-    if (folder / CONFIG).exists():
-        stored = read(path)
+    stored = read(path) if (folder / CONFIG).exists() else None
+    if stored and _has_saved(folder):
         other = "; give the run another --workdir, or set these back"
         differences = _differences(mine.config, stored.config)
         if differences:
@@ -105,6 +118,9 @@ def claim(path: str | os.PathLike, mine: Identity, save_tokenizer: Any) -> None:
                 f"{path} belongs to a run on other data than config.data.path"
                 f" = {mine.config['data']['path']}{other}"
             )
+        if stored.frozen_fingerprints != mine.frozen_fingerprints:
+            names = ", ".join(f"config.objective.{name}" for name in mine.frozen_fingerprints)
+            raise errors.UserError(f"{path} belongs to a run with another {names}{other}")
         return
     if jax.process_index() != 0:
         return

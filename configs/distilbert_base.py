@@ -4,7 +4,8 @@
         --config.data.path=prepared/ --config.objective.teacher=bert-base/
 
 The teacher is an artifact, a workdir or a Hugging Face folder; the data must have been prepared
-with its tokenizer. The student starts as every second layer of it.
+with its tokenizer. The student starts as six of its layers, 0, 2, 4, 7, 9 and
+11.
 6,400 steps of 4,096 sequences of 512 tokens, three passes over BERT's corpus: 13G tokens, 6.7e18
 FLOPs, of which the teacher's forward pass makes 2.6e18. The paper tells the batch, the losses and
 that there is no next sentence prediction; rate, warm-up, decay, clipping and passes are what the
@@ -31,5 +32,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer.weight_decay = 0.0
     config.optimizer.b2 = 0.98
     config.optimizer.clip_norm = 5.0
+    config.eval.every = 400
+    config.checkpoint.every = 400
     config.topology = "v5e-8"
     return config_lib.choose(config, arg)

@@ -28,6 +28,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.objective.masking = "whole_word"
     config.data.length = 512
     config.batch_size = 2048
+    config.micro_batch_size = 256
     config.num_steps = 12_500
     config.optimizer.learning_rate = 5e-4
     config.optimizer.warmup_steps = 750  # 6%

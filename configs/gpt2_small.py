@@ -19,6 +19,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.update(dropout_rate=0.0, embedding_dropout_rate=0.0, attention_dropout_rate=0.0)
     config.data.length = 1024
     config.batch_size = 512
+    config.micro_batch_size = 64
     config.num_steps = 100_000
     config.optimizer.learning_rate = 6e-4
     config.optimizer.schedule = "cosine"

@@ -3,9 +3,9 @@
     bertjax pretrain --config=configs/mini.py:t5 --workdir=run/ --config.data.path=prepared/
 
 The argument is the family: albert, bert, electra, gpt2, modernbert, roberta, spanbert, t5; without
-one, bert. One for all: 1,500 steps of 32 sequences of 64 tokens, 3.1M tokens, no dropout. Made for comparisons in
-minutes on two CPU cores (benchmarks/families.py), not for good models; a TPU v5e-1 needs seconds.
-The tokenizer of the data has at most 8,192 pieces, and padding with id 0.
+one, bert. One recipe for all: 1,500 steps of 32 sequences of 64 tokens, 3.1M tokens, no dropout.
+Made for comparisons in minutes on two CPU cores (benchmarks/families.py), not for good models; a
+TPU v5e-1 needs seconds. The tokenizer of the data has at most 8,192 pieces, and padding with id 0.
 """
 
 from ml_collections import ConfigDict

@@ -17,6 +17,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config = config_lib.default("t5", "v1_1_base", "denoisers")
     config.data.length = 512
     config.batch_size = 128
+    config.optimizer.clip_norm = 0.0
     config.num_steps = 500_000
     config.optimizer.name = "adafactor"
     config.optimizer.schedule = "rsqrt"

@@ -71,7 +71,7 @@ def test_corpus(made, tmp_path, fails, name, content, expected):
         ("--config.batch_size=12", "config.batch_size = 12 does not divide"),
         ("--config.mesh.data=3", "does not multiply to"),
         ("--config.model.vocab_size=50", "more than config.model.vocab_size = 50"),
-        ("--config.objective.pair=maybe", "'nsp' or 'none'"),
+        ("--config.objective.pair=maybe", "one of nsp, sop, none"),
         ("--config.objective.mask_rate=2", "mask_rate"),
         ("--config.data.path=", "config.data.path is not set"),
         ("--config.data.path=/nowhere", "/nowhere"),

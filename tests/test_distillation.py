@@ -97,16 +97,16 @@ def test_teachers_that_do_not_fit_are_refused(tmp_path, fields, data, message):
     dataset = types.SimpleNamespace(path="prepared", tokenizer_fingerprint=data)
     vocab_size = tiny_model.tokenizer().size
     if message is None:
-        found = loading.load_teacher(tmp_path / "teacher", dataset, vocab_size)
+        found = loading.load_teacher(tmp_path / "teacher", dataset, vocab_size, 8)
         tiny_model.assert_same_params(found.params, teacher.params)
         return
     with pytest.raises(errors.UserError, match=message):
-        loading.load_teacher(tmp_path / "teacher", dataset, vocab_size)
+        loading.load_teacher(tmp_path / "teacher", dataset, vocab_size, 8)
 
 
 def test_a_teacher_must_be_given():
     with pytest.raises(errors.UserError, match=r"config.objective.teacher is not set"):
-        loading.load_teacher("", None, 60)
+        loading.load_teacher("", None, 60, 8)
 
 
 # --- the losses ----------------------------------------------------------------------------------

@@ -80,6 +80,16 @@ def test_an_encoder_decoder_answers(t5):
     assert ids[0] == first and ids[-2] == top and ids[-1] == t5.tokenizer.specials.sep
 
 
+def test_a_sentinel_typed_for_a_model_without_sentinels_is_said(gpt):
+    bert = inference.Pretrained(tiny_model.make())
+    small = _make("t5", "unigram", num_decoder_layers=2, head_dim=8)
+    small = dataclasses.replace(small, fields=small.fields | {"vocab_size": small.tokenizer.size})
+    message = r"'the <extra_id_7> \[MASK\]' holds <extra_id_7>.*this model has no sentinels"
+    for ask in (gpt.generate, inference.Pretrained(small).generate, bert.fill_mask):
+        with pytest.raises(errors.UserError, match=message):
+            ask("the <extra_id_7> [MASK]")
+
+
 def test_options_reach_the_decoding(gpt):
     greedy = gpt.generate("the cat", max_new_tokens=12)
     assert gpt.generate("the cat", max_new_tokens=12, temperature=3.0, seed=1) != greedy
@@ -133,6 +143,15 @@ def test_choices_are_scored_by_log_probability(gpt):
         for found in (one, other):
             assert found.index == np.argmax(found.scores) and found.text == choices[found.index]
         assert np.argmin(one.scores) == 1  # the longest
+
+
+@pytest.mark.parametrize("space", [" ", "\n\n"])
+def test_white_space_at_the_end_of_a_prompt_counts_with_the_choice(gpt, space):
+    start, encode = gpt.tokenizer.specials.bos, gpt.tokenizer.encode
+    choices, known = ["sat", "ran home"], len(encode("the cat"))
+    (found,) = prompting.choose(gpt, ["the cat" + space], choices)
+    terms = [_log_p(gpt, [start, *encode(f"the cat{space}{c}")], known) for c in choices]
+    np.testing.assert_allclose(found.scores, [t.mean() for t in terms], rtol=1e-4)
 
 
 def test_each_prompt_may_have_its_own_choices(gpt, t5):

@@ -253,8 +253,8 @@ def test_top_p_never_leaves_its_set(draws, p):
     probabilities = _next_probabilities(prompt)
     order = np.argsort(-probabilities)
     count = 1 + int((np.cumsum(probabilities[order]) < p).sum())
-    assert set(np.flatnonzero(draws(top_p=p))) <= set(order[:count])
-    assert draws(top_p=p)[order[:count]].min() > 0 or count > 12
+    # Each of them is to come 11 times or more, on average.
+    assert set(np.flatnonzero(draws(top_p=p))) == set(order[:count])
 
 
 def test_temperature_to_zero_is_greedy():

@@ -37,7 +37,7 @@ def run(tmp_path_factory, models):
     folder = tmp_path_factory.mktemp("load") / "run"
     config = ConfigDict(CONFIG | {"model": models[3].fields})
     tokenizer = tiny_model.tokenizer()
-    identity = workdir.identity(config, tokenizer.fingerprint, "data")
+    identity = workdir.identity(config, tokenizer.fingerprint, "data", {})
     workdir.claim(folder, identity, tokenizer.save)
     checkpoints = checkpoint.Checkpoints(folder / "checkpoints", keep_last=5, keep_best=0)
     for step, model in models.items():

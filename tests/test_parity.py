@@ -86,7 +86,8 @@ def test_parameters_of_the_full_size(family, variant):
 
 
 def test_every_family_is_compared():
-    assert set(CASES) == set(build.families())
+    # A SpanBERT folder is a BERT folder: tests/test_spanbert.py has the way there and back.
+    assert set(CASES) == set(build.families()) - {"spanbert"}
 
 
 @needs_transformers

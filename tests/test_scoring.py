@@ -1,72 +1,29 @@
 """Scores of texts against plain loops over single unpadded rows, and BLiMP by the command."""
 
 import argparse
-import dataclasses
-import functools
 import json
 
-import jax
 import numpy as np
 import pytest
 
 from bertjax import __main__ as main
-from bertjax import blimp, build, config, errors, inference, scoring
+from bertjax import blimp, config, errors, scoring
 from bertjax.artifact import artifact, huggingface
 from bertjax.commands import evaluate
 from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.models import layers
-from tests import corpora, tiny_model
+from tests import corpora, scored, tiny_model
 
 TEXTS = ["the cat sat on the mat", "a dog", "", "mats made the dogs run"]
 
 
-@functools.cache
-def make(family, kind="wordpiece", **fields):
-    """A tiny model whose random parameters are large enough to tell tokens apart."""
-    module = build.family(family)
-    tokenizer = tokenizer_lib.of_bytes() if kind == "bytes" else tiny_model.tokenizer(kind)
-    size = max(tokenizer.size, *(tokenizer.sentinels + 1) if family == "t5" else (0,))
-    whole = module.Config(**{**module.SMOKE, "max_length": 40, "vocab_size": int(size), **fields})
-    compute = {field.name for field in dataclasses.fields(layers.Compute)}
-    fields = {k: v for k, v in dataclasses.asdict(whole).items() if k not in compute}
-    rng = np.random.default_rng(0)
-    params = {
-        path: np.float32(path.endswith("scale")) + 0.2 * rng.standard_normal(leaf.shape, np.float32)
-        for path, leaf in artifact.flatten(
-            build.abstract_params(build.model(family, fields))
-        ).items()
-    }
-    params = artifact.unflatten(params)
-    return inference.Pretrained(artifact.Artifact(family, fields, params, tokenizer))
-
-
 @pytest.fixture(scope="module")
 def bert():
-    return make("bert", heads=("mlm",))
-
-
-@functools.partial(jax.jit, static_argnames=("model", "name"))
-def outputs(model, params, name, features):
-    return model.apply({"params": params}, **features)[name]
-
-
-def apply(model, name, **features):
-    """One output for rows of one length without padding."""
-    features = {key: np.array(value, np.int32) for key, value in features.items()}
-    return np.asarray(outputs(model.model, model.params, name, features))
-
-
-def log_softmax(logits):
-    return np.asarray(jax.nn.log_softmax(logits.astype(np.float64)))
-
-
-def encode(model, text):
-    return model.tokenizer.encode(text)
+    return scored.make("bert", heads=("mlm",))
 
 
 def masked_loop(model, text, within_word=False):
     specials = model.tokenizer.specials
-    ids = [specials.cls, *encode(model, text), specials.sep]
+    ids = [specials.cls, *scored.encode(model, text), specials.sep]
     continues = model.tokenizer.continuations()
     rows, total = [], 0.0
     for place in range(1, len(ids) - 1):
@@ -77,22 +34,16 @@ def masked_loop(model, text, within_word=False):
             hidden[behind] = specials.mask
             behind += 1
         rows.append(hidden)
-    logits = apply(model, "mlm_logits", input_ids=rows) if rows else []
+    logits = scored.apply(model, "mlm_logits", input_ids=rows) if rows else []
     for place, row in enumerate(logits, start=1):
-        total += log_softmax(row[place])[ids[place]]
+        total += scored.log_softmax(row[place])[ids[place]]
     return total
-
-
-def causal_loop(model, ids, start):
-    """Log probabilities of ids after `start`, one by one."""
-    logits = apply(model, "logits", input_ids=[[start, *ids]])[0]
-    return [log_softmax(row)[i] for row, i in zip(logits, ids, strict=False)]
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 @pytest.mark.parametrize("within_word", [False, True])
 def test_pseudo_log_likelihood_is_the_plain_loop(kind, within_word):
-    model = make("bert", kind, heads=("pooler", "mlm", "nsp"))
+    model = scored.make("bert", kind, heads=("pooler", "mlm", "nsp"))
     scores = scoring.log_likelihoods(model, TEXTS, within_word=within_word)
     expected = [masked_loop(model, text, within_word) for text in TEXTS]
     np.testing.assert_allclose(scores, expected, atol=2e-3)
@@ -104,7 +55,7 @@ def test_hiding_the_rest_of_a_word_changes_only_words_in_several_pieces(bert):
     plain = scoring.log_likelihoods(bert, TEXTS)
     within = scoring.log_likelihoods(bert, TEXTS, within_word=True)
     continues = bert.tokenizer.continuations()
-    several = [any(continues[encode(bert, text)]) for text in TEXTS]
+    several = [any(continues[scored.encode(bert, text)]) for text in TEXTS]
     assert several == [False, True, False, True]
     assert (np.abs(plain - within) > 1e-3).tolist() == several
 
@@ -116,22 +67,22 @@ def test_a_score_does_not_depend_on_the_other_texts(bert, monkeypatch):
 
 
 def test_the_discriminator_scores_every_token_in_one_pass():
-    model = make("electra", heads=("mlm", "rtd"))
+    model = scored.make("electra", heads=("mlm", "rtd"))
     specials = model.tokenizer.specials
     expected = []
     for text in TEXTS:
-        ids = [specials.cls, *encode(model, text), specials.sep]
-        logits = apply(model, "rtd_logits", input_ids=[ids])[0]
+        ids = [specials.cls, *scored.encode(model, text), specials.sep]
+        logits = scored.apply(model, "rtd_logits", input_ids=[ids])[0]
         expected.append(-np.log1p(np.exp(logits[1:-1].astype(np.float64))).sum())
     np.testing.assert_allclose(scoring.log_likelihoods(model, TEXTS), expected, atol=1e-3)
     assert scoring.describe(model) == "log probability of being original"
 
 
 def test_the_likelihood_of_a_decoder_is_the_plain_loop():
-    model = make("gpt2", "bpe")
+    model = scored.make("gpt2", "bpe")
     specials = model.tokenizer.specials
     expected = [
-        sum(causal_loop(model, [*encode(model, text), specials.eos], specials.bos))
+        sum(scored.causal_loop(model, [*scored.encode(model, text), specials.eos], specials.bos))
         for text in TEXTS
     ]
     np.testing.assert_allclose(scoring.log_likelihoods(model, TEXTS), expected, atol=2e-3)
@@ -139,59 +90,61 @@ def test_the_likelihood_of_a_decoder_is_the_plain_loop():
 
 def test_a_decoder_scores_as_gpt2_of_transformers_does(tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    model = make("gpt2", "bpe")
+    model = scored.make("gpt2", "bpe")
     huggingface.write(model.source, tmp_path / "hf")
     theirs = transformers.GPT2LMHeadModel.from_pretrained(str(tmp_path / "hf")).eval()
     specials = model.tokenizer.specials
     for text, score in zip(TEXTS, scoring.log_likelihoods(model, TEXTS), strict=True):
-        ids = torch.tensor([[specials.bos, *encode(model, text), specials.eos]])
+        ids = torch.tensor([[specials.bos, *scored.encode(model, text), specials.eos]])
         with torch.no_grad():
             loss = theirs(ids, labels=ids).loss
         assert score == pytest.approx(-float(loss) * (ids.shape[1] - 1), abs=2e-3)
 
 
-@pytest.mark.parametrize("kind", ["unigram", "bytes"])
-def test_an_encoder_decoder_writes_single_tokens_behind_a_sentinel(kind):
-    model = make("t5", kind, max_length=60)
+@pytest.mark.parametrize(
+    ("kind", "objective", "modes"),
+    [
+        ("unigram", None, 0),
+        ("bytes", None, 0),
+        ("unigram", {"name": "denoisers"}, 1),
+        ("unigram", {"name": "denoisers", "mode_tokens": False}, 0),
+    ],
+)
+def test_an_encoder_decoder_writes_single_tokens_behind_a_sentinel(kind, objective, modes):
+    model = scored.make("t5", kind, max_length=60)
+    mode = model.tokenizer.sentinels[-3:][:modes].tolist()  # the one for R
+    if objective:
+        model = scored.trained_by(model, **objective)
     specials, sentinel = model.tokenizer.specials, int(model.tokenizer.sentinels[0])
     end = specials.eos if specials.eos >= 0 else specials.sep
     expected = []
     for text in TEXTS:
-        ids, total = encode(model, text), 0.0
-        rows = [[*ids[:i], sentinel, *ids[i + 1 :], end] for i in range(len(ids))]
+        ids, total = scored.encode(model, text), 0.0
+        rows = [[*mode, *ids[:i], sentinel, *ids[i + 1 :], end] for i in range(len(ids))]
         if rows:
             read = [[specials.pad, sentinel]] * len(rows)
-            logits = apply(model, "logits", input_ids=rows, decoder_input_ids=read)
-            total = sum(log_softmax(row[1])[i] for row, i in zip(logits, ids, strict=True))
+            logits = scored.apply(model, "logits", input_ids=rows, decoder_input_ids=read)
+            total = sum(scored.log_softmax(row[1])[i] for row, i in zip(logits, ids, strict=True))
         expected.append(total)
     np.testing.assert_allclose(scoring.log_likelihoods(model, TEXTS), expected, atol=5e-3)
+    with pytest.raises(errors.UserError, match="with its ends, the model takes 60"):
+        scoring.log_likelihoods(model, ["cat " * 70])
 
 
-def test_continuations_of_a_decoder():
-    model = make("gpt2", "bpe")
-    contexts = ["the cat", "the cat ", "", "a dog ran"]
-    continuations = [" sat on the mat", "sat on the mat", "a dog", " home"]
-    scores = scoring.log_likelihood_of_continuations(model, contexts, continuations)
-    assert scores[0] == pytest.approx(scores[1])
-    start = model.tokenizer.specials.bos
-    for score, a, b in zip(scores, contexts, continuations, strict=True):
-        steps = causal_loop(model, encode(model, a + b), start)
-        assert score == pytest.approx(sum(steps[len(encode(model, a.rstrip())) :]), abs=2e-3)
-
-
-def test_answers_of_an_encoder_decoder():
-    model = make("t5", "unigram")
+def test_an_encoder_decoder_that_never_saw_a_sentinel_writes_the_whole_text():
+    bare = scored.make("t5", "unigram", vocab_size=tiny_model.tokenizer("unigram").size)
+    model = scored.trained_by(bare, name="prefix_lm", kind="encoder_decoder")
     specials = model.tokenizer.specials
-    contexts, answers = ["the cat sat", "a dog ran home and saw"], ["on the mat", "a"]
-    scores = scoring.log_likelihood_of_continuations(model, contexts, answers)
-    for score, context, answer in zip(scores, contexts, answers, strict=True):
-        read, written = encode(model, context), encode(model, answer)
-        logits = apply(
-            model, "logits", input_ids=[[*read, specials.sep]],
-            decoder_input_ids=[[specials.pad, *written]],
-        )[0]  # fmt: skip
-        steps = log_softmax(logits)[np.arange(len(written) + 1), [*written, specials.sep]]
-        assert score == pytest.approx(steps.sum(), abs=2e-3)
+    expected = []
+    for text in TEXTS:
+        ids = [*scored.encode(model, text), specials.sep]
+        read = {"input_ids": [[specials.sep]], "decoder_input_ids": [[specials.pad, *ids[:-1]]]}
+        logits = scored.apply(model, "logits", **read)[0]
+        expected.append(scored.log_softmax(logits)[np.arange(len(ids)), ids].sum())
+    np.testing.assert_allclose(scoring.log_likelihoods(model, TEXTS), expected, atol=5e-3)
+    assert scoring.describe(model) == "log-likelihood"
+    with pytest.raises(errors.UserError, match="with its ends, the model takes 41"):
+        scoring.log_likelihoods(model, ["the cat sat on the mat " * 10])
 
 
 def test_rows_are_in_one_bucket_each_and_lengths_close(bert):
@@ -214,14 +167,14 @@ def test_what_cannot_be_scored_is_said(bert):
         scoring.log_likelihoods(bert, [long])
     for family in ("gpt2", "t5"):
         with pytest.raises(errors.UserError, match="with its ends, the model takes 4"):
-            scoring.log_likelihoods(make(family), [long])
+            scoring.log_likelihoods(scored.make(family), [long])
     with pytest.raises(errors.UserError, match="has no head that scores text"):
-        scoring.log_likelihoods(make("bert", heads=("pooler",)), ["a"])
+        scoring.log_likelihoods(scored.make("bert", heads=("pooler",)), ["a"])
     with pytest.raises(errors.UserError, match="a bert model does not write text"):
         scoring.log_likelihood_of_continuations(bert, ["a"], ["b"])
     with pytest.raises(errors.UserError, match="within_word is for a model that fills masks"):
-        scoring.log_likelihoods(make("gpt2"), ["a"], within_word=True)
-    small = make("t5", "unigram", vocab_size=tiny_model.tokenizer("unigram").size)
+        scoring.log_likelihoods(scored.make("gpt2"), ["a"], within_word=True)
+    small = scored.make("t5", "unigram", vocab_size=tiny_model.tokenizer("unigram").size)
     with pytest.raises(errors.UserError, match="sentinel 0 is 127"):
         scoring.log_likelihoods(small, ["a dog"])
 
@@ -286,7 +239,7 @@ def bertjax(capsys, *args):
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_the_command(family, bert, tmp_path, capsys):
-    model = bert if family == "bert" else make("gpt2", "bpe")
+    model = bert if family == "bert" else scored.make("gpt2", "bpe")
     artifact.write(model.source, tmp_path / "model")
     file, numbers = write_pairs(tmp_path / "blimp.jsonl"), tmp_path / "numbers.json"
     code, out, err = bertjax(
@@ -344,7 +297,7 @@ def test_heldout_data_for_a_model_without_a_run(family, loss, tmp_path, capsys):
     folder = corpora.make(tmp_path, 60)
     tokenizer = tokenizer_lib.load(folder / "tokenizer")
     heads = {"heads": ("mlm",)} if family == "bert" else {}
-    source = make(family, vocab_size=tokenizer.size + 100, **heads).source
+    source = scored.make(family, vocab_size=tokenizer.size + 100, **heads).source
     source = artifact.Artifact(family, source.fields, source.params, tokenizer)
     artifact.write(source, tmp_path / "model")
     code, out, err = bertjax(

@@ -65,7 +65,9 @@ def _compiled(mesh_shape=(1, 1, 1), micro=1, dropout=0.0, **compute):
     model = build.model("bert", fields, layers.Compute(**compute))
     mesh = sharding.make_mesh(*mesh_shape, devices=jax.devices()[: int(np.prod(mesh_shape))])
     schedule = optax.constant_schedule(0.5)
-    function = step_lib.make_train_step(model, LOSS, NORMALIZERS, SCALES, GRADIENTS, schedule, micro)
+    function = step_lib.make_train_step(
+        model, LOSS, NORMALIZERS, SCALES, GRADIENTS, schedule, micro
+    )
     function = jax.jit(function)
     made = _params(model)
 

@@ -84,13 +84,56 @@ def test_ends_of_text_by_name_and_by_config(tmp_path):
     assert plain.special_mask().tolist() == [True, False, True, False, True]
 
 
-def test_roles_that_give_no_text_other_ids_leave_the_fingerprint(tmp_path):
-    pieces = ["<unk>", "a", "<|endoftext|>"]
+def test_the_fingerprint_covers_the_ends_of_text(tmp_path):
+    pieces = ["<unk>", "a", "b", "<|endoftext|>"]
+    prints = [write_bpe(tmp_path, pieces, []).fingerprint]
+    for config in ({"eos_token": "a"}, {"bos_token": "a"}, {"eos_token": "b"}):
+        prints.append(write_bpe(tmp_path, pieces, [], **config).fingerprint)
+    assert len(set(prints)) == 4
+    said = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}  # what the pieces say
+    assert write_bpe(tmp_path, pieces, [], **said).fingerprint == prints[0]
+
+
+def test_ends_that_batches_have_anyway_leave_the_fingerprint(tmp_path):
+    pieces = ["<unk>", "a", "[CLS]", "[SEP]"]
     one = write_bpe(tmp_path, pieces, [])
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "a"}))
-    other = tokenizer.load(tmp_path)
-    assert other.specials.eos == 1 != one.specials.eos
-    assert other.fingerprint == one.fingerprint
+    named = write_bpe(tmp_path, pieces, [], bos_token="[CLS]", eos_token="[SEP]")  # as in ALBERT
+    assert (one.specials.eos, named.specials.eos) == (-1, 3)
+    assert named.fingerprint == one.fingerprint
+
+
+def test_the_fingerprint_covers_the_sentinels(tmp_path):
+    pieces = ["<unk>", "a", "</s>"]
+    few, many, usual = (write_bpe(tmp_path, pieces, [], extra_ids=n) for n in (10, 20, 100))
+    assert len({few.fingerprint, many.fingerprint, usual.fingerprint}) == 3
+    assert write_bpe(tmp_path, pieces, [], eos_token="</s>").fingerprint == usual.fingerprint
+    few.save(tmp_path / "again", kind="encoder_decoder")
+    for form in ("tokenizer.json", "vocab.json"):
+        again = tokenizer.load(tmp_path / "again" / form)
+        assert again.sentinels.tolist() == list(range(12, 2, -1)), form
+        assert again.fingerprint == few.fingerprint, form
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "ByT5Tokenizer", "extra_ids": 10})
+    )
+    fewer = tokenizer.load(tmp_path / "tokenizer_config.json")
+    assert len(fewer.sentinels) == 10 and fewer.fingerprint != tokenizer.of_bytes().fingerprint
+
+
+def test_fingerprints_stay_what_they_were(shared_data, tmp_path):
+    """Runs and prepared data hold them. Taken before ends of text and sentinels were covered."""
+    prints = {
+        "bytes": "c9c7ec208010a130dc64d80dcca11946d7f5f1fff7c323f3d220454ce2a223be",
+        "bpe": "a68703660a190910efcd9d1725c4f4a0c1ca20543ee9c4f20717dfbff3f2a89d",
+        "hf-test_sentencepiece": "ec1e472ecc962187d48cc7138ae799a53f2a7b1eca7cbc2764373651e60f4a21",
+        "sentencepiece-test_model": (
+            "f4a9bf47811ad824211e5bf3061a160ea24d3c7b1db3fd1f919d3e68e44a3dd5"
+        ),
+    }
+    found = {"bytes": tokenizer.of_bytes()}
+    found["bpe"] = write_bpe(tmp_path, ["<unk>", "a", "<|endoftext|>"], [])
+    for name in list(prints)[2:]:
+        found[name] = tokenizer.load(shared_data / "vocab" / f"{name}.model")
+    assert {name: one.fingerprint for name, one in found.items()} == prints
 
 
 def test_toy_byte_pairs_of_gpt2(tmp_path):
@@ -133,8 +176,11 @@ def test_sentinels_of_seqio(shared_data, tmp_path):
     assert one.decode([25]) == "v"
     assert one.pieces([35, 26]) == ["<extra_id_0>", "<extra_id_9>"]
     assert not set(one.encode(text)) & set(one.sentinels.tolist())  # typed by a user: plain text
+    assert one.fingerprint != tokenizer.load(model).fingerprint  # a hundred of them
     one.save(tmp_path / "again")
-    assert tokenizer.load(tmp_path / "again").sentinels.tolist() == one.sentinels.tolist()
+    again = tokenizer.load(tmp_path / "again")
+    assert again.sentinels.tolist() == one.sentinels.tolist()
+    assert again.fingerprint == one.fingerprint
 
 
 def test_a_hundred_sentinels_above_the_test_model_of_transformers(shared_data):

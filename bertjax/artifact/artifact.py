@@ -12,6 +12,7 @@ fingerprint and its size are compared with the config before anything is used.
 """
 
 import dataclasses
+import hashlib
 import os
 import pathlib
 from collections.abc import Mapping
@@ -104,6 +105,15 @@ def check_fingerprint(tokenizer: Any, fingerprint: str, where: str | os.PathLike
         )
 
 
+def fingerprint(model: Artifact) -> str:
+    """Hex sha256 of the parameters: equal for equal models, wherever they are kept."""
+    digest = hashlib.sha256()
+    for path, array in sorted(flatten(model.params).items()):
+        digest.update(path.encode())
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()
+
+
 def part(model: Artifact, name: str = "") -> Artifact:
     """The part of a model that is several in one (ELECTRA's generator, say); "" is the first part.
 
@@ -119,7 +129,9 @@ def part(model: Artifact, name: str = "") -> Artifact:
     if name and name not in parts:
         raise errors.UserError(f"--part={name}: this model has {', '.join(parts)}")
     fields, params = parts[name or next(iter(parts))]
-    return dataclasses.replace(model, fields=fields, params=params)
+    if fields == model.fields:
+        return model
+    return dataclasses.replace(model, fields=fields, params=params, objective=None, config=None)
 
 
 def write(model: Artifact, folder: str | os.PathLike) -> None:

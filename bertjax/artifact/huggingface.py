@@ -36,7 +36,8 @@ ACTIVATIONS = {  # theirs -> ours; the first of two that mean the same is the on
     "gelu_new": "gelu_tanh",
     "relu": "relu",
 }
-MODEL_TYPES = {"mt5": "t5"}  # theirs -> our family, where they are not called alike
+# Theirs -> our family, where they are not called alike.
+MODEL_TYPES = {"mt5": "t5", "camembert": "roberta", "xlm-roberta": "roberta"}
 _OLD_ENDINGS = {"gamma": "weight", "beta": "bias"}  # of layer norms converted from TensorFlow
 
 # The ways of HF_NAMES, theirs out of ours. Their linear maps are [out, in] (but "conv": [in, out]),
@@ -179,8 +180,13 @@ def from_tensors(module: ModuleType, abstract: Any, tensors: Mapping[str, np.nda
     return artifact.unflatten(flat)
 
 
+def dropped(model: artifact.Artifact) -> list[str]:
+    """Paths of the parameters that their model has no place for."""
+    beginnings = _dropped(build.family(model.family))
+    return [path for path in artifact.flatten(model.params) if path.startswith(beginnings)]
+
+
 def _dropped(module: ModuleType) -> tuple[str, ...]:
-    """Beginnings of our paths that their model has no place for."""
     return getattr(module, "HF_DROPPED", ())
 
 

@@ -12,14 +12,14 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
 
-from bertjax import checkpoint, errors, workdir
+from bertjax import build, checkpoint, errors, workdir
 from bertjax.artifact import artifact, files, huggingface, t5x
 from bertjax.data import store
 from bertjax.data import tokenizer as tokenizer_lib
@@ -84,34 +84,50 @@ def check_data(model: artifact.Artifact, dataset: store.Dataset, what: str) -> N
         )
 
 
+# Fields that may differ: they are no part of what the arrays of a checkpoint compute.
+_FREE_FIELDS = ("vocab_size", "max_length", "heads", "init_std", "pad_id")
+
+
+def check_fields(model: artifact.Artifact, fields: Mapping[str, Any]) -> None:
+    """UserError unless `config.model` computes what `config.init_from` was trained to compute."""
+    for name, value in model.fields.items():
+        free = name in _FREE_FIELDS or name.endswith("dropout_rate")
+        if not free and name in fields and fields[name] != value:
+            raise errors.UserError(
+                f"config.init_from was trained with {name} = {value!r}, config.model.{name} = "
+                f"{fields[name]!r}: set that to {value!r}"
+            )
+
+
 def overlay_params(model: artifact.Artifact, family: str, params: Any) -> Any:
     """`params` with every array replaced that `model` has too.
 
     What it lacks (a head that is trained from scratch) stays, what only it has is left out. Raises
     UserError when it is of another family, or an array has another shape.
     """
-    if model.family != family:
+    theirs, mine = (build.family(f).HF_CONFIG["model_type"] for f in (model.family, family))
+    if theirs != mine:  # SpanBERT's folders, say, are BERT's
         raise errors.UserError(
             f"config.init_from is a {model.family} model, config.family is {family}"
         )
     found = artifact.flatten(model.params)
-    mine = artifact.flatten(params)
-    for name, leaf in mine.items():
+    fresh = artifact.flatten(params)
+    for name, leaf in fresh.items():
         if name in found and found[name].shape != leaf.shape:
             raise errors.UserError(
                 f"config.init_from has {name} of shape {found[name].shape}, config.model makes it "
                 f"{leaf.shape}"
             )
-    return artifact.unflatten({name: found.get(name, leaf) for name, leaf in mine.items()})
+    return artifact.unflatten({name: found.get(name, leaf) for name, leaf in fresh.items()})
 
 
 def load_teacher(
-    path: str | os.PathLike, dataset: store.Dataset, vocab_size: int
+    path: str | os.PathLike, dataset: store.Dataset, vocab_size: int, length: int
 ) -> artifact.Artifact:
-    """The model at `path` as a teacher of a student with `vocab_size` pieces.
+    """The model at `path` as a teacher of a student with `vocab_size` pieces, on `length` tokens.
 
     Raises UserError when the path is not set, when the data was made by another tokenizer than the
-    teacher's, and when it has no MLM head or scores another number of pieces.
+    teacher's, and when it has no MLM head, scores another number of pieces or is too short.
     """
     what = "config.objective.teacher"
     if not path:
@@ -125,6 +141,11 @@ def load_teacher(
         raise errors.UserError(
             f"{what} = {path} scores {teacher.fields['vocab_size']} pieces: set "
             f"config.model.vocab_size, which is {vocab_size}, to that number"
+        )
+    if teacher.fields["max_length"] < length:
+        raise errors.UserError(
+            f"{what} = {path} takes {teacher.fields['max_length']} tokens: set config.data.length "
+            f"(and phase2.length), up to {length}, to no more"
         )
     check_data(teacher, dataset, f"{what} = {path}")
     return teacher
@@ -173,6 +194,10 @@ def _kind(folder: epath.Path) -> str | None:
     kinds = {workdir.FORMAT: "workdir", artifact.FORMAT: "artifact"}
     if content.get("format") in kinds:
         return kinds[content["format"]]
+    if "model_type" not in content and (folder / huggingface.WEIGHTS).exists():
+        raise errors.UserError(
+            f"{file}: says no model_type; add the one of the weights, as \"model_type\": \"bert\""
+        )
     return "huggingface" if "model_type" in content else None
 
 

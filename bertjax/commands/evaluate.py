@@ -24,15 +24,19 @@ from bertjax.data import store
 # What a model without a run was trained for, most likely, by the kind of its family.
 OBJECTIVES = {"encoder": "mlm", "decoder": "causal_lm", "encoder_decoder": "span_corruption"}
 
+# Flags of one of the two ways to score.
+OF_DATA = ("batch_size", "length", "max_samples")
+OF_TASK = ("max_pairs", "within_word")
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     flag = parser.add_argument
     flag("--model", required=True, help="workdir, step of one, artifact, HF folder")
     flag("--data", help="prepared folder; its held-out split, or all")
-    flag("--batch_size", type=int, default=64, help="sequences of the data at a time")
+    flag("--batch_size", type=int, help="sequences of the data at a time; default: 64")
     flag("--length", type=int, help="tokens a sequence of the data; default: the run's last")
-    flag("--max_samples", type=int, default=10_000, help="of the data")
+    flag("--max_samples", type=int, help="of the data; default: 10,000")
     flag("--task", help="blimp:FILE instead of data")
     flag("--max_pairs", type=int, help="of the task, for each paradigm; default: all")
     flag(
@@ -49,6 +53,11 @@ def run(flags: argparse.Namespace) -> None:
         raise errors.UserError(f"--json={flags.json}: there is no such folder to write to")
     if (flags.data is None) == (flags.task is None):
         raise errors.UserError("give either --data or --task, what the model is scored on")
+    unread = OF_DATA if flags.task else OF_TASK
+    for name in unread:
+        if getattr(flags, name):
+            other = "--data" if flags.task else "--task"
+            raise errors.UserError(f"--{name} goes with {other}; leave it out")
     values = _blimp(flags) if flags.task else _heldout(flags)
     if flags.json:
         with open(flags.json, "w") as file:
@@ -95,7 +104,7 @@ def _heldout(flags: argparse.Namespace) -> dict[str, float]:
             jax.device_put(model.params, NamedSharding(mesh, PartitionSpec())),
             experiment.eval_batches(dataset, vocabulary, phase, lambda size: slice(None)),
             mesh,
-            phase.batch_size,
+            config_lib.forward_size(config, phase),
             experiment.scales,
             experiment.unigram(train_data, vocabulary),
         )
@@ -103,7 +112,8 @@ def _heldout(flags: argparse.Namespace) -> dict[str, float]:
     for name, value in sorted(values.items()):
         print(f"  {name:<16}{value:>10.4f}")
     gain = values["unigram_loss"] - values[next(iter(experiment.scales))]
-    print(f"  {gain:.2f} nats a predicted token better than the unigram model")
+    verdict = "better" if gain >= 0 else "worse"
+    print(f"  {abs(gain):.2f} nats a predicted token {verdict} than the unigram model")
     return values
 
 
@@ -123,11 +133,16 @@ def _config(model: artifact.Artifact, flags: argparse.Namespace):
         config = default
         config.model.update(model.fields)
         if objective == "mlm":
+            if "mlm" not in config.model.heads:
+                raise errors.UserError(
+                    f"--model={flags.model} has no head mlm, so it has no loss on data; ELECTRA's "
+                    "discriminator can be scored with --task=blimp:FILE"
+                )
             pairs = (head for head in build.objective("mlm").LABELS if head in config.model.heads)
             config.objective.pair = next(pairs, "none")
     last = config_lib.phases(config)[-1]
     config.phase2.num_steps = 0
     config.data.length = flags.length or min(last.length, config.model.max_length)
-    config.batch_size, config.micro_batch_size = flags.batch_size, 0
-    config.eval.max_samples = flags.max_samples
+    config.batch_size, config.micro_batch_size = flags.batch_size or 64, 0
+    config.eval.max_samples = flags.max_samples or 10_000
     return config

@@ -36,3 +36,6 @@ def run(flags: argparse.Namespace) -> None:
     count = artifact.num_params(model.params, model.fields["vocab_size"])
     step = "" if model.step is None else f", step {model.step:,}"
     print(f"{flags.output}: {model.family}, {count:,} parameters{step}, from {flags.model}")
+    dropped = huggingface.dropped(model) if flags.format == "hf" else []
+    if dropped:
+        print(f"left out, since their model has no place for it: {', '.join(dropped)}")

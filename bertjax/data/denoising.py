@@ -40,7 +40,9 @@ class Corruption:
         if not len(self.sentinels):
             raise errors.UserError("the tokenizer has too few sentinels: train it with more")
         if self.limits.min() < 2:
-            raise errors.UserError(f"length={self.length}: too short for text and its sentinels")
+            raise errors.UserError(
+                f"config.data.length = {self.length}: too short for text and its sentinels"
+            )
 
     @functools.cached_property
     def limits(self) -> np.ndarray:

@@ -36,24 +36,22 @@ def slots(length: int, packing: bool) -> int:
 
 def end_of_text(specials: vocabulary.Specials) -> int:
     """The id that ends a text: eos, or sep where there is none. UserError if both lack."""
-    for token in (specials.eos, specials.sep):
-        if token >= 0:
-            return token
-    raise errors.UserError(
-        "the tokenizer has neither an end of text nor a sep token, which language modelling needs: "
-        "train or choose another tokenizer"
-    )
+    if specials.end < 0:
+        raise errors.UserError(
+            "the tokenizer has neither an end of text nor a sep token, which language modelling "
+            "needs: train or choose another tokenizer"
+        )
+    return specials.end
 
 
 def start_of_text(specials: vocabulary.Specials) -> int:
     """The id that a decoder reads first: bos, else eos, else cls. UserError if all lack."""
-    for token in (specials.bos, specials.eos, specials.cls):
-        if token >= 0:
-            return token
-    raise errors.UserError(
-        "the tokenizer has no bos, eos or cls token to start a text with, which language modelling "
-        "needs: train or choose another tokenizer"
-    )
+    if specials.start < 0:
+        raise errors.UserError(
+            "the tokenizer has no bos, eos or cls token to start a text with, which language "
+            "modelling needs: train or choose another tokenizer"
+        )
+    return specials.start
 
 
 def padding(specials: vocabulary.Specials) -> int:
@@ -82,6 +80,7 @@ def join(records: Sequence, end: int | None = None) -> Window:
     counts = np.concatenate([record.sentences_per_document for record in records])
     token_edges, sentence_edges = _edges(sentences), _edges(counts)
     edges = token_edges[sentence_edges]
+    edges = np.unique(edges)  # without what has no tokens
     if end is None:
         return Window(tokens, edges)
     return Window(np.insert(tokens, edges[1:], end), edges + np.arange(len(edges)))

@@ -1,8 +1,8 @@
 """One small class for every tokenizer: WordPiece, byte-level BPE, SentencePiece unigram.
 
 A tokenizer adds no special tokens to a text and finds none in it: `[SEP]` typed by a user is plain
-text. Its fingerprint covers all that decides the ids, so that equal fingerprints mean equal ids,
-whichever files the tokenizer came from.
+text. Its fingerprint covers all that decides the ids of texts and of batches, so that equal
+fingerprints mean equal ids, whichever files the tokenizer came from.
 
     tokenizer = load("bert-base-uncased/vocab.txt")
     tokenizer.encode_batch(["The cat sat."])        # [[1996, 4937, 2938, 1012]]
@@ -37,7 +37,8 @@ class Tokenizer:
     size: number of pieces, specials included.
     specials: ids of the special tokens, -1 for those that the vocabulary lacks.
     sentinels: int32, ids of T5's <extra_id_0>, <extra_id_1> ...: see `Vocabulary`.
-    fingerprint: hex sha256 of what decides the ids (vocabulary, merges, rules, specials).
+    fingerprint: hex sha256 of what decides the ids (vocabulary, merges, rules, specials,
+        sentinels).
     """
 
     def __init__(self, model: tokenizer_files.Model, options: tokenizer_files.Options):
@@ -49,7 +50,7 @@ class Tokenizer:
         self.size: int = len(model.pieces)
         self.specials = Specials(**dict.fromkeys(tokenizer_files.ROLES, -1) | by_role)
         self.sentinels: np.ndarray = tokenizer_files.sentinels(model, options)
-        self.fingerprint: str = _fingerprint(self.kind, model.rules(), by_role)
+        self.fingerprint: str = self._fingerprint(options, by_role)
         declared = self.sentinels[self.sentinels < self.size]
         self._special_ids = sorted({*by_role.values(), *model.special_ids, *declared.tolist()})
         self._sentinel_names = {
@@ -170,6 +171,18 @@ class Tokenizer:
         for name, data in files.items():
             (target / name).write_bytes(data)
 
+    def _fingerprint(self, options: tokenizer_files.Options, specials: dict[str, int]) -> str:
+        # What came later than the first fingerprints is in only if the pieces alone do not give it.
+        named = {role: i for role, i in specials.items() if role not in ("bos", "eos")}
+        content = {"kind": self.kind, "rules": self._model.rules(), "specials": named}
+        usual, sentinels = tokenizer_files.of_pieces(self._model, options)
+        for name in ("start", "end"):  # of a text, whichever role they have
+            if getattr(self.specials, name) != getattr(usual, name):
+                content[name] = getattr(self.specials, name)
+        if not np.array_equal(self.sentinels, sentinels):
+            content["sentinels"] = self.sentinels.tolist()
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
     def _encode_part(self, part: str, *, first: bool, last: bool) -> list[int]:
         """Ids of the text between two special tokens, which take the space before them."""
         in_pieces = self.kind in library_model.SPACE  # pieces hold the space before a word
@@ -217,13 +230,6 @@ def train(
 def of_bytes() -> Tokenizer:
     """ByT5's tokenizer, which nothing needs to be trained for."""
     return Tokenizer(byte_model.ByteModel(), tokenizer_files.Options())
-
-
-def _fingerprint(kind: str, rules: dict, specials: dict[str, int]) -> str:
-    # bos and eos, which came later, are left out: text gets the same ids with and without them
-    named = {role: i for role, i in specials.items() if role not in ("bos", "eos")}
-    content = {"kind": kind, "rules": rules, "specials": named}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _repaired(texts: Sequence[str]) -> list[str]:

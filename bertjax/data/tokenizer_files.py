@@ -106,6 +106,20 @@ def sentinels(model: Model, options: Options) -> np.ndarray:
     Where they are no pieces their ids lie above, counting down in T5 and, as transformers has it,
     up in ByT5.
     """
+    declared = model.num_sentinels if isinstance(model, library_model.LibraryModel) else 0
+    return _sentinels(model, declared or options.extra_ids or 0)
+
+
+def of_pieces(model: Model, options: Options) -> tuple[vocabulary.Specials, np.ndarray]:
+    """(specials, sentinels) as they were if the files said no bos, eos or number of sentinels."""
+    kept = tuple((role, piece) for role, piece in options.names if role not in ("bos", "eos"))
+    names = special_names(set(model.pieces), dataclasses.replace(options, names=kept))
+    ids = {role: model.pieces.index(piece) for role, piece in names.items()}
+    return vocabulary.Specials(**dict.fromkeys(ROLES, -1) | ids), _sentinels(model, 0)
+
+
+def _sentinels(model: Model, count: int) -> np.ndarray:
+    """count: of those that are no pieces; 0 is the usual one."""
     ids = {piece.removeprefix(unigram_model.SPACE): i for i, piece in enumerate(model.pieces)}
     names = map(SENTINEL.format, itertools.count())
     declared = [ids[name] for name in itertools.takewhile(ids.__contains__, names)]
@@ -113,11 +127,8 @@ def sentinels(model: Model, options: Options) -> np.ndarray:
         return np.array(declared, np.int32)
     size = len(model.pieces)
     if model.kind == "bytes":
-        return np.arange(size, size + (options.extra_ids or byte_model.NUM_SENTINELS), dtype="i4")
-    count = options.extra_ids or vocabulary.NUM_SENTINELS
-    if isinstance(model, library_model.LibraryModel):
-        count = model.num_sentinels or count
-    return vocabulary.sentinels_above(size, count)
+        return np.arange(size, size + (count or byte_model.NUM_SENTINELS), dtype="i4")
+    return vocabulary.sentinels_above(size, count or vocabulary.NUM_SENTINELS)
 
 
 def wordpiece(pieces: list[str], options: Options, unk: str = "[UNK]") -> tokenizers.Tokenizer:

@@ -22,6 +22,16 @@ class Specials:
     bos: int = -1
     eos: int = -1
 
+    @property
+    def start(self) -> int:
+        """What stands in front of a text: bos, else eos, else cls; -1 if all lack."""
+        return next((i for i in (self.bos, self.eos, self.cls) if i >= 0), -1)
+
+    @property
+    def end(self) -> int:
+        """What ends a text: eos, or sep where there is none; -1 if both lack."""
+        return self.eos if self.eos >= 0 else self.sep
+
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:

@@ -66,7 +66,10 @@ class Config(layers.Compute):
 KIND = "encoder"
 INPUTS = ("input_ids",)
 # What it was published with.
-OBJECTIVE = {"name": "mlm", "pair": "none", "mask_rate": 0.3, "packing": True}
+OBJECTIVE = {
+    "name": "mlm", "pair": "none", "mask_rate": 0.3,
+    "packing": True, "cross_documents": False, "short_rate": 0.0,
+}  # fmt: skip
 SMOKE = {
     "num_layers": 2,
     "hidden_size": 64,

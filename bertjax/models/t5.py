@@ -357,6 +357,7 @@ def _read(content: dict[str, Any]) -> dict[str, Any]:
         "gated": gated,
         "tied_embeddings": not untied,
         "num_decoder_layers": depth,
+        "max_length": content.get("n_positions", 1024),  # v1.1 and mT5 do not say
     }
 
 

@@ -53,7 +53,7 @@ def sampling(config: Config, length: int, vocabulary: Vocabulary) -> packing.Doc
       UserError: the tokenizer has no token to end a text with, or the length is below 2.
     """
     if length < 2:
-        raise errors.UserError(f"length={length}: must be at least 2")
+        raise errors.UserError(f"config.data.length = {length}: must be at least 2")
     specials = vocabulary.specials
     end, pad = packing.end_of_text(specials), packing.padding(specials)
     return packing.Documents(length, end, pad, config.packing)

@@ -43,11 +43,21 @@ class Config:
     def __post_init__(self):
         if min(self.r_rate, self.s_rate) < 0 or self.r_rate + self.s_rate > 1:
             raise errors.UserError(
-                f"objective.r_rate={self.r_rate}, objective.s_rate={self.s_rate}: "
+                f"config.objective.r_rate={self.r_rate}, config.objective.s_rate={self.s_rate}: "
                 "must not be below 0, nor together above 1"
             )
         if self.z_loss < 0:
-            raise errors.UserError(f"objective.z_loss={self.z_loss}: must be 0 or more")
+            raise errors.UserError(f"config.objective.z_loss={self.z_loss}: must be 0 or more")
+
+
+def mode_tokens(vocabulary: Vocabulary) -> dict[str, int]:
+    """What inputs start with for R, S and X: the last three sentinels, spans get the others.
+
+    Raises UserError where there are no others.
+    """
+    if len(vocabulary.sentinels) <= len(DENOISERS):
+        raise errors.UserError("the tokenizer has too few sentinels: train it with more")
+    return dict(zip(DENOISERS, vocabulary.sentinels[-len(DENOISERS) :].tolist(), strict=True))
 
 
 def predictions(config: Config, length: int) -> int:
@@ -76,11 +86,12 @@ def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.C
     Raises:
       UserError: the tokenizer lacks a token that is needed, or the length has no room for text.
     """
-    rates = {"R": config.r_rate, "S": config.s_rate, "X": 1 - config.r_rate - config.s_rate}
+    rest = max(0.0, 1 - config.r_rate - config.s_rate)
+    rates = {"R": config.r_rate, "S": config.s_rate, "X": rest}
     sentinels, modes = vocabulary.sentinels, ()
     if config.mode_tokens:
-        sentinels, marks = sentinels[:-3], sentinels[-3:].tolist()
-        modes = tuple(mark for mark, of in zip(marks, DENOISERS.values(), strict=True) for _ in of)
+        marks, sentinels = mode_tokens(vocabulary), sentinels[: -len(DENOISERS)]
+        modes = tuple(marks[name] for name, of in DENOISERS.items() for _ in of)
     return denoising.Corruption(
         length=length,
         targets_length=length,

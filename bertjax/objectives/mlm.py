@@ -57,6 +57,7 @@ class Config:
             "span_p",
         ):  # fmt: skip
             check(0 <= getattr(self, name) <= 1, name, "between 0 and 1")
+        check(self.mask_rate > 0, "mask_rate", "above 0")
         rest = 1 - self.mask_token_rate
         check(self.random_token_rate <= rest + 1e-9, "random_token_rate",
               f"at most {rest:.3g}, what config.objective.mask_token_rate leaves")  # fmt: skip
@@ -111,7 +112,9 @@ def sampling(
                 "train or choose another tokenizer"
             )
     if length < 5:
-        raise errors.UserError(f"length={length}: must be at least 5, three tokens are special")
+        raise errors.UserError(
+            f"config.data.length = {length}: must be at least 5, three tokens are special"
+        )
     common = length, vocabulary.specials, config.short_rate
     if config.pair == "nsp":
         return samples.Pairs(*common, config.random_next_rate)

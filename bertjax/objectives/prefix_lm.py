@@ -29,7 +29,7 @@ class Config:
 
     def __post_init__(self):
         if self.kind not in KINDS:
-            raise errors.UserError(f"objective.kind={self.kind!r}: must be one of {KINDS}")
+            raise errors.UserError(f"config.objective.kind={self.kind!r}: must be one of {KINDS}")
 
 
 def predictions(config: Config, length: int) -> int:
@@ -63,7 +63,7 @@ def sampling(
       UserError: the tokenizer has no token to end a text with, or the length is below 8.
     """
     if length < 8:
-        raise errors.UserError(f"length={length}: must be at least 8")
+        raise errors.UserError(f"config.data.length = {length}: must be at least 8")
     end, pad = packing.end_of_text(vocabulary.specials), packing.padding(vocabulary.specials)
     if config.kind == "encoder_decoder":
         return packing.Prefixes(length, pad, config.packing)

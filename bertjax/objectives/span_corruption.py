@@ -32,14 +32,14 @@ class Config:
     def __post_init__(self):
         if not 0 < self.noise_density < 1:
             raise errors.UserError(
-                f"objective.noise_density={self.noise_density}: must be above 0 and below 1"
+                f"config.objective.noise_density={self.noise_density}: must be above 0 and below 1"
             )
         if self.mean_noise_span_length < 1:
             raise errors.UserError(
-                f"objective.mean_noise_span_length={self.mean_noise_span_length}: must be 1 or more"
+                f"config.objective.mean_noise_span_length={self.mean_noise_span_length}: must be 1 or more"
             )
         if self.z_loss < 0:
-            raise errors.UserError(f"objective.z_loss={self.z_loss}: must be 0 or more")
+            raise errors.UserError(f"config.objective.z_loss={self.z_loss}: must be 0 or more")
 
 
 def predictions(config: Config, length: int) -> int:

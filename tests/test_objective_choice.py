@@ -1,0 +1,56 @@
+"""The command line chooses another objective for any config: one changed line."""
+
+import pytest
+
+from bertjax import build, errors
+from bertjax import config as config_lib
+
+PAIRS = [
+    (family, objective)
+    for family in build.families()
+    for objective in build.objectives_of(build.family(family).KIND)
+]
+
+
+def _lacks_a_head(family, objective):
+    heads = build.family(family).Config().heads
+    own = {"span_boundary": "sbo", "replaced_token_detection": "rtd"}
+    return objective in own and own[objective] not in heads
+
+
+@pytest.mark.parametrize(("family", "objective"), PAIRS)
+def test_every_objective_of_the_kind(tmp_path, family, objective):
+    file = tmp_path / "config.py"
+    file.write_text(
+        "from bertjax import config as config_lib\n"
+        f"def get_config(arg=''):\n    return config_lib.default({family!r}, 'mini')\n"
+    )
+    load = lambda: config_lib.load(file, {"seed": "3", "objective.name": objective})  # noqa: E731
+    if _lacks_a_head(family, objective):
+        with pytest.raises(errors.UserError, match=r"config.model.heads = .*which objective"):
+            load()
+        return
+    config = load()
+    assert config.objective.name == objective and config.seed == 3
+    assert config.to_dict() == {
+        **config_lib.default(family, "mini", objective).to_dict(), "seed": 3
+    }  # fmt: skip
+
+
+def test_keys_of_another_objective_are_named():
+    config = config_lib.default("t5", "mini")
+    config.objective.name = "denoisers"
+    with pytest.raises(errors.UserError, match="the other keys are of another objective"):
+        config_lib.validate(config)
+
+
+def test_keys_of_the_new_objective_may_be_set(tmp_path):
+    file = tmp_path / "config.py"
+    file.write_text(
+        "from bertjax import config as config_lib\n"
+        "def get_config(arg=''):\n    return config_lib.default('bert', 'mini')\n"
+    )
+    config = config_lib.load(
+        file, {"objective.teacher": "a-folder", "objective.name": "distillation"}
+    )
+    assert config.objective.teacher == "a-folder" and config.model.heads == ("mlm",)
