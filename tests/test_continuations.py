@@ -17,9 +17,8 @@ def test_continuations_of_a_decoder():
     assert scores.sums[0] == pytest.approx(scores.sums[1])
     start = model.tokenizer.specials.bos
     for score, count, a, b in zip(*scores, CONTEXTS, CONTINUATIONS, strict=True):
-        steps = scored.causal_loop(model, scored.encode(model, a + b), start)[
-            len(scored.encode(model, a.rstrip())) :
-        ]
+        known = len(scored.encode(model, a.rstrip()))
+        steps = scored.causal_loop(model, scored.encode(model, a + b), start)[known:]
         assert score == pytest.approx(sum(steps), abs=2e-3)
         assert count == len(steps)
 
