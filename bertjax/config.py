@@ -270,8 +270,7 @@ def value_of(config: ConfigDict, key: str) -> Any:
 
 
 def _check(ok: bool, config: ConfigDict, key: str, allowed: str) -> None:
-    if not ok:
-        raise errors.UserError(f"config.{key} = {value_of(config, key)!r}: must be {allowed}")
+    errors.check(ok, key, value_of(config, key), allowed)
 
 
 def _check_one_of(config: ConfigDict, key: str, allowed: Sequence[str]) -> None:

@@ -16,3 +16,9 @@ class UserError(Exception):
 
 class Preempted(Exception):
     """The run was asked to stop, saved its state, and goes on when it is started again."""
+
+
+def check(ok: bool, key: str, value: object, allowed: str) -> None:
+    """Raises UserError unless `ok`: config.KEY has a `value` that is not what is `allowed`."""
+    if not ok:
+        raise UserError(f"config.{key} = {value!r}: must be {allowed}")

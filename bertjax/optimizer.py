@@ -46,9 +46,7 @@ def validate(config: Any, num_steps: int) -> None:
     """Raises UserError for a name that does not exist or a value that cannot be."""
 
     def check(ok: bool, key: str, allowed: str) -> None:
-        if not ok:
-            value = getattr(config, key)
-            raise errors.UserError(f"config.optimizer.{key} = {value!r}: must be {allowed}")
+        errors.check(ok, f"optimizer.{key}", getattr(config, key), allowed)
 
     check(config.name in OPTIMIZERS, "name", f"one of {', '.join(OPTIMIZERS)}")
     check(config.schedule in SCHEDULES, "schedule", f"one of {', '.join(SCHEDULES)}")

@@ -269,5 +269,5 @@ def test_vocabulary_without_mask_is_named():
     lacking = dataclasses.replace(vocabulary, specials=specials)
     with pytest.raises(errors.UserError, match="no mask token"):
         mlm.sampling(mlm.Config(), 32, lacking)
-    with pytest.raises(errors.UserError, match="config.data.length = 4"):
+    with pytest.raises(errors.UserError, match=r"config.data.length = 4"):
         mlm.sampling(mlm.Config(), 4, vocabulary)

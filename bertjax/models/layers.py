@@ -59,9 +59,7 @@ def check_fields(config: Any) -> None:
     """Raises UserError for a size or rate that no encoder can have, by the name of its key."""
 
     def check(ok: bool, field: str, allowed: str) -> None:
-        if not ok:
-            value = getattr(config, field)
-            raise errors.UserError(f"config.model.{field} = {value!r}: must be {allowed}")
+        errors.check(ok, f"model.{field}", getattr(config, field), allowed)
 
     for field in dataclasses.fields(config):
         if field.type is int:

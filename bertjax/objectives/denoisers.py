@@ -41,13 +41,11 @@ class Config:
     z_loss: float = 0.0  # factor of the squared log partition, which keeps logits near 0
 
     def __post_init__(self):
-        if min(self.r_rate, self.s_rate) < 0 or self.r_rate + self.s_rate > 1:
-            raise errors.UserError(
-                f"config.objective.r_rate={self.r_rate}, config.objective.s_rate={self.s_rate}: "
-                "must not be below 0, nor together above 1"
-            )
-        if self.z_loss < 0:
-            raise errors.UserError(f"config.objective.z_loss={self.z_loss}: must be 0 or more")
+        r_rate, s_rate = self.r_rate, self.s_rate
+        errors.check(r_rate >= 0, "objective.r_rate", r_rate, "0 or more")
+        errors.check(0 <= s_rate <= 1 - r_rate + 1e-9, "objective.s_rate", s_rate,
+                     f"between 0 and 1 - config.objective.r_rate = {1 - r_rate:.3g}")  # fmt: skip
+        errors.check(self.z_loss >= 0, "objective.z_loss", self.z_loss, "0 or more")
 
 
 def mode_tokens(vocabulary: Vocabulary) -> dict[str, int]:

@@ -37,9 +37,7 @@ class Config(mlm.Config):
         super().__post_init__()
 
         def check(ok: bool, name: str, allowed: str) -> None:
-            if not ok:
-                value = getattr(self, name)
-                raise errors.UserError(f"config.objective.{name} = {value!r}: must be {allowed}")
+            errors.check(ok, f"objective.{name}", getattr(self, name), allowed)
 
         check(self.pair == "none", "pair", "none")
         check(self.temperature > 0, "temperature", "above 0")

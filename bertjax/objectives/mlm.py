@@ -48,9 +48,7 @@ class Config:
 
     def __post_init__(self):
         def check(ok: bool, name: str, allowed: str) -> None:
-            if not ok:
-                value = getattr(self, name)
-                raise errors.UserError(f"config.objective.{name} = {value!r}: must be {allowed}")
+            errors.check(ok, f"objective.{name}", getattr(self, name), allowed)
 
         for name in (
             "mask_rate", "mask_token_rate", "random_token_rate", "short_rate", "random_next_rate",

@@ -28,8 +28,8 @@ class Config:
     packing: bool = True  # several pieces a row, each seeing only itself; else one, padded
 
     def __post_init__(self):
-        if self.kind not in KINDS:
-            raise errors.UserError(f"config.objective.kind={self.kind!r}: must be one of {KINDS}")
+        allowed = f"one of {', '.join(KINDS)}"
+        errors.check(self.kind in KINDS, "objective.kind", self.kind, allowed)
 
 
 def predictions(config: Config, length: int) -> int:

@@ -41,12 +41,8 @@ class Config(mlm.Config):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.pair != "none":
-            raise errors.UserError(f"config.objective.pair = {self.pair!r}: must be none")
-        if self.rtd_weight < 0:
-            raise errors.UserError(
-                f"config.objective.rtd_weight = {self.rtd_weight}: must be 0 or more"
-            )
+        errors.check(self.pair == "none", "objective.pair", self.pair, "none")
+        errors.check(self.rtd_weight >= 0, "objective.rtd_weight", self.rtd_weight, "0 or more")
 
 
 def heads(config: Config) -> tuple[str, ...]:

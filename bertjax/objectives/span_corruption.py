@@ -30,16 +30,10 @@ class Config:
     z_loss: float = 0.0  # factor of the squared log partition, which keeps logits near 0
 
     def __post_init__(self):
-        if not 0 < self.noise_density < 1:
-            raise errors.UserError(
-                f"config.objective.noise_density={self.noise_density}: must be above 0 and below 1"
-            )
-        if self.mean_noise_span_length < 1:
-            raise errors.UserError(
-                f"config.objective.mean_noise_span_length={self.mean_noise_span_length}: must be 1 or more"
-            )
-        if self.z_loss < 0:
-            raise errors.UserError(f"config.objective.z_loss={self.z_loss}: must be 0 or more")
+        density, mean = self.noise_density, self.mean_noise_span_length
+        errors.check(0 < density < 1, "objective.noise_density", density, "above 0 and below 1")
+        errors.check(mean >= 1, "objective.mean_noise_span_length", mean, "1 or more")
+        errors.check(self.z_loss >= 0, "objective.z_loss", self.z_loss, "0 or more")
 
 
 def predictions(config: Config, length: int) -> int:
