@@ -174,7 +174,10 @@ def load(path: str, overrides: Mapping[str, str] | None = None) -> ConfigDict:
         raise errors.UserError(f"--config={path}: get_config returned no ConfigDict")
     overrides = dict(overrides or {})
     if "family" in overrides:
-        raise errors.UserError("config.family decides which keys there are: set it in the file")
+        raise errors.UserError(
+            f"config.family = {overrides['family']!r}: decides which other keys there are, so it is "
+            f"set in the config file, to one of {', '.join(build.families())}"
+        )
     if "objective.name" in overrides:  # first of all: it decides which other keys there are
         choose_objective(config, overrides.pop("objective.name"))
     for key, value in overrides.items():
