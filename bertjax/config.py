@@ -175,7 +175,7 @@ def load(path: str, overrides: Mapping[str, str] | None = None) -> ConfigDict:
     overrides = dict(overrides or {})
     if "family" in overrides:
         raise errors.UserError(
-            f"config.family = {overrides['family']!r}: decides which other keys there are, so it is "
+            f"config.family = {overrides['family']!r}: decides which keys there are, so it is "
             f"set in the config file, to one of {', '.join(build.families())}"
         )
     if "objective.name" in overrides:  # first of all: it decides which other keys there are
