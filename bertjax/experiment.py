@@ -1,7 +1,6 @@
 """What a config names, built: model, objective, optimizer, steps, and how text becomes batches."""
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -139,9 +138,9 @@ class Experiment:
         )
 
     def unigram(self, dataset: loader.Dataset, vocabulary: Vocabulary) -> np.ndarray:
-        """float32[vocab_size]: log probabilities of what the training batches ask for."""
+        """float32[vocab_size]: log probabilities of what an epoch, or its start, asks for."""
         stream = self.stream(dataset, vocabulary, config_lib.phases(self.config)[-1])
-        batches = map(stream.batch, itertools.count())
+        batches = map(stream.batch, range(-(-stream.samples_per_epoch // stream.batch_size)))
         return evaluate.unigram_log_probs(batches, self.config.model.vocab_size)
 
 
