@@ -140,7 +140,8 @@ def _round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def _power_of_two(count: int) -> int:
+def power_of_two(count: int) -> int:
+    """The smallest power of two that is not below `count`."""
     return 1 << (count - 1).bit_length()
 
 
@@ -155,7 +156,7 @@ def _batch(
 ) -> dict[str, np.ndarray]:
     """One batch of the given rows of the list; `live` is False for what only fills it up."""
     length = _round_up(max(map(len, prompts)), PROMPT_MULTIPLE)
-    count = _power_of_two(len(prompts))
+    count = power_of_two(len(prompts))
     ids_BL = np.full((count, length), pad, np.int32)
     mask_BL = np.zeros((count, length), np.int32)
     for i, prompt in enumerate(prompts):

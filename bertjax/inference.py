@@ -107,7 +107,7 @@ class Pretrained:
         top = min(top, int(self._words_V.sum()))
         fills: list[list[list[Fill]]] = [[] for _ in texts]
         for rows, batch in self._batches(sequences):
-            most = _power_of_two(max(len(positions[row]) for row in rows))
+            most = generation.power_of_two(max(len(positions[row]) for row in rows))
             places = np.zeros((len(batch["input_ids"]), most), np.int32)
             for i, row in enumerate(rows):
                 places[i, : len(positions[row])] = positions[row]
@@ -239,17 +239,15 @@ class Pretrained:
             longest = len(sequences[rows[0]])
             length = min(-(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, self.max_length)
             ids_BL = np.full(
-                (_power_of_two(len(rows)), length), max(self.tokenizer.specials.pad, 0), np.int32
+                (generation.power_of_two(len(rows)), length),
+                max(self.tokenizer.specials.pad, 0),
+                np.int32,
             )
             mask_BL = np.zeros_like(ids_BL)
             for i, row in enumerate(rows):
                 ids_BL[i, : len(sequences[row])] = sequences[row]
                 mask_BL[i, : len(sequences[row])] = 1
             yield rows, {"input_ids": ids_BL, "attention_mask": mask_BL}
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << (count - 1).bit_length()
 
 
 def short(text: str) -> str:

@@ -39,11 +39,8 @@ class Config(bert.Config):
         heads.check(self.heads, ("pooler", "mlm", "sop"))
         if "sop" in self.heads and "pooler" not in self.heads:
             raise errors.UserError(f"config.model.heads = {self.heads!r}: sop needs pooler")
-        if self.num_layers % self.num_groups:
-            raise errors.UserError(
-                f"config.model.num_groups = {self.num_groups}: must be a divisor of "
-                f"config.model.num_layers = {self.num_layers}"
-            )
+        errors.check(self.num_layers % self.num_groups == 0, "model.num_groups", self.num_groups,
+                     f"a divisor of config.model.num_layers = {self.num_layers}")  # fmt: skip
 
 
 def _variant(num_layers: int, hidden_size: int, num_heads: int) -> dict[str, int]:

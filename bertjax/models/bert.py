@@ -1,9 +1,9 @@
 """BERT (Devlin et al., arXiv 1810.04805): post-norm encoder, learned positions, MLM and NSP heads.
 
-    >>> model = Model(Config(**VARIANTS["tiny"]))
-    >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
-    >>> model.apply({"params": params}, jnp.ones((1, 8), jnp.int32))["mlm_logits"].shape
-    (1, 8, 30592)
+>>> model = Model(Config(**VARIANTS["tiny"]))
+>>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
+>>> model.apply({"params": params}, jnp.ones((1, 8), jnp.int32))["mlm_logits"].shape
+(1, 8, 30592)
 """
 
 import dataclasses
@@ -42,34 +42,19 @@ class Config(layers.Compute):
             raise errors.UserError(f"config.model.heads = {self.heads!r}: nsp needs pooler")
 
 
-def _variant(num_layers: int, hidden_size: int) -> dict[str, int]:
-    return {
-        "num_layers": num_layers,
-        "hidden_size": hidden_size,
-        "num_heads": hidden_size // 64,
-        "intermediate_size": 4 * hidden_size,
-    }
-
-
 KIND = "encoder"
 INPUTS = ("input_ids",)
 OBJECTIVE = {"name": "mlm", "pair": "nsp"}  # what it was published with
-SMOKE = {
-    "num_layers": 2,
-    "hidden_size": 64,
-    "num_heads": 2,
-    "intermediate_size": 128,
-    "max_length": 64,
-}
+SMOKE = layers.SMOKE
 
 # Base and large: table 1 of the paper. The smaller ones: Turc et al., arXiv 1908.08962.
 VARIANTS = {
-    "tiny": _variant(2, 128),
-    "mini": _variant(4, 256),
-    "small": _variant(4, 512),
-    "medium": _variant(8, 512),
-    "base": _variant(12, 768),
-    "large": _variant(24, 1024),
+    "tiny": layers.sizes(2, 128),
+    "mini": layers.sizes(4, 256),
+    "small": layers.sizes(4, 512),
+    "medium": layers.sizes(8, 512),
+    "base": layers.sizes(12, 768),
+    "large": layers.sizes(24, 1024),
 }
 
 

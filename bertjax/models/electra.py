@@ -60,11 +60,8 @@ def _variant(
     num_layers: int, hidden_size: int, embedding_size: int, generator_hidden_size: int
 ) -> dict[str, int]:
     return {
+        **layers.sizes(num_layers, hidden_size),
         "embedding_size": embedding_size,
-        "num_layers": num_layers,
-        "hidden_size": hidden_size,
-        "num_heads": hidden_size // 64,
-        "intermediate_size": 4 * hidden_size,
         "generator_hidden_size": generator_hidden_size,
         "generator_num_heads": generator_hidden_size // 64,
         "generator_intermediate_size": 4 * generator_hidden_size,
@@ -75,15 +72,11 @@ KIND = "encoder"
 INPUTS = ("input_ids",)
 OBJECTIVE = {"name": "replaced_token_detection"}  # what it was published with
 SMOKE = {
+    **layers.SMOKE,
     "embedding_size": 32,
-    "num_layers": 2,
-    "hidden_size": 64,
-    "num_heads": 2,
-    "intermediate_size": 128,
     "generator_hidden_size": 32,
     "generator_num_heads": 1,
     "generator_intermediate_size": 64,
-    "max_length": 64,
 }
 
 # Table 6 of the paper: the generator is 1/4, 1/3 and 1/4 as wide. (The published small generator

@@ -46,38 +46,22 @@ class Config(layers.Compute):
 
     def __post_init__(self):
         layers.check_fields(self)
-        if self.heads not in ((), ("lm",)):
-            raise errors.UserError(f"config.model.heads = {self.heads!r}: must be ('lm',) or ()")
+        errors.check(self.heads in ((), ("lm",)), "model.heads", self.heads, "('lm',) or ()")
 
     def kernel_std(self, name: str) -> float:
         """Smaller for the two maps of a layer that add to the residual (section 2.3)."""
         return self.init_std / (math.sqrt(2 * self.num_layers) if name in ("out", "wo") else 1.0)
 
 
-def _variant(num_layers: int, hidden_size: int) -> dict[str, int]:
-    return {
-        "num_layers": num_layers,
-        "hidden_size": hidden_size,
-        "num_heads": hidden_size // 64,
-        "intermediate_size": 4 * hidden_size,
-    }
-
-
 # Table 2 of the paper, but for mini.
 VARIANTS = {
-    "mini": _variant(4, 256),
-    "small": _variant(12, 768),
-    "medium": _variant(24, 1024),
-    "large": _variant(36, 1280),
-    "xl": _variant(48, 1600),
+    "mini": layers.sizes(4, 256),
+    "small": layers.sizes(12, 768),
+    "medium": layers.sizes(24, 1024),
+    "large": layers.sizes(36, 1280),
+    "xl": layers.sizes(48, 1600),
 }
-SMOKE = {
-    "num_layers": 2,
-    "hidden_size": 64,
-    "num_heads": 2,
-    "intermediate_size": 128,
-    "max_length": 64,
-}
+SMOKE = layers.SMOKE
 
 
 class Layer(nn.Module):

@@ -12,10 +12,8 @@ from bertjax.models import layers
 
 def check(names: tuple[str, ...], known: tuple[str, ...]) -> None:
     """Raises UserError unless the heads of a Config are some of those it knows, in their order."""
-    if names != tuple(name for name in known if name in names):
-        raise errors.UserError(
-            f"config.model.heads = {names!r}: must be a tuple of {', '.join(known)}, in this order"
-        )
+    ordered = names == tuple(name for name in known if name in names)
+    errors.check(ordered, "model.heads", names, f"a tuple of {', '.join(known)}, in this order")
 
 
 def gather_positions(x_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:

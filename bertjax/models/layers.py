@@ -32,6 +32,16 @@ REMAT_POLICIES: dict[str, Any] = {
 }
 
 
+# Fields that shrink any variant to seconds on a CPU; a family adds its own.
+SMOKE = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "num_heads": 2,
+    "intermediate_size": 128,
+    "max_length": 64,
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Compute:
     """How a model is computed, which never changes what it computes but for rounding.
@@ -73,6 +83,16 @@ def check_fields(config: Any) -> None:
     check(free or config.hidden_size % config.num_heads == 0, "num_heads",
           f"a divisor of config.model.hidden_size = {config.hidden_size}")  # fmt: skip
     check(config.activation in ACTIVATIONS, "activation", f"one of {', '.join(ACTIVATIONS)}")
+
+
+def sizes(num_layers: int, hidden_size: int) -> dict[str, int]:
+    """Fields of a variant whose heads are 64 wide and whose MLP is four times as wide as it is."""
+    return {
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_heads": hidden_size // 64,
+        "intermediate_size": 4 * hidden_size,
+    }
 
 
 def padded_vocab_size(vocab_size: int) -> int:

@@ -50,8 +50,8 @@ class Config(layers.Compute):
     def __post_init__(self):
         layers.check_fields(self)
         heads.check(self.heads, ("mlm",))
-        if self.activation != "gelu":  # theirs has two fields, one for the layers, one for the head
-            raise errors.UserError(f"config.model.activation = {self.activation!r}: must be gelu")
+        # Theirs has two fields, one for the layers, one for the head.
+        errors.check(self.activation == "gelu", "model.activation", self.activation, "gelu")
         if self.head_dim % 2:
             raise errors.UserError(
                 f"config.model.num_heads = {self.num_heads}: makes heads of {self.head_dim}, and "
@@ -70,14 +70,7 @@ OBJECTIVE = {
     "name": "mlm", "pair": "none", "mask_rate": 0.3,
     "packing": True, "cross_documents": False, "short_rate": 0.0,
 }  # fmt: skip
-SMOKE = {
-    "num_layers": 2,
-    "hidden_size": 64,
-    "num_heads": 2,
-    "intermediate_size": 128,
-    "max_length": 64,
-    "local_window": 16,
-}
+SMOKE = {**layers.SMOKE, "local_window": 16}
 
 # Table 4 of the paper; mini is our own, its window small enough to matter at length 128.
 VARIANTS = {

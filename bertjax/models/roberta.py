@@ -32,8 +32,8 @@ class Config(bert.Config):
     def __post_init__(self):
         layers.check_fields(self)
         heads.check(self.heads, ("pooler", "mlm"))
-        if self.activation != "gelu":  # its head has gelu whatever the layers have
-            raise errors.UserError(f"config.model.activation = {self.activation!r}: must be gelu")
+        # Its head has gelu whatever the layers have.
+        errors.check(self.activation == "gelu", "model.activation", self.activation, "gelu")
 
 
 KIND = "encoder"

@@ -57,8 +57,7 @@ class Config(layers.Compute):
 
     def __post_init__(self):
         layers.check_fields(self)
-        if self.heads not in ((), ("lm",)):
-            raise errors.UserError(f"config.model.heads = {self.heads!r}: must be ('lm',) or ()")
+        errors.check(self.heads in ((), ("lm",)), "model.heads", self.heads, "('lm',) or ()")
         if (self.activation, self.gated) not in UNITS.values():
             raise errors.UserError(
                 f"config.model.activation = {self.activation!r}: gated, must be relu or gelu_tanh"
@@ -120,15 +119,7 @@ _MT5_NAMES = {"3b": "xl", "11b": "xxl"}
 KIND = "encoder_decoder"
 INPUTS = ("input_ids", "decoder_input_ids")
 OBJECTIVE = {"name": "span_corruption"}  # what it was published with
-SMOKE = {
-    "num_layers": 2,
-    "num_decoder_layers": 2,
-    "hidden_size": 64,
-    "num_heads": 2,
-    "head_dim": 32,
-    "intermediate_size": 128,
-    "max_length": 64,
-}
+SMOKE = {**layers.SMOKE, "num_decoder_layers": 2, "head_dim": 32}
 
 # The paper's section 3.7 for version 1.0; mT5's table 1, ByT5's table 1.
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -7,18 +7,18 @@ have the same length, inputs start with a token for R, S or X (the last three se
 """
 
 import dataclasses
-from collections.abc import Callable
 
-import jax
 import numpy as np
 
-from bertjax import errors, metrics
+from bertjax import errors
 from bertjax.data import denoising, layout, packing, spans
 from bertjax.data.rng import RowRandom
 from bertjax.data.vocabulary import Vocabulary
-from bertjax.objectives import terms
+from bertjax.objectives import span_corruption
 
-KINDS = ("encoder_decoder",)
+KINDS = span_corruption.KINDS
+heads, scales = span_corruption.heads, span_corruption.scales
+normalizers, loss = span_corruption.normalizers, span_corruption.loss
 
 DENOISERS = {
     "R": (spans.Noise(0.15, 3.0), spans.Noise(0.15, 8.0)),
@@ -63,16 +63,6 @@ def predictions(config: Config, length: int) -> int:
     return length
 
 
-def heads(config: Config) -> tuple[str, ...]:
-    """The heads of the model that `loss` reads."""
-    return ("lm",)
-
-
-def scales(config: Config) -> dict[str, float]:
-    """The losses, the main one first, and their factors in the sum that is minimised."""
-    return {"lm_loss": 1.0} | ({"z_loss": config.z_loss} if config.z_loss else {})
-
-
 def features(config: Config, length: int) -> layout.FeatureTable:
     """Name -> (shape without the batch, dtype) of what `transform` gives."""
     return layout.encoder_decoder_features((length, length), config.packing)
@@ -108,18 +98,3 @@ def transform(
 ) -> dict[str, np.ndarray]:
     """Hides what the denoiser of each row hides, and makes the targets of it."""
     return sampling(config, length, vocabulary).corrupt(batch, rng)
-
-
-def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Weight of each loss term over the batch: what its sum is divided by, once."""
-    return dict.fromkeys(scales(config), batch["loss_weights"].sum())
-
-
-def loss(
-    config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
-) -> metrics.Terms:
-    """Cross entropy in nats and accuracy of the targets. Returns {name: (sum, weight)}.
-
-    apply: the model with its parameters bound.
-    """
-    return terms.next_tokens(apply, batch, z_loss=config.z_loss > 0)

@@ -6,18 +6,18 @@ an encoder, it reads the prefix and the decoder predicts the rest.
 """
 
 import dataclasses
-from collections.abc import Callable
 
-import jax
 import numpy as np
 
-from bertjax import errors, metrics
+from bertjax import errors
 from bertjax.data import layout, packing
 from bertjax.data.rng import RowRandom
 from bertjax.data.vocabulary import Vocabulary
-from bertjax.objectives import terms
+from bertjax.objectives import causal_lm
 
 KINDS = ("decoder", "encoder_decoder")
+heads, scales = causal_lm.heads, causal_lm.scales
+normalizers, loss = causal_lm.normalizers, causal_lm.loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,16 +35,6 @@ class Config:
 def predictions(config: Config, length: int) -> int:
     """Positions that the decoder has; of a lone one about half are prefix and not predicted."""
     return length
-
-
-def heads(config: Config) -> tuple[str, ...]:
-    """The heads of the model that `loss` reads."""
-    return ("lm",)
-
-
-def scales(config: Config) -> dict[str, float]:
-    """The losses, the main one first, and their factors in the sum that is minimised."""
-    return {"lm_loss": 1.0}
 
 
 def features(config: Config, length: int) -> layout.FeatureTable:
@@ -119,18 +109,3 @@ def _two_halves(
         packing.padding(vocabulary.specials),
         packing=config.packing,
     )
-
-
-def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Weight of each loss term over the batch: what its sum is divided by, once."""
-    return {"lm_loss": batch["loss_weights"].sum()}
-
-
-def loss(
-    config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
-) -> metrics.Terms:
-    """Cross entropy in nats and accuracy of the rests. Returns {name: (sum, weight)}.
-
-    apply: the model with its parameters bound.
-    """
-    return terms.next_tokens(apply, batch)
