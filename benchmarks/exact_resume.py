@@ -39,7 +39,7 @@ def _command(flags: argparse.Namespace, workdir: pathlib.Path) -> list[str]:
 
 def _state(workdir: pathlib.Path) -> dict[str, np.ndarray]:
     config = config_lib.from_dict(json.loads((workdir / "config.json").read_text())["config"])
-    abstract = experiment.Experiment(config).abstract_state(sharding.make_mesh(**config.mesh))
+    abstract = experiment.Experiment(config).abstract_state(sharding.make_mesh(config.mesh))
     state, _ = checkpoint.Reader(workdir / "checkpoints").restore(abstract)
     leaves = jax.tree_util.tree_leaves_with_path((state.params, state.opt_state))
     return {sharding.path_name(path): np.asarray(leaf) for path, leaf in leaves}

@@ -87,7 +87,7 @@ class Layout:
         config.dtype = "float32"
         self.experiment = experiment_lib.Experiment(config)
         self.phase = config_lib.phases(config)[0]
-        self.mesh = sharding.make_mesh(data=1, devices=jax.devices()[:1])
+        self.mesh = sharding.make_mesh(devices=jax.devices()[:1])
         self.data = data
         with jax.set_mesh(self.mesh):
             self.state = jax.jit(self.experiment.init_state)(jax.random.key(0))

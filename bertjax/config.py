@@ -18,7 +18,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bertjax import build, errors, optimizer
+from bertjax import build, errors, optimizer, sharding
 from bertjax.models import layers
 
 # Keys that may change within a run: where and how it is computed, but not what is learned. Changing
@@ -65,7 +65,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
 
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
-    config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})  # -1: the devices that are left
+    config.mesh = "data:-1"  # "fsdp:4,tensor:2"; also sequence; -1: the devices that are left
     config.topology = "v5e-16"  # the TPU slice this config is made for; a note for people
 
     config.init_from = ""  # artifact, workdir or Hugging Face folder with the first parameters
@@ -144,7 +144,7 @@ def smoke(config: ConfigDict) -> ConfigDict:
     config.optimizer.decay_steps = 4 if config.optimizer.schedule == "wsd" else 0
     if config.phase2.num_steps:
         config.phase2.update(num_steps=5, length=64, batch_size=16)
-    config.mesh.update(data=-1, fsdp=1, tensor=1)
+    config.mesh = "data:-1"
     config.log_every = 5
     config.eval.update(every=10, max_samples=64)
     config.checkpoint.every = 10
@@ -296,6 +296,7 @@ def validate(config: ConfigDict) -> None:
                f"a tuple with {head!r}, which objective {config.objective.name} reads")  # fmt: skip
     _check_one_of(config, "init_vocabulary", ("same", "shared_pieces"))
     optimizer.validate(config.optimizer, config.num_steps)
+    sharding.parse_mesh(config.mesh)
     _check_one_of(config, "dtype", ("auto", "float32", "bfloat16"))
     _check_one_of(config, "remat", tuple(layers.REMAT_POLICIES))
     _check(0 <= config.seed < 2**32, config, "seed", "between 0 and 2**32 - 1")

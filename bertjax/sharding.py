@@ -5,7 +5,7 @@ over layers has one more in front. The same table covers the optimizer's moments
 end alike. `AXIS_RULES` maps logical axes to mesh axes. An axis whose size the mesh axis does not
 divide stays whole.
 
-    mesh = sharding.make_mesh(data=-1, fsdp=1, tensor=1)
+    mesh = sharding.make_mesh("fsdp:4,tensor:2")
     with jax.set_mesh(mesh): ...
 """
 
@@ -19,11 +19,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bertjax import errors
 
-MESH_AXES = ("data", "fsdp", "tensor")
+MESH_AXES = ("data", "fsdp", "tensor", "sequence")
 
 AXIS_RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
-    "length": (),
+    "length": ("sequence",),
+    "key_length": (),
     "embed": ("fsdp",),
     "heads": ("tensor",),
     "head_dim": (),
@@ -55,22 +56,41 @@ PARAM_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 )
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
-    """A mesh of all devices; one size may be -1: what the others leave.
+def parse_mesh(text: str) -> dict[str, int]:
+    """Sizes of the mesh axes of "fsdp:4,tensor:2": what is not named is 1, but data is -1.
+
+    One size may be -1: the devices that the others leave; data is then 1 unless it is named.
+    Raises UserError for another form.
+    """
+    sizes = {}
+    for part in text.split(","):
+        axis, _, size = part.strip().partition(":")
+        if axis not in MESH_AXES or axis in sizes or not re.fullmatch(r"-1|[1-9]\d*", size):
+            allowed = 'sizes of axes like "fsdp:4,tensor:2", the axes being ' + ", ".join(MESH_AXES)
+            errors.check(False, "mesh", text, f"{allowed}; one size may be -1")
+        sizes[axis] = int(size)
+    data = 1 if -1 in sizes.values() else -1
+    return {axis: sizes.get(axis, data if axis == "data" else 1) for axis in MESH_AXES}
+
+
+def make_mesh(text: str = "data:-1", devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh of all devices, or those given, with the sizes of `parse_mesh`.
 
     Raises UserError when the sizes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = [data, fsdp, tensor]
-    known = int(np.prod([size for size in sizes if size != -1]))
-    if sizes.count(-1) == 1 and known > 0 and len(devices) % known == 0:
-        sizes[sizes.index(-1)] = len(devices) // known
-    if min(sizes) < 1 or int(np.prod(sizes)) != len(devices):
+    sizes = parse_mesh(text)
+    known = int(np.prod([size for size in sizes.values() if size != -1]))
+    open_axes = [axis for axis, size in sizes.items() if size == -1]
+    if len(open_axes) == 1 and len(devices) % known == 0:
+        sizes[open_axes[0]] = len(devices) // known
+    if int(np.prod(list(sizes.values()))) != len(devices):
         raise errors.UserError(
-            f"config.mesh = (data {data}, fsdp {fsdp}, tensor {tensor}) does not multiply to the "
-            f"{len(devices)} devices there are; one of the three may be -1"
+            f"config.mesh = {text!r} does not multiply to the {len(devices)} devices there are; "
+            "one of its sizes may be -1"
         )
-    return jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+    types = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=types, devices=devices)
 
 
 def batch_shards(mesh: Mesh) -> int:

@@ -50,7 +50,7 @@ def train_and_evaluate(
     a SIGTERM and KeyboardInterrupt after a Ctrl-C, both with the state saved.
     """
     config_lib.validate(config)
-    mesh = sharding.make_mesh(**config.mesh)
+    mesh = sharding.make_mesh(config.mesh)
     experiment_lib.check_mesh(config, mesh)
     train_data, heldout_data = open_data(config)
     tokenizer = tokenizer_lib.load(train_data.tokenizer_path)

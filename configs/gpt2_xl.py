@@ -28,6 +28,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer.b2 = 0.95
     config.optimizer.eps = 1e-8
     config.remat = "full"
-    config.mesh.fsdp = 16
+    config.mesh = "fsdp:16"
     config.topology = "v5e-256"
     return config_lib.choose(config, arg)

@@ -24,6 +24,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer.warmup_steps = 30_000
     config.optimizer.b2 = 0.98
     config.optimizer.clip_norm = 0.0
-    config.mesh.update(data=1, fsdp=-1)
+    config.mesh = "fsdp:-1"
     config.topology = "v5e-256"
     return config_lib.choose(config, arg)

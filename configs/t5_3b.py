@@ -24,6 +24,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer.start_rate = 1e-2
     config.optimizer.weight_decay = 0.0
     config.optimizer.clip_norm = 0.0
-    config.mesh.update(data=-1, fsdp=64, tensor=4)  # two rows a device, eight of the 32 heads
+    config.mesh = "fsdp:64,tensor:4"  # two rows a device, eight of the 32 heads
     config.topology = "v5e-256"
     return config_lib.choose(config, arg)

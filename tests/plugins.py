@@ -23,7 +23,7 @@ from bertjax import step as step_lib
 from bertjax.artifact import artifact
 from bertjax.data import loader
 from bertjax.objectives import mlm
-from tests import synthetic, tiny_model
+from tests import meshes, synthetic, tiny_model
 
 BATCH_SIZE = 8
 VOCABULARY = synthetic.make_vocabulary()
@@ -103,8 +103,7 @@ class Run:
     """The parts of a run of `config` on the first devices; every step starts afresh."""
 
     def __init__(self, config: ml_collections.ConfigDict, mesh_shape: tuple[int, ...] = (1, 1, 1)):
-        devices = jax.devices()[: math.prod(mesh_shape)]
-        self.mesh = sharding.make_mesh(*mesh_shape, devices=devices)
+        self.mesh = meshes.of(*mesh_shape)
         experiment.check_mesh(config, self.mesh)
         frozen = train.frozen_artifacts(config, DATA)
         self.experiment = experiment.Experiment(config, train.frozen_models(config, frozen))

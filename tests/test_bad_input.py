@@ -69,7 +69,7 @@ def test_corpus(made, tmp_path, fails, name, content, expected):
         ("--config.model.num_heads=3", "num_heads = 3: must be a divisor of"),
         ("--config.data.length=100", "config.data.length = 100: must be between"),
         ("--config.batch_size=12", "config.batch_size = 12 does not divide"),
-        ("--config.mesh.data=3", "does not multiply to"),
+        ("--config.mesh=data:3", "does not multiply to"),
         ("--config.model.vocab_size=50", "more than config.model.vocab_size = 50"),
         ("--config.objective.pair=maybe", "one of nsp, sop, none"),
         ("--config.objective.mask_rate=2", "mask_rate"),

@@ -17,7 +17,7 @@ from bertjax.artifact import artifact, loading
 from bertjax.data import tokenizer as tokenizer_lib
 from bertjax.models import bert
 from bertjax.objectives import distillation
-from tests import corpora, tiny_model
+from tests import corpora, meshes, tiny_model
 
 B, L, P = 8, 8, 3
 CONFIG = distillation.Config(teacher="somewhere")
@@ -196,7 +196,7 @@ def test_configs_that_are_refused(wrong):
 def _trained(mesh_shape=(1, 1, 1), micro=1, steps=2, seed=3):
     """(state, reports, teacher's parameters after it) of a few steps of a small student."""
     teacher = tiny_model.make(num_layers=3, hidden_size=16, dropout_rate=0.5)
-    mesh = sharding.make_mesh(*mesh_shape, devices=jax.devices()[: int(np.prod(mesh_shape))])
+    mesh = meshes.of(*mesh_shape)
     model, params = _student(num_layers=1)
     params = loading.initial_student(params, teacher)
     tx = optax.sgd(0.01)

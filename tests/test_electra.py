@@ -18,7 +18,7 @@ from bertjax.artifact import artifact, huggingface, loading
 from bertjax.data.rng import RowRandom, row_keys
 from bertjax.models import electra, layers
 from bertjax.objectives import replaced_token_detection as rtd
-from tests import encoders, synthetic, tiny_model
+from tests import encoders, meshes, synthetic, tiny_model
 from tests.parity_cases import electra as case
 
 FIELDS = {
@@ -214,7 +214,7 @@ def test_generator_learns_of_its_own_loss_alone_and_embeddings_of_both():
 
 @functools.cache
 def _compiled(mesh_shape=(1, 1, 1), micro=1):
-    mesh = sharding.make_mesh(*mesh_shape, devices=jax.devices()[: int(np.prod(mesh_shape))])
+    mesh = meshes.of(*mesh_shape)
     loss = functools.partial(rtd.loss, CONFIG)
     normalizers = functools.partial(rtd.normalizers, CONFIG)
     schedule = optax.constant_schedule(0.5)

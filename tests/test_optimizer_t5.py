@@ -8,6 +8,7 @@ import pytest
 
 from bertjax import build, optimizer, sharding
 from bertjax import step as step_lib
+from tests import meshes
 
 PLAIN = {"schedule": "constant", "warmup_steps": 0, "clip_norm": 0.0, "weight_decay": 0.0}
 LAYERS, WIDTH, HEADS = 3, 136, (2, 72)  # both sides of 128, from which on Adafactor factors
@@ -134,7 +135,7 @@ def test_adafactor_keeps_no_moment_of_full_size():
 
 
 def test_states_of_adafactor_are_whole_on_every_device():
-    mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+    mesh = meshes.of(2, 2, 2)
     params = build.abstract_params(build.model("t5", {"num_layers": 2, "num_decoder_layers": 2}))
     tx = optimizer.make(optimizer.Config(name="adafactor"), 100_000)
     state = jax.eval_shape(lambda p: step_lib.init_state(p, tx, jax.random.key(0)), params)

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from bertjax import build, errors, optimizer, sharding
 from bertjax import step as step_lib
+from tests import meshes
 
 FAMILIES = build.families()
 V1_1 = {"activation": "gelu_tanh", "gated": True, "tied_embeddings": False}
@@ -52,7 +53,7 @@ def test_unknown_parameter_says_what_is_missing():
 
 @pytest.mark.parametrize("name", ["adamw", "adamw_rms", "lamb"])  # adafactor: test_optimizer_t5.py
 def test_moments_live_where_their_parameters_do(name):
-    mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+    mesh = meshes.of(2, 2, 2)
     tx = optimizer.make(optimizer.Config(name=name), 100_000)
     params = _params("bert", hidden_size=64, num_heads=4, num_layers=2, vocab_size=200)
     state = jax.eval_shape(lambda p: step_lib.init_state(p, tx, jax.random.key(0)), params)
@@ -72,7 +73,7 @@ def test_moments_live_where_their_parameters_do(name):
 
 
 def test_an_axis_that_does_not_divide_stays_whole():
-    mesh = sharding.make_mesh(data=1, fsdp=2, tensor=4)
+    mesh = meshes.of(1, 2, 4)
     state = {"params": _params("bert", hidden_size=66, num_heads=6, intermediate_size=132)}
     places = _named(sharding.state_shardings(mesh, state))
     query = places["params/encoder/layers/attention/query/kernel"]
@@ -84,29 +85,33 @@ def test_an_axis_that_does_not_divide_stays_whole():
 @pytest.mark.parametrize(
     ("asked", "shape"),
     [
-        ((-1, 1, 1), (8, 1, 1)),
-        ((1, -1, 2), (1, 4, 2)),
-        ((2, 2, -1), (2, 2, 2)),
-        ((4, 2, 1), (4, 2, 1)),
-        ((8, 1, -1), (8, 1, 1)),
+        ("data:-1", (8, 1, 1, 1)),
+        ("fsdp:-1,tensor:2", (1, 4, 2, 1)),
+        ("data:2, fsdp:2, tensor:-1", (2, 2, 2, 1)),
+        ("fsdp:2", (4, 2, 1, 1)),
+        ("data:8,tensor:-1", (8, 1, 1, 1)),
+        ("sequence:4", (2, 1, 1, 4)),
     ],
 )
 def test_mesh_fills_in_the_size_left_open(asked, shape):
-    mesh = sharding.make_mesh(*asked)
-    assert tuple(mesh.shape.values()) == shape and mesh.axis_names == ("data", "fsdp", "tensor")
+    mesh = sharding.make_mesh(asked)
+    assert tuple(mesh.shape.values()) == shape and mesh.axis_names == sharding.MESH_AXES
     assert sharding.batch_shards(mesh) == shape[0] * shape[1]
 
 
 @pytest.mark.parametrize(
-    "asked", [(3, 1, 1), (16, 1, 1), (2, 2, 1), (-1, -1, 1), (-1, 3, 1), (0, 1, 1), (-1, 0, 1),
-              (-2, 1, -4)]
+    ("asked", "said"),
+    [
+        *((text, "does not multiply to the 8 devices") for text in
+          ("data:3", "data:16", "data:2,fsdp:2", "data:-1,fsdp:-1", "data:-1,fsdp:3")),
+        *((text, "must be sizes of axes like") for text in
+          ("", "8", "fsdp:0", "fsdp:-2", "fsdp:two", "fsdp:2,fsdp:4", "model:2", "fsdp=2")),
+    ],
 )  # fmt: skip
-def test_mesh_that_the_devices_cannot_make_is_refused(asked):
+def test_mesh_that_the_devices_cannot_make_is_refused(asked, said):
     with pytest.raises(errors.UserError) as caught:
-        sharding.make_mesh(*asked)
-    data, fsdp, tensor = asked
-    assert f"(data {data}, fsdp {fsdp}, tensor {tensor})" in str(caught.value)
-    assert "8 devices" in str(caught.value)
+        sharding.make_mesh(asked)
+    assert f"config.mesh = {asked!r}" in str(caught.value) and said in str(caught.value)
 
 
 class _OneProcess:
@@ -123,7 +128,7 @@ class _OneProcess:
 @pytest.mark.parametrize("shape", [(8, 1, 1), (2, 4, 1), (2, 2, 2), (4, 1, 2)])
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_local_rows_of_all_processes_cover_each_row_once(shape, processes, monkeypatch):
-    mesh = sharding.make_mesh(*shape)
+    mesh = meshes.of(*shape)
     whole = sharding.batch_sharding(mesh)
     rows = []
     for devices in np.split(mesh.devices.ravel(), processes):
@@ -136,7 +141,7 @@ def test_local_rows_of_all_processes_cover_each_row_once(shape, processes, monke
 
 
 def test_global_batch_is_the_rows_in_their_order():
-    mesh = sharding.make_mesh(2, 2, 2)
+    mesh = meshes.of(2, 2, 2)
     rows = sharding.local_rows(mesh, 12)
     local = {
         "input_ids": (100 * rows[:, None] + np.arange(5)).astype(np.int32),
@@ -152,7 +157,7 @@ def test_global_batch_is_the_rows_in_their_order():
 def test_constrain_is_nothing_outside_a_mesh_and_pins_inside():
     x = np.ones((8, 4, 6), np.float32)
     assert sharding.constrain(x, ("batch", "length", "embed")) is x
-    mesh = sharding.make_mesh(2, 2, 2)
+    mesh = meshes.of(2, 2, 2)
     with jax.set_mesh(mesh):
         y = jax.jit(lambda x: sharding.constrain(x, ("batch", "length", "mlp")) + 1)(x)
     assert {shard.data.shape for shard in y.addressable_shards} == {(2, 4, 3)}
@@ -177,7 +182,7 @@ def test_no_array_is_rebuilt_whole_to_be_split_in_another_way(
         import functools, jax, jax.numpy as jnp, numpy as np, optax
         from bertjax import build, optimizer, sharding, step
         from bertjax.objectives import {objective} as objective
-        mesh = sharding.make_mesh(2, 2, 2)
+        mesh = sharding.make_mesh("fsdp:2,tensor:2")
         model = build.model("{family}", {fields})
         tx = optimizer.make(optimizer.Config(name="{optimizer_name}"), 100_000)
         state = jax.eval_shape(

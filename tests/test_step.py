@@ -13,6 +13,7 @@ from bertjax import config as config_lib
 from bertjax import step as step_lib
 from bertjax.models import layers
 from bertjax.objectives import mlm
+from tests import meshes
 
 FIELDS = {
     "vocab_size": 100, "hidden_size": 32, "num_layers": 2, "num_heads": 8,
@@ -63,7 +64,7 @@ def _compiled(mesh_shape=(1, 1, 1), micro=1, dropout=0.0, **compute):
     """Returns run(batch, step=0, **params) -> (report, gradients), compiled once."""
     fields = {**FIELDS, "dropout_rate": dropout, "attention_dropout_rate": dropout}
     model = build.model("bert", fields, layers.Compute(**compute))
-    mesh = sharding.make_mesh(*mesh_shape, devices=jax.devices()[: int(np.prod(mesh_shape))])
+    mesh = meshes.of(*mesh_shape)
     schedule = optax.constant_schedule(0.5)
     function = step_lib.make_train_step(
         model, LOSS, NORMALIZERS, SCALES, GRADIENTS, schedule, micro
@@ -183,11 +184,11 @@ class Run:
         config.model.update(FIELDS)
         config.model.hidden_size, config.model.num_heads = 32, 4
         config.data.length, config.batch_size = L, B
-        config.mesh.update(data=1, fsdp=4, tensor=2)
+        config.mesh = "fsdp:4,tensor:2"
         config.optimizer.update(learning_rate=1e-2, warmup_steps=2)
         config_lib.validate(config)
         self.experiment = experiment.Experiment(config)
-        self.mesh = sharding.make_mesh(**config.mesh)
+        self.mesh = sharding.make_mesh(config.mesh)
         self.traces = 0
         loss = self.experiment.loss
 

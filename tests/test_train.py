@@ -34,7 +34,7 @@ def _config(data, **overrides):
 
 def _params(workdir, conf):
     built = experiment.Experiment(conf)
-    abstract = built.abstract_state(sharding.make_mesh(**conf.mesh))
+    abstract = built.abstract_state(sharding.make_mesh(conf.mesh))
     checkpoints = checkpoint.Reader(workdir / "checkpoints")
     state = checkpoints.restore(abstract)[0]
     return {
@@ -104,13 +104,13 @@ def test_stopped_at_any_step_and_resumed_ends_bit_equal(data, uninterrupted, tmp
 
 def test_goes_on_with_other_devices_and_micro_batches(data, uninterrupted, tmp_path):
     _, _, heldout = uninterrupted
-    half = _config(data, mesh__data=4, mesh__tensor=2)
+    half = _config(data, mesh="tensor:2")
     monkey = pytest.MonkeyPatch()
     monkey.setattr(train.signals.StopSignals, "reached", lambda self, step: step == 5)
     with monkey.context(), pytest.raises(errors.Preempted, match="saved step 5"):
         train.train_and_evaluate(half, tmp_path / "run")
     monkey.undo()
-    rest = _config(data, mesh__data=1, mesh__fsdp=8, micro_batch_size=8)
+    rest = _config(data, mesh="fsdp:8", micro_batch_size=8)
     got = train.train_and_evaluate(rest, tmp_path / "run")
     assert got["mlm_loss"] == pytest.approx(heldout["mlm_loss"], abs=0.02)  # other dropout masks
 
