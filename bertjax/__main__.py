@@ -1,7 +1,6 @@
 """`bertjax VERB --flag=value ...`: parses the flags and calls `bertjax.commands.VERB.run`."""
 
 import argparse
-import errno
 import importlib
 import os
 import sys
@@ -13,6 +12,7 @@ VERBS = {
     "tokenizer": "train a tokenizer on text",
     "prepare": "turn text into sharded token records, once, in parallel",
     "pretrain": "train a model on prepared data, or go on where a run stopped",
+    "plan": "say what a config takes on a slice of chips: memory, time, money",
     "evaluate": "score a model on held-out data",
     "predict": "fill the [MASK]s of a text, or go on with a prompt",
     "export": "write a model as a Hugging Face folder or as an artifact",
@@ -49,12 +49,6 @@ def _run(verb: str, argv: Sequence[str]) -> None:
     command.run(flags)
 
 
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: cannot be read or written: {error.strerror}"
-    return " ".join(str(error).split())
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb. Returns the exit code: 0 done, 2 bad input, 75 start me again."""
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -68,18 +62,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _run(verb, argv)
     except errors.Preempted as stop:
-        print(f"bertjax: {_one_line(stop)}", file=sys.stderr)
+        print(f"bertjax: {errors.one_line(stop)}", file=sys.stderr)
         return errors.EXIT_RESTART
     except KeyboardInterrupt:
         goes_on = "; the same command goes on where it was" if verb in RESUMABLE else ""
         print(f"bertjax: interrupted{goes_on}", file=sys.stderr)
         return errors.EXIT_INTERRUPTED
     except (errors.UserError, OSError) as error:
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        named = isinstance(error, errors.UserError) or error.filename is not None
-        if os.environ.get("BERTJAX_TRACEBACK") or not (named or full):
+        if os.environ.get("BERTJAX_TRACEBACK") or not errors.of_the_user(error):
             raise
-        print(f"bertjax: error: {_one_line(error)}", file=sys.stderr)
+        print(f"bertjax: error: {errors.one_line(error)}", file=sys.stderr)
         return errors.EXIT_BAD_INPUT
     return 0
 

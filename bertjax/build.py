@@ -13,7 +13,10 @@ from bertjax import errors, models, objectives
 from bertjax.models import layers
 
 # Files which are no family and no objective.
-_SHARED = ("layers", "heads", "masks", "positions", "t5_layers", "terms")
+_SHARED = (
+    "attention", "heads", "kernels", "layers", "masks", "positions", "post_norm", "t5_layers",
+    "terms",
+)  # fmt: skip
 
 
 def _names(package: ModuleType) -> list[str]:
@@ -58,11 +61,16 @@ def objective_config(config: Any) -> Any:
     return kind(**fields)
 
 
-def compute(config: Any) -> layers.Compute:
-    """How to compute on the devices there are: "auto" is decided here and nowhere else."""
-    on_cpu = jax.default_backend() == "cpu"
+def compute(config: Any, platform: str | None = None) -> layers.Compute:
+    """How to compute on a platform: "auto" is decided here and nowhere else.
+
+    platform: cpu, gpu or tpu; None is that of the devices there are.
+    """
+    on_cpu = (platform or jax.default_backend()) == "cpu"
     dtype = config.dtype if config.dtype != "auto" else ("float32" if on_cpu else "bfloat16")
-    return layers.Compute(dtype=dtype, remat=config.remat, unroll_layers=on_cpu)
+    return layers.Compute(
+        dtype=dtype, remat=config.remat, unroll_layers=on_cpu, attention=config.attention
+    )
 
 
 def model(family_name: str, fields: dict[str, Any], compute: layers.Compute | None = None) -> Any:

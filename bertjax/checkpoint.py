@@ -35,6 +35,8 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from bertjax import checksums, errors
 
+# Processes of a job wait for each other so long when they save; a save that takes longer fails.
+_SAVE_SECONDS = 1200
 _NO_ROOM = ("No space left on device", "Disk quota exceeded", "File too large")
 
 
@@ -209,7 +211,9 @@ class Checkpoints(Reader):
             cleanup_tmp_directories=True,
             best_fn=self._rank,  # without it Orbax does not store the metrics
             preservation_policy=keep,
-            async_options=ocp.AsyncOptions(post_finalization_callback=self._list_checksums),
+            async_options=ocp.AsyncOptions(
+                timeout_secs=_SAVE_SECONDS, post_finalization_callback=self._list_checksums
+            ),
         )
         self.folder = epath.Path(folder)
         with self._writing():

@@ -18,14 +18,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bertjax import build, errors, optimizer, sharding
-from bertjax.models import layers
+from bertjax import build, errors, hardware, optimizer, sharding
+from bertjax.models import kernels, layers
 
 # Keys that may change within a run: where and how it is computed, but not what is learned. Changing
 # dtype, mesh or micro_batch_size changes rounding and dropout masks, so the end is not bit-equal.
 FREE_KEYS = (
-    "data.path", "data.heldout_path", "dtype", "remat", "mesh", "micro_batch_size", "log_every",
-    "eval", "checkpoint", "max_bad_steps", "init_from", "init_vocabulary",
+    "data.path", "data.heldout_path", "dtype", "remat", "attention", "mesh", "micro_batch_size",
+    "log_every", "eval", "checkpoint", "max_bad_steps", "init_from", "init_vocabulary",
     "objective.teacher", "topology",
 )  # fmt: skip
 
@@ -65,8 +65,9 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
 
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
-    config.mesh = "data:-1"  # "fsdp:4,tensor:2"; also sequence; -1: the devices that are left
-    config.topology = "v5e-16"  # the TPU slice this config is made for; a note for people
+    config.attention = "xla"  # or a kernel: splash on TPUs, cudnn on GPUs; see models/kernels.py
+    config.mesh = "auto"  # or "fsdp:4,tensor:2", also sequence; -1: the devices that are left
+    config.topology = "v5e-16"  # what this config is made for: `bertjax plan` plans it there
 
     config.init_from = ""  # artifact, workdir or Hugging Face folder with the first parameters
     config.init_vocabulary = "same"  # of init_from and the data; shared_pieces: keep those
@@ -145,6 +146,7 @@ def smoke(config: ConfigDict) -> ConfigDict:
     if config.phase2.num_steps:
         config.phase2.update(num_steps=5, length=64, batch_size=16)
     config.mesh = "data:-1"
+    config.attention = "xla"  # kernels are for accelerators
     config.log_every = 5
     config.eval.update(every=10, max_samples=64)
     config.checkpoint.every = 10
@@ -283,7 +285,7 @@ def _check_one_of(config: ConfigDict, key: str, allowed: Sequence[str]) -> None:
 def validate(config: ConfigDict) -> None:
     """Raises UserError naming the key, its value and what is allowed; compiles nothing."""
     family = build.family(config.family)
-    model = family.Config(**config.model)  # checks its own fields
+    model = family.Config(**config.model, attention=config.attention)  # checks its own fields
     objective = build.objective_config(config)
     allowed = build.objectives_of(family.KIND)
     _check(config.objective.name in allowed, config, "objective.name",
@@ -296,7 +298,9 @@ def validate(config: ConfigDict) -> None:
                f"a tuple with {head!r}, which objective {config.objective.name} reads")  # fmt: skip
     _check_one_of(config, "init_vocabulary", ("same", "shared_pieces"))
     optimizer.validate(config.optimizer, config.num_steps)
-    sharding.parse_mesh(config.mesh)
+    if config.mesh != "auto":
+        sharding.parse_mesh(config.mesh)
+    hardware.parse_topology(config.topology)
     _check_one_of(config, "dtype", ("auto", "float32", "bfloat16"))
     _check_one_of(config, "remat", tuple(layers.REMAT_POLICIES))
     _check(0 <= config.seed < 2**32, config, "seed", "between 0 and 2**32 - 1")
@@ -316,3 +320,5 @@ def validate(config: ConfigDict) -> None:
         if config.micro_batch_size:
             _check(config.micro_batch_size > 0 and phase.batch_size % config.micro_batch_size == 0,
                    config, "micro_batch_size", f"a divisor of the batch size {phase.batch_size}")
+        features = build.objective(config.objective.name).features(objective, phase.length)
+        kernels.check(config.attention, model, config.dtype, {key: phase.length}, features)

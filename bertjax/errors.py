@@ -5,6 +5,9 @@ command line prints that line and nothing else; what is not a `UserError` is a b
 traceback.
 """
 
+import errno
+
+EXIT_BUG = 1  # of the interpreter, after a traceback
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, start the same command again
@@ -16,6 +19,33 @@ class UserError(Exception):
 
 class Preempted(Exception):
     """The run was asked to stop, saved its state, and goes on when it is started again."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop by Ctrl-C, and saved its state first."""
+
+
+def of_the_user(error: BaseException) -> bool:
+    """Whether `error` is bad input or a full disk, told in one line, and no bug."""
+    if isinstance(error, OSError):
+        return error.filename is not None or error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, UserError)
+
+
+def one_line(error: BaseException) -> str:
+    """What the error says, as one line that names the file."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: cannot be read or written: {error.strerror}"
+    return " ".join(str(error).split())
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a command that `error` ends."""
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    if isinstance(error, Preempted):
+        return EXIT_RESTART
+    return EXIT_BAD_INPUT if of_the_user(error) else EXIT_BUG
 
 
 def check(ok: bool, key: str, value: object, allowed: str) -> None:

@@ -14,6 +14,7 @@ from bertjax import config as config_lib
 from bertjax import step as step_lib
 from bertjax.data import loader
 from bertjax.data.vocabulary import Vocabulary
+from bertjax.models import kernels
 
 Batches = Iterator[dict[str, np.ndarray]]
 Rows = Callable[[int], slice | np.ndarray]  # batch size -> rows that this process holds
@@ -23,16 +24,19 @@ class Experiment:
     """The parts of a run. Holds no arrays: everything can be evaluated abstractly.
 
     frozen_models: models that the loss asks but nothing trains, by the names it knows them by.
+    platform: what is computed on; None is that of the devices there are.
     """
 
     def __init__(
         self,
         config: ml_collections.ConfigDict,
         frozen_models: Mapping[str, Any] = MappingProxyType({}),
+        platform: str | None = None,
     ):
         self.config = config
         self.frozen_models = frozen_models
-        self.model = build.model(config.family, config.model, build.compute(config))
+        how = build.compute(config, platform)
+        self.model = build.model(config.family, config.model, how)
         self.objective = build.objective(config.objective.name)
         self.objective_config = build.objective_config(config)
         self.tx = optimizer.make(config.optimizer, config.num_steps)
@@ -48,7 +52,7 @@ class Experiment:
 
     def abstract_state(self, mesh: jax.sharding.Mesh) -> step_lib.TrainState:
         """Shapes, types and shardings of the state; nothing is allocated."""
-        shapes = jax.eval_shape(self.init_state, jax.random.key(0))
+        shapes = jax.eval_shape(lambda: self.init_state(jax.random.key(0)))
         places = sharding.state_shardings(mesh, shapes)
         return jax.tree.map(
             lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
@@ -145,8 +149,8 @@ class Experiment:
 
 
 def check_mesh(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> None:
-    """Raises UserError when a batch or the heads cannot be split over the mesh."""
-    shards = sharding.batch_shards(mesh)
+    """Raises UserError when a batch, its sequences or the heads cannot be split over the mesh."""
+    shards, parts = sharding.batch_shards(mesh), mesh.shape["sequence"]
     for phase in config_lib.phases(config):
         size = config_lib.forward_size(config, phase)
         if size % shards:
@@ -155,11 +159,17 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> No
                 f"config.{key} = {size} does not divide over data x fsdp = {shards} devices: "
                 f"take a multiple of {shards}"
             )
+        if phase.length % parts:
+            raise errors.UserError(
+                f"config.{phase.prefix or 'data.'}length = {phase.length} does not divide over "
+                f"sequence = {parts} devices: take a multiple of {parts}"
+            )
+    kernels.check_mesh(config.attention, mesh)
     tensor = mesh.shape["tensor"]
     if config.model.num_heads % tensor:
         raise errors.UserError(
-            f"config.mesh.tensor = {tensor} does not divide config.model.num_heads = "
-            f"{config.model.num_heads}"
+            f"config.mesh = {config.mesh!r}: tensor = {tensor} does not divide "
+            f"config.model.num_heads = {config.model.num_heads}"
         )
 
 

@@ -10,24 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-Terms = dict[str, tuple[Any, Any]]
+from bertjax import hardware
 
-# Dense bfloat16 matmul peak of one jax device in FLOP/s, by `device_kind`. TPUs: the "System
-# architecture" pages of the Cloud TPU documentation (v2 and v3 have two devices a chip); GPUs: the
-# vendor's data sheets, SXM parts, without sparsity.
-PEAK_FLOPS = {
-    "TPU v2": 22.5e12,
-    "TPU v3": 61.5e12,
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5": 459e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "NVIDIA A100-SXM4-40GB": 312e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA H200": 989e12,
-}
+Terms = dict[str, tuple[Any, Any]]
 
 
 def add(total: Terms | None, terms: Mapping[str, tuple[Any, Any]]) -> Terms:
@@ -53,8 +38,10 @@ def total_loss(values: Mapping[str, Any], scales: Mapping[str, float]) -> Any:
 def mfu(flops_per_second: float, devices: list[jax.Device] | None = None) -> float | None:
     """Model FLOP/s over the peak of all devices; None where the peak is not known."""
     devices = jax.devices() if devices is None else devices
-    peak = PEAK_FLOPS.get(devices[0].device_kind)
-    return flops_per_second / (peak * len(devices)) if peak else None
+    chip = hardware.chip_of(devices[0].device_kind)
+    if chip is None or chip.peak_flops is None:
+        return None
+    return flops_per_second / (chip.peak_flops * len(devices))
 
 
 def perplexity(loss: float) -> float:

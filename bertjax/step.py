@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bertjax import metrics
+from bertjax import metrics, sharding
 
 Batch = dict[str, jax.Array]
 # objective.loss with its config bound: (apply, batch) -> {name: (sum, weight)}. What it needs of
@@ -90,7 +90,9 @@ def make_train_step(
         shares = {name: terms[name][0] / jnp.maximum(w, 1.0) for name, w in weights.items()}
         return metrics.total_loss(shares, scales), terms
 
-    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+    def grad_fn(*args):
+        parts, grads = jax.value_and_grad(loss_fn, has_aux=True)(*args)
+        return parts, sharding.constrain_params(grads)
 
     def all_gradients(params, batch, rng, frozen):
         weights = normalizers(batch)

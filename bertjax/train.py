@@ -10,6 +10,7 @@ again does what it would have done.
 import contextlib
 import functools
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from etils import epath
 from bertjax import (
     build,
     checkpoint,
+    distributed,
     errors,
     evaluate,
     metrics,
@@ -39,6 +41,7 @@ from bertjax import (
 from bertjax.artifact import artifact, loading, new_vocabulary
 from bertjax.data import store
 from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.plan import auto
 
 
 def train_and_evaluate(
@@ -50,7 +53,7 @@ def train_and_evaluate(
     a SIGTERM and KeyboardInterrupt after a Ctrl-C, both with the state saved.
     """
     config_lib.validate(config)
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = make_mesh(config)
     experiment_lib.check_mesh(config, mesh)
     train_data, heldout_data = open_data(config)
     tokenizer = tokenizer_lib.load(train_data.tokenizer_path)
@@ -63,7 +66,10 @@ def train_and_evaluate(
         train_data.fingerprint,
         {name: artifact.fingerprint(model) for name, model in frozen.items()},
     )
+    shared = workdir_lib.without_paths(identity)
+    distributed.check_same({**shared, "mesh": dict(mesh.shape)})
     workdir_lib.claim(workdir, identity, tokenizer.save)
+    distributed.check_shared(epath.Path(workdir) / workdir_lib.CONFIG)
 
     experiment = experiment_lib.Experiment(config, frozen_models(config, frozen))
     rows = functools.partial(sharding.local_rows, mesh)
@@ -72,9 +78,11 @@ def train_and_evaluate(
         stop = stack.enter_context(signals.StopSignals())
         checkpoints = open_checkpoints(config, workdir)
         stack.callback(checkpoints.close)
-        state = first_state(experiment, mesh, checkpoints, train_data, frozen)
+        state, saved_at = first_state(experiment, mesh, checkpoints, train_data, frozen)
         frozen_params = place_frozen(mesh, frozen)
         start = int(state.step)
+        if saved_at is not None:
+            watch.tell_resumed(workdir, start, saved_at)
         log = stack.enter_context(StepLog(experiment, workdir, start, checkpoints))
         eval_step = experiment.eval_step()
         unigram = experiment.unigram(train_data, vocabulary)
@@ -98,7 +106,7 @@ def train_and_evaluate(
                     if step > start:  # a finished run that is started again has written it
                         log.heldout(step, heldout)
                 if saves:
-                    meta = {**vars(identity), "step": step}
+                    meta = {**vars(identity), "step": step, "saved_at": time.time()}
                     # Losses at two lengths are no ranking: the best is one of the last phase.
                     ranked = evaluates and phase == phases[-1]
                     scores = _prefixed("eval", heldout) if ranked else None
@@ -112,9 +120,17 @@ def train_and_evaluate(
         checkpoints.wait()
         if asked and not last:
             if stop.requested == "SIGINT":
-                raise KeyboardInterrupt
+                raise errors.Interrupted
             raise errors.Preempted(f"asked to stop: saved step {step} in {workdir}; start me again")
     return heldout
+
+
+def make_mesh(config: ml_collections.ConfigDict) -> jax.sharding.Mesh:
+    """The mesh of `config.mesh`; where that is "auto", says which one it has chosen."""
+    mesh = auto.mesh_of(config, jax.devices())
+    if config.mesh == "auto" and jax.process_index() == 0:
+        print(f"bertjax: mesh {mesh} of {jax.device_count()} devices", file=sys.stderr, flush=True)
+    return sharding.make_mesh(mesh)
 
 
 def open_data(config: ml_collections.ConfigDict) -> tuple[store.Dataset, store.Dataset]:
@@ -187,17 +203,19 @@ def first_state(
     checkpoints: checkpoint.Checkpoints,
     data: store.Dataset,
     frozen: Mapping[str, artifact.Artifact],
-) -> step_lib.TrainState:
-    """The newest checkpoint's state, or a fresh one, each array made where it belongs.
+) -> tuple[step_lib.TrainState, float | None]:
+    """The newest checkpoint's state and when that was saved (time.time()), or a fresh one and None.
 
-    A fresh one starts from `config.init_from` or, of a student, from layers of its teacher.
+    Each array is made where it belongs. A fresh state starts from `config.init_from` or, of a
+    student, from layers of its teacher.
 
     Raises UserError when `config.init_from` was trained with another tokenizer than the data's and
     `config.init_vocabulary` allows no other.
     """
     abstract = experiment.abstract_state(mesh)
     if checkpoints.latest_step() is not None:
-        return checkpoints.restore(abstract)[0]
+        state, meta = checkpoints.restore(abstract)
+        return state, meta.get("saved_at")
     places = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     key = jax.random.key(experiment.config.seed)
     state = jax.jit(experiment.init_state, out_shardings=places)(key)
@@ -215,7 +233,7 @@ def first_state(
     elif "teacher" in frozen and experiment.config.objective.start_from_teacher:
         params = loading.initial_student(state.params, frozen["teacher"])
         state = state.replace(params=jax.device_put(params, places.params))
-    return state
+    return state, None
 
 
 def _prefixed(prefix: str, values: dict[str, Any]) -> dict[str, float]:

@@ -74,6 +74,25 @@ class Writers:
                 stack.callback(writer.close)
 
 
+def tell_resumed(workdir: str | os.PathLike, step: int, saved_at: float) -> None:
+    """Prints, on process 0, where a run goes on and what its stop has cost.
+
+    Call it before `Writers` drops the lines past `step`. saved_at: time.time() of the save.
+    """
+    if jax.process_index() != 0:
+        return
+    path = epath.Path(workdir) / workdir_lib.METRICS
+    logged = max((line["step"] for line in read_metrics(path)), default=0) if path.exists() else 0
+    ago = tqdm.tqdm.format_interval(time.time() - saved_at)
+    again = max(logged - step, 0)
+    print(
+        f"bertjax: goes on from step {step}, saved {ago} ago (time lost); "
+        f"{again} logged steps are made again",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 class JsonlWriter:
     """A line of JSON a step: {"step": 50, "train/loss": 9.1, ...}; null is a non-finite number."""
 

@@ -27,6 +27,8 @@ CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 
+_PATHS = ("data.path", "data.heldout_path", "init_from", "objective.teacher")
+
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
@@ -87,9 +89,24 @@ def _differences(mine: dict[str, Any], stored: dict[str, Any]) -> list[str]:
     ]
 
 
-def _has_saved(folder: epath.Path) -> bool:
-    checkpoints = folder / CHECKPOINTS
-    return checkpoints.exists() and any(item.name.isdigit() for item in checkpoints.iterdir())
+def without_paths(mine: Identity) -> dict[str, Any]:
+    """What all processes of a run share, by name: what paths lead to, but not the paths."""
+    config = {key: value for key, value in _flat(mine.config).items() if key not in _PATHS}
+    return {
+        "config": config,
+        "tokenizer": mine.tokenizer_fingerprint,
+        "prepared data": mine.data_fingerprint,
+        "teacher": mine.frozen_fingerprints,
+    }
+
+
+def saved_step(path: str | os.PathLike) -> int | None:
+    """The newest step that a workdir has saved, None where there is none; asks the disk alone."""
+    folder = epath.Path(path) / CHECKPOINTS
+    steps = [item for item in folder.iterdir() if item.name.isdigit()] if folder.exists() else []
+    if "://" in os.fspath(path):  # Orbax cannot rename there, and writes this file last
+        steps = [item for item in steps if (item / "commit_success.txt").exists()]
+    return max((int(item.name) for item in steps), default=None)
 
 
 def claim(path: str | os.PathLike, mine: Identity, save_tokenizer: Any) -> None:
@@ -101,7 +118,7 @@ def claim(path: str | os.PathLike, mine: Identity, save_tokenizer: Any) -> None:
     """
     folder = epath.Path(path)
     stored = read(path) if (folder / CONFIG).exists() else None
-    if stored and _has_saved(folder):
+    if stored and saved_step(path) is not None:
         other = "; give the run another --workdir, or set these back"
         differences = _differences(mine.config, stored.config)
         if differences:

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the scripts that make an environment: finds a Python and makes a venv with bertjax in it.
 
 # find_python VERSION...: prints the first of the versions that runs. $PYTHON overrides; interpreters

@@ -26,6 +26,7 @@ from bertjax.objectives import mlm
 from tests import meshes, synthetic, tiny_model
 
 BATCH_SIZE = 8
+WEIGHTS = ("masked_weights", "loss_weights")  # of the predictions
 VOCABULARY = synthetic.make_vocabulary()
 VOCAB_SIZE = int(VOCABULARY.sentinels.max()) + 1  # 200 pieces and T5's 100 sentinels
 FAMILIES = build.families()
@@ -58,9 +59,7 @@ def pairs() -> list[tuple[str, str]]:
     ]
 
 
-def make_config(
-    family: str, objective: str = "", teacher: str = "", micro_batch_size: int = 0
-) -> ml_collections.ConfigDict:
+def make_config(family: str, objective: str = "", teacher: str = "") -> ml_collections.ConfigDict:
     """The smoke config on `VOCABULARY`, with the heads that the objective reads and no others."""
     config = config_lib.smoke(config_lib.default(family, "mini", objective))
     for name in config.model:
@@ -78,7 +77,6 @@ def make_config(
     if "teacher" in config.objective:
         config.objective.teacher = teacher
     config.batch_size = BATCH_SIZE
-    config.micro_batch_size = micro_batch_size
     config_lib.validate(config)
     experiment.check_vocabulary(config, VOCABULARY)
     return config
@@ -151,7 +149,7 @@ class Run:
         """(report, new state) of one step, the first one without a state."""
         state = self.first_state() if state is None else state
         with jax.set_mesh(self.mesh):
-            placed = sharding.global_batch(self.mesh, BATCH_SIZE, batch)
+            placed = sharding.global_batch(self.mesh, self.phase.batch_size, batch)
             state, report = self.train_step(state, placed, self.frozen)
         return {name: float(value) for name, value in report.items()}, state
 
@@ -190,6 +188,14 @@ def gradients(state: step_lib.TrainState) -> dict[str, np.ndarray]:
     flat = jax.tree_util.tree_leaves_with_path(jax.device_get(state.opt_state))
     named = {sharding.path_name(path): leaf for path, leaf in flat}
     return {name.split("/mu/")[1]: leaf for name, leaf in named.items() if "/mu/" in name}
+
+
+def uneven(batch: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The batch with fewer predictions in some rows and none in others, and how many in each."""
+    (name,) = (name for name in WEIGHTS if name in batch)
+    rows, slots = batch[name].shape
+    kept = np.arange(rows)[:, None] / rows > np.arange(slots) / slots
+    return batch | {name: batch[name] * kept}, (batch[name] * kept).sum(axis=1)
 
 
 def matmul_flops(jaxpr: Any) -> int:

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import parity
 from bertjax import build, errors
 from bertjax.artifact import artifact, huggingface
-from bertjax.models import albert, layers, masks
+from bertjax.models import albert, layers, masks, post_norm
 from tests import encoders, tiny_model
 
 SIZES = {
@@ -51,7 +51,7 @@ def encoder_inputs(config):
 )
 def test_gradient_of_a_shared_layer_is_the_sum_over_its_uses(num_groups, how):
     config = albert.Config(**SIZES, num_groups=num_groups, **how)
-    shared, stack = albert.Encoder(config), layers.Encoder(config)
+    shared, stack = albert.Encoder(config), post_norm.Encoder(config)
     inputs = encoder_inputs(config)
     flags = {"deterministic": True, "keep_hidden": True}
     params = random_params(shared, *inputs, **flags)

@@ -21,7 +21,6 @@ OBJECTIVES = sorted({name for kind in ("encoder", "decoder", "encoder_decoder")
                      for name in build.objectives_of(kind)})  # fmt: skip
 # The head that no other family has: these objectives are of one family alone.
 OWN_HEADS = {"span_boundary": {"sbo"}, "replaced_token_detection": {"rtd"}}
-WEIGHTS = ("masked_weights", "loss_weights")  # of the predictions
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +28,9 @@ def teacher(tmp_path_factory):
     return plugins.write_teacher(tmp_path_factory.mktemp("teacher") / "artifact")
 
 
-@functools.cache
-def _run(family, objective, teacher, **options):
-    mesh_shape = options.pop("mesh_shape", (1, 1, 1))
-    return plugins.Run(plugins.make_config(family, objective, teacher, **options), mesh_shape)
-
-
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
 def run(request, teacher):
-    return _run(*request.param, teacher)
+    return plugins.Run(plugins.make_config(*request.param, teacher))
 
 
 @functools.cache
@@ -78,7 +71,7 @@ def _assert_as_declared(of, phase, batch):
     }
     for name in set(batch) & {"input_ids", "decoder_input_ids", "masked_ids", "targets"}:
         assert batch[name].min() >= 0 and batch[name].max() < plugins.VOCAB_SIZE, name
-    (weights,) = (batch[name] for name in WEIGHTS if name in batch)
+    (weights,) = (batch[name] for name in plugins.WEIGHTS if name in batch)
     assert weights.shape[1] == of.objective.predictions(of.objective_config, phase.length)
 
 
@@ -176,35 +169,6 @@ def test_flops_are_those_of_the_products_in_the_forward_pass(run):
     )
     counted = plugins.matmul_flops(run.traced_eval.jaxpr.jaxpr)
     assert told == pytest.approx(counted / plugins.BATCH_SIZE, rel=0.02)
-
-
-# --- the split of a batch ------------------------------------------------------------------------
-
-
-def _uneven(batch):
-    """The batch with fewer predictions in some rows and none in others."""
-    (name,) = (name for name in WEIGHTS if name in batch)
-    rows, slots = batch[name].shape
-    kept = np.arange(rows)[:, None] / rows > np.arange(slots) / slots
-    return batch | {name: batch[name] * kept}, (batch[name] * kept).sum(axis=1)
-
-
-@pytest.mark.parametrize("family", plugins.FAMILIES)
-def test_neither_mesh_nor_micro_batches_change_loss_and_gradients(family, teacher):
-    # Cut both ways at once, which spares a compilation; tests/test_step.py cuts each way alone.
-    objective = build.family(family).OBJECTIVE["name"]
-    one = _run(family, objective, teacher)
-    split = _run(family, objective, teacher, mesh_shape=(2, 2, 2), micro_batch_size=4)
-    batch, predictions = _uneven(one.batch(0))
-    of_devices = predictions.reshape(4, -1).sum(axis=1)
-    assert len(set(of_devices)) > 2 and not predictions.all()
-    (report, state), (expected, first) = (run.step(batch) for run in (split, one))
-    assert report == pytest.approx(expected, rel=1e-5)
-    gradients, wanted = plugins.gradients(state), plugins.gradients(first)
-    largest = max(np.abs(leaf).max() for leaf in wanted.values())
-    for path, leaf in wanted.items():
-        difference = np.linalg.norm(gradients[path] - leaf)
-        assert difference <= 1e-5 * np.linalg.norm(leaf) + 1e-7 * largest, path
 
 
 # --- what a file has to say ----------------------------------------------------------------------

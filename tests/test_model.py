@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertjax import build, errors, hashing
-from bertjax.models import bert, layers
+from bertjax.models import bert, layers, post_norm
 
 FIELDS = {
     "vocab_size": 100, "hidden_size": 16, "num_layers": 3, "num_heads": 4,
@@ -248,7 +248,7 @@ class _Masks(nn.Module):
 
 
 def test_dropout_differs_by_layer_place_step_and_row():
-    encoder = layers.Encoder(bert.Config(**FIELDS), _Masks)
+    encoder = post_norm.Encoder(bert.Config(**FIELDS), _Masks)
     x, mask = jnp.zeros((8, 4, 16)), jnp.ones((8, 1, 4), bool)
 
     def kept(step):

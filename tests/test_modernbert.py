@@ -9,7 +9,7 @@ import pytest
 
 from bertjax import build, errors
 from bertjax.artifact import huggingface
-from bertjax.models import modernbert
+from bertjax.models import masks, modernbert
 from tests import encoders
 
 L = 20
@@ -37,7 +37,7 @@ def _states(model, params, **batch):
 def _sensitivity(model, params):
     """bool[L, L]: whether the last state of place l has a gradient by the embedding of place s."""
     row = np.random.default_rng(1).standard_normal((1, L, 16)).astype(np.float32)
-    mask, place = jnp.ones((1, 1, L), bool), jnp.arange(L)[None]
+    mask, place = masks.Mask(), jnp.arange(L)[None]
 
     def asked(x_LLD):  # of row l, its place l
         states_LLD, _ = modernbert.Encoder(model.config).apply(

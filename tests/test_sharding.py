@@ -1,17 +1,14 @@
 """Where arrays live: the table of parameters, meshes, and batches put together from rows."""
 
-import os
 import re
-import subprocess
-import sys
-import textwrap
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from bertjax import build, errors, optimizer, sharding
+from bertjax import build, errors, experiment, optimizer, sharding
+from bertjax import config as config_lib
 from bertjax import step as step_lib
 from tests import meshes
 
@@ -63,7 +60,7 @@ def test_moments_live_where_their_parameters_do(name):
     assert len(of_moments) == 2 * len(of_params)
     for path, place in of_moments.items():
         assert place == of_params[re.split("/(?:mu|nu)/", path)[1]], path
-    assert of_params["embeddings/word/embedding"].spec == PartitionSpec(("tensor",), None)
+    assert of_params["embeddings/word/embedding"].spec == PartitionSpec(("tensor",), ("fsdp",))
     assert of_params["encoder/layers/mlp/wi/kernel"].spec == PartitionSpec(
         None, ("fsdp",), ("tensor",)
     )
@@ -163,48 +160,45 @@ def test_constrain_is_nothing_outside_a_mesh_and_pins_inside():
     assert {shard.data.shape for shard in y.addressable_shards} == {(2, 4, 3)}
 
 
+def test_what_is_kept_in_parts_is_whole_over_fsdp_where_it_is_used():
+    table, path = np.ones((8, 4), np.float32), "embeddings/word/embedding"
+    tree = {"embeddings": {"word": {"embedding": table}}}
+    assert sharding.gathered(table, path) is table
+    assert sharding.constrain_params(tree) is tree
+    with jax.set_mesh(meshes.of(2, 2, 2)):
+        used = jax.jit(lambda x: sharding.gathered(x, path))(table)
+        kept = jax.tree.leaves(jax.jit(sharding.constrain_params)(tree))[0]
+    assert {shard.data.shape for shard in used.addressable_shards} == {(4, 4)}
+    assert {shard.data.shape for shard in kept.addressable_shards} == {(4, 2)}
+
+
+def test_which_axes_the_mesh_in_use_splits():
+    def split():
+        return [axis for axis in sharding.AXIS_RULES if sharding.splits(axis)]
+
+    assert split() == []
+    with jax.set_mesh(meshes.of(1, 2, 1, 2)):
+        assert split() == ["batch", "length"]
+    with jax.set_mesh(meshes.of(1, 1, 2)):
+        assert split() == ["heads", "mlp", "vocab"]
+
+
 @pytest.mark.parametrize(
-    ("family", "fields", "objective", "optimizer_name"),
+    ("mesh", "overrides", "said"),
     [
-        ("bert", {"max_length": 16}, "mlm", "adamw"),
-        # Wide enough for Adafactor to factor.
-        ("t5", {**V1_1, "head_dim": 32, "hidden_size": 128, "intermediate_size": 128},
-         "span_corruption", "adafactor"),
+        ((8, 1, 1), {"batch_size": 12}, "config.batch_size = 12 does not divide over data x fsdp"),
+        ((2, 2, 2), {"micro_batch_size": 2}, "config.micro_batch_size = 2 does not divide over"),
+        ((1, 1, 8), {}, "tensor = 8 does not divide config.model.num_heads = 2"),
+        ((1, 1, 1, 8), {"data.length": 20},
+         "config.data.length = 20 does not divide over sequence = 8"),
+        ((1, 1, 1, 8), {"phase2.length": 36, "phase2.num_steps": 5},
+         "config.phase2.length = 36 does not divide over sequence = 8"),
     ],
 )  # fmt: skip
-def test_no_array_is_rebuilt_whole_to_be_split_in_another_way(
-    family, fields, objective, optimizer_name
-):
-    fields = {"vocab_size": 100, "hidden_size": 32, "num_layers": 2, "num_heads": 4,
-              "intermediate_size": 64, **fields}  # fmt: skip
-    # XLA says so on stderr when it compiles, hence a process without a cache of what was compiled.
-    script = f"""
-        import functools, jax, jax.numpy as jnp, numpy as np, optax
-        from bertjax import build, optimizer, sharding, step
-        from bertjax.objectives import {objective} as objective
-        mesh = sharding.make_mesh("fsdp:2,tensor:2")
-        model = build.model("{family}", {fields})
-        tx = optimizer.make(optimizer.Config(name="{optimizer_name}"), 100_000)
-        state = jax.eval_shape(
-            lambda p: step.init_state(p, tx, jax.random.key(0)), build.abstract_params(model))
-        state = jax.tree.map(
-            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-            state, sharding.state_shardings(mesh, state))
-        place = sharding.batch_sharding(mesh)
-        config = objective.Config()
-        batch = {{name: jax.ShapeDtypeStruct((16, *shape), dtype, sharding=place)
-                 for name, (shape, dtype) in objective.features(config, 8).items()}}
-        loss = functools.partial(objective.loss, config)
-        normalizers = functools.partial(objective.normalizers, config)
-        train_step = step.make_train_step(
-            model, loss, normalizers, objective.scales(config), tx, optax.constant_schedule(0.1),
-            micro_batches=2)
-        with jax.set_mesh(mesh):
-            jax.jit(train_step).lower(state, batch).compile(
-                {{"xla_backend_optimization_level": 0}})
-    """
-    env = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "0"}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=env,
-                          capture_output=True, text=True)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "rematerialization" not in done.stderr
+def test_what_a_mesh_cannot_split_is_refused(mesh, overrides, said):
+    config = config_lib.smoke(config_lib.default("bert", "tiny"))
+    for key, value in overrides.items():
+        config_lib.override(config, key, str(value))
+    config_lib.validate(config)
+    with pytest.raises(errors.UserError, match=said):
+        experiment.check_mesh(config, meshes.of(*mesh))

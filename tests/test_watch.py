@@ -191,6 +191,23 @@ def test_writers_fill_a_workdir_and_only_on_process_0(tmp_path, monkeypatch, cap
     assert capsys.readouterr().err.count("step 5/10") == 1
 
 
+@pytest.mark.parametrize(
+    ("process", "logged", "again"),
+    [(0, [100, 200, 250], 50), (0, [100], 0), (0, [], 0), (1, [9], 0)],
+)
+def test_a_resumed_run_says_what_its_stop_cost(
+    tmp_path, monkeypatch, capsys, process, logged, again
+):
+    if logged:
+        write_lines(tmp_path / "metrics.jsonl", *logged)
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    monkeypatch.setattr(watch.time, "time", lambda: 1_000_000.0)
+    watch.tell_resumed(tmp_path, 200, saved_at=1_000_000.0 - 3723)
+    line = "bertjax: goes on from step 200, saved 1:02:03 ago (time lost); "
+    said = "" if process else f"{line}{again} logged steps are made again\n"
+    assert capsys.readouterr().err == said
+
+
 class RemotePath:
     """A path of an object store, kept in memory: it can be replaced but not appended to."""
 

@@ -5,26 +5,77 @@ Example:
       --config.data.path=prepared/ --config.batch_size=256
 
 Every key of the config is overridden as --config.KEY=VALUE; FILE:smoke shrinks a config to seconds
-on a CPU. The same command goes on after a stop. Exit code 75 says: preempted, start it again.
+on a CPU. The same command goes on after a stop. Exit code 75 says: preempted, or another process of
+the job is gone: start it again.
+
+A job of several processes: the same command on every host, with --distributed where a TPU pod or
+SLURM tells each its place, else with three flags:
+  bertjax pretrain ... --coordinator=10.0.0.2:8476 --num_processes=4 --process_id=2
+The hosts of a TPU slice need no flag. --workdir must be a folder that all of them see.
 """
 
 import argparse
+import contextlib
 
-from bertjax import backend, train
+import jax
+
+from bertjax import backend, distributed, train
 from bertjax import config as config_lib
+from bertjax import workdir as workdir_lib
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="config file")
     parser.add_argument("--workdir", required=True, help="folder of the run, made where absent")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 of a job is")
+    parser.add_argument("--num_processes", type=int, metavar="N", help="of the job")
+    parser.add_argument("--process_id", type=int, metavar="I", help="of this one, 0 to N - 1")
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="let TPU metadata or SLURM tell the three of them",
+    )
+    parser.add_argument(
+        "--heartbeat_seconds",
+        type=int,
+        default=distributed.HEARTBEAT_SECONDS,
+        metavar="S",
+        help="a silent host is given up after so long (%(default)s)",
+    )
+    parser.add_argument(
+        "--startup_seconds",
+        type=int,
+        default=distributed.STARTUP_SECONDS,
+        metavar="S",
+        help="all processes must be there after so long (%(default)s)",
+    )
 
 
 def run(flags: argparse.Namespace) -> None:
     """Trains, and prints what came out."""
     config = config_lib.load(flags.config, flags.overrides)
     backend.configure(config.dtype)
-    heldout = train.train_and_evaluate(config, flags.workdir)
-    print(f"step {config.num_steps} in {flags.workdir}")
-    for name, value in sorted(heldout.items()):
-        print(f"  held-out {name:<14}{value:.4f}")
+    with _job(flags):
+        heldout = train.train_and_evaluate(config, flags.workdir)
+        if jax.process_index() == 0:
+            print(f"step {config.num_steps} in {flags.workdir}")
+            for name, value in sorted(heldout.items()):
+                print(f"  held-out {name:<14}{value:.4f}")
+
+
+def _job(flags: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    place = distributed.place(flags.coordinator, flags.num_processes, flags.process_id)
+    if place is None and not (flags.distributed or distributed.on_several_hosts()):
+        return contextlib.nullcontext()
+
+    def goes_on() -> str:
+        step = workdir_lib.saved_step(flags.workdir)
+        return f"the run goes on from step {step or 0} when started again"
+
+    return distributed.job(
+        place,
+        goes_on=goes_on,
+        heartbeat_seconds=flags.heartbeat_seconds,
+        startup_seconds=flags.startup_seconds,
+    )

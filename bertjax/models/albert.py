@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors
-from bertjax.models import bert, heads, layers
+from bertjax.models import bert, heads, layers, masks, post_norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +88,10 @@ class Group(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(self, x_BLD: jax.Array, _: None, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, x_BLD: jax.Array, _: None, mask: masks.Mask) -> tuple[jax.Array, jax.Array]:
         config = self.config
         uses = config.num_layers // config.num_groups
-        again = layers.stack(layers.PostNormLayer, config, uses, 1, shared=True)
+        again = layers.stack(post_norm.Layer, config, uses, 1, shared=True)
         return again(config, self.deterministic, name="layer")(x_BLD, None, mask)
 
 
@@ -102,7 +102,7 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BLD: jax.Array, mask: jax.Array, *, deterministic: bool, keep_hidden: bool
+        self, x_BLD: jax.Array, mask: masks.Mask, *, deterministic: bool, keep_hidden: bool
     ) -> tuple[jax.Array, jax.Array | None]:
         """Returns the last hidden state and, if asked, all of them: [num_layers, B, L, D]."""
         config = self.config

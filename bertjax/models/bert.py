@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors
-from bertjax.models import heads, layers, masks
+from bertjax.models import heads, layers, masks, post_norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Model(nn.Module):
     def setup(self):
         config = self.config
         self.embeddings = Embeddings(config, self.first_position)
-        self.encoder = layers.Encoder(config)
+        self.encoder = post_norm.Encoder(config)
         if "pooler" in config.heads:
             self.pooler = heads.Pooler(config)
         if "mlm" in config.heads:
@@ -138,7 +138,7 @@ class Model(nn.Module):
         first_BLD = self.embeddings(input_ids, token_type_ids, position_ids, deterministic)
         x_BLD, hidden = self.encoder(
             first_BLD,
-            masks.of_batch(input_ids, attention_mask, segment_ids),
+            masks.of_batch(attention_mask, segment_ids),
             deterministic=deterministic,
             keep_hidden=output_hidden_states,
         )

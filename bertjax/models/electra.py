@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors, sharding
-from bertjax.models import bert, heads, layers, masks
+from bertjax.models import bert, heads, layers, masks, post_norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,14 +122,14 @@ class Model(nn.Module):
         narrow = dataclasses.replace(config, hidden_size=config.embedding_size, num_heads=1)
         self.embeddings = bert.Embeddings(narrow)
         self.project = _project(config)
-        self.encoder = layers.Encoder(config)
+        self.encoder = post_norm.Encoder(config)
         if "rtd" in config.heads:
             self.rtd_head = RtdHead(config)
         if "mlm" in config.heads:  # its activation is gelu whatever that of the layers
             self.mlm_head = heads.MlmHead(dataclasses.replace(config, activation="gelu"))
         if config.heads == ("mlm", "rtd"):
             self.generator_project = _project(config.generator)
-            self.generator_encoder = layers.Encoder(config.generator)
+            self.generator_encoder = post_norm.Encoder(config.generator)
 
     def __call__(
         self,
@@ -162,7 +162,7 @@ class Model(nn.Module):
             position_ids = jnp.arange(input_ids.shape[1])[None, :]
         x_BLE = self.embeddings(input_ids, token_type_ids, position_ids, deterministic)
         encode = {
-            "mask": masks.of_batch(input_ids, attention_mask, segment_ids),
+            "mask": masks.of_batch(attention_mask, segment_ids),
             "deterministic": deterministic,
         }
         outputs = {}

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors, sharding
-from bertjax.models import layers, masks
+from bertjax.models import attention, layers, masks
 
 KIND = "decoder"
 INPUTS = ("input_ids",)
@@ -75,13 +75,13 @@ class Layer(nn.Module):
         self,
         x_BLD: jax.Array,
         cache: dict[str, jax.Array] | None,
-        mask: jax.Array,
+        mask: masks.Mask,
         index: jax.Array | None,
     ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array] | None]]:
         """(state, (state, new cache)); cache: key and value [B, S, N, H], written at `index`."""
         config, deterministic = self.config, self.deterministic
         residual = ("batch", "length", "embed")
-        out = layers.Attention(config, name="attention")(
+        out = attention.Attention(config, name="attention")(
             layers.LayerNorm(config.layer_norm_eps, name="attention_norm")(x_BLD),
             mask,
             deterministic,
@@ -110,7 +110,7 @@ class Decoder(nn.Module):
         self,
         x_BLD: jax.Array,
         cache: dict[str, jax.Array] | None,
-        mask: jax.Array,
+        mask: masks.Mask,
         index: jax.Array | None,
         deterministic: bool,
     ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array] | None]]:
@@ -169,11 +169,8 @@ class Model(nn.Module):
         """
         if position_ids is None:
             position_ids = jnp.arange(input_ids.shape[1])[None, :]
-        seen = masks.of_batch(input_ids, attention_mask, segment_ids)
-        if prefix_mask is None:
-            mask = seen & masks.causal(input_ids.shape[1])
-        else:
-            mask = seen & masks.prefix(prefix_mask)
+        before = masks.causal() if prefix_mask is None else masks.prefix(prefix_mask)
+        mask = before & masks.of_batch(attention_mask, segment_ids)
         first_BLD = self.embeddings(input_ids, position_ids, deterministic)
         x_BLD, (hidden, _) = self.decoder(first_BLD, None, mask, None, deterministic)
         x_BLD = self.final_norm(x_BLD)
@@ -213,8 +210,9 @@ class Model(nn.Module):
         the number of the slot.
         """
         places_T = index + jnp.arange(input_ids.shape[1])
-        last_T = places_T[-1:] if prefix else places_T
-        mask = (jnp.arange(cache["key"].shape[2]) <= last_T[:, None])[None]
+        mask = masks.causal(index)
+        if prefix:
+            mask = masks.padding(jnp.arange(cache["key"].shape[2])[None] <= places_T[-1])
         if attention_mask is not None:
             mask &= masks.padding(attention_mask)
         position_ids = places_T[None, :] if position_ids is None else position_ids

@@ -18,7 +18,9 @@ def check(names: tuple[str, ...], known: tuple[str, ...]) -> None:
 
 def gather_positions(x_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:
     """The rows of `x_BLD` at `positions_BP`: [B, P, D]."""
-    return jnp.take_along_axis(x_BLD, positions_BP[:, :, None], axis=1)
+    x_BLD = sharding.constrain(x_BLD, ("batch", "key_length", "embed"))
+    x_BPD = jnp.take_along_axis(x_BLD, positions_BP[:, :, None], axis=1)
+    return sharding.constrain(x_BPD, ("batch", "length", "embed"))
 
 
 class MlmHead(nn.Module):

@@ -1,4 +1,4 @@
-"""The parts that families share: embedding, dense, dropout, norms, attention, feed-forward, stack.
+"""The parts that families share: embedding, dense, dropout, norms, feed-forward, stack.
 
 Shapes: B batch, L length, S key length, D model, N heads, H head dim, F MLP, V vocab.
 Model code is single-device code. `sharding.constrain` names the logical axes of activations and
@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors, hashing, sharding
-from bertjax.models import positions
 
 VOCAB_MULTIPLE = 128  # rows of the embedding table: the lane width of a TPU; meshes divide it
 MASKED = -1e9  # a logit that softmax turns into 0 in float32 and that stays finite in a masked row
@@ -49,11 +48,13 @@ class Compute:
     dtype: of activations and matmuls; parameters, softmax, layer norm and loss stay float32.
     remat: what the backward pass recomputes, a key of REMAT_POLICIES.
     unroll_layers: compile the stack as straight code instead of a loop (faster on a CPU).
+    attention: one of `kernels.NAMES`.
     """
 
     dtype: str = "float32"
     remat: str = "none"
     unroll_layers: bool = False
+    attention: str = "xla"
 
     @property
     def head_dim(self) -> int:
@@ -128,10 +129,12 @@ class Embed(nn.Module):
             return jnp.where(jnp.arange(shape[0])[:, None] < self.num_used, table, 0.0)
 
         shape = (self.num_embeddings, self.features)
-        self.embedding = self.param("embedding", init, shape, jnp.float32)
+        table = self.param("embedding", init, shape, jnp.float32)
+        self.embedding = sharding.gathered(table, "/".join((*self.path, "embedding")))
 
-    def __call__(self, ids: jax.Array) -> jax.Array:
-        return jnp.take(self.embedding, ids, axis=0)
+    def __call__(self, ids_BL: jax.Array) -> jax.Array:
+        x_BLD = jnp.take(self.embedding, ids_BL, axis=0)
+        return sharding.constrain(x_BLD, ("batch", "length", "embed"))
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Inner products with every row: [..., D] -> [..., num_embeddings]."""
@@ -142,7 +145,8 @@ class Dense(nn.Module):
     """A linear map of the last `num_in` axes to `features`, as one product of two matrices.
 
     Flat because contracting batch and length together, as the kernel's gradient does, makes XLA
-    transpose both operands on a CPU: 5 to 8% of a train step.
+    transpose both operands on a CPU: 5 to 8% of a train step. Where both are split over the mesh
+    they stay two axes: no split of one axis is that of two.
     """
 
     features: tuple[int, ...]
@@ -156,7 +160,8 @@ class Dense(nn.Module):
         outer, inner = x.shape[: -self.num_in], x.shape[-self.num_in :]
         init = nn.initializers.truncated_normal(self.init_std)
         kernel = self.param("kernel", init, (*inner, *self.features), jnp.float32)
-        x = x.reshape(-1, math.prod(inner)).astype(self.dtype)
+        rows = outer if sharding.splits("length") else (-1,)
+        x = x.reshape(*rows, math.prod(inner)).astype(self.dtype)
         x = x @ kernel.reshape(x.shape[-1], -1).astype(self.dtype)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
@@ -213,91 +218,6 @@ class RMSNorm(nn.Module):
         return (wide * jax.lax.rsqrt(square + self.epsilon) * scale).astype(x.dtype)
 
 
-class Attention(nn.Module):
-    """Multi-head attention of x over itself, over a memory, or over a cache of earlier steps.
-
-    use_bias: of the four maps. scale: factor on the queries; None is head_dim ** -0.5.
-    config: hidden_size, num_heads, head_dim, kernel_std, attention_dropout_rate, dtype.
-    """
-
-    config: Any
-    use_bias: bool = True
-    scale: float | None = None
-
-    def setup(self):
-        config = self.config
-        heads = (config.num_heads, config.head_dim)
-
-        def map_(name: str, features: int | tuple[int, ...], num_in: int = 1) -> Dense:
-            std = config.kernel_std(name)
-            return dense(features, config, num_in=num_in, use_bias=self.use_bias, init_std=std)
-
-        self.query = map_("query", heads)
-        self.key = map_("key", heads)
-        self.value = map_("value", heads)
-        self.out = map_("out", config.hidden_size, num_in=2)
-        self.dropout = Dropout(config.attention_dropout_rate)
-
-    def keys_values(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """(key, value) of a memory, [B, S, N, H] each, to be given as `memory` many times."""
-        return _of_heads(self.key(x_BSD)), _of_heads(self.value(x_BSD))
-
-    def __call__(
-        self,
-        x_BLD: jax.Array,
-        mask: jax.Array,
-        deterministic: bool,
-        *,
-        memory: jax.Array | tuple[jax.Array, jax.Array] | None = None,
-        bias: jax.Array | None = None,
-        rotary: tuple[jax.Array, jax.Array] | None = None,
-        cache: dict[str, jax.Array] | None = None,
-    ) -> Any:
-        """Returns [B, L, D], and the new cache too where one is given.
-
-        mask: bool [B or 1, L or 1, S], True where a key may be seen. memory: [B, S, D] or what
-        `keys_values` made of it; None is x itself. bias: float32 [B or 1, N, L, S], added to the
-        scores. rotary: cos and sin of `positions.rotary_tables`, for queries and keys.
-        cache: {"key", "value"} [B, S, N, H] and "index" int32[]: the keys of this call are written
-        at the index, and attention is over all S; the mask hides what is not there yet.
-        """
-        query_BLNH = _of_heads(self.query(x_BLD))
-        if isinstance(memory, tuple):
-            key_BSNH, value_BSNH = memory
-        else:
-            key_BSNH, value_BSNH = self.keys_values(x_BLD if memory is None else memory)
-        if rotary is not None:
-            query_BLNH = positions.rotate(query_BLNH, rotary)
-            key_BSNH = positions.rotate(key_BSNH, rotary)
-        if cache is not None:
-            key_BSNH, value_BSNH = (
-                jax.lax.dynamic_update_slice_in_dim(cache[name], new, cache["index"], axis=1)
-                for name, new in (("key", key_BSNH), ("value", value_BSNH))
-            )
-        if self.scale is None:
-            query_BLNH = query_BLNH / self.config.head_dim**0.5
-        elif self.scale != 1.0:
-            query_BLNH = query_BLNH * self.scale
-
-        scores_BNLS = jnp.einsum("blnh,bsnh->bnls", query_BLNH, key_BSNH).astype(jnp.float32)
-        if bias is not None:
-            scores_BNLS += bias
-        scores_BNLS = jnp.where(mask[:, None], scores_BNLS, MASKED)
-        weights_BNLS = jax.nn.softmax(scores_BNLS, axis=-1).astype(x_BLD.dtype)
-        weights_BNLS = self.dropout(weights_BNLS, deterministic)
-        mixed_BLNH = _of_heads(jnp.einsum("bnls,bsnh->blnh", weights_BNLS, value_BSNH))
-        out_BLD = self.out(mixed_BLNH)
-        return out_BLD if cache is None else (out_BLD, {"key": key_BSNH, "value": value_BSNH})
-
-
-def _of_heads(x_BLNH: jax.Array) -> jax.Array:
-    return sharding.constrain(x_BLNH, ("batch", "length", "heads", "head_dim"))
-
-
-def _residual(x_BLD: jax.Array) -> jax.Array:
-    return sharding.constrain(x_BLD, ("batch", "length", "embed"))
-
-
 class Mlp(nn.Module):
     """Two dense layers with the activation between them; gated: its product with a third map.
 
@@ -328,26 +248,6 @@ class Mlp(nn.Module):
         return map_("wo", config.hidden_size)(hidden_BLF)
 
 
-class PostNormLayer(nn.Module):
-    """One encoder layer of BERT: the norm comes after each residual sum (arXiv 1810.04805)."""
-
-    config: Any
-    deterministic: bool
-
-    @nn.compact
-    def __call__(self, x_BLD: jax.Array, _: None, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-        config, deterministic = self.config, self.deterministic
-        out_BLD = Attention(config, name="attention")(x_BLD, mask, deterministic)
-        out_BLD = Dropout(config.dropout_rate, name="attention_dropout")(out_BLD, deterministic)
-        x_BLD = LayerNorm(config.layer_norm_eps, name="attention_norm")(x_BLD + out_BLD)
-        x_BLD = _residual(x_BLD)
-        out_BLD = Mlp(config, name="mlp")(x_BLD)
-        out_BLD = Dropout(config.dropout_rate, name="mlp_dropout")(out_BLD, deterministic)
-        x_BLD = LayerNorm(config.layer_norm_eps, name="mlp_norm")(x_BLD + out_BLD)
-        x_BLD = _residual(x_BLD)
-        return x_BLD, x_BLD
-
-
 def stack(
     layer: type[nn.Module],
     config: Any,
@@ -375,19 +275,3 @@ def stack(
         length=num_layers,
         unroll=num_layers if config.unroll_layers else 1,
     )
-
-
-class Encoder(nn.Module):
-    """`config.num_layers` layers over one hidden state and one mask; parameters are stacked."""
-
-    config: Any
-    layer: type[nn.Module] = PostNormLayer
-
-    @nn.compact
-    def __call__(
-        self, x_BLD: jax.Array, mask: jax.Array, *, deterministic: bool, keep_hidden: bool
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns the last hidden state and, if asked, all of them: [num_layers, B, L, D]."""
-        layers = stack(self.layer, self.config, self.config.num_layers, 1)
-        x_BLD, hidden = layers(self.config, deterministic, name="layers")(x_BLD, None, mask)
-        return x_BLD, hidden if keep_hidden else None

@@ -2,8 +2,8 @@
 
 Every third layer, the first included, sees the whole sequence; the others see a window around each
 token, with rotary angles of their own. They are one loop all the same: what differs, the mask and
-the angles, is chosen by a flag of the layer. Local layers save no time here, XLA computes all
-scores and masks them.
+the angles, is chosen by a flag of the layer. Local layers save time with `config.attention` =
+"splash", which skips what lies outside the window; "xla" computes all scores and masks them.
 
     >>> model = Model(Config(**VARIANTS["mini"]))
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, sharding
-from bertjax.models import heads, layers, masks, positions
+from bertjax.models import attention, heads, layers, masks, positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,17 +111,17 @@ class Layer(nn.Module):
         self,
         carry: tuple[jax.Array, jax.Array],
         is_global: jax.Array,
-        seen: tuple[jax.Array, jax.Array],
+        mask: masks.Mask,
         rotary: tuple[Any, Any],
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        """seen, rotary: mask and tables of the global layers, and of the local ones."""
+        """mask: of the global layers. rotary: tables of these, and of the local ones."""
         config, deterministic = self.config, self.deterministic
         residual = ("batch", "length", "embed")
         x_BLD, normed_BLD = carry
-        choose = functools.partial(jnp.where, is_global)
-        mask, tables = choose(*seen), jax.tree.map(choose, *rotary)
-        attention = layers.Attention(config, use_bias=False, name="attention")
-        out_BLD = attention(normed_BLD, mask, deterministic, rotary=tables)
+        mask &= masks.local(config.local_window, everywhere=is_global)
+        tables = jax.tree.map(functools.partial(jnp.where, is_global), *rotary)
+        attend = attention.Attention(config, use_bias=False, name="attention")
+        out_BLD = attend(normed_BLD, mask, deterministic, rotary=tables)
         out_BLD = layers.Dropout(config.attention_dropout_rate, name="dropout")(
             out_BLD, deterministic
         )
@@ -143,7 +143,7 @@ class Encoder(nn.Module):
     def __call__(
         self,
         x_BLD: jax.Array,
-        mask: jax.Array,
+        mask: masks.Mask,
         position_ids: jax.Array,
         *,
         deterministic: bool,
@@ -151,7 +151,6 @@ class Encoder(nn.Module):
     ) -> tuple[jax.Array, jax.Array | None]:
         """Returns the normed last state and, if asked, the residual after every layer."""
         config = self.config
-        seen = (mask, mask & masks.local(position_ids, config.local_window))
         rotary = tuple(
             positions.rotary_tables(position_ids, config.head_dim, theta)
             for theta in (config.global_theta, config.local_theta)
@@ -159,7 +158,7 @@ class Encoder(nn.Module):
         is_global = np.arange(config.num_layers) % config.global_every == 0
         stack = layers.stack(Layer, config, config.num_layers, 2)
         (_, last_BLD), hidden = stack(config, deterministic, name="layers")(
-            (x_BLD, x_BLD), jnp.asarray(is_global), seen, rotary
+            (x_BLD, x_BLD), jnp.asarray(is_global), mask, rotary
         )
         return last_BLD, hidden if keep_hidden else None
 
@@ -218,7 +217,7 @@ class Model(nn.Module):
         first_BLD = self.embeddings(input_ids, deterministic)
         x_BLD, hidden = self.encoder(
             first_BLD,
-            masks.of_batch(input_ids, attention_mask, segment_ids),
+            masks.of_batch(attention_mask, segment_ids),
             position_ids,
             deterministic=deterministic,
             keep_hidden=output_hidden_states,

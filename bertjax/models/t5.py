@@ -57,6 +57,8 @@ class Config(layers.Compute):
 
     def __post_init__(self):
         layers.check_fields(self)
+        errors.check(self.attention == "xla", "attention", self.attention,
+                     "xla, which alone adds t5's bias to the scores")  # fmt: skip
         errors.check(self.heads in ((), ("lm",)), "model.heads", self.heads, "('lm',) or ()")
         if (self.activation, self.gated) not in UNITS.values():
             raise errors.UserError(
@@ -191,15 +193,13 @@ class Model(nn.Module):
         encoder_hidden_states, the last of each normed.
         """
         del position_ids, decoder_position_ids
-        seen = masks.of_batch(input_ids, attention_mask, segment_ids)
+        seen = masks.of_batch(attention_mask, segment_ids)
         memory_BSD, encoder_hidden = self._encode(input_ids, seen, deterministic)
         if decoder_input_ids is None:
             outputs = {"last_hidden_state": memory_BSD}
             return outputs | ({"hidden_states": encoder_hidden} if output_hidden_states else {})
         places = jnp.arange(decoder_input_ids.shape[1])
-        mask = masks.causal(places.size) & masks.of_batch(
-            decoder_input_ids, decoder_attention_mask, decoder_segment_ids
-        )
+        mask = masks.causal() & masks.of_batch(decoder_attention_mask, decoder_segment_ids)
         if segment_ids is not None:
             seen = masks.segments(decoder_segment_ids, segment_ids)
         x_BTD, hidden, _ = self.decoder(
@@ -214,7 +214,7 @@ class Model(nn.Module):
         return outputs
 
     def _encode(
-        self, input_ids: jax.Array, mask: jax.Array, deterministic: bool
+        self, input_ids: jax.Array, mask: masks.Mask, deterministic: bool
     ) -> tuple[jax.Array, jax.Array]:
         places = jnp.arange(input_ids.shape[1])
         x_BLD, hidden, _ = self.encoder(
@@ -241,7 +241,7 @@ class Model(nn.Module):
         encoder's states, [..., L, N, H]; cross_mask bool[1, B, L]. The batch is the second axis.
         """
         config = self.config
-        mask = masks.of_batch(input_ids, attention_mask, None)
+        mask = masks.of_batch(attention_mask, None)
         x_BSD, _ = self._encode(input_ids, mask, True)
         maps = self.variables["params"]["decoder"]["layers"]["cross_attention"]
         batch, rows = input_ids.shape
@@ -250,7 +250,8 @@ class Model(nn.Module):
         for name in ("key", "value"):  # of all layers at once
             kernel = maps[name]["kernel"].astype(x_BSD.dtype)
             cache[f"cross_{name}"] = jnp.einsum("bsd,kdnh->kbsnh", x_BSD, kernel)
-        return cache | {"cross_mask": jnp.broadcast_to(mask[None, :, 0], (1, batch, rows))}
+        seen_BS = mask.dense(1, rows)[:, 0]
+        return cache | {"cross_mask": jnp.broadcast_to(seen_BS, (1, batch, rows))}
 
     def decode_step(
         self, decoder_input_ids: jax.Array, cache: dict[str, jax.Array], index: jax.Array
@@ -260,8 +261,8 @@ class Model(nn.Module):
         keys = jnp.arange(cache["key"].shape[2])
         of_layers = {name: array for name, array in cache.items() if name != "cross_mask"}
         x_BTD, _, new = self.decoder(
-            self.embeddings(decoder_input_ids), (keys <= queries[:, None])[None], (queries, keys),
-            memory_mask=cache["cross_mask"][0, :, None], cache=of_layers, index=index,
+            self.embeddings(decoder_input_ids), masks.causal(index), (queries, keys),
+            memory_mask=masks.padding(cache["cross_mask"][0]), cache=of_layers, index=index,
             deterministic=True,
         )  # fmt: skip
         return self._logits(x_BTD), cache | new

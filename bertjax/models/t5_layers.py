@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import sharding
-from bertjax.models import layers, positions
+from bertjax.models import attention, layers, masks, positions
 
 
 class Layer(nn.Module):
@@ -29,10 +29,10 @@ class Layer(nn.Module):
         self,
         x_BLD: jax.Array,
         cache: dict[str, jax.Array] | None,
-        mask: jax.Array,
+        mask: masks.Mask,
         bias: jax.Array,
         memory_BSD: jax.Array | None,
-        memory_mask: jax.Array | None,
+        memory_mask: masks.Mask | None,
         index: jax.Array | None,
     ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array] | None]]:
         """(state, (state, new cache)). A layer with a `memory_mask` is one of a decoder.
@@ -55,10 +55,10 @@ class Layer(nn.Module):
         return x_BLD, (x_BLD, new)
 
     def _attend(
-        self, x_BLD: jax.Array, name: str, mask: jax.Array, **inputs: Any
+        self, x_BLD: jax.Array, name: str, mask: masks.Mask, **inputs: Any
     ) -> tuple[jax.Array, dict[str, jax.Array] | None]:
-        attention = layers.Attention(self.config, use_bias=False, scale=1.0, name=name)
-        out = attention(self._norm(x_BLD, name), mask, self.deterministic, **inputs)
+        attend = attention.Attention(self.config, use_bias=False, scale=1.0, name=name)
+        out = attend(self._norm(x_BLD, name), mask, self.deterministic, **inputs)
         out_BLD, cache = out if isinstance(out, tuple) else (out, None)
         return self._add(x_BLD, out_BLD, name), cache
 
@@ -82,11 +82,11 @@ class Stack(nn.Module):
     def __call__(
         self,
         x_BLD: jax.Array,
-        mask: jax.Array,
+        mask: masks.Mask,
         places: tuple[jax.Array, jax.Array],
         *,
         memory_BSD: jax.Array | None = None,
-        memory_mask: jax.Array | None = None,
+        memory_mask: masks.Mask | None = None,
         cache: dict[str, jax.Array] | None = None,
         index: jax.Array | None = None,
         deterministic: bool,
@@ -125,4 +125,6 @@ class OutputMap(nn.Module):
             return jnp.where(jnp.arange(shape[1]) < config.vocab_size, kernel, 0.0)
 
         shape = (config.hidden_size, layers.padded_vocab_size(config.vocab_size))
-        return x_BTD @ self.param("kernel", init, shape, jnp.float32).astype(x_BTD.dtype)
+        kernel = self.param("kernel", init, shape, jnp.float32)
+        kernel = sharding.gathered(kernel, "/".join((*self.path, "kernel")))
+        return x_BTD @ kernel.astype(x_BTD.dtype)

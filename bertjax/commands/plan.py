@@ -1,0 +1,59 @@
+"""Say what a config takes on a slice of chips that is not there: memory, time and money.
+
+Example:
+  bertjax plan --config=configs/bert_large.py
+  bertjax plan --config=configs/bert_large.py --topology=v5p-128 --mesh=fsdp:64 --price=4.2
+  bertjax plan --config=configs/t5_3b.py --topology=v5e-256 --search
+
+With libtpu (pip install 'bertjax[tpu]') the real TPU compiler compiles the train step for the
+slice, on any machine; without it, and for GPUs, all is estimated. No data are needed. Topologies
+are Google's names (v5e-16, v5p-128), h100-8 and the like, and cpu-8. --search tries meshes,
+micro-batches and remat policies.
+"""
+
+import argparse
+import json
+import pathlib
+
+import jax
+
+from bertjax import config as config_lib
+from bertjax import errors, hardware
+from bertjax.plan import plan as plan_lib
+from bertjax.plan import report, search
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="config file")
+    parser.add_argument("--topology", help="the slice; without it config.topology")
+    parser.add_argument("--mesh", help="the same as --config.mesh")
+    parser.add_argument("--search", action="store_true", help="look for what fits and is fastest")
+    parser.add_argument("--price", type=float, help="of a chip for an hour")
+    parser.add_argument("--json", metavar="FILE", help="write all numbers there too")
+
+
+def run(flags: argparse.Namespace) -> None:
+    """Prints the plan, or what a search has found."""
+    jax.config.update("jax_platforms", "cpu")  # a plan is made in shapes: it needs no device
+    overrides = dict(flags.overrides)
+    if flags.topology:
+        overrides["topology"] = flags.topology
+    if flags.mesh:
+        overrides["mesh"] = flags.mesh
+    if flags.price is not None and flags.price < 0:
+        raise errors.UserError(f"--price={flags.price:g}: must be 0 or more")
+    config = config_lib.load(flags.config, overrides)
+    topology = hardware.parse_topology(config.topology)
+    if flags.search:
+        found, tried = search.run(config, topology)
+        text = report.search_lines(found, tried)
+        numbers = [report.to_json(one.plan, flags.price) for one in found]
+    else:
+        plan = plan_lib.make(config, topology)
+        text = report.lines(plan, flags.price)
+        numbers = report.to_json(plan, flags.price)
+    if flags.json:
+        pathlib.Path(flags.json).write_text(json.dumps(numbers, indent=2) + "\n")
+    for line in text:
+        print(line)

@@ -1,0 +1,88 @@
+"""A config's experiment as another machine would run it, in shapes alone."""
+
+from typing import Any
+
+import jax
+import ml_collections
+
+from bertjax import build
+from bertjax import experiment as experiment_lib
+from bertjax.artifact import loading
+
+
+def experiment(config: ml_collections.ConfigDict, platform: str) -> experiment_lib.Experiment:
+    """The experiment on tpu, gpu or cpu, where dtype "auto" is what it would be there.
+
+    A teacher that is named is read, without its arrays. For one that is not, a BERT stands with the
+    student's sizes and twice its layers, as DistilBERT's had (arXiv 1910.01108, section 3).
+    """
+    return experiment_lib.Experiment(config, _frozen_models(config, platform), platform)
+
+
+def _frozen_models(config: ml_collections.ConfigDict, platform: str) -> dict[str, Any]:
+    if "teacher" not in config.objective:
+        return {}
+    compute = build.compute(config, platform)
+    if config.objective.teacher:
+        found = loading.load(config.objective.teacher, with_params=False)
+        return {"teacher": build.model(found.family, found.fields, compute)}
+    sizes = ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_length")
+    fields = {name: config.model[name] for name in sizes}
+    fields |= {"num_layers": 2 * config.model.num_layers, "heads": ("mlm",)}
+    return {"teacher": build.model("bert", fields, compute)}
+
+
+def state(experiment: experiment_lib.Experiment) -> Any:
+    """Shapes and types of the train state."""
+    return jax.eval_shape(experiment.init_state, jax.random.key(0))
+
+
+def frozen_params(experiment: experiment_lib.Experiment) -> dict[str, Any]:
+    """Shapes and types of the parameters of its frozen models, by their names."""
+    return {name: build.abstract_params(m) for name, m in experiment.frozen_models.items()}
+
+
+def batch(
+    experiment: experiment_lib.Experiment, batch_size: int, length: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and types of a batch as the objective's `transform` makes it."""
+    features = experiment.objective.features(experiment.objective_config, length)
+    return {
+        name: jax.ShapeDtypeStruct((batch_size, *shape), dtype)
+        for name, (shape, dtype) in features.items()
+    }
+
+
+def residuals(
+    experiment: experiment_lib.Experiment, batch_size: int, length: int
+) -> list[jax.ShapeDtypeStruct]:
+    """What automatic differentiation of the loss keeps for the backward pass, but its arguments."""
+    params, frozen = state(experiment).params, frozen_params(experiment)
+    rng = jax.eval_shape(lambda: jax.random.key(0))
+
+    def forward(params, frozen, rows, rng):
+        def loss(params):
+            def apply(*args, **kwargs):
+                return experiment.model.apply(
+                    {"params": params}, *args, deterministic=False, rngs={"dropout": rng}, **kwargs
+                )
+
+            terms = experiment.loss(apply, rows, **bound(frozen))
+            return sum(factor * terms[name][0] for name, factor in experiment.scales.items())
+
+        return jax.vjp(loss, params)[1]
+
+    def bound(frozen):
+        def bind(name, model):
+            def apply(*args, **kwargs):
+                outputs = model.apply({"params": frozen[name]}, *args, **kwargs)
+                return jax.lax.stop_gradient(outputs)
+
+            return apply
+
+        return {name: bind(name, model) for name, model in experiment.frozen_models.items()}
+
+    rows = batch(experiment, batch_size, length)
+    kept = jax.tree.leaves(jax.eval_shape(forward, params, frozen, rows, rng))
+    arguments = {(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((params, frozen))}
+    return [leaf for leaf in kept if (leaf.shape, leaf.dtype) not in arguments]

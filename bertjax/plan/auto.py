@@ -1,0 +1,75 @@
+"""`config.mesh = "auto"`: the mesh with the least communication whose estimate fits memory."""
+
+from collections.abc import Iterator
+
+import jax
+import ml_collections
+
+from bertjax import config as config_lib
+from bertjax import hardware
+from bertjax.plan import memory
+
+MAX_TENSOR = 8  # beyond, matrices of a device get too narrow for its matmul units
+
+
+def meshes(config: ml_collections.ConfigDict, num_devices: int) -> Iterator[dict[str, int]]:
+    """Sizes of the meshes that divide batch and heads: least tensor first, then least fsdp."""
+    sizes = [config_lib.forward_size(config, phase) for phase in config_lib.phases(config)]
+    for tensor in _divisors(num_devices):
+        rows = num_devices // tensor
+        if tensor > MAX_TENSOR or config.model.num_heads % tensor or any(n % rows for n in sizes):
+            continue
+        for fsdp in _divisors(rows):
+            yield {"data": rows // fsdp, "fsdp": fsdp, "tensor": tensor, "sequence": 1}
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def text(sizes: dict[str, int]) -> str:
+    """The mesh as `config.mesh` has it, without the axes of size 1: "data:2,fsdp:8"."""
+    named = [f"{axis}:{size}" for axis, size in sizes.items() if size > 1]
+    return ",".join(named) or "data:1"
+
+
+def choose(
+    config: ml_collections.ConfigDict,
+    num_devices: int,
+    hbm_bytes: int | None,
+    platform: str = "tpu",
+) -> str:
+    """The mesh for so many devices with `hbm_bytes` each; None is memory without a limit.
+
+    The first of `meshes` that fits by `memory.on_mesh`; where none does, the one that needs least.
+    Where no mesh divides batch and heads it is data alone, which the run then refuses with the
+    numbers that do not divide.
+    """
+    best = None
+    for sizes in meshes(config, num_devices):
+        if hbm_bytes is None:
+            return text(sizes)
+        need = memory.on_mesh(config, sizes, platform, hbm_bytes)
+        if need.fits:
+            return text(sizes)
+        if best is None or need.total < best[0]:
+            best = need.total, sizes
+    return text(best[1]) if best else f"data:{num_devices}"
+
+
+def mesh_of(config: ml_collections.ConfigDict, devices: list[jax.Device]) -> str:
+    """`config.mesh`, or where that is "auto" the one chosen for these devices."""
+    if config.mesh != "auto":
+        return config.mesh
+    return choose(config, len(devices), _memory_of(devices[0]), devices[0].platform)
+
+
+def _memory_of(device: jax.Device) -> int | None:
+    """Bytes that a program may use; None where nobody knows, and on CPUs, which share theirs."""
+    if device.platform == "cpu":
+        return None
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    chip = hardware.chip_of(device.device_kind)
+    return chip.hbm_bytes if chip else None

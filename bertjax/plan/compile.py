@@ -1,0 +1,225 @@
+"""A config's train step, compiled by the TPU compiler for a slice that is not there.
+
+    compiled = compile_step(config, phase=0, topology=hardware.parse_topology("v5e-16"))
+
+libtpu compiles ahead of time on any x86 machine. It wants a process of its own, with an environment
+that keeps it from looking for TPUs: `python -m bertjax.plan.compile` reads a request as JSON and
+answers in JSON. Nothing is allocated and nothing runs, so there are no numerics and no speed here.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from typing import Any
+
+import jax
+import ml_collections
+from jax.experimental import topologies
+
+from bertjax import config as config_lib
+from bertjax import errors, hardware, sharding
+from bertjax import experiment as experiment_lib
+from bertjax.plan import abstract, cost
+
+INSTALL = "pip install 'bertjax[tpu]'"
+# Two log levels: what the partitioner warns of is read from stderr. A wrong accelerator type is
+# harmless: the topology is given by name.
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_MIN_LOG_LEVEL": "1",
+    "TPU_STDERR_LOG_LEVEL": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+TIMEOUT = 1800  # seconds; a large model takes a minute or two
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of one device's part of a step, in bytes.
+
+    arguments: state and batch. outputs: the new state, of which `aliased` bytes lie where the old
+    one was. temporaries: activations and all else that lives within the step. code: the program.
+    capacity: of the device, where the compiler said so because the step does not fit; `needed` then
+    is what it would take, and the parts are 0. error: why there is no program otherwise.
+    rematerialized: warnings that an array is rebuilt whole on every device ("involuntary full
+    rematerialization"). cost: with trip counts of loops (`plan.cost`).
+    """
+
+    seconds: float = 0.0
+    arguments: int = 0
+    outputs: int = 0
+    aliased: int = 0
+    temporaries: int = 0
+    code: int = 0
+    needed: int = 0
+    capacity: int = 0
+    error: str = ""
+    rematerialized: tuple[str, ...] = ()
+    flops: int = 0
+    hbm_bytes: int = 0
+    collectives: tuple[cost.Collective, ...] = ()
+    open_loops: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a program, which there only is when it fits."""
+        return not self.error and not self.capacity
+
+    @property
+    def peak(self) -> int:
+        """Bytes of a device that are in use at most."""
+        return self.needed or (
+            self.arguments + self.outputs - self.aliased + self.temporaries + self.code
+        )
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that a device sends in a step."""
+        return sum(one.sent_bytes for one in self.collectives)
+
+
+def installed() -> bool:
+    """Whether there is a TPU compiler."""
+    return importlib.util.find_spec("libtpu") is not None
+
+
+def compile_step(
+    config: ml_collections.ConfigDict, phase: int, topology: hardware.Topology
+) -> Compiled:
+    """Compiles the train step of one of the config's phases, in a child process.
+
+    Out of memory is a result, and so is what the compiler refuses. Raises UserError without libtpu
+    and for what the config has wrong.
+    """
+    if not installed():
+        raise errors.UserError(f"there is no TPU compiler: {INSTALL}")
+    request = {"config": config.to_dict(), "phase": phase, "libtpu": topology.libtpu}
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", __name__],
+            input=json.dumps(request),
+            env={**os.environ, **ENVIRONMENT},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=TIMEOUT,
+        )
+    except subprocess.TimeoutExpired:
+        return Compiled(
+            error=f"the compiler was not done after {TIMEOUT / 60:.0f} minutes, as happens when a "
+            "step is far from fitting"
+        )
+    if child.returncode == 1:  # ours: libtpu ends a process by a signal
+        raise RuntimeError(f"python -m {__name__} failed:\n{child.stderr[-4000:]}")
+    if child.returncode:
+        said = [line.strip() for line in child.stderr.splitlines() if line.strip()]
+        last = said[-1] if said else "it said nothing"
+        return Compiled(error=f"the compiler died with code {child.returncode}: {last}")
+    answer = json.loads(child.stdout.splitlines()[-1])
+    if "user_error" in answer:
+        raise errors.UserError(answer["user_error"])
+    parts = [
+        cost.Collective(**{**c, "axes": tuple(c["axes"])}) for c in answer.pop("collectives", [])
+    ]
+    return Compiled(
+        **answer, collectives=tuple(parts), rematerialized=tuple(warnings(child.stderr))
+    )
+
+
+def warnings(stderr: str) -> list[str]:
+    """The different arrays that the partitioner warns of, by what it says of each."""
+    lines = (line for line in stderr.splitlines() if "nvoluntary full rematerialization" in line)
+    said = (re.sub(r"^.*?nvoluntary", "Involuntary", line).strip() for line in lines)
+    return list(dict.fromkeys(said))
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    config = config_lib.from_dict(request["config"])
+    libtpu = {k: tuple(v) if isinstance(v, list) else v for k, v in request["libtpu"].items()}
+    devices = topologies.get_topology_desc(platform="tpu", **libtpu).devices
+    mesh = sharding.make_mesh(config.mesh, devices)
+    experiment_lib.check_mesh(config, mesh)
+    experiment = abstract.experiment(config, "tpu")
+    phase = config_lib.phases(config)[request["phase"]]
+    start = time.perf_counter()
+    with jax.set_mesh(mesh):
+        arguments = step_arguments(experiment, phase, mesh)
+        try:
+            compiled = experiment.train_step(phase, mesh).lower(*arguments).compile()
+        except jax.errors.JaxRuntimeError as error:
+            return {"seconds": time.perf_counter() - start, **refused(str(error))}
+    seconds = time.perf_counter() - start
+    memory = compiled.memory_analysis()
+    spent = cost.of_text(compiled.as_text(), dict(mesh.shape))
+    return {
+        "seconds": seconds,
+        "arguments": memory.argument_size_in_bytes,
+        "outputs": memory.output_size_in_bytes,
+        "aliased": memory.alias_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+        "code": memory.generated_code_size_in_bytes,
+        "flops": spent.flops,
+        "hbm_bytes": spent.hbm_bytes,
+        "collectives": [dataclasses.asdict(one) for one in spent.collectives()],
+        "open_loops": spent.open_loops,
+    }
+
+
+def step_arguments(
+    experiment: experiment_lib.Experiment, phase: config_lib.Phase, mesh: jax.sharding.Mesh
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """(state, batch, parameters of frozen models): shapes, and places as training has them."""
+    place = sharding.batch_sharding(mesh)
+    batch = jax.tree.map(
+        lambda leaf: _placed(leaf, place),
+        abstract.batch(experiment, phase.batch_size, phase.length),
+    )
+    frozen = {"params": abstract.frozen_params(experiment)}
+    frozen = jax.tree.map(_placed, frozen, sharding.state_shardings(mesh, frozen))
+    return experiment.abstract_state(mesh), batch, frozen["params"]
+
+
+def _placed(leaf: jax.ShapeDtypeStruct, place: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+
+def refused(message: str) -> dict[str, Any]:
+    """The answer for a program that the compiler did not make.
+
+    It says "Ran out of memory in memory space hbm. Used 21.34G of 15.75G hbm."
+    """
+    found = re.search(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", message)
+    if not found:
+        return {"error": " ".join(message.split())[:500]}
+    used, limit = (
+        int(float(number) * _UNITS[unit])
+        for number, unit in ((found[1], found[2]), (found[3], found[4]))
+    )
+    return {"needed": used, "capacity": limit}
+
+
+def main() -> int:
+    """Reads a request from standard input, and writes the answer as the last line."""
+    try:
+        answer = _answer(json.load(sys.stdin))
+    except errors.UserError as error:
+        answer = {"user_error": str(error)}
+    print(json.dumps(answer), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,308 @@
+"""What a compiled program does on one device: FLOPs, bytes to and from HBM, bytes between devices.
+
+The body of a loop counts as often as it runs, which `Compiled.cost_analysis` does not do; of a
+conditional the dearest branch counts. FLOPs are those of products of matrices alone, as in the
+families' `flops_per_sequence`. Bytes are of what an operation reads and writes in HBM, a slice of a
+stacked array counting as the slice; what the compiler keeps on the chip counts nothing.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from bertjax.plan import hlo
+
+COLLECTIVES = (
+    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",
+    "collective-broadcast", "ragged-all-to-all",
+)  # fmt: skip
+_NO_TRAFFIC = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
+    "replica-id", "opt-barrier", "while", "conditional", "call",
+}  # fmt: skip
+_SLICES = {"dynamic-slice", "slice", "gather"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One exchange, which runs `count` times a step.
+
+    kind: of COLLECTIVES. group: devices that take part together. axes: of the mesh, over which the
+    group goes. bytes: of the whole array on a device, each time: what all-gather returns, what the
+    others are given.
+    """
+
+    kind: str
+    group: int
+    axes: tuple[str, ...]
+    bytes: int
+    count: int = 1
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that a device sends in a step by the ring algorithms, which are optimal.
+
+        Chan et al., "Collective communication: theory, practice, and experience" (2007), table 1:
+        (n - 1) / n of the array, twice for all-reduce, which is a reduce-scatter and a gather.
+        """
+        if self.kind in ("collective-permute", "collective-broadcast"):
+            return self.count * self.bytes
+        rounds = 2 if self.kind == "all-reduce" else 1
+        return self.count * rounds * self.bytes * (self.group - 1) // max(self.group, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Of one step on one device.
+
+    exchanges: by channel, since the pieces of an asynchronous collective show it several times.
+    open_loops: loops whose trip count could not be read and which are counted once.
+    """
+
+    flops: int = 0
+    hbm_bytes: int = 0
+    exchanges: Mapping[str, Collective] = dataclasses.field(default_factory=dict)
+    open_loops: int = 0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            self.flops + other.flops,
+            self.hbm_bytes + other.hbm_bytes,
+            {**self.exchanges, **other.exchanges},
+            self.open_loops + other.open_loops,
+        )
+
+    def times(self, count: int, prefix: str) -> "Cost":
+        """The cost of `count` runs; `prefix` keeps the channels of two bodies apart."""
+        exchanges = {
+            f"{prefix}/{channel}": dataclasses.replace(one, count=one.count * count)
+            for channel, one in self.exchanges.items()
+        }
+        return Cost(self.flops * count, self.hbm_bytes * count, exchanges, self.open_loops)
+
+    def collectives(self) -> list[Collective]:
+        """The exchanges, equal ones as one, those that send most first."""
+        counts: dict[Collective, int] = {}
+        for one in self.exchanges.values():
+            key = dataclasses.replace(one, count=1)
+            counts[key] = counts[key] + one.count if key in counts else one.count
+        merged = [dataclasses.replace(key, count=count) for key, count in counts.items()]
+        return sorted(merged, key=lambda one: -one.sent_bytes)
+
+
+def of_text(text: str, mesh_sizes: Mapping[str, int]) -> Cost:
+    """The cost of a printed program that runs on a mesh of these sizes, in the mesh's order."""
+    return _Counter(hlo.parse(text), mesh_sizes).entry()
+
+
+class _Counter:
+    def __init__(self, module: hlo.Module, mesh_sizes: Mapping[str, int]):
+        self._module, self._mesh_sizes = module, mesh_sizes
+
+    def entry(self) -> Cost:
+        return self._cost(self._module.entry.name, False)
+
+    @functools.cache  # noqa: B019  (one counter a program)
+    def _cost(self, name: str, fused: bool) -> Cost:
+        """fused: what happens inside moves nothing to or from HBM."""
+        computation = self._module.computations[name]
+        total = Cost()
+        for instruction in computation.instructions:
+            total += self._instruction(computation, instruction, fused)
+        return total
+
+    def _instruction(self, computation: hlo.Computation, i: hlo.Instruction, fused: bool) -> Cost:
+        kind = i.opcode.removesuffix("-start")
+        if i.opcode.endswith(("-done", "-update")):
+            return Cost()
+        if kind in COLLECTIVES:
+            return self._exchange(computation, i, kind)
+        if i.opcode == "while":
+            count = self._module.trip_count(computation, i)
+            body = self._cost(i.called("body")[0], fused).times(count or 1, i.name)
+            return dataclasses.replace(body, open_loops=body.open_loops + (count is None))
+        if i.opcode == "conditional":
+            names = i.called("branch_computations", "true_computation", "false_computation")
+            branches = [self._cost(name, fused) for name in names]
+            return max(branches, key=lambda cost: (cost.flops, cost.hbm_bytes)).times(1, i.name)
+        if i.opcode in ("call", "async-start"):
+            names = i.called("to_apply", "calls", "called_computation")
+            return sum((self._cost(n, fused).times(1, i.name) for n in names), Cost())
+        if i.opcode == "fusion":
+            inner = self._cost(i.called("calls")[0], True)
+            if i.called("calls")[0].startswith("all-reduce-scatter"):
+                inner = self._scattered(i, inner)
+            return inner if fused else inner + Cost(hbm_bytes=self._fusion_bytes(computation, i))
+        flops = _flops(computation, i)
+        return Cost(flops, 0 if fused else _bytes(computation, i))
+
+    def _exchange(self, computation: hlo.Computation, i: hlo.Instruction, kind: str) -> Cost:
+        operands = [computation.by_name[name].array for name in i.operands]
+        # Of a start the result is (operands, results, ...); of an all-reduce it is the results.
+        results = i.arrays[len(operands) : 2 * len(operands)] or i.arrays
+        whole = results if kind == "all-gather" else operands
+        group = _group(i) or list(range(math.prod(self._mesh_sizes.values())))  # {} is all
+        one = Collective(kind, len(group), self._axes(group), sum(a.bytes for a in whole))
+        if len(group) < 2:
+            return Cost()
+        traffic = sum(array.hbm_bytes for array in (*operands, *results))
+        channel = i.attribute("channel_id") or i.name
+        return Cost(hbm_bytes=traffic, exchanges={channel: one})
+
+    def _scattered(self, fusion: hlo.Instruction, inner: Cost) -> Cost:
+        """A TPU has its reduce-scatter as a fusion of an all-reduce and the slice of a device."""
+        exchanges = {
+            channel: dataclasses.replace(one, kind="reduce-scatter")
+            for channel, one in inner.exchanges.items()
+        }
+        return dataclasses.replace(inner, exchanges=exchanges)
+
+    def _axes(self, group: Sequence[int]) -> tuple[str, ...]:
+        """The mesh axes along which the places of the group's devices differ."""
+        sizes = tuple(self._mesh_sizes.values())
+        if len(group) < 2 or max(group) >= math.prod(sizes):
+            return ()
+        places = np.stack(np.unravel_index(np.array(group), sizes))
+        differ = (places != places[:, :1]).any(axis=1)
+        return tuple(axis for axis, yes in zip(self._mesh_sizes, differ, strict=True) if yes)
+
+    def _fusion_bytes(self, computation: hlo.Computation, i: hlo.Instruction) -> int:
+        inside = self._module.computations[i.called("calls")[0]]
+        read = 0
+        for number, name in enumerate(i.operands):
+            source = computation.by_name[name]
+            if len(source.arrays) == 1 and not source.array.on_chip:
+                read += self._read(inside, inside.parameters[number].name)
+        parts = inside.root.operands if inside.root.opcode == "tuple" else (inside.root.name,)
+        pairs = zip(parts, i.arrays, strict=False)
+        return read + sum(self._written(inside, name) for name, a in pairs if not a.on_chip)
+
+    def _read(self, inside: hlo.Computation, name: str) -> int:
+        """Bytes of the array `name` that the instructions of a fusion use."""
+        whole = sum(array.bytes for array in inside.by_name[name].arrays)
+        total = 0
+        for user in inside.users[name]:
+            first = user.operands[0] == name
+            if user.opcode in _SLICES and first:
+                total += user.array.bytes
+            elif user.opcode == "fusion":
+                called = self._module.computations[user.called("calls")[0]]
+                places = [n for n, operand in enumerate(user.operands) if operand == name]
+                total += sum(self._read(called, called.parameters[n].name) for n in places)
+            elif user.opcode in ("bitcast", "reshape"):
+                total += self._read(inside, user.name)
+            elif not (_only_handed_on(user) or (user.opcode == "dynamic-update-slice" and first)):
+                return whole
+        return min(total, whole)
+
+    def _written(self, inside: hlo.Computation, name: str) -> int:
+        """Bytes that a fusion writes to return the array `name`."""
+        i = inside.by_name[name]
+        if i.opcode in ("bitcast", "reshape") and i.operands:
+            return self._written(inside, i.operands[0])
+        if i.opcode == "dynamic-update-slice":
+            return inside.by_name[i.operands[1]].array.bytes
+        if i.opcode == "fusion":
+            called = self._module.computations[i.called("calls")[0]]
+            if called.root.opcode != "tuple":
+                return self._written(called, called.root.name)
+        if i.opcode == "parameter" or _only_handed_on(i):
+            return 0
+        return sum(array.bytes for array in i.arrays)
+
+
+def _only_handed_on(i: hlo.Instruction) -> bool:
+    asynchronous = "AsyncCollective" in i.attributes
+    return i.opcode in ("tuple", "get-tuple-element", *COLLECTIVES) or asynchronous
+
+
+def _bytes(computation: hlo.Computation, i: hlo.Instruction) -> int:
+    """HBM traffic of an instruction that stands alone."""
+    if i.opcode in _NO_TRAFFIC or 'custom_call_target="AllocateBuffer"' in i.attributes:
+        return 0
+    operands = [computation.by_name[name] for name in i.operands]
+    arrays = [array for operand in operands for array in operand.arrays]
+    if i.opcode in _SLICES:
+        return i.array.hbm_bytes + (0 if arrays[0].on_chip else i.array.bytes)
+    if i.opcode in ("dynamic-update-slice", "scatter"):
+        update = arrays[1 if i.opcode == "dynamic-update-slice" else len(arrays) - 1]
+        return update.hbm_bytes + (0 if i.array.on_chip else update.bytes)
+    results = i.arrays[:1] if i.opcode == "copy-start" else i.arrays
+    return sum(array.hbm_bytes for array in (*arrays, *results))
+
+
+def _flops(computation: hlo.Computation, i: hlo.Instruction) -> int:
+    if i.opcode == "dot":
+        left = computation.by_name[i.operands[0]].array.shape
+        summed = math.prod(left[axis] for axis in i.numbers("lhs_contracting_dims"))
+        return 2 * i.array.size * summed
+    if i.opcode == "convolution":
+        return _convolution_flops(computation, i)
+    if i.opcode == "custom-call":  # a kernel of ours or of jax says what it takes, or says nothing
+        said = re.search(r'"cost_estimate"\D*"flops":\s*"?(\d+)', i.attributes)
+        return int(said[1]) if said else 0
+    return 0
+
+
+def _convolution_flops(computation: hlo.Computation, i: hlo.Instruction) -> int:
+    """Multiply-adds that touch no padding, times two.
+
+    A TPU's matrix products are convolutions, axes of a batch being windows over padding or gaps of
+    which one place in each is real: only those count.
+    """
+    left, right = (computation.by_name[name].array.shape for name in i.operands[:2])
+    from_left, from_right, to = re.split("_|->", i.attribute("dim_labels"))
+    window = dict(part.split("=") for part in (i.attribute("window") or "{}")[1:-1].split())
+    places = 1
+    for number, axis in enumerate(sorted(label for label in to if label.isdigit())):
+
+        def field(name: str, other: str, number: int = number) -> str:
+            return window[name].split("x")[number] if name in window else other
+
+        outputs = np.arange(i.array.shape[to.index(axis)])[:, None] * int(field("stride", "1"))
+        steps = np.arange(right[from_right.index(axis)]) * int(field("rhs_dilate", "1"))
+        spread = int(field("lhs_dilate", "1"))
+        place = outputs + steps - int(field("pad", "0_0").split("_")[0])
+        real = (
+            (place % spread == 0) & (0 <= place) & (place // spread < left[from_left.index(axis)])
+        )
+        places *= int(real.sum())
+    groups = int(i.attribute("batch_group_count") or 1)
+    batch, features = left[from_left.index("b")] // groups, i.array.shape[to.index("f")]
+    return 2 * places * batch * features * right[from_right.index("i")]
+
+
+def _group(i: hlo.Instruction) -> list[int]:
+    """Numbers of the devices of the first group of a collective; [] stands for all devices."""
+    pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", i.attributes)
+    if pairs:
+        return [int(pairs[1]), int(pairs[2])]
+    groups = re.search(r"replica_groups=(.*?)(?:, [a-z_]+=|$)", i.attributes)
+    text = groups[1] if groups else ""
+    listed = re.match(r"\{\{([\d,]+)\}", text)
+    if listed:
+        return list(map(int, listed[1].split(",")))
+    tiled = re.match(r"\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    if tiled:
+        sizes = tuple(map(int, tiled[3].split(",")))
+        ids = np.arange(math.prod(sizes)).reshape(sizes)
+        ids = ids.transpose(tuple(map(int, tiled[4].split(",")))) if tiled[4] else ids
+        return ids.reshape(int(tiled[1]), int(tiled[2]))[0].tolist()
+    return _named_group(text) if text.startswith("mesh[") else []
+
+
+def _named_group(text: str) -> list[int]:
+    """The first group of "mesh['a'=4,'b'=8] {'a','b':(2)4}", b being split in 2 x 4 there."""
+    mesh, _, along = text.partition("]")
+    sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
+    names, group = list(sizes), [0]
+    for name, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", along):
+        inner = math.prod(sizes[later] for later in names[names.index(name) + 1 :])
+        count = int(part or sizes[name])
+        stride = inner * sizes[name] // (int(before or 1) * count)
+        group = [device + stride * place for device in group for place in range(count)]
+    return group

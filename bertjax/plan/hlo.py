@@ -1,0 +1,226 @@
+"""Compiled programs as XLA prints them: computations, instructions, shapes, trips of loops.
+
+    module = hlo.parse(compiled.as_text())
+    for instruction in module.entry.instructions: ...
+
+What is read is the text of `HloModule::ToString` after optimisation, in which every operand is
+named. The meaning of an instruction is that of https://openxla.org/xla/operation_semantics.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator
+
+_BITS = {"pred": 8, "token": 0, "opaque": 0}  # others carry their width in the name: bf16, f8e4m3fn
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
+_NAME = re.compile(r"%([\w.\-]+)")
+_HEADER = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$")
+_LINE = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*)$")
+_MOVED_BY = {"copy", "bitcast", "convert", "reshape"}  # ops that hand a number on
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """Element type, dimensions, and whether it lies in a memory on the chip instead of HBM."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    on_chip: bool
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes without the padding of tiles."""
+        width = re.match(r"[a-z]+(\d+)", self.dtype)
+        bits = _BITS[self.dtype] if self.dtype in _BITS else int(width[1]) if width else 8
+        return -(-self.size * bits // 8)
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes in HBM: 0 for what lies on the chip."""
+        return 0 if self.on_chip else self.bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """`%name = arrays opcode(operands), attributes`; a tuple has several arrays."""
+
+    name: str
+    arrays: tuple[Array, ...]
+    opcode: str
+    operands: tuple[str, ...]
+    inner: str  # what stands between the parentheses
+    attributes: str
+    is_root: bool
+
+    @property
+    def array(self) -> Array:
+        """The first array."""
+        return self.arrays[0]
+
+    def attribute(self, name: str) -> str | None:
+        """The text of an attribute: "{1,2}", "%body", "5"; None where it is absent."""
+        found = re.search(rf"\b{name}=(\{{[^{{}}]*\}}|[^,\s]+)", self.attributes)
+        return found[1] if found else None
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """The numbers of an attribute like "{1,2}"; none where it is absent."""
+        return tuple(map(int, re.findall(r"-?\d+", self.attribute(name) or "")))
+
+    def called(self, *names: str) -> list[str]:
+        """Names of the computations in these attributes."""
+        found = (self.attribute(name) for name in names)
+        return [name for text in found if text for name in _NAME.findall(text)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """A list of instructions, in the order in which they run."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+
+    @functools.cached_property
+    def by_name(self) -> dict[str, Instruction]:
+        """The instructions by their names."""
+        return {instruction.name: instruction for instruction in self.instructions}
+
+    @functools.cached_property
+    def users(self) -> dict[str, list[Instruction]]:
+        """The instructions that read each instruction."""
+        users: dict[str, list[Instruction]] = {name: [] for name in self.by_name}
+        for instruction in self.instructions:
+            for name in dict.fromkeys(instruction.operands):
+                users[name].append(instruction)
+        return users
+
+    @functools.cached_property
+    def parameters(self) -> dict[int, Instruction]:
+        """The parameters by their numbers."""
+        found = (i for i in self.instructions if i.opcode == "parameter")
+        return {int(i.inner): i for i in found}
+
+    @property
+    def root(self) -> Instruction:
+        """What the computation returns."""
+        return next(i for i in self.instructions if i.is_root)
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A whole program of one device."""
+
+    computations: dict[str, Computation]
+    entry: Computation
+
+    def trip_count(self, computation: Computation, loop: Instruction) -> int | None:
+        """How often the body of a while loop of `computation` runs; None where it is not plain.
+
+        Plain is what XLA noted itself, and a counter that is compared with a constant. Either may
+        have been put into the tuple that the loop carries.
+        """
+        known = re.search(r'known_trip_count\D*"n":"(\d+)"', loop.attributes)
+        if known:
+            return int(known[1])
+        condition = self.computations[loop.called("condition")[0]]
+        test = condition.root
+        if test.opcode != "compare" or test.attribute("direction") not in ("LT", "LE"):
+            return None
+        carried = computation.by_name[loop.operands[0]]
+
+        def first_value(name: str) -> int | None:
+            instruction = condition.by_name[name]
+            if instruction.opcode != "get-tuple-element":
+                return _constant(condition, name)
+            if carried.opcode != "tuple":
+                return None
+            return _constant(computation, carried.operands[instruction.numbers("index")[0]])
+
+        start, stop = (first_value(name) for name in test.operands)
+        step = self._step(loop, condition.by_name[test.operands[0]])
+        if start is None or stop is None or not step:
+            return None
+        return max(0, -(-(stop + (test.attribute("direction") == "LE") - start) // step))
+
+    def _step(self, loop: Instruction, counter: Instruction) -> int | None:
+        """What the body adds to the counter, 1 where that cannot be seen."""
+        body = self.computations[loop.called("body")[0]]
+        if counter.opcode != "get-tuple-element" or body.root.opcode != "tuple":
+            return None
+        new = body.by_name[body.root.operands[counter.numbers("index")[0]]]
+        while new.opcode in _MOVED_BY:
+            new = body.by_name[new.operands[0]]
+        constants = [_constant(body, name) for name in new.operands]
+        steps = [number for number in constants if number is not None]
+        return steps[0] if new.opcode == "add" and steps else 1
+
+
+def _constant(computation: Computation, name: str) -> int | None:
+    instruction = computation.by_name[name]
+    while instruction.opcode in _MOVED_BY:
+        instruction = computation.by_name[instruction.operands[0]]
+    whole = re.fullmatch(r"-?\d+", instruction.inner)
+    return int(instruction.inner) if instruction.opcode == "constant" and whole else None
+
+
+def parse(text: str) -> Module:
+    """The module of a printed program. ValueError where there is no entry computation."""
+    computations, entry = {}, None
+    name, is_entry, lines = "", False, []
+    for line in text.splitlines():
+        header = _HEADER.match(line)
+        if header:
+            name, is_entry, lines = header[2], bool(header[1]), []
+        elif line == "}" and name:
+            computations[name] = Computation(name, tuple(map(_instruction, lines)))
+            entry = computations[name] if is_entry else entry
+            name = ""
+        elif name and _LINE.match(line):
+            lines.append(line)
+    if entry is None:
+        raise ValueError("the text has no ENTRY computation")
+    return Module(computations, entry)
+
+
+def arrays(text: str) -> Iterator[Array]:
+    """The arrays of a printed shape, "f32[2,3]{1,0:T(8,128)S(1)}" or a tuple of such.
+
+    S(n) with n above 0 is a memory on the chip: VMEM, scalar memory, semaphores.
+    """
+    for dtype, dims, layout in _ARRAY.findall(text):
+        shape = tuple(int(size) for size in re.findall(r"\d+", dims))
+        yield Array(dtype, shape, bool(re.search(r"S\([1-9]", layout)))
+
+
+def _instruction(line: str) -> Instruction:
+    is_root, name, rest = _LINE.match(line).groups()
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+    shape, rest = rest[:end], rest[end:].lstrip()
+    opcode, _, _ = rest.partition("(")
+    end = _closing(rest, len(opcode))
+    inner, attributes = rest[len(opcode) + 1 : end], rest[end + 1 :].lstrip(", ")
+    return Instruction(
+        name=name,
+        arrays=tuple(arrays(re.sub(r"/\*.*?\*/", "", shape))),
+        opcode=opcode,
+        operands=tuple(_NAME.findall(inner)),
+        inner=inner,
+        attributes=attributes,
+        is_root=bool(is_root),
+    )
+
+
+def _closing(text: str, start: int) -> int:
+    """Index of the parenthesis that closes the one at `start`."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += (text[place] == "(") - (text[place] == ")")
+        if not depth:
+            return place
+    raise ValueError(f"a parenthesis is not closed: {text[:80]}")

@@ -1,0 +1,192 @@
+"""A config on a slice of chips, in numbers: does it fit, how fast can it be, what does it cost.
+
+    plan = make(config, hardware.parse_topology("v5e-16"))
+    plan.fits, plan.hours, plan.chip_hours
+
+With libtpu a TPU's numbers are those of the compiled step, otherwise estimates (`plan.memory`,
+`plan.roofline`). Times are bounds from below: nothing has run.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import ml_collections
+
+from bertjax import build, hardware, sharding
+from bertjax import config as config_lib
+from bertjax import experiment as experiment_lib
+from bertjax.plan import auto, compile, memory, roofline
+
+USUAL_MFU = 0.4  # what the files of configs/ reckon with
+
+
+@dataclasses.dataclass(frozen=True)
+class PhasePlan:
+    """One phase of a run, a step at a time.
+
+    model_flops: of all devices, without what is computed twice. work: what one device does, from
+    the compiler where `compiled` is there and fits.
+    """
+
+    phase: config_lib.Phase
+    model_flops: int
+    work: roofline.Work
+    roofline: roofline.Roofline
+    compiled: compile.Compiled | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps of the phase."""
+        return self.phase.stop - self.phase.start
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step, as `bertjax pretrain` counts them."""
+        return self.phase.batch_size * self.phase.length
+
+    @property
+    def flops_ratio(self) -> float:
+        """FLOPs of all devices over the model's."""
+        return self.work.flops / self.work.model_flops
+
+    @property
+    def seconds(self) -> float | None:
+        """Least time of a step; None where the chip's peak is not known."""
+        return self.roofline.step_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A whole run. memory: the estimate for its longest phase. notes: what was taken for granted.
+
+    mesh: the sizes of config.mesh, "auto" resolved; config has it too.
+    """
+
+    config: ml_collections.ConfigDict
+    topology: hardware.Topology
+    mesh: dict[str, int]
+    num_params: int
+    dtype: str
+    memory: memory.Memory
+    phases: tuple[PhasePlan, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """By the compiler where it was asked, else by the estimate."""
+        said = [phase.compiled.fits for phase in self.phases if phase.compiled]
+        return all(said) if said else self.memory.fits
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the run."""
+        return sum(phase.steps * phase.tokens for phase in self.phases)
+
+    @property
+    def flops(self) -> int:
+        """Model FLOPs of the run."""
+        return sum(phase.steps * phase.model_flops for phase in self.phases)
+
+    @property
+    def hours(self) -> float | None:
+        """Least time of the run; None where the chip's peak is not known."""
+        seconds = [phase.seconds for phase in self.phases]
+        if None in seconds:
+            return None
+        return sum(p.steps * s for p, s in zip(self.phases, seconds, strict=True)) / 3600
+
+    @property
+    def usual_hours(self) -> float | None:
+        """Time of the run at USUAL_MFU, or at the bound where that is slower."""
+        peak = self.topology.chip.peak_flops
+        if self.hours is None or not peak:
+            return None
+        reached = self.flops / (USUAL_MFU * peak * self.topology.num_devices) / 3600
+        return max(reached, self.hours)
+
+
+def make(
+    config: ml_collections.ConfigDict,
+    topology: hardware.Topology,
+    *,
+    use_compiler: bool | None = None,
+) -> Plan:
+    """Plans a config on a slice; data need not be there.
+
+    use_compiler: None is yes for a TPU where libtpu is installed. Raises UserError where the mesh
+    does not divide the slice, the batch or the heads, and without libtpu when that is asked for.
+    """
+    chip = topology.chip
+    config = config.copy_and_resolve_references()
+    if config.mesh == "auto":
+        config.mesh = auto.choose(config, topology.num_devices, chip.hbm_bytes, chip.platform)
+    sizes = sharding.mesh_sizes(config.mesh, topology.num_devices)
+    experiment_lib.check_mesh(config, abstract_mesh(sizes))
+    if use_compiler is None:
+        use_compiler = chip.platform == "tpu" and compile.installed()
+    experiment = memory.experiment_on(config, chip.platform)
+    return Plan(
+        config=config,
+        topology=topology,
+        mesh=sizes,
+        num_params=_num_params(experiment),
+        dtype=experiment.model.config.dtype,
+        memory=memory.estimate(config, sizes, topology),
+        phases=tuple(
+            _phase(config, number, sizes, topology, use_compiler)
+            for number in range(len(config_lib.phases(config)))
+        ),
+        notes=tuple(_notes(config, topology, use_compiler)),
+    )
+
+
+def abstract_mesh(sizes: dict[str, int]) -> jax.sharding.AbstractMesh:
+    """A mesh of these sizes without devices."""
+    return jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
+
+
+def _phase(
+    config: ml_collections.ConfigDict,
+    number: int,
+    sizes: dict[str, int],
+    topology: hardware.Topology,
+    use_compiler: bool,
+) -> PhasePlan:
+    phase = config_lib.phases(config)[number]
+    experiment = memory.experiment_on(config, topology.chip.platform)
+    model_flops = phase.batch_size * experiment.flops_per_sequence(phase.length)
+    work = roofline.work(config, phase, sizes, topology)
+    compiled = compile.compile_step(config, number, topology) if use_compiler else None
+    if compiled and compiled.fits:
+        work = dataclasses.replace(
+            work,
+            flops=compiled.flops,
+            hbm_bytes=compiled.hbm_bytes,
+            ici_bytes=compiled.sent_bytes,
+        )
+    return PhasePlan(phase, model_flops, work, work.roofline(topology.chip), compiled)
+
+
+@functools.lru_cache(maxsize=16)
+def _num_params(experiment: experiment_lib.Experiment) -> int:
+    shapes = build.abstract_params(experiment.model)
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
+def _notes(
+    config: ml_collections.ConfigDict, topology: hardware.Topology, use_compiler: bool
+) -> list[str]:
+    notes = []
+    if not use_compiler:
+        notes.append("all is estimated, nothing compiled")
+        if topology.chip.platform == "tpu" and not compile.installed():
+            notes[-1] += f"; for the TPU compiler: {compile.INSTALL}"
+    if "teacher" in config.objective and not config.objective.teacher:
+        notes.append(
+            "config.objective.teacher is not set: a bert of the student's sizes and twice its "
+            "layers stands for it"
+        )
+    if topology.num_slices > 1:
+        notes.append("what slices send each other is estimated: a sum of the gradients")
+    return notes

@@ -1,0 +1,235 @@
+"""A plan in words and columns for people, and as JSON for programs."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bertjax.plan import compile, cost, search
+from bertjax.plan.plan import USUAL_MFU, PhasePlan, Plan
+
+_LABEL = 26
+_COLUMN = 20
+
+
+def lines(plan: Plan, price: float | None = None) -> Iterable[str]:
+    """The whole report. price: of a chip for an hour."""
+    yield from _head(plan)
+    yield ""
+    columns = [_column(plan, phase) for phase in plan.phases]
+    for label in dict.fromkeys(label for column in columns for label in column):
+        cells = [column[label] if label in column else "" for column in columns]
+        yield f"{label:<{_LABEL}}" + "".join(f"{cell:>{_COLUMN}}" for cell in cells)
+    for number, phase in enumerate(plan.phases, 1):
+        yield from _collectives(phase, f" in phase {number}" if len(plan.phases) > 1 else "")
+    yield ""
+    yield from _totals(plan, price)
+    yield from (f"note: {note}" for note in plan.notes)
+    yield from _warnings(plan)
+
+
+def _head(plan: Plan) -> Iterable[str]:
+    chip, topology, config = plan.topology.chip, plan.topology, plan.config
+    peaks = [
+        f"{si(chip.peak_flops)}FLOP/s" if chip.peak_flops else "",
+        f"{binary(chip.hbm_bytes)} HBM" if chip.hbm_bytes else "",
+        f"{si(chip.hbm_bandwidth)}B/s from it" if chip.hbm_bandwidth else "",
+        f"{si(chip.ici_bandwidth)}B/s to others" if chip.ici_bandwidth else "",
+    ]
+    peaks = [peak for peak in peaks if peak] or ["peaks unknown"]
+    chips = f"{topology.num_chips} chips, " if chip.devices_per_chip > 1 else ""
+    yield (
+        f"{topology.name}: {chips}{topology.num_devices} devices on {topology.num_hosts} "
+        f"host{'s' * (topology.num_hosts > 1)}, each with {', '.join(peaks)}"
+    )
+    yield (
+        f"{config.family}, {si(plan.num_params)} parameters, {plan.dtype}, mesh {config.mesh}, "
+        f"remat {config.remat}, micro_batch_size {config.micro_batch_size}"
+    )
+
+
+def _column(plan: Plan, phase: PhasePlan) -> dict[str, str]:
+    chip, work, line = plan.topology.chip, phase.work, phase.roofline
+    cells = {
+        "batch x length": f"{phase.phase.batch_size:,} x {phase.phase.length:,}",
+        "steps": f"{phase.steps:,}",
+        **(_compiled(phase.compiled, chip.hbm_bytes) if phase.compiled else _estimated(plan)),
+        "model FLOPs of a step": si(phase.model_flops),
+        "FLOPs / model FLOPs": f"{phase.flops_ratio:.3f}",
+        "HBM traffic of a device": f"{si(work.hbm_bytes)}B",
+        "sent by a device": f"{si(work.ici_bytes)}B",
+    }
+    if work.dcn_bytes:
+        cells["sent to other slices"] = f"{si(work.dcn_bytes)}B"
+    terms = {name: s for name, s in line.terms.items() if s or name != "network"}
+    cells |= {f"  {name}": f"{si(seconds)}s" for name, seconds in terms.items()}
+    if phase.seconds:
+        cells["a step takes at least"] = f"{si(phase.seconds)}s"
+        cells["  bound by"] = line.bound_by
+        cells["MFU at most"] = f"{line.mfu_bound:.1%}"
+        cells["tokens/s at most"] = si(phase.tokens / phase.seconds)
+    return cells
+
+
+def _compiled(compiled: compile.Compiled, hbm_bytes: int | None) -> dict[str, str]:
+    if compiled.error:
+        return {"fits": "not compiled"}
+    capacity = compiled.capacity or hbm_bytes
+    share = f" ({compiled.peak / capacity:.0%})" if capacity else ""
+    cells = {"fits": "yes" if compiled.fits else "NO"}
+    if compiled.fits:
+        cells |= {
+            "  arguments": binary(compiled.arguments),
+            "  temporaries": binary(compiled.temporaries),
+            "  program": binary(compiled.code),
+        }
+    return cells | {"  peak of a device": binary(compiled.peak) + share}
+
+
+def _estimated(plan: Plan) -> dict[str, str]:
+    need = plan.memory
+    share = f" ({need.total / need.limit:.0%})" if need.limit else ""
+    return {
+        "fits (longest phase)": ("yes" if need.fits else "NO") if need.limit else "unknown",
+        "  state": binary(need.params + need.optimizer + need.frozen),
+        "  gradients": binary(need.gradients),
+        "  activations": binary(need.activations + need.workspace),
+        "  total of a device": binary(need.total) + share,
+    }
+
+
+def _collectives(phase: PhasePlan, where: str) -> Iterable[str]:
+    if not (phase.compiled and phase.compiled.collectives):
+        return
+    yield ""
+    yield f"collectives of a step{where}: how often x bytes of the array, bytes that a device sends"
+    for one in merged(phase.compiled.collectives):
+        over = "+".join(one.axes) or "-"
+        size = f"{one.count:,} x {si(one.bytes)}B"
+        yield f"  {one.kind:<20}over {over:<14}{one.group:>6} devices{size:>22}" + (
+            f"{si(one.sent_bytes):>12}B"
+        )
+
+
+def merged(collectives: Sequence[cost.Collective]) -> list[cost.Collective]:
+    """One a kind and axes, with the mean of their bytes; the largest first."""
+    groups: dict[tuple, list[cost.Collective]] = {}
+    for one in collectives:
+        groups.setdefault((one.kind, one.axes, one.group), []).append(one)
+    found = []
+    for (kind, axes, group), ones in groups.items():
+        count = sum(one.count for one in ones)
+        mean = sum(one.count * one.bytes for one in ones) // count
+        found.append(cost.Collective(kind, group, axes, mean, count))
+    return sorted(found, key=lambda one: -one.sent_bytes)
+
+
+def _totals(plan: Plan, price: float | None) -> Iterable[str]:
+    ratio = plan.tokens / plan.num_params
+    yield _line("run", f"{si(plan.tokens)} tokens, {ratio:,.1f} a parameter, {si(plan.flops)}FLOPs")
+    for label, hours in (
+        ("at the bound", plan.hours),
+        (f"at an MFU of {USUAL_MFU}", plan.usual_hours),
+    ):
+        if hours is None:
+            yield _line(label, "unknown: the chip has no peak in the table")
+        else:
+            chip_hours = hours * plan.topology.num_chips
+            money = "" if price is None else f", {chip_hours * price:,.2f} at {price:g} each"
+            yield _line(label, f"{_decimal(hours)} hours, {_decimal(chip_hours)} chip-hours{money}")
+
+
+def _warnings(plan: Plan) -> Iterable[str]:
+    for phase in plan.phases:
+        if phase.compiled is None:
+            continue
+        yield from (f"warning: {text}" for text in phase.compiled.rematerialized)
+        if phase.compiled.error:
+            yield f"error: not compiled: {phase.compiled.error}"
+        if phase.compiled.open_loops:
+            yield f"warning: {phase.compiled.open_loops} loops count once: trips unknown"
+    if not plan.fits:
+        yield "it does not fit: --search looks for a mesh, micro-batches and remat that do"
+
+
+def to_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
+    """All numbers of a plan: bytes, FLOPs and seconds, without prefixes."""
+    chips = plan.topology.num_chips
+    return {
+        "topology": plan.topology.name,
+        "num_devices": plan.topology.num_devices,
+        "num_chips": chips,
+        "mesh": plan.mesh,
+        "remat": plan.config.remat,
+        "micro_batch_size": plan.config.micro_batch_size,
+        "dtype": plan.dtype,
+        "num_params": plan.num_params,
+        "tokens": plan.tokens,
+        "tokens_per_param": plan.tokens / plan.num_params,
+        "fits": plan.fits,
+        "estimated_memory": dataclasses.asdict(plan.memory),
+        "phases": [_phase_json(phase) for phase in plan.phases],
+        "hours": plan.hours,
+        "chip_hours": None if plan.hours is None else plan.hours * chips,
+        "cost": None if None in (plan.hours, price) else plan.hours * chips * price,
+        "usual_mfu": USUAL_MFU,
+        "usual_hours": plan.usual_hours,
+        "notes": list(plan.notes),
+    }
+
+
+def _phase_json(phase: PhasePlan) -> dict[str, Any]:
+    compiled = phase.compiled
+    return {
+        **dataclasses.asdict(phase.phase),
+        "model_flops": phase.model_flops,
+        "flops_ratio": phase.flops_ratio,
+        "device": dataclasses.asdict(phase.work),
+        "roofline": dataclasses.asdict(phase.roofline),
+        "step_seconds": phase.seconds,
+        "tokens_per_second": phase.tokens / phase.seconds if phase.seconds else None,
+        "compiled": dataclasses.asdict(compiled) | {"peak": compiled.peak, "fits": compiled.fits}
+        if compiled
+        else None,
+    }
+
+
+def search_lines(found: Sequence[search.Candidate], tried: int) -> Iterable[str]:
+    """The ranking of a search, the best first."""
+    yield f"{tried:,} combinations fit by estimate; the best of them:"
+    head = ("hours", "MFU <=", "HBM of a device", "FLOPs ratio", "by", "flags")
+    yield "{:>9}{:>9}{:>17}{:>13}  {:<10}{}".format(*head)
+    for one in found:
+        plan = one.plan
+        hours = "unknown" if plan.hours is None else f"{plan.hours:,.2f}"
+        bound = min((p.roofline.mfu_bound or 0.0 for p in plan.phases), default=0.0)
+        compiled = [p.compiled for p in plan.phases if p.compiled]
+        peak = max((c.peak for c in compiled), default=plan.memory.total)
+        ratio = max(p.flops_ratio for p in plan.phases)
+        by = ("compiler" if plan.fits else "NO ROOM") if compiled else "estimate"
+        yield f"{hours:>9}{bound:>9.1%}{binary(peak):>17}{ratio:>13.3f}  {by:<10}{one.flags}"
+
+
+def _line(label: str, value: str) -> str:
+    return f"{label:<{_LABEL}}{value}"
+
+
+def _decimal(number: float) -> str:
+    return f"{number:,.1f}" if number >= 100 else f"{number:.3g}"
+
+
+def si(number: float) -> str:
+    """With the prefix of a power of 1000: "1.23 T", "4.50 m"."""
+    if not number:
+        return "0 "
+    rounded = float(f"{abs(number):.2e}")  # 999.9 is 1 k
+    power = min(max(math.floor(math.log10(rounded) / 3), -3), 8)
+    return f"{number / 1000**power:.3g} {'num kMGTPEZY'[power + 3].strip()}"
+
+
+def binary(size: float) -> str:
+    """Bytes with the prefix of a power of 1024: "11.7 GiB"."""
+    power = min(max(math.floor(math.log2(max(size, 1)) / 10), 0), 5)
+    return (
+        f"{size / 1024**power:.{1 if power else 0}f} {('', 'Ki', 'Mi', 'Gi', 'Ti', 'Pi')[power]}B"
+    )

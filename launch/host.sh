@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# What launch/tpu_vm.sh asks of a host by ssh: `bash launch/host.sh VERB`.
+#
+#   install         a .venv with bertjax and jax for TPUs
+#   start FLAGS...  launch/train.sh with the flags of `bertjax pretrain`, in the background
+#   stop            a SIGTERM to it: the run saves its step and ends
+#   status          a line: idle, running, done, stopped, failed CODE, or gone (the host restarted)
+#   log BYTE        train.log from that byte on
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/python.sh
+
+host="${HOSTNAME:-$(hostname)}"
+case "$host" in
+  *-w-*) worker="${host##*-w-}" ;;  # as Google names the hosts of a slice: t1v-n-1a2b3c4d-w-3
+  *) worker=0 ;;
+esac
+
+# modern_python: prints a Python that bertjax runs on. Ubuntu 22.04, the image of TPU VMs, has 3.10.
+modern_python() {
+  find_python 3.13 3.12 3.11 2>/dev/null && return
+  python3 -m pip install -qq --user uv >&2
+  python3 -m uv python install -q 3.13 >&2
+  python3 -m uv python find 3.13
+}
+
+install() {
+  local python
+  python="$(modern_python)"
+  make_venv .venv "$python" "-e .[tpu,gcs]"
+  # jax warns without it: the TPU runtime starts and stops much faster from v5e on.
+  local pages=/sys/kernel/mm/transparent_hugepage/enabled
+  if [[ -e "$pages" && "$(<"$pages")" != *"[always]"* ]]; then
+    echo always | sudo -n tee "$pages" >/dev/null 2>&1 || true
+  fi
+  echo "worker $worker: $(.venv/bin/python -V) is ready"
+}
+
+running() {
+  [[ -e train.pid && -e "/proc/$(<train.pid)" ]] \
+    && tr '\0' ' ' < "/proc/$(<train.pid)/cmdline" | grep -q launch/train.sh
+}
+
+start() {
+  if running; then
+    echo "worker $worker: runs already"
+    return
+  fi
+  rm -f train.exit train.pid train.stopped
+  setsid nohup bash launch/host.sh supervise "$@" >> train.log 2>&1 < /dev/null &
+  until [[ -s train.pid ]]; do sleep 0.1; done
+  echo "worker $worker: started"
+}
+
+supervise() {
+  bash launch/train.sh "$@" &
+  echo $! > train.pid
+  local code=0
+  wait $! || code=$?
+  echo "$code" > train.exit
+}
+
+stop() {
+  if running; then
+    touch train.stopped
+    kill -TERM "$(<train.pid)"
+    echo "worker $worker: saving and stopping"
+  else
+    status
+  fi
+}
+
+status() {
+  local word
+  if ! running && [[ -e train.pid && ! -e train.exit ]]; then sleep 1; fi  # it may be ending
+  if running; then
+    word="running, $(($(date +%s) - $(stat -c %Y train.pid))) s"
+  elif [[ ! -e train.pid ]]; then
+    word=idle
+  elif [[ ! -e train.exit ]]; then
+    word="gone: what was started runs no more"
+  elif [[ "$(<train.exit)" == 0 ]]; then
+    word="done"
+  elif [[ -e train.stopped ]]; then
+    word="stopped, exit code $(<train.exit)"
+  else
+    word="failed $(<train.exit): $(grep -vE '^(train.sh.*)?$' train.log | tail -n 1 | cut -c -300)"
+  fi
+  echo "worker $worker: $word"
+}
+
+log() { if [[ -e train.log ]]; then tail -c "+$(($1 + 1))" train.log; fi; }
+
+case "${1:-}" in
+  install | start | supervise | stop | status | log) "$@" ;;
+  *) echo "host.sh: no verb '${1:-}': install, start, stop, status or log" >&2; exit 2 ;;
+esac

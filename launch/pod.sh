@@ -1,0 +1,83 @@
+# shellcheck shell=bash
+# Sourced by tpu_vm.sh: reads the file of a pod, and knows what Google calls things.
+
+readonly KEYS="PROJECT ZONE NAME ACCELERATOR_TYPE RUNTIME_VERSION CREATE CAPACITY CREATE_FLAGS \
+SSH_FLAGS BUCKET CONFIG DATA WORKDIR CACHE ARGS LIBTPU_INIT_ARGS RESTARTS RECREATIONS IMAGE \
+GKE_ACCELERATOR GKE_TOPOLOGY GKE_HOSTS GKE_CHIPS"
+
+bad() {
+  printf 'tpu_vm.sh: error: %s\n' "$*" >&2
+  exit 2
+}
+
+# read_pod FILE: sets the keys of the file, $type and $runtime in Google's words, and the lists
+# create_flags and ssh_flags. Names the file and the key of what is wrong.
+read_pod() {
+  local file="$1" key line
+  [[ -n "$file" ]] || bad "no --pod=FILE: copy launch/pod.env and fill it in"
+  [[ -f "$file" ]] || bad "--pod=$file: no such file; copy launch/pod.env and fill it in"
+  for key in $KEYS; do printf -v "$key" ''; done
+  CREATE=queued CAPACITY=on_demand RESTARTS=5 RECREATIONS=20
+  while IFS=: read -r line key; do
+    key="${key%=}" key="${key##* }"
+    [[ " $KEYS " == *" $key "* ]] || bad "$file, line $line: unknown key $key; there are $KEYS"
+  done < <(grep -nEo '^ *(export )?[A-Za-z_0-9]+=' "$file" || true)
+  # shellcheck source=launch/pod.env
+  source "$file"
+  for key in PROJECT ZONE NAME ACCELERATOR_TYPE CONFIG WORKDIR; do
+    [[ -n "${!key}" ]] || bad "$file: $key is not set"
+  done
+  [[ "$NAME" =~ ^[a-z]([a-z0-9-]*[a-z0-9])?$ ]] \
+    || bad "$file: NAME=$NAME: small letters, digits and -, from a letter on"
+  [[ -f "${CONFIG%%:*}" && "$CONFIG" != /* && "$CONFIG" != *..* ]] \
+    || bad "$file: CONFIG=$CONFIG: must be a file of this checkout, as configs/bert_base.py"
+  [[ "$WORKDIR" == gs://?* ]] \
+    || bad "$file: WORKDIR=$WORKDIR: must be gs://...: the disks of a slice go with it"
+  [[ "$CREATE" =~ ^(queued|direct)$ ]] || bad "$file: CREATE=$CREATE: must be queued or direct"
+  [[ "$RESTARTS$RECREATIONS" =~ ^[0-9]+$ ]] || bad "$file: RESTARTS and RECREATIONS are numbers"
+  name_type "$file"
+  # shellcheck disable=SC2206,SC2034 # these keys are lists of words
+  ssh_flags=(--quiet $SSH_FLAGS) create_flags=(--quiet $CREATE_FLAGS)
+  case "$CAPACITY" in
+    spot) create_flags+=(--spot) ;;
+    reserved) create_flags+=(--reserved) ;;
+    on_demand) ;;
+    *) bad "$file: CAPACITY=$CAPACITY: must be spot, reserved or on_demand" ;;
+  esac
+}
+
+# name_type FILE: sets $type and $runtime. https://docs.cloud.google.com/tpu/docs/runtimes lists the
+# images; v5e is v5litepod there.
+name_type() {
+  type="${ACCELERATOR_TYPE/#v5e-/v5litepod-}"
+  case "$type" in
+    v[234]-[1-9]*) runtime=tpu-ubuntu2204-base ;;
+    v5litepod-[1-9]*) runtime=v2-alpha-tpuv5-lite ;;
+    v5p-[1-9]*) runtime=v2-alpha-tpuv5 ;;
+    v6e-[1-9]*) runtime=v2-alpha-tpuv6e ;;
+    tpu7x*) bad "$1: ACCELERATOR_TYPE=$type is only in GKE: see launch/jobset.yaml" ;;
+    *) bad "$1: ACCELERATOR_TYPE=$type: must be as v2-8 v3-32 v4-32 v5e-16 v5p-128 v6e-64" ;;
+  esac
+  runtime="${RUNTIME_VERSION:-$runtime}"
+}
+
+# gcloud_remedy FILE: what to do about the message of gcloud in the file.
+gcloud_remedy() {
+  if grep -qiE 'RESOURCE_EXHAUSTED|quota' "$1"; then
+    printf 'ask for quota of %s in %s (console: IAM, Quotas, TPU API), or take ' "$type" "$ZONE"
+    printf 'another ZONE or CAPACITY'
+  elif grep -qiE 'no more capacity|stockout|not enough' "$1"; then
+    printf 'nothing is free in %s: CREATE=queued waits, another ZONE may have some' "$ZONE"
+  elif grep -qiE 'PERMISSION_DENIED|UNAUTHENTICATED|auth login|not been used|SERVICE_DISABLED' "$1"
+  then
+    printf 'gcloud auth login; gcloud services enable tpu.googleapis.com --project=%s; ' "$PROJECT"
+    printf 'the account needs the role roles/tpu.admin there'
+  elif grep -qiE 'INVALID_ARGUMENT|accelerator.type|runtime' "$1"; then
+    printf 'see what %s has: gcloud compute tpus accelerator-types list --zone=%s --project=%s' \
+      "$ZONE" "$ZONE" "$PROJECT"
+  elif grep -qiE 'command not found|No such file' "$1"; then
+    printf 'install gcloud: https://cloud.google.com/sdk/docs/install'
+  else
+    printf 'tpu_vm.sh status shows what is there'
+  fi
+}

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# What every host of a slice runs: `bash launch/train.sh FLAGS...`, the flags of `bertjax pretrain`.
+#
+# The processes find each other by --distributed, unless the flags name a --coordinator. A run that
+# was preempted or lost a member (exit code 75), or that a signal killed, is started again after
+# $RESTART_PAUSE seconds, at most $RESTARTS times in a row; one that lived ten minutes starts a new
+# row. Bad input (2) and tracebacks (1) are not. A SIGTERM to this script is handed on, and then the
+# end is the end. $PYTHON is the interpreter, by default that of this checkout's .venv.
+set -euo pipefail
+
+readonly LONG_ENOUGH=600  # seconds
+python="${PYTHON:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv/bin/python}"
+restarts="${RESTARTS:-5}"
+pause="${RESTART_PAUSE:-10}"
+
+say() { printf 'train.sh on %s: %s\n' "${HOSTNAME:-this host}" "$*"; }
+
+# spell SECONDS: 3725 is 1 h 2 min 5 s.
+spell() {
+  local out=""
+  if (($1 >= 3600)); then out="$(($1 / 3600)) h "; fi
+  if (($1 >= 60)); then out+="$(($1 / 60 % 60)) min "; fi
+  printf '%s%d s' "$out" $(($1 % 60))
+}
+
+flags=("$@")
+if [[ " $* " != *" --coordinator"* && " $* " != *" --distributed "* ]]; then
+  flags=(--distributed "$@")
+fi
+if ! command -v "$python" >/dev/null; then
+  say "there is no $python: bash launch/host.sh install makes it, or set PYTHON" >&2
+  exit 2
+fi
+ulimit -n "$(ulimit -Hn)"  # readers, checkpoints and sockets of a pod need more than 1,024 files
+export PYTHONUNBUFFERED=1
+
+child="" stopping="" interrupted=""
+hand_on() {
+  stopping=yes interrupted=yes
+  if [[ -n "$child" ]]; then kill -TERM "$child" 2>/dev/null || true; fi
+}
+trap hand_on TERM INT
+
+in_row=0 lost=0
+while true; do
+  began=$SECONDS
+  "$python" -m bertjax pretrain "${flags[@]}" &
+  child=$!
+  interrupted=yes
+  while [[ -n "$interrupted" ]]; do  # a trapped signal ends `wait` before the child ends
+    interrupted="" code=0
+    wait "$child" || code=$?
+  done
+  child="" ended=$SECONDS lived=$((SECONDS - began))
+  if ((code == 0)); then
+    say "done after $(spell "$SECONDS"); $(spell "$lost") of that between a stop and a new start"
+    exit 0
+  elif [[ -n "$stopping" ]]; then
+    say "stopped, exit code $code: the same command goes on"
+    exit "$code"
+  elif ((code != 75 && (code <= 128 || code == 130))); then
+    say "exit code $code after $(spell "$lived"): not started again" >&2
+    exit "$code"
+  fi
+  if ((lived >= LONG_ENOUGH)); then in_row=0; fi
+  if ((++in_row > restarts)); then
+    say "exit code $code after $(spell "$lived"), and $restarts restarts in a row: giving up" >&2
+    exit "$code"
+  fi
+  say "exit code $code after $(spell "$lived"): restart $in_row of $restarts in a row, in $pause s"
+  sleep "$pause" &
+  wait $! || true
+  if [[ -n "$stopping" ]]; then exit "$code"; fi
+  lost=$((lost + SECONDS - ended))
+  say "starting again; time lost between stops and starts so far: $(spell "$lost")"
+done

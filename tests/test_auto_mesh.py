@@ -1,0 +1,63 @@
+"""The mesh that config.mesh = "auto" becomes."""
+
+import jax
+import pytest
+
+from bertjax import config, errors, experiment, sharding
+from bertjax.plan import auto, memory
+
+
+def _config(**overrides):
+    conf = config.smoke(config.default())
+    conf.model.vocab_size = 200
+    for key, value in overrides.items():
+        config.override(conf, key.replace("__", "."), str(value))
+    return conf
+
+
+def _needs(conf, text, devices=8):
+    return memory.on_mesh(conf, sharding.mesh_sizes(text, devices), "tpu", None).total
+
+
+def test_splits_the_state_no_more_than_memory_asks():
+    conf = _config(model__num_layers=8)
+    texts = ["data:8", "data:4,fsdp:2", "data:2,fsdp:4", "fsdp:8"]
+    needs = [_needs(conf, text) for text in texts]
+    assert sorted(needs, reverse=True) == needs
+    for text, need in zip(texts, needs, strict=True):
+        assert auto.choose(conf, 8, int(need / memory.MARGIN) + 1) == text
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "devices", "chosen"),
+    [(16, 8, "data:8"), (16, 1, "data:1"), (4, 8, "data:4,tensor:2"), (2, 4, "data:2,tensor:2")],
+)
+def test_divides_batch_and_heads(batch_size, devices, chosen):
+    conf = _config(batch_size=batch_size, model__num_heads=2)
+    assert auto.choose(conf, devices, None) == chosen
+
+
+def test_of_two_phases_both_batches_are_divided():
+    conf = _config(phase2__num_steps=5, phase2__batch_size=4)
+    assert auto.choose(conf, 8, None) == "data:4,tensor:2"
+
+
+def test_what_nothing_divides_is_refused_by_the_run_with_the_numbers():
+    conf = _config(batch_size=3)
+    assert auto.choose(conf, 8, None) == "data:8"
+    with pytest.raises(errors.UserError, match=r"config.batch_size = 3 does not divide"):
+        experiment.check_mesh(conf, sharding.make_mesh("data:8"))
+
+
+def test_where_nothing_fits_it_is_the_mesh_that_needs_least():
+    conf = _config()
+    chosen = auto.choose(conf, 8, 1)
+    needs = {auto.text(sizes): _needs(conf, auto.text(sizes)) for sizes in auto.meshes(conf, 8)}
+    assert needs[chosen] == min(needs.values())
+
+
+def test_a_mesh_that_is_named_stays():
+    devices = jax.devices()
+    assert auto.mesh_of(_config(mesh="fsdp:4,tensor:2"), devices) == "fsdp:4,tensor:2"
+    assert config.default().mesh == "auto"
+    assert auto.mesh_of(_config(mesh="auto"), devices) == "data:8"

@@ -1,0 +1,194 @@
+"""The mesh changes neither loss nor gradients, and the compiler moves no more than it must.
+
+Whatever is compiled here is listened to: an "involuntary full rematerialization" fails the test.
+"""
+
+import functools
+import os
+import re
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bertjax import config as config_lib
+from bertjax import sharding
+from tests import meshes, plugins
+
+ROWS, HEADS = 32, 8  # for eight devices with four micro-batches, and for eight of tensor
+# data, fsdp, tensor, sequence
+MESHES = [(1, 1, 1, 1), (8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 8, 1), (2, 2, 2, 1), (1, 2, 2, 2)]
+WHOLE_MATRIX = ("bert", "albert", "t5")
+# Keeps the gradients where `plugins.gradients` finds them and the sharding table places them.
+GRADIENTS = optax.GradientTransformation(
+    lambda params: ({"mu": jax.tree.map(jnp.zeros_like, params)},),
+    lambda grads, state, params: (grads, ({"mu": grads},)),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_compilation_cache():
+    """What was compiled before is silent."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    return plugins.write_teacher(tmp_path_factory.mktemp("teacher") / "artifact")
+
+
+def make_config(family, teacher, micro_batches=1, **fields):
+    """A tiny model whose heads eight devices can have one each."""
+    config = plugins.make_config(family, teacher=teacher)
+    config.model.num_heads = HEADS
+    if "head_dim" in config.model:
+        config.model.head_dim = 8
+    config.model.update(fields)
+    config.batch_size, config.micro_batch_size = ROWS, ROWS // micro_batches
+    config_lib.validate(config)
+    return config
+
+
+def _listen(compile):
+    """What `compile` returns. Fails if XLA says that it has an array rebuilt whole to split it."""
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            made = compile()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        file.seek(0)
+        said = file.read().decode()
+    assert "full rematerialization" not in said, f"rebuilt whole: {said}"
+    return made
+
+
+def _compile(run):
+    """The train step of a run for its batches."""
+    with jax.set_mesh(run.mesh):
+        batch = sharding.global_batch(run.mesh, ROWS, run.batch(0))
+        return _listen(run.train_step.lower(run.first_state(), batch, run.frozen).compile)
+
+
+@functools.cache
+def _run(family, teacher, mesh=MESHES[0], micro_batches=1):
+    run = plugins.Run(make_config(family, teacher, micro_batches), mesh)
+    run.experiment.tx = GRADIENTS
+    run.train_step = _compile(run)
+    return run
+
+
+@functools.cache
+def _on_one_device(family, teacher):
+    """(batch, report, gradients) of the whole batch at once."""
+    run = _run(family, teacher)
+    batch, predictions = plugins.uneven(run.batch(0))
+    for parts in (2, 4, 8):
+        assert len(set(predictions.reshape(parts, -1).sum(axis=1))) > parts / 2, "of the devices"
+    assert not predictions.all() and (predictions > 0).sum() > ROWS // 2
+    report, state = run.step(batch)
+    return batch, report, plugins.gradients(state)
+
+
+def _assert_equal_to_one_device(family, teacher, mesh, micro_batches):
+    batch, expected, wanted = _on_one_device(family, teacher)
+    report, state = _run(family, teacher, mesh, micro_batches).step(batch)
+    gradients = plugins.gradients(state)
+    assert report == pytest.approx(expected, rel=1e-5)
+    assert gradients.keys() == wanted.keys()
+    largest = max(np.abs(leaf).max() for leaf in wanted.values())
+    for path, leaf in wanted.items():
+        difference = np.linalg.norm(gradients[path] - leaf)
+        assert difference <= 1e-5 * np.linalg.norm(leaf) + 1e-7 * largest, path
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("family", WHOLE_MATRIX)
+def test_neither_mesh_nor_micro_batches_change_loss_and_gradients(family, mesh, micro_batches):
+    if (mesh, micro_batches) != (MESHES[0], 1):
+        _assert_equal_to_one_device(family, "", mesh, micro_batches)
+
+
+@pytest.mark.parametrize(("mesh", "micro_batches"), [((2, 2, 2, 1), 2), ((1, 2, 2, 2), 1)])
+@pytest.mark.parametrize("family", sorted(set(plugins.FAMILIES) - set(WHOLE_MATRIX)))
+def test_nor_do_they_for_any_family(family, mesh, micro_batches, teacher):
+    _assert_equal_to_one_device(family, teacher, mesh, micro_batches)
+
+
+def test_the_families_of_the_whole_matrix_have_their_pairs():
+    heads = {family: make_config(family, "").model.heads for family in WHOLE_MATRIX}
+    assert "nsp" in heads["bert"] and "sop" in heads["albert"] and heads["t5"] == ("lm",)
+
+
+# --- what the compiler makes of it ---------------------------------------------------------------
+
+_COLLECTIVE = re.compile(
+    r"= (.+?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+)
+
+
+def _moved(hlo):
+    """(kind, shape) of every array that a collective of the compiled text makes."""
+    return {
+        (kind, tuple(int(n) for n in dims.split(",") if n))
+        for result, kind in _COLLECTIVE.findall(hlo)
+        for dims in re.findall(r"\w+\[([\d,]*)\]", result)
+    }
+
+
+@pytest.mark.parametrize("mesh", [(2, 2, 2, 1), (1, 2, 2, 2)], ids=str)
+@pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
+def test_no_device_is_sent_logits(family, mesh):
+    run = _run(family, "", mesh)
+    moved, rows = _moved(run.train_step.as_text()), run.vocab_rows
+    assert moved, "the pattern finds collectives"
+    width = run.experiment.config.model.hidden_size
+    # The table, whole over fsdp, its gradient and that of the bias; of all else the vocabulary is
+    # summed over or looked up where it is.
+    tables = {(rows // 2, width), (rows // 2, width // mesh[1]), (rows // 2,)}
+    found = {shape for _, shape in moved if {rows, rows // 2} & set(shape)}
+    assert ("all-gather", (rows // 2, width)) in moved
+    assert found <= tables, moved
+
+
+@pytest.mark.parametrize(
+    ("family", "optimizer", "fields"),
+    [
+        ("bert", "lamb", {}),
+        # Wide enough for Adafactor to factor.
+        ("t5", "adafactor",
+         {"hidden_size": 128, "head_dim": 16, "intermediate_size": 128, "activation": "gelu_tanh",
+          "gated": True, "tied_embeddings": False}),
+    ],
+)  # fmt: skip
+def test_nor_is_any_by_a_step_of_the_optimizer(family, optimizer, fields):
+    config = make_config(family, "", 2, **fields)
+    config.optimizer.name = optimizer
+    _compile(plugins.Run(config, (1, 2, 2, 2)))
+
+
+def test_the_compiler_is_heard():
+    # Rows of a table that is split along both of its axes (what `sharding.gathered` is for).
+    mesh = meshes.of(2, 2, 2)
+    place = NamedSharding(mesh, PartitionSpec("tensor", "fsdp"))
+    table = jax.device_put(np.ones((64, 32), np.float32), place)
+    ids = jax.device_put(np.ones((8, 16), np.int32), sharding.batch_sharding(mesh))
+
+    @jax.jit
+    def look_up(table, ids):
+        return sharding.constrain(jnp.take(table, ids, axis=0), ("batch", "length", "embed"))
+
+    with jax.set_mesh(mesh), pytest.raises(AssertionError, match="rebuilt whole"):
+        _listen(look_up.lower(table, ids).compile)

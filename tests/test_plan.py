@@ -1,0 +1,324 @@
+"""Plans: counting in compiled programs, by hand and against it; reports; searches; the command."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bertjax import __main__, errors, hardware
+from bertjax import config as config_lib
+from bertjax.plan import compile, cost, hlo, memory, report, search
+from bertjax.plan import plan as plan_lib
+from tests import meshes
+
+needs_libtpu = pytest.mark.skipif(not compile.installed(), reason="there is no TPU compiler")
+
+
+def tiny(**overrides):
+    """BERT tiny, one phase."""
+    config = config_lib.default("bert", "tiny")
+    config.batch_size = 64
+    config.num_steps = 20_000
+    config.update(overrides)
+    return config
+
+
+LOOP = """HloModule m
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%slice_of_layer (p: bf16[5,64,32], i: s32[]) -> bf16[64,32] {
+  %p = bf16[5,64,32]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %i = s32[]{:T(128)S(6)} parameter(1)
+  %zero = s32[]{:T(128)} constant(0)
+  %part = bf16[1,64,32]{2,1,0} dynamic-slice(%p, %i, %zero, %zero), dynamic_slice_sizes={1,64,32}
+  ROOT %flat = bf16[64,32]{1,0:T(8,128)(2,1)S(1)} bitcast(%part)
+}
+
+%body (t: (s32[], bf16[16,64], bf16[5,64,32], s32[])) -> (s32[], bf16[16,64], bf16[5,64,32], s32[]) {
+  %t = (s32[], bf16[16,64]{1,0}, bf16[5,64,32]{2,1,0}, /*index=3*/s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %x = bf16[16,64]{1,0} get-tuple-element(%t), index=1
+  %w = bf16[5,64,32]{2,1,0} get-tuple-element(%t), index=2
+  %n = s32[] get-tuple-element(%t), index=3
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %layer = bf16[64,32]{1,0:T(8,128)(2,1)S(1)} fusion(%w, %i), kind=kLoop, calls=%slice_of_layer
+  %dot = bf16[16,32]{1,0:S(1)} dot(%x, %layer), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %y = bf16[16,64]{1,0} all-gather(%dot), channel_id=1, replica_groups=GROUPS, dimensions={1}
+  ROOT %out = (s32[], bf16[16,64]{1,0}, bf16[5,64,32]{2,1,0}, s32[]) tuple(%next, %y, %w, %n)
+}
+
+%condition (t: (s32[], bf16[16,64], bf16[5,64,32], s32[])) -> pred[] {
+  %t = (s32[], bf16[16,64]{1,0}, bf16[5,64,32]{2,1,0}, s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %n = s32[] get-tuple-element(%t), index=3
+  ROOT %less = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (x: bf16[16,64], w: bf16[5,64,32]) -> bf16[16,64] {
+  %x = bf16[16,64]{1,0} parameter(0)
+  %w = bf16[5,64,32]{2,1,0} parameter(1)
+  %start = s32[] constant(0)
+  %stop = s32[]{:T(128)} constant(5)
+  %carry = (s32[], bf16[16,64]{1,0}, bf16[5,64,32]{2,1,0}, s32[]) tuple(%start, %x, %w, %stop)
+  %loop = (s32[], bf16[16,64]{1,0}, bf16[5,64,32]{2,1,0}, s32[]) while(%carry), condition=%condition, body=%body
+  ROOT %out = bf16[16,64]{1,0} get-tuple-element(%loop), index=1
+}
+"""  # noqa: E501
+MESH = {"data": 2, "fsdp": 4, "tensor": 2, "sequence": 1}
+
+
+def test_a_loop_counts_as_often_as_it_runs():
+    found = cost.of_text(LOOP.replace("GROUPS", "[8,2]<=[16]"), MESH)
+    assert found.open_loops == 0
+    assert found.flops == 5 * 2 * 16 * 32 * 64
+    (gather,) = found.collectives()
+    assert (gather.kind, gather.count, gather.bytes) == ("all-gather", 5, 16 * 64 * 2)
+    assert gather.sent_bytes == 5 * 16 * 64 * 2 // 2
+    # A layer's weights and x are read, y is written; the counter's four bytes are read with them.
+    assert found.hbm_bytes == 5 * (64 * 32 * 2 + 2 * 16 * 64 * 2 + 4 + 2 * 4 + 4)
+
+
+def test_a_loop_without_a_known_end_is_said_and_counts_once():
+    text = LOOP.replace("GROUPS", "[8,2]<=[16]")
+    text = text.replace("%stop = s32[]{:T(128)} constant(5)", "%stop = s32[] parameter(2)")
+    found = cost.of_text(text, MESH)
+    assert (found.open_loops, found.flops) == (1, 2 * 16 * 32 * 64)
+
+
+@pytest.mark.parametrize(
+    ("groups", "axes", "size"),
+    [
+        ("[8,2]<=[16]", ("tensor",), 2),
+        ("{{0,2,4,6},{1,3,5,7},{8,10,12,14},{9,11,13,15}}", ("fsdp",), 4),
+        ("[4,4]<=[2,4,2]T(0,2,1)", ("fsdp",), 4),
+        ("[2,8]<=[2,4,2]T(2,1,0)", ("data", "fsdp"), 8),
+        ("{}", ("data", "fsdp", "tensor"), 16),
+        ("mesh['a'=2,'b'=4,'c'=2] {'b'}", ("fsdp",), 4),
+        ("mesh['a'=2,'b'=8] {'b':(1)4}", ("fsdp",), 4),
+        ("mesh['a'=2,'b'=8] {'a','b':(4)2}", ("data", "tensor"), 4),
+    ],
+)
+def test_groups_of_devices_are_mesh_axes(groups, axes, size):
+    (gather,) = cost.of_text(LOOP.replace("GROUPS", groups), MESH).collectives()
+    assert (gather.axes, gather.group) == (axes, size)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [("all-reduce", 150), ("all-gather", 75), ("reduce-scatter", 75), ("collective-permute", 100)],
+)
+def test_bytes_that_a_ring_sends(kind, sent):
+    assert cost.Collective(kind, 4, (), 100).sent_bytes == sent
+    assert cost.Collective(kind, 4, (), 100, count=3).sent_bytes == 3 * sent
+
+
+# As libtpu 0.0.42 prints scores of attention: batch 4 and heads 2 are windows with gaps.
+CONVOLUTION = """HloModule m
+
+ENTRY %main (q: bf16[4,128,2,64], k: bf16[4,96,2,64]) -> bf16[4,2,128,96] {
+  %q = bf16[4,128,2,64]{3,2,1,0} parameter(0)
+  %k = bf16[4,96,2,64]{3,2,1,0} parameter(1)
+  ROOT %scores = bf16[4,2,128,96]{3,2,1,0} convolution(%q, %k), window={WINDOW}, dim_labels=0b1f_0o1i->01bf
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    "window", ["size=4x2 stride=3x1 lhs_dilate=4x2", "size=4x2 pad=0_0x1_1 rhs_reversal=1x1"]
+)
+def test_convolutions_count_what_is_real(window):
+    # The second window is no batch along axis 0 but a sum over it, of one place: the first.
+    found = cost.of_text(CONVOLUTION.replace("WINDOW", window), MESH)
+    product = 2 * 128 * 96 * 64
+    real = 4 * 2 if "dilate" in window else (4 + 3 + 2 + 1) * (1 + 2)
+    assert found.flops == real * product
+
+
+def test_the_pieces_of_an_asynchronous_collective_are_one():
+    text = """HloModule m
+
+%start (p: f32[8]) -> (f32[8], f32[32], u32[]) {
+  %p = f32[8]{0} parameter(0)
+  %g = f32[32]{0} all-gather(%p), channel_id=7, replica_groups=[4,4]<=[16], dimensions={0}
+  ROOT %c = (f32[8]{0}, f32[32]{0}, u32[]{:S(2)}) custom-call(%g), custom_call_target="AsyncCollectiveStart"
+}
+
+%end (p: f32[8], o: f32[32], s: u32[]) -> f32[32] {
+  %p = f32[8]{0} parameter(0)
+  %o = f32[32]{0} parameter(1)
+  %s = u32[]{:S(2)} parameter(2)
+  %g = f32[32]{0} all-gather(%p), channel_id=7, replica_groups=[4,4]<=[16], dimensions={0}
+  ROOT %c = f32[32]{0} custom-call(%p, %o, %g, %s), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (x: f32[8]) -> f32[32] {
+  %x = f32[8]{0} parameter(0)
+  %f = (f32[8]{0}, f32[32]{0}, u32[]{:S(2)}) fusion(%x), kind=kCustom, calls=%start
+  %a = f32[8]{0} get-tuple-element(%f), index=0
+  %b = f32[32]{0} get-tuple-element(%f), index=1
+  %c = u32[]{:S(2)} get-tuple-element(%f), index=2
+  ROOT %y = f32[32]{0} fusion(%a, %b, %c), kind=kCustom, calls=%end
+}
+"""  # noqa: E501
+    (gather,) = cost.of_text(text, MESH).collectives()
+    assert (gather.count, gather.bytes, gather.group) == (1, 128, 4)
+
+
+def test_text_that_is_no_program_is_refused():
+    with pytest.raises(ValueError, match="ENTRY"):
+        hlo.parse("HloModule m\n")
+
+
+def test_a_compiled_program_counts_as_by_hand():
+    layers, rows, width = 7, 64, 32
+    mesh = meshes.of(1, 4, 2)
+
+    def loss(weights, x):
+        return jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0])
+
+    def place(*axes):
+        return NamedSharding(mesh, PartitionSpec(*axes))
+
+    weights = jax.ShapeDtypeStruct((layers, width, width), jnp.float32, sharding=place())
+    x = jax.ShapeDtypeStruct((rows, width), jnp.float32, sharding=place("fsdp"))
+    step = jax.jit(jax.grad(loss), out_shardings=place())
+    found = cost.of_text(step.lower(weights, x).compile().as_text(), dict(mesh.shape))
+    assert found.open_loops == 0
+    assert found.flops == layers * 3 * 2 * (rows // 4) * width * width
+    summed = [one for one in found.collectives() if one.kind == "all-reduce"]
+    assert sum(one.count * one.bytes for one in summed) == 4 * layers * width * width
+    assert {one.axes for one in summed} == {("fsdp",)}
+
+
+def test_a_plan_without_a_compiler_says_so(monkeypatch):
+    monkeypatch.setattr(compile, "installed", lambda: False)
+    plan = plan_lib.make(tiny(), hardware.parse_topology("v5e-8"))
+    text = "\n".join(report.lines(plan, price=1.5))
+    assert plan.fits and plan.hours > 0
+    assert compile.INSTALL in text
+    assert f"{plan.hours * 8 * 1.5:,.2f} at 1.5 each" in text
+    with pytest.raises(errors.UserError, match="TPU compiler"):
+        compile.compile_step(tiny(mesh="data:8"), 0, hardware.parse_topology("v5e-8"))
+
+
+@pytest.mark.parametrize(("topology", "known"), [("h100-8", True), ("cpu-8", False)])
+def test_other_chips_are_estimated(topology, known):
+    plan = plan_lib.make(tiny(), hardware.parse_topology(topology))
+    assert (plan.hours is not None) == known
+    text = "\n".join(report.lines(plan))
+    assert ("peaks unknown" in text) != known
+    assert json.loads(json.dumps(report.to_json(plan)))["hours"] == plan.hours
+
+
+def test_a_plan_of_two_phases_adds_them_up():
+    config = tiny()
+    config.phase2.update(num_steps=4_000, length=512, batch_size=32)
+    plan = plan_lib.make(config, hardware.parse_topology("v5e-8"), use_compiler=False)
+    first, second = plan.phases
+    assert plan.tokens == 16_000 * 64 * 128 + 4_000 * 32 * 512
+    assert plan.hours == pytest.approx((16_000 * first.seconds + 4_000 * second.seconds) / 3600)
+    with pytest.raises(errors.UserError, match="does not divide"):
+        plan_lib.make(tiny(mesh="tensor:8"), plan.topology, use_compiler=False)
+
+
+def with_compiled(plan, **fields):
+    """The plan as if this had come from the compiler."""
+    phases = (dataclasses.replace(plan.phases[0], compiled=compile.Compiled(**fields)),)
+    return dataclasses.replace(plan, phases=phases)
+
+
+def test_the_report_says_what_the_compiler_said():
+    plan = plan_lib.make(tiny(), hardware.parse_topology("v5e-8"), use_compiler=False)
+    sent = cost.Collective("all-gather", 8, ("data",), 2_000_000, count=5)
+    good = with_compiled(plan, arguments=2**30, temporaries=2**31, collectives=(sent,))
+    text = "\n".join(report.lines(good))
+    assert "3.0 GiB (19%)" in text and "all-gather" in text and "5 x 2 MB" in text
+
+    full = with_compiled(plan, needed=20 * 2**30, capacity=16 * 2**30)
+    assert not full.fits
+    assert "NO" in "\n".join(report.lines(full)) and "--search" in "\n".join(report.lines(full))
+
+    rebuilt = with_compiled(plan, rematerialized=("Involuntary full rematerialization of x",))
+    assert "warning: Involuntary" in "\n".join(report.lines(rebuilt))
+    assert "boom" in "\n".join(report.lines(with_compiled(plan, error="boom")))
+
+
+def test_what_the_compiler_writes_is_read():
+    line = "W0000 spmd.cc:1] [SPMD] Involuntary full rematerialization. {op=%gather}"
+    assert len(compile.warnings(f"I a\n{line}\n{line}\nE b\n")) == 1
+    assert compile.warnings("nothing\n") == []
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 "), (999.9, "1 k"), (1234, "1.23 k"), (0.0042, "4.2 m"), (5, "5 ")]
+)
+def test_numbers_for_people(number, text):
+    assert report.si(number) == text
+
+
+def test_a_search_ranks_what_fits(monkeypatch):
+    monkeypatch.setattr(compile, "installed", lambda: False)
+    found, tried = search.run(tiny(), hardware.parse_topology("v5e-8"), count=5)
+    assert len(found) == 5 <= tried
+    assert [one.rank for one in found] == sorted(one.rank for one in found)
+    assert all(one.plan.fits for one in found)
+    assert len({one.flags for one in found}) == 5
+    assert "--config.mesh=" in "\n".join(report.search_lines(found, tried))
+
+
+def test_a_search_that_finds_nothing_says_so(monkeypatch):
+    chip = dataclasses.replace(hardware.CHIPS["v5e"], hbm_bytes=2**16)
+    topology = dataclasses.replace(hardware.parse_topology("v5e-4"), chip=chip)
+    with pytest.raises(errors.UserError, match="larger slice"):
+        search.run(tiny(), topology)
+
+
+def test_the_command_prints_and_writes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(compile, "installed", lambda: False)
+    file, numbers = tmp_path / "c.py", tmp_path / "plan.json"
+    file.write_text(
+        "from bertjax import config\n\n\n"
+        "def get_config(arg=''):\n    return config.default('bert', 'tiny')\n"
+    )
+    flags = [f"--config={file}", "--topology=v5e-8", "--mesh=fsdp:8", f"--json={numbers}"]
+    assert __main__.main(["plan", *flags, "--config.batch_size=64"]) == 0
+    assert "v5e-8: 8 devices" in capsys.readouterr().out
+    assert json.loads(numbers.read_text())["mesh"]["fsdp"] == 8
+    assert __main__.main(["plan", f"--config={file}", "--topology=v9-8"]) == 2
+    assert "v9-8" in capsys.readouterr().err
+
+
+@needs_libtpu
+def test_the_tpu_compiler_agrees_with_the_model():
+    config = tiny(mesh="fsdp:4,tensor:2")
+    topology = hardware.parse_topology("v5e-8")
+    plan = plan_lib.make(config, topology, use_compiler=True)
+    (phase,) = plan.phases
+    assert plan.fits and phase.compiled.error == ""
+    assert 1.0 <= phase.flops_ratio < 1.1
+    assert phase.compiled.rematerialized == () and phase.compiled.open_loops == 0
+    assert 0 < phase.compiled.peak < hardware.CHIPS["v5e"].hbm_bytes
+    assert {"fsdp", "tensor"} <= {a for one in phase.compiled.collectives for a in one.axes}
+    state = memory.state_bytes(memory.experiment_on(config, "tpu"), plan.mesh)
+    known = state["params"] + state["optimizer"]
+    assert known <= phase.compiled.arguments < 1.2 * known + 2**20  # with tiles and the batch
+
+
+def test_what_does_not_fit_is_a_result():
+    message = (
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 21.50G of 15.75G hbm."
+    )
+    answer = compile.refused(f"{message} Exceeded hbm capacity by 5.75G.\n\nTotal hbm usage >= 22G")
+    found = compile.Compiled(**answer)
+    assert not found.fits and not found.error
+    assert (found.peak, found.capacity) == (21.5 * 2**30, 15.75 * 2**30)
+    assert compile.Compiled(**compile.refused("INTERNAL: a\n b")).error == "INTERNAL: a b"

@@ -1,0 +1,109 @@
+"""`bertjax pretrain` as a job of two processes: one run, one voice, one step to stop at.
+
+The file is the test and, as a script, what each process runs: `STEP ARGV...` is `bertjax ARGV` that
+sends itself SIGTERM when it has made STEP.
+"""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from bertjax import __main__, checkpoint, config, errors, train, watch
+from tests import corpora, test_distributed
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+OVERRIDES = {
+    "model.vocab_size": "150", "num_steps": "12", "optimizer.warmup_steps": "2", "log_every": "1",
+    "checkpoint.every": "100", "eval.every": "100", "phase2.num_steps": "0",
+    "optimizer.decay_steps": "0",
+}  # fmt: skip
+SMOKE = f"{ROOT}/configs/bert_tiny.py:smoke"
+ASKED = 5
+
+
+def preempted(step: int, argv: list[str]) -> int:
+    original = train.StepLog.step
+
+    def watched(self, number, *args):
+        original(self, number, *args)
+        if number == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    train.StepLog.step = watched
+    return __main__.main(argv)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return corpora.make(tmp_path_factory.mktemp("corpus")) / "prepared"
+
+
+def _config(data, **overrides):
+    return config.load(SMOKE, OVERRIDES | {"data.path": str(data)} | overrides)
+
+
+def _losses(workdir):
+    lines = watch.read_metrics(workdir / "metrics.jsonl")
+    return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
+
+
+def _job(data, workdir, mesh, steps=(0, 0), extra=((), ())):
+    """Two processes of two devices: what each wrote to stdout and stderr, and its exit code."""
+    port = test_distributed.free_port()
+    overrides = OVERRIDES | {"data.path": str(data), "mesh": mesh}
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=2"),
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(steps[i]), "pretrain", f"--config={SMOKE}",
+             f"--workdir={workdir}", f"--coordinator=127.0.0.1:{port}", "--num_processes=2",
+             f"--process_id={i}", *(f"--config.{k}={v}" for k, v in overrides.items()), *extra[i]],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=180) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    return [(*said[i], started[i].returncode) for i in range(2)]
+
+
+def test_a_signal_to_one_stops_both_and_another_mesh_goes_on(data, tmp_path, capsys):
+    ends = _job(data, tmp_path / "run", "fsdp:2", steps=(0, ASKED))
+    for i, (_, err, code) in enumerate(ends):
+        assert code == errors.EXIT_RESTART, err
+        assert f"bertjax: process {i}: asked to stop: saved step " in err
+    (saved,) = {int(re.search(r"saved step (\d+)", err)[1]) for _, err, _ in ends}
+    assert saved > ASKED and checkpoint.Reader(tmp_path / "run" / "checkpoints").steps() == [saved]
+    assert "step 1/12" in ends[0][1] and "step 1/12" not in ends[1][1], "one voice"
+
+    train.train_and_evaluate(_config(data, mesh="tensor:2"), tmp_path / "run")
+    assert f"bertjax: goes on from step {saved}, saved " in capsys.readouterr().err
+    train.train_and_evaluate(_config(data, mesh="data:8"), tmp_path / "whole")
+    whole = _losses(tmp_path / "whole")
+    assert sorted(whole) == list(range(1, 13))
+    assert _losses(tmp_path / "run") == pytest.approx(whole, rel=1e-4)
+
+
+def test_a_process_with_other_data_stops_both(data, tmp_path):
+    other = corpora.make(tmp_path, count=60) / "prepared"
+    extra = ((), (f"--config.data.path={other}",))
+    ends = _job(data, tmp_path / "run", "data:-1", extra=extra)
+    for i, (_, err, code) in enumerate(ends):
+        assert code == errors.EXIT_BAD_INPUT, err
+        assert re.search(rf"bertjax: (error: )?process {i}: .*process 1 has another", err), err
+    assert not (tmp_path / "run").exists()
+
+
+if __name__ == "__main__":
+    sys.exit(preempted(int(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,83 @@
+"""Bounds on a step: by hand, and by the formulas of what a device does."""
+
+import pytest
+
+from bertjax import config, experiment, hardware, sharding
+from bertjax.plan import memory, roofline
+
+CHIP = hardware.Chip("toy", ("Toy",), 100.0, 1000, 10.0, 5.0, 1.0)
+V5E = hardware.parse_topology("v5e-8")
+
+
+def test_the_slowest_of_them_bounds_the_step():
+    line = roofline.roofline(200.0, 50.0, 5.0, CHIP, model_flops_per_device=150.0)
+    assert line.terms == {"compute": 2.0, "memory": 5.0, "interconnect": 1.0, "network": 0.0}
+    assert line.step_s == 5.0 and line.bound_by == "memory"
+    assert line.mfu_bound == pytest.approx(150 / 100 / 5)
+    assert roofline.roofline(1.0, 1.0, 1.0, CHIP, dcn_bytes_per_device=9.0).bound_by == "network"
+
+
+def test_what_is_not_known_bounds_nothing():
+    cpu = hardware.CHIPS["cpu"]
+    line = roofline.roofline(200.0, 50.0, 0.0, cpu)
+    assert line.step_s is None and line.mfu_bound is None and line.bound_by == "unknown"
+    v4 = roofline.roofline(275e12, 0.0, 0.0, hardware.CHIPS["v4"], dcn_bytes_per_device=1.0)
+    assert v4.step_s == 1.0 and "network" not in v4.terms
+
+
+def _config(**overrides):
+    conf = config.smoke(config.default())
+    for key, value in overrides.items():
+        config.override(conf, key.replace("__", "."), str(value))
+    return conf
+
+
+def _work(conf, mesh, topology=V5E):
+    sizes = sharding.mesh_sizes(mesh, topology.num_devices)
+    return roofline.work(conf, config.phases(conf)[0], sizes, topology)
+
+
+def _gradients(conf):
+    sizes = sharding.mesh_sizes("data:8", 8)
+    return memory.state_bytes(experiment.Experiment(conf), sizes)["gradients"]
+
+
+def test_flops_are_those_of_the_model_and_of_what_is_computed_again():
+    conf = _config()
+    whole = conf.batch_size * experiment.Experiment(conf).flops_per_sequence(conf.data.length)
+    none, dots, full = (_work(_config(remat=name), "data:8") for name in ("none", "dots", "full"))
+    assert none.flops == none.model_flops == dots.model_flops == pytest.approx(whole / 8)
+    assert full.flops == pytest.approx(4 / 3 * full.model_flops)
+    assert none.flops < dots.flops < full.flops
+
+
+def test_data_sums_gradients_once_and_fsdp_gathers_weights():
+    conf = _config()
+    gradients = _gradients(conf)
+    assert _work(conf, "data:8").ici_bytes == pytest.approx(2 * 7 / 8 * gradients)
+    # Twice the weights in bfloat16 and once the float32 gradients.
+    assert _work(conf, "fsdp:8").ici_bytes == pytest.approx(7 / 8 * 2 * gradients)
+    assert _work(conf, "data:1", hardware.parse_topology("v5e-1")).ici_bytes == 0
+
+
+def test_micro_batches_gather_again():
+    whole, parts = (_work(_config(micro_batch_size=n), "fsdp:8").ici_bytes for n in (0, 8))
+    assert parts == pytest.approx(2 * whole)
+
+
+def test_tensor_sends_activations_and_sequence_keys_and_values():
+    conf = _config()
+    tokens = conf.batch_size // 4 * conf.data.length * conf.model.hidden_size * 2
+    by_tensor = _work(conf, "data:4,tensor:2").ici_bytes
+    assert by_tensor > conf.model.num_layers * 4 * tokens
+    by_sequence = _work(conf, "data:4,sequence:2").ici_bytes
+    assert by_sequence > conf.model.num_layers * 2 * tokens
+
+
+def test_slices_sum_gradients_over_the_network():
+    two = hardware.parse_topology("2xv5e-8")
+    conf = _config()
+    found = _work(conf, "data:16", two)
+    assert found.dcn_bytes == pytest.approx(_gradients(conf) / 8), "a part on each of 8 devices"
+    assert found.ici_bytes == pytest.approx(2 * 7 / 8 * _gradients(conf))
+    assert _work(conf, "data:8").dcn_bytes == 0
