@@ -111,7 +111,7 @@ def draw(rows: list[dict[str, Any]], file: pathlib.Path) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel("held-out loss less that of the unigram model, nats")
     axes.set_title("The same tokens, another objective", loc="left", weight="bold")
-    axes.legend(frameon=False)
+    figure.legend(loc="outside right center", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file)
 
@@ -128,7 +128,7 @@ def main() -> int:
     rows = []
     for family in flags.only or FAMILIES:
         workdir = train(family, flags, overrides)
-        score = blimp(workdir, flags)["accuracy"] if flags.blimp else None
+        score = blimp(workdir, flags)["overall"] if flags.blimp else None
         rows.append(row(family, workdir, score))
         print(table(rows), flush=True)
     output = pathlib.Path(flags.output)

@@ -68,12 +68,15 @@ class A:
     assert builtin._docstrings(source + b"x = (") == []
 
 
-def test_the_corpus_of_this_installation(tmp_path):
+def test_the_corpus_of_this_installation(tmp_path, monkeypatch):
+    # The topics and the standard library; the packages would take a minute more.
+    monkeypatch.setattr(builtin, "ENOUGH_BYTES", 1_000_000)
+    builtin._corpus.cache_clear()
     stats = builtin.write(tmp_path / "a.jsonl")
-    assert 5_000_000 <= stats["bytes"] <= 10_000_000
+    assert 1_000_000 <= stats["bytes"] <= builtin.MAX_BYTES
     assert os.listdir(tmp_path) == ["a.jsonl"]
     texts = [json.loads(line)["text"] for line in open(tmp_path / "a.jsonl", encoding="utf-8")]
-    assert len(texts) == stats["documents"] > 1000
+    assert len(texts) == stats["documents"] > 200
     assert texts == list(builtin.documents())
     paragraphs = [paragraph for text in texts for paragraph in text.split("\n\n")]
     assert len(paragraphs) == stats["paragraphs"] == len(set(paragraphs))

@@ -321,4 +321,6 @@ def test_what_does_not_fit_is_a_result():
     found = compile.Compiled(**answer)
     assert not found.fits and not found.error
     assert (found.peak, found.capacity) == (21.5 * 2**30, 15.75 * 2**30)
+    early = "the total memory required (arguments) (1.00T) exceeds available HBM (15.75G)."
+    assert compile.refused(early) == {"needed": 2**40, "capacity": 15.75 * 2**30}
     assert compile.Compiled(**compile.refused("INTERNAL: a\n b")).error == "INTERNAL: a b"

@@ -1,11 +1,12 @@
 """A config's experiment as another machine would run it, in shapes alone."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import ml_collections
 
-from bertjax import build
+from bertjax import build, sharding
 from bertjax import experiment as experiment_lib
 from bertjax.artifact import loading
 
@@ -30,6 +31,12 @@ def _frozen_models(config: ml_collections.ConfigDict, platform: str) -> dict[str
     fields = {name: config.model[name] for name in sizes}
     fields |= {"num_layers": 2 * config.model.num_layers, "heads": ("mlm",)}
     return {"teacher": build.model("bert", fields, compute)}
+
+
+def mesh(sizes: Mapping[str, int]) -> jax.sharding.AbstractMesh:
+    """A mesh of these sizes without devices."""
+    ordered = tuple(sizes[axis] for axis in sharding.MESH_AXES)
+    return jax.sharding.AbstractMesh(ordered, sharding.MESH_AXES)
 
 
 def state(experiment: experiment_lib.Experiment) -> Any:

@@ -199,9 +199,14 @@ def _placed(leaf: jax.ShapeDtypeStruct, place: Any) -> jax.ShapeDtypeStruct:
 def refused(message: str) -> dict[str, Any]:
     """The answer for a program that the compiler did not make.
 
-    It says "Ran out of memory in memory space hbm. Used 21.34G of 15.75G hbm."
+    It says "Ran out of memory in memory space hbm. Used 21.34G of 15.75G hbm." or, of arguments
+    that are too large by themselves, "the total memory required ... (1.00T) exceeds available HBM
+    (15.75G)".
     """
-    found = re.search(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", message)
+    amount = r"([\d.]+)([KMGT]?)"
+    found = re.search(f"Used {amount} of {amount} hbm", message) or re.search(
+        rf"memory required.*?\({amount}\) exceeds available HBM \({amount}\)", message
+    )
     if not found:
         return {"error": " ".join(message.split())[:500]}
     used, limit = (

@@ -114,7 +114,7 @@ def state_bytes(
 ) -> dict[str, int]:
     """Bytes of "params", "optimizer", "frozen" and float32 "gradients" on one device; exact."""
     state, frozen = _state(experiment)
-    mesh = _abstract_mesh(mesh_sizes)
+    mesh = abstract.mesh(mesh_sizes)
     places = sharding.state_shardings(mesh, state)
     frozen_places = sharding.state_shardings(mesh, {"params": frozen})["params"]
     params = _bytes(state.params, places.params)
@@ -124,11 +124,6 @@ def state_bytes(
         "frozen": _bytes(frozen, frozen_places),
         "gradients": params,
     }
-
-
-def _abstract_mesh(mesh_sizes: Mapping[str, int]) -> jax.sharding.AbstractMesh:
-    sizes = tuple(mesh_sizes[axis] for axis in sharding.MESH_AXES)
-    return jax.sharding.AbstractMesh(sizes, sharding.MESH_AXES)
 
 
 @functools.lru_cache(maxsize=16)
@@ -149,7 +144,7 @@ def _gathered_bytes(experiment: experiment_lib.Experiment, mesh_sizes: Mapping[s
     if mesh_sizes["fsdp"] == 1:
         return 0
     params = {"params": _state(experiment)[0].params}
-    places = sharding.state_shardings(_abstract_mesh({**mesh_sizes, "fsdp": 1}), params)
+    places = sharding.state_shardings(abstract.mesh({**mesh_sizes, "fsdp": 1}), params)
 
     def one(path, leaf, place):
         return _shard_bytes(leaf, place) // (

@@ -16,7 +16,7 @@ import ml_collections
 from bertjax import build, hardware, sharding
 from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
-from bertjax.plan import auto, compile, memory, roofline
+from bertjax.plan import abstract, auto, compile, memory, roofline
 
 USUAL_MFU = 0.4  # what the files of configs/ reckon with
 
@@ -122,7 +122,7 @@ def make(
     if config.mesh == "auto":
         config.mesh = auto.choose(config, topology.num_devices, chip.hbm_bytes, chip.platform)
     sizes = sharding.mesh_sizes(config.mesh, topology.num_devices)
-    experiment_lib.check_mesh(config, abstract_mesh(sizes))
+    experiment_lib.check_mesh(config, abstract.mesh(sizes))
     if use_compiler is None:
         use_compiler = chip.platform == "tpu" and compile.installed()
     experiment = memory.experiment_on(config, chip.platform)
@@ -139,11 +139,6 @@ def make(
         ),
         notes=tuple(_notes(config, topology, use_compiler)),
     )
-
-
-def abstract_mesh(sizes: dict[str, int]) -> jax.sharding.AbstractMesh:
-    """A mesh of these sizes without devices."""
-    return jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
 
 
 def _phase(
