@@ -128,7 +128,7 @@ def train_and_evaluate(
 def make_mesh(config: ml_collections.ConfigDict) -> jax.sharding.Mesh:
     """The mesh of `config.mesh`; where that is "auto", says which one it has chosen."""
     mesh = auto.mesh_of(config, jax.devices())
-    if config.mesh == "auto" and jax.process_index() == 0:
+    if config.mesh == "auto" and mesh != "data:1" and jax.process_index() == 0:
         print(f"bertjax: mesh {mesh} of {jax.device_count()} devices", file=sys.stderr, flush=True)
     return sharding.make_mesh(mesh)
 
