@@ -41,7 +41,7 @@ def init_state(params: Any, tx: optax.GradientTransformation, rng: jax.Array) ->
     return TrainState(step, params, tx.init(params), rng, skipped, in_row)
 
 
-def _bound(frozen_models: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict[str, Callable]:
+def bound(frozen_models: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict[str, Callable]:
     """Each frozen model with its parameters, without dropout and without gradients."""
 
     def bind(model, params):
@@ -86,7 +86,7 @@ def make_train_step(
                 {"params": params}, *args, deterministic=False, rngs={"dropout": rng}, **kwargs
             )
 
-        terms = loss(apply, batch, **_bound(frozen_models, frozen))
+        terms = loss(apply, batch, **bound(frozen_models, frozen))
         shares = {name: terms[name][0] / jnp.maximum(w, 1.0) for name, w in weights.items()}
         return metrics.total_loss(shares, scales), terms
 
@@ -152,6 +152,6 @@ def make_eval_step(
         def apply(*args, **kwargs):
             return model.apply({"params": params}, *args, deterministic=True, **kwargs)
 
-        return loss(apply, batch, **_bound(frozen_models, frozen or {}))
+        return loss(apply, batch, **bound(frozen_models, frozen or {}))
 
     return eval_step

@@ -57,6 +57,13 @@ class Cloud:
     def tpu_vm(self, verb: str, *words: str) -> subprocess.CompletedProcess:
         return self.run("tpu_vm.sh", verb, f"--pod={self.pod}", *words)
 
+    def succeed(self, *verbs: str) -> subprocess.CompletedProcess:
+        """Runs the verbs one after the other; the last one's output."""
+        for verb in verbs:
+            done = self.tpu_vm(verb)
+            assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
     def calls(self) -> list[str]:
         """The verbs of the calls of gcloud, repetitions left out: "queued-resources create"."""
         verbs = [
@@ -111,8 +118,7 @@ def test_direct_creation(cloud):
 def test_a_run_from_create_to_delete(cloud):
     cloud.cue("states", "-\nWAITING_FOR_RESOURCES\nPROVISIONING\n")
     cloud.cue("pretrain", 'echo "step 5/5 $*"; sleep 0.5\n')
-    done = cloud.tpu_vm("run")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = cloud.succeed("run")
     assert cloud.calls()[-1] == "queued-resources delete"
     assert not (cloud.folder / "state").exists()
     seen = done.stdout
@@ -127,8 +133,7 @@ def test_a_run_from_create_to_delete(cloud):
 def test_after_a_preemption_the_slice_is_made_again(cloud):
     cloud.cue("states", "-\n-\n-\n-\nPREEMPT\n")
     cloud.cue("pretrain", 'if (($(grep -c " create " "$FAKE/calls") < 2)); then sleep 30; fi\n')
-    done = cloud.tpu_vm("run")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = cloud.succeed("run")
     assert "pod-1 is SUSPENDED: again, 1 of at most 20 times" in done.stdout
     assert "training again" in done.stdout and "s lost" in done.stdout
     assert [call for call in cloud.calls() if "create" in call or "delete" in call] == [
@@ -139,8 +144,7 @@ def test_after_a_preemption_the_slice_is_made_again(cloud):
 def test_preempted_before_the_run_has_begun(cloud):
     cloud.cue("states", "-\nPROVISIONING\nPREEMPT\n")
     cloud.cue("pretrain", "exit 0\n")
-    done = cloud.tpu_vm("run")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = cloud.succeed("run")
     assert "pod-1 is SUSPENDED: again, 1 of at most 20 times" in done.stdout
 
 
@@ -180,7 +184,7 @@ def test_a_request_that_failed_names_the_remedy(cloud):
 
 
 def test_ssh_does_not_reach_one_host(cloud):
-    assert cloud.tpu_vm("create").returncode == 0
+    cloud.succeed("create")
     cloud.cue("unreachable", "1")
     done = cloud.tpu_vm("install")
     assert done.returncode == 1
@@ -192,8 +196,7 @@ def test_ssh_does_not_reach_one_host(cloud):
 
 def test_a_command_fails_on_one_host(cloud):
     cloud.cue("pretrain", "sleep 30\n")
-    for verb in ("create", "install"):
-        assert cloud.tpu_vm(verb).returncode == 0
+    cloud.succeed("create", "install")
     cloud.cue("broken", "1")
     done = cloud.tpu_vm("start")
     assert done.returncode == 1
@@ -207,8 +210,7 @@ def test_a_command_fails_on_one_host(cloud):
 
 def test_watch_gives_up_on_a_host_that_never_answers(cloud):
     cloud.cue("pretrain", "sleep 30\n")
-    for verb in ("create", "install", "start"):
-        assert cloud.tpu_vm(verb).returncode == 0
+    cloud.succeed("create", "install", "start")
     cloud.cue("unreachable", "0")
     done = cloud.tpu_vm("watch")
     assert done.returncode == 1
@@ -236,28 +238,25 @@ sleep 30 >/dev/null & wait $!
 
 def test_a_host_that_was_restarted_runs_again(cloud):
     cloud.cue("pretrain", 'until [[ -e "$FAKE/finish" ]]; do sleep 0.1; done\n')
-    for verb in ("create", "install", "start"):
-        assert cloud.tpu_vm(verb).returncode == 0
+    cloud.succeed("create", "install", "start")
     run = cloud.folder / "worker-1/bertjax-pod-1/train.pid"
     os.killpg(os.getpgid(int(run.read_text())), signal.SIGKILL)
     assert "worker 1: gone" in cloud.tpu_vm("status").stdout
     cloud.cue("pretrain", "exit 0\n")
     cloud.cue("finish", "")
-    watched = cloud.tpu_vm("watch")
-    assert watched.returncode == 0, watched.stdout + watched.stderr
+    watched = cloud.succeed("watch")
     assert "worker 1: started" in watched.stdout
 
 
 def test_stop_saves_and_start_goes_on(cloud):
     cloud.cue("pretrain", "trap 'echo saved; exit 75' TERM\nsleep 30 >/dev/null & wait $!\n")
-    for verb in ("create", "install", "start", "stop"):
-        assert cloud.tpu_vm(verb).returncode == 0
+    cloud.succeed("create", "install", "start", "stop")
     watched = cloud.tpu_vm("watch")
     assert watched.returncode == errors.EXIT_RESTART
     assert "saved" in watched.stdout and "start goes on" in watched.stdout
     cloud.cue("pretrain", "exit 0\n")
     assert "worker 1: started" in cloud.tpu_vm("start").stdout
-    assert cloud.tpu_vm("watch").returncode == 0
+    cloud.succeed("watch")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import ml_collections
 
 from bertjax import build, sharding
 from bertjax import experiment as experiment_lib
+from bertjax import step as step_lib
 from bertjax.artifact import loading
 
 
@@ -74,20 +75,10 @@ def residuals(
                     {"params": params}, *args, deterministic=False, rngs={"dropout": rng}, **kwargs
                 )
 
-            terms = experiment.loss(apply, rows, **bound(frozen))
+            terms = experiment.loss(apply, rows, **step_lib.bound(experiment.frozen_models, frozen))
             return sum(factor * terms[name][0] for name, factor in experiment.scales.items())
 
         return jax.vjp(loss, params)[1]
-
-    def bound(frozen):
-        def bind(name, model):
-            def apply(*args, **kwargs):
-                outputs = model.apply({"params": frozen[name]}, *args, **kwargs)
-                return jax.lax.stop_gradient(outputs)
-
-            return apply
-
-        return {name: bind(name, model) for name, model in experiment.frozen_models.items()}
 
     rows = batch(experiment, batch_size, length)
     kept = jax.tree.leaves(jax.eval_shape(forward, params, frozen, rows, rng))
