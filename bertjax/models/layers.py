@@ -106,13 +106,22 @@ class Dropout(nn.Module):
 
     rate: float
 
-    @nn.compact
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
+        return drop(x, self.rate, self.seed(deterministic))
+
+    def seed(self, deterministic: bool) -> jax.Array | None:
+        """The seed of this call's bits; None where nothing is dropped."""
         if deterministic or self.rate == 0.0:
-            return x
-        seed = jax.random.bits(self.make_rng("dropout"), (), jnp.uint32)
-        keep = hashing.hash_bits(seed, x.shape) >= jnp.uint32(self.rate * 2**32)
-        return jnp.where(keep, x / (1.0 - self.rate), jnp.zeros((), x.dtype)).astype(x.dtype)
+            return None
+        return jax.random.bits(self.make_rng("dropout"), (), jnp.uint32)
+
+
+def drop(x: jax.Array, rate: float, seed: jax.Array | None) -> jax.Array:
+    """What `Dropout` makes of x with a seed of its own; x itself where the seed is None."""
+    if seed is None:
+        return x
+    keep = hashing.hash_bits(seed, x.shape) >= jnp.uint32(rate * 2**32)
+    return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
 
 
 class Embed(nn.Module):

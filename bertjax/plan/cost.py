@@ -25,6 +25,7 @@ _NO_TRAFFIC = {
     "replica-id", "opt-barrier", "while", "conditional", "call",
 }  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
+_SAME_BYTES = {"bitcast", "reshape", "copy", "transpose"}  # in a fusion no more is read than used
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,12 +190,12 @@ class _Counter:
             first = user.operands[0] == name
             if user.opcode in _SLICES and first:
                 total += user.array.bytes
+            elif user.opcode in _SAME_BYTES or "output_to_operand_aliasing" in user.attributes:
+                total += self._read(inside, user.name)
             elif user.opcode == "fusion":
                 called = self._module.computations[user.called("calls")[0]]
                 places = [n for n, operand in enumerate(user.operands) if operand == name]
                 total += sum(self._read(called, called.parameters[n].name) for n in places)
-            elif user.opcode in ("bitcast", "reshape"):
-                total += self._read(inside, user.name)
             elif not (_only_handed_on(user) or (user.opcode == "dynamic-update-slice" and first)):
                 return whole
         return min(total, whole)
@@ -221,17 +222,22 @@ def _only_handed_on(i: hlo.Instruction) -> bool:
 
 
 def _bytes(computation: hlo.Computation, i: hlo.Instruction) -> int:
-    """HBM traffic of an instruction that stands alone."""
+    """HBM traffic of an instruction that stands alone, or that starts on its own."""
     if i.opcode in _NO_TRAFFIC or 'custom_call_target="AllocateBuffer"' in i.attributes:
         return 0
     operands = [computation.by_name[name] for name in i.operands]
     arrays = [array for operand in operands for array in operand.arrays]
-    if i.opcode in _SLICES:
-        return i.array.hbm_bytes + (0 if arrays[0].on_chip else i.array.bytes)
-    if i.opcode in ("dynamic-update-slice", "scatter"):
-        update = arrays[1 if i.opcode == "dynamic-update-slice" else len(arrays) - 1]
-        return update.hbm_bytes + (0 if i.array.on_chip else update.bytes)
-    results = i.arrays[:1] if i.opcode == "copy-start" else i.arrays
+    results = i.arrays
+    if i.opcode == "copy-start":  # gives (result, operand, ...)
+        results = i.arrays[:1]
+    elif i.opcode.endswith("-start"):  # gives (operands, result, ...)
+        results = i.arrays[len(arrays) : len(arrays) + 1]
+    kind = i.opcode.removesuffix("-start")
+    if kind in _SLICES:
+        return results[0].hbm_bytes + (0 if arrays[0].on_chip else results[0].bytes)
+    if kind in ("dynamic-update-slice", "scatter"):
+        update = arrays[1 if kind == "dynamic-update-slice" else len(arrays) - 1]
+        return update.hbm_bytes + (0 if results[0].on_chip else update.bytes)
     return sum(array.hbm_bytes for array in (*arrays, *results))
 
 
