@@ -71,19 +71,23 @@ def make_train_step(
     schedule: optax.Schedule,
     micro_batches: int = 1,
     frozen_models: Mapping[str, Any] = MappingProxyType({}),
+    combine: Callable[[Any, Mapping[str, Any]], Any] = lambda params, frozen: params,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """Returns step(state, batch, frozen={}) -> (state, metrics); jit it with the state donated.
 
     scales: factor of each loss in the sum that is minimised. frozen_models: by the names under
-    which the loss takes them; `frozen` holds the parameters of each.
+    which the loss takes them; `frozen` holds the parameters of each. combine: the model's
+    parameters out of those that are trained and of `frozen`, where not all of them are.
 
     A step whose loss or gradient is not finite changes nothing but `step` and the two counts.
     """
 
     def loss_fn(params, batch, weights, rng, frozen):
+        whole = combine(params, frozen)
+
         def apply(*args, **kwargs):
             return model.apply(
-                {"params": params}, *args, deterministic=False, rngs={"dropout": rng}, **kwargs
+                {"params": whole}, *args, deterministic=False, rngs={"dropout": rng}, **kwargs
             )
 
         terms = loss(apply, batch, **bound(frozen_models, frozen))

@@ -33,6 +33,7 @@ LAYERS = (
     {"inference", "train"},
     {"scoring"},
     {"blimp", "prompting"},
+    {"finetune"},
     {"__init__"},
     {"commands"},
     {"__main__"},

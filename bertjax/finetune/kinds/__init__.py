@@ -1,0 +1,1 @@
+"""The kinds of tasks, one file each; `finetune.kind` is their contract."""
