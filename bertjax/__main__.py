@@ -12,14 +12,15 @@ VERBS = {
     "tokenizer": "train a tokenizer on text",
     "prepare": "turn text into sharded token records, once, in parallel",
     "pretrain": "train a model on prepared data, or go on where a run stopped",
+    "finetune": "train a model on labelled data, with several rates and seeds",
     "plan": "say what a config takes on a slice of chips: memory, time, money",
-    "evaluate": "score a model on held-out data",
-    "predict": "fill the [MASK]s of a text, or go on with a prompt",
+    "evaluate": "score a model on held-out or labelled data",
+    "predict": "fill the [MASK]s of a text, go on with a prompt, or answer a task",
     "export": "write a model as a Hugging Face folder or as an artifact",
     "import": "turn a Hugging Face folder into an artifact",
     "inspect": "show what a run, a checkpoint, an artifact or prepared data holds",
 }
-RESUMABLE = ("prepare", "pretrain")
+RESUMABLE = ("prepare", "pretrain", "finetune")
 
 
 def _usage() -> str:

@@ -39,7 +39,7 @@ class Config:
 
 OPTIMIZERS = ("adamw", "adamw_rms", "lamb", "adafactor")
 SCHEDULES = ("constant", "linear", "cosine", "rsqrt", "wsd", "one_cycle")
-DECAYED_LEAVES = ("kernel", "embedding")
+DECAYED_LEAVES = ("kernel", "embedding", "lora_a", "lora_b")
 
 
 def validate(config: Any, num_steps: int) -> None:

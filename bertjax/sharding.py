@@ -53,9 +53,13 @@ PARAM_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"wi/bias$", ("mlp",)),
     (r"wo/kernel$", ("mlp", "embed")),
     (r"lm_head/kernel$", ("embed", "vocab")),
-    (r"(dense|transform|project|classifier|nsp_head|sop_head)/kernel$", ("embed", None)),
+    (r"(dense|transform|project|classifier|logits|nsp_head|sop_head)/kernel$", ("embed", None)),
+    (r"adapter/down/kernel$", ("embed", None)),
+    (r"adapter/up/kernel$", (None, "embed")),
+    (r"kernel/lora_[ab]$", (None, None)),
     (r"mlm_head/bias$", ("vocab",)),
-    (r"(out|wo|dense|transform|project|classifier|nsp_head|sop_head)/bias$", (None,)),
+    (r"(out|wo|dense|transform|project|classifier|logits|nsp_head|sop_head)/bias$", (None,)),
+    (r"adapter/(down|up)/bias$", (None,)),
     (r"norm/(scale|bias)$", (None,)),
 )
 

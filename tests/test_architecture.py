@@ -23,7 +23,7 @@ LAYERS = (
     {"backend", "checksums", "data", "hashing", "lifeline", "metrics", "plot"}
     | {"sharding", "signals"},
     {"checkpoint", "distributed", "models", "optimizer", "step"},
-    {"objectives"},
+    {"objectives", "show"},
     {"build"},
     {"config"},
     {"evaluate", "workdir"},

@@ -14,7 +14,12 @@ from tests import meshes
 
 FAMILIES = build.families()
 V1_1 = {"activation": "gelu_tanh", "gated": True, "tied_embeddings": False}
-MODELS = [*((family, {}) for family in FAMILIES), ("t5", V1_1)]  # whose names no default has
+TUNED = {"heads": ("pooler", "classifier"), "num_labels": 2, "adapter_size": 8}
+MODELS = [  # those after the families have names that no default has
+    *((family, {}) for family in FAMILIES),
+    ("t5", V1_1),
+    ("bert", TUNED),
+]
 
 
 def _params(family, **fields):
@@ -40,6 +45,7 @@ def test_every_parameter_has_a_line_with_an_axis_for_each_dimension(family, fiel
 
 def test_every_line_is_used_by_some_family():
     used = {_line(path) for family, fields in MODELS for path in _named(_params(family, **fields))}
+    used.add(_line("encoder/layers/mlp/wi/kernel/lora_a"))  # of a strategy, of no model
     assert used == {pattern for pattern, _ in sharding.PARAM_AXES}
 
 

@@ -41,6 +41,8 @@ class Artifact:
     fields: of the family's Config, without how it is computed.
     params: nested dict of float32 arrays on the host, or of their ShapeDtypeStructs.
     step, objective, config: of the run it comes from; None where that is not known.
+    task: what it was fine-tuned for, as JSON has it: {"name", "kind", "config" of the kind,
+    "labels", "max_length"}; None of a model that was not.
     origin: where it was read, in words for people.
     """
 
@@ -51,6 +53,7 @@ class Artifact:
     step: int | None = None
     objective: dict[str, Any] | None = None
     config: dict[str, Any] | None = None
+    task: dict[str, Any] | None = None
     origin: str = ""
 
 
@@ -149,6 +152,7 @@ def write(model: Artifact, folder: str | os.PathLike) -> None:
             "step": model.step,
             "params_sha256": files.sha256(new / PARAMS),
             "config": model.config,
+            "task": model.task,
         }
         files.write_json(new / CONFIG, content)
 
@@ -172,6 +176,9 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> Artifact:
     missing = [key for key in _KEYS if key not in content]
     if missing:
         raise errors.UserError(f"{file}: damaged, has no {missing[0]!r}; {files.AGAIN}")
+    task = content.get("task")  # earlier versions had none
+    if not isinstance(task, dict | None):
+        raise errors.UserError(f"{file}: damaged, its task is {task!r}; {files.AGAIN}")
     fields = model_fields(content["model"], file)
     abstract = abstract_params(content["family"], fields, file)
     tokenizer = tokenizer_lib.load(folder / TOKENIZER)
@@ -185,6 +192,7 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> Artifact:
         step=content["step"],
         objective=content["objective"],
         config=content["config"],
+        task=task,
         origin="artifact",
     )
 

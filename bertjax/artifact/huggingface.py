@@ -22,13 +22,11 @@ import jax
 import numpy as np
 
 from bertjax import build, errors
-from bertjax.artifact import artifact, files, flax_weights
+from bertjax.artifact import artifact, files, hf_tasks, hf_weights
 from bertjax.data import tokenizer as tokenizer_lib
 
 CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+WEIGHTS = hf_weights.WEIGHTS
 
 ACTIVATIONS = {  # theirs -> ours; the first of two that mean the same is the one we write
     "gelu": "gelu",
@@ -93,12 +91,16 @@ class Line(NamedTuple):
 
 
 def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
-    """Writes a folder that transformers loads, 4.57 and 5; an earlier one there is replaced."""
-    module = build.family(model.family)
-    tensors = to_tensors(module, jax.device_get(model.params), model.fields["vocab_size"])
+    """Writes a folder that transformers loads, 4.57 and 5; an earlier one there is replaced.
+
+    Raises UserError for what no class of transformers can hold (`hf_tasks.ending_of`).
+    """
+    module, ending = build.family(model.family), hf_tasks.ending_of(model)
+    params, vocab_size = jax.device_get(model.params), model.fields["vocab_size"]
+    tensors = to_tensors(module, params, vocab_size, ending)
     with files.new_folder(folder) as new:
         files.write_tensors(new / WEIGHTS, tensors)
-        files.write_json(new / CONFIG, _to_config(module, model))
+        files.write_json(new / CONFIG, _to_config(module, model, ending))
         model.tokenizer.save(
             new,
             kind=module.KIND,
@@ -110,25 +112,28 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
 def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Artifact:
     """The model in a Hugging Face folder; parameters become float32.
 
-    Its heads are those whose tensors are there. Raises UserError naming the file, key or tensor
-    that is absent, damaged or not supported.
+    Its heads are those whose tensors are there or, of a class for a task, those of the class.
+    Raises UserError naming the file, key or tensor that is absent, damaged or not supported.
     """
     folder = pathlib.Path(folder)
-    family, fields = _from_config(folder / CONFIG)
+    family, fields, ending, task = _from_config(folder / CONFIG)
     module = build.family(family)
     vocab_size = fields["vocab_size"]
     shapes, where = {}, {}
-    for file in _weight_files(folder):
-        found = _shapes(file)
+    for file in hf_weights.find(folder):
+        found = hf_weights.shapes(file)
         shapes |= found
         where |= dict.fromkeys(found, file)
-    fields["heads"], table = _likeliest_heads(module, family, fields, shapes, folder / CONFIG)
-    stored = _match(module, shapes, table, folder)
-    present = {_head(table[name][0]) for name in stored if name in table}
-    known = {_head(path) for path, _ in table.values()}
-    fields["heads"] = tuple(h for h in fields["heads"] if h in present or h not in known)
+    fields["heads"], table = _likeliest_heads(
+        module, family, fields, shapes, ending, folder / CONFIG
+    )
+    stored = _match(module, shapes, table, ending, folder)
+    if not ending:
+        present = {_head(table[name][0]) for name in stored if name in table}
+        known = {_head(path) for path, _ in table.values()}
+        fields["heads"] = tuple(h for h in fields["heads"] if h in present or h not in known)
     abstract = artifact.abstract_params(family, fields, folder)
-    for name, (_, shape) in _table(module, abstract, vocab_size).items():
+    for name, (_, shape) in _table(module, abstract, vocab_size, ending).items():
         if name not in stored:
             raise errors.UserError(f"{folder}: its weights lack {name}; {files.AGAIN}")
         if shapes[stored[name]] != shape:
@@ -140,20 +145,27 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
     artifact.check_tokenizer(tokenizer, vocab_size, folder)
     params = abstract
     if with_params:
-        tensors = _read(where, stored)
+        tensors = hf_weights.read(where, stored)
         _check_tied(module, table, tensors, folder)
-        params = from_tensors(module, abstract, tensors)
-    return artifact.Artifact(family, fields, params, tokenizer, origin="Hugging Face folder")
+        params = from_tensors(module, abstract, tensors, ending)
+    return artifact.Artifact(
+        family, fields, params, tokenizer, task=task, origin="Hugging Face folder"
+    )
 
 
-def to_tensors(module: ModuleType, params: Any, vocab_size: int) -> dict[str, np.ndarray]:
-    """Their tensors by name out of our parameters on the host."""
-    tensors = {}
+def to_tensors(
+    module: ModuleType, params: Any, vocab_size: int, ending: str = ""
+) -> dict[str, np.ndarray]:
+    """Their tensors by name out of our parameters on the host.
+
+    ending: of the class for a task, as `hf_tasks` has it.
+    """
+    lines, tensors = _lines(module, ending), {}
     parts: dict[str, dict[int, np.ndarray]] = {}
     for path, array in artifact.flatten(params).items():
         if path.startswith(_dropped(module)):
             continue
-        line = _line(module, path)
+        line = lines[path]
         number, count, axis = line.part
         for name, one in line.names(array):
             tensors[name] = theirs = TO_THEIRS[line.way](one, vocab_size)
@@ -167,11 +179,13 @@ def to_tensors(module: ModuleType, params: Any, vocab_size: int) -> dict[str, np
     return tensors
 
 
-def from_tensors(module: ModuleType, abstract: Any, tensors: Mapping[str, np.ndarray]) -> Any:
+def from_tensors(
+    module: ModuleType, abstract: Any, tensors: Mapping[str, np.ndarray], ending: str = ""
+) -> Any:
     """Our parameters, of the shapes in `abstract`, out of their tensors by full name."""
-    flat = {}
+    lines, flat = _lines(module, ending), {}
     for path, leaf in artifact.flatten(abstract).items():
-        line = _line(module, path)
+        line = lines[path]
         number, count, axis = line.part
         flat[path] = np.empty(leaf.shape, np.float32)
         for name, one in line.names(flat[path]):
@@ -190,8 +204,8 @@ def _dropped(module: ModuleType) -> tuple[str, ...]:
     return getattr(module, "HF_DROPPED", ())
 
 
-def _line(module: ModuleType, path: str) -> Line:
-    return Line(*next(line for line in module.HF_NAMES if line[0] == path))
+def _lines(module: ModuleType, ending: str) -> dict[str, Line]:
+    return {line[0]: Line(*line) for line in (*module.HF_NAMES, *hf_tasks.lines(module, ending))}
 
 
 def _head(path: str) -> str:
@@ -200,12 +214,12 @@ def _head(path: str) -> str:
 
 
 def _table(
-    module: ModuleType, abstract: Any, vocab_size: int
+    module: ModuleType, abstract: Any, vocab_size: int, ending: str
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Their name -> (our path, their shape) of every tensor that these parameters make."""
-    table = {}
+    lines, table = _lines(module, ending), {}
     for path, leaf in artifact.flatten(abstract).items():
-        line = _line(module, path)
+        line = lines[path]
         _, count, axis = line.part
         for name, one in line.names(np.broadcast_to(np.float32(0), leaf.shape)):
             shape = list(TO_THEIRS[line.way](one, vocab_size).shape)
@@ -219,24 +233,28 @@ def _likeliest_heads(
     family: str,
     fields: dict[str, Any],
     sources: Iterable[str],
+    ending: str,
     file: pathlib.Path,
 ) -> tuple[tuple[str, ...], dict[str, tuple[str, tuple[int, ...]]]]:
     """The heads that explain most tensors, and the table of a model that has all of them.
 
-    A family whose heads exclude each other in their files lists the choices as "import_heads".
+    A family whose heads exclude each other in their files lists the choices as "import_heads". A
+    class for a task has its own.
     """
     choices = module.HF_CONFIG.get("import_heads", (fields["heads"],))
+    if ending:
+        choices = (fields["heads"],)
     found = []
     for heads in choices:
         abstract = artifact.abstract_params(family, {**fields, "heads": heads}, file)
-        table = _table(module, abstract, fields["vocab_size"])
+        table = _table(module, abstract, fields["vocab_size"], ending)
         full = {*sources, *(module.HF_PREFIX + name for name in sources)}
         found.append((len(full & table.keys()), heads, table))
     _, heads, table = max(found, key=lambda choice: choice[0])
     return heads, table
 
 
-def _to_config(module: ModuleType, model: artifact.Artifact) -> dict[str, Any]:
+def _to_config(module: ModuleType, model: artifact.Artifact, ending: str) -> dict[str, Any]:
     spec = module.HF_CONFIG
     fields = {theirs: model.fields[ours] for theirs, ours in spec["fields"].items()}
     for theirs, ours in spec["fields"].items():
@@ -247,8 +265,9 @@ def _to_config(module: ModuleType, model: artifact.Artifact) -> dict[str, Any]:
     ids = {name: getattr(specials, name) for name in ("pad", "bos", "eos")}
     if module.KIND == "encoder_decoder":
         ids["decoder_start"] = specials.pad
+    name = hf_tasks.architecture(module, ending) if ending else None
     return {
-        "architectures": [spec["architectures"][tuple(model.fields["heads"])]],
+        "architectures": [name or spec["architectures"][tuple(model.fields["heads"])]],
         "model_type": spec["model_type"],
         "tie_word_embeddings": True,
         **{f"{name}_token_id": i if i >= 0 else None for name, i in ids.items()},
@@ -256,11 +275,12 @@ def _to_config(module: ModuleType, model: artifact.Artifact) -> dict[str, Any]:
         **fields,
         **spec["fixed"],
         **(spec["write"](model.fields) if "write" in spec else {}),
+        **hf_tasks.to_config(model, ending),
     }
 
 
-def _from_config(file: pathlib.Path) -> tuple[str, dict[str, Any]]:
-    """The family, and the fields of its Config with every head there may be."""
+def _from_config(file: pathlib.Path) -> tuple[str, dict[str, Any], str, dict[str, Any] | None]:
+    """(family, fields, ending, task); fields have the heads of the class, or all there may be."""
     content = files.read_json(file)
     name = str(content.get("model_type"))
     family = MODEL_TYPES.get(name, name)
@@ -293,46 +313,29 @@ def _from_config(file: pathlib.Path) -> tuple[str, dict[str, Any]]:
         if type(value) is not type(usual):
             raise errors.UserError(f"{file}: {key} = {value!r} must be like {usual!r}")
         fields[ours] = value
-    return family, fields | (spec["read"](content) if "read" in spec else {})
-
-
-def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    if (folder / INDEX).is_file():
-        shards = files.read_json(folder / INDEX).get("weight_map")
-        if not isinstance(shards, dict) or not all(_is_name(name) for name in shards.values()):
-            raise errors.UserError(f"{folder / INDEX}: has no weight_map of files; {files.AGAIN}")
-        return [folder / shard for shard in sorted(set(shards.values()))]
-    if (folder / flax_weights.FILE).is_file():
-        return [folder / flax_weights.FILE]
-    for name in PICKLES:
-        if (folder / name).is_file():
-            raise errors.UserError(
-                f"{folder / name}: pickled weights are not read; convert them to {WEIGHTS} with "
-                "transformers: AutoModelForPreTraining.from_pretrained(folder).save_pretrained(...)"
-            )
-    raise errors.UserError(f"{folder}: has no {WEIGHTS} and no {INDEX}; {files.AGAIN}")
-
-
-def _shapes(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
-    if file.name == flax_weights.FILE:
-        return {name: array.shape for name, array in flax_weights.read(file).items()}
-    return files.tensor_shapes(file)
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and value == os.path.basename(value)
+    fields |= spec["read"](content) if "read" in spec else {}
+    ending = hf_tasks.ending_in(module, content)
+    if ending:
+        fields["heads"] = hf_tasks.heads(module, ending)
+        fields["num_labels"] = hf_tasks.num_labels(content, ending, file)
+    return family, fields, ending, hf_tasks.read(content, ending, fields["max_length"], file)
 
 
 def _match(
-    module: ModuleType, sources: Iterable[str], table: Mapping[str, Any], folder: pathlib.Path
+    module: ModuleType,
+    sources: Iterable[str],
+    table: Mapping[str, Any],
+    ending: str,
+    folder: pathlib.Path,
 ) -> dict[str, str]:
     """Full name -> name in the files, tied tensors included. UserError for names nobody knows."""
     known = {*table, *module.HF_TIED}
+    # Older folders of a class for a task have a pooler that the class does not read.
+    unread = (f"{module.HF_PREFIX}pooler.*",) if ending else ()
 
     def skipped(name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in module.HF_SKIPPED)
+        patterns = (*module.HF_SKIPPED, *unread)
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
     stored: dict[str, str] = {}
     unknown = []
@@ -359,18 +362,6 @@ def _match(
 def _tied(module: ModuleType, table: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(tensor, the one it repeats), but for those that are parameters of their own here."""
     return [(again, name) for again, name in module.HF_TIED.items() if again not in table]
-
-
-def _read(where: Mapping[str, pathlib.Path], stored: Mapping[str, str]) -> dict[str, np.ndarray]:
-    tensors: dict[str, np.ndarray] = {}
-    for file in sorted(set(where.values())):
-        sources = {source for source in stored.values() if where[source] == file}
-        if file.name == flax_weights.FILE:
-            found = flax_weights.read(file)
-            tensors |= {source: found[source] for source in sources}
-        else:
-            tensors |= files.read_tensors(file, sorted(sources))
-    return {name: tensors[source] for name, source in stored.items()}
 
 
 def _check_tied(

@@ -2,7 +2,7 @@
 
 loading.load("run/")                    # the newest checkpoint of a run
 loading.load("run/checkpoints/1000")    # or run/1000: one step of it
-loading.load("artifact/")
+loading.load("artifact/")                # or the output folder of a fine-tuning, which has one
 loading.load("bert-base-uncased/")      # config.json, model.safetensors, tokenizer files
 loading.load("checkpoint_1000000/")     # of T5X, with its spiece.model
 """
@@ -46,6 +46,8 @@ def find(path: str | os.PathLike) -> Place:
     folder = epath.Path(path)
     if not folder.exists() and not folder.name.isdigit():
         raise errors.UserError(f"{path}: there is nothing; give {_CHOICES}")
+    if (folder / "artifact" / "config.json").exists():  # the output of a fine-tuning
+        folder = folder / "artifact"
     kind = _kind(folder)
     if kind:
         return Place(kind, os.fspath(folder))
@@ -85,7 +87,7 @@ def check_data(model: artifact.Artifact, dataset: store.Dataset, what: str) -> N
 
 
 # Fields that may differ: they are no part of what the arrays of a checkpoint compute.
-_FREE_FIELDS = ("vocab_size", "max_length", "heads", "init_std", "pad_id")
+_FREE_FIELDS = ("vocab_size", "max_length", "heads", "num_labels", "init_std", "pad_id")
 
 
 def check_fields(model: artifact.Artifact, fields: Mapping[str, Any]) -> None:

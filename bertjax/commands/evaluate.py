@@ -1,11 +1,13 @@
 """Score a model: the objective's numbers on held-out data, or a task that needs no training.
 
 Without a task: loss, accuracies and perplexity, beside the loss of a unigram model. blimp:FILE:
-which of two sentences is grammatical, by paradigm.
+which of two sentences is grammatical, by paradigm. A fine-tuned model is scored on a file of
+labelled examples, by all scores of its kind of task.
 
 Example:
   bertjax evaluate --model=run/ --data=prepared/
   bertjax evaluate --model=run/ --task=blimp:blimp.jsonl --max_pairs=100
+  bertjax evaluate --model=out/ --data=test.tsv
 """
 
 import argparse
@@ -20,6 +22,8 @@ from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
 from bertjax.artifact import artifact, loading
 from bertjax.data import store
+from bertjax.finetune import examples as examples_lib
+from bertjax.finetune import predictor, tasks
 
 # What a model without a run was trained for, most likely, by the kind of its family.
 OBJECTIVES = {"encoder": "mlm", "decoder": "causal_lm", "encoder_decoder": "span_corruption"}
@@ -33,7 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     flag = parser.add_argument
     flag("--model", required=True, help="workdir, step of one, artifact, HF folder")
-    flag("--data", help="prepared folder; its held-out split, or all")
+    flag("--data", help="prepared folder, its held-out split or all; of a fine-tuned model a file")
     flag("--batch_size", type=int, help="sequences of the data at a time; default: 64")
     flag("--length", type=int, help="tokens a sequence of the data; default: the run's last")
     flag("--max_samples", type=int, help="of the data; default: 10,000")
@@ -58,7 +62,11 @@ def run(flags: argparse.Namespace) -> None:
         if getattr(flags, name):
             other = "--data" if flags.task else "--task"
             raise errors.UserError(f"--{name} goes with {other}; leave it out")
-    values = _blimp(flags) if flags.task else _heldout(flags)
+    if flags.task:
+        values = _blimp(flags)
+    else:
+        model = loading.load(flags.model)
+        values = _labelled(flags, model) if model.task is not None else _heldout(flags, model)
     if flags.json:
         with open(flags.json, "w") as file:
             json.dump(values, file, indent=2)
@@ -84,8 +92,24 @@ def _title(flags: argparse.Namespace, model: artifact.Artifact) -> str:
     return flags.model if model.step is None else f"{flags.model}, step {model.step}"
 
 
-def _heldout(flags: argparse.Namespace) -> dict[str, float]:
-    model = loading.load(flags.model)
+def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str, float]:
+    for name in OF_DATA:
+        if getattr(flags, name):
+            raise errors.UserError(f"--{name} is for prepared data; --model is fine-tuned")
+    model = predictor.Predictor(source)
+    examples = tasks.read(model.task, flags.data, "test")
+    if model.task.labelled and not examples_lib.is_labelled(examples[0]):
+        raise errors.UserError(
+            f"{flags.data}: has no labels to score against; answer it with `bertjax predict --data`"
+        )
+    values = model.evaluate(examples)
+    print(f"{flags.model}, {model.task.name}, on {len(examples)} examples of {flags.data}")
+    for name, value in values.items():
+        print(f"  {name:<24}{value:>10.4f}")
+    return values
+
+
+def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, float]:
     config = _config(model, flags)
     config_lib.validate(config)
     dataset = store.open_heldout(flags.data)

@@ -1,4 +1,4 @@
-"""Fill the [MASK]s of a text (BERT and its kin), or go on with a prompt (GPT-2, T5).
+"""Fill the [MASK]s of a text, go on with a prompt, or answer the task of a fine-tuned model.
 
 Examples:
   bertjax predict --model=run/ --text='The [MASK] sat on the mat.' --top=5
@@ -6,15 +6,24 @@ Examples:
   bertjax predict --model=gpt2/ --prompt='The cat' --temperature=0.8 --top_p=0.95 --seed=1
   bertjax predict --model=t5/ --prompt='The <extra_id_0> sat on the mat.' --num_beams=4
 
+Fine-tuned models (labels with probabilities, entities, answers, texts):
+  bertjax predict --model=out/ --text='I loved this movie'
+  bertjax predict --model=out/ --text='A man sleeps.' --pair='Someone is awake.'
+  bertjax predict --model=out/ --question='Who wrote it?' --context='Ada wrote it in 1843.'
+  bertjax predict --model=out/ --data=test.tsv --output=predictions.jsonl
+
 --text and --prompt may be given several times. Each mask gets the likeliest pieces with their
 probabilities. A prompt goes on with the likeliest token each time, unless --temperature asks for
 draws or --num_beams for a beam search; the text ends with the end-of-text token.
 """
 
 import argparse
+import json
+from typing import Any
 
 import bertjax
 from bertjax import errors
+from bertjax.finetune import predictor, tasks
 
 # Fields of generation.Options, where their defaults stand.
 OPTIONS = {
@@ -27,35 +36,93 @@ OPTIONS = {
     "length_penalty": (float, "exponent of the length that a beam's score is divided by"),
 }
 
+WHAT = ("text", "prompt", "question", "choice", "data")
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
-    parser.add_argument(
-        "--model", required=True, help="workdir, step of one, artifact or Hugging Face folder"
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--text", action="append", help="text with masks; may be repeated")
-    what.add_argument("--prompt", action="append", help="text to go on with; may be repeated")
-    parser.add_argument("--top", type=int, help="with --text: guesses a mask, default: 5")
+    flag = parser.add_argument
+    flag("--model", required=True, help="workdir, step of one, artifact or Hugging Face folder")
+    flag("--text", action="append", help="with masks, or to answer; may be repeated")
+    flag("--prompt", action="append", help="text to go on with; may be repeated")
+    flag("--pair", action="append", help="the second text of each --text, for tasks of pairs")
+    flag("--question", action="append", help="to answer from --context; may be repeated")
+    flag("--context", help="text with the answers, or what the choices are about")
+    flag("--choice", action="append", help="one of several, for --context")
+    flag("--data", help="file of examples to answer")
+    flag("--output", help="with --data: file for a line of JSON an example; default: the screen")
+    flag("--top", type=int, help="guesses a mask, or labels, default: 5")
     options = parser.add_argument_group("with --prompt")
     for name, (kind, summary) in OPTIONS.items():
         options.add_argument(f"--{name}", type=kind, help=summary)
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Prints each text and, below it, the guesses for its masks or what it goes on with."""
-    given = {name: getattr(flags, name) for name in ("top", *OPTIONS)}
+    """Prints each text and, below it, what the model says of it."""
+    given = {name: getattr(flags, name) for name in OPTIONS}
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
-        if (name == "top") != (flags.prompt is None):
-            raise errors.UserError(f"--{name} is for --{'text' if name == 'top' else 'prompt'}")
+        if flags.prompt is None:
+            raise errors.UserError(f"--{name} is for --prompt")
+    asked = [name for name in WHAT if getattr(flags, name)]
+    if len(asked) != 1:
+        raise errors.UserError(f"give one of {', '.join(f'--{name}' for name in WHAT)}")
+    if flags.top is not None and flags.top < 1:
+        raise errors.UserError(f"--top={flags.top}: must be 1 or more")
     model = bertjax.load(flags.model)
-    if flags.prompt is None:
-        for text, masks in zip(flags.text, model.fill_mask(flags.text, **given), strict=True):
+    if flags.prompt:
+        if flags.top is not None:
+            raise errors.UserError("--top is for --text")
+        for prompt, text in zip(flags.prompt, model.generate(flags.prompt, **given), strict=True):
+            print(prompt)
+            print("  " + text.replace("\n", "\n  "))
+    elif isinstance(model, predictor.Predictor):
+        _answer(model, flags)
+    elif asked != ["text"] or flags.pair:
+        raise errors.UserError(
+            f"--model={flags.model} is not fine-tuned: it takes --text with masks, or --prompt"
+        )
+    else:
+        fills = model.fill_mask(flags.text, top=flags.top or 5)
+        for text, masks in zip(flags.text, fills, strict=True):
             print(text)
-            for fills in masks:
-                print("  " + "   ".join(f"{fill.piece} {fill.probability:.3f}" for fill in fills))
+            for best in masks:
+                print("  " + "   ".join(f"{fill.piece} {fill.probability:.3f}" for fill in best))
+
+
+def _answer(model: predictor.Predictor, flags: argparse.Namespace) -> None:
+    top = flags.top or 5
+    if flags.data:
+        _answer_file(model, flags.data, flags.output)
         return
-    for prompt, text in zip(flags.prompt, model.generate(flags.prompt, **given), strict=True):
-        print(prompt)
-        print("  " + text.replace("\n", "\n  "))
+    if flags.question:
+        if flags.context is None:
+            raise errors.UserError("--question needs --context, the text with the answer")
+        inputs: list[Any] = [{"question": q, "context": flags.context} for q in flags.question]
+        texts = flags.question
+    elif flags.choice:
+        inputs = [{"context": flags.context or "", "choices": tuple(flags.choice)}]
+        texts = [flags.context or ""]
+    else:
+        inputs, texts = flags.text, flags.text
+        if flags.pair:
+            if len(flags.pair) != len(flags.text):
+                raise errors.UserError("give as many --pair as --text")
+            inputs = list(zip(flags.text, flags.pair, strict=True))
+            texts = [" | ".join(pair) for pair in inputs]
+    for text, prediction in zip(texts, model.predict(list(inputs)), strict=True):
+        print(text)
+        for line in predictor.lines(prediction, top):
+            print("  " + line)
+
+
+def _answer_file(model: predictor.Predictor, data: str, output: str | None) -> None:
+    examples = tasks.read(model.task, data, "test")
+    _, predictions = model.answer(examples)
+    lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in predictions)
+    if output is None:
+        print(lines, end="")
+        return
+    with open(output, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(lines)
+    print(f"{len(examples)} predictions in {output}")

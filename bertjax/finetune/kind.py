@@ -4,7 +4,7 @@ A kind is one file of `finetune/kinds`, found by its name (`load`). It has
 
     KINDS: tuple of the kinds of models it trains ("encoder", "encoder_decoder", "decoder").
     Config: frozen dataclass of its own knobs, which a config shows as `config.kind`.
-    Example: NamedTuple, what one labelled line of a file says.
+    Example: one of `examples`, what one labelled line of a file says.
 
     heads(config) -> the heads of the model that it reads, () for the model's own "lm"
     num_labels(config, labels) -> size of the head
@@ -18,12 +18,16 @@ A kind is one file of `finetune/kinds`, found by its name (`load`). It has
     decode(config, examples, encoded, outputs, labels, tokenizer) -> one prediction an example
     scores(config, examples, predictions, labels) -> {name: float}, all that the kind can say;
         0 to 100 where the field does so (accuracy, F1, BLEU); the task names the main one
-    predict_loop (optional): (config, pretrained model, encoded) -> outputs, where an answer is
-        not one forward pass (generation)
+    tuned (optional): (config, labelled examples of dev, predictions) -> Config with what is chosen
+        on dev, to `decode` with from then on and to keep (the null threshold of SQuAD 2.0)
+    predict_loop (optional): (config, pretrained model, encoded, prompt_ids) -> outputs, where an
+        answer is not one forward pass (generation); prompt_ids: of a strategy, () for none
+    for_model (optional): (config, artifact) -> the config as the model that starts needs it
 
 Rows are what the model sees: an example of question answering may be several (windows). A batch has
 the rows' arrays stacked and padded to common lengths, and "example_weights" float32[B], 0 for rows
-that only fill it up; every loss multiplies by it.
+that only fill it up; every loss multiplies by it. It has "token_type_ids" only where the model has
+two types of tokens: who makes batches leaves them out for RoBERTa, DistilBERT, ModernBERT, GPT-2.
 """
 
 import dataclasses

@@ -21,6 +21,9 @@ import jax.numpy as jnp
 from bertjax import errors
 from bertjax.models import bert, heads, layers, masks, post_norm
 
+HEADS = ("pooler", "mlm", "sop", *heads.DOWNSTREAM)
+DROPOUT_RATE = 0.1  # before the last map of a classifier; the layers of version 2 have none
+
 
 @dataclasses.dataclass(frozen=True)
 class Config(bert.Config):
@@ -36,9 +39,8 @@ class Config(bert.Config):
 
     def __post_init__(self):
         layers.check_fields(self)
-        heads.check(self.heads, ("pooler", "mlm", "sop"))
-        if "sop" in self.heads and "pooler" not in self.heads:
-            raise errors.UserError(f"config.model.heads = {self.heads!r}: sop needs pooler")
+        heads.check(self, HEADS)
+        heads.check_pooled(self, "sop", "classifier")
         errors.check(self.num_layers % self.num_groups == 0, "model.num_groups", self.num_groups,
                      f"a divisor of config.model.num_layers = {self.num_layers}")  # fmt: skip
 
@@ -118,6 +120,11 @@ class Model(bert.Model):
 
     config: Config
 
+    layouts = heads.LAYOUTS | {
+        "classifier": heads.Layout(pooled=True, rate=DROPOUT_RATE),
+        "token_classifier": heads.Layout(rate=DROPOUT_RATE),
+    }
+
     def setup(self):
         config = self.config
         narrow = dataclasses.replace(config, hidden_size=config.embedding_size, num_heads=1)
@@ -129,6 +136,7 @@ class Model(bert.Model):
             self.mlm_head = heads.MlmHead(config)
         if "sop" in config.heads:
             self.sop_head = layers.dense(2, config)
+        self.setup_downstream()
 
     def __call__(self, input_ids: jax.Array, *args, **kwargs) -> dict[str, jax.Array]:
         """As `bert.Model`, and sop_logits [B, 2], float32, 1 = the segments are swapped."""
@@ -197,6 +205,7 @@ HF_TIED = {
 }
 HF_SKIPPED = ("albert.embeddings.position_ids", "albert.embeddings.token_type_ids")
 HF_PREFIX = "albert."  # absent from the names in a file of the bare encoder
+HF_HEADS = bert.HF_HEADS
 HF_CONFIG = {
     "model_type": "albert",
     "fields": {

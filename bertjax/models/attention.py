@@ -18,7 +18,8 @@ class Attention(nn.Module):
     """Multi-head attention of x over itself, over a memory, or over a cache of earlier steps.
 
     use_bias: of the four maps. scale: factor on the queries; None is head_dim ** -0.5.
-    config: hidden_size, num_heads, head_dim, kernel_std, attention_dropout_rate, dtype, attention.
+    config: hidden_size, num_heads, head_dim, kernel_std, attention_dropout_rate, adapter_size,
+    dtype, attention.
     """
 
     config: Any
@@ -40,6 +41,7 @@ class Attention(nn.Module):
         self.value = map_("value", heads)
         self.out = map_("out", config.hidden_size, num_in=2)
         self.dropout = layers.Dropout(config.attention_dropout_rate)
+        self.adapter = layers.Adapter(config) if config.adapter_size else None
 
     def keys_values(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """(key, value) of a memory, [B, S, N, H] each, to be given as `memory` many times."""
@@ -98,6 +100,8 @@ class Attention(nn.Module):
         else:
             mixed_BLNH = kernels.attend(kernel, query_BLNH, key_BSNH, value_BSNH, mask)
         out_BLD = self.out(_of_heads(mixed_BLNH))
+        if self.adapter is not None:
+            out_BLD = self.adapter(out_BLD)
         return out_BLD if cache is None else (out_BLD, {"key": key_BSNH, "value": value_BSNH})
 
 

@@ -13,13 +13,17 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax import errors
 from bertjax.models import heads, layers, masks, post_norm
+
+HEADS = ("pooler", "mlm", "nsp", *heads.DOWNSTREAM)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(layers.Compute):
-    """The fields of the model. `heads` names what stands on the encoder; nsp needs the pooler."""
+class Config(layers.Fields):
+    """The fields of the model. `heads` names what stands on the encoder, out of HEADS.
+
+    nsp and the classifier read the pooler.
+    """
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -37,9 +41,8 @@ class Config(layers.Compute):
 
     def __post_init__(self):
         layers.check_fields(self)
-        heads.check(self.heads, ("pooler", "mlm", "nsp"))
-        if "nsp" in self.heads and "pooler" not in self.heads:
-            raise errors.UserError(f"config.model.heads = {self.heads!r}: nsp needs pooler")
+        heads.check(self, HEADS)
+        heads.check_pooled(self, "nsp", "classifier")
 
 
 KIND = "encoder"
@@ -88,7 +91,7 @@ class Embeddings(nn.Module):
         return self.dropout(self.norm(x_BLD), deterministic).astype(self.config.dtype)
 
 
-class Model(nn.Module):
+class Model(heads.Model):
     """Inputs are int32[B, L], `masked_positions` int32[B, P].
 
     `attention_mask` is 1 on tokens; rows that hold several examples have `segment_ids` (0 on
@@ -112,6 +115,7 @@ class Model(nn.Module):
             self.mlm_head = heads.MlmHead(config)
         if "nsp" in config.heads:
             self.nsp_head = layers.dense(2, config)
+        self.setup_downstream()
 
     def __call__(
         self,
@@ -129,7 +133,8 @@ class Model(nn.Module):
 
         last_hidden_state [B, L, D]; pooled_output [B, D]; nsp_logits [B, 2], float32, 0 = B follows
         A; mlm_logits [B, P, rows of the word table], float32, at `masked_positions`, or at every
-        position without them; hidden_states [1 + num_layers, B, L, D] on request.
+        position without them; hidden_states [1 + num_layers, B, L, D] on request; and what
+        `heads.Model.add_downstream` tells.
         """
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
@@ -146,14 +151,14 @@ class Model(nn.Module):
         if output_hidden_states:
             outputs["hidden_states"] = jnp.concatenate([first_BLD[None], hidden])
         if "pooler" in self.config.heads:
-            outputs["pooled_output"] = self.pooler(x_BLD)
+            outputs["pooled_output"] = self.pooler(x_BLD[:, 0])
         if "nsp" in self.config.heads:
             outputs["nsp_logits"] = self.nsp_head(outputs["pooled_output"]).astype(jnp.float32)
         if "mlm" in self.config.heads:
             if masked_positions is not None:
                 x_BLD = heads.gather_positions(x_BLD, masked_positions)
             outputs["mlm_logits"] = self.mlm_head(x_BLD, self.embeddings.word)
-        return outputs
+        return self.add_downstream(outputs, attention_mask, deterministic=deterministic)
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
@@ -212,6 +217,14 @@ HF_TIED = {
 }
 HF_SKIPPED = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 HF_PREFIX = "bert."  # absent from the names in a file of the bare encoder
+
+# Their classes for tasks, by the end of their names: our modules and theirs.
+HF_HEADS = {
+    "ForSequenceClassification": {"classifier/logits": "classifier"},
+    "ForMultipleChoice": {"classifier/logits": "classifier"},
+    "ForTokenClassification": {"token_classifier/logits": "classifier"},
+    "ForQuestionAnswering": {"span/logits": "qa_outputs"},
+}
 
 # Their config.json: "fields" is their key and our field; "fixed" has the only value that this model
 # computes; "architectures" is the class that has exactly these heads.

@@ -13,9 +13,11 @@ import jax
 
 from bertjax.models import bert, heads, layers
 
+HEADS = ("mlm", *heads.DOWNSTREAM)
+
 
 @dataclasses.dataclass(frozen=True)
-class Config(layers.Compute):
+class Config(layers.Fields):
     """The fields of the model; what BERT has beyond them is fixed here."""
 
     vocab_size: int = 30522
@@ -32,7 +34,7 @@ class Config(layers.Compute):
 
     def __post_init__(self):
         layers.check_fields(self)
-        heads.check(self.heads, ("mlm",))
+        heads.check(self, HEADS)
 
     @property
     def layer_norm_eps(self) -> float:
@@ -61,6 +63,11 @@ class Model(bert.Model):
     """
 
     config: Config
+
+    layouts = heads.LAYOUTS | {
+        "classifier": heads.Layout(activation="relu", rate=0.2),
+        "span": heads.Layout(rate=0.1),
+    }
 
     def __call__(
         self,
@@ -119,6 +126,11 @@ HF_NAMES = (
 HF_TIED = {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"}
 HF_SKIPPED = ("distilbert.embeddings.position_ids",)
 HF_PREFIX = "distilbert."
+_CLASSIFIER = {"classifier/transform": "pre_classifier", "classifier/logits": "classifier"}
+HF_HEADS = bert.HF_HEADS | {
+    "ForSequenceClassification": _CLASSIFIER,
+    "ForMultipleChoice": _CLASSIFIER,
+}
 HF_CONFIG = {
     "model_type": "distilbert",
     "fields": {

@@ -2,8 +2,9 @@
 
 Both are BERT encoders on one set of embeddings, [V, E] as in ALBERT, mapped to the width of each.
 `heads` says what the model is: ("mlm", "rtd") both, as they are trained; ("rtd",) the discriminator
-and ("mlm",) the generator, as they are handed over; () a bare encoder. Only both has the fields
-`generator_*`: the generator alone has its sizes in the main fields. `parts` cuts one out.
+and ("mlm",) the generator, as they are handed over; () a bare encoder; a head for a task stands on
+the discriminator. Only both has the fields `generator_*`: the generator alone has its sizes in the
+main fields. `parts` cuts one out.
 
     >>> model = Model(Config(**VARIANTS["small"]))
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
@@ -21,6 +22,8 @@ import jax.numpy as jnp
 from bertjax import errors, sharding
 from bertjax.models import bert, heads, layers, masks, post_norm
 
+HEADS = ("mlm", "rtd", *heads.DOWNSTREAM)
+
 
 @dataclasses.dataclass(frozen=True)
 class Config(bert.Config):
@@ -37,12 +40,17 @@ class Config(bert.Config):
 
     def __post_init__(self):
         layers.check_fields(self)
-        heads.check(self.heads, ("mlm", "rtd"))
+        heads.check(self, HEADS)
         if self.generator_hidden_size % self.generator_num_heads:
             raise errors.UserError(
                 f"config.model.generator_num_heads = {self.generator_num_heads}: must be a divisor "
                 f"of config.model.generator_hidden_size = {self.generator_hidden_size}"
             )
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether the model is generator and discriminator."""
+        return {"mlm", "rtd"} <= set(self.heads)
 
     @property
     def generator(self) -> "Config":
@@ -108,7 +116,7 @@ class RtdHead(nn.Module):
         return layers.dense(1, self.config, name="classifier")(x_BLD)[..., 0].astype(jnp.float32)
 
 
-class Model(nn.Module):
+class Model(heads.Model):
     """Inputs are int32[B, L], `masked_positions` int32[B, P].
 
     `attention_mask` is 1 on tokens; rows that hold several examples have `segment_ids` (0 on
@@ -116,6 +124,8 @@ class Model(nn.Module):
     """
 
     config: Config
+
+    layouts = heads.LAYOUTS | {"classifier": heads.Layout(activation="gelu", first_rate=None)}
 
     def setup(self):
         config = self.config
@@ -127,9 +137,10 @@ class Model(nn.Module):
             self.rtd_head = RtdHead(config)
         if "mlm" in config.heads:  # its activation is gelu whatever that of the layers
             self.mlm_head = heads.MlmHead(dataclasses.replace(config, activation="gelu"))
-        if config.heads == ("mlm", "rtd"):
+        if config.is_pair:
             self.generator_project = _project(config.generator)
             self.generator_encoder = post_norm.Encoder(config.generator)
+        self.setup_downstream()
 
     def __call__(
         self,
@@ -149,13 +160,13 @@ class Model(nn.Module):
         rtd_logits [B, L], float32, above 0 where a token seems replaced; mlm_logits [B, P, rows of
         the word table], float32, at `masked_positions`, or at every position without them;
         last_hidden_state [B, L, D] and, on request, hidden_states [1 + num_layers, B, L, D]: of the
-        discriminator, in a model of both.
+        discriminator, in a model of both; and what `heads.Model.add_downstream` tells.
 
         heads_to_run: of `config.heads`, all of them without it. A model of both runs only the
         encoders that these need.
         """
         run = self.config.heads if heads_to_run is None else heads_to_run
-        both = self.config.heads == ("mlm", "rtd")
+        both = self.config.is_pair
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
         if position_ids is None:
@@ -166,12 +177,13 @@ class Model(nn.Module):
             "deterministic": deterministic,
         }
         outputs = {}
-        if not both or "rtd" in run:
+        if not both or run != ("mlm",):
             first_BLD = self.project(x_BLE) if self.project else x_BLE
             x_BLD, hidden = self.encoder(first_BLD, keep_hidden=output_hidden_states, **encode)
             outputs["last_hidden_state"] = x_BLD
             if output_hidden_states:
                 outputs["hidden_states"] = jnp.concatenate([first_BLD[None], hidden])
+            self.add_downstream(outputs, attention_mask, deterministic=deterministic)
             if "rtd" in run:
                 outputs["rtd_logits"] = self.rtd_head(x_BLD)
         if "mlm" in run:
@@ -192,7 +204,7 @@ def parts(
     fields: of the Config. params: nested dict. A discriminator or generator alone is its only part.
     """
     config = Config(**fields)
-    if config.heads != ("mlm", "rtd"):
+    if not config.is_pair:
         name = "generator" if config.heads == ("mlm",) else "discriminator"
         return {name: (fields, params)}
     of_generator = ("mlm_head", "generator_project", "generator_encoder")
@@ -205,7 +217,8 @@ def parts(
     own = [name for name in fields if not name.startswith("generator_")]
     return {
         "discriminator": (
-            {name: fields[name] for name in own} | {"heads": ("rtd",)},
+            {name: fields[name] for name in own}
+            | {"heads": tuple(head for head in config.heads if head != "mlm")},
             discriminator,
         ),
         "generator": ({name: getattr(config.generator, name) for name in own}, generator),
@@ -218,7 +231,7 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     predictions: positions at which the vocabulary is scored. In a model of both: of the generator
     and of the discriminator.
     """
-    if config.heads == ("mlm", "rtd"):
+    if config.is_pair:
         alone = dataclasses.replace(config, heads=("rtd",))
         return sum(flops_per_sequence(c, length, predictions) for c in (config.generator, alone))
     narrow, width = config.embedding_size, config.hidden_size
@@ -254,6 +267,16 @@ HF_NAMES = _OWN + tuple(
 HF_TIED = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}
 HF_SKIPPED = ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")
 HF_PREFIX = "electra."
+HF_HEADS = bert.HF_HEADS | {
+    "ForSequenceClassification": {
+        "classifier/transform": "classifier.dense",
+        "classifier/logits": "classifier.out_proj",
+    },
+    "ForMultipleChoice": {
+        "classifier/transform": "sequence_summary.summary",
+        "classifier/logits": "classifier",
+    },
+}
 
 HF_CONFIG = {
     "model_type": "electra",

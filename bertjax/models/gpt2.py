@@ -18,16 +18,17 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax import errors, sharding
-from bertjax.models import attention, layers, masks
+from bertjax import sharding
+from bertjax.models import attention, heads, layers, masks
 
 KIND = "decoder"
 INPUTS = ("input_ids",)
 OBJECTIVE = {"name": "causal_lm"}  # what it was published with
+HEADS = ("lm", *heads.DOWNSTREAM)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(layers.Compute):
+class Config(layers.Fields):
     """The fields of the model. `dropout_rate` is that of what layers add to the residual."""
 
     vocab_size: int = 50257
@@ -46,7 +47,7 @@ class Config(layers.Compute):
 
     def __post_init__(self):
         layers.check_fields(self)
-        errors.check(self.heads in ((), ("lm",)), "model.heads", self.heads, "('lm',) or ()")
+        heads.check(self, HEADS)
 
     def kernel_std(self, name: str) -> float:
         """Smaller for the two maps of a layer that add to the residual (section 2.3)."""
@@ -136,15 +137,28 @@ class Embeddings(nn.Module):
         return self.dropout(x_BLD, deterministic).astype(self.config.dtype)
 
 
-class Model(nn.Module):
+class Model(heads.Model):
     """Inputs are int32[B, L]; a position sees itself and what stands before it in its segment."""
 
     config: Config
+
+    layouts = heads.LAYOUTS | {
+        "classifier": heads.Layout(rate=0.0, use_bias=False),
+        "token_classifier": heads.Layout(rate=0.1),
+    }
 
     def setup(self):
         self.embeddings = Embeddings(self.config)
         self.decoder = Decoder(self.config)
         self.final_norm = layers.LayerNorm(self.config.layer_norm_eps)
+        self.setup_downstream()
+
+    def class_features(self, x_BLD: jax.Array, attention_mask: jax.Array | None) -> jax.Array:
+        """[B, D]: the state of the last token that is no padding, which alone has seen all."""
+        if attention_mask is None:
+            return x_BLD[:, -1]
+        places_BL = jnp.arange(x_BLD.shape[1]) * (attention_mask > 0)
+        return heads.gather_positions(x_BLD, places_BL.max(axis=1)[:, None])[:, 0]
 
     def __call__(
         self,
@@ -165,7 +179,7 @@ class Model(nn.Module):
 
         logits [B, L, rows of the word table], float32: of the token after each position, with the
         head "lm"; last_hidden_state [B, L, D], normed; hidden_states [1 + num_layers, B, L, D] on
-        request, the last one normed.
+        request, the last one normed; and what `heads.Model.add_downstream` tells.
         """
         if position_ids is None:
             position_ids = jnp.arange(input_ids.shape[1])[None, :]
@@ -179,7 +193,7 @@ class Model(nn.Module):
             outputs["hidden_states"] = jnp.concatenate([first_BLD[None], hidden[:-1], x_BLD[None]])
         if "lm" in self.config.heads:
             outputs["logits"] = self._logits(x_BLD)
-        return outputs
+        return self.add_downstream(outputs, attention_mask, deterministic=deterministic)
 
     def _logits(self, x_BLD: jax.Array) -> jax.Array:
         logits_BLV = self.embeddings.word.attend(x_BLD).astype(jnp.float32)
@@ -263,6 +277,11 @@ HF_NAMES = (
 HF_TIED = {"lm_head.weight": "transformer.wte.weight"}
 HF_SKIPPED = ("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias")  # their causal mask
 HF_PREFIX = "transformer."  # absent from the names in a file of the bare decoder
+HF_HEADS = {
+    "ForSequenceClassification": {"classifier/logits": "score"},
+    "ForTokenClassification": {"token_classifier/logits": "classifier"},
+    "ForQuestionAnswering": {"span/logits": "qa_outputs"},
+}
 
 
 def _read(content: dict[str, Any]) -> dict[str, Any]:

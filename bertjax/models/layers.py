@@ -18,6 +18,7 @@ from bertjax import errors, hashing, sharding
 
 VOCAB_MULTIPLE = 128  # rows of the embedding table: the lane width of a TPU; meshes divide it
 MASKED = -1e9  # a logit that softmax turns into 0 in float32 and that stays finite in a masked row
+ADAPTER_STD = 1e-3  # of the kernels of a fresh adapter, which so changes next to nothing
 
 ACTIVATIONS: dict[str, Callable] = {
     "gelu": lambda x: nn.gelu(x, approximate=False),
@@ -66,6 +67,18 @@ class Compute:
         return self.init_std
 
 
+@dataclasses.dataclass(frozen=True)
+class Fields(Compute):
+    """What fine-tuning adds to the fields of every family; pretraining leaves it out.
+
+    num_labels: size of the heads "classifier" and "token_classifier".
+    adapter_size: width of the adapters in every layer; 0: there are none.
+    """
+
+    num_labels: int = 0
+    adapter_size: int = 0
+
+
 def check_fields(config: Any) -> None:
     """Raises UserError for a size or rate that no encoder can have, by the name of its key."""
 
@@ -74,7 +87,8 @@ def check_fields(config: Any) -> None:
 
     for field in dataclasses.fields(config):
         if field.type is int:
-            least = 0 if field.name.endswith("_id") else 1  # ids count from 0
+            free = field.name.endswith("_id") or field.name in ("num_labels", "adapter_size")
+            least = 0 if free else 1  # ids count from 0
             check(getattr(config, field.name) >= least, field.name, f"{least} or more")
         if field.name.endswith("dropout_rate"):
             check(0.0 <= getattr(config, field.name) < 1.0, field.name, "in [0, 1)")
@@ -227,6 +241,24 @@ class RMSNorm(nn.Module):
         return (wide * jax.lax.rsqrt(square + self.epsilon) * scale).astype(x.dtype)
 
 
+class Adapter(nn.Module):
+    """x + up(gelu(down(x))), which starts as x but for a little (Houlsby et al., arXiv 1902.00751).
+
+    After the attention and after the MLP of every layer, on what they add to the residual (section
+    2.1, figure 2). `config.adapter_size` is the width of the middle.
+    """
+
+    config: Any
+
+    @nn.compact
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        config = self.config
+        down = dense(config.adapter_size, config, init_std=ADAPTER_STD, name="down")
+        up = dense(x_BLD.shape[-1], config, init_std=ADAPTER_STD, name="up")
+        added_BLD = up(ACTIVATIONS["gelu"](down(x_BLD)))
+        return x_BLD + sharding.constrain(added_BLD, ("batch", "length", "embed"))
+
+
 class Mlp(nn.Module):
     """Two dense layers with the activation between them; gated: its product with a third map.
 
@@ -254,7 +286,8 @@ class Mlp(nn.Module):
         if self.gated:
             hidden_BLF = hidden_BLF * wide("wi_gate")
         hidden_BLF = Dropout(self.dropout_rate, name="dropout")(hidden_BLF, deterministic)
-        return map_("wo", config.hidden_size)(hidden_BLF)
+        out_BLD = map_("wo", config.hidden_size)(hidden_BLF)
+        return Adapter(config, name="adapter")(out_BLD) if config.adapter_size else out_BLD
 
 
 def stack(

@@ -24,9 +24,11 @@ import numpy as np
 from bertjax import errors, sharding
 from bertjax.models import attention, heads, layers, masks, positions
 
+HEADS = ("mlm", *heads.DOWNSTREAM)
+
 
 @dataclasses.dataclass(frozen=True)
-class Config(layers.Compute):
+class Config(layers.Fields):
     """The fields of the model. Dropout is off, as in their releases."""
 
     vocab_size: int = 50368
@@ -49,7 +51,7 @@ class Config(layers.Compute):
 
     def __post_init__(self):
         layers.check_fields(self)
-        heads.check(self.heads, ("mlm",))
+        heads.check(self, HEADS)
         # Theirs has two fields, one for the layers, one for the head.
         errors.check(self.activation == "gelu", "model.activation", self.activation, "gelu")
         if self.head_dim % 2:
@@ -180,7 +182,7 @@ class Embeddings(nn.Module):
         return self.dropout(x_BLD, deterministic).astype(self.config.dtype)
 
 
-class Model(nn.Module):
+class Model(heads.Model):
     """Inputs are int32[B, L], `masked_positions` int32[B, P].
 
     `attention_mask` is 1 on tokens; rows that hold several examples have `segment_ids` (0 on
@@ -189,11 +191,17 @@ class Model(nn.Module):
 
     config: Config
 
+    layouts = dict.fromkeys(
+        heads.DOWNSTREAM,
+        heads.Layout(activation="gelu", norm=True, rate=0.0, starts_as="mlm_head"),
+    )
+
     def setup(self):
         self.embeddings = Embeddings(self.config)
         self.encoder = Encoder(self.config)
         if "mlm" in self.config.heads:
             self.mlm_head = heads.MlmHead(self.config, use_bias=False)
+        self.setup_downstream()
 
     def __call__(
         self,
@@ -210,7 +218,8 @@ class Model(nn.Module):
 
         last_hidden_state [B, L, D], normed; mlm_logits [B, P, rows of the word table], float32, at
         `masked_positions`, or at every position without them; on request hidden_states
-        [1 + num_layers, B, L, D], the residual before every layer and then the last_hidden_state.
+        [1 + num_layers, B, L, D], the residual before every layer and then the last_hidden_state;
+        and what `heads.Model.add_downstream` tells.
         """
         if position_ids is None:
             position_ids = jnp.arange(input_ids.shape[1])[None, :]
@@ -229,7 +238,7 @@ class Model(nn.Module):
             if masked_positions is not None:
                 x_BLD = heads.gather_positions(x_BLD, masked_positions)
             outputs["mlm_logits"] = self.mlm_head(x_BLD, self.embeddings.word)
-        return outputs
+        return self.add_downstream(outputs, attention_mask, deterministic=deterministic)
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
@@ -275,6 +284,22 @@ HF_TIED = {"decoder.weight": "model.embeddings.tok_embeddings.weight"}
 HF_SKIPPED = ()
 HF_PREFIX = "model."
 
+
+def _with_map(head: str) -> dict[str, str]:
+    return {
+        f"{head}/transform": "head.dense",
+        f"{head}/norm": "head.norm",
+        f"{head}/logits": "classifier",
+    }
+
+
+HF_HEADS = {
+    "ForSequenceClassification": _with_map("classifier"),
+    "ForMultipleChoice": _with_map("classifier"),
+    "ForTokenClassification": _with_map("token_classifier"),
+    "ForQuestionAnswering": _with_map("span"),
+}
+
 _FULL, _LOCAL = "full_attention", "sliding_attention"
 
 
@@ -297,6 +322,11 @@ def _read(content: dict[str, Any]) -> dict[str, Any]:
                 f"config.json: layer_types = {types} is not supported, only global layers at a "
                 "fixed distance from the first one on"
             )
+    pooling = content.get("classifier_pooling", "cls")
+    if pooling != "cls" and "Classifi" in str(content.get("architectures")):
+        raise errors.UserError(
+            f"config.json: classifier_pooling = {pooling!r} is not supported, only 'cls' is"
+        )
     fields = {}
     for ours, value in found.items():
         usual = getattr(Config(), ours)
@@ -337,6 +367,7 @@ HF_CONFIG = {
         "global_rope_theta": fields["global_theta"],
         "local_rope_theta": fields["local_theta"],
         "global_attn_every_n_layers": fields["global_every"],
+        "classifier_pooling": "cls",
         **dict.fromkeys(("cls_token_id", "sep_token_id")),  # else theirs are those of its release
     },
     "architectures": {(): "ModernBertModel", ("mlm",): "ModernBertForMaskedLM"},

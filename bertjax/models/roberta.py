@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from bertjax import errors
 from bertjax.models import bert, heads, layers
 
+HEADS = ("pooler", "mlm", *heads.DOWNSTREAM)
+
 
 @dataclasses.dataclass(frozen=True)
 class Config(bert.Config):
@@ -31,7 +33,7 @@ class Config(bert.Config):
 
     def __post_init__(self):
         layers.check_fields(self)
-        heads.check(self.heads, ("pooler", "mlm"))
+        heads.check(self, HEADS)
         # Its head has gelu whatever the layers have.
         errors.check(self.activation == "gelu", "model.activation", self.activation, "gelu")
 
@@ -46,9 +48,14 @@ VARIANTS = {name: bert.VARIANTS[name] for name in ("mini", "base", "large")}
 
 
 class Model(bert.Model):
-    """Inputs are those of `bert.Model` but for the token types, which are all the first one."""
+    """Inputs are those of `bert.Model` but for the token types, which are all the first one.
+
+    The classifier has a map of its own, or reads the pooler where there is one (multiple choice).
+    """
 
     config: Config
+
+    layouts = heads.LAYOUTS | {"classifier": heads.Layout(activation="tanh", first_rate=None)}
 
     @property
     def first_position(self) -> int:
@@ -102,6 +109,13 @@ HF_TIED = {
 }
 HF_SKIPPED = ("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids")
 HF_PREFIX = "roberta."
+
+HF_HEADS = bert.HF_HEADS | {
+    "ForSequenceClassification": {
+        "classifier/transform": "classifier.dense",
+        "classifier/logits": "classifier.out_proj",
+    },
+}
 
 
 def _read(content: dict[str, Any]) -> dict[str, int]:

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from bertjax import sharding
 from bertjax.models import bert, heads, layers
 
+HEADS = ("pooler", "mlm", "sbo", *heads.DOWNSTREAM)
+
 
 @dataclasses.dataclass(frozen=True)
 class Config(bert.Config):
@@ -29,7 +31,8 @@ class Config(bert.Config):
 
     def __post_init__(self):
         layers.check_fields(self)
-        heads.check(self.heads, ("pooler", "mlm", "sbo"))
+        heads.check(self, HEADS)
+        heads.check_pooled(self, "classifier")
 
 
 KIND = "encoder"
@@ -123,6 +126,7 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
 # A folder of theirs is one of BERT, which has no place for the boundary head.
 HF_NAMES = bert.HF_NAMES
 HF_DROPPED = ("sbo_head/",)
+HF_HEADS = bert.HF_HEADS
 HF_TIED = bert.HF_TIED
 HF_SKIPPED = bert.HF_SKIPPED
 HF_PREFIX = bert.HF_PREFIX

@@ -34,7 +34,7 @@ TRUNCATED_STD = 0.87962566  # of a unit normal cut at two, which is how paramete
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(layers.Compute):
+class Config(layers.Fields):
     """The fields of the model; the decoder shares all but the number of layers."""
 
     vocab_size: int = 32128
@@ -59,7 +59,7 @@ class Config(layers.Compute):
         layers.check_fields(self)
         errors.check(self.attention == "xla", "attention", self.attention,
                      "xla, which alone adds t5's bias to the scores")  # fmt: skip
-        errors.check(self.heads in ((), ("lm",)), "model.heads", self.heads, "('lm',) or ()")
+        errors.check(self.heads in ((), HEADS), "model.heads", self.heads, "('lm',) or ()")
         if (self.activation, self.gated) not in UNITS.values():
             raise errors.UserError(
                 f"config.model.activation = {self.activation!r}: gated, must be relu or gelu_tanh"
@@ -121,6 +121,7 @@ _MT5_NAMES = {"3b": "xl", "11b": "xxl"}
 KIND = "encoder_decoder"
 INPUTS = ("input_ids", "decoder_input_ids")
 OBJECTIVE = {"name": "span_corruption"}  # what it was published with
+HEADS = ("lm",)
 SMOKE = {**layers.SMOKE, "num_decoder_layers": 2, "head_dim": 32}
 
 # The paper's section 3.7 for version 1.0; mT5's table 1, ByT5's table 1.
@@ -328,6 +329,7 @@ HF_TIED = {
 }
 HF_SKIPPED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
 HF_PREFIX = ""
+HF_HEADS: dict[str, dict[str, str]] = {}
 
 
 def _read(content: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,169 @@
+"""Every strategy of fine-tuning on the same tasks: score, trained parameters, memory, time.
+
+    python -m benchmarks.strategies_table --model=minilm/ --data=shared/data/ \\
+        --output=strategies/ [--tasks=banking77,uner_ewt] [--only=lora] [--seeds=3] \\
+        [--max_train=3000]
+
+Each strategy has its own two rates (`ROWS`), for what is trained decides what rate it bears; the
+better one on dev is taken, and its score on dev is the one in the table. Batches, epochs and data
+are those of `benchmarks/finetune.py`. Every strategy is a process of its own: "peak" is the most
+memory that the process held (on an accelerator: that its arrays took), the interpreter, the
+libraries and the examples included; "state" is what its parameters, gradients and moments take,
+computed. "seconds" are those of one run of one seed, evaluations and compilation included.
+
+A finished process leaves OUTPUT/TASK-STRATEGY.json and is not run again. Writes OUTPUT/table.md.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+from benchmarks import finetune
+
+# name: (strategy, its fields, rates, rate of the head in rates of the body)
+ROWS: dict[str, tuple[str, dict[str, Any], tuple[float, float]]] = {
+    "full": ("full", {}, (5e-5, 1e-4)),
+    "features": ("features", {}, (1e-3, 5e-3)),
+    "freeze 2": ("partial", {"frozen_layers": 2}, (5e-5, 1e-4)),
+    "freeze 4": ("partial", {"frozen_layers": 4}, (5e-5, 1e-4)),
+    "layer-wise decay": ("layerwise", {"decay": 0.9}, (5e-5, 1e-4)),
+    "gradual": ("gradual", {"layers_per_epoch": 2}, (5e-5, 1e-4)),
+    "adapters": ("adapters", {"adapter_size": 64}, (3e-4, 1e-3)),
+    "lora": ("lora", {"rank": 8, "alpha": 16.0}, (5e-4, 2e-3)),
+    "prompts": ("prompts", {"length": 20}, (3e-3, 1e-2)),
+    "bitfit": ("bitfit", {}, (5e-4, 2e-3)),
+}
+KEYS = ("model", "data", "output", "seeds", "max_train", "num_epochs", "dtype")
+
+
+def work(task: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one strategy on one task, in this process."""
+    from bertjax import backend
+
+    backend.configure(flags.dtype)
+    import jax
+
+    import bertjax
+
+    case = finetune.TASKS[task]
+    strategy, fields, rates = ROWS[name]
+    folder = pathlib.Path(flags.data) / case.folder
+    report = bertjax.finetune(
+        model=flags.model,
+        task=case.task,
+        train=folder / case.train,
+        dev=folder / case.dev,
+        output=pathlib.Path(flags.output) / f"{task}-{slug(name)}",
+        strategy=strategy,
+        seeds=flags.seeds,
+        num_epochs=flags.num_epochs or case.num_epochs,
+        learning_rates=rates,
+        max_length=case.max_length,
+        batch_size=case.batch_size,
+        dtype=flags.dtype,
+        overrides={"data.max_train": flags.max_train}
+        | {f"strategy.{key}": value for key, value in fields.items()},
+    ).report
+    stats = jax.devices()[0].memory_stats() or {}
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    main = finetune.MAIN[case.task]
+    chosen = [
+        run for run in report["runs"] if run["learning_rate"] == report["best"]["learning_rate"]
+    ]
+    return {
+        "score": report["splits"]["dev"][main],
+        "metric": main,
+        "rate": report["best"]["learning_rate"],
+        "trained": report["parameters"]["trained"],
+        "total": report["parameters"]["total"],
+        "state": sum(report["memory"].values()),
+        "peak": stats["peak_bytes_in_use"] if stats else 1024 * kibibytes,
+        "seconds": statistics.median(run["seconds"] for run in chosen),
+    }
+
+
+def slug(name: str) -> str:
+    """The name in file names."""
+    return name.replace(" ", "_")
+
+
+def cell(task: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
+    """The figures of a strategy: read where they are there, else made by a process of its own."""
+    file = pathlib.Path(flags.output) / f"{task}-{slug(name)}.json"
+    if not file.exists():
+        shared = [f"--{key}={getattr(flags, key)}" for key in KEYS]
+        worker = ["--worker", f"--tasks={task}", f"--only={name}"]
+        command = [sys.executable, "-m", "benchmarks.strategies_table", *shared, *worker]
+        subprocess.run(command, check=True, cwd=finetune.REPOSITORY)
+    return json.loads(file.read_text())
+
+
+def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """A table a task, in Markdown."""
+    lines = []
+    for task, found in results.items():
+        lines += [
+            f"| {task} | score | trained parameters | share | state, MB | peak, MB | s | rate |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for name, row in found.items():
+            std = "" if row["score"]["std"] is None else f" +- {row['score']['std']:.2f}"
+            cells = [
+                name,
+                f"{row['score']['mean']:.2f}{std}",
+                f"{row['trained']:,}",
+                f"{row['trained'] / row['total']:.2%}",
+                f"{row['state'] / 1e6:.0f}",
+                f"{row['peak'] / 1e6:,.0f}",
+                f"{row['seconds']:.0f}",
+                f"{row['rate']:g}",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Runs what is missing, prints the table after every strategy."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--data", required=True, help="folder with the files of the tasks")
+    parser.add_argument("--output", required=True, help="folder of the figures")
+    parser.add_argument("--tasks", default="banking77,uner_ewt")
+    parser.add_argument("--only", action="append", choices=tuple(ROWS), help="may be repeated")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--max_train", type=int, default=0, help="examples; 0: all")
+    parser.add_argument("--num_epochs", type=int, default=0, help="0: those of the task")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    flags = parser.parse_args()
+    if flags.worker:
+        (name,) = flags.only
+        content = json.dumps(work(flags.tasks, name, flags), indent=1)
+        file = pathlib.Path(flags.output) / f"{flags.tasks}-{slug(name)}.json"
+        partial = file.with_suffix(".partial")
+        partial.write_text(content)
+        os.replace(partial, file)
+        return 0
+    for key in ("model", "data", "output"):
+        setattr(flags, key, str(pathlib.Path(getattr(flags, key)).resolve()))
+    output = pathlib.Path(flags.output)
+    output.mkdir(parents=True, exist_ok=True)
+    results: dict[str, dict[str, dict[str, Any]]] = {}
+    for task in flags.tasks.split(","):
+        results[task] = {}
+        for name in flags.only or ROWS:
+            results[task][name] = cell(task, name, flags)
+            print(table(results), flush=True)
+            (output / "table.md").write_text(table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

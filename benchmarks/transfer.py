@@ -1,0 +1,189 @@
+"""Accuracy against the number of labels: from real weights, from our own pretraining, from scratch.
+
+    python -m benchmarks.transfer --data=shared/data/ --output=transfer/ \\
+        --real=minilm/ --ours=run/ [--tasks=banking77,snips] [--counts=100,300,1000,3000,0] \\
+        [--seeds=3] [--strategy=full]
+
+--real and --ours are checkpoints; "scratch" is the model of --ours with fresh parameters and its
+tokenizer. Of each task COUNTS labelled examples are taken (0: all), the same share of every label
+and the same ones for all three. The rate is the best of `RATES` on a tenth of the training file,
+held out beforehand; reported is the file that the task calls dev, scored once with that rate. All
+have as many epochs as give `MIN_STEPS` steps, and 3 at least: few labels are seen more often.
+
+Each (task, source, count) is a folder of OUTPUT that `bertjax finetune` goes on with, so a stopped
+benchmark goes on where it was. Writes transfer.png and table.md, and says how many labels from
+scratch are worth 1,000 with pretraining: interpolated in the logarithm of the number of labels.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import pathlib
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+import bertjax
+from bertjax import backend, build, plot
+from bertjax.artifact import artifact, loading
+from bertjax.finetune import tasks
+
+TASKS = {
+    "banking77": ("classification/banking77", 64),
+    "snips": ("classification/snips_intent", 64),
+    "movie_reviews": ("classification/movie_reviews", 256),
+}
+SOURCES = ("real", "ours", "scratch")
+COLOURS = {"real": plot.TRAIN, "ours": plot.HELDOUT, "scratch": plot.QUIET}
+RATES = (1e-4, 5e-4)
+MIN_STEPS = 400
+BATCH_SIZE = 32
+REFERENCE = 1000  # labels
+
+
+def scratch(ours: str, folder: pathlib.Path) -> pathlib.Path:
+    """An artifact of the model of `ours` with fresh parameters; made once."""
+    if not folder.exists():
+        source = loading.load(ours)
+        params = build.init_params(build.model(source.family, source.fields), jax.random.key(0))
+        fresh = dataclasses.replace(source, params=jax.device_get(params), step=None)
+        artifact.write(fresh, folder)
+    return folder
+
+
+def epochs(count: int) -> int:
+    """So many that there are MIN_STEPS steps, and 3 at least."""
+    return max(3, math.ceil(MIN_STEPS / math.ceil(count / BATCH_SIZE)))
+
+
+def run(task: str, source: str, model: str, count: int, flags: argparse.Namespace) -> list[float]:
+    """Accuracies of the seeds."""
+    name, max_length = TASKS[task]
+    folder = pathlib.Path(flags.data) / name
+    output = pathlib.Path(flags.output) / task / f"{source}-{count or 'all'}"
+    if not (output / "report.json").exists():
+        examples = tasks.read(tasks.find("classification"), str(folder / "train.tsv"), "train")
+        bertjax.finetune(
+            model=model,
+            task="classification",
+            train=folder / "train.tsv",
+            test=folder / "dev.tsv",
+            output=output,
+            strategy=flags.strategy,
+            seeds=flags.seeds,
+            num_epochs=flags.num_epochs or epochs(count or len(examples)),
+            learning_rates=RATES,
+            max_length=max_length,
+            batch_size=BATCH_SIZE,
+            dtype=flags.dtype,
+            overrides={"data.max_train": count},
+        )
+    report = json.loads((output / "report.json").read_text())
+    return report["splits"]["test"]["accuracy"]["values"]
+
+
+def worth(counts: list[int], scores: list[float], score: float) -> float | None:
+    """Labels at which the curve reaches `score`; None where it does not."""
+    best = np.maximum.accumulate(scores)
+    if score > best[-1]:
+        return None
+    return float(np.exp(np.interp(score, best, np.log(counts))))
+
+
+def conclusions(counts: list[int], means: dict[str, list[float]]) -> list[str]:
+    """How many labels from scratch are worth REFERENCE with each pretraining."""
+    lines = []
+    for source in means.keys() - {"scratch"}:
+        if REFERENCE not in counts or "scratch" not in means:
+            continue
+        score = means[source][counts.index(REFERENCE)]
+        found = worth(counts, means["scratch"], score)
+        many = f"about {found:,.0f}" if found else f"more than all {counts[-1]:,}"
+        lines.append(f"{REFERENCE:,} labels from {source}: {score:.1f}; from scratch: {many}")
+    return sorted(lines)
+
+
+def draw(results: dict[str, dict[str, Any]], file: pathlib.Path) -> None:
+    """A panel a task, a line a source: the mean of the seeds, and every seed."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(plot.STYLE):
+        figure = Figure(figsize=(4.8 * len(results), 4), dpi=130, layout="constrained")
+        for axes, (task, found) in zip(
+            np.ravel(figure.subplots(1, len(results))), results.items(), strict=True
+        ):
+            for source, scores in found["scores"].items():
+                colour = COLOURS[source]
+                means = [np.mean(each) for each in scores]
+                axes.plot(found["counts"], means, "o-", color=colour, label=source)
+                for count, each in zip(found["counts"], scores, strict=True):
+                    axes.plot([count] * len(each), each, ".", color=colour, alpha=0.4)
+            axes.set_xscale("log")
+            axes.set_xticks(found["counts"], [f"{count:,}" for count in found["counts"]])
+            axes.minorticks_off()
+            axes.set_title(task)
+            axes.set_xlabel("labelled examples")
+            axes.set_ylabel("accuracy")
+        figure.axes[0].legend(loc="lower right")
+        figure.savefig(file)
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """Mean and standard deviation of every cell in Markdown, and what follows."""
+    lines = []
+    for task, found in results.items():
+        counts = found["counts"]
+        lines += [f"| {task} | {' | '.join(f'{count:,}' for count in counts)} |"]
+        lines += ["|---" * (len(counts) + 1) + "|"]
+        for source, scores in found["scores"].items():
+            cells = [
+                f"{np.mean(s):.1f} +- {np.std(s, ddof=min(1, len(s) - 1)):.1f}" for s in scores
+            ]
+            lines.append(f"| {source} | {' | '.join(cells)} |")
+        means = {s: [float(np.mean(each)) for each in v] for s, v in found["scores"].items()}
+        lines += ["", *conclusions(counts, means), ""]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Runs what is missing; prints and draws after every task."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", required=True, help="folder with the files of TASKS")
+    parser.add_argument("--output", required=True, help="folder of the runs")
+    parser.add_argument("--real", help="checkpoint of others; without it that line is left out")
+    parser.add_argument("--ours", required=True, help="workdir or artifact")
+    parser.add_argument("--tasks", default="banking77,snips")
+    parser.add_argument("--counts", default="100,300,1000,3000,0")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--strategy", default="full")
+    parser.add_argument("--num_epochs", type=int, default=0, help="0: as MIN_STEPS asks")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    flags = parser.parse_args()
+    backend.configure(flags.dtype)
+    output = pathlib.Path(flags.output)
+    output.mkdir(parents=True, exist_ok=True)
+    models = {"real": flags.real, "ours": flags.ours}
+    models["scratch"] = str(scratch(flags.ours, output / "scratch"))
+    wanted = [int(count) for count in flags.counts.split(",")]
+    results: dict[str, dict[str, Any]] = {}
+    for task in flags.tasks.split(","):
+        scores = {
+            source: [run(task, source, models[source], count, flags) for count in wanted]
+            for source in SOURCES
+            if models[source]
+        }
+        path = pathlib.Path(flags.data) / TASKS[task][0] / "train.tsv"
+        everything = len(path.read_text(encoding="utf-8").splitlines()) - 1
+        results[task] = {"counts": [count or everything for count in wanted], "scores": scores}
+        print(table(results), flush=True)
+        (output / "table.md").write_text(table(results))
+        draw(results, output / "transfer.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""The classes of transformers for tasks: their heads, their tensors, what their config.json says.
+
+A class is known by the end of its name, "ForSequenceClassification" and so on, the keys of a
+family's `HF_HEADS`: modules of ours and of theirs. In config.json the labels are `id2label`; what a
+task has beyond that, and what a fine-tuned T5 or encoder was made for, stands under "bertjax",
+which transformers keeps and does not read.
+"""
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from bertjax import build, errors
+from bertjax.artifact import artifact
+from bertjax.data import packing
+from bertjax.models import heads as heads_lib
+
+KEY = "bertjax"
+
+# Class -> (kind of task, the general task of that kind).
+_TASKS = {
+    "ForSequenceClassification": ("classification", "classification"),
+    "ForTokenClassification": ("tokens", "tokens"),
+    "ForQuestionAnswering": ("extractive_qa", "qa"),
+    "ForMultipleChoice": ("multiple_choice", "multiple_choice"),
+}
+_LABELLED = ("ForSequenceClassification", "ForTokenClassification")
+_LEAVES = {
+    "kernel": ("weight", "transpose"),
+    "bias": ("bias", "same"),
+    "scale": ("weight", "same"),
+}
+
+
+def ending_of(model: artifact.Artifact) -> str:
+    """The end of the name of the class for the model's head; "" without a head for a task.
+
+    Raises UserError where they have no class with these heads, and no place for its adapters or
+    its prompt.
+    """
+    flat = artifact.flatten(model.params)
+    if any("/adapter/" in path for path in flat):
+        raise errors.UserError(
+            f"this {model.family} has adapters, for which a Hugging Face folder has no place: "
+            "export it with --format=artifact"
+        )
+    if model.task is not None and model.task.get("prompt_ids"):
+        raise errors.UserError(
+            "this model reads a trained prompt in front of every text, which transformers does not "
+            "put there: export it with --format=artifact"
+        )
+    found = [head for head in model.fields["heads"] if head in heads_lib.DOWNSTREAM]
+    if not found:
+        return ""
+    module = build.family(model.family)
+    choices = model.task is not None and model.task["kind"] == "multiple_choice"
+    own = {path.rpartition("/")[0] for path in flat if path.split("/")[0] in found}
+    for ending, names in module.HF_HEADS.items():
+        fits = set(names) == own and choices == (ending == "ForMultipleChoice")
+        if fits and set(heads(module, ending)) == set(model.fields["heads"]):
+            return ending
+    raise errors.UserError(
+        f"transformers has no class of {model.family} with the heads "
+        f"{', '.join(model.fields['heads'])}{' for multiple choice' if choices else ''}: export it "
+        "with --format=artifact"
+    )
+
+
+def architecture(module: ModuleType, ending: str) -> str:
+    """The name of the class: "BertForSequenceClassification"."""
+    bare = module.HF_CONFIG["architectures"][()]
+    return bare.removesuffix("Model") + ending
+
+
+def ending_in(module: ModuleType, content: Mapping[str, Any]) -> str:
+    """The end of the class that a config.json names; "" where it is none for a task."""
+    named = content.get("architectures") or [""]
+    return next((ending for ending in module.HF_HEADS if str(named[0]).endswith(ending)), "")
+
+
+def heads(module: ModuleType, ending: str) -> tuple[str, ...]:
+    """The heads of a class, in our order."""
+    (head,) = {ours.split("/")[0] for ours in module.HF_HEADS[ending]}
+    pooled = module.Model.layouts[head].pooled or ending == "ForMultipleChoice"
+    return tuple(h for h in module.HEADS if h == head or (pooled and h == "pooler"))
+
+
+def lines(module: ModuleType, ending: str) -> tuple[tuple[str, str, str], ...]:
+    """The lines of a class's head, as those of HF_NAMES."""
+    if not ending:
+        return ()
+    return tuple(
+        (f"{ours}/{leaf}", f"{theirs}.{name}", way)
+        for ours, theirs in module.HF_HEADS[ending].items()
+        for leaf, (name, way) in _LEAVES.items()
+    )
+
+
+def to_config(model: artifact.Artifact, ending: str) -> dict[str, Any]:
+    """What config.json says of the task."""
+    content: dict[str, Any] = {}
+    if ending in _LABELLED:
+        count = model.fields["num_labels"]
+        names = [] if model.task is None else model.task["labels"]
+        names = names or [f"LABEL_{i}" for i in range(count)]
+        content["id2label"] = {str(i): name for i, name in enumerate(names)}
+        content["label2id"] = {name: i for i, name in enumerate(names)}
+    if ending == "ForSequenceClassification":
+        problem = "regression" if count == 1 else "single_label_classification"
+        content["problem_type"] = problem
+        if build.family(model.family).KIND == "decoder":  # theirs scores what is before the padding
+            specials = model.tokenizer.specials
+            end = packing.end_of_text(specials)
+            content["pad_token_id"] = specials.pad if specials.pad >= 0 else end
+    return content if model.task is None else {**content, KEY: {"task": model.task}}
+
+
+def num_labels(content: Mapping[str, Any], ending: str, where: Any) -> int:
+    """Of the model that a class has: 1 for choices, 0 for spans. UserError names `where`."""
+    if ending in _LABELLED:
+        return len(_labels(content, where))
+    return 1 if ending == "ForMultipleChoice" else 0
+
+
+def read(content: Mapping[str, Any], ending: str, max_length: int, where: Any) -> Any:
+    """The task of a folder, as `Artifact.task`; None where there is none. UserError: `where`."""
+    own = content.get(KEY)
+    if isinstance(own, dict) and isinstance(own.get("task"), dict):
+        return own["task"]
+    if not ending:
+        return None
+    kind, name = _TASKS[ending]
+    labels, config = [], {}
+    if ending in _LABELLED:
+        labels = _labels(content, where)
+    if ending == "ForSequenceClassification":
+        problem = content.get("problem_type") or "single_label_classification"
+        if problem == "multi_label_classification":
+            raise errors.UserError(f"{where}: problem_type {problem!r} is not supported")
+        if problem == "regression" or len(labels) == 1:
+            name, labels, config = "regression", [], {"regression": True}
+    return {"name": name, "kind": kind, "config": config, "labels": labels,
+            "max_length": max_length}  # fmt: skip
+
+
+def _labels(content: Mapping[str, Any], where: Any) -> list[str]:
+    """Names of the labels; as in transformers two without a name where nothing is said."""
+    names = content.get("id2label")
+    if names is None:
+        count = content.get("num_labels", 2)
+        names = {str(i): f"LABEL_{i}" for i in range(count if isinstance(count, int) else 0)}
+    numbers = [str(i) for i in range(len(names))]
+    if not isinstance(names, dict) or not names or set(map(str, names)) != set(numbers):
+        raise errors.UserError(f"{where}: id2label must name the labels 0, 1, 2 ...")
+    return [str({str(i): name for i, name in names.items()}[number]) for number in numbers]

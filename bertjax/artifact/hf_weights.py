@@ -1,0 +1,59 @@
+"""The weight files of a Hugging Face folder: safetensors, whole or in shards, or Flax weights."""
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bertjax import errors
+from bertjax.artifact import files, flax_weights
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def find(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The files with the tensors. UserError where there is none that is read."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        shards = files.read_json(folder / INDEX).get("weight_map")
+        if not isinstance(shards, dict) or not all(_is_name(name) for name in shards.values()):
+            raise errors.UserError(f"{folder / INDEX}: has no weight_map of files; {files.AGAIN}")
+        return [folder / shard for shard in sorted(set(shards.values()))]
+    if (folder / flax_weights.FILE).is_file():
+        return [folder / flax_weights.FILE]
+    for name in PICKLES:
+        if (folder / name).is_file():
+            raise errors.UserError(
+                f"{folder / name}: pickled weights are not read; convert them to {WEIGHTS} with "
+                "transformers: AutoModelForPreTraining.from_pretrained(folder).save_pretrained(...)"
+            )
+    raise errors.UserError(f"{folder}: has no {WEIGHTS} and no {INDEX}; {files.AGAIN}")
+
+
+def shapes(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of a file. UserError for a file that is damaged."""
+    if file.name == flax_weights.FILE:
+        return {name: array.shape for name, array in flax_weights.read(file).items()}
+    return files.tensor_shapes(file)
+
+
+def read(where: Mapping[str, pathlib.Path], stored: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Name -> tensor. stored: name -> name in the files. where: that -> its file."""
+    tensors: dict[str, np.ndarray] = {}
+    for file in sorted(set(where.values())):
+        sources = {source for source in stored.values() if where[source] == file}
+        if file.name == flax_weights.FILE:
+            found = flax_weights.read(file)
+            tensors |= {source: found[source] for source in sources}
+        else:
+            tensors |= files.read_tensors(file, sorted(sources))
+    return {name: tensors[source] for name, source in stored.items()}
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value == os.path.basename(value)

@@ -1,0 +1,76 @@
+"""Fine-tune a model on labelled data: a sweep of rates, several seeds, honest averages.
+
+Examples:
+  bertjax finetune --model=run/ --task=sst2 --data=glue/SST-2/ --output=out/
+  bertjax finetune --model=bert-base-cased/ --task=ner --train=train.conll --dev=dev.conll \\
+      --test=test.conll --seeds=5 --lr=2e-5,3e-5,5e-5 --output=out/
+  bertjax finetune --model=run/ --task=classification --train=train.tsv --strategy=lora \\
+      --config.strategy.rank=16 --config.num_epochs=4 --output=out/
+  bertjax finetune --suite=configs/suites/glue.py --output=glue/ --config.model=run/
+
+Without --dev a tenth of the training data is it. The rate of the best mean on dev is taken, and its
+runs are scored on test, once. --output gets report.md, report.json, scores.png, the predictions and
+the best model, which `bertjax predict`, `evaluate` and `export` take. The same command goes on
+after a stop. Every key of the recipe is overridden as --config.KEY=VALUE.
+
+A suite is many tasks in one report; see its file for what it runs.
+"""
+
+import argparse
+
+from bertjax import backend, errors
+from bertjax.finetune import recipe, report, suite
+from bertjax.finetune import run as run_lib
+
+FILES = ("train", "dev", "test")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    flag = parser.add_argument
+    flag("--model", help="workdir, step of one, artifact or Hugging Face folder")
+    flag("--task", help="name of a task: sst2, ner, squad, classification, pair ...")
+    flag("--output", required=True, help="folder of the results, made where absent")
+    flag("--data", help="folder with the files of the splits, or tfds:NAME")
+    for split in FILES:
+        flag(f"--{split}", metavar="FILE", help=f"file of the split {split}")
+    flag("--seeds", type=int, metavar="K", help="runs with each rate; default: 1")
+    flag("--lr", metavar="RATES", help="learning rates, default: 2e-5,3e-5,5e-5")
+    flag("--strategy", help="what is trained: full, lora, adapters ...; default: full")
+    flag("--suite", metavar="FILE[:ARG]", help="many tasks, instead of --task")
+    parser.set_defaults(config=None)  # keys are overridden as --config.KEY=VALUE
+
+
+def run(flags: argparse.Namespace) -> None:
+    """Trains, and prints what came out."""
+    given = {
+        "model": flags.model,
+        "seeds": flags.seeds,
+        "learning_rates": flags.lr,
+        "strategy.name": flags.strategy,
+    }
+    values = {key: str(value) for key, value in given.items() if value is not None}
+    values |= flags.overrides
+    if flags.suite:
+        _suite(flags, values)
+    else:
+        _task(flags, values)
+
+
+def _suite(flags: argparse.Namespace, values: dict[str, str]) -> None:
+    """Runs every task of a suite."""
+    for name in ("task", *FILES):
+        if getattr(flags, name):
+            raise errors.UserError(f"--{name} is of one task; a suite names its own")
+    print(suite.run(flags.suite, flags.output, flags.data, values))
+
+
+def _task(flags: argparse.Namespace, values: dict[str, str]) -> None:
+    """Runs one task and prints what came out."""
+    if not flags.task or "model" not in values:
+        raise errors.UserError("give --model and --task, or --suite")
+    files = {split: getattr(flags, split) for split in FILES}
+    config = recipe.make(flags.task, flags.data, files, values)
+    backend.configure(config.dtype)
+    done = run_lib.finetune(config, flags.output)
+    print("\n".join([*report.summary_lines(done.report), f"all of it: {flags.output}"]))

@@ -1,0 +1,95 @@
+"""Scores of labels, numbers and rankings, by scikit-learn and scipy; all but AUC are of 100.
+
+    accuracy(["yes", "no"], ["yes", "yes"])     # 50.0
+
+Labels are names. A prediction may be no label at all, as generated text can be: it is wrong, and no
+class of its own.
+"""
+
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+
+import numpy as np
+
+from bertjax import errors
+
+
+def library(name: str) -> ModuleType:
+    """A module of the packages that scores need. UserError where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise errors.UserError(
+            f"{name.partition('.')[0]} is not installed, which this needs: "
+            "pip install 'bertjax[eval]'"
+        ) from error
+
+
+def accuracy(targets: Sequence, predictions: Sequence) -> float:
+    """Percent of the predictions that are the target."""
+    pairs = zip(targets, predictions, strict=True)
+    return 100.0 * sum(a == b for a, b in pairs) / max(1, len(targets))
+
+
+def f1(targets: Sequence[str], predictions: Sequence[str], labels: Sequence[str]) -> float:
+    """F1 of the second of two labels, of 100.
+
+    What is no label counts as the other one than the target, as in T5's metrics.
+    """
+    first, second = labels
+    other = {first: second, second: first}
+    valid = [p if p in other else other[t] for t, p in zip(targets, predictions, strict=True)]
+    return _f1(targets, valid, average="binary", pos_label=second, labels=[first, second])
+
+
+def macro_f1(targets: Sequence[str], predictions: Sequence[str], labels: Sequence[str]) -> float:
+    """The mean over all labels of their F1, 0 for one that never occurs, of 100."""
+    return _f1(targets, predictions, average="macro", labels=list(labels))
+
+
+def micro_f1(targets: Sequence[str], predictions: Sequence[str], labels: Sequence[str]) -> float:
+    """F1 of the counts of all labels together, of 100: the accuracy, where all are labels."""
+    return _f1(targets, predictions, average="micro", labels=list(labels))
+
+
+def mcc(targets: Sequence[str], predictions: Sequence[str]) -> float:
+    """Matthews' correlation coefficient, of 100; 0 where one of the two is constant."""
+    metrics = library("sklearn.metrics")
+    return 100.0 * float(metrics.matthews_corrcoef(list(targets), list(predictions)))
+
+
+def auc(targets: Sequence[bool], values: Sequence[float]) -> dict[str, float]:
+    """{"roc_auc", "average_precision"}, 0 to 1; empty unless there are both targets."""
+    if len(set(targets)) < 2:
+        return {}
+    metrics = library("sklearn.metrics")
+    return {
+        "roc_auc": float(metrics.roc_auc_score(targets, values)),
+        "average_precision": float(metrics.average_precision_score(targets, values)),
+    }
+
+
+def correlations(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
+    """{"pearson", "spearman"}, of 100; 0 where one of the two is constant."""
+    stats = library("scipy.stats")
+    if len(targets) < 2 or np.ptp(targets) == 0 or np.ptp(predictions) == 0:
+        return {"pearson": 0.0, "spearman": 0.0}
+    return {
+        "pearson": 100.0 * float(stats.pearsonr(targets, predictions).statistic),
+        "spearman": 100.0 * float(stats.spearmanr(targets, predictions).statistic),
+    }
+
+
+def retrieval(ranks: Sequence[int]) -> dict[str, float]:
+    """{"accuracy_at_1", "mrr"}, of 100, of the ranks, 1 and up, of the right answers."""
+    return {
+        "accuracy_at_1": 100.0 * float(np.mean([rank == 1 for rank in ranks])),
+        "mrr": 100.0 * float(np.mean([1.0 / rank for rank in ranks])),
+    }
+
+
+def _f1(targets: Sequence[str], predictions: Sequence[str], **options) -> float:
+    metrics = library("sklearn.metrics")
+    value = metrics.f1_score(list(targets), list(predictions), zero_division=0.0, **options)
+    return 100.0 * float(value)

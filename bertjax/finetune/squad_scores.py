@@ -1,0 +1,112 @@
+"""Scores of SQuAD: exact match and F1 of answers, 0 to 100, as its official scorers count them.
+
+    scores([["big moose", "a hippo"], []], ["The big moose!", ""])      # exact_match 100, f1 100
+
+Rajpurkar et al. 2016 (arXiv 1606.05250), section 6.1: answers are compared without case, ASCII
+punctuation, articles and extra white space; F1 is over bags of words; of several references the
+best one counts. Rajpurkar et al. 2018 (arXiv 1806.03822), section 5: a question without an answer
+has the reference "", and what is empty matches nothing but what is empty.
+"""
+
+import collections
+import re
+import string
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalized(text: str) -> str:
+    """The text as answers are compared."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_match(reference: str, prediction: str) -> float:
+    """1 where the two are the same once normalized, else 0."""
+    return float(normalized(reference) == normalized(prediction))
+
+
+def f1(reference: str, prediction: str) -> float:
+    """F1 of the words of the two, 0 to 1."""
+    wanted, found = normalized(reference).split(), normalized(prediction).split()
+    if not wanted or not found:
+        return float(wanted == found)
+    common = (collections.Counter(wanted) & collections.Counter(found)).total()
+    return 2 * common / (len(wanted) + len(found))
+
+
+def of_answers(
+    references: Sequence[Sequence[str]], predictions: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(exact matches, F1), float64[questions], 0 to 1: of the best reference of each question.
+
+    A question without references, or whose references are all empty once normalized, has no answer.
+    """
+    rows = []
+    for answers, prediction in zip(references, predictions, strict=True):
+        known = [answer for answer in answers if normalized(answer)] or [""]
+        rows.append([max(score(a, prediction) for a in known) for score in (exact_match, f1)])
+    exact_Q, f1_Q = np.array(rows, np.float64).reshape(-1, 2).T
+    return exact_Q, f1_Q
+
+
+def scores(
+    references: Sequence[Sequence[str]], predictions: Sequence[str], *, impossible: bool = False
+) -> dict[str, float]:
+    """exact_match and f1 of all questions.
+
+    impossible: the rules of SQuAD 2.0 add both for the questions that have an answer, and
+    no_answer_accuracy for those that have none; a group without questions is left out.
+    """
+    exact_Q, f1_Q = of_answers(references, predictions)
+    found = {"exact_match": _percent(exact_Q), "f1": _percent(f1_Q)}
+    if impossible:
+        answered_Q = has_answer(references)
+        if answered_Q.any():
+            found["has_answer_exact_match"] = _percent(exact_Q[answered_Q])
+            found["has_answer_f1"] = _percent(f1_Q[answered_Q])
+        if not answered_Q.all():
+            found["no_answer_accuracy"] = _percent(exact_Q[~answered_Q])
+    return found
+
+
+def has_answer(references: Sequence[Sequence[str]]) -> np.ndarray:
+    """bool[questions]: whether a question has an answer."""
+    return np.array([any(map(normalized, answers)) for answers in references], bool)
+
+
+class Threshold(NamedTuple):
+    """The best score, 0 to 100, and the threshold that gives it."""
+
+    score: float
+    threshold: float
+
+
+def best_threshold(
+    scores_Q: np.ndarray, answered_Q: np.ndarray, null_odds_Q: np.ndarray
+) -> Threshold:
+    """The threshold of null odds that scores best: above it, a question is said to have no answer.
+
+    scores_Q: float[questions], 0 to 1, of the answers that are given whatever the odds (none of
+    them is empty). answered_Q: bool[questions], whether there is an answer. null_odds_Q:
+    float[questions], how much more the model believes in no answer than in its best one.
+
+    Questions of equal odds stand on one side of the threshold, and of thresholds that score the
+    same the lowest is taken. With no answer at all it lies below all odds.
+    """
+    order = np.argsort(null_odds_Q, kind="stable")
+    odds_Q = null_odds_Q[order]
+    gains_Q = np.where(answered_Q, scores_Q, -1.0)[order]  # of an answer over no answer
+    totals = np.count_nonzero(~answered_Q) + np.concatenate([[0.0], np.cumsum(gains_Q)])
+    real = np.concatenate([[True], odds_Q[1:] > odds_Q[:-1], [True]])  # between unequal odds
+    best = int(np.argmax(np.where(real, totals, -np.inf)))
+    threshold = odds_Q[best - 1] if best else odds_Q[0] - 1.0
+    return Threshold(100.0 * float(totals[best]) / len(odds_Q), float(threshold))
+
+
+def _percent(scores_Q: np.ndarray) -> float:
+    return 100.0 * float(scores_Q.mean())

@@ -1,0 +1,67 @@
+"""Tiny fine-tuned models of every family and class of transformers, for the tests of both."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from bertjax import build
+from bertjax.artifact import artifact, hf_tasks
+from tests import encoders, tiny_model
+
+KINDS = {
+    "ForSequenceClassification": "classification",
+    "ForTokenClassification": "tokens",
+    "ForQuestionAnswering": "extractive_qa",
+    "ForMultipleChoice": "multiple_choice",
+}
+LABELS = ["bad", "so so", "good"]
+OUTPUTS = {"classifier": "class_logits", "token_classifier": "token_logits", "span": "span_logits"}
+CASES = [(family, end) for family in build.families() for end in build.family(family).HF_HEADS]
+L = 11
+
+
+def make(family: str, ending: str, **task: Any) -> artifact.Artifact:
+    """A model with the heads of a class; every parameter random, norms near 1."""
+    labelled = ending in ("ForSequenceClassification", "ForTokenClassification")
+    count = {"ForMultipleChoice": 1}.get(ending, 3 if labelled else 0)
+    heads = hf_tasks.heads(build.family(family), ending)
+    source = soft(encoders.make_artifact(family, "bpe", heads=heads, num_labels=count))
+    whole = {
+        "name": "mine",
+        "kind": KINDS[ending],
+        "config": {"a": 1},
+        "labels": LABELS if labelled else [],
+        "max_length": L,
+        **task,
+    }
+    return dataclasses.replace(source, task=whole)
+
+
+def soft(model: artifact.Artifact) -> artifact.Artifact:
+    """With parameters so small that no softmax or tanh is at its end, and norms near 1."""
+    flat = {
+        path: np.asarray(0.3 * leaf + path.endswith("scale"), np.float32)
+        for path, leaf in artifact.flatten(model.params).items()
+    }
+    return dataclasses.replace(model, params=artifact.unflatten(flat))
+
+
+def batch(tokenizer: Any) -> dict[str, np.ndarray]:
+    """Four rows of unequal length without special tokens; padding has the tokenizer's id."""
+    rng = np.random.default_rng(0)
+    words = np.flatnonzero(~tokenizer.special_mask())
+    mask = (np.arange(L) < np.array([[L], [4], [1], [7]])).astype(np.int32)
+    ids = np.where(mask, rng.choice(words, mask.shape), tokenizer.specials.pad)
+    return {"input_ids": ids.astype(np.int32), "attention_mask": mask}
+
+
+def logits(model: artifact.Artifact, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    """What the head of a model says."""
+    (name,) = {OUTPUTS[head] for head in model.fields["heads"] if head in OUTPUTS}
+    apply = jax.jit(build.model(model.family, model.fields).apply)
+    return np.asarray(apply({"params": model.params}, **inputs)[name])
+
+
+assert_same_params = tiny_model.assert_same_params

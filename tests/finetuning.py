@@ -1,0 +1,89 @@
+"""Toy tasks that a tiny BERT learns in seconds, for tests of fine-tuning."""
+
+import dataclasses
+import json
+import pathlib
+import random
+
+import jax
+
+from bertjax import build
+from bertjax.artifact import artifact
+from bertjax.finetune import recipe
+from tests import tiny_model
+
+WORDS = "on the mat ran home and saw letters make many words".split()
+QUICK = {
+    "max_length": 40,
+    "batch_size": 8,
+    "num_epochs": 4,
+    "learning_rates": "1e-2",
+    "dropout_rate": 0.0,
+}
+
+
+def model(folder: pathlib.Path) -> pathlib.Path:
+    """A fresh BERT of one layer as an artifact."""
+    source = tiny_model.make(init_std=0.1, num_layers=1)
+    fresh = build.init_params(build.model("bert", source.fields), jax.random.key(0))
+    whole = dataclasses.replace(
+        source, params=jax.device_get(fresh), objective=None, config=None, step=None
+    )
+    artifact.write(whole, folder / "model")
+    return folder / "model"
+
+
+def _sentences(count: int, seed: int) -> list[tuple[str, str]]:
+    """An animal, again between a few other words: the animal is the label."""
+    draw = random.Random(seed)
+    found = []
+    for _ in range(count):
+        animal = draw.choice(["cat", "dog"])
+        others = draw.choices(WORDS, k=draw.choice([1, 2, 3, 9]))
+        found.append((" ".join([animal, *(f"{word} {animal}" for word in others)]), animal))
+    return found
+
+
+def sentences(folder: pathlib.Path, train: int = 120, others: int = 24) -> pathlib.Path:
+    """A folder with train.tsv, dev.tsv and test.tsv."""
+    for seed, (split, count) in enumerate((("train", train), ("dev", others), ("test", others))):
+        lines = ["sentence\tlabel", *("\t".join(each) for each in _sentences(count, seed))]
+        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def entities(folder: pathlib.Path, count: int = 60) -> pathlib.Path:
+    """train.conll and dev.conll: animals are entities."""
+    for seed, split in enumerate(("train", "dev")):
+        blocks = [
+            "\n".join(
+                f"{word}\t{'B-ANIMAL' if word in ('cat', 'dog') else 'O'}" for word in text.split()
+            )
+            for text, _ in _sentences(count, seed)
+        ]
+        (folder / f"{split}.conll").write_text("\n\n".join(blocks) + "\n")
+    return folder
+
+
+def questions(folder: pathlib.Path, count: int = 16) -> pathlib.Path:
+    """train.json and dev.json of SQuAD 2.0's form: who it was, or nobody."""
+    for seed, split in enumerate(("train", "dev")):
+        asked = []
+        for number, (text, animal) in enumerate(_sentences(count, seed)):
+            answers = [{"text": animal, "answer_start": 0}] if number % 3 else []
+            question = {
+                "id": f"{split}{number}",
+                "question": "who ran home",
+                "answers": answers,
+                "is_impossible": not answers,
+            }
+            asked.append({"context": f"{text}.", "qas": [question]})
+        content = {"version": "v2.0", "data": [{"title": "animals", "paragraphs": asked}]}
+        (folder / f"{split}.json").write_text(json.dumps(content))
+    return folder
+
+
+def config(task: str, model: pathlib.Path, data: pathlib.Path, **values: object):
+    """A quick recipe; values by keys whose dots are written as two underscores."""
+    dotted = {key.replace("__", "."): value for key, value in values.items()}
+    return recipe.make(task, data, {}, {"model": str(model), **QUICK, **dotted})

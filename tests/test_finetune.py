@@ -1,0 +1,235 @@
+"""Fine-tuning through the front door: it learns, resumes, gives every seed its due, and answers."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import bertjax
+from bertjax import __main__ as command_line
+from bertjax import errors, sharding
+from bertjax.artifact import loading
+from bertjax.finetune import loop, parts, recipe, report, run, tasks
+from tests import finetuning
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finetune")
+    finetuning.model(folder)
+    finetuning.sentences(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(root):
+    """Two seeds at two rates, trained by the command line."""
+    words = (
+        "finetune", f"--model={root / 'model'}", "--task=classification", f"--data={root}",
+        f"--output={root / 'out'}", "--seeds=2", "--lr=1e-2,1e-5", "--config.max_length=40",
+        "--config.batch_size=8", "--config.num_epochs=4", "--config.dropout_rate=0",
+        "--config.seeds_at_once=2",
+    )  # fmt: skip
+    assert command_line.main(words) == 0
+    return json.loads((root / "out" / "report.json").read_text())
+
+
+def _command(capsys, *words):
+    capsys.readouterr()
+    code = command_line.main([str(word) for word in words])
+    streams = capsys.readouterr()
+    return code, streams.out, streams.err
+
+
+# What comes out
+
+
+def test_it_learns_and_reports_every_seed(root, done):
+    assert done["best"]["learning_rate"] == 1e-2
+    accuracy = done["splits"]["dev"]["accuracy"]
+    assert len(accuracy["values"]) == 2 and min(accuracy["values"]) > 90.0
+    assert accuracy["mean"] == pytest.approx(np.mean(accuracy["values"]))
+    assert accuracy["std"] == pytest.approx(np.std(accuracy["values"], ddof=1))
+    assert len(done["runs"]) == 4 and len(done["runs"][0]["evaluations"]) == 4
+    for each in done["runs"]:
+        best = max(e["dev"]["accuracy"] for e in each["evaluations"])
+        assert each["scores"]["dev"]["accuracy"] == best
+        # Test is scored with the chosen rate alone.
+        assert ("test" in each["scores"]) == (each["learning_rate"] == 1e-2)
+    table = (root / "out" / "report.md").read_text()
+    assert "| test | accuracy |" in table and table.count("\n| 1e-05 |") == 2
+    assert (root / "out" / "scores.png").read_bytes().startswith(b"\x89PNG")
+    assert not list((root / "out" / "runs").glob("*.safetensors"))
+
+
+def test_the_artifact_answers_as_the_best_seed_did(root, done):
+    model = bertjax.load(root / "out")
+    examples = tasks.read(model.task, str(root / "test.tsv"), "test")
+    best = next(r for r in done["runs"] if [r["learning_rate"], r["seed"]] == [1e-2, _seed(done)])
+    assert model.evaluate(examples) == pytest.approx(best["scores"]["test"])
+    lines = (root / "out" / "predictions" / "test.jsonl").read_text().splitlines()
+    stored = [json.loads(line)["prediction"]["label"] for line in lines]
+    assert [each["label"] for each in model.predict([e.texts[0] for e in examples])] == stored
+    assert model.predict("cat on the mat")["probabilities"]["cat"] > 0.5
+
+
+def _seed(done):
+    return done["best"]["seed"]
+
+
+def test_predict_and_evaluate_by_command(root, done, capsys):
+    code, out, _ = _command(
+        capsys, "predict", f"--model={root / 'out'}", "--text=dog ran home", "--text=cat on mat"
+    )
+    assert code == 0 and out.splitlines()[0] == "dog ran home"
+    assert out.splitlines()[1].split()[0] == "dog" and out.splitlines()[3].split()[0] == "cat"
+    code, out, _ = _command(
+        capsys, "evaluate", f"--model={root / 'out'}", f"--data={root / 'test.tsv'}"
+    )
+    assert code == 0 and "accuracy" in out
+    target = root / "answers.jsonl"
+    code, *_ = _command(
+        capsys, "predict", f"--model={root / 'out'}", f"--data={root / 'dev.tsv'}",
+        f"--output={target}",
+    )  # fmt: skip
+    assert code == 0 and len(target.read_text().splitlines()) == 24
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--text=a", "--data=b"), "give one of --text"),
+        (("--question=who",), "--question needs --context"),
+        (("--text=a", "--pair=b", "--pair=c"), "as many --pair as --text"),
+    ],
+)
+def test_predict_says_what_it_lacks(root, done, capsys, words, message):
+    code, _, err = _command(capsys, "predict", f"--model={root / 'out'}", *words)
+    assert code == 2 and message in err
+
+
+# Going on
+
+
+def test_a_finished_one_trains_nothing_again(root, done, monkeypatch):
+    monkeypatch.setattr(loop, "train", lambda *_: pytest.fail("trained again"))
+    config = finetuning.config(
+        "classification", root / "model", root, seeds=2, learning_rates="1e-2,1e-5"
+    )
+    again = run.finetune(config, root / "out").report
+    assert again["splits"] == done["splits"] and again["runs"] == done["runs"]
+
+
+def test_what_was_killed_is_trained_and_the_rest_is_not(root, done, monkeypatch):
+    trained, real = [], loop.train
+
+    def spy(parts, learning_rate, seeds, *rest):
+        trained.extend((learning_rate, seed) for seed in seeds)
+        return real(parts, learning_rate, seeds, *rest)
+
+    monkeypatch.setattr(loop, "train", spy)
+    (root / "out" / "runs" / "lr0.01-seed1.json").unlink()
+    config = finetuning.config(
+        "classification", root / "model", root, seeds=2, learning_rates="1e-2,1e-5"
+    )
+    again = run.finetune(config, root / "out").report
+    assert (1e-2, 1) in trained and (1e-5, 0) not in trained and (1e-5, 1) not in trained
+    assert again["splits"] == done["splits"]
+
+
+def test_a_folder_of_another_fine_tuning_is_refused(root, done):
+    config = finetuning.config("classification", root / "model", root, num_epochs=2)
+    with pytest.raises(errors.UserError, match=r"num_epochs = 2 \(there 4\).*another --output"):
+        run.finetune(config, root / "out")
+
+
+# Seeds and evaluations
+
+
+def test_seeds_side_by_side_end_as_in_turn(root):
+    def train(at_once):
+        config = finetuning.config(
+            "classification", root / "model", root, dropout_rate=0.1, evals_per_epoch=2,
+            early_stopping=2, seeds=2, num_epochs=2,
+        )  # fmt: skip
+        mesh = sharding.make_mesh("data:1", jax.devices()[:1])
+        with jax.set_mesh(mesh):
+            made = parts.Parts(config, loading.load(config.model), mesh)
+            groups = [(0, 1)] if at_once else [(0,), (1,)]
+            return [each for seeds in groups for each in loop.train(made, 1e-2, seeds)]
+
+    for (one, ours), (other, theirs) in zip(train(True), train(False), strict=True):
+        assert (one.seed, one.best) == (other.seed, other.best)
+        for a, b in zip(one.evaluations, other.evaluations, strict=True):
+            assert a.epoch == b.epoch and a.loss == pytest.approx(b.loss, rel=1e-3)
+            assert a.dev == pytest.approx(b.dev, abs=1e-2)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3), ours, theirs)
+    assert [e.epoch for e in one.evaluations][:2] == [pytest.approx(8 / 15), 1.0]
+
+
+def test_a_run_keeps_its_best_and_stops():
+    def evaluation(score):
+        return loop.Evaluation(1.0, 0.5, {"f1": score})
+
+    ours = loop.Run(1e-3, 0, "f1")
+    gained = [ours.add(evaluation(score)) for score in (50.0, 70.0, 70.0, float("nan"))]
+    assert gained == [True, True, False, False] and ours.best == 1 and ours.dev == {"f1": 70.0}
+    assert not ours.stopped(0) and not ours.stopped(3) and ours.stopped(2)
+    lost = loop.Run(1e-3, 0, "f1")
+    lost.add(evaluation(float("nan")))
+    assert lost.score == -np.inf and lost.add(evaluation(0.0))
+
+
+def test_summaries_of_seeds():
+    found = report.summaries([{"f1": 1.0, "mcc": 2.0}, {"f1": 4.0}, {"f1": 7.0, "mcc": 1.0}])
+    assert found == {"f1": {"median": 4.0, "mean": 4.0, "std": 3.0, "values": [1.0, 4.0, 7.0]}}
+    assert report.summary([5.0])["std"] is None
+
+
+# The recipe
+
+
+def test_guard_rails_speak():
+    config = recipe.default("classification")
+    config.update(learning_rates=(2e-5, 5e-4), num_epochs=12, seeds=3)
+    whole = recipe.guard_rails(config)
+    assert len(whole) == 2 and "5e-4" in whole[0].replace("0.0005", "5e-4")
+    assert "12 epochs" in whole[1]
+    config = recipe.default("classification", "lora")
+    config.update(learning_rates=(5e-4,), seeds=3)
+    assert recipe.guard_rails(config) == []
+
+
+def test_warm_up_is_a_share_of_the_steps():
+    config = recipe.default("sst2")
+    made = recipe.run_optimizer(config, 3e-5, 200)
+    assert (made.learning_rate, made.warmup_steps) == (3e-5, 20)
+    assert recipe.run_optimizer(config, 3e-5, 1).warmup_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("num_epochs", 0, "config.num_epochs = 0: must be 1 or more"),
+        ("learning_rates", (1e-5, 1e-5), "different rates"),
+        ("dropout_rate", 1.5, r"in \[0, 1\), or -1"),
+        ("mesh", "rows:2", "config.mesh = 'rows:2'"),
+    ],
+)
+def test_impossible_recipes_are_named(key, value, message):
+    config = recipe.default("classification")
+    config[key] = value
+    with pytest.raises(errors.UserError, match=message):
+        recipe.validate(config)
+
+
+def test_the_package_is_the_function(root, tmp_path):
+    tuned = bertjax.finetune(
+        model=root / "model", task="classification", train=root / "train.tsv",
+        output=tmp_path / "out", max_length=40, num_epochs=1, learning_rates=1e-2,
+        overrides={"data.max_train": 20, "kind.class_weights": True},
+    )  # fmt: skip
+    assert tuned.report["examples"] == {"train": 20, "dev": 12}
+    assert tuned.report["config"]["kind"]["class_weights"] is True
+    assert set(tuned.model.predict("dog ran")["probabilities"]) == {"cat", "dog"}

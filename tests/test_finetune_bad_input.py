@@ -1,0 +1,87 @@
+"""Bad labelled data through the front door: exit code 2 and one line, or a warning and a model."""
+
+import json
+
+import pytest
+
+from bertjax import __main__ as cli
+from bertjax import errors
+from bertjax.artifact import artifact
+from tests import corpora, tiny_model
+
+GOOD = "sentence\tlabel\nthe cat sat\tyes\na dog ran\tno\n"
+CONTEXT = "the cat sat on the mat"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "artifact"
+    artifact.write(tiny_model.make(), path)
+    return path
+
+
+@pytest.fixture
+def finetune(model, tmp_path, capsys, monkeypatch):
+    """Runs the command on files of these contents; returns its exit code and stderr's lines."""
+    monkeypatch.chdir(corpora.ROOT)
+    monkeypatch.delenv("BERTJAX_TRACEBACK", raising=False)
+
+    def run(task, files, *flags, suffix="tsv"):
+        argv = ["finetune", f"--model={model}", f"--task={task}", f"--output={tmp_path / 'out'}"]
+        for split, content in files.items():
+            path = tmp_path / f"{split}.{suffix}"
+            path.write_text(content)
+            argv.append(f"--{split}={path}")
+        code = cli.main([*argv, *flags])
+        return code, capsys.readouterr().err.splitlines()
+
+    return run
+
+
+def _squad(answer, start):
+    qa = {"id": "q1", "question": "where", "answers": [{"text": answer, "answer_start": start}]}
+    return json.dumps({"data": [{"paragraphs": [{"context": CONTEXT, "qas": [qa]}]}]})
+
+
+@pytest.mark.parametrize(
+    ("task", "suffix", "files", "expected"),
+    [
+        ("classification", "tsv", {"train": "text1\tlabel\na dog\tyes\n"},
+         "train.tsv:2: no column 'sentence'; there are 'text1', 'label'"),
+        ("classification", "tsv", {"train": GOOD, "dev": "sentence\tlabel\na dog\tmaybe\n"},
+         "dev.tsv:2: label 'maybe' is not one that is trained: no, yes"),
+        ("sst2", "tsv", {"train": GOOD}, "train.tsv:2: label 'yes' is not one of the task sst2"),
+        ("classification", "tsv", {"train": GOOD + " \tyes\n"},
+         "train.tsv:4: the text of 'sentence' is empty"),
+        ("classification", "tsv", {"train": GOOD + "a dog\n"},
+         "train.tsv:4: cells: 1, where the header has 2"),
+        ("classification", "tsv", {"train": GOOD + "a dog\t\n"}, "train.tsv:4: no 'label'"),
+        ("classification", "tsv", {"train": ""}, "train.tsv: the file is empty"),
+        ("ner", "conll", {"train": "the B-A\ncat O\nsat I-A\n"},
+         "train.conll:3: tag 'I-A' goes on with an entity that has not begun"),
+        ("ner", "conll", {"train": "the B-A\n", "dev": "cat B-B\n"}, "dev.conll:1: "),
+        ("squad", "json", {"train": _squad("cat", 4), "dev": _squad("dog", 4)},
+         "dev.json question q1: the answer 'dog' is not in its context at character 4"),
+        ("text_to_text", "jsonl", {"train": '{"source": "a dog", "target": "a cat"}\n'},
+         "is a bert, an encoder"),
+    ],
+)  # fmt: skip
+def test_bad_data_is_one_line(finetune, task, suffix, files, expected):
+    code, lines = finetune(task, files, suffix=suffix)
+    assert code == errors.EXIT_BAD_INPUT
+    (line,) = [line for line in lines if line.startswith("bertjax: error: ")]
+    assert expected in line and not any("Traceback" in line for line in lines)
+
+
+def test_what_is_only_suspicious_is_warned_of_and_trained_on(finetune, tmp_path):
+    train = f"sentence\tlabel\n{'cat ' * 10_000}\t1\na dog ran\tpositive\n"
+    files = {"train": train, "dev": "sentence\tlabel\nA  dog ran\t1\na mat\t0\n"}
+    code, lines = finetune("sst2", files, "--lr=1e-5", "--config.num_epochs=1",
+                           "--config.max_length=16")  # fmt: skip
+    assert code == 0
+    text = "\n".join(line for line in lines if "warning" in line)
+    assert "label 'negative' never occurs in train" in text
+    assert f"1 of 2 examples of dev (50.0%) are in train too, the first at {tmp_path}" in text
+    assert "50.0% of the examples of train lose text behind 16 tokens" in text
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["labels"] == ["negative", "positive"] and len(report["warnings"]) >= 3

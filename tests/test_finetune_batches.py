@@ -1,0 +1,123 @@
+"""Batches of labelled rows, and the examples that become train and dev."""
+
+import numpy as np
+import pytest
+
+from bertjax.finetune import answering, batches, examples, kind, splits
+
+FEATURES = {
+    "input_ids": kind.Feature(np.int32, 7),
+    "targets": kind.Feature(np.int32, -1, "target_length"),
+    "label": kind.Feature(np.float32, 0, ""),
+}
+
+
+LENGTHS = kind.Lengths(100, 50)
+
+
+def _batches(sizes, batch_size=8, lengths=LENGTHS, targets=None):
+    rows = [
+        {"input_ids": np.full(n, i), "targets": np.full(t, i), "label": np.array(i)}
+        for i, (n, t) in enumerate(zip(sizes, targets or [3] * len(sizes), strict=True))
+    ]
+    return batches.Batches(rows, FEATURES, lengths, batch_size)
+
+
+SIZES = [5, 60, 20, 90, 33, 8, 70, 31, 32, 64] * 7
+
+
+def test_an_epoch_has_every_row_once_for_each_seed():
+    made = _batches(SIZES)
+    epoch = list(made.epoch((3, 4), 1))
+    assert len(epoch) == made.steps_per_epoch == 9  # 70 / 8
+    for k in range(2):
+        seen = [
+            label
+            for batch in epoch
+            for label, weight in zip(batch["label"][k], batch["example_weights"][k], strict=True)
+            if weight
+        ]
+        assert sorted(seen) == list(range(70))
+    assert sum(batch["example_weights"][0].min() == 0 for batch in epoch) == 1  # the last one alone
+    first = [batch["label"][0] for batch in epoch]
+    assert any((a != batch["label"][1]).any() for a, batch in zip(first, epoch, strict=True))
+    again = list(made.epoch((3,), 1))
+    assert all((a == batch["label"][0]).all() for a, batch in zip(first, again, strict=True))
+    other = list(made.epoch((3,), 2))
+    assert any((a != batch["label"][0]).any() for a, batch in zip(first, other, strict=True))
+
+
+def test_rows_keep_their_content_and_batches_are_short():
+    lengths = []
+    for batch in _batches(SIZES).epoch((0,), 0):
+        ids_BL = batch["input_ids"][0]
+        lengths.append(ids_BL.shape[1])
+        for label, row in zip(batch["label"][0], ids_BL, strict=True):
+            size = SIZES[int(label)]
+            assert (row[:size] == label).all() and (row[size:] == 7).all()
+        assert batch["targets"].shape[-1] == 32
+    assert set(lengths) <= {32, 64, 96, 100} and lengths.count(32) == 4  # 35 rows fit into 32
+
+
+def test_no_batch_is_longer_than_the_model():
+    made = _batches([5, 100, 97] * 4, lengths=kind.Lengths(100, 40), targets=[40, 3, 1] * 4)
+    shapes = {batch["input_ids"].shape[-1] for _, batch in made.in_order()}
+    assert shapes == {100}
+    assert {batch["targets"].shape[-1] for _, batch in made.in_order()} == {40}
+    assert [batches.bucket(n, 4096) for n in (1, 33, 129, 513, 1025)] == [32, 64, 192, 768, 1536]
+
+
+def test_outputs_come_in_the_order_of_the_rows():
+    def step(params, batch):
+        return {"sum": batch["input_ids"] + params, "label": batch["label"][None]}
+
+    found = answering.forward(step, 1, _batches(SIZES))
+    assert (found["sum"][:, 0] == np.arange(70) + 1).all() and found["sum"].shape == (70, 96)
+    assert found["sum"][0, 40] == 0  # beyond its batch
+    with_seeds = answering.forward(
+        lambda params, batch: {"label": np.stack([batch["label"], -batch["label"]])},
+        None, _batches(SIZES), axis=1,
+    )  # fmt: skip
+    np.testing.assert_array_equal(with_seeds["label"], [np.arange(70), -np.arange(70)])
+
+
+def test_a_prompt_is_read_behind_the_first_token_and_told_of_nowhere():
+    read = {}
+
+    def apply(input_ids, attention_mask):
+        read.update(ids=input_ids, mask=attention_mask)
+        return {"token_logits": input_ids[..., None] * 1.0, "class_logits": input_ids[:, :2]}
+
+    ids_BL = np.array([[1, 5, 6], [1, 7, 0]])
+    prompted = answering.prompted(apply, (90, 91))
+    outputs = prompted(input_ids=ids_BL, attention_mask=np.array([[1, 1, 1], [1, 1, 0]]))
+    assert read["ids"].tolist() == [[1, 90, 91, 5, 6], [1, 90, 91, 7, 0]]
+    assert read["mask"].tolist() == [[1] * 5, [1, 1, 1, 1, 0]]
+    assert outputs["token_logits"][..., 0].tolist() == ids_BL.tolist()
+    assert outputs["class_logits"].tolist() == [[1, 90], [1, 90]]
+
+
+def _sentences(labels):
+    return [examples.Sentence((f"text {i}",), label) for i, label in enumerate(labels)]
+
+
+def test_a_sample_has_every_label_and_their_shares():
+    found = _sentences(["a"] * 80 + ["b"] * 19 + ["c"])
+    sample = [e.label for e in splits.sample(found, 21, 0)]
+    assert (sample.count("a"), sample.count("b"), sample.count("c")) == pytest.approx(
+        (16, 4, 1), abs=1
+    )
+    assert splits.sample(found, 21, 0) == splits.sample(found, 21, 0) != splits.sample(found, 21, 1)
+    assert splits.sample(found, 0, 0) == splits.sample(found, 100, 0) == found
+    assert {e.label for e in splits.sample(found, 3, 5)} == {"a", "b", "c"}
+
+
+def test_questions_on_one_context_are_held_out_together():
+    found = [examples.Question(str(i), "who", f"context {i // 5}") for i in range(50)]
+    train, dev = splits.held_out(found, 0.2)
+    assert len(train) == 40 and len(dev) == 10
+    assert not {e.context for e in train} & {e.context for e in dev}
+    assert (
+        splits.held_out(_sentences("ab" * 10), 0.1)[1]
+        == splits.held_out(_sentences("ab" * 10), 0.1)[1]
+    )

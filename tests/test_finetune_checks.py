@@ -1,0 +1,83 @@
+"""What is said of labelled data that can be trained on, but looks wrong."""
+
+import numpy as np
+import pytest
+
+from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.finetune import checks
+from bertjax.finetune.examples import Question, Sentence, Words
+
+TEXTS = ["The cat sat on the mat.", "A dog ran to Paris."] * 20
+
+
+@pytest.fixture(scope="module")
+def uncased():
+    return tokenizer_lib.train("wordpiece", TEXTS, 45, lowercase=True)
+
+
+@pytest.fixture(scope="module")
+def cased():
+    return tokenizer_lib.train("wordpiece", TEXTS, 45, lowercase=False)
+
+
+def _labelled(**counts):
+    return [
+        Sentence((f"{name} {i}",), name) for name, count in counts.items() for i in range(count)
+    ]
+
+
+def test_overlap_ignores_case_and_spaces():
+    train = [Sentence(("A  Cat.", "B."), "x", "", "t:2")]
+    dev = [Sentence(("a cat.", "b."), "y", "", "d:2"), Sentence(("A cat.", "C."), "x", "", "d:3")]
+    (line,) = checks.overlap(train, dev, "dev")
+    assert line.startswith("1 of 2 examples of dev (50.0%) are in train too, the first at d:2")
+    assert checks.overlap(train, dev[1:], "dev") == []
+    question = Question("1", "Who?", "Ada.")
+    assert checks.overlap([question], [question._replace(question="Why?")], "dev") == []
+
+
+def test_labels_that_never_occur_and_skew():
+    assert checks.labels(_labelled(yes=10, no=1), ["no", "yes"]) == []
+    (line,) = checks.labels(_labelled(yes=2, no=2), ["no", "yes", "maybe"])
+    assert line == "label 'maybe' never occurs in train: it cannot be learned"
+    (line,) = checks.labels(_labelled(yes=11, no=1), ["no", "yes"])
+    assert "11 of 'yes' and 1 of 'no'" in line and "class_weights" in line
+    assert checks.labels([Sentence(("A.",), 2.5)], []) == []
+
+
+def test_truncation_counts_from_five_percent_on():
+    truncated = np.arange(100) < 5
+    assert checks.truncation(truncated, "train", 128) == []
+    (line,) = checks.truncation(np.arange(100) < 6, "train", 128)
+    assert line.startswith("6.0% of the examples of train lose text behind 128 tokens")
+
+
+def test_text_of_another_language_or_case(uncased, cased):
+    assert checks.tokens([Sentence((text,)) for text in TEXTS], uncased) == []
+    (line,) = checks.tokens([Sentence(("\u0416\u0436",))], uncased)
+    assert "unknown to the tokenizer: is it of another language" in line
+    lower = tokenizer_lib.train("wordpiece", [t.lower() for t in TEXTS], 45, lowercase=False)
+    (line,) = checks.tokens([Sentence((text,)) for text in TEXTS], lower)
+    assert "the vocabulary is uncased" in line
+    assert checks.tokens([Sentence((text,)) for text in TEXTS], cased) == []
+
+
+def test_entities_and_a_tokenizer_without_capital_letters(uncased, cased):
+    train = [Words(("A", "dog", "ran", "to", "Paris"), ("O", "O", "O", "O", "B-LOC"))]
+    (line,) = checks.tokens(train, uncased)
+    assert "the tokenizer is uncased" in line
+    assert checks.tokens(train, cased) == []
+    other = [train[0]._replace(tags=("DET", "NOUN", "VERB", "ADP", "NOUN"))]
+    assert checks.tokens(other, uncased) == []
+
+
+def test_everything_names_the_split(uncased):
+    train = [Sentence((text,), "x") for text in TEXTS]
+    examples = {"train": train, "dev": train[:1], "test": [Sentence(("A mat sat.",))]}
+    truncated = {split: np.full(len(own), split == "test") for split, own in examples.items()}
+    found = checks.everything(examples, truncated, ["x", "y"], uncased, 16)
+    assert [line.split(":")[0].split(" (")[0] for line in found] == [
+        "label 'y' never occurs in train",
+        "1 of 1 examples of dev",
+        "100.0% of the examples of test lose text behind 16 tokens",
+    ]

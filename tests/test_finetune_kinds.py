@@ -1,0 +1,179 @@
+"""Every kind of task and strategy from files to answers, and suites of them."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+import bertjax
+from bertjax import __main__ as command_line
+from bertjax import errors, sharding
+from bertjax.artifact import artifact, loading
+from bertjax.finetune import loop, parts, predictor, recipe, run, suite
+from bertjax.finetune.strategies import features
+from tests import encoders, finetuning
+
+GLUE = pathlib.Path(__file__).resolve().parent.parent / "configs" / "suites" / "glue.py"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kinds")
+    finetuning.model(folder)
+    finetuning.sentences(folder, train=40, others=16)
+    return folder
+
+
+def _stored(out, split="dev"):
+    lines = (out / "predictions" / f"{split}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+# Kinds
+
+
+def test_entities(root, tmp_path, capsys):
+    data = finetuning.entities(tmp_path)
+    config = finetuning.config("ner", root / "model", data, num_epochs=5)
+    done = run.finetune(config, tmp_path / "out")
+    assert done.report["labels"] == ["O", "B-ANIMAL", "I-ANIMAL"]
+    assert done.report["splits"]["dev"]["f1"]["mean"] > 90.0
+    assert "| dev | f1/ANIMAL |" in (tmp_path / "out" / "report.md").read_text()
+    assert command_line.main(["predict", f"--model={tmp_path / 'out'}", "--text=the dog ran"]) == 0
+    assert "ANIMAL: dog" in capsys.readouterr().out
+
+
+def test_answers_and_the_threshold_of_none(root, tmp_path, capsys):
+    data = finetuning.questions(tmp_path)
+    config = finetuning.config("squad_v2", root / "model", data, num_epochs=2)
+    done = run.finetune(config, tmp_path / "out")
+    model = bertjax.load(tmp_path / "out")
+    stored = _stored(tmp_path / "out")
+    asked = [{k: each["example"][k] for k in ("question", "context")} for each in stored]
+    tuned = model.source.task["config"]["null_threshold"]
+    pairs = list(zip(model.predict(asked), (each["prediction"] for each in stored), strict=True))
+    # The threshold is the odds of one of them, which another batch rounds to either side.
+    clear = [(a, b) for a, b in pairs if abs(a["null_odds"] - tuned) > 1e-3]
+    assert [a["answer"] for a, _ in clear] == [b["answer"] for _, b in clear]
+    assert len(clear) > len(pairs) / 2
+    assert tuned != 0.0 and done.report["splits"]["dev"]["f1"]["mean"] == pytest.approx(
+        done.report["splits"]["dev"]["best_f1"]["mean"]
+    )
+    words = ("--question=who ran home", "--context=dog ran home.")
+    assert command_line.main(["predict", f"--model={tmp_path / 'out'}", *words]) == 0
+    assert "best: " in capsys.readouterr().out
+
+
+def test_texts_for_texts(tmp_path):
+    source = encoders.make_artifact(
+        "t5", "unigram", num_decoder_layers=2, head_dim=8, max_length=64
+    )
+    artifact.write(source, tmp_path / "t5")
+    for split in ("train", "dev"):
+        lines = [{"source": "the cat sat", "target": "a dog"}, {"source": "a dog", "target": "cat"}]
+        text = "\n".join(json.dumps(line) for line in lines * 4)
+        (tmp_path / f"{split}.jsonl").write_text(text)
+    config = finetuning.config(
+        "translation", tmp_path / "t5", tmp_path, kind__max_target_length=8, num_epochs=1
+    )
+    done = run.finetune(config, tmp_path / "out")
+    stored = [each["prediction"]["text"] for each in _stored(tmp_path / "out")]
+    assert "bleu" in done.report["splits"]["dev"]
+    found = done.model.predict(["the cat sat", "a dog"])
+    assert [each["text"] for each in found] == stored[:2]
+
+
+def test_a_wrong_family_is_named(root):
+    config = recipe.make("translation", None, {}, {"model": str(root / "model")})
+    with pytest.raises(errors.UserError, match="is for an encoder_decoder or decoder"):
+        parts.Parts(config, loading.load(config.model), sharding.make_mesh())
+
+
+def test_a_question_without_an_answer_says_so():
+    answers = predictor.lines({"answer": "", "n_best": [{"answer": "a", "probability": 0.5}]})
+    assert answers == ["(no answer)", "best: a 0.500"]
+
+
+# Strategies
+
+
+def _trained(root, strategy, **values):
+    config = finetuning.config(
+        "classification", root / "model", root,
+        **{"strategy.name": strategy, "num_epochs": 2, **values},
+    )  # fmt: skip
+    mesh = sharding.make_mesh("data:1", jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        made = parts.Parts(config, loading.load(config.model), mesh)
+        ((found, trained),) = loop.train(made, 1e-2, [3])
+        return made, found, made.artifact(trained)
+
+
+def test_features_are_computed_once_and_change_nothing(root, monkeypatch):
+    cached, first, model = _trained(root, "features")
+    batch = next(cached.train_batches.epoch([0], 0))
+    assert batch["class_features"].shape == (1, 8, 1, 16)
+    monkeypatch.setattr(features.Strategy, "caches", False)
+    _, second, other = _trained(root, "features")
+    for a, b in zip(first.evaluations, second.evaluations, strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=1e-4) and a.dev == pytest.approx(b.dev)
+    source = artifact.flatten(loading.load(root / "model").params)
+    for name, leaf in artifact.flatten(model.params).items():
+        np.testing.assert_allclose(leaf, artifact.flatten(other.params)[name], atol=1e-4)
+        frozen = not name.startswith(("pooler", "classifier"))
+        assert not frozen or (leaf == source[name]).all(), name
+
+
+@pytest.mark.parametrize("strategy", ["lora", "prompts", "adapters"])
+def test_what_a_strategy_adds_is_in_the_artifact(root, tmp_path, strategy):
+    made, found, model = _trained(root, strategy, num_epochs=1)
+    assert made.counts["trained"] < made.counts["total"]
+    artifact.write(model, tmp_path / "art")
+    loaded = bertjax.load(tmp_path / "art")
+    assert not any("lora" in name for name in artifact.flatten(loaded.params))
+    scores = loaded.evaluate(made.examples["dev"])
+    assert scores == pytest.approx(found.evaluations[0].dev, abs=1e-3)
+
+
+# Suites
+
+
+SUITE = """
+from bertjax.finetune import suite
+
+def get_suite(arg=""):
+    return suite.Suite(
+        "Toys",
+        [suite.Item("classification", {"num_epochs": 1}), suite.Item("ner", {}, "ner")],
+        [suite.Published("others", "a paper", {"classification": {"dev": 88.5}})],
+    )
+"""
+
+
+def test_a_suite_runs_what_it_lacks_and_reports_all(root, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "toys.py"
+    file.write_text(SUITE)
+    words = [
+        "finetune", f"--suite={file}", f"--output={tmp_path / 'out'}", f"--data={root}",
+        f"--model={root / 'model'}", "--lr=1e-2", "--config.max_length=40",
+        "--config.data.max_train=16",
+    ]  # fmt: skip
+    assert command_line.main(words) == 0
+    table = capsys.readouterr().out
+    assert "| classification | dev | accuracy |" in table and "| 88.5 |" in table
+    assert "Without files: ner." in table and "- others: a paper" in table
+    assert (tmp_path / "out" / "report.md").read_text() in table
+    assert (tmp_path / "out" / "scores.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(loop, "train", lambda *_: pytest.fail("trained again"))
+    assert command_line.main(words) == 0 and capsys.readouterr().out == table
+
+
+def test_the_suite_of_glue_is_one():
+    found = suite.load(str(GLUE))
+    assert [item.task for item in found.items][:2] == ["cola", "sst2"]
+    assert dataclasses.asdict(found)["published"][0]["scores"]["rte"] == {"test": 66.4}
+    with pytest.raises(errors.UserError, match=r"there is no file none\.py"):
+        suite.load("none.py")

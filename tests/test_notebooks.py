@@ -1,0 +1,81 @@
+"""The notebooks from start to end, on a small part of the built-in corpus."""
+
+import pathlib
+
+import pytest
+
+from bertjax.data import builtin
+
+nbclient = pytest.importorskip("nbclient", reason="pip install 'bertjax[notebooks]'")
+nbformat = pytest.importorskip("nbformat", reason="pip install 'bertjax[notebooks]'")
+pytest.importorskip("ipykernel", reason="pip install 'bertjax[notebooks]'")
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+LARGEST = 300_000  # bytes
+CORPUS = 700_000  # bytes of text at least
+
+
+def read(name):
+    return nbformat.read(ROOT / "notebooks" / name, as_version=4)
+
+
+def run(name, tmp_path, monkeypatch):
+    """The notebook with its outputs; an error in a cell is one here."""
+    monkeypatch.setattr(builtin, "ENOUGH_BYTES", CORPUS)
+    builtin._corpus.cache_clear()
+    builtin.write(tmp_path / "corpus.jsonl")
+    builtin._corpus.cache_clear()
+    environment = {
+        "BERTJAX_SMOKE": "1",
+        "BERTJAX_TEXT": str(tmp_path / "corpus.jsonl"),
+        "PYTHONPATH": str(ROOT),
+        "IPYTHONDIR": str(tmp_path / "ipython"),
+        "TMPDIR": str(tmp_path),
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",  # and one device, as on a laptop
+    }
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.delenv("BERTJAX_MODEL", raising=False)
+    notebook = read(name)
+    where = {"metadata": {"path": str(tmp_path)}}
+    client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where)
+    client.execute()
+    return notebook
+
+
+def outputs(notebook, kind):
+    """The outputs of a MIME type, in their order; "text" is what was printed."""
+    found = []
+    for cell in notebook.cells:
+        for output in cell.outputs if cell.cell_type == "code" else ():
+            if kind == "text" and output.get("name") == "stdout":
+                found.append(output.text)
+            elif kind in output.get("data", {}):
+                found.append(output.data[kind])
+    return found
+
+
+def test_the_data_of_every_objective_is_shown(tmp_path, monkeypatch):
+    notebook = run("look_at_data.ipynb", tmp_path, monkeypatch)
+    assert len(outputs(notebook, "image/png")) == 15
+    assert "the same bytes" in outputs(notebook, "text")[-1]
+
+
+def test_the_quickstart_trains_fine_tunes_and_answers(tmp_path, monkeypatch):
+    notebook = run("quickstart.ipynb", tmp_path, monkeypatch)
+    (report,) = outputs(notebook, "text/markdown")
+    assert "accuracy" in report
+    assert len(outputs(notebook, "image/png")) == 3
+    answers = outputs(notebook, "text")[-1].splitlines()
+    assert len(answers) == 8
+    assert all(line.split()[0] in ("numpy", "matplotlib", "jax", "python") for line in answers)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebooks_are_kept_small_and_without_outputs(name):
+    assert (ROOT / "notebooks" / name).stat().st_size <= LARGEST
+    for cell in read(name).cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == [] and cell.execution_count is None, cell.source
+        assert not any(path in cell.source for path in ("/home/", "/Users/", "/root/", "/work/"))

@@ -1,0 +1,75 @@
+"""A kind of task trained on a few examples with the plain step, for the tests of the kinds."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from bertjax import build, step
+from bertjax.finetune import kind
+from tests import tiny_model
+
+LENGTHS = kind.Lengths(24)
+FIELDS = {
+    "hidden_size": 16, "num_layers": 2, "num_heads": 4, "intermediate_size": 24, "max_length": 40,
+    "dropout_rate": 0.0, "attention_dropout_rate": 0.0, "init_std": 0.2,
+}  # fmt: skip
+
+
+def make(
+    module: Any, config: Any, labels: Any = (), family: str = "bert", **fields: Any
+) -> tuple[Any, Any]:
+    """(model, parameters) with the heads that the kind reads."""
+    tokenizer = tiny_model.tokenizer("wordpiece" if family == "bert" else "bpe")
+    heads = module.heads(config)
+    if family == "bert" and "pooler" not in heads:
+        heads = ("pooler", *heads)
+    sizes = {"vocab_size": tokenizer.size, "num_labels": module.num_labels(config, labels)}
+    model = build.model(family, {**FIELDS, **sizes, "heads": heads, **fields})
+    return model, jax.jit(lambda: build.init_params(model, jax.random.key(0)))()
+
+
+def batch_of(module: Any, config: Any, encoded: kind.Encoded, model: Any = None) -> dict:
+    """All rows in one batch, padded to LENGTHS; without token types if the model has none."""
+    batch = {"example_weights": np.ones(len(encoded.rows), np.float32)}
+    for name, feature in module.features(config).items():
+        arrays = [np.asarray(row[name], feature.dtype) for row in encoded.rows]
+        if feature.length:
+            room = [LENGTHS.length - array.shape[-1] for array in arrays]
+            pads = [[(0, 0)] * (array.ndim - 1) for array in arrays]
+            arrays = [
+                np.pad(array, [*pad, (0, n)], constant_values=feature.fill)
+                for array, pad, n in zip(arrays, pads, room, strict=True)
+            ]
+        batch[name] = np.stack(arrays)
+    if model is not None and not hasattr(model.config, "type_vocab_size"):
+        del batch["token_type_ids"]
+    return batch
+
+
+def fit(module, config, model, params, batch, *, steps=60, rate=5e-3):
+    """(the parameters after a few steps of Adam on the batch, the losses)."""
+    tx, schedule = optax.adam(rate), optax.constant_schedule(rate)
+    loss = functools.partial(module.loss, config)
+    normalizers = functools.partial(module.normalizers, config)
+    scales = dict.fromkeys(normalizers(batch), 1.0)
+    train_step = jax.jit(step.make_train_step(model, loss, normalizers, scales, tx, schedule))
+    state, losses = step.init_state(params, tx, jax.random.key(1)), []
+    for _ in range(steps):
+        state, report = train_step(state, batch)
+        losses.append(float(report["loss"]))
+    return state.params, losses
+
+
+def outputs_of(module, config, model, params, batch) -> dict[str, np.ndarray]:
+    """What the kind's `outputs` say of every row."""
+
+    def forward(params, batch):
+        def apply(**inputs):
+            return model.apply({"params": params}, deterministic=True, **inputs)
+
+        return module.outputs(config, apply, batch)
+
+    return jax.device_get(jax.jit(forward)(params, batch))
