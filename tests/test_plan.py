@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -311,6 +314,34 @@ def test_the_tpu_compiler_agrees_with_the_model():
     state = memory.state_bytes(memory.experiment_on(config, "tpu"), plan.mesh)
     known = state["params"] + state["optimizer"]
     assert known <= phase.compiled.arguments < 1.2 * known + 2**20  # with tiles and the batch
+
+
+@needs_libtpu
+def test_the_tpu_compiler_is_heard():
+    # Rows of a table that is split along both of its axes (what `sharding.gathered` is for).
+    script = """
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
+from bertjax import hardware, sharding
+libtpu = hardware.parse_topology("v5e-8").libtpu
+devices = topologies.get_topology_desc(platform="tpu", **libtpu).devices
+mesh = sharding.make_mesh("data:2,fsdp:2,tensor:2", devices)
+def shape(dims, dtype, place):
+    return jax.ShapeDtypeStruct(dims, dtype, sharding=place)
+def look_up(table, ids):
+    return sharding.constrain(jnp.take(table, ids, axis=0), ("batch", "length", "embed"))
+table = shape((64, 32), jnp.float32, NamedSharding(mesh, PartitionSpec("tensor", "fsdp")))
+ids = shape((8, 16), jnp.int32, sharding.batch_sharding(mesh))
+with jax.set_mesh(mesh):
+    jax.jit(look_up).lower(table, ids).compile()
+"""
+    child = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **compile.ENVIRONMENT},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (said,) = compile.warnings(child.stderr)
+    assert "gather" in said
 
 
 def test_what_does_not_fit_is_a_result():

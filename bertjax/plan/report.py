@@ -185,7 +185,7 @@ def _phase_json(phase: PhasePlan) -> dict[str, Any]:
         "model_flops": phase.model_flops,
         "flops_ratio": phase.flops_ratio,
         "device": dataclasses.asdict(phase.work),
-        "roofline": dataclasses.asdict(phase.roofline),
+        "roofline": dataclasses.asdict(phase.roofline) | {"bound_by": phase.roofline.bound_by},
         "step_seconds": phase.seconds,
         "tokens_per_second": phase.tokens / phase.seconds if phase.seconds else None,
         "compiled": dataclasses.asdict(compiled) | {"peak": compiled.peak, "fits": compiled.fits}
