@@ -242,11 +242,11 @@ def with_compiled(plan, **fields):
 def test_the_report_says_what_the_compiler_said():
     plan = plan_lib.make(tiny(), hardware.parse_topology("v5e-8"), use_compiler=False)
     sent = cost.Collective("all-gather", 8, ("data",), 2_000_000, count=5)
-    good = with_compiled(plan, arguments=2**30, temporaries=2**31, collectives=(sent,))
+    good = with_compiled(plan, peak=3 * 2**30, collectives=(sent,))
     text = "\n".join(report.lines(good))
     assert "3.0 GiB (19%)" in text and "all-gather" in text and "5 x 2 MB" in text
 
-    full = with_compiled(plan, needed=20 * 2**30, capacity=16 * 2**30)
+    full = with_compiled(plan, peak=20 * 2**30, capacity=16 * 2**30)
     assert not full.fits
     assert "NO" in "\n".join(report.lines(full)) and "--search" in "\n".join(report.lines(full))
 
@@ -353,5 +353,5 @@ def test_what_does_not_fit_is_a_result():
     assert not found.fits and not found.error
     assert (found.peak, found.capacity) == (21.5 * 2**30, 15.75 * 2**30)
     early = "the total memory required (arguments) (1.00T) exceeds available HBM (15.75G)."
-    assert compile.refused(early) == {"needed": 2**40, "capacity": 15.75 * 2**30}
+    assert compile.refused(early) == {"peak": 2**40, "capacity": 15.75 * 2**30}
     assert compile.Compiled(**compile.refused("INTERNAL: a\n b")).error == "INTERNAL: a b"

@@ -188,9 +188,7 @@ def _phase_json(phase: PhasePlan) -> dict[str, Any]:
         "roofline": dataclasses.asdict(phase.roofline) | {"bound_by": phase.roofline.bound_by},
         "step_seconds": phase.seconds,
         "tokens_per_second": phase.tokens / phase.seconds if phase.seconds else None,
-        "compiled": dataclasses.asdict(compiled) | {"peak": compiled.peak, "fits": compiled.fits}
-        if compiled
-        else None,
+        "compiled": dataclasses.asdict(compiled) | {"fits": compiled.fits} if compiled else None,
     }
 
 
