@@ -107,6 +107,7 @@ def test_a_loop_without_a_known_end_is_said_and_counts_once():
         ("{}", ("data", "fsdp", "tensor"), 16),
         ("mesh['a'=2,'b'=4,'c'=2] {'b'}", ("fsdp",), 4),
         ("mesh['a'=2,'b'=8] {'b':(1)4}", ("fsdp",), 4),
+        ("mesh['a'=4,'b'=1,'c'=4], device_ids=([4,4]T(1,0)) {'a'}", ("fsdp", "tensor"), 4),
         ("mesh['a'=2,'b'=8] {'a','b':(4)2}", ("data", "tensor"), 4),
     ],
 )

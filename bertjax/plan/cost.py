@@ -287,23 +287,37 @@ def _group(i: hlo.Instruction) -> list[int]:
     pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", i.attributes)
     if pairs:
         return [int(pairs[1]), int(pairs[2])]
-    groups = re.search(r"replica_groups=(.*?)(?:, [a-z_]+=|$)", i.attributes)
+    form = r"replica_groups=(\{.*?\}|\[.*?\]<=.*?|mesh\[.*?\})(?:, [a-z_]+=|$)"
+    groups = re.search(form, i.attributes)
     text = groups[1] if groups else ""
     listed = re.match(r"\{\{([\d,]+)\}", text)
     if listed:
         return list(map(int, listed[1].split(",")))
-    tiled = re.match(r"\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    tiled = re.match(r"\[(\d+),(\d+)\]<=(.*)", text)
     if tiled:
-        sizes = tuple(map(int, tiled[3].split(",")))
-        ids = np.arange(math.prod(sizes)).reshape(sizes)
-        ids = ids.transpose(tuple(map(int, tiled[4].split(",")))) if tiled[4] else ids
-        return ids.reshape(int(tiled[1]), int(tiled[2]))[0].tolist()
-    return _named_group(text) if text.startswith("mesh[") else []
+        return _iota(tiled[3]).reshape(int(tiled[1]), int(tiled[2]))[0].tolist()
+    if text.startswith("mesh["):
+        return _named_group(text)
+    if text not in ("", "{}"):
+        raise ValueError(f"unknown form of replica_groups: {text[:100]}")
+    return []
+
+
+def _iota(text: str) -> np.ndarray:
+    """The numbers of "[4,8]T(1,0)": 0, 1, 2 ... in that shape, transposed, in a row."""
+    dims, _, axes = text.partition("T")
+    sizes = tuple(map(int, re.findall(r"\d+", dims)))
+    order = tuple(map(int, re.findall(r"\d+", axes))) or None
+    return np.arange(math.prod(sizes)).reshape(sizes).transpose(order).reshape(-1)
 
 
 def _named_group(text: str) -> list[int]:
-    """The first group of "mesh['a'=4,'b'=8] {'a','b':(2)4}", b being split in 2 x 4 there."""
-    mesh, _, along = text.partition("]")
+    """The first group of "mesh['a'=4,'b'=8] {'a','b':(2)4}", b being split in 2 x 4 there.
+
+    With "device_ids=([4,8]T(1,0))" before the brace these are the devices of the mesh, in order.
+    """
+    mesh, _, rest = text.partition("]")
+    devices, _, along = rest.partition("{")
     sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
     names, group = list(sizes), [0]
     for name, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", along):
@@ -311,4 +325,5 @@ def _named_group(text: str) -> list[int]:
         count = int(part or sizes[name])
         stride = inner * sizes[name] // (int(before or 1) * count)
         group = [device + stride * place for device in group for place in range(count)]
-    return group
+    ids = re.search(r"device_ids=\((.*)\)", devices)
+    return _iota(ids[1])[group].tolist() if ids else group
