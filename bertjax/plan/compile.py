@@ -55,7 +55,7 @@ class Compiled:
     said so because the step does not fit; peak then is what it would take, and the parts are 0.
     error: why there is no program otherwise.
     rematerialized: warnings that an array is rebuilt whole on every device ("involuntary full
-    rematerialization"). cost: with trip counts of loops (`plan.cost`).
+    rematerialization"). flops and all after it: with trip counts of loops (`plan.cost`).
     """
 
     seconds: float = 0.0
@@ -70,6 +70,7 @@ class Compiled:
     hbm_bytes: int = 0
     collectives: tuple[cost.Collective, ...] = ()
     open_loops: int = 0
+    silent_kernels: int = 0
 
     @property
     def fits(self) -> bool:
@@ -166,6 +167,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         "hbm_bytes": spent.hbm_bytes,
         "collectives": [dataclasses.asdict(one) for one in spent.collectives()],
         "open_loops": spent.open_loops,
+        "silent_kernels": spent.silent_kernels,
     }
 
 

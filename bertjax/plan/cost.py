@@ -62,12 +62,14 @@ class Cost:
 
     exchanges: by channel, since the pieces of an asynchronous collective show it several times.
     open_loops: loops whose trip count could not be read and which are counted once.
+    silent_kernels: runs of Pallas kernels that do not say what they compute, counted as 0 FLOPs.
     """
 
     flops: int = 0
     hbm_bytes: int = 0
     exchanges: Mapping[str, Collective] = dataclasses.field(default_factory=dict)
     open_loops: int = 0
+    silent_kernels: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
@@ -75,6 +77,7 @@ class Cost:
             self.hbm_bytes + other.hbm_bytes,
             {**self.exchanges, **other.exchanges},
             self.open_loops + other.open_loops,
+            self.silent_kernels + other.silent_kernels,
         )
 
     def times(self, count: int, prefix: str) -> "Cost":
@@ -83,7 +86,8 @@ class Cost:
             f"{prefix}/{channel}": dataclasses.replace(one, count=one.count * count)
             for channel, one in self.exchanges.items()
         }
-        return Cost(self.flops * count, self.hbm_bytes * count, exchanges, self.open_loops)
+        sums = self.flops * count, self.hbm_bytes * count
+        return Cost(*sums, exchanges, self.open_loops, self.silent_kernels * count)
 
     def collectives(self) -> list[Collective]:
         """The exchanges, equal ones as one, those that send most first."""
@@ -138,8 +142,9 @@ class _Counter:
             if i.called("calls")[0].startswith("all-reduce-scatter"):
                 inner = self._scattered(i, inner)
             return inner if fused else inner + Cost(hbm_bytes=self._fusion_bytes(computation, i))
-        flops = _flops(computation, i)
-        return Cost(flops, 0 if fused else _bytes(computation, i))
+        flops, traffic = _flops(computation, i), 0 if fused else _bytes(computation, i)
+        silent = 'custom_call_target="tpu_custom_call"' in i.attributes and not flops
+        return Cost(flops, traffic, silent_kernels=int(silent))
 
     def _exchange(self, computation: hlo.Computation, i: hlo.Instruction, kind: str) -> Cost:
         operands = [computation.by_name[name].array for name in i.operands]
