@@ -27,7 +27,7 @@ from bertjax.plan import cost, report
 from bertjax.plan import plan as plan_lib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ROWS_A_CHIP = 16
+ROWS_A_CHIP = 8
 CHIPS = (8, 32, 128, 256)
 COLUMNS = (
     "plan", "phase", "mesh", "remat", "micro", "fits", "args", "temps", "peak", "of HBM", "ratio",
@@ -50,6 +50,7 @@ def jobs(table: str, flags: argparse.Namespace) -> Iterable[tuple[str, str, str,
             yield f"bert_large-{chips}", config_file("bert_large"), f"v5e-{chips}", {
                 "mesh": f"{flags.mesh},data:-1" if flags.mesh else "data:-1",
                 "phase2.num_steps": "0", "data.length": "512", "batch_size": batch,
+                "micro_batch_size": "0",
             }  # fmt: skip
 
 
@@ -63,7 +64,8 @@ def on_slice(name: str, topology: str) -> dict[str, str]:
     if name == "t5_3b":
         chips = hardware.parse_topology(topology).num_devices
         return {"mesh": f"fsdp:{chips // 4},tensor:4"}
-    return {"mesh": "auto", "batch_size": "2048", "phase2.batch_size": "2048"}
+    sizes = {"batch_size": "2048", "phase2.batch_size": "2048", "micro_batch_size": "0"}
+    return {"mesh": "auto", **sizes}
 
 
 def planned(

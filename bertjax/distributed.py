@@ -166,15 +166,18 @@ def job(
     timer.start()
     try:
         initialize(where, heartbeat_seconds, startup_seconds)
-    finally:
+    except BaseException:
         timer.cancel()
+        raise
     state = jax_distributed.global_state
     me, count = state.process_id, state.num_processes
     line = lifeline.Lifeline(me, count, silence=heartbeat_seconds, on_end=end)
     try:
         _open(line, startup_seconds)
+        timer.cancel()
         yield
     except BaseException as error:
+        timer.cancel()
         error.add_note(f"in process {me} of {count}")
         code, text = errors.exit_code(error), errors.one_line(error) or type(error).__name__
         if isinstance(error, errors.Preempted | errors.Interrupted):

@@ -148,8 +148,11 @@ class Experiment:
         return evaluate.unigram_log_probs(batches, self.config.model.vocab_size)
 
 
-def check_mesh(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> None:
-    """Raises UserError when a batch, its sequences or the heads cannot be split over the mesh."""
+def check_mesh(config: ml_collections.ConfigDict, mesh: Any, platform: str | None = None) -> None:
+    """Raises UserError when a batch, its sequences or the heads cannot be split over the mesh.
+
+    platform: of the devices of a mesh that is abstract, for the kernel of attention.
+    """
     shards, parts = sharding.batch_shards(mesh), mesh.shape["sequence"]
     for phase in config_lib.phases(config):
         size = config_lib.forward_size(config, phase)
@@ -164,7 +167,7 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> No
                 f"config.{phase.prefix or 'data.'}length = {phase.length} does not divide over "
                 f"sequence = {parts} devices: take a multiple of {parts}"
             )
-    kernels.check_mesh(config.attention, mesh)
+    kernels.check_mesh(config.attention, mesh, platform)
     tensor = mesh.shape["tensor"]
     if config.model.num_heads % tensor:
         raise errors.UserError(

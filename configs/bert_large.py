@@ -15,5 +15,6 @@ def get_config(arg: str = "") -> ConfigDict:
     """The config; "smoke" shrinks it to seconds on a CPU."""
     config = config_lib.default("bert", "large", "mlm")
     config.phase2.num_steps = 100_000
+    config.micro_batch_size = 128  # so that the long sequences fit
     config.topology = "v5e-16"
     return config_lib.choose(config, arg)

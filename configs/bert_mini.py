@@ -15,6 +15,7 @@ def get_config(arg: str = "") -> ConfigDict:
     """The config; "smoke" shrinks it to seconds on a CPU."""
     config = config_lib.default("bert", "mini", "mlm")
     config.phase2.num_steps = 100_000
+    config.micro_batch_size = 128  # so that the long sequences fit
     config.optimizer.learning_rate = 3e-4
     config.topology = "v5e-1"
     return config_lib.choose(config, arg)

@@ -5,6 +5,7 @@
 GPT-2's rates were not published: these are of arXiv 2005.14165, table 2.1 and appendix B. 100,000
 steps of 512 rows of 1,024 tokens, documents packed: 52G tokens, 4.5e19 FLOPs. No dropout, since
 text is read once. The tokenizer is byte BPE: bertjax tokenizer --kind=bpe --vocab_size=50257.
+Attention is the kernel for TPUs; on a GPU give --config.attention=cudnn.
 TPU v5e-16: 10 hours if it reaches an MFU of 0.4 (arithmetic, not a run).
 """
 
@@ -28,5 +29,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer.weight_decay = 0.1
     config.optimizer.b2 = 0.95
     config.optimizer.eps = 1e-8
+    config.attention = "splash"
     config.topology = "v5e-16"
     return config_lib.choose(config, arg)

@@ -4,7 +4,8 @@
 
 As configs/gpt2_small.py, with the rate of the 1.3B model in arXiv 2005.14165, table 2.1: 100,000
 steps of 512 rows of 1,024 tokens, 52G tokens, 5.4e20 FLOPs. Parameters and moments lie split over
-16 chips, and the layers are recomputed in the backward pass.
+16 chips, and the layers are recomputed in the backward pass. Attention is the kernel for TPUs; on a
+GPU give --config.attention=cudnn.
 TPU v5e-256: 7 hours if it reaches an MFU of 0.4 (arithmetic, not a run).
 """
 
@@ -29,5 +30,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer.eps = 1e-8
     config.remat = "full"
     config.mesh = "fsdp:16"
+    config.attention = "splash"
     config.topology = "v5e-256"
     return config_lib.choose(config, arg)

@@ -8,7 +8,8 @@ over the last 50G. The tokenizer is byte BPE of 50,368 pieces.
 Not as in the paper: the batch does not grow over the first 50G tokens; the rate falls here and not
 after 250G tokens of length 8,192 more, and the rotary base of the global layers has from the start
 the value that it got for these; AdamW with clipping stands for StableAdamW, which limits the update
-by its RMS; the output of attention has no dropout.
+by its RMS; the output of attention has no dropout. Attention is the kernel for TPUs; on a GPU
+give --config.attention=cudnn.
 TPU v5e-256: 20 hours if it reaches an MFU of 0.4 (arithmetic, not a run).
 """
 
@@ -31,5 +32,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer.decay_steps = 10_600
     config.optimizer.weight_decay = 1e-5
     config.optimizer.b2 = 0.98
+    config.attention = "splash"  # long rows, narrow windows, no dropout
     config.topology = "v5e-256"
     return config_lib.choose(config, arg)

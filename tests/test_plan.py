@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -104,6 +107,7 @@ def test_a_loop_without_a_known_end_is_said_and_counts_once():
         ("{}", ("data", "fsdp", "tensor"), 16),
         ("mesh['a'=2,'b'=4,'c'=2] {'b'}", ("fsdp",), 4),
         ("mesh['a'=2,'b'=8] {'b':(1)4}", ("fsdp",), 4),
+        ("mesh['a'=4,'b'=1,'c'=4], device_ids=([4,4]T(1,0)) {'a'}", ("fsdp", "tensor"), 4),
         ("mesh['a'=2,'b'=8] {'a','b':(4)2}", ("data", "tensor"), 4),
     ],
 )
@@ -219,6 +223,15 @@ def test_other_chips_are_estimated(topology, known):
     assert json.loads(json.dumps(report.to_json(plan)))["hours"] == plan.hours
 
 
+def test_a_plan_with_a_kernel_is_for_its_platform():
+    config = tiny(attention="splash")
+    config.model.attention_dropout_rate = 0.0
+    where = hardware.parse_topology("v5e-8")
+    assert plan_lib.make(config, where, use_compiler=False).fits
+    with pytest.raises(errors.UserError, match=r"config\.attention = 'splash'.*tpu"):
+        plan_lib.make(config, hardware.parse_topology("h100-8"), use_compiler=False)
+
+
 def test_a_plan_of_two_phases_adds_them_up():
     config = tiny()
     config.phase2.update(num_steps=4_000, length=512, batch_size=32)
@@ -239,11 +252,11 @@ def with_compiled(plan, **fields):
 def test_the_report_says_what_the_compiler_said():
     plan = plan_lib.make(tiny(), hardware.parse_topology("v5e-8"), use_compiler=False)
     sent = cost.Collective("all-gather", 8, ("data",), 2_000_000, count=5)
-    good = with_compiled(plan, arguments=2**30, temporaries=2**31, collectives=(sent,))
+    good = with_compiled(plan, peak=3 * 2**30, collectives=(sent,))
     text = "\n".join(report.lines(good))
     assert "3.0 GiB (19%)" in text and "all-gather" in text and "5 x 2 MB" in text
 
-    full = with_compiled(plan, needed=20 * 2**30, capacity=16 * 2**30)
+    full = with_compiled(plan, peak=20 * 2**30, capacity=16 * 2**30)
     assert not full.fits
     assert "NO" in "\n".join(report.lines(full)) and "--search" in "\n".join(report.lines(full))
 
@@ -313,6 +326,45 @@ def test_the_tpu_compiler_agrees_with_the_model():
     assert known <= phase.compiled.arguments < 1.2 * known + 2**20  # with tiles and the batch
 
 
+@needs_libtpu
+def test_the_tpu_compiler_takes_the_kernel():
+    config = tiny(attention="splash")
+    config.model.attention_dropout_rate = 0.0
+    topology = hardware.parse_topology("v5e-8")
+    (phase,) = plan_lib.make(config, topology, use_compiler=True).phases
+    assert phase.compiled.error == "" and phase.compiled.fits
+    assert phase.compiled.silent_kernels == 3 * config.model.num_layers  # forward, dq, dk and dv
+    assert phase.compiled.flops < phase.work.model_flops == phase.work.flops
+
+
+@needs_libtpu
+def test_the_tpu_compiler_is_heard():
+    # Rows of a table that is split along both of its axes (what `sharding.gathered` is for).
+    script = """
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
+from bertjax import hardware, sharding
+libtpu = hardware.parse_topology("v5e-8").libtpu
+devices = topologies.get_topology_desc(platform="tpu", **libtpu).devices
+mesh = sharding.make_mesh("data:2,fsdp:2,tensor:2", devices)
+def shape(dims, dtype, place):
+    return jax.ShapeDtypeStruct(dims, dtype, sharding=place)
+def look_up(table, ids):
+    return sharding.constrain(jnp.take(table, ids, axis=0), ("batch", "length", "embed"))
+table = shape((64, 32), jnp.float32, NamedSharding(mesh, PartitionSpec("tensor", "fsdp")))
+ids = shape((8, 16), jnp.int32, sharding.batch_sharding(mesh))
+with jax.set_mesh(mesh):
+    jax.jit(look_up).lower(table, ids).compile()
+"""
+    child = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **compile.ENVIRONMENT},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (said,) = compile.warnings(child.stderr)
+    assert "gather" in said
+
+
 def test_what_does_not_fit_is_a_result():
     message = (
         "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 21.50G of 15.75G hbm."
@@ -322,5 +374,5 @@ def test_what_does_not_fit_is_a_result():
     assert not found.fits and not found.error
     assert (found.peak, found.capacity) == (21.5 * 2**30, 15.75 * 2**30)
     early = "the total memory required (arguments) (1.00T) exceeds available HBM (15.75G)."
-    assert compile.refused(early) == {"needed": 2**40, "capacity": 15.75 * 2**30}
+    assert compile.refused(early) == {"peak": 2**40, "capacity": 15.75 * 2**30}
     assert compile.Compiled(**compile.refused("INTERNAL: a\n b")).error == "INTERNAL: a b"

@@ -180,10 +180,14 @@ def check(
                      f"such that heads are 8, 16, ... or 128 wide {here}")  # fmt: skip
 
 
-def check_mesh(name: str, mesh: jax.sharding.Mesh) -> None:
-    """Raises UserError where the devices do not have the kernel `name`, or split the length."""
+def check_mesh(name: str, mesh: Any, platform: str | None = None) -> None:
+    """Raises UserError where the devices do not have the kernel `name`, or split the length.
+
+    platform: of the devices; None asks the mesh, which then must not be abstract.
+    """
     if name == "xla":
         return
-    have, needed = mesh.devices.flat[0].platform, _PLATFORMS[name]
-    errors.check(have == needed, "attention", name, f"xla on a {have}: it runs on a {needed}")
+    have = platform or mesh.devices.flat[0].platform
+    there = ["xla", *(kernel for kernel, runs_on in _PLATFORMS.items() if runs_on == have)]
+    errors.check(name in there, "attention", name, f"{' or '.join(there)} on a {have}")
     errors.check(mesh.shape["sequence"] == 1, "attention", name, "xla on a mesh with sequence")

@@ -49,21 +49,20 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class Compiled:
     """What the compiler says of one device's part of a step, in bytes.
 
-    arguments: state and batch. outputs: the new state, of which `aliased` bytes lie where the old
-    one was. temporaries: activations and all else that lives within the step. code: the program.
-    capacity: of the device, where the compiler said so because the step does not fit; `needed` then
-    is what it would take, and the parts are 0. error: why there is no program otherwise.
+    arguments: state and batch. temporaries: activations and all else that lives within the step.
+    code: the program. peak: in use at most; less than the sum, since the new state goes where the
+    old one was and not all temporaries live at once. capacity: of the device, where the compiler
+    said so because the step does not fit; peak then is what it would take, and the parts are 0.
+    error: why there is no program otherwise.
     rematerialized: warnings that an array is rebuilt whole on every device ("involuntary full
-    rematerialization"). cost: with trip counts of loops (`plan.cost`).
+    rematerialization"). flops and all after it: with trip counts of loops (`plan.cost`).
     """
 
     seconds: float = 0.0
     arguments: int = 0
-    outputs: int = 0
-    aliased: int = 0
     temporaries: int = 0
     code: int = 0
-    needed: int = 0
+    peak: int = 0
     capacity: int = 0
     error: str = ""
     rematerialized: tuple[str, ...] = ()
@@ -71,18 +70,12 @@ class Compiled:
     hbm_bytes: int = 0
     collectives: tuple[cost.Collective, ...] = ()
     open_loops: int = 0
+    silent_kernels: int = 0
 
     @property
     def fits(self) -> bool:
         """Whether there is a program, which there only is when it fits."""
         return not self.error and not self.capacity
-
-    @property
-    def peak(self) -> int:
-        """Bytes of a device that are in use at most."""
-        return self.needed or (
-            self.arguments + self.outputs - self.aliased + self.temporaries + self.code
-        )
 
     @property
     def sent_bytes(self) -> int:
@@ -167,14 +160,14 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "arguments": memory.argument_size_in_bytes,
-        "outputs": memory.output_size_in_bytes,
-        "aliased": memory.alias_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,
         "code": memory.generated_code_size_in_bytes,
+        "peak": memory.peak_memory_in_bytes + memory.generated_code_size_in_bytes,
         "flops": spent.flops,
         "hbm_bytes": spent.hbm_bytes,
         "collectives": [dataclasses.asdict(one) for one in spent.collectives()],
         "open_loops": spent.open_loops,
+        "silent_kernels": spent.silent_kernels,
     }
 
 
@@ -213,7 +206,7 @@ def refused(message: str) -> dict[str, Any]:
         int(float(number) * _UNITS[unit])
         for number, unit in ((found[1], found[2]), (found[3], found[4]))
     )
-    return {"needed": used, "capacity": limit}
+    return {"peak": used, "capacity": limit}
 
 
 def main() -> int:

@@ -62,12 +62,14 @@ class Cost:
 
     exchanges: by channel, since the pieces of an asynchronous collective show it several times.
     open_loops: loops whose trip count could not be read and which are counted once.
+    silent_kernels: runs of Pallas kernels that do not say what they compute, counted as 0 FLOPs.
     """
 
     flops: int = 0
     hbm_bytes: int = 0
     exchanges: Mapping[str, Collective] = dataclasses.field(default_factory=dict)
     open_loops: int = 0
+    silent_kernels: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
@@ -75,6 +77,7 @@ class Cost:
             self.hbm_bytes + other.hbm_bytes,
             {**self.exchanges, **other.exchanges},
             self.open_loops + other.open_loops,
+            self.silent_kernels + other.silent_kernels,
         )
 
     def times(self, count: int, prefix: str) -> "Cost":
@@ -83,7 +86,8 @@ class Cost:
             f"{prefix}/{channel}": dataclasses.replace(one, count=one.count * count)
             for channel, one in self.exchanges.items()
         }
-        return Cost(self.flops * count, self.hbm_bytes * count, exchanges, self.open_loops)
+        sums = self.flops * count, self.hbm_bytes * count
+        return Cost(*sums, exchanges, self.open_loops, self.silent_kernels * count)
 
     def collectives(self) -> list[Collective]:
         """The exchanges, equal ones as one, those that send most first."""
@@ -138,8 +142,9 @@ class _Counter:
             if i.called("calls")[0].startswith("all-reduce-scatter"):
                 inner = self._scattered(i, inner)
             return inner if fused else inner + Cost(hbm_bytes=self._fusion_bytes(computation, i))
-        flops = _flops(computation, i)
-        return Cost(flops, 0 if fused else _bytes(computation, i))
+        flops, traffic = _flops(computation, i), 0 if fused else _bytes(computation, i)
+        silent = 'custom_call_target="tpu_custom_call"' in i.attributes and not flops
+        return Cost(flops, traffic, silent_kernels=int(silent))
 
     def _exchange(self, computation: hlo.Computation, i: hlo.Instruction, kind: str) -> Cost:
         operands = [computation.by_name[name].array for name in i.operands]
@@ -287,23 +292,37 @@ def _group(i: hlo.Instruction) -> list[int]:
     pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", i.attributes)
     if pairs:
         return [int(pairs[1]), int(pairs[2])]
-    groups = re.search(r"replica_groups=(.*?)(?:, [a-z_]+=|$)", i.attributes)
+    form = r"replica_groups=(\{.*?\}|\[.*?\]<=.*?|mesh\[.*?\})(?:, [a-z_]+=|$)"
+    groups = re.search(form, i.attributes)
     text = groups[1] if groups else ""
     listed = re.match(r"\{\{([\d,]+)\}", text)
     if listed:
         return list(map(int, listed[1].split(",")))
-    tiled = re.match(r"\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    tiled = re.match(r"\[(\d+),(\d+)\]<=(.*)", text)
     if tiled:
-        sizes = tuple(map(int, tiled[3].split(",")))
-        ids = np.arange(math.prod(sizes)).reshape(sizes)
-        ids = ids.transpose(tuple(map(int, tiled[4].split(",")))) if tiled[4] else ids
-        return ids.reshape(int(tiled[1]), int(tiled[2]))[0].tolist()
-    return _named_group(text) if text.startswith("mesh[") else []
+        return _iota(tiled[3]).reshape(int(tiled[1]), int(tiled[2]))[0].tolist()
+    if text.startswith("mesh["):
+        return _named_group(text)
+    if text not in ("", "{}"):
+        raise ValueError(f"unknown form of replica_groups: {text[:100]}")
+    return []
+
+
+def _iota(text: str) -> np.ndarray:
+    """The numbers of "[4,8]T(1,0)": 0, 1, 2 ... in that shape, transposed, in a row."""
+    dims, _, axes = text.partition("T")
+    sizes = tuple(map(int, re.findall(r"\d+", dims)))
+    order = tuple(map(int, re.findall(r"\d+", axes))) or None
+    return np.arange(math.prod(sizes)).reshape(sizes).transpose(order).reshape(-1)
 
 
 def _named_group(text: str) -> list[int]:
-    """The first group of "mesh['a'=4,'b'=8] {'a','b':(2)4}", b being split in 2 x 4 there."""
-    mesh, _, along = text.partition("]")
+    """The first group of "mesh['a'=4,'b'=8] {'a','b':(2)4}", b being split in 2 x 4 there.
+
+    With "device_ids=([4,8]T(1,0))" before the brace these are the devices of the mesh, in order.
+    """
+    mesh, _, rest = text.partition("]")
+    devices, _, along = rest.partition("{")
     sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
     names, group = list(sizes), [0]
     for name, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", along):
@@ -311,4 +330,5 @@ def _named_group(text: str) -> list[int]:
         count = int(part or sizes[name])
         stride = inner * sizes[name] // (int(before or 1) * count)
         group = [device + stride * place for device in group for place in range(count)]
-    return group
+    ids = re.search(r"device_ids=\((.*)\)", devices)
+    return _iota(ids[1])[group].tolist() if ids else group

@@ -26,8 +26,9 @@ from bertjax.models import layers
 from bertjax.plan import abstract
 
 PROBE = 97  # rows of the traced batch: a prime that divides no other size of a model
-# Of a device's memory may be planned. The TPU compiler needed 10% less than the estimate for
-# configs/bert_base.py and 16% less for t5_small.py; a remat policy has less to spare.
+SCORE_BYTES = 10  # of one score in the backward pass: itself, its exponential, two gradients
+# Of a device's memory may be planned. The TPU compiler needed less than the estimate for each file
+# of configs/ of more than a gigabyte: by 4% at the least, 22% in the median (benchmarks/plans.py).
 MARGIN = 0.95
 
 
@@ -163,7 +164,7 @@ def activation_bytes(
 ) -> int:
     """Bytes that the forward pass of one micro-batch keeps on a device for the backward pass."""
     experiment, rows = experiment_on(config, platform), _rows(config, phase, mesh_sizes)
-    kept = _kept(experiment, phase.length, config.attention)
+    kept = _kept(experiment, phase.length)
     return round(sum(_share(experiment, leaf, rows, mesh_sizes) for leaf in kept))
 
 
@@ -175,13 +176,17 @@ def _workspace_bytes(
 ) -> int:
     """The backward pass of one layer: all that the layer computes, as if nothing were recomputed.
 
-    And of the loss, its largest array once more.
+    With attention "xla" its scores too, which are never kept (`models.attention`). And of the loss,
+    its largest array once more.
     """
     whole = config.copy_and_resolve_references()
     whole.remat = "none"
     experiment, rows = experiment_on(whole, platform), _rows(config, phase, mesh_sizes)
     layer, largest = 0.0, 0.0
-    for leaf in _kept(experiment, phase.length, config.attention):
+    if config.attention == "xla":
+        heads = max(_sizes_of(experiment, "num_heads")) / mesh_sizes["tensor"]
+        layer = SCORE_BYTES * rows * heads * phase.length**2 / mesh_sizes["sequence"]
+    for leaf in _kept(experiment, phase.length):
         share = _share(experiment, leaf, rows, mesh_sizes)
         place = _rows_dim(leaf)
         if place == 0:
@@ -199,19 +204,8 @@ def _rows(
 
 
 @functools.lru_cache(maxsize=64)
-def _kept(
-    experiment: experiment_lib.Experiment, length: int, attention: str
-) -> tuple[jax.ShapeDtypeStruct, ...]:
-    kept = abstract.residuals(experiment, PROBE, length)
-    if attention == "xla":
-        return tuple(kept)
-    return tuple(leaf for leaf in kept if not _is_scores(experiment, leaf))
-
-
-def _is_scores(experiment: experiment_lib.Experiment, leaf: jax.ShapeDtypeStruct) -> bool:
-    """Whether it is [..., B, N, L, S], which a kernel for attention never writes."""
-    place, heads = _rows_dim(leaf), _sizes_of(experiment, "num_heads")
-    return place is not None and leaf.ndim == place + 4 and leaf.shape[place + 1] in heads
+def _kept(experiment: experiment_lib.Experiment, length: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return tuple(abstract.residuals(experiment, PROBE, length))
 
 
 def _sizes_of(experiment: experiment_lib.Experiment, *endings: str) -> set[int]:

@@ -122,7 +122,7 @@ def make(
     if config.mesh == "auto":
         config.mesh = auto.choose(config, topology.num_devices, chip.hbm_bytes, chip.platform)
     sizes = sharding.mesh_sizes(config.mesh, topology.num_devices)
-    experiment_lib.check_mesh(config, abstract.mesh(sizes))
+    experiment_lib.check_mesh(config, abstract.mesh(sizes), chip.platform)
     if use_compiler is None:
         use_compiler = chip.platform == "tpu" and compile.installed()
     experiment = memory.experiment_on(config, chip.platform)
@@ -154,9 +154,11 @@ def _phase(
     work = roofline.work(config, phase, sizes, topology)
     compiled = compile.compile_step(config, number, topology) if use_compiler else None
     if compiled and compiled.fits:
+        # Of kernels that do not say what they compute the model's own FLOPs are the least.
+        least = work.model_flops if compiled.silent_kernels else 0.0
         work = dataclasses.replace(
             work,
-            flops=compiled.flops,
+            flops=max(compiled.flops, least),
             hbm_bytes=compiled.hbm_bytes,
             ici_bytes=compiled.sent_bytes,
         )

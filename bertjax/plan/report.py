@@ -148,6 +148,12 @@ def _warnings(plan: Plan) -> Iterable[str]:
             yield f"error: not compiled: {phase.compiled.error}"
         if phase.compiled.open_loops:
             yield f"warning: {phase.compiled.open_loops} loops count once: trips unknown"
+        if phase.compiled.silent_kernels:
+            counted = phase.compiled.flops / phase.work.model_flops
+            yield (
+                f"note: {phase.compiled.silent_kernels} runs of kernels do not say their FLOPs; "
+                f"the rest is {counted:.3f} of the model's"
+            )
     if not plan.fits:
         yield "it does not fit: --search looks for a mesh, micro-batches and remat that do"
 
@@ -185,12 +191,10 @@ def _phase_json(phase: PhasePlan) -> dict[str, Any]:
         "model_flops": phase.model_flops,
         "flops_ratio": phase.flops_ratio,
         "device": dataclasses.asdict(phase.work),
-        "roofline": dataclasses.asdict(phase.roofline),
+        "roofline": dataclasses.asdict(phase.roofline) | {"bound_by": phase.roofline.bound_by},
         "step_seconds": phase.seconds,
         "tokens_per_second": phase.tokens / phase.seconds if phase.seconds else None,
-        "compiled": dataclasses.asdict(compiled) | {"peak": compiled.peak, "fits": compiled.fits}
-        if compiled
-        else None,
+        "compiled": dataclasses.asdict(compiled) | {"fits": compiled.fits} if compiled else None,
     }
 
 
