@@ -25,9 +25,9 @@ import bertjax
 from bertjax import backend, inference
 from bertjax.artifact import loading
 from bertjax.data import sentences
-from bertjax.finetune import examples as examples_lib
-from bertjax.finetune import kind, predictor, squad
-from bertjax.finetune import scores as scores_lib
+from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning import kind, predictor, squad
+from bertjax.finetuning import scores as scores_lib
 
 RATES = (2e-5, 1e-4)
 MAX_LENGTH = 96

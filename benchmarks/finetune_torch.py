@@ -15,7 +15,7 @@ import torch
 import transformers
 from seqeval import metrics as seqeval_metrics
 
-from bertjax.finetune import splits, squad_scores, tasks
+from bertjax.finetuning import splits, squad_scores, tasks
 
 IGNORED = -100
 DOC_STRIDE, N_BEST, MAX_ANSWER = 128, 20, 30

@@ -21,7 +21,7 @@ from typing import Any
 import bertjax
 from benchmarks import transfer
 from bertjax import backend
-from bertjax.finetune import scores, tasks
+from bertjax.finetuning import scores, tasks
 
 TASKS = {  # folder, tokens of a source, of a target, in front of every source
     "wikisplit": ("text2text/wikisplit", 96, 96, ""),

@@ -29,7 +29,7 @@ import numpy as np
 import bertjax
 from bertjax import backend, build, plot
 from bertjax.artifact import artifact, loading
-from bertjax.finetune import tasks
+from bertjax.finetuning import tasks
 
 TASKS = {
     "banking77": ("classification/banking77", 64),

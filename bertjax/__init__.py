@@ -12,15 +12,17 @@ bertjax.load("out/").predict("I loved this movie.")     # {"label": "positive", 
 """
 
 import os
-from typing import TYPE_CHECKING
-
-from bertjax import finetune as finetune  # can be called
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bertjax.finetuning.run import Finetuned
     from bertjax.inference import Pretrained
 
+Path = str | os.PathLike
 
-def load(path: str | os.PathLike) -> "Pretrained":
+
+def load(path: Path) -> "Pretrained":
     """The model in a workdir, a step of one, an artifact or a Hugging Face folder, ready to use.
 
     The result has `model`, `params`, `tokenizer`, `encode(texts)`, `fill_mask(text)`,
@@ -35,6 +37,34 @@ def load(path: str | os.PathLike) -> "Pretrained":
     source = loading.load(path)
     if source.task is None:
         return inference.Pretrained(source)
-    from bertjax.finetune import predictor
+    from bertjax.finetuning import predictor
 
     return predictor.Predictor(source)
+
+
+def finetune(
+    *,
+    model: Path,
+    task: str,
+    output: Path,
+    data: Path | None = None,
+    train: Path | None = None,
+    dev: Path | None = None,
+    test: Path | None = None,
+    strategy: str = "full",
+    overrides: Mapping[str, Any] | None = None,
+    **keys: Any,
+) -> "Finetuned":
+    """Fine-tunes `model` on a task of `finetuning/tasks.py`; what it learned is in `output`.
+
+    data: folder with the files of the splits; or train, dev, test: files. keys: of the config
+    (finetuning/recipe.py), such as num_epochs=2, learning_rates=(2e-5, 5e-5), seeds=3. overrides:
+    keys with dots, such as {"kind.class_weights": True}. Returns the report and the best model.
+    Raises `errors.UserError` for what is wrong with any of it.
+    """
+    from bertjax.finetuning import recipe, run
+
+    files = {"train": train, "dev": dev, "test": test}
+    values = {"model": os.fspath(model), **keys, **(overrides or {})}
+    config = recipe.make(task, data, files, {"strategy.name": strategy, **values})
+    return run.finetune(config, output)

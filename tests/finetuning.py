@@ -9,7 +9,7 @@ import jax
 
 from bertjax import build
 from bertjax.artifact import artifact
-from bertjax.finetune import recipe
+from bertjax.finetuning import recipe
 from tests import tiny_model
 
 WORDS = "on the mat ran home and saw letters make many words".split()

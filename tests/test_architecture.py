@@ -33,7 +33,7 @@ LAYERS = (
     {"inference", "train"},
     {"scoring"},
     {"blimp", "prompting"},
-    {"finetune"},
+    {"finetuning"},
     {"__init__"},
     {"commands"},
     {"__main__"},

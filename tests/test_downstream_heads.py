@@ -9,7 +9,7 @@ import pytest
 
 from bertjax import build, errors, sharding
 from bertjax.artifact import artifact
-from bertjax.finetune import start
+from bertjax.finetuning import start
 from bertjax.models import heads as heads_lib
 from tests import downstream, encoders
 

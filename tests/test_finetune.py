@@ -10,7 +10,7 @@ import bertjax
 from bertjax import __main__ as command_line
 from bertjax import errors, sharding
 from bertjax.artifact import loading
-from bertjax.finetune import loop, parts, recipe, report, run, tasks
+from bertjax.finetuning import loop, parts, recipe, report, run, tasks
 from tests import finetuning
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertjax.finetune import answering, batches, examples, kind, splits
+from bertjax.finetuning import answering, batches, examples, kind, splits
 
 FEATURES = {
     "input_ids": kind.Feature(np.int32, 7),

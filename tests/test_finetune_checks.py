@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetune import checks
-from bertjax.finetune.examples import Question, Sentence, Words
+from bertjax.finetuning import checks
+from bertjax.finetuning.examples import Question, Sentence, Words
 
 TEXTS = ["The cat sat on the mat.", "A dog ran to Paris."] * 20
 

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from bertjax import errors
-from bertjax.finetune import conll, tasks
+from bertjax.finetuning import conll, tasks
 
 
 def _words(tmp_path, *lines, entities=True):

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from bertjax import errors
-from bertjax.finetune import tasks
-from bertjax.finetune.examples import Question, Sentence
+from bertjax.finetuning import tasks
+from bertjax.finetuning.examples import Question, Sentence
 
 
 def _write(path, content):

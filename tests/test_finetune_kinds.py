@@ -12,8 +12,8 @@ import bertjax
 from bertjax import __main__ as command_line
 from bertjax import errors, sharding
 from bertjax.artifact import artifact, loading
-from bertjax.finetune import loop, parts, predictor, recipe, run, suite
-from bertjax.finetune.strategies import features
+from bertjax.finetuning import loop, parts, predictor, recipe, run, suite
+from bertjax.finetuning.strategies import features
 from tests import encoders, finetuning
 
 GLUE = pathlib.Path(__file__).resolve().parent.parent / "configs" / "suites" / "glue.py"
@@ -142,7 +142,7 @@ def test_what_a_strategy_adds_is_in_the_artifact(root, tmp_path, strategy):
 
 
 SUITE = """
-from bertjax.finetune import suite
+from bertjax.finetuning import suite
 
 def get_suite(arg=""):
     return suite.Suite(

@@ -10,8 +10,8 @@ import pytest
 
 from bertjax import errors
 from bertjax.data import corpus_records
-from bertjax.finetune import kind, tasks
-from bertjax.finetune.examples import Choice, Sentence, TextPair
+from bertjax.finetuning import kind, tasks
+from bertjax.finetuning.examples import Choice, Sentence, TextPair
 
 
 def _write(path, content):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax import errors
-from bertjax.finetune import scores
+from bertjax.finetuning import scores
 
 
 def names(numbers):

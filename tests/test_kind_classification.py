@@ -10,9 +10,9 @@ import tokenizers
 
 from bertjax import errors
 from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetune import examples as examples_lib
-from bertjax.finetune import kind, rows
-from bertjax.finetune.kinds import classification, multiple_choice
+from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning import kind, rows
+from bertjax.finetuning.kinds import classification, multiple_choice
 from tests import tiny_model, trained_kinds
 
 CONFIG = classification.Config()

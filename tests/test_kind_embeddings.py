@@ -11,9 +11,9 @@ import pytest
 
 from bertjax import errors, inference
 from bertjax.artifact import loading
-from bertjax.finetune import examples as examples_lib
-from bertjax.finetune import kind
-from bertjax.finetune.kinds import embeddings
+from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning import kind
+from bertjax.finetuning.kinds import embeddings
 from tests import tiny_model, trained_kinds
 
 RANKING = embeddings.Config()

@@ -9,9 +9,9 @@ import pytest
 
 from bertjax import errors
 from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetune import batches, kind, squad, squad_scores
-from bertjax.finetune import examples as examples_lib
-from bertjax.finetune.kinds import extractive_qa
+from bertjax.finetuning import batches, kind, squad, squad_scores
+from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning.kinds import extractive_qa
 from tests import tiny_model, trained_kinds
 
 Config = extractive_qa.Config

@@ -9,9 +9,9 @@ import pytest
 
 from bertjax import build, errors, generation, inference, scoring
 from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetune import batches, kind, text_rows
-from bertjax.finetune.examples import Choice, Question, Sentence, TextPair, Words
-from bertjax.finetune.kinds import text_to_text
+from bertjax.finetuning import batches, kind, text_rows
+from bertjax.finetuning.examples import Choice, Question, Sentence, TextPair, Words
+from bertjax.finetuning.kinds import text_to_text
 from tests import scored, trained_kinds
 
 LENGTHS = kind.Lengths(40, 16)

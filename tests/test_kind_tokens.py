@@ -9,9 +9,9 @@ import pytest
 
 from bertjax import errors
 from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetune import batches, conll, kind
-from bertjax.finetune import examples as examples_lib
-from bertjax.finetune.kinds import tokens
+from bertjax.finetuning import batches, conll, kind
+from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning.kinds import tokens
 from tests import tiny_model, trained_kinds
 
 Config = tokens.Config

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from bertjax import build, step
-from bertjax.finetune import kind
+from bertjax.finetuning import kind
 from tests import tiny_model
 
 LENGTHS = kind.Lengths(24)

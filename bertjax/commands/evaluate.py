@@ -22,8 +22,8 @@ from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
 from bertjax.artifact import artifact, loading
 from bertjax.data import store
-from bertjax.finetune import examples as examples_lib
-from bertjax.finetune import predictor, tasks
+from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning import predictor, tasks
 
 # What a model without a run was trained for, most likely, by the kind of its family.
 OBJECTIVES = {"encoder": "mlm", "decoder": "causal_lm", "encoder_decoder": "span_corruption"}

@@ -19,8 +19,8 @@ A suite is many tasks in one report; see its file for what it runs.
 import argparse
 
 from bertjax import backend, errors
-from bertjax.finetune import recipe, report, suite
-from bertjax.finetune import run as run_lib
+from bertjax.finetuning import recipe, report, suite
+from bertjax.finetuning import run as run_lib
 
 FILES = ("train", "dev", "test")
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import bertjax
 from bertjax import errors
-from bertjax.finetune import predictor, tasks
+from bertjax.finetuning import predictor, tasks
 
 # Fields of generation.Options, where their defaults stand.
 OPTIONS = {

@@ -1,7 +1,7 @@
 """The files of a corpus: finding them, opening them decompressed, cutting them at lines.
 
 Whatever goes wrong in opening or reading is a UserError that names the file. Paths are local or
-gs://. Only `corpus` and `finetune.readers` use this module.
+gs://. Only `corpus` and `finetuning.readers` use this module.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """The indexed containers of a corpus: ArrayRecord files and TFDS datasets.
 
-Only `corpus` and `finetune.readers` use this module.
+Only `corpus` and `finetuning.readers` use this module.
 """
 
 import functools

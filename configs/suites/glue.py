@@ -7,7 +7,7 @@ and WNLI/; tasks whose files are not there are left out. `:smoke` is one seed, o
 and 64 examples of each task; the whole is 135 runs.
 """
 
-from bertjax.finetune import suite
+from bertjax.finetuning import suite
 
 SMOKE = {
     "seeds": 1,

@@ -1,1 +1,0 @@
-"""The kinds of tasks, one file each; `finetune.kind` is their contract."""

@@ -1,0 +1,129 @@
+"""What is suspicious about labelled data though it can be trained on: one line each.
+
+for line in checks.overlap(train, dev, "dev") + checks.labels(train, names): print(line)
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.finetuning import examples as examples_lib
+
+SKEW = 10  # examples of the most frequent label for one of the rarest
+TRUNCATED = 0.05  # share of examples that lose text
+UNKNOWN = 0.01  # share of tokens
+_SAMPLE, _CHARACTERS = 1000, 1000  # examples, and characters of a text, that are looked at
+
+Example = examples_lib.Example
+
+
+def everything(
+    examples: Mapping[str, Sequence[Example]],
+    truncated: Mapping[str, np.ndarray],
+    names: Sequence[str],
+    tokenizer: tokenizer_lib.Tokenizer,
+    max_length: int,
+) -> list[str]:
+    """All that is suspicious about the splits; "train" is one of them. names: of the labels."""
+    train = examples["train"]
+    found = labels(train, names) + tokens(train, tokenizer)
+    for split, own in examples.items():
+        found += overlap(train, own, split) if split != "train" else []
+        found += truncation(truncated[split], split, max_length)
+    return found
+
+
+def overlap(train: Sequence[Example], other: Sequence[Example], split: str) -> list[str]:
+    """Examples of another split whose texts are in train, but for case and spaces."""
+    seen = {_squeezed(example) for example in train}
+    shared = [example for example in other if _squeezed(example) in seen]
+    if not shared:
+        return []
+    return [
+        f"{len(shared)} of {len(other)} examples of {split} ({len(shared) / len(other):.1%}) are "
+        f"in train too, the first at {shared[0].where}: their scores say nothing of new text"
+    ]
+
+
+def labels(train: Sequence[Example], names: Sequence[str]) -> list[str]:
+    """Labels that never occur in train, and those that are far rarer than others."""
+    found = [e.label for e in train if isinstance(e, examples_lib.Sentence)]
+    counts = collections.Counter(label for label in found if isinstance(label, str))
+    if not counts:
+        return []
+    result = [
+        f"label {name!r} never occurs in train: it cannot be learned"
+        for name in names
+        if name not in counts
+    ]
+    (most, many), (least, few) = counts.most_common()[0], counts.most_common()[-1]
+    if many > SKEW * few:
+        result.append(
+            f"labels are skewed: train has {many} of {most!r} and {few} of {least!r}; accuracy "
+            "hides the rare ones: look at macro_f1, or set --config.kind.class_weights=true"
+        )
+    return result
+
+
+def truncation(truncated: np.ndarray, split: str, max_length: int) -> list[str]:
+    """truncated: bool[examples], as of `kind.Encoded`."""
+    share = float(np.mean(truncated)) if len(truncated) else 0.0
+    if share <= TRUNCATED:
+        return []
+    return [
+        f"{share:.1%} of the examples of {split} lose text behind {max_length} tokens: raise "
+        "--config.max_length if the model allows it"
+    ]
+
+
+def tokens(train: Sequence[Example], tokenizer: tokenizer_lib.Tokenizer) -> list[str]:
+    """Texts that the tokenizer was not made for: unknown pieces, names without capital letters."""
+    step = max(1, len(train) // _SAMPLE)
+    texts = [text[:_CHARACTERS] for example in train[::step] for text in _texts(example)]
+    result = []
+    share = _unknown(texts, tokenizer)
+    if share > UNKNOWN:
+        lowered = _unknown([text.lower() for text in texts], tokenizer)
+        why = (
+            "in lower case they are known: the vocabulary is uncased, the tokenizer is not"
+            if lowered < share / 2
+            else "is it of another language, or another checkpoint's?"
+        )
+        result.append(f"{share:.1%} of the tokens of train are unknown to the tokenizer: {why}")
+    if isinstance(train[0], examples_lib.Words) and any(map(_is_entity, train)):
+        upper, lower = tokenizer.encode_batch(["Paris", "paris"])
+        if upper == lower and any(text != text.lower() for text in texts):
+            result.append(
+                "the tokenizer is uncased, and capital letters tell names: the field takes a "
+                "cased checkpoint for entities (Devlin et al., arXiv 1810.04805, section 5.3)"
+            )
+    return result
+
+
+def _is_entity(example: examples_lib.Words) -> bool:
+    return any(tag.startswith("B-") for tag in example.tags or ())
+
+
+def _unknown(texts: Sequence[str], tokenizer: tokenizer_lib.Tokenizer) -> float:
+    ids = np.concatenate([np.array(own, int) for own in tokenizer.encode_batch(texts)] or [[]])
+    return float(np.mean(ids == tokenizer.specials.unk)) if len(ids) else 0.0
+
+
+def _squeezed(example: Example) -> str:
+    return "\n".join(" ".join(text.lower().split()) for text in _texts(example))
+
+
+def _texts(example: Example) -> list[str]:
+    match example:
+        case examples_lib.Sentence():
+            return list(example.texts)
+        case examples_lib.Words():
+            return [" ".join(example.words)]
+        case examples_lib.Question():
+            return [example.question, example.context]
+        case examples_lib.TextPair():
+            return [example.source]
+        case examples_lib.Choice():
+            return [example.context, *example.choices]

@@ -1,0 +1,167 @@
+"""The output folder of a fine-tuning: whose it is, and its finished runs.
+
+    out/config.json                    what all runs share: config, fingerprints of model and data
+    out/runs/lr3e-05-seed0.json        a finished run: its scores
+    out/runs/lr3e-05-seed0.safetensors what it trained, as long as that may be the best
+    out/artifact/                      the best model, for `bertjax predict` and `evaluate`
+    out/report.json, report.md, scores.png, predictions/SPLIT.jsonl, submission/
+
+A (rate, seed) is a run of its own: a fine-tuning that was killed goes on with those it lacks, and
+more rates or seeds can be added later.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from bertjax import errors
+from bertjax.artifact import artifact, files
+from bertjax.finetuning import loop, recipe
+
+FORMAT = "bertjax-finetuning"
+VERSION = 1
+CONFIG, RUNS, ARTIFACT = "config.json", "runs", "artifact"
+PREDICTIONS, SUBMISSION = "predictions", "submission"
+REPORT, TABLE, PLOT = "report.json", "report.md", "scores.png"
+
+
+class Folder:
+    """The output folder. UserError for one of another fine-tuning, or what cannot be written."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        config: ConfigDict,
+        model: artifact.Artifact,
+        examples: Mapping[str, Sequence[Any]],
+    ):
+        self.path = pathlib.Path(path)
+        mine = {
+            "format": FORMAT,
+            "version": VERSION,
+            "config": json.loads(json.dumps(_shared(config.to_dict()))),
+            "model": artifact.fingerprint(model) + model.tokenizer.fingerprint,
+            "data": {name: _digest(found) for name, found in examples.items()},
+        }
+        file = self.path / CONFIG
+        if file.exists():
+            _check(self.path, mine, files.read_json(file))
+        try:
+            (self.path / RUNS).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise errors.UserError(
+                f"{path}: cannot be written ({error.strerror}); give another --output"
+            ) from error
+        write_json(file, mine)
+
+    def run(self, learning_rate: float, seed: int) -> loop.Run | None:
+        """A finished run; None for one that is not."""
+        file = self._file(learning_rate, seed, "json")
+        if not file.exists():
+            return None
+        stored = files.read_json(file)
+        stored["evaluations"] = [loop.Evaluation(**each) for each in stored["evaluations"]]
+        return loop.Run(**stored)
+
+    def save(self, run: loop.Run, trained: Any = None) -> None:
+        """A run that is finished, and what it trained."""
+        if trained is not None:
+            weights = self._file(run.learning_rate, run.seed, "safetensors")
+            partial = weights.with_suffix(".partial")
+            files.write_tensors(partial, artifact.flatten(trained))
+            partial.replace(weights)
+        # Last: without it the run is not finished.
+        write_json(self._file(run.learning_rate, run.seed, "json"), dataclasses.asdict(run))
+
+    def weights(self, run: loop.Run) -> Any | None:
+        """What the run trained; None where it is no longer kept."""
+        file = self._file(run.learning_rate, run.seed, "safetensors")
+        if not file.exists():
+            return None
+        return artifact.unflatten(files.read_tensors(file, list(files.tensor_shapes(file))))
+
+    def drop_weights(self, run: loop.Run) -> None:
+        """Those of a run that is not the best."""
+        self._file(run.learning_rate, run.seed, "safetensors").unlink(missing_ok=True)
+
+    def write_predictions(
+        self, split: str, examples: Sequence[Any], predictions: Sequence[dict[str, Any]]
+    ) -> None:
+        """A line of JSON an example: what it says, and what the model says of it."""
+        (self.path / PREDICTIONS).mkdir(exist_ok=True)
+        lines = [
+            json.dumps({"example": _said(e), "prediction": p}, ensure_ascii=False)
+            for e, p in zip(examples, predictions, strict=True)
+        ]
+        write_text(self.path / PREDICTIONS / f"{split}.jsonl", "\n".join(lines) + "\n")
+
+    def holds(self, run: loop.Run) -> bool:
+        """Whether the artifact is of this run."""
+        file = self.path / REPORT
+        if not (file.exists() and (self.path / ARTIFACT).exists()):
+            return False
+        best = files.read_json(file)["best"]
+        return (best["learning_rate"], best["seed"]) == (run.learning_rate, run.seed)
+
+    def _file(self, learning_rate: float, seed: int, suffix: str) -> pathlib.Path:
+        return self.path / RUNS / f"lr{learning_rate:g}-seed{seed}.{suffix}"
+
+
+def write_json(file: pathlib.Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    write_text(file, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(file: pathlib.Path, text: str) -> None:
+    """Whole or not at all."""
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+    partial.replace(file)
+
+
+def _shared(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The keys that all runs share, by their dotted names."""
+    flat = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            flat |= _shared(value, f"{prefix}{key}.")
+        elif not recipe.is_free(prefix + key):
+            flat[prefix + key] = value
+    return flat
+
+
+def _check(path: pathlib.Path, mine: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    if (stored.get("format"), stored.get("version")) != (FORMAT, VERSION):
+        raise errors.UserError(
+            f"{path / CONFIG}: not of a fine-tuning of this version; give another --output"
+        )
+    config, other = mine["config"], stored["config"]
+    keys = [key for key in sorted(config | other) if config.get(key) != other.get(key)]
+    different = [f"{key} = {config.get(key)!r} (there {other.get(key)!r})" for key in keys]
+    if mine["model"] != stored["model"]:
+        different.append("another model")
+    for split in sorted(mine["data"].keys() & stored["data"].keys()):
+        if mine["data"][split] != stored["data"][split]:
+            different.append(f"other {split} data")
+    if different:
+        raise errors.UserError(
+            f"{path} belongs to another fine-tuning: {', '.join(different)}; give another --output,"
+            " or set these back"
+        )
+
+
+def _said(example: Any) -> dict[str, Any]:
+    return {name: value for name, value in example._asdict().items() if name != "where"}
+
+
+def _digest(examples: Sequence[Any]) -> str:
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(repr(_said(example)).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()

@@ -1,0 +1,92 @@
+"""What a kind of task is: from labelled examples to rows of ids, and from outputs to answers.
+
+A kind is one file of `finetuning/kinds`, found by its name (`load`). It has
+
+    KINDS: tuple of the kinds of models it trains ("encoder", "encoder_decoder", "decoder").
+    Config: frozen dataclass of its own knobs, which a config shows as `config.kind`.
+    Example: one of `examples`, what one labelled line of a file says.
+
+    heads(config) -> the heads of the model that it reads, () for the model's own "lm"
+    num_labels(config, labels) -> size of the head
+    labels(config, examples) -> label names in order, () where there are none
+    check(config, examples, labels, where) -> raises UserError for a label that is not one of them
+    features(config) -> {name: Feature}: every array of a row
+    encode(config, examples, tokenizer, labels, lengths) -> Encoded; examples may lack labels
+    normalizers(config, batch) -> {loss name: weight}, as an objective's
+    loss(config, apply, batch) -> {name: (sum, weight)}, as an objective's; NAME_loss first
+    outputs(config, apply, batch) -> {name: array, batch first}: what `decode` needs (on the device)
+    decode(config, examples, encoded, outputs, labels, tokenizer) -> one prediction an example
+    scores(config, examples, predictions, labels) -> {name: float}, all that the kind can say;
+        0 to 100 where the field does so (accuracy, F1, BLEU); the task names the main one
+    tuned (optional): (config, labelled examples of dev, predictions) -> Config with what is chosen
+        on dev, to `decode` with from then on and to keep (the null threshold of SQuAD 2.0)
+    predict_loop (optional): (config, pretrained model, encoded, prompt_ids) -> outputs, where an
+        answer is not one forward pass (generation); prompt_ids: of a strategy, () for none
+    for_model (optional): (config, artifact) -> the config as the model that starts needs it
+
+Rows are what the model sees: an example of question answering may be several (windows). A batch has
+the rows' arrays stacked and padded to common lengths, and "example_weights" float32[B], 0 for rows
+that only fill it up; every loss multiplies by it. It has "token_type_ids" only where the model has
+two types of tokens: who makes batches leaves them out for RoBERTa, DistilBERT, ModernBERT, GPT-2.
+"""
+
+import dataclasses
+import importlib
+import pkgutil
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+
+from bertjax import errors
+from bertjax.finetuning import kinds
+
+
+class Feature(NamedTuple):
+    """An array of a row: its type, what its last axis is padded with, and to which length.
+
+    length: "length" (of the input), "target_length" (of a decoder), or "" for a scalar or an array
+    of a fixed shape.
+    """
+
+    dtype: type
+    fill: float = 0
+    length: str = "length"
+
+
+class Lengths(NamedTuple):
+    """The most tokens of a row: specials and prompts included."""
+
+    length: int
+    target_length: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """Examples as rows of a model.
+
+    rows: each {feature: array}; the last axis of those with a length is as long as it needs to be.
+    owners: int[rows], the number of the example that a row belongs to, ascending.
+    truncated: bool[examples], whether text was cut off (windows cut nothing).
+    """
+
+    rows: list[dict[str, np.ndarray]]
+    owners: np.ndarray
+    truncated: np.ndarray
+
+    def lengths(self, features: dict[str, Feature]) -> np.ndarray:
+        """int[rows]: the longest array of each row among those with `length`."""
+        named = [name for name, feature in features.items() if feature.length == "length"]
+        return np.array([max(row[name].shape[-1] for name in named) for row in self.rows])
+
+
+def names() -> list[str]:
+    """The kinds there are."""
+    return [module.name for module in pkgutil.iter_modules(kinds.__path__)]
+
+
+def load(name: str) -> ModuleType:
+    """The module of a kind. UserError for a name without a file."""
+    if name not in names():
+        raise errors.UserError(f"kind {name!r}: there are {', '.join(names())}")
+    return importlib.import_module(f"{kinds.__name__}.{name}")

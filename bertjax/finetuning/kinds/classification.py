@@ -1,0 +1,216 @@
+"""A label, or a number, for a text or a pair of texts (Devlin et al., arXiv 1810.04805, 4.1).
+
+The head scores the labels at the model's own place: the pooled first token of BERT, the last token
+of a decoder. Labels are trained by cross entropy, numbers (STS-B's) by their squared error.
+
+Shapes: B batch, C labels.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import errors, metrics
+from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning import kind, rows
+from bertjax.finetuning import scores as scores_lib
+from bertjax.objectives import terms
+
+KINDS = ("encoder", "decoder")
+Example = examples_lib.Sentence
+TOP = 10  # labels of which a prediction tells the probability
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What is told of a text."""
+
+    regression: bool = False  # a number instead of a label
+    class_weights: bool = False  # rare labels count more: each label as much as any other
+
+    def __post_init__(self):
+        errors.check(not (self.regression and self.class_weights), "kind.class_weights",
+                     self.class_weights, "false for numbers, which have no classes")  # fmt: skip
+
+
+def heads(config: Config) -> tuple[str, ...]:
+    """The heads of the model that `loss` reads."""
+    return ("classifier",)
+
+
+def num_labels(config: Config, labels: Sequence[str]) -> int:
+    """C: a number is one."""
+    return 1 if config.regression else len(labels)
+
+
+def labels(config: Config, examples: Sequence[Example]) -> list[str]:
+    """The labels that occur, in order, numbers by their size; none of a regression."""
+    if config.regression:
+        return []
+    found = {str(example.label) for example in examples if example.label is not None}
+    return sorted(found, key=lambda name: (int(name), "") if _is_int(name) else (np.inf, name))
+
+
+def check(config: Config, examples: Sequence[Example], labels: Sequence[str], where: str) -> None:
+    """UserError for a label that is not one of `labels`, or no number, or a lack of a text."""
+    if not config.regression and len(labels) < 2:
+        raise errors.UserError(
+            f"{where}: {_some(labels) or 'no label'} is all that is trained: two labels or more "
+            "can be told apart"
+        )
+    known = set(labels)
+    for example in examples:
+        place = example.where or where
+        if len(example.texts) != len(examples[0].texts):
+            raise errors.UserError(
+                f"{place}: {len(example.texts)} texts, the first line has "
+                f"{len(examples[0].texts)}: give each as many"
+            )
+        if len(example.texts) > 2:
+            raise errors.UserError(f"{place}: {len(example.texts)} texts: give one or two")
+        if example.label is None:
+            continue
+        if config.regression:
+            if not isinstance(example.label, float | int) or not np.isfinite(example.label):
+                raise errors.UserError(f"{place}: label {example.label!r} is not a number")
+        elif example.label not in known:
+            raise errors.UserError(
+                f"{place}: label {example.label!r} is not one that is trained: "
+                f"{_some(labels)}; correct it, or add examples of it to the training data"
+            )
+
+
+def features(config: Config) -> dict[str, kind.Feature]:
+    """Every array of a row."""
+    label = kind.Feature(np.float32 if config.regression else np.int32, 0, "")
+    return {**rows.FEATURES, "label": label, "label_weight": kind.Feature(np.float32, 0, "")}
+
+
+def encode(
+    config: Config,
+    examples: Sequence[Example],
+    tokenizer: tokenizer_lib.Tokenizer,
+    labels: Sequence[str],
+    lengths: kind.Lengths,
+) -> kind.Encoded:
+    """A row an example. An example without a label has weight 0.
+
+    With class_weights a label of share s among the examples weighs 1 / (C s), as scikit-learn's
+    "balanced" (King & Zeng, Logistic Regression in Rare Events Data, 2001).
+    """
+    form = rows.Form(tokenizer)
+    ids = rows.encode(tokenizer, [example.texts for example in examples])
+    number = {name: i for i, name in enumerate(labels)}
+    counts = collections.Counter(example.label for example in examples)
+    total = sum(n for label, n in counts.items() if label is not None)
+    encoded, truncated = [], np.zeros(len(examples), bool)
+    for i, (example, texts) in enumerate(zip(examples, ids, strict=True)):
+        row, *_, truncated[i] = form.enclose(texts, lengths.length)
+        label, weight = example.label, 1.0
+        if label is None:
+            value, weight = 0, 0.0
+        else:
+            value = label if config.regression else number[label]
+            weight = total / (len(labels) * counts[label]) if config.class_weights else 1.0
+        row["label"] = np.array(value, np.float32 if config.regression else np.int32)
+        row["label_weight"] = np.array(weight, np.float32)
+        encoded.append(row)
+    return kind.Encoded(encoded, np.arange(len(examples)), truncated)
+
+
+def normalizers(config: Config, batch: terms.Batch) -> dict[str, jax.Array]:
+    """What each loss is divided by, once: the weight of the batch."""
+    return {"label_loss": _weights(batch).sum()}
+
+
+def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> metrics.Terms:
+    """label_loss, cross entropy in nats or squared error, and label_accuracy of labels."""
+    logits_BC = apply(**terms.inputs(batch, rows.INPUTS))["class_logits"]
+    weights_B = _weights(batch)
+    if config.regression:
+        error_B = (logits_BC[:, 0] - batch["label"]) ** 2
+        return {"label_loss": ((error_B * weights_B).sum(), weights_B.sum())}
+    found = terms.classification("label", logits_BC, batch["label"], weights_B)
+    if config.class_weights:  # accuracy counts examples
+        known_B = (weights_B > 0).astype(jnp.float32)
+        plain = terms.classification("label", logits_BC, batch["label"], known_B)
+        found["label_accuracy"] = plain["label_accuracy"]
+    return found
+
+
+def outputs(
+    config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch
+) -> dict[str, jax.Array]:
+    """{"scores" float32[B, C]}: probabilities of the labels, or the number."""
+    logits_BC = apply(**terms.inputs(batch, rows.INPUTS))["class_logits"]
+    return {"scores": logits_BC if config.regression else jax.nn.softmax(logits_BC)}
+
+
+def decode(
+    config: Config,
+    examples: Sequence[Example],
+    encoded: kind.Encoded,
+    outputs: dict[str, np.ndarray],
+    labels: Sequence[str],
+    tokenizer: tokenizer_lib.Tokenizer,
+) -> list[dict[str, Any]]:
+    """{"label": the likeliest, "probabilities": {label: p}, best first}; {"label": the number}."""
+    if config.regression:
+        return [{"label": float(value)} for value in outputs["scores"][:, 0]]
+    found = []
+    for scores_C in outputs["scores"]:
+        best = np.argsort(-scores_C, kind="stable")[:TOP]
+        probabilities = {labels[i]: float(scores_C[i]) for i in best}
+        found.append({"label": labels[best[0]], "probabilities": probabilities})
+    return found
+
+
+def scores(
+    config: Config,
+    examples: Sequence[Example],
+    predictions: Sequence[dict[str, Any]],
+    labels: Sequence[str],
+) -> dict[str, float]:
+    """Of the examples that have a label.
+
+    pearson and spearman of numbers; accuracy, macro_f1, micro_f1 and mcc of labels, and of two
+    labels f1, roc_auc and average_precision, where the second one is the positive one.
+    """
+    pairs = zip(examples, predictions, strict=True)
+    pairs = [(e.label, p) for e, p in pairs if e.label is not None]
+    if not pairs:
+        return {}
+    targets, found = [label for label, _ in pairs], [p["label"] for _, p in pairs]
+    if config.regression:
+        return scores_lib.correlations(targets, found)
+    result = {
+        "accuracy": scores_lib.accuracy(targets, found),
+        "macro_f1": scores_lib.macro_f1(targets, found, labels),
+        "micro_f1": scores_lib.micro_f1(targets, found, labels),
+        "mcc": scores_lib.mcc(targets, found),
+    }
+    if len(labels) == 2:
+        positive = labels[1]
+        chances = [p["probabilities"][positive] for _, p in pairs]
+        result["f1"] = scores_lib.f1(targets, found, labels)
+        result |= scores_lib.auc([target == positive for target in targets], chances)
+    return result
+
+
+def _weights(batch: terms.Batch) -> jax.Array:
+    return terms.example_weights(batch) * batch["label_weight"]
+
+
+def _is_int(name: str) -> bool:
+    return name.removeprefix("-").isdecimal()
+
+
+def _some(labels: Sequence[str]) -> str:
+    shown = ", ".join(labels[:TOP])
+    return shown if len(labels) <= TOP else f"{shown} ... ({len(labels)} labels)"

@@ -1,0 +1,325 @@
+"""The piece of a context that answers a question (Devlin et al., arXiv 1810.04805, 4.2 and 4.3).
+
+A row is [CLS] question [SEP] window [SEP]: a context that is too long is cut into windows that
+overlap. The head scores every token as the first and as the last one of the answer; where a window
+has no answer, both are the first token of the row. An answer is the pair of the highest sum over
+all windows, and comes out as the characters of the context that the tokens cover.
+
+With `impossible` (SQuAD 2.0) a question is left without an answer where its null odds, the score of
+no answer (the lowest of its windows) minus that of the best answer, are above `null_threshold`.
+
+Shapes: B batch, L length, T tokens of a window.
+"""
+
+import dataclasses
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import errors, metrics
+from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning import kind, rows, squad_scores
+from bertjax.models import layers
+from bertjax.objectives import terms
+
+KINDS = ("encoder",)
+Example = examples_lib.Question
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Windows, and which answers are looked at."""
+
+    doc_stride: int = 128  # tokens from one window to the next, at most half a window
+    max_query_length: int = 64  # tokens of a question; the rest is cut off
+    max_answer_length: int = 30  # tokens
+    n_best: int = 20  # answers that a prediction tells, and that share the probability
+    impossible: bool = False  # questions may have no answer
+    null_threshold: float = 0.0  # null odds above which there is none; `tuned` chooses it on dev
+
+    def __post_init__(self):
+        for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best"):
+            value = getattr(self, name)
+            errors.check(value >= 1, f"kind.{name}", value, "1 or more")
+
+
+class Tokens(NamedTuple):
+    """A context: its ids, and the characters [starts, stops) of each, int32[tokens]."""
+
+    ids: np.ndarray
+    starts: np.ndarray
+    stops: np.ndarray
+
+
+def heads(config: Config) -> tuple[str, ...]:
+    """The heads of the model that `loss` reads."""
+    return ("span",)
+
+
+def num_labels(config: Config, labels: Sequence[str]) -> int:
+    """0: the head knows its size."""
+    return 0
+
+
+def labels(config: Config, examples: Sequence[Example]) -> list[str]:
+    """None."""
+    return []
+
+
+def check(config: Config, examples: Sequence[Example], labels: Sequence[str], where: str) -> None:
+    """UserError for a question without an answer where all of them should have one."""
+    for example in examples:
+        if example.impossible and not config.impossible:
+            raise errors.UserError(
+                f"{example.where or where}: has no answer in its context: take --task=squad_v2, or "
+                "leave the question out"
+            )
+
+
+def features(config: Config) -> dict[str, kind.Feature]:
+    """Every array of a row.
+
+    char_starts, char_stops: the characters of the context that a token covers, 0 and 0 outside of
+    it. first, last: 1 where the answer begins and ends, 0 everywhere if nothing is known.
+    """
+    names = "char_starts", "char_stops", "first", "last"
+    return rows.FEATURES | {name: kind.Feature(np.int32) for name in names}
+
+
+def encode(
+    config: Config,
+    examples: Sequence[Example],
+    tokenizer: tokenizer_lib.Tokenizer,
+    labels: Sequence[str],
+    lengths: kind.Lengths,
+) -> kind.Encoded:
+    """A row a window. The first of several answers is the one that is trained.
+
+    truncated: questions that lost their end. UserError where a question leaves its context no room.
+    """
+    form = rows.Form(tokenizer)
+    questions = tokenizer.encode_batch([example.question.strip() for example in examples])
+    contexts = _contexts(tokenizer, examples)
+    encoded, owners = [], []
+    for i, (example, question) in enumerate(zip(examples, questions, strict=True)):
+        question = question[: config.max_query_length]
+        room = lengths.length - form.overhead(2) - len(question)
+        if room < 1:
+            raise errors.UserError(
+                f"{example.where}: a question of {len(question)} tokens leaves no room for its "
+                f"context in {lengths.length}: raise config.max_length, or lower "
+                "config.kind.max_query_length"
+            )
+        tokens = contexts[example.context]
+        first, last = _answer_tokens(example, tokens)
+        for start, stop in windows(len(tokens.ids), room, config.doc_stride):
+            enclosed = form.enclose([question, tokens.ids[start:stop].tolist()], lengths.length)
+            places = slice(enclosed.starts[1], enclosed.starts[1] + stop - start)
+            row = enclosed.row
+            for name in ("char_starts", "char_stops", "first", "last"):
+                row[name] = np.zeros_like(row["input_ids"])
+            row["char_starts"][places] = tokens.starts[start:stop]
+            row["char_stops"][places] = tokens.stops[start:stop]
+            inside = start <= first and last < stop
+            if example.answers or example.impossible:
+                row["first"][places.start + first - start if inside else 0] = 1
+                row["last"][places.start + last - start if inside else 0] = 1
+            encoded.append(row)
+            owners.append(i)
+    truncated = np.array([len(ids) > config.max_query_length for ids in questions], bool)
+    return kind.Encoded(encoded, np.array(owners, int), truncated)
+
+
+def windows(length: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
+    """[start, stop) of the windows over so many tokens, at least one.
+
+    One starts `stride` tokens behind the other, and shares half of its tokens with it or more, so
+    that an answer that is not longer than that is whole in one.
+    """
+    stride = min(stride, max(room // 2, 1))
+    start = 0
+    while start + room < length:
+        yield start, start + room
+        start += stride
+    yield start, length
+
+
+def normalizers(config: Config, batch: terms.Batch) -> dict[str, jax.Array]:
+    """What each loss is divided by, once: the windows of which something is known."""
+    return {"span_loss": _weights(batch).sum()}
+
+
+def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> metrics.Terms:
+    """span_loss, the mean of the cross entropies of both ends in nats; span_accuracy of both."""
+    logits_B2L = _logits(apply, batch)
+    targets_B2L = jnp.stack([batch["first"], batch["last"]], axis=1)
+    own_B2 = jnp.sum(jnp.where(targets_B2L > 0, logits_B2L, 0.0), axis=-1)
+    nll_B = (jax.nn.logsumexp(logits_B2L, axis=-1) - own_B2).mean(axis=1)
+    right_B2 = jnp.argmax(logits_B2L, axis=-1) == jnp.argmax(targets_B2L, axis=-1)
+    weights_B = _weights(batch)
+    return {
+        "span_loss": ((nll_B * weights_B).sum(), weights_B.sum()),
+        "span_accuracy": ((right_B2.all(axis=1) * weights_B).sum(), weights_B.sum()),
+    }
+
+
+def outputs(
+    config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch
+) -> dict[str, jax.Array]:
+    """{"span_logits" float32[B, 2, L]}: of each token as the first and as the last one."""
+    return {"span_logits": _logits(apply, batch)}
+
+
+def decode(
+    config: Config,
+    examples: Sequence[Example],
+    encoded: kind.Encoded,
+    outputs: dict[str, Any],
+    labels: Sequence[str],
+    tokenizer: tokenizer_lib.Tokenizer,
+) -> list[dict[str, Any]]:
+    """{"id", "answer", "start", "n_best": [{"answer", "start", "probability"}], "null_odds"}.
+
+    start counts characters of the context; an answer that is "" has None. n_best: the best answers
+    that are not empty, best first. null_odds: only with `impossible`.
+    """
+    found: list[dict[tuple[int, int], float]] = [{} for _ in examples]
+    null = np.full(len(examples), np.inf)
+    for row, owner, logits_2L in zip(
+        encoded.rows, encoded.owners, outputs["span_logits"], strict=True
+    ):
+        null[owner] = min(null[owner], float(logits_2L[:, 0].sum()))
+        for span, score in _best(config, row, logits_2L):
+            found[owner][span] = max(score, found[owner].get(span, -np.inf))
+    return [
+        _prediction(config, example, spans, score)
+        for example, spans, score in zip(examples, found, null.tolist(), strict=True)
+    ]
+
+
+def scores(
+    config: Config,
+    examples: Sequence[Example],
+    predictions: Sequence[dict[str, Any]],
+    labels: Sequence[str],
+) -> dict[str, float]:
+    """Of the questions of which something is known: those of `squad_scores.scores`.
+
+    With `impossible` also best_exact_match and best_f1, with the thresholds that give them on these
+    very questions: they say what a threshold may gain and are no result.
+    """
+    references, known = _known(examples, predictions)
+    answers = [prediction["answer"] for prediction in known]
+    result = squad_scores.scores(references, answers, impossible=config.impossible)
+    if config.impossible:
+        for name, best in _best_thresholds(references, known).items():
+            result |= {f"best_{name}": best.score, f"best_{name}_threshold": best.threshold}
+    return result
+
+
+def tuned(
+    config: Config, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
+) -> Config:
+    """The config with the null threshold of the best F1 on these questions, those of dev."""
+    if not config.impossible:
+        return config
+    best = _best_thresholds(*_known(examples, predictions))["f1"]
+    return dataclasses.replace(config, null_threshold=best.threshold)
+
+
+def _contexts(tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[Example]) -> dict[str, Tokens]:
+    """Each context that occurs, once, as tokens."""
+    texts = list(dict.fromkeys(example.context for example in examples))
+    found = {}
+    for text, (ids, offsets) in zip(texts, tokenizer.encode_with_offsets(texts), strict=True):
+        starts, stops = np.array(offsets, np.int32).reshape(-1, 2).T
+        found[text] = Tokens(np.array(ids, np.int32), starts, stops)
+    return found
+
+
+def _answer_tokens(example: Example, tokens: Tokens) -> tuple[int, int]:
+    """The first and the last token of the answer; (-1, -1) where there is none."""
+    if not example.answers:
+        return -1, -1
+    text, start = example.answers[0]
+    covered = (tokens.stops > start) & (tokens.starts < start + len(text))
+    places = np.flatnonzero(covered & (tokens.stops > tokens.starts))
+    return (int(places[0]), int(places[-1])) if len(places) else (-1, -1)
+
+
+def _logits(apply: Callable[..., terms.Batch], batch: terms.Batch) -> jax.Array:
+    """[B, 2, L]; padding is never the first or the last token."""
+    logits_BL2 = apply(**terms.inputs(batch, rows.INPUTS))["span_logits"]
+    real_BL = batch["attention_mask"] > 0
+    return jnp.swapaxes(jnp.where(real_BL[:, :, None], logits_BL2, layers.MASKED), 1, 2)
+
+
+def _weights(batch: terms.Batch) -> jax.Array:
+    return terms.example_weights(batch) * batch["first"].sum(axis=1)
+
+
+def _best(
+    config: Config, row: dict[str, np.ndarray], logits_2L: np.ndarray
+) -> list[tuple[tuple[int, int], float]]:
+    """The best answers of a window: ((start, stop) in characters, score), in no order."""
+    places_T = np.flatnonzero(row["char_stops"] > row["char_starts"])
+    size = len(places_T)
+    if not size:
+        return []
+    lasts_TA = np.arange(size)[:, None] + np.arange(min(config.max_answer_length, size))
+    first_T, last_T = np.asarray(logits_2L, np.float64)[:, places_T]
+    scores_TA = first_T[:, None] + last_T[np.minimum(lasts_TA, size - 1)]
+    flat = np.where(lasts_TA < size, scores_TA, -np.inf).ravel()
+    best = np.argpartition(-flat, min(config.n_best, flat.size) - 1)[: config.n_best]
+    best = best[flat[best] > -np.inf]
+    starts = row["char_starts"][places_T[best // lasts_TA.shape[1]]]
+    stops = row["char_stops"][places_T[lasts_TA.ravel()[best]]]
+    spans = zip(starts.tolist(), stops.tolist(), strict=True)
+    return list(zip(spans, flat[best].tolist(), strict=True))
+
+
+def _prediction(
+    config: Config, example: Example, spans: dict[tuple[int, int], float], null_score: float
+) -> dict[str, Any]:
+    best = heapq.nsmallest(config.n_best, spans.items(), key=lambda item: (-item[1], item[0]))
+    known = [score for _, score in best] + [null_score] * (config.impossible or not best)
+    weights = np.exp(np.array(known) - max(known))
+    n_best = [
+        {"answer": example.context[start:stop], "start": start, "probability": float(p)}
+        for ((start, stop), _), p in zip(best, weights / weights.sum(), strict=False)
+    ]
+    prediction = {"id": example.id, "answer": "", "start": None, "n_best": n_best}
+    null_odds = null_score - best[0][1] if best else -layers.MASKED
+    if best and not (config.impossible and null_odds > config.null_threshold):
+        prediction |= {"answer": n_best[0]["answer"], "start": n_best[0]["start"]}
+    return prediction | ({"null_odds": null_odds} if config.impossible else {})
+
+
+def _known(
+    examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
+) -> tuple[list[list[str]], list[dict[str, Any]]]:
+    """(answers, prediction) of the questions of which something is known."""
+    pairs = [
+        ([text for text, _ in example.answers], prediction)
+        for example, prediction in zip(examples, predictions, strict=True)
+        if example.answers or example.impossible
+    ]
+    return [answers for answers, _ in pairs], [prediction for _, prediction in pairs]
+
+
+def _best_thresholds(
+    references: Sequence[Sequence[str]], predictions: Sequence[dict[str, Any]]
+) -> dict[str, squad_scores.Threshold]:
+    """{"exact_match", "f1"}: the best threshold of each."""
+    answers = [p["n_best"][0]["answer"] if p["n_best"] else "" for p in predictions]
+    values = zip(("exact_match", "f1"), squad_scores.of_answers(references, answers), strict=True)
+    answered_Q = squad_scores.has_answer(references)
+    odds_Q = np.array([p["null_odds"] for p in predictions])
+    return {
+        name: squad_scores.best_threshold(scores_Q, answered_Q, odds_Q) for name, scores_Q in values
+    }

@@ -1,0 +1,158 @@
+"""One of several answers: each is read behind the context and scored, and softmax compares them.
+
+As BERT was trained on SWAG (Devlin et al., arXiv 1810.04805, section 4.4). A question with fewer
+choices than another has empty ones, which nothing chooses.
+
+Shapes: B batch, N choices.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import errors, metrics
+from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning import kind, rows
+from bertjax.finetuning import scores as scores_lib
+from bertjax.models import layers
+from bertjax.objectives import terms
+
+KINDS = ("encoder", "decoder")
+Example = examples_lib.Choice
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """There is nothing to choose."""
+
+
+def heads(config: Config) -> tuple[str, ...]:
+    """The heads of the model that `loss` reads; a family without a pooler leaves that out."""
+    return ("pooler", "classifier")
+
+
+def num_labels(config: Config, labels: Sequence[str]) -> int:
+    """1: how well a choice fits."""
+    return 1
+
+
+def labels(config: Config, examples: Sequence[Example]) -> list[str]:
+    """None: every question has its own choices."""
+    return []
+
+
+def check(config: Config, examples: Sequence[Example], labels: Sequence[str], where: str) -> None:
+    """UserError for a question without two choices, or a label that is not one of them."""
+    for example in examples:
+        place, count = example.where or where, len(example.choices)
+        if count < 2:
+            raise errors.UserError(f"{place}: {count} choices: give two or more")
+        if example.label is not None and not 0 <= example.label < count:
+            raise errors.UserError(
+                f"{place}: label {example.label} is the number of no choice: give one of 0 to "
+                f"{count - 1}"
+            )
+
+
+def features(config: Config) -> dict[str, kind.Feature]:
+    """Every array of a row; the inputs are [N, L]."""
+    return {
+        **rows.FEATURES,
+        "choice_mask": kind.Feature(np.int32, 0, ""),
+        "label": kind.Feature(np.int32, 0, ""),
+        "label_weight": kind.Feature(np.float32, 0, ""),
+    }
+
+
+def encode(
+    config: Config,
+    examples: Sequence[Example],
+    tokenizer: tokenizer_lib.Tokenizer,
+    labels: Sequence[str],
+    lengths: kind.Lengths,
+) -> kind.Encoded:
+    """A row an example, N inputs of context and choice each; a choice alone without a context."""
+    form = rows.Form(tokenizer)
+    width = max((len(example.choices) for example in examples), default=0)
+    pairs = [
+        (example.context, choice) if example.context else (choice,)
+        for example in examples
+        for choice in example.choices
+    ]
+    ids = iter(rows.encode(tokenizer, pairs))
+    encoded, truncated = [], np.zeros(len(examples), bool)
+    for i, example in enumerate(examples):
+        made = [form.enclose(next(ids), lengths.length) for _ in example.choices]
+        truncated[i] = any(each.truncated for each in made)
+        row = rows.stack([each.row for each in made], width)
+        row["choice_mask"] = (np.arange(width) < len(example.choices)).astype(np.int32)
+        row["label"] = np.array(example.label or 0, np.int32)
+        row["label_weight"] = np.array(example.label is not None, np.float32)
+        encoded.append(row)
+    return kind.Encoded(encoded, np.arange(len(examples)), truncated)
+
+
+def normalizers(config: Config, batch: terms.Batch) -> dict[str, jax.Array]:
+    """What each loss is divided by, once: the weight of the batch."""
+    return {"choice_loss": _weights(batch).sum()}
+
+
+def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> metrics.Terms:
+    """choice_loss, cross entropy in nats, and choice_accuracy."""
+    logits_BN = _logits(apply, batch)
+    return terms.classification("choice", logits_BN, batch["label"], _weights(batch))
+
+
+def outputs(
+    config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch
+) -> dict[str, jax.Array]:
+    """{"scores" float32[B, N]}: probabilities of the choices."""
+    return {"scores": jax.nn.softmax(_logits(apply, batch))}
+
+
+def decode(
+    config: Config,
+    examples: Sequence[Example],
+    encoded: kind.Encoded,
+    outputs: dict[str, np.ndarray],
+    labels: Sequence[str],
+    tokenizer: tokenizer_lib.Tokenizer,
+) -> list[dict[str, Any]]:
+    """{"label": number of the likeliest, "text": it, "probabilities": {choice: p}, best first}."""
+    found = []
+    for example, scores_N in zip(examples, outputs["scores"], strict=True):
+        best = np.argsort(-scores_N[: len(example.choices)], kind="stable")
+        chances = {example.choices[i]: float(scores_N[i]) for i in best}
+        text = example.choices[best[0]]
+        found.append({"label": int(best[0]), "text": text, "probabilities": chances})
+    return found
+
+
+def scores(
+    config: Config,
+    examples: Sequence[Example],
+    predictions: Sequence[dict[str, Any]],
+    labels: Sequence[str],
+) -> dict[str, float]:
+    """accuracy, of 100, of the examples that have a label."""
+    pairs = [
+        (example.label, prediction["label"])
+        for example, prediction in zip(examples, predictions, strict=True)
+        if example.label is not None
+    ]
+    return {"accuracy": scores_lib.accuracy(*zip(*pairs, strict=True))} if pairs else {}
+
+
+def _logits(apply: Callable[..., terms.Batch], batch: terms.Batch) -> jax.Array:
+    mask_BN = batch["choice_mask"] > 0
+    outputs = rows.flat(apply)(**terms.inputs(batch, rows.INPUTS))
+    return jnp.where(mask_BN, outputs["class_logits"].reshape(mask_BN.shape), layers.MASKED)
+
+
+def _weights(batch: terms.Batch) -> jax.Array:
+    return terms.example_weights(batch) * batch["label_weight"]

@@ -1,0 +1,389 @@
+"""A text for a text: translation, summaries, answers, and every other task in words (T5's form).
+
+Raffel et al., arXiv 1910.10683, section 2.4. An encoder-decoder reads the source with its encoder
+and writes the target. A decoder reads both as one row, and only the target is trained on (Radford
+et al. 2018, section 3.3); the source may be seen without direction, as in a prefix LM. What is said
+is written token by token (answer "write"), or the likeliest of the labels (answer "choose").
+
+How rows look is told in `finetuning.text_rows`; examples of other kinds are put in words by
+`finetuning.text_forms`.
+
+Shapes: R rows, B batch, L length, T new tokens, V vocabulary, C labels.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import build, errors, generation, inference, metrics, scoring
+from bertjax.artifact import artifact
+from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.finetuning import batches, kind, squad_scores, text_forms, text_rows, text_scores
+from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning import scores as scores_lib
+from bertjax.models import layers
+from bertjax.objectives import terms
+
+KINDS = ("encoder_decoder", "decoder")
+Example = examples_lib.Example  # of any kind; TextPair as it is, the others by `text_forms`
+ANSWERS = ("write", "choose")
+ROWS = 32  # of a batch that is scored
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """How a task is put in words, and how the model answers."""
+
+    prefix: str = ""  # in front of every source: "translate English to Spanish: "
+    task: str = ""  # what sentences with labels begin with; T5's form and words for tasks of GLUE
+    max_target_length: int = 64  # the most tokens of a target, its end included
+    answer: str = "write"  # write the target, or choose the likeliest of the labels
+    num_beams: int = 1  # of written targets; 1: greedy
+    length_penalty: float = 1.0  # of beams: score / length ** length_penalty
+    separator: str = "\n"  # of source and target for a decoder; no token of its own: end of text
+    reader: str = "encoder"  # what reads the source: encoder, causal, prefix; the model decides
+
+    def __post_init__(self):
+        def check(ok: bool, name: str, allowed: str) -> None:
+            errors.check(ok, f"kind.{name}", getattr(self, name), allowed)
+
+        check(self.max_target_length >= 2, "max_target_length", "2 or more")
+        check(self.answer in ANSWERS, "answer", f"one of {', '.join(ANSWERS)}")
+        check(self.reader in text_rows.READERS, "reader", f"one of {', '.join(text_rows.READERS)}")
+        generation.Options(num_beams=self.num_beams, length_penalty=self.length_penalty)
+
+
+def for_model(config: Config, source: artifact.Artifact) -> Config:
+    """The config with the reader that this model has.
+
+    A decoder that `objectives.prefix_lm` trained reads a prefix, unless `causal` is asked for.
+    """
+    if build.family(source.family).KIND == "encoder_decoder":
+        return dataclasses.replace(config, reader="encoder")
+    if config.reader != "encoder":
+        return config
+    prefix = (source.objective or {"name": ""})["name"] == "prefix_lm"
+    return dataclasses.replace(config, reader="prefix" if prefix else "causal")
+
+
+def heads(config: Config) -> tuple[str, ...]:
+    """None of its own: the model's "lm"."""
+    return ()
+
+
+def num_labels(config: Config, labels: Sequence[str]) -> int:
+    """There is no head."""
+    return 0
+
+
+def labels(config: Config, examples: Sequence[Example]) -> list[str]:
+    """The labels of sentences, and the targets of pairs to choose from, in order; else none."""
+    found: set[Any] = set()
+    for example in examples:
+        if isinstance(example, examples_lib.Sentence):
+            found.add(example.label)
+        elif isinstance(example, examples_lib.TextPair) and config.answer == "choose":
+            found.update(example.targets[:1])
+    return sorted(label for label in found if isinstance(label, str))
+
+
+def check(config: Config, examples: Sequence[Example], labels: Sequence[str], where: str) -> None:
+    """UserError for a label that is not one of `labels`, where there are labels."""
+    known, chooses = set(labels), config.answer == "choose"
+    for example in examples if labels else ():
+        if isinstance(example, examples_lib.TextPair):
+            label = example.targets[0] if example.targets else None
+        else:
+            label = example.label
+        if label is not None and label not in known:
+            shown = ", ".join(labels[:10]) + (" ..." if len(labels) > 10 else "")
+            raise errors.UserError(
+                f"{example.where or where}: label {label!r} is not one that is trained: {shown}; "
+                "correct it, or add examples of it to the training data"
+            )
+    if chooses and len(labels) < 2 and not isinstance(examples[0], examples_lib.Choice):
+        raise errors.UserError(
+            f"{where}: config.kind.answer = 'choose' needs two labels or more, there are "
+            f"{len(labels)}; use 'write'"
+        )
+
+
+def features(config: Config) -> dict[str, kind.Feature]:
+    """Every array of a row."""
+    return text_rows.features(config.reader)
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded(kind.Encoded):
+    """A row an example. choices: of each row, the ids of what to choose from; () to write."""
+
+    choices: tuple[Sequence[np.ndarray], ...] = ()
+
+
+def encode(
+    config: Config,
+    examples: Sequence[Example],
+    tokenizer: tokenizer_lib.Tokenizer,
+    labels: Sequence[str],
+    lengths: kind.Lengths,
+) -> Encoded:
+    """Sources and targets are cut at their ends; a target of an example without one has weight 0.
+
+    Of targets the first is taken. Raises UserError where the lengths leave a source no room.
+    """
+    form, pairs = _form(config, tokenizer), _pairs(config, examples)
+    room = form.room(lengths.length)
+    sources = tokenizer.encode_batch([config.prefix + pair.source for pair in pairs])
+    targets = form.targets([pair.targets[0] if pair.targets else "" for pair in pairs])
+    encoded, truncated = [], np.zeros(len(pairs), bool)
+    for i, (pair, source, target) in enumerate(zip(pairs, sources, targets, strict=True)):
+        truncated[i] = len(source) > room or len(target) > config.max_target_length
+        prompt = form.prompt(source[:room])
+        encoded.append(form.row(prompt, target if pair.targets else None))
+    choices: tuple[Sequence[np.ndarray], ...] = ()
+    if config.answer == "choose":
+        shared = form.targets(labels)
+        choices = tuple(
+            form.targets(example.choices) if isinstance(example, examples_lib.Choice) else shared
+            for example in examples
+        )
+    return Encoded(encoded, np.arange(len(pairs)), truncated, choices)
+
+
+def normalizers(config: Config, batch: terms.Batch) -> dict[str, jax.Array]:
+    """Tokens of the targets in the batch."""
+    return {"lm_loss": _weights(batch).sum()}
+
+
+def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> metrics.Terms:
+    """lm_loss, cross entropy in nats, and lm_accuracy of the targets' tokens."""
+    return terms.next_tokens(apply, {**batch, "loss_weights": _weights(batch)})
+
+
+def outputs(
+    config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch
+) -> dict[str, jax.Array]:
+    """Of the targets in a row: log_likelihood float32[B], and of their tokens how many are the
+    likeliest where they stand, right float32[B], of tokens float32[B].
+    """
+    logits_BTV = apply(**terms.inputs(batch, terms.SEQUENCES))["logits"]
+    targets_BT, weights_BT = batch["targets"], batch["loss_weights"]
+    own_BT = jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)[..., 0]
+    own_BT -= jax.nn.logsumexp(logits_BTV, axis=-1)
+    right_BT = jnp.argmax(logits_BTV, axis=-1) == targets_BT
+    return {
+        "log_likelihood": (own_BT * weights_BT).sum(axis=1),
+        "right": (right_BT * weights_BT).sum(axis=1),
+        "tokens": weights_BT.sum(axis=1),
+    }
+
+
+def predict_loop(
+    config: Config,
+    model: inference.Pretrained,
+    encoded: Encoded,
+    prompt_ids: tuple[int, ...] = (),
+) -> dict[str, np.ndarray]:
+    """What `outputs` gives of the targets there are, and the answers.
+
+    prompt_ids: put after the first token of every row. token_ids int32[R, T] of what is written,
+    -1 behind its end; or, to choose from, choices float32[R, C], their log-likelihoods.
+    """
+    form = _form(config, model.tokenizer)
+    rows = [text_rows.prompted(row, prompt_ids) for row in encoded.rows]
+    found = _forced(config, model, rows)
+    prompts = [form.prompt_of(row) for row in rows]
+    if config.answer == "choose":
+        pairs = [(i, k) for i, own in enumerate(encoded.choices) for k in range(len(own))]
+        rows = [form.row(prompts[i], encoded.choices[i][k]) for i, k in pairs]
+        sums_RC = np.full((len(prompts), max(map(len, encoded.choices))), -np.inf, np.float32)
+        sums_RC[tuple(np.transpose(pairs))] = _forced(config, model, rows)["log_likelihood"]
+        return found | {"choices": sums_RC}
+    vocabulary = model.model.config.vocab_size
+    written = generation.generate(
+        model.model,
+        model.params,
+        prompts,
+        generation.Options(
+            max_new_tokens=config.max_target_length,
+            num_beams=config.num_beams,
+            length_penalty=config.length_penalty,
+        ),
+        generation.Ids(form.end, form.pad, min(model.tokenizer.size, vocabulary)),
+        prefix=config.reader == "prefix",
+    )
+    ids_RT = np.full((len(written), config.max_target_length), -1, np.int32)
+    for row, ids in zip(ids_RT, written, strict=True):
+        row[: len(ids)] = ids
+    return found | {"token_ids": ids_RT}
+
+
+def decode(
+    config: Config,
+    examples: Sequence[Example],
+    encoded: kind.Encoded,
+    outputs: dict[str, np.ndarray],
+    labels: Sequence[str],
+    tokenizer: tokenizer_lib.Tokenizer,
+) -> list[dict[str, Any]]:
+    """{"text"}; of sentences and choices also {"label"}, None where the text is none of them.
+
+    With "choose" {"probabilities": {text: p}, best first}. Of examples with a target
+    {"target_tokens", "right_tokens"}: how many the model would write after those before them.
+    """
+    if config.answer == "choose":
+        pairs = zip(examples, outputs["choices"], strict=True)
+        found = [_chosen(example, sums_C, labels) for example, sums_C in pairs]
+    else:
+        names = _by_text(tokenizer, labels, labels)
+        texts = [tokenizer.decode(ids).strip() for ids in outputs["token_ids"]]
+        found = [
+            _written(example, text, names, tokenizer)
+            for example, text in zip(examples, texts, strict=True)
+        ]
+    for one, tokens, right in zip(found, outputs["tokens"], outputs["right"], strict=True):
+        if tokens:
+            one |= {"target_tokens": int(tokens), "right_tokens": int(right)}
+    return found
+
+
+def scores(
+    config: Config,
+    examples: Sequence[Example],
+    predictions: Sequence[dict[str, Any]],
+    labels: Sequence[str],
+) -> dict[str, float]:
+    """Of the examples that have a target; all also token_accuracy, of the targets' own tokens.
+
+    Pairs: bleu, rouge1, rouge2, rougeL, exact_match and f1 as SQuAD's, and accuracy, which is to
+    the letter. Questions: as of `squad_scores`. Sentences: accuracy, macro_f1, mcc, of two labels
+    f1; pearson and spearman of scores, 0 for what is none. Words: precision, recall, f1, and
+    accuracy of whole sentences. Choices: accuracy.
+    """
+    pairs = zip(examples, _pairs(config, examples), predictions, strict=True)
+    known = [(example, pair, found) for example, pair, found in pairs if pair.targets]
+    if not known:
+        return {}
+    references = [pair.targets for _, pair, _ in known]
+    texts = [found["text"] for _, _, found in known]
+    tokens = sum(found["target_tokens"] for _, _, found in known)
+    right = sum(found["right_tokens"] for _, _, found in known)
+    result = {"token_accuracy": 100.0 * right / tokens}
+    first = known[0][0]
+    if isinstance(first, examples_lib.Question):
+        impossible = any(example.impossible for example, _, _ in known)
+        return squad_scores.scores(references, texts, impossible=impossible) | result
+    if isinstance(first, examples_lib.Words):
+        named = [text_forms.entities(example) for example, _, _ in known]
+        return text_scores.spans(named, list(map(text_forms.read_entities, texts))) | result
+    if not isinstance(first, examples_lib.TextPair):
+        told = [(example.label, found["label"]) for example, _, found in known]
+        return _of_labels(*zip(*told, strict=True), labels) | result
+    stripped = [[target.strip() for target in own] for own in references]
+    best = [text if text in own else own[0] for own, text in zip(stripped, texts, strict=True)]
+    return {
+        "bleu": text_scores.bleu(references, texts),
+        **text_scores.rouge(references, texts),
+        **squad_scores.scores(references, texts),
+        "accuracy": scores_lib.accuracy(best, texts),
+        **result,
+    }
+
+
+# Answers
+
+
+def _forced(
+    config: Config, model: inference.Pretrained, rows: Sequence[text_rows.Row]
+) -> dict[str, np.ndarray]:
+    """`outputs` of all rows: of the targets that are in them."""
+    table = features(config)
+    longest = int(batches.row_lengths(rows, table, "length").max())
+    lengths = kind.Lengths(
+        batches.bucket(longest, max(longest, model.max_length)), config.max_target_length
+    )
+    scored = config.max_target_length if config.reader == "encoder" else lengths.length
+    width = layers.padded_vocab_size(model.model.config.vocab_size)
+    size = max(1, min(ROWS, scoring.LOGITS // (scored * width)))
+    found: dict[str, np.ndarray] = {}
+    for numbers, batch in batches.Batches(rows, table, lengths, size).in_order():
+        given = jax.device_get(_outputs(config, model.model, model.params, batch))
+        for name, values in given.items():
+            found.setdefault(name, np.zeros(len(rows), values.dtype))
+            found[name][numbers] = values[: len(numbers)]
+    return found
+
+
+@functools.partial(jax.jit, static_argnames=("config", "model"))
+def _outputs(config: Config, model: Any, params: Any, batch: terms.Batch) -> dict[str, jax.Array]:
+    return outputs(config, functools.partial(model.apply, {"params": params}), batch)
+
+
+def _weights(batch: terms.Batch) -> jax.Array:
+    """float32[B, T]: 1 on tokens of targets, in rows that count."""
+    return batch["loss_weights"] * terms.example_weights(batch)[:, None]
+
+
+def _pairs(config: Config, examples: Sequence[Example]) -> list[examples_lib.TextPair]:
+    return [text_forms.pair(example, config.task) for example in examples]
+
+
+def _form(config: Config, tokenizer: tokenizer_lib.Tokenizer) -> text_rows.Form:
+    return text_rows.Form(tokenizer, config.reader, config.separator, config.max_target_length)
+
+
+def _chosen(example: Example, sums_C: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
+    texts, names = labels, labels
+    if isinstance(example, examples_lib.Choice):
+        texts, names = example.choices, range(len(example.choices))
+    sums_C = sums_C[: len(texts)]
+    chances_C = np.exp(sums_C - np.logaddexp.reduce(sums_C))
+    order = np.argsort(-chances_C, kind="stable")
+    return {
+        "text": texts[order[0]],
+        "label": names[order[0]],
+        "probabilities": {texts[i]: float(chances_C[i]) for i in order},
+    }
+
+
+def _by_text(
+    tokenizer: tokenizer_lib.Tokenizer, texts: Sequence[str], values: Sequence[Any]
+) -> dict[str, Any]:
+    """{text: value}, also of the text as the tokenizer gives it back: uncased, signs apart."""
+    read = [tokenizer.decode(ids).strip() for ids in tokenizer.encode_batch(list(texts))]
+    return dict(zip(read, values, strict=True)) | dict(zip(texts, values, strict=True))
+
+
+def _written(
+    example: Example, text: str, names: dict[str, str], tokenizer: tokenizer_lib.Tokenizer
+) -> dict[str, Any]:
+    if isinstance(example, examples_lib.Choice):
+        names = _by_text(tokenizer, example.choices, range(len(example.choices)))
+        return {"text": text, "label": names.get(text)}
+    if isinstance(example, examples_lib.Sentence):
+        return {"text": text, "label": names.get(text) if names else text_forms.number(text)}
+    if isinstance(example, examples_lib.Question):
+        return {"text": text, "answer": text}
+    return {"text": text}
+
+
+def _of_labels(
+    targets: Sequence[Any], found: Sequence[Any], labels: Sequence[str]
+) -> dict[str, float]:
+    """Scores of labels; of numbers where targets are numbers and there are no labels."""
+    if not labels and isinstance(targets[0], float):
+        numbers = [0.0 if value is None else value for value in found]
+        return scores_lib.correlations(targets, numbers)
+    result = {"accuracy": scores_lib.accuracy(targets, found)}
+    if labels:
+        names = ["" if name is None else name for name in found]
+        result["macro_f1"] = scores_lib.macro_f1(targets, names, labels)
+        result["mcc"] = scores_lib.mcc(targets, names)
+        if len(labels) == 2:
+            result["f1"] = scores_lib.f1(targets, names, labels)
+    return result

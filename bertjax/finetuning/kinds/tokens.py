@@ -1,0 +1,342 @@
+"""A tag for each word: named entities, slots, parts of speech (Devlin et al., 1810.04805, 5.3).
+
+A word of several pieces is told by its first one. A sentence that is too long is cut between words
+into windows that overlap; each word is trained and told once, in the window where it has more text
+on its poorer side, so that nothing is lost.
+
+Entities are scored as wholes on words, as CoNLL does (Tjong Kim Sang & De Meulder 2003): type and
+both ends must be right.
+
+Shapes: B batch, L length, C labels.
+"""
+
+import bisect
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import errors, metrics
+from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning import kind, rows
+from bertjax.finetuning import scores as scores_lib
+from bertjax.objectives import terms
+
+KINDS = ("encoder",)
+Example = examples_lib.Words
+OUTSIDE = "O"
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """How words become pieces and come back."""
+
+    label_pieces: str = "first"  # of a word that are trained: first, or all of them
+    long_sentences: str = "windows"  # windows, or truncate: words behind max_length are told O
+    overlap: int = 32  # pieces that two windows share, at most half a window
+    repair: bool = False  # an I that continues nothing becomes a B
+
+    def __post_init__(self):
+        for name, allowed in (
+            ("label_pieces", ("first", "all")),
+            ("long_sentences", ("windows", "truncate")),
+        ):
+            value = getattr(self, name)
+            errors.check(value in allowed, f"kind.{name}", value, " or ".join(allowed))
+        errors.check(self.overlap >= 0, "kind.overlap", self.overlap, "0 or more")
+
+
+class Span(NamedTuple):
+    """An entity: the words [start, stop)."""
+
+    type: str
+    start: int
+    stop: int
+
+
+class Window(NamedTuple):
+    """The words [start, stop) of a row; [first, last) of them are trained and told in it."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+def heads(config: Config) -> tuple[str, ...]:
+    """The heads of the model that `loss` reads."""
+    return ("token_classifier",)
+
+
+def num_labels(config: Config, labels: Sequence[str]) -> int:
+    """C."""
+    return len(labels)
+
+
+def labels(config: Config, examples: Sequence[Example]) -> list[str]:
+    """The tags that occur: O first, then by type. A type has both B and I, whichever occurs."""
+    found = {tag for example in examples for tag in example.tags or ()}
+    if marks_entities(found):
+        types = sorted({tag[2:] for tag in found if tag != OUTSIDE})
+        return [OUTSIDE, *(f"{letter}-{name}" for name in types for letter in "BI")]
+    return sorted(found, key=lambda tag: (tag != OUTSIDE, tag))
+
+
+def marks_entities(tags: Sequence[str] | set[str]) -> bool:
+    """Whether tags are of the BIO scheme, and no names of another kind."""
+    return all(tag == OUTSIDE or tag[:2] in ("B-", "I-") for tag in tags)
+
+
+def check(config: Config, examples: Sequence[Example], labels: Sequence[str], where: str) -> None:
+    """UserError for a tag that is not one of `labels`."""
+    known = set(labels)
+    for example in examples:
+        for place, tag in enumerate(example.tags or ()):
+            if tag not in known:
+                raise errors.UserError(
+                    f"{example.where or where}: tag {tag!r} of {example.words[place]!r:.40} is not "
+                    f"one that is trained: {', '.join(labels)}; correct it, or add examples of it "
+                    "to the training data"
+                )
+
+
+def features(config: Config) -> dict[str, kind.Feature]:
+    """Every array of a row. words: 1 + the number of the word that is told here, 0 nowhere."""
+    return {
+        **rows.FEATURES,
+        "targets": kind.Feature(np.int32),
+        "loss_weights": kind.Feature(np.float32),
+        "words": kind.Feature(np.int32),
+    }
+
+
+def encode(
+    config: Config,
+    examples: Sequence[Example],
+    tokenizer: tokenizer_lib.Tokenizer,
+    labels: Sequence[str],
+    lengths: kind.Lengths,
+) -> kind.Encoded:
+    """Rows of [CLS] words [SEP], several of a sentence that is too long for one.
+
+    A word that is longer than a row loses its end, and one without a piece is the unknown one.
+    """
+    form = rows.Form(tokenizer)
+    room = lengths.length - form.overhead(1)
+    if room < 1:
+        raise errors.UserError(f"config.max_length: {lengths.length} tokens hold no word; raise it")
+    number = {tag: i for i, tag in enumerate(labels)}
+    encoded, owners, truncated = [], [], np.zeros(len(examples), bool)
+    for i, (example, pieces) in enumerate(zip(examples, _pieces(tokenizer, examples), strict=True)):
+        pieces = [word[:room] for word in pieces]
+        found = list(windows([len(word) for word in pieces], room, config.overlap))
+        if config.long_sentences == "truncate":
+            truncated[i] = len(found) > 1
+            found = [found[0]._replace(last=found[0].stop)]
+        targets = None if example.tags is None else [number[tag] for tag in example.tags]
+        for window in found:
+            ids = list(itertools.chain.from_iterable(pieces[window.start : window.stop]))
+            enclosed = form.enclose([ids], lengths.length)
+            encoded.append(enclosed.row | _told(config, window, pieces, targets, labels, enclosed))
+            owners.append(i)
+    return kind.Encoded(encoded, np.array(owners, int), truncated)
+
+
+def windows(sizes: Sequence[int], room: int, overlap: int) -> Iterator[Window]:
+    """Windows of at most `room` pieces over words of `sizes` pieces, none above `room`.
+
+    Two neighbours share at most `overlap` pieces, and each tells half of the words that they share.
+    """
+    overlap = min(overlap, room // 2)
+    ends = [0, *itertools.accumulate(sizes)]  # pieces before each word, and of all
+    start, first = 0, 0
+    while True:
+        stop = bisect.bisect_right(ends, ends[start] + room) - 1
+        if stop == len(sizes):
+            yield Window(start, stop, first, stop)
+            return
+        least = max(ends[stop] - overlap, ends[stop + 1] - room)  # and the next word fits in
+        following = bisect.bisect_left(ends, least, start + 1)
+        last = (following + stop + 1) // 2
+        yield Window(start, stop, first, last)
+        start, first = following, last
+
+
+def normalizers(config: Config, batch: terms.Batch) -> dict[str, jax.Array]:
+    """What each loss is divided by, once: the pieces of the batch that are trained."""
+    return {"token_loss": _weights(batch).sum()}
+
+
+def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> metrics.Terms:
+    """token_loss, cross entropy in nats, and token_accuracy, of the pieces that are trained."""
+    logits_BLC = apply(**terms.inputs(batch, rows.INPUTS))["token_logits"]
+    return terms.classification("token", logits_BLC, batch["targets"], _weights(batch))
+
+
+def outputs(
+    config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch
+) -> dict[str, jax.Array]:
+    """{"tags" int32[B, L], "probabilities" float32[B, L]}: the likeliest tag of each piece."""
+    logits_BLC = apply(**terms.inputs(batch, rows.INPUTS))["token_logits"]
+    return {
+        "tags": jnp.argmax(logits_BLC, axis=-1).astype(jnp.int32),
+        "probabilities": jax.nn.softmax(logits_BLC).max(axis=-1),
+    }
+
+
+def decode(
+    config: Config,
+    examples: Sequence[Example],
+    encoded: kind.Encoded,
+    outputs: dict[str, Any],
+    labels: Sequence[str],
+    tokenizer: tokenizer_lib.Tokenizer,
+) -> list[dict[str, Any]]:
+    """{"tags", "probabilities": of each word, "entities": [{"type", "text", "start", "stop"}]}.
+
+    start and stop count words. A word that was cut off is O with a probability of 0.
+    """
+    outside = OUTSIDE if OUTSIDE in labels else labels[0]
+    tags = [[outside] * len(example.words) for example in examples]
+    chances = [[0.0] * len(example.words) for example in examples]
+    for number, (row, owner) in enumerate(zip(encoded.rows, encoded.owners, strict=True)):
+        for place in np.flatnonzero(row["words"]):
+            word = row["words"][place] - 1
+            tags[owner][word] = labels[outputs["tags"][number][place]]
+            chances[owner][word] = float(outputs["probabilities"][number][place])
+    if config.repair:
+        tags = [repaired(sentence) for sentence in tags]
+    entities = marks_entities(labels)
+    return [
+        {
+            "tags": found,
+            "probabilities": p,
+            "entities": [_entity(example, span) for span in spans(found)] if entities else [],
+        }
+        for example, found, p in zip(examples, tags, chances, strict=True)
+    ]
+
+
+def scores(
+    config: Config,
+    examples: Sequence[Example],
+    predictions: Sequence[dict[str, Any]],
+    labels: Sequence[str],
+) -> dict[str, float]:
+    """Of the sentences that have tags, 0 to 100.
+
+    accuracy of the words; where tags mark entities, precision, recall and f1 of all entities and
+    f1/TYPE, precision/TYPE, recall/TYPE of each type, by seqeval in the CoNLL way.
+    """
+    pairs = zip(examples, predictions, strict=True)
+    pairs = [(list(e.tags), list(p["tags"])) for e, p in pairs if e.tags is not None]
+    targets, found = [tags for tags, _ in pairs], [tags for _, tags in pairs]
+    flat = itertools.chain.from_iterable
+    accuracy = scores_lib.accuracy(list(flat(targets)), list(flat(found)))
+    if not marks_entities(labels):
+        return {"accuracy": accuracy}
+    if not any(spans(tags) for tags in targets + found):
+        return {**dict.fromkeys(_NAMES, 0.0), "accuracy": accuracy}
+    seqeval = scores_lib.library("seqeval.metrics")
+    report = seqeval.classification_report(targets, found, output_dict=True, zero_division=0)
+    result = {**_of_report(report["micro avg"]), "accuracy": accuracy}
+    for name in sorted(report.keys() - {"micro avg", "macro avg", "weighted avg"}):
+        result |= {f"{key}/{name}": value for key, value in _of_report(report[name]).items()}
+    return result
+
+
+def spans(tags: Sequence[str]) -> list[Span]:
+    """The entities of a sentence. An I that continues nothing begins one, as in CoNLL's scorer."""
+    found: list[Span] = []
+    for place, tag in enumerate(tags):
+        if tag == OUTSIDE:
+            continue
+        goes_on = found and found[-1].stop == place and found[-1].type == tag[2:]
+        if tag[0] == "I" and goes_on:
+            found[-1] = found[-1]._replace(stop=place + 1)
+        else:
+            found.append(Span(tag[2:], place, place + 1))
+    return found
+
+
+def repaired(tags: Sequence[str]) -> list[str]:
+    """The same entities, each beginning with its B."""
+    starts = {span.start for span in spans(tags)}
+    return [f"B{tag[1:]}" if place in starts else tag for place, tag in enumerate(tags)]
+
+
+def split(text: str) -> tuple[str, ...]:
+    """The words of a text that nobody cut: runs of letters and digits, and every other mark."""
+    return tuple(_WORD.findall(text))
+
+
+_NAMES = ("f1", "precision", "recall")
+
+
+def _of_report(line: dict[str, Any]) -> dict[str, float]:
+    values = line["f1-score"], line["precision"], line["recall"]
+    return {name: 100.0 * float(value) for name, value in zip(_NAMES, values, strict=True)}
+
+
+def _pieces(
+    tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[Example]
+) -> Iterator[list[list[int]]]:
+    """For each example the ids of each of its words; those of byte-level BPE hold the space."""
+    space = " " if tokenizer.keeps_spaces() else ""
+    texts = [space * (i > 0) + word for e in examples for i, word in enumerate(e.words)]
+    unknown = [max(tokenizer.specials.unk, 0)]
+    found = iter(tokenizer.encode_batch(texts))
+    for example in examples:
+        yield [list(ids) or unknown for ids in itertools.islice(found, len(example.words))]
+
+
+def _told(
+    config: Config,
+    window: Window,
+    pieces: Sequence[Sequence[int]],
+    targets: Sequence[int] | None,
+    labels: Sequence[str],
+    enclosed: rows.Enclosed,
+) -> dict[str, np.ndarray]:
+    """targets, loss_weights and words of a row."""
+    (place,), size = enclosed.starts, len(enclosed.row["input_ids"])
+    targets_L, weights_L = np.zeros(size, np.int32), np.zeros(size, np.float32)
+    words_L = np.zeros(size, np.int32)
+    for word in range(window.start, window.stop):
+        count = len(pieces[word])
+        if window.first <= word < window.last:
+            words_L[place] = word + 1
+            if targets is not None:
+                trained = count if config.label_pieces == "all" else 1
+                targets_L[place] = targets[word]
+                targets_L[place + 1 : place + trained] = _inner(targets[word], labels)
+                weights_L[place : place + trained] = 1
+        place += count
+    return {"targets": targets_L, "loss_weights": weights_L, "words": words_L}
+
+
+def _inner(target: int, labels: Sequence[str]) -> int:
+    """The tag of a word's other pieces: an entity begins only once."""
+    tag = labels[target]
+    inner = f"I{tag[1:]}"
+    return list(labels).index(inner) if tag.startswith("B-") and inner in labels else target
+
+
+def _entity(example: Example, span: Span) -> dict[str, Any]:
+    return {
+        "type": span.type,
+        "text": " ".join(example.words[span.start : span.stop]),
+        "start": span.start,
+        "stop": span.stop,
+    }
+
+
+def _weights(batch: terms.Batch) -> jax.Array:
+    return batch["loss_weights"] * terms.example_weights(batch)[:, None]

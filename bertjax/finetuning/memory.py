@@ -1,0 +1,45 @@
+"""How many seeds fit into the device's memory side by side."""
+
+from typing import Any
+
+import jax
+
+from bertjax.finetuning import parts as parts_lib
+
+MARGIN = 0.9  # of the memory may be planned
+
+
+def seeds_at_once(parts: parts_lib.Parts, seeds: int) -> int:
+    """`config.seeds_at_once`; if that is 0, as many as fit. Never more than `seeds`.
+
+    A CPU has nothing left over for a second seed, so there they go one by one.
+    """
+    wanted = parts.config.seeds_at_once
+    if wanted or seeds == 1:
+        return min(wanted or 1, seeds)
+    device = parts.mesh.devices.flat[0]
+    stats = None if device.platform == "cpu" else device.memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        return 1
+    fixed, each = _bytes(parts)
+    return max(1, min(seeds, int((MARGIN * stats["bytes_limit"] - fixed) // each)))
+
+
+def _bytes(parts: parts_lib.Parts) -> tuple[int, int]:
+    """(what all seeds share, what each needs): of the compiled step on the longest batch."""
+    seeds = [parts.config.seed]
+    state = parts.first_state(seeds)
+    longest = None
+    for batch in parts.train_batches.epoch(seeds, 0):
+        if longest is None or _size(batch) > _size(longest):
+            longest = batch
+    step = parts.train_step(1)
+    analysis = step.lower(state, longest, parts.frozen, 1e-5).compile().memory_analysis()
+    shared = _size(parts.frozen)
+    state_bytes = analysis.argument_size_in_bytes - shared
+    best = _size(state.params)  # a copy of what was best
+    return shared, max(1, state_bytes + best + analysis.temp_size_in_bytes)
+
+
+def _size(tree: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,321 @@
+"""What a config names, read and built: examples as rows, the model, its strategy, the steps.
+
+All of it is the same for every learning rate and seed. What differs by seed is stacked in front:
+states are [K, ...], batches [K, B, ...], and K seeds make their steps side by side.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bertjax import build, errors, inference, optimizer, sharding
+from bertjax import step as step_lib
+from bertjax.artifact import artifact
+from bertjax.finetuning import answering as answering_lib
+from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning import kind, recipe, splits, start, strategies, tasks
+
+
+class Parts:
+    """A fine-tuning, ready to train.
+
+    answering: how the model answers. examples, encoded: of every split. strategy, frozen: what is
+    trained and what is not. main: the score that decides. notes: what was changed of the config.
+    """
+
+    def __init__(self, config: ml_collections.ConfigDict, source: artifact.Artifact, mesh: Mesh):
+        self.config, self.mesh = config, mesh
+        self.source = artifact.part(source)
+        self.task = tasks.find(config.task)
+        self.main: str = self.task.metrics[0]
+        self.notes: list[str] = []
+        self._compiled: dict[tuple[str, int], Callable] = {}
+        module, kind_config = kind.load(self.task.kind), recipe.kind_config(config)
+        self._check_family(module)
+        if hasattr(module, "for_model"):
+            kind_config = module.for_model(kind_config, self.source)
+        self.examples = splits.read(config, self.notes)
+        train = self.examples["train"]
+        labels = tuple(self.task.labels or module.labels(kind_config, train))
+        self.examples["train"] = splits.sample(train, config.data.max_train, config.seed)
+        self.strategy = strategies.make(
+            config.strategy, self._fields(module, kind_config, labels), config.head_rate_factor
+        )
+        self.answering = answering_lib.Answering(
+            config.task,
+            self.task.kind,
+            kind_config,
+            labels,
+            self.source.tokenizer,
+            answering_lib.lengths(kind_config, self._max_length()),
+            self.strategy.prompt_ids(),
+            answering_lib.absent(self.source.fields),
+        )
+        self.encoded = {name: self.answering.encode(e) for name, e in self.examples.items()}
+        self.heads = module.heads(kind_config)
+        self.family, self.fields, self._first = self._first_params(0)
+        self.model = build.model(self.family, self.fields, build.compute(config))
+        trained, frozen = self.split()
+        self.counts = strategies.counts(trained, frozen, self.fields["vocab_size"])
+        self.frozen = self._put(frozen)
+        if self.strategy.caches:
+            self._cache_features(trained)
+        self.train_batches = self.answering.batches(self.encoded["train"], config.batch_size)
+        self.num_steps = config.num_epochs * self.train_batches.steps_per_epoch
+        self._check_mesh()
+
+    # The model
+
+    def _check_family(self, module: Any) -> None:
+        found = build.family(self.source.family).KIND
+        if found not in module.KINDS:
+            raise errors.UserError(
+                f"config.task = {self.config.task!r} is for an {' or '.join(module.KINDS)}, and "
+                f"config.model = {self.config.model} is a {self.source.family}, an {found}"
+            )
+
+    def _fields(self, module: Any, kind_config: Any, labels: Sequence[str]) -> dict[str, Any]:
+        """Fields of the model, but for what the strategy adds."""
+        fields = dict(self.source.fields)
+        if module.heads(kind_config):
+            fields["num_labels"] = module.num_labels(kind_config, labels)
+        if self.config.dropout_rate >= 0:
+            rates = [name for name in fields if name.endswith("dropout_rate")]
+            fields |= dict.fromkeys(rates, self.config.dropout_rate)
+        return fields
+
+    def _max_length(self) -> int:
+        most = self.source.fields["max_length"] - len(self.strategy.prompt_ids())
+        if self.config.max_length > most:
+            self.notes.append(f"max_length {self.config.max_length} is {most}: the model's own")
+        return min(self.config.max_length, most)
+
+    def _first_params(self, seed: int) -> tuple[str, dict[str, Any], Any]:
+        fields, labels = self.strategy.fields(), self.answering.labels
+        return start.model(self.source, self.heads, fields, _key(seed, "heads"), labels)
+
+    def split(self) -> tuple[Any, Any]:
+        """(trained, frozen) before the first step, of seed 0."""
+        return self.strategy.split(self._first, jax.random.key(0))
+
+    def artifact(
+        self, trained: Any, answering: answering_lib.Answering | None = None
+    ) -> artifact.Artifact:
+        """The fine-tuned model, whole, with its task. trained: of one seed."""
+        params = self.strategy.combine(jax.device_get(trained), jax.device_get(self.frozen))
+        return dataclasses.replace(
+            self.source,
+            family=self.family,
+            fields=self.fields,
+            params=jax.device_get(params),
+            step=None,
+            objective=None,
+            config=None,
+            task=(answering or self.answering).to_json(),
+        )
+
+    # States and steps. The rate is an argument, so that a sweep compiles nothing twice.
+
+    def tx(self, learning_rate: Any) -> optax.GradientTransformation:
+        """The optimizer of what is trained."""
+        config = recipe.run_optimizer(self.config, learning_rate, self.num_steps)
+        steps_per_epoch = self.train_batches.steps_per_epoch
+        return self.strategy.optimizer(config, self.num_steps, steps_per_epoch)
+
+    def first_state(self, seeds: Sequence[int]) -> step_lib.TrainState:
+        """The states before the first step; each is a function of its seed alone."""
+        trained = [
+            self.strategy.split(self._first_params(seed)[2], _key(seed, "strategy"))[0]
+            for seed in seeds
+        ]
+        stacked = jax.tree.map(lambda *leaves: np.stack(jax.device_get(leaves)), *trained)
+        keys = jnp.stack([_key(seed, "steps") for seed in seeds])
+        if ("init", len(seeds)) not in self._compiled:
+            init = over_seeds(self._init, len(seeds), (True, True))
+            jitted = jax.jit(init, out_shardings=self._state_places())
+            self._compiled["init", len(seeds)] = jitted
+        return self._compiled["init", len(seeds)](stacked, keys)
+
+    def train_step(self, seeds: int) -> Callable[..., tuple[step_lib.TrainState, dict]]:
+        """The jitted step(state, batch, frozen, learning rate) of so many seeds side by side.
+
+        It consumes the state.
+        """
+        if ("train", seeds) not in self._compiled:
+            step = over_seeds(self._step, seeds, (True, True, False, False))
+            places = (self._state_places(), None)
+            self._compiled["train", seeds] = jax.jit(step, donate_argnums=0, out_shardings=places)
+        return self._compiled["train", seeds]
+
+    def _init(self, trained: Any, key: jax.Array) -> step_lib.TrainState:
+        return step_lib.init_state(trained, self.tx(1.0), key)
+
+    def _step(
+        self, state: step_lib.TrainState, batch: step_lib.Batch, frozen: Any, rate: jax.Array
+    ) -> tuple[step_lib.TrainState, dict[str, jax.Array]]:
+        normalizers = functools.partial(self.answering.kind.normalizers, self.answering.config)
+        options = recipe.run_optimizer(self.config, rate, self.num_steps)
+        step = step_lib.make_train_step(
+            self.model,
+            lambda apply, batch: self.answering.loss(_reading(apply, batch), batch),
+            normalizers,
+            dict.fromkeys(jax.eval_shape(normalizers, batch), 1.0),
+            self.tx(rate),
+            optimizer.make_schedule(options, self.num_steps),
+            combine=self.strategy.combine,
+        )
+        return step(state, batch, frozen)
+
+    def batches(self, seeds: Sequence[int]) -> Iterator[dict[str, jax.Array]]:
+        """The batches of all epochs, [K, B, ...], on the device."""
+        for epoch in range(self.config.num_epochs):
+            for batch in self.train_batches.epoch(seeds, epoch):
+                spec = PartitionSpec(None, *sharding.batch_sharding(self.mesh).spec)
+                yield jax.device_put(batch, NamedSharding(self.mesh, spec))
+
+    def place(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        """A batch for all seeds on the device, its rows over the mesh."""
+        return jax.device_put(batch, sharding.batch_sharding(self.mesh))
+
+    # Answers
+
+    def is_labelled(self, split: str) -> bool:
+        """Whether a split can be scored."""
+        return not self.task.labelled or examples_lib.is_labelled(self.examples[split][0])
+
+    def outputs(self, trained_K: Any, split: str) -> list[dict[str, np.ndarray]]:
+        """For each seed, what the kind's `decode` needs of the rows of a split."""
+        answering, encoded = self.answering, self.encoded[split]
+        seeds = range(jax.tree.leaves(trained_K)[0].shape[0])
+        if hasattr(answering.kind, "predict_loop"):
+            each = (jax.tree.map(lambda x, k=k: x[k], trained_K) for k in seeds)
+            return [answering.answer_in_loop(self.pretrained(one), encoded) for one in each]
+        batches = answering.batches(encoded, self.config.batch_size)
+        if ("predict", len(seeds)) not in self._compiled:
+            step = over_seeds(self._predict, len(seeds), (True, False, False))
+            self._compiled["predict", len(seeds)] = jax.jit(step)
+        compiled = self._compiled["predict", len(seeds)]
+        stacked = answering_lib.forward(
+            lambda trained, batch: compiled(trained, batch, self.frozen),
+            trained_K, batches, self.place, axis=1,
+        )  # fmt: skip
+        return [{name: x[k] for name, x in stacked.items()} for k in seeds]
+
+    def predictions(
+        self, outputs: dict[str, np.ndarray], split: str, answering: answering_lib.Answering
+    ) -> list[Any]:
+        """One prediction an example of a split, of the outputs of one seed."""
+        return answering.decode(self.examples[split], self.encoded[split], outputs)
+
+    def on_dev(
+        self, outputs: dict[str, np.ndarray]
+    ) -> tuple[answering_lib.Answering, list[Any], dict[str, float]]:
+        """(how to answer from now on, predictions, scores) of the outputs of one seed on dev."""
+        examples, answering = self.examples["dev"], self.answering
+        found = self.predictions(outputs, "dev", answering)
+        tuned = answering.tuned(examples, found)
+        if tuned != answering:
+            found = self.predictions(outputs, "dev", tuned)
+        return tuned, found, tuned.scores(examples, found)
+
+    def pretrained(self, trained: Any) -> inference.Pretrained:
+        """The model of one seed, as `bertjax.load` gives one."""
+        return inference.Pretrained(self.artifact(trained), build.compute(self.config))
+
+    def _predict(self, trained: Any, batch: step_lib.Batch, frozen: Any) -> dict[str, jax.Array]:
+        params = self.strategy.combine(trained, frozen)
+
+        def apply(*args: Any, **kwargs: Any) -> dict[str, jax.Array]:
+            return self.model.apply({"params": params}, *args, deterministic=True, **kwargs)
+
+        return self.answering.outputs(_reading(apply, batch), batch)
+
+    def _cache_features(self, trained: Any) -> None:
+        """Puts what the head reads into the rows of train and dev, where the model says it."""
+
+        def features(params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            read = {}
+
+            def apply(*args: Any, **kwargs: Any) -> dict[str, jax.Array]:
+                outputs = self.model.apply({"params": params}, *args, deterministic=True, **kwargs)
+                read.update(
+                    {name: outputs[name] for name in (answering_lib.CACHED,) if name in outputs}
+                )
+                return outputs
+
+            self.answering.outputs(apply, batch)
+            rows = len(batch["example_weights"])
+            return {name: x.reshape(rows, -1, x.shape[-1]) for name, x in read.items()}
+
+        params = self._put(self.strategy.combine(trained, jax.device_get(self.frozen)))
+        for split in ("train", "dev"):
+            encoded = self.encoded[split]
+            batches = self.answering.batches(encoded, self.config.batch_size)
+            found = answering_lib.forward(jax.jit(features), params, batches, self.place)
+            for row, x in zip(
+                encoded.rows, found[answering_lib.CACHED] if found else (), strict=bool(found)
+            ):
+                row[answering_lib.CACHED] = x
+
+    # Places
+
+    def _put(self, params: Any) -> Any:
+        """Parameters on the device, split over the mesh by the table."""
+        tree = {"params": params}
+        return jax.device_put(tree, sharding.state_shardings(self.mesh, tree))["params"]
+
+    def _state_places(self) -> step_lib.TrainState:
+        """Where the stacked state is kept: each seed's as the table has it."""
+        one = jax.eval_shape(self._init, self.split()[0], jax.random.key(0))
+        places = sharding.state_shardings(self.mesh, one)
+        return jax.tree.map(
+            lambda place: NamedSharding(self.mesh, PartitionSpec(None, *place.spec)), places
+        )
+
+    def _check_mesh(self) -> None:
+        shards = sharding.batch_shards(self.mesh)
+        if self.config.batch_size % shards:
+            raise errors.UserError(
+                f"config.batch_size = {self.config.batch_size} does not divide over data x fsdp = "
+                f"{shards} devices: take a multiple of {shards}"
+            )
+
+
+def over_seeds(function: Callable, seeds: int, mapped: Sequence[bool]) -> Callable:
+    """`function` of the parts of each seed, side by side; arguments not `mapped` are for all.
+
+    One seed is computed as if there were no axis of seeds.
+    """
+    if seeds > 1:
+        return jax.vmap(function, in_axes=tuple(0 if each else None for each in mapped))
+
+    def alone(*args: Any) -> Any:
+        parts = (
+            jax.tree.map(lambda x: x[0], a) if each else a
+            for a, each in zip(args, mapped, strict=True)
+        )
+        return jax.tree.map(lambda x: x[None], function(*parts))
+
+    return alone
+
+
+def _reading(apply: Callable, batch: dict[str, jax.Array]) -> Callable:
+    """The model, or of rows whose features are known its head alone."""
+    if answering_lib.CACHED not in batch:
+        return apply
+    x_BD = batch[answering_lib.CACHED].reshape(-1, batch[answering_lib.CACHED].shape[-1])
+    return lambda *args, **kwargs: {"class_logits": apply(x_BD, method="classify")}
+
+
+def _key(seed: int, what: str) -> jax.Array:
+    """A key for each use of a seed."""
+    number = {"heads": 0, "strategy": 1, "steps": 2}[what]
+    return jax.random.fold_in(jax.random.key(seed), number)

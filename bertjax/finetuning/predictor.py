@@ -1,0 +1,130 @@
+"""A fine-tuned model, ready to answer.
+
+model = bertjax.load("out/")
+model.predict("I loved this movie")        # {"label": "positive", "probabilities": {...}}
+model.predict([{"question": "Who?", "context": "Ada wrote it."}])      # [{"answer": "Ada", ...}]
+model.evaluate(examples)                   # {"accuracy": 93.1, ...}
+"""
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from bertjax import errors, inference
+from bertjax.artifact import artifact
+from bertjax.finetuning import answering as answering_lib
+from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning import kind, tasks
+from bertjax.finetuning.kinds import tokens
+from bertjax.models import layers
+
+BATCH_SIZE = 32
+Input = str | Sequence[str] | Mapping[str, Any] | examples_lib.Example
+
+
+class Predictor(inference.Pretrained):
+    """A `Pretrained` with a task. `answering` says how it answers."""
+
+    def __init__(self, source: artifact.Artifact, compute: layers.Compute | None = None):
+        super().__init__(source, compute)
+        self.answering = answering_lib.from_artifact(source)
+        self.task = tasks.find(self.answering.task)
+
+    def predict(self, inputs: Input | Sequence[Input]) -> Any:
+        """The prediction of one input, or of each of a list.
+
+        An input is a text, a pair of texts as a tuple, an example of `finetuning.examples`, or the
+        fields of one: {"question", "context"}, {"context", "choices"}, {"source"}, {"words"}.
+        Raises UserError for what is no input of the task.
+        """
+        if isinstance(inputs, list):
+            return self.answer([self.example(each) for each in inputs])[1]
+        return self.answer([self.example(inputs)])[1][0]
+
+    def evaluate(self, examples: Sequence[examples_lib.Example]) -> dict[str, float]:
+        """Every score that the kind of the task has, of labelled examples."""
+        return self.answering.scores(examples, self.answer(examples)[1])
+
+    def answer(
+        self, examples: Sequence[examples_lib.Example]
+    ) -> tuple[kind.Encoded, list[dict[str, Any]]]:
+        """(the rows they became, one prediction an example)."""
+        answering = self.answering
+        if not examples:
+            return kind.Encoded([], np.zeros(0, int), np.zeros(0, bool)), []
+        encoded = answering.encode(examples)
+        if hasattr(answering.kind, "predict_loop"):
+            outputs = answering.answer_in_loop(self, encoded)
+        else:
+            batches = answering.batches(encoded, min(BATCH_SIZE, len(encoded.rows)))
+            outputs = answering_lib.forward(self._step, self.params, batches)
+        return encoded, answering.decode(examples, encoded, outputs)
+
+    def example(self, given: Input) -> examples_lib.Example:
+        """An input as the example that the task has. UserError for one that does not fit."""
+        reader = self.task.reader
+        if isinstance(given, examples_lib.Example):
+            return given
+        if isinstance(given, str) and reader in ("sentences", "words", "text_pairs"):
+            fields = {
+                "sentences": lambda: {"texts": (given,)},
+                "words": lambda: {"words": tokens.split(given)},
+                "text_pairs": lambda: {"source": given},
+            }[reader]()
+        elif isinstance(given, tuple) and reader == "sentences":
+            fields = {"texts": given}
+        elif isinstance(given, Mapping):
+            fields = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+            fields |= {"id": ""} if reader == "questions" else {}
+        else:
+            fields = {}
+        try:
+            return _TYPES[reader](**fields)
+        except TypeError:
+            raise errors.UserError(
+                f"the task {self.task.name} answers {_NEEDS[reader]}, not {inference.short(given)}"
+            ) from None
+
+    @functools.cached_property
+    def _step(self) -> Callable[..., dict[str, jax.Array]]:
+        return jax.jit(self.answering.predict_step(self.model))
+
+
+_TYPES: dict[str, type] = {
+    "sentences": examples_lib.Sentence,
+    "words": examples_lib.Words,
+    "questions": examples_lib.Question,
+    "text_pairs": examples_lib.TextPair,
+    "choices": examples_lib.Choice,
+}
+_NEEDS = {
+    "sentences": "a text, or a pair of texts",
+    "words": "a text, or words",
+    "questions": "a question on a context",
+    "text_pairs": "a text",
+    "choices": "a context with choices",
+}
+
+
+def lines(prediction: Mapping[str, Any], top: int = 5) -> list[str]:
+    """A prediction for people: labels with probabilities, entities, answers or texts."""
+    if "entities" in prediction and (prediction["entities"] or not prediction["tags"]):
+        return [f"{entity['type']}: {entity['text']}" for entity in prediction["entities"]]
+    if "tags" in prediction:
+        outside = set(prediction["tags"]) == {tokens.OUTSIDE}
+        return ["no entity"] if outside else [" ".join(prediction["tags"])]
+    if "probabilities" in prediction:
+        best = list(prediction["probabilities"].items())[:top]
+        return ["   ".join(f"{label} {p:.3f}" for label, p in best)]
+    if "n_best" in prediction:
+        others = [f"{each['answer']} {each['probability']:.3f}" for each in prediction["n_best"]]
+        return [prediction["answer"] or "(no answer)", f"best: {'   '.join(others[:top])}"]
+    for name in ("text", "label", "similarity"):
+        if name in prediction:
+            value = prediction[name]
+            return [f"{value:.4f}" if isinstance(value, float) else str(value)]
+    return [json.dumps(prediction)]

@@ -1,0 +1,175 @@
+"""Every key of a fine-tuning, declared once, with the recipe of the field.
+
+Devlin et al. (arXiv 1810.04805, appendix A.3): 2 to 4 epochs, batches of 16 or 32, rates 2e-5 to
+5e-5, the best on dev; warm-up over a tenth of the steps and a linear fall. Mosbach et al. (arXiv
+2006.04884): several seeds, since single runs scatter.
+
+    config = recipe.default("sst2", strategy="lora")
+    config.learning_rates = (1e-4,)
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from bertjax import config as config_lib
+from bertjax import errors, optimizer, sharding
+from bertjax.finetuning import kind, strategies, tasks
+from bertjax.finetuning import task as task_lib
+from bertjax.models import layers
+
+# Keys that may differ when an output folder is gone on with: each (rate, seed) is a run of its own,
+# and of files and models the content counts.
+_FREE_KEYS = ("learning_rates", "seeds", "seed", "seeds_at_once", "mesh", "remat", "model")
+RATES = (2e-5, 3e-5, 5e-5)
+
+
+def default(task: str, strategy: str = "full") -> ConfigDict:
+    """The config of a fine-tuning on a task, every key of it. UserError for unknown names."""
+    found = tasks.find(task)
+    kind_config = kind.load(found.kind).Config(**found.options)
+    config = ConfigDict()
+    config.model = ""  # what starts: artifact, workdir, Hugging Face folder
+    config.task = task  # a name of finetuning/tasks.py
+    config.kind = ConfigDict(dataclasses.asdict(kind_config))  # how the model answers
+
+    config.data = ConfigDict()
+    for split in splits(found):
+        config.data[split] = ""  # a file, or "": no such split; dev is then dev_fraction of train
+    config.data.dev_fraction = 0.1
+    config.data.max_train = 0  # examples, the same share of every label; 0: all
+    config.max_length = found.max_length  # tokens a row, specials included
+
+    config.num_epochs = 3
+    config.batch_size = 32  # rows a step, over all devices
+    config.learning_rates = RATES  # the best on dev is taken
+    config.optimizer = ConfigDict(dataclasses.asdict(optimizer.Config()))
+    config.optimizer.warmup_rate = 0.1  # of the steps
+    for key in ("learning_rate", "warmup_steps", "decay_steps"):
+        del config.optimizer[key]  # of each run, and by its length
+    config.head_rate_factor = 1.0  # times the rate, for the head
+    config.strategy = ConfigDict({"name": strategy, **strategies.default(strategy)})
+    config.dropout_rate = -1.0  # everywhere in the model; -1: as the checkpoint has it
+
+    config.seeds = 1  # how many
+    config.seed = 0  # the first
+    config.seeds_at_once = 0  # side by side on the device; 0: as memory allows, on a CPU one
+    config.early_stopping = 0  # evaluations without a gain before a run ends; 0: never
+    config.evals_per_epoch = 1
+
+    config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
+    config.remat = "none"  # what the backward pass recomputes: none, dots, full
+    config.attention = "xla"
+    config.mesh = "data:-1"
+    return config.lock()
+
+
+def splits(task: task_lib.Task) -> tuple[str, ...]:
+    """The splits that a task can have files of."""
+    return tuple(dict.fromkeys(("train", "dev", "test", *task.files)))
+
+
+def make(
+    task: str,
+    data: str | os.PathLike | None,
+    files: Mapping[str, str | os.PathLike | None],
+    values: Mapping[str, Any],
+) -> ConfigDict:
+    """The config of a fine-tuning on files; not checked.
+
+    data: folder with the files of the splits; `files`: of single splits. values: {"a.b": value}, as
+    text or of the key's type. UserError for unknown names.
+    """
+    values = dict(values)
+    config = default(task, values.pop("strategy.name", "full"))
+    if data is not None:
+        found = tasks.files(tasks.find(task), os.fspath(data))
+        config.data.update({split: os.fspath(path) for split, path in found.items()})
+    config.data.update({split: os.fspath(path) for split, path in files.items() if path})
+    for key, value in values.items():
+        if key == "learning_rates":
+            config.learning_rates = rates(value)
+        else:
+            config_lib.override(config, key, str(value))
+    return config
+
+
+def rates(given: str | float | Sequence[float]) -> tuple[float, ...]:
+    """Learning rates out of "2e-5,3e-5", one number or several. UserError for another form."""
+    if isinstance(given, str):
+        given = [part for part in given.strip("()").split(",") if part.strip()]
+    try:
+        return tuple(map(float, [given] if isinstance(given, float | int) else given))
+    except (TypeError, ValueError):
+        raise errors.UserError(f"--lr={given}: give rates like 2e-5,3e-5,5e-5") from None
+
+
+def validate(config: ConfigDict) -> None:
+    """Raises UserError naming the key, its value and what is allowed; reads no file."""
+
+    def check(ok: bool, key: str, allowed: str) -> None:
+        errors.check(ok, key, config_lib.value_of(config, key), allowed)
+
+    for key in ("num_epochs", "batch_size", "seeds", "evals_per_epoch"):
+        check(config_lib.value_of(config, key) >= 1, key, "1 or more")
+    for key in ("data.max_train", "seeds_at_once", "early_stopping"):
+        check(config_lib.value_of(config, key) >= 0, key, "0 or more")
+    check(config.max_length >= 8, "max_length", "8 or more")
+    check(0 <= config.seed < 2**32 - config.seeds, "seed", "between 0 and 2**32 - 1")
+    check(bool(config.learning_rates) and min(config.learning_rates) > 0, "learning_rates",
+          "one rate above 0 or more")  # fmt: skip
+    check(len(set(config.learning_rates)) == len(config.learning_rates), "learning_rates",
+          "different rates")  # fmt: skip
+    check(0 < config.data.dev_fraction < 1, "data.dev_fraction", "above 0 and below 1")
+    check(config.dropout_rate == -1 or 0 <= config.dropout_rate < 1, "dropout_rate",
+          "in [0, 1), or -1")  # fmt: skip
+    check(config.head_rate_factor > 0, "head_rate_factor", "above 0")
+    check(0 <= config.optimizer.warmup_rate < 1, "optimizer.warmup_rate", "in [0, 1)")
+    check(config.dtype in ("auto", "float32", "bfloat16"), "dtype", "auto, float32 or bfloat16")
+    check(config.remat in layers.REMAT_POLICIES, "remat", ", ".join(layers.REMAT_POLICIES))
+    sharding.parse_mesh(config.mesh)
+    optimizer.validate(run_optimizer(config, config.learning_rates[0], 1000), 1000)
+
+
+def is_free(key: str) -> bool:
+    """Whether runs of one output folder may differ in it."""
+    of_data = key.startswith("data.") and key not in ("data.dev_fraction", "data.max_train")
+    return of_data or key in _FREE_KEYS
+
+
+def kind_config(config: ConfigDict) -> Any:
+    """The kind's frozen Config."""
+    return kind.load(tasks.find(config.task).kind).Config(**config.kind)
+
+
+def run_optimizer(config: ConfigDict, learning_rate: float, num_steps: int) -> optimizer.Config:
+    """The optimizer's config of a run of so many steps."""
+    fields = {key: value for key, value in config.optimizer.items() if key != "warmup_rate"}
+    warmup_steps = min(round(config.optimizer.warmup_rate * num_steps), num_steps - 1)
+    decay_steps = num_steps - warmup_steps if fields["schedule"] == "wsd" else 0
+    return optimizer.Config(
+        **fields,
+        learning_rate=learning_rate,
+        warmup_steps=warmup_steps,
+        decay_steps=decay_steps,
+    )
+
+
+def guard_rails(config: ConfigDict) -> list[str]:
+    """What the field has seen go wrong, one line each (Devlin et al., appendix A.3)."""
+    found = []
+    highest = max(config.learning_rates)
+    if config.strategy.name in ("full", "layerwise", "gradual") and highest > 1e-4:
+        found.append(
+            f"a rate of {highest:g} for the whole model: above 1e-4 what was pretrained is often "
+            "lost; the field takes 1e-5 to 5e-5"
+        )
+    if config.num_epochs > 10:
+        found.append(
+            f"{config.num_epochs} epochs: the field takes 2 to 4; more than 10 mostly overfit, "
+            "unless config.early_stopping ends them"
+        )
+    return found

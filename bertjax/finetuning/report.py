@@ -1,0 +1,185 @@
+"""What came out: every seed, medians and means, as JSON, as a table, as a picture."""
+
+import dataclasses
+import io
+import os
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bertjax import plot
+from bertjax.finetuning import folder, loop, strategies
+from bertjax.finetuning import parts as parts_lib
+
+Runs = Mapping[float, Sequence[loop.Run]]
+
+
+def make(
+    parts: parts_lib.Parts,
+    runs: Runs,
+    chosen: float,
+    best: loop.Run,
+    warnings: Sequence[str],
+    seconds: float,
+) -> dict[str, Any]:
+    """The content of report.json. Scores of "splits" are those of the chosen rate's seeds.
+
+    seconds: of this call; those of each run are its own.
+    """
+    own = runs[chosen]
+    splits = {"dev": [run.dev for run in own]}
+    splits |= {split: [run.others[split] for run in own] for split in best.others}
+    return {
+        "task": parts.config.task,
+        "kind": parts.task.kind,
+        "metrics": list(parts.task.metrics),
+        "model": parts.config.model,
+        "family": parts.family,
+        "strategy": parts.config.strategy.name,
+        "parameters": parts.counts,
+        "memory": strategies.memory(*parts.split(), parts.tx(chosen)),
+        "labels": list(parts.answering.labels),
+        "examples": {split: len(found) for split, found in parts.examples.items()},
+        "steps": parts.num_steps,
+        "warnings": list(warnings),
+        "best": {"learning_rate": chosen, "seed": best.seed},
+        "splits": {split: summaries(scores) for split, scores in splits.items()},
+        "runs": [_run(run) for of_rate in runs.values() for run in of_rate],
+        "seconds": seconds,
+        "config": parts.config.to_dict(),
+    }
+
+
+def _run(run: loop.Run) -> dict[str, Any]:
+    best = run.evaluations[run.best]
+    return {
+        **dataclasses.asdict(run),
+        "best_epoch": best.epoch,
+        "scores": {"dev": run.dev, **run.others},
+    }
+
+
+def summaries(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+    """Median, mean and sample standard deviation over seeds of every score that all have."""
+    names = [name for name in scores[0] if all(name in each for each in scores)]
+    return {name: summary([each[name] for each in scores]) for name in names}
+
+
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    """{"median", "mean", "std": None of one value, "values"}."""
+    return {
+        "median": statistics.median(values),
+        "mean": statistics.fmean(values),
+        "std": statistics.stdev(values) if len(values) > 1 else None,
+        "values": list(values),
+    }
+
+
+def write(content: Mapping[str, Any], path: pathlib.Path) -> None:
+    """report.json, report.md and scores.png, in the output folder."""
+    draw(content, path / folder.PLOT)
+    folder.write_text(path / folder.TABLE, table(content))
+    folder.write_json(path / folder.REPORT, content)  # last: it says what the artifact is
+
+
+def table(content: Mapping[str, Any]) -> str:
+    """The report as Markdown."""
+    main, metrics = content["metrics"][0], _reported(content)
+    counts, best = content["parameters"], content["best"]
+    sizes = ", ".join(f"{n:,} {split}" for split, n in content["examples"].items())
+    lines = [
+        f"# {content['task']}: {content['family']} of {content['model']}",
+        "",
+        f"Strategy {content['strategy']}: {counts['trained']:,} of {counts['total']:,} parameters "
+        f"are trained. Examples: {sizes}. {content['steps']:,} steps a run.",
+        "",
+        f"The rate {best['learning_rate']:g} has the best mean of {main} on dev. Its seeds:",
+        "",
+        "| split | score | median | mean | std | seeds |",
+        "|---|---|---:|---:|---:|---|",
+    ]
+    for split, scores in content["splits"].items():
+        for name in metrics:
+            if name in scores:
+                lines.append(f"| {split} | {name} | {_cells(scores[name])} |")
+    others = [split for split in content["splits"] if split != "dev"]
+    header = " | ".join(["rate", "seed", f"best dev {main}", "after epoch", *others, "seconds"])
+    lines += ["", "All runs:", "", f"| {header} |", "|---:" * (5 + len(others)) + "|"]
+    for run in content["runs"]:
+        scores = run["scores"]
+        tested = [f"{scores[s][main]:.2f}" if s in scores else "" for s in others]
+        cells = [
+            f"{run['learning_rate']:g}",
+            str(run["seed"]),
+            f"{scores['dev'][main]:.2f}",
+            f"{run['best_epoch']:g}",
+            *tested,
+            f"{run['seconds']:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    if content["warnings"]:
+        lines += ["", "Warnings:", "", *(f"- {line}" for line in content["warnings"])]
+    lines += ["", f"![dev scores]({folder.PLOT})", ""]
+    return "\n".join(lines)
+
+
+def summary_lines(content: Mapping[str, Any]) -> list[str]:
+    """The scores of the chosen rate, for a terminal."""
+    best = content["best"]
+    lines = [f"{content['task']}, rate {best['learning_rate']:g}, best seed {best['seed']}"]
+    for split, scores in content["splits"].items():
+        for name in _reported(content):
+            if name in scores:
+                found = scores[name]
+                spread = "" if found["std"] is None else f" +- {found['std']:.2f}"
+                seeds = len(found["values"])
+                of = f", mean of {seeds} seeds, median {found['median']:.2f}" if seeds > 1 else ""
+                lines.append(f"  {split:<6}{name:<14}{found['mean']:>7.2f}{spread}{of}")
+    return lines
+
+
+def _reported(content: Mapping[str, Any]) -> list[str]:
+    """The task's scores, and those by type of entity."""
+    first = content["splits"]["dev"]
+    main = content["metrics"][0]
+    return [*content["metrics"], *(name for name in first if name.startswith(f"{main}/"))]
+
+
+def _cells(found: Mapping[str, Any]) -> str:
+    std = "" if found["std"] is None else f"{found['std']:.2f}"
+    values = ", ".join(f"{value:.2f}" for value in found["values"])
+    return f"{found['median']:.2f} | {found['mean']:.2f} | {std} | {values}"
+
+
+def draw(content: Mapping[str, Any], path: str | os.PathLike) -> None:
+    """Dev scores of all runs: by epoch, and the best of each by rate."""
+    # Imported here: training needs no matplotlib. A bare Figure is free of displays and globals.
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    main, chosen = content["metrics"][0], content["best"]["learning_rate"]
+    rates = list(dict.fromkeys(run["learning_rate"] for run in content["runs"]))
+    with rc_context(plot.STYLE):
+        figure = Figure(figsize=(9.6, 3.8), dpi=130, layout="constrained")
+        by_epoch, by_rate = figure.subplots(1, 2, width_ratios=(5, 3), sharey=True)
+        for place, rate in enumerate(rates):
+            colour = plot.HELDOUT if rate == chosen else plot.QUIET
+            own = [run for run in content["runs"] if run["learning_rate"] == rate]
+            for run in own:
+                epochs = [each["epoch"] for each in run["evaluations"]]
+                values = [each["dev"][main] for each in run["evaluations"]]
+                by_epoch.plot(epochs, values, color=colour, marker="o", linewidth=1.2)
+            scores = [run["scores"]["dev"][main] for run in own]
+            by_rate.plot([place] * len(own), scores, "o", color=colour, alpha=0.7)
+            mean = statistics.fmean(scores)
+            by_rate.plot([place - 0.2, place + 0.2], [mean, mean], color=colour, linewidth=1.6)
+        by_epoch.set_title(f"{content['task']}: {main} on dev, rate {chosen:g} coloured")
+        by_epoch.set_xlabel("epoch")
+        by_rate.set_title("Best of each run, and their mean")
+        by_rate.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+        by_rate.set_xlim(-0.6, len(rates) - 0.4)
+        by_rate.set_xlabel("learning rate")
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png")
+    pathlib.Path(path).write_bytes(picture.getvalue())

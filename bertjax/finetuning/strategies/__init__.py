@@ -1,0 +1,83 @@
+"""Which numbers a fine-tuning moves, as functions on trees of parameters. Name = file.
+
+    method = strategies.make(config.strategy, fields)       # {"name": "lora", "rank": 8, ...}
+    trained, frozen = method.split(params, key)             # of a model with method.fields()
+    loss of method.combine(trained, frozen)
+
+A strategy is one file: `Config`, a frozen dataclass of its knobs, and `Strategy`, whose contract is
+`finetuning.strategy.Strategy`. No model knows of them; only adapters are a field of the models.
+"""
+
+import dataclasses
+import importlib
+import math
+import pkgutil
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import jax
+import optax
+
+from bertjax import errors
+from bertjax.artifact import artifact
+from bertjax.finetuning import strategy
+
+
+def names() -> list[str]:
+    """The strategies there are."""
+    return [module.name for module in pkgutil.iter_modules(__path__)]
+
+
+def load(name: str) -> ModuleType:
+    """The module of a strategy. UserError for a name without a file."""
+    errors.check(name in names(), "strategy.name", name, f"one of {', '.join(names())}")
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def default(name: str) -> dict[str, Any]:
+    """The knobs of a strategy with their values. UserError for a name without a file."""
+    return dataclasses.asdict(load(name).Config())
+
+
+def make(
+    config: Mapping[str, Any], fields: Mapping[str, Any], head_rate_factor: float = 1.0
+) -> strategy.Strategy:
+    """The strategy of `config`: its name and every field of its Config.
+
+    fields: of the model that is fine-tuned. head_rate_factor: see `strategy.Strategy`.
+    """
+    module = load(config["name"])
+    knobs = {key: value for key, value in config.items() if key != "name"}
+    if knobs.keys() != {field.name for field in dataclasses.fields(module.Config)}:
+        raise errors.UserError(
+            f"config.strategy.name = {config['name']!r}: the other keys are of another strategy"
+        )
+    return module.Strategy(module.Config(**knobs), dict(fields), head_rate_factor)
+
+
+def counts(trained: Any, frozen: Any, vocab_size: int) -> dict[str, int]:
+    """{"trained", "total"}: how many numbers; rows that only pad the vocabulary are not counted."""
+
+    def of_leaf(path: str, leaf: Any) -> int:
+        real = artifact.real_shape(path, leaf.shape, vocab_size)
+        return math.prod(map(min, real, leaf.shape))  # a part of a table is less than it
+
+    def count(tree: Any) -> int:
+        return sum(of_leaf(path, leaf) for path, leaf in artifact.flatten(tree).items())
+
+    return {"trained": count(trained), "total": count(trained) + count(frozen)}
+
+
+def memory(trained: Any, frozen: Any, tx: optax.GradientTransformation) -> dict[str, int]:
+    """Bytes of "parameters", "gradients" and "optimizer" state of one run, without activations."""
+    trained_bytes = _bytes(trained)
+    return {
+        "parameters": trained_bytes + _bytes(frozen),
+        "gradients": trained_bytes,
+        "optimizer": _bytes(jax.eval_shape(tx.init, trained)),
+    }
+
+
+def _bytes(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

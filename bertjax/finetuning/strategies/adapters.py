@@ -1,0 +1,37 @@
+"""Bottlenecks between the frozen parts of each layer (Houlsby et al., arXiv 1902.00751, section 2).
+
+Trained are the adapters, the norms and the head. The adapters are layers of the model, which its
+field `adapter_size` asks for; they start near zero, so the model starts as the pretrained one.
+"""
+
+import dataclasses
+import re
+from typing import Any
+
+from bertjax import errors
+from bertjax.finetuning import strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The width of the bottleneck; the paper has 8, 64 and 256 (section 3.2)."""
+
+    adapter_size: int = 64
+
+    def __post_init__(self):
+        errors.check(self.adapter_size >= 1, "strategy.adapter_size", self.adapter_size,
+                     "1 or more")  # fmt: skip
+
+
+class Strategy(strategy.Strategy):
+    """Adapters and norms."""
+
+    name = "adapters"
+
+    def fields(self) -> dict[str, Any]:
+        """With adapters."""
+        return {**self.model, "adapter_size": self.config.adapter_size}
+
+    def moves(self, path: str) -> bool:
+        """Both maps of an adapter; scale and bias of a norm."""
+        return re.search(r"adapter/|norm/(scale|bias)$", path) is not None

@@ -1,0 +1,34 @@
+"""Only the head is trained (Devlin et al., arXiv 1810.04805, section 5.3: feature-based approach).
+
+The body gives the same features at every epoch, so they are computed once and kept. It has no
+dropout then: what the head reads is what it will read at prediction.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from bertjax.finetuning import strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """No knobs."""
+
+
+class Strategy(strategy.Strategy):
+    """The body stays."""
+
+    name = "features"
+    caches = True
+
+    def moves(self, path: str) -> bool:
+        """Nothing of the body."""
+        return False
+
+    def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
+        """(head, body). UserError for a model without a head of its own."""
+        trained, frozen = super().split(params, key)
+        self.needs(bool(trained), "head of the task")
+        return trained, frozen

@@ -1,0 +1,20 @@
+"""Every parameter is trained (Devlin et al., arXiv 1810.04805, section 3.2)."""
+
+import dataclasses
+
+from bertjax.finetuning import strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """No knobs."""
+
+
+class Strategy(strategy.Strategy):
+    """Everything moves."""
+
+    name = "full"
+
+    def moves(self, path: str) -> bool:
+        """All of the body."""
+        return True

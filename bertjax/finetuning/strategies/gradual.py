@@ -1,0 +1,37 @@
+"""Gradual unfreezing (Howard and Ruder, arXiv 1801.06146, section 3.3).
+
+In the first epoch the head and the top layer move, in each epoch after it one layer more; after the
+lowest layer the embeddings. A layer that does not move yet has gradients and moments nevertheless:
+Adam corrects its moments for the steps since the start of the run, and moments that began later
+would make its first steps several times too large.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from bertjax import errors
+from bertjax.finetuning.strategies import full
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """How many layers join each epoch: more where there are fewer epochs than layers."""
+
+    layers_per_epoch: int = 1
+
+    def __post_init__(self):
+        errors.check(self.layers_per_epoch >= 1, "strategy.layers_per_epoch",
+                     self.layers_per_epoch, "1 or more")  # fmt: skip
+
+
+class Strategy(full.Strategy):
+    """Rates that are zero until a layer's epoch."""
+
+    name = "gradual"
+
+    def rate_factor(self, height: Any, step: jax.Array, steps_per_epoch: int) -> Any:
+        """1 for what moves by now, 0 for what does not."""
+        epochs = 1 + step // steps_per_epoch
+        return 1.0 * (height <= self.config.layers_per_epoch * epochs)

@@ -1,0 +1,98 @@
+"""LoRA (Hu et al., arXiv 2106.09685): a kernel W stays, alpha / rank * A B is added to it.
+
+A [in, rank] and B [rank, out] lie under the path of their kernel, "query/kernel/lora_a", stacked
+over layers as it is; a kernel of heads counts as the matrix [in, out]. B starts as zero, so the
+model starts as the pretrained one (section 4.1). `combine` adds the product to W, so the model
+knows nothing of it, a forward pass costs what it always did, and a trained model is a plain one.
+The gradient of W is made on the way to those of A and B, for the kernels of the targets alone.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import errors, sharding
+from bertjax.artifact import artifact
+from bertjax.finetuning import strategy
+
+KERNELS = ("query", "key", "value", "out", "wi", "wi_gate", "wo")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Section 7.1 of the paper: query and value together are the better targets at equal size."""
+
+    rank: int = 8
+    alpha: float = 16.0
+    targets: str = "query,value"  # kernels of the layers, with commas between them
+
+    def __post_init__(self):
+        errors.check(self.rank >= 1, "strategy.rank", self.rank, "1 or more")
+        errors.check(self.alpha > 0, "strategy.alpha", self.alpha, "above 0")
+        errors.check(
+            set(self.names) <= set(KERNELS),
+            "strategy.targets",
+            self.targets,
+            f"names of {', '.join(KERNELS)} with commas between them",
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The targets."""
+        return tuple(name.strip() for name in self.targets.split(","))
+
+
+class Strategy(strategy.Strategy):
+    """Two thin matrices for each kernel of the targets, and the head."""
+
+    name = "lora"
+
+    def moves(self, path: str) -> bool:
+        """Nothing of the body itself."""
+        return False
+
+    def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
+        """({"query": {"kernel": {"lora_a", "lora_b"}}, head}, the model without its head).
+
+        UserError for a target that the model's layers do not have.
+        """
+        trained, frozen = super().split(params, key)
+        flat = {
+            path: kernel
+            for path, kernel in sorted(artifact.flatten(frozen).items())
+            if "/layers/" in path and path.endswith("/kernel")
+        }
+        there = {path.split("/")[-2] for path in flat}
+        errors.check(
+            there.issuperset(self.config.names),
+            "strategy.targets",
+            self.config.targets,
+            f"some of {', '.join(n for n in KERNELS if n in there)}, which the model's layers have",
+        )
+        chosen = [path for path in flat if path.split("/")[-2] in self.config.names]
+        new = {}
+        for path, one in zip(chosen, jax.random.split(key, len(chosen)), strict=True):
+            new[f"{path}/lora_a"], new[f"{path}/lora_b"] = self._start(path, flat[path], one)
+        return artifact.unflatten({**artifact.flatten(trained), **new}), frozen
+
+    def combine(self, trained: Any, frozen: Any) -> Any:
+        """W + alpha / rank * A B, of all layers in one product."""
+        scale = self.config.alpha / self.config.rank
+        over, whole = artifact.flatten(trained), artifact.flatten(frozen)
+        for path in [path for path in over if path.endswith("/lora_a")]:
+            kernel = path.removesuffix("/lora_a")
+            product = over.pop(path) @ over.pop(f"{kernel}/lora_b")
+            whole[kernel] = whole[kernel] + scale * product.reshape(whole[kernel].shape)
+        return artifact.unflatten({**whole, **over})
+
+    def _start(self, path: str, kernel: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # A is as wide as their code makes it: uniform within 1 / sqrt(in).
+        num_in = 2 if sharding.param_axes(path)[1:3] == ("heads", "head_dim") else 1
+        num_layers, rank = len(kernel), self.config.rank
+        width = math.prod(kernel.shape[1 : 1 + num_in])
+        shape = (num_layers, width, rank)
+        a = jax.random.uniform(key, shape, minval=-1.0, maxval=1.0) / width**0.5
+        return a, jnp.zeros((num_layers, rank, math.prod(kernel.shape[1 + num_in :])))

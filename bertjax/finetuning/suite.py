@@ -1,0 +1,202 @@
+"""Many tasks with one model, and one report of them beside published numbers.
+
+A suite is a Python file with `get_suite(arg="")`. Each task has a folder of its own under the
+output, so what was finished stays so when the suite is started again.
+
+    print(suite.run("configs/suites/glue.py", "out/", "glue/", {"model": "run/"}))
+"""
+
+import dataclasses
+import importlib.util
+import io
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bertjax import errors, plot
+from bertjax.finetuning import folder, recipe, tasks
+from bertjax.finetuning import run as run_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """A task of a suite. values: keys of its recipe; data: its folder under the suite's, "" that
+    folder itself."""
+
+    task: str
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    data: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """Numbers of others. scores: {task: {split: its main score}}; source: where they stand."""
+
+    name: str
+    source: str
+    scores: Mapping[str, Mapping[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """title: above the report. note: what to know when comparing with the published numbers."""
+
+    title: str
+    items: Sequence[Item]
+    published: Sequence[Published] = ()
+    note: str = ""
+
+
+def load(path: str) -> Suite:
+    """The suite of FILE or FILE:ARG. UserError for a file that has none."""
+    name, _, arg = path.partition(":")
+    file = pathlib.Path(name)
+    if not file.is_file():
+        raise errors.UserError(f"--suite={path}: there is no file {name}")
+    spec = importlib.util.spec_from_file_location(f"bertjax_suite_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise errors.UserError(f"--suite={path}: {name} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        found = module.get_suite(arg)
+    except errors.UserError:
+        raise
+    except Exception as error:  # the user's own code: whatever it raises, the file is named
+        raise errors.UserError(f"--suite={path}: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Suite):
+        raise errors.UserError(f"--suite={path}: get_suite returned no suite.Suite")
+    return found
+
+
+def run(
+    path: str,
+    output: str | os.PathLike,
+    data: str | os.PathLike | None,
+    values: Mapping[str, Any],
+    tell: Callable[[str], None] = run_lib.tell,
+) -> str:
+    """Fine-tunes on every task whose files are there, and returns the report.
+
+    data: the suite's folder. values: keys of all recipes, before those of a task. UserError, before
+    anything is trained, for what is wrong with a config.
+    """
+    suite = load(path)
+    if data is None or "model" not in values:
+        raise errors.UserError("a suite needs --model and --data, the folder of its tasks")
+    configs, absent = _configs(suite, os.fspath(data), values)
+    if not configs:
+        raise errors.UserError(f"--data={data}: has the files of none of the suite's tasks")
+    out = pathlib.Path(output)
+    reports: dict[str, Mapping[str, Any]] = {}
+    for place, (name, config) in enumerate(configs.items(), 1):
+        tell(f"task {place} of {len(configs)}: {name}")
+        reports[name] = run_lib.finetune(config, out / name, tell).report
+        _write(suite, reports, absent, out)
+    return table(suite, reports, absent)
+
+
+def _configs(
+    suite: Suite, data: str, values: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """({task: config}, tasks without files)."""
+    configs, absent = {}, []
+    for item in suite.items:
+        root = os.path.join(data, item.data) if item.data else data
+        try:
+            tasks.files(tasks.find(item.task), root)
+        except errors.UserError:
+            absent.append(item.task)
+            continue
+        config = recipe.make(item.task, root, {}, {**item.values, **values})
+        recipe.validate(config)
+        configs[item.task] = config
+    return configs, absent
+
+
+def _write(
+    suite: Suite, reports: Mapping[str, Mapping[str, Any]], absent: Sequence[str], out: pathlib.Path
+) -> None:
+    folder.write_text(out / folder.TABLE, table(suite, reports, absent))
+    folder.write_json(out / folder.REPORT, {"title": suite.title, "tasks": dict(reports)})
+    draw(suite, reports, out / folder.PLOT)
+
+
+def table(
+    suite: Suite, reports: Mapping[str, Mapping[str, Any]], absent: Sequence[str] = ()
+) -> str:
+    """The report of all tasks as Markdown."""
+    names = [published.name for published in suite.published]
+    lines = [
+        f"# {suite.title}",
+        "",
+        f"| task | split | score | median | mean | std | seeds | rate | {' | '.join(names)} |",
+        "|---|---|---|---:|---:|---:|---|---:" + "|---:" * len(names) + "|",
+    ]
+    for name, content in reports.items():
+        main, rate = content["metrics"][0], content["best"]["learning_rate"]
+        for split, scores in _rows(suite, content):
+            others = [_published(p, name, split) for p in suite.published]
+            known = [f"{value:g}" if value is not None else "" for value in others]
+            cells = [name, split, main, *_cells(scores, main), f"{rate:g}", *known]
+            lines.append(f"| {' | '.join(cells)} |")
+    if absent:
+        lines += ["", f"Without files: {', '.join(absent)}."]
+    sources = [f"- {published.name}: {published.source}" for published in suite.published]
+    notes = [suite.note] if suite.note else []
+    lines += ["", *notes, *([""] if notes else []), *sources, "", f"![scores]({folder.PLOT})", ""]
+    return "\n".join(lines)
+
+
+def _rows(suite: Suite, content: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """(split, scores): those we have, and those without labels that others have published."""
+    own = dict(content["splits"])
+    for published in suite.published:
+        for split in published.scores.get(content["task"], {}):
+            own.setdefault(split, {})
+    return list(own.items())
+
+
+def _cells(scores: Mapping[str, Any], main: str) -> list[str]:
+    if main not in scores:
+        return [""] * 4
+    found = scores[main]
+    std = "" if found["std"] is None else f"{found['std']:.2f}"
+    seeds = ", ".join(f"{value:.2f}" for value in found["values"])
+    return [f"{found['median']:.2f}", f"{found['mean']:.2f}", std, seeds]
+
+
+def _published(published: Published, task: str, split: str) -> float | None:
+    own = published.scores[task] if task in published.scores else {}
+    return own[split] if split in own else None
+
+
+def draw(suite: Suite, reports: Mapping[str, Mapping[str, Any]], path: pathlib.Path) -> None:
+    """Every seed on dev, the median, and the published numbers, task by task."""
+    # Imported here: training needs no matplotlib. A bare Figure is free of displays and globals.
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    marks = ("D", "s", "^", "v", "P")
+    with rc_context(plot.STYLE):
+        figure = Figure(figsize=(9.6, 0.45 * len(reports) + 1.6), dpi=130, layout="constrained")
+        axes = figure.subplots()
+        for place, (name, content) in enumerate(reports.items()):
+            found = content["splits"]["dev"][content["metrics"][0]]
+            own = dict(color=plot.HELDOUT, label="ours, dev: seeds and median" * (place == 0))
+            axes.plot(found["values"], [place] * len(found["values"]), "o", alpha=0.6, **own)
+            axes.plot([found["median"]] * 2, [place - 0.3, place + 0.3], color=plot.HELDOUT)
+            for mark, published in zip(marks, suite.published, strict=False):
+                value = _published(published, name, "test")
+                if value is not None:
+                    label = f"{published.name}, test" * (place == 0)
+                    axes.plot(value, place, mark, color=plot.REFERENCE, alpha=0.7, label=label)
+        rows = [f"{name}, {content['metrics'][0]}" for name, content in reports.items()]
+        axes.set_yticks(range(len(reports)), rows)
+        axes.set_ylim(len(reports) - 0.5, -0.5)
+        axes.set_title(suite.title)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.06), ncols=3)
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png")
+    path.write_bytes(picture.getvalue())

@@ -1,0 +1,304 @@
+"""The tasks by name, and reading their files.
+
+    task = tasks.find("sst2")
+    paths = tasks.files(task, "glue/SST-2")             # {"train": ".../train.tsv", "dev": ...}
+    examples = tasks.read(task, paths["train"], "train")
+
+`sst2:text_to_text` is a task in the form of T5: any one, answered by a model that writes text.
+"""
+
+import collections
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from bertjax import errors
+from bertjax.data import corpus_records
+from bertjax.finetuning import conll, glue, readers, squad
+from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning import task as task_lib
+
+Task = task_lib.Task
+_TEXT = (("sentence",), ("text",))
+_PAIRS = (
+    ("sentence1", "sentence2"),
+    ("text1", "text2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("source", "target"),
+    ("anchor", "positive"),
+)
+_STEMS = {
+    "train": ("train",),
+    "dev": ("dev", "validation", "valid", "val"),
+    "test": ("test",),
+}
+_SUFFIXES = {
+    "sentences": (".tsv", ".jsonl"),
+    "words": (".conll", ".iob2", ".bio", ".txt", ".tsv", ".jsonl"),
+    "questions": (".json", ".jsonl"),
+    "text_pairs": (".jsonl", ".tsv"),
+    "choices": (".jsonl",),
+}
+_TFDS_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
+_WORDS = readers.Columns((("words",), ("tokens",)), ("tags", "ner_tags", "ner"))
+_SPANS = readers.Columns((("question", "context"),), ("answers",))
+_SOURCE = readers.Columns((("source",),), ("targets", "target"))
+_ENTITY_SCORES = ("f1", "precision", "recall", "accuracy")
+_SQUAD_SCORES = ("f1", "exact_match")
+_WRITTEN = "text_to_text"
+_SCORES_OF_TEXT = {
+    "sentences": ("accuracy", "macro_f1", "f1", "mcc", "spearman", "pearson"),
+    "words": ("f1", "precision", "recall"),
+    "questions": _SQUAD_SCORES,
+    "choices": ("accuracy",),
+}
+_ROUGE = ("rougeL", "rouge1", "rouge2")
+
+
+def _squad(version: str) -> dict[str, Any]:
+    """The files of SQuAD as they are published, and what its leaderboard takes."""
+    names = {
+        split: (f"{split}-{version}.json", f"{split}.json", f"{split}.jsonl") for split in _STEMS
+    }
+    return {"max_length": 384, "files": names, "submissions": {"test": "predictions.json"}}
+
+
+TASKS: dict[str, Task] = glue.TASKS | {
+    one.name: one
+    for one in (
+        Task("squad", "extractive_qa", "questions", _SPANS, _SQUAD_SCORES, **_squad("v1.1")),
+        Task("squad_v2", "extractive_qa", "questions", _SPANS, _SQUAD_SCORES,
+             options={"impossible": True}, **_squad("v2.0")),
+        Task("qa", "extractive_qa", "questions", _SPANS, _SQUAD_SCORES, max_length=384),
+        Task("ner", "tokens", "words", _WORDS, _ENTITY_SCORES),
+        Task("tokens", "tokens", "words", _WORDS, ("accuracy",)),
+        Task("classification", "classification", "sentences", readers.Columns(_TEXT),
+             ("accuracy", "macro_f1")),
+        Task("pair", "classification", "sentences", readers.Columns(_PAIRS),
+             ("accuracy", "macro_f1")),
+        Task("regression", "classification", "sentences",
+             readers.Columns((*_PAIRS, *_TEXT), ("score", "label")), ("spearman", "pearson"),
+             numbers=True, options={"regression": True}),
+        Task("multiple_choice", "multiple_choice", "choices",
+             readers.Columns((("context", "question"), ("question",), ("context",))),
+             ("accuracy",)),
+        Task("text_to_text", "text_to_text", "text_pairs", _SOURCE, ("bleu", *_ROUGE)),
+        Task("translation", "text_to_text", "text_pairs", _SOURCE, ("bleu",)),
+        Task("summarization", "text_to_text", "text_pairs", _SOURCE, _ROUGE, max_length=512),
+        Task("generative_qa", "text_to_text", "text_pairs", _SOURCE, _SQUAD_SCORES,
+             max_length=512),
+        Task("embeddings", "embeddings", "sentences",
+             readers.Columns(_PAIRS, refused=("score",)),
+             ("accuracy_at_1", "mrr"), labelled=False),
+        Task("similarity", "embeddings", "sentences",
+             readers.Columns(_PAIRS, ("score", "label")), ("spearman", "pearson"),
+             numbers=True, options={"loss": "cosine"}),
+    )
+}  # fmt: skip
+
+
+def find(name: str) -> Task:
+    """The task of a name, or of NAME:text_to_text. UserError for a name that is not in TASKS."""
+    known, _, kind = name.partition(":")
+    if known not in TASKS or kind not in ("", _WRITTEN):
+        raise errors.UserError(
+            f"--task={name}: there are {', '.join(sorted(TASKS))}, and most as NAME:{_WRITTEN}"
+        )
+    task = TASKS[known]
+    if not kind or task.kind == kind:
+        return task
+    if known in ("embeddings", "tokens"):
+        raise errors.UserError(f"--task={name}: {known} are not answered by text")
+    return dataclasses.replace(
+        task,
+        name=name,
+        kind=kind,
+        options={"task": known} if known in glue.TASKS else {},
+        metrics=tuple(score for score in task.metrics if score in _SCORES_OF_TEXT[task.reader]),
+    )
+
+
+def files(task: Task, folder: str) -> dict[str, str]:
+    """The files of a task's splits in a folder, in an archive's folder of the task, or in TFDS.
+
+    folder: path or "tfds:NAME/CONFIG". "train" is always there but for a task that has none (ax);
+    "dev" and "test", and MNLI's "dev_mismatched" and "test_mismatched", where they are found.
+    """
+    wanted = dict(task.files) or {
+        split: tuple(stem + suffix for stem in stems for suffix in _SUFFIXES[task.reader])
+        for split, stems in _STEMS.items()
+    }
+    needed = next(iter(wanted))
+    if folder.startswith("tfds:"):
+        return _in_tfds(task, folder, list(wanted))
+    root = epath.Path(folder)
+    if not root.is_dir():
+        what = "is a file; name it by --train=" if root.exists() else "no such folder"
+        raise errors.UserError(f"{folder}: {what}")
+    for inner in (root, *(root / name for name in task.folders)):
+        there = {path.name for path in inner.iterdir()} if inner.is_dir() else set()
+        found = {
+            split: os.fspath(inner / next(name for name in names if name in there))
+            for split, names in wanted.items()
+            if there.intersection(names)
+        }
+        if needed in found:
+            return found
+    raise errors.UserError(
+        f"{folder}: no {needed} file of the task {task.name} ({', '.join(wanted[needed])}); name "
+        "files by --train= --dev= --test="
+    )
+
+
+def _in_tfds(task: Task, path: str, splits: Sequence[str]) -> dict[str, str]:
+    names = _TFDS_SPLITS | dict(task.tfds_splits)
+    found = {}
+    for split in splits:
+        try:
+            corpus_records.opened(f"{path}:{names[split]}")
+        except errors.UserError:
+            if split == splits[0]:
+                raise
+            continue
+        found[split] = f"{path}:{names[split]}"
+    return found
+
+
+def read(
+    task: Task, path: str, split: str, *, skipped: collections.Counter[str] | None = None
+) -> list[examples_lib.Example]:
+    """The examples of a file, in its order; at least one.
+
+    split: "train" and "dev" need labels; other files have them for all examples or for none.
+    skipped: counts what is left out of the files of a task that is published with damaged rows.
+    UserError, naming file and line, for whatever is wrong otherwise.
+    """
+    training = split == "train" or split.startswith("dev")
+    if task.reader == "questions":
+        many = task.kind == "text_to_text" or "impossible" in task.options
+        return squad.read(path, labelled=training, impossible=many)
+    if task.reader == "words" and not readers.has_fields(path):
+        found = conll.read(path, entities=_marks_entities(task))
+    else:
+        left_out = None
+        if task.damaged and training:  # a leaderboard wants every row of its test data
+            left_out = collections.Counter() if skipped is None else skipped
+        records = readers.records(path, headerless=task.headerless, skipped=left_out)
+        found = _examples(task, records, left_out, keep_empty=task.damaged)
+    _check_labels(task, path, found, needed=training and task.labelled)
+    return found
+
+
+def _examples(
+    task: Task,
+    records: Iterable[readers.Record],
+    skipped: collections.Counter[str] | None,
+    *,
+    keep_empty: bool,
+) -> list[examples_lib.Example]:
+    if task.reader == "sentences":
+        label = functools.partial(_number if task.numbers else _name, task)
+        found = readers.sentences(
+            records, task.columns, label, skipped=skipped, keep_empty=keep_empty
+        )
+    elif task.reader == "text_pairs":
+        found = readers.text_pairs(records, task.columns)
+    elif task.reader == "choices":
+        found = readers.choices(records, task.columns)
+    else:
+        found = _in_bio2(task, list(readers.words(records, task.columns)))
+    return list(found)
+
+
+def _number(task: Task, record: readers.Record, value: Any) -> float | None:
+    score = readers.number(record, value)
+    kept_back = score == -1 and record.where.startswith("tfds:glue/")  # by the leaderboard
+    return None if kept_back else score
+
+
+def _name(task: Task, record: readers.Record, value: Any) -> str | None:
+    if type(value) is int and task.labels and -1 <= value < len(task.labels):
+        return None if value == -1 else task.labels[value]  # as Hugging Face's datasets have them
+    label = readers.name(record, value)
+    spelled = {text: name for name, text in task.spelling.items()}
+    label = spelled[label] if label in spelled else label
+    if task.labels and label not in task.labels:
+        known = ", ".join([*task.labels, *spelled])
+        raise errors.UserError(
+            f"{record.where}: label {label!r:.40} is not one of the task {task.name}: {known}; "
+            "other labels are --task=classification or --task=pair"
+        )
+    return label
+
+
+def _in_bio2(task: Task, found: list[examples_lib.Words]) -> list[examples_lib.Words]:
+    tags = conll.bio2(
+        [example.tags or () for example in found],
+        lambda sentence, word: f"{found[sentence].where} word {word + 1}",
+        entities=_marks_entities(task),
+    )
+    return [
+        example if example.tags is None else example._replace(tags=own)
+        for example, own in zip(found, tags, strict=True)
+    ]
+
+
+def _marks_entities(task: Task) -> bool:
+    return task.name.startswith("ner")
+
+
+def _check_labels(
+    task: Task, path: str, found: Sequence[examples_lib.Example], *, needed: bool
+) -> None:
+    if not found:
+        raise errors.UserError(f"{path}: holds no example")
+    bare = [example for example in found if not examples_lib.is_labelled(example)]
+    if bare and (needed or len(bare) < len(found)):
+        why = "training and dev data need one" if needed else "others in the file have one"
+        raise errors.UserError(f"{bare[0].where}: no {task.columns.label[0]!r}; {why}")
+
+
+def write_submission(
+    task: Task,
+    folder: str,
+    examples: Sequence[examples_lib.Example],
+    predictions: Sequence[Mapping[str, Any]],
+    split: str = "test",
+) -> str:
+    """Writes the file that the task's leaderboard takes, and returns its path.
+
+    predictions: one an example, as the kind decodes them. GLUE: a table of index and prediction
+    (gluebenchmark.com/faq), scores of STS-B within 0 to 5. SQuAD: {question id: answer}.
+    UserError for a task without a leaderboard.
+    """
+    if split not in task.submissions:
+        raise errors.UserError(f"--task={task.name}: no leaderboard takes a file of its {split}")
+    path = epath.Path(folder) / task.submissions[split]
+    pairs = list(zip(examples, predictions, strict=True))
+    if task.reader == "questions":
+        key = "text" if task.kind == _WRITTEN else "answer"
+        content = json.dumps({e.id: p[key] for e, p in pairs}, ensure_ascii=False)
+    else:
+        rows = [
+            (example.id or str(number), _spelled(task, prediction["label"]))
+            for number, (example, prediction) in enumerate(pairs)
+        ]
+        content = "".join(f"{a}\t{b}\n" for a, b in [("index", "prediction"), *rows])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    return os.fspath(path)
+
+
+def _spelled(task: Task, label: str | float | None) -> str:
+    """As the leaderboard has it; written text may be no label, and is then the first one."""
+    if task.numbers:
+        return f"{min(max(float(label or 0), 0.0), 5.0):.3f}"
+    label = task.labels[0] if label is None else str(label)
+    return task.spelling[label] if label in task.spelling else label

@@ -1,0 +1,127 @@
+"""Examples of every kind as a source text and target texts, and back.
+
+    pair(Sentence(("How so?", "Who?"), "duplicate"), "qqp")
+    # TextPair("qqp question1: How so? question2: Who?", ("duplicate",))
+
+    Sentence       TASK NAME: TEXT NAME: TEXT -> the label; a score to the nearest 0.2
+    Question       question: TEXT context: TEXT -> an answer; nothing where there is none
+    Words          tag: TEXT -> PER: Ada Lovelace $$ LOC: London
+    Choice         CONTEXT (a) TEXT (b) TEXT -> the text of the right one
+
+Sentences and questions are as T5 has them (Raffel et al., arXiv 1910.10683, section 2.4 and
+appendix D; its `glue`, `stsb` and `squad` preprocessors, but for the spaces that `squad` puts
+around punctuation), words as mT5 (Xue et al., arXiv 2010.11934; its metric `span_f1`), choices as
+UnifiedQA (Khashabi et al., arXiv 2005.00700, section 3.2).
+"""
+
+import math
+import string
+from collections.abc import Sequence
+
+from bertjax import errors
+from bertjax.finetuning import examples
+
+# What the texts of a task of GLUE are called, in the order of the file; T5 reads them by name.
+_NAMES = {
+    "mnli": ("premise", "hypothesis"),
+    "qnli": ("question", "sentence"),
+    "qqp": ("question1", "question2"),
+}
+_BETWEEN = " $$ "  # entities
+
+Entity = tuple[str, str]  # its type and its text
+
+
+def pair(example: examples.Example, task: str = "") -> examples.TextPair:
+    """The example as texts; without targets where it has no label. A TextPair is itself.
+
+    task: what the source of a Sentence begins with; "" for nothing. Raises UserError for tags that
+    name no entities and for more choices than letters.
+    """
+    if isinstance(example, examples.TextPair):
+        return example
+    if isinstance(example, examples.Sentence):
+        target = None if example.label is None else word(example.label)
+        source = _of_sentence(example, task)
+    elif isinstance(example, examples.Question):
+        return _of_question(example)
+    elif isinstance(example, examples.Words):
+        target = None if example.tags is None else _written(entities(example))
+        return _texts(f"tag: {' '.join(example.words)}", target, "", example.where)
+    else:
+        source = _of_choice(example)
+        target = None if example.label is None else example.choices[example.label]
+    return _texts(source, target, example.id, example.where)
+
+
+def word(label: str | float) -> str:
+    """A label in words: itself; a score as "2.8"."""
+    return label if isinstance(label, str) else f"{round(5 * label) / 5:.1f}"
+
+
+def number(text: str) -> float | None:
+    """The score that a text says, None where it says none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def entities(example: examples.Words) -> list[Entity]:
+    """The entities of tags in the BIO2 scheme, in their order. UserError for other tags."""
+    found: list[tuple[str, list[str]]] = []
+    running = ""
+    for one, tag in zip(example.words, example.tags or (), strict=True):
+        scheme, _, name = tag.partition("-")
+        if scheme == "B" or (scheme == "I" and name != running):
+            found.append((name, [one]))
+        elif scheme == "I":
+            found[-1][1].append(one)
+        elif tag != "O":
+            raise errors.UserError(
+                f"{example.where}: tag {tag!r} is not O, B-TYPE or I-TYPE, and only entities are "
+                "put in words; take a model with an encoder for tags"
+            )
+        running = name
+    return [(name, " ".join(words)) for name, words in found]
+
+
+def read_entities(text: str) -> list[Entity]:
+    """The entities that a text in the form of mT5 names; what is not in this form names none."""
+    parts = [part.partition(":") for part in text.split(_BETWEEN.strip())]
+    named = [(name.strip(), words.strip()) for name, _, words in parts]
+    return [(name, words) for name, words in named if name and words]
+
+
+def _texts(source: str, target: str | None, name: str, where: str) -> examples.TextPair:
+    return examples.TextPair(source, () if target is None else (target,), name, where)
+
+
+def _of_sentence(example: examples.Sentence, task: str) -> str:
+    task = "mnli" if task == "ax" else task  # what ax is answered by
+    default = [f"sentence{i + 1}" for i in range(len(example.texts))]
+    names = ("sentence",) if len(example.texts) == 1 else _NAMES.get(task, default)
+    named = sorted(zip(names, example.texts, strict=True))
+    return " ".join([task] * bool(task) + [f"{name}: {text}" for name, text in named])
+
+
+def _of_question(example: examples.Question) -> examples.TextPair:
+    known = dict.fromkeys(text for text, _ in example.answers)
+    targets = ("",) if example.impossible else tuple(known)
+    source = f"question: {example.question} context: {example.context}"
+    return examples.TextPair(source, targets, example.id, example.where)
+
+
+def _of_choice(example: examples.Choice) -> str:
+    letters = string.ascii_lowercase
+    if len(example.choices) > len(letters):
+        raise errors.UserError(
+            f"{example.where}: {len(example.choices)} choices, at most {len(letters)} have a letter"
+        )
+    listed = [f"({a}) {text}" for a, text in zip(letters, example.choices, strict=False)]
+    return " ".join([example.context, *listed])
+
+
+def _written(named: Sequence[Entity]) -> str:
+    return _BETWEEN.join(f"{name}: {words}" for name, words in named)

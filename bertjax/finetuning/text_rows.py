@@ -1,0 +1,128 @@
+"""A source and a target as the row of a model, by what reads the source.
+
+    encoder    source </s>                              and the decoder    <pad> target
+    causal     <start> source SEPARATOR target          of which           target </s> is trained on
+    prefix     the same, and all of <start> source SEPARATOR sees all of it
+
+The separator is text, or the end of text where the tokenizer has no token for it. As in seqio's
+feature converters, but for the separator (Radford et al. 2018, section 3.3).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bertjax import errors
+from bertjax.data import packing
+from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.finetuning import kind
+
+READERS = ("encoder", "causal", "prefix")
+
+Row = dict[str, np.ndarray]
+
+
+def features(reader: str) -> dict[str, kind.Feature]:
+    """Every array of a row: loss_weights are 1 on the tokens of the target and its end."""
+    length = "target_length" if reader == "encoder" else "length"
+    table = {"input_ids": kind.Feature(np.int32), "attention_mask": kind.Feature(np.int32)}
+    if reader == "encoder":
+        table["decoder_input_ids"] = kind.Feature(np.int32, 0, length)
+    if reader == "prefix":
+        table["prefix_mask"] = kind.Feature(np.int32)
+    return table | {
+        "targets": kind.Feature(np.int32, 0, length),
+        "loss_weights": kind.Feature(np.float32, 0, length),
+    }
+
+
+class Form:
+    """Where the special tokens stand.
+
+    form = Form(tokenizer, "causal", separator="\\n", target_length=64)
+    row = form.row(form.prompt(source[: form.room(128)]), *form.targets(["A cat."]))
+    """
+
+    def __init__(
+        self,
+        tokenizer: tokenizer_lib.Tokenizer,
+        reader: str,
+        separator: str,
+        target_length: int,
+    ):
+        specials = tokenizer.specials
+        self.end, self.pad = packing.end_of_text(specials), packing.padding(specials)
+        self._tokenizer, self._reader, self._target_length = tokenizer, reader, target_length
+        self._front, self._back, self._space = [], [self.end], ""
+        if reader != "encoder":
+            self._front = [packing.start_of_text(specials)]
+            separating = tokenizer.encode(separator)
+            self._back = separating or self._back
+            self._space = " " if separating and not separator[-1].isspace() else ""
+
+    def room(self, length: int) -> int:
+        """The most tokens of a source in a row of `length`. UserError if there is none."""
+        taken = len(self._front) + len(self._back)
+        taken += self._target_length * (self._reader != "encoder")
+        if length <= taken:
+            raise errors.UserError(
+                f"config.max_length = {length}: leaves no room for a source beside {taken} other "
+                "tokens; raise it or lower config.kind.max_target_length"
+            )
+        return length - taken
+
+    def prompt(self, source: Sequence[int]) -> np.ndarray:
+        """int32[L]: what is read before anything is written."""
+        return np.array([*self._front, *source, *self._back], np.int32)
+
+    def prompt_of(self, row: Row) -> np.ndarray:
+        """The prompt that a row was made of."""
+        scored = np.flatnonzero(row["loss_weights"])
+        if self._reader == "encoder" or not len(scored):
+            return row["input_ids"]
+        return row["input_ids"][: scored[0] + 1]
+
+    def targets(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """int32[T] each: the texts with their ends, not cut."""
+        encoded = self._tokenizer.encode_batch([self._space + text for text in texts])
+        return [np.array([*ids, self.end], np.int32) for ids in encoded]
+
+    def row(self, prompt: np.ndarray, target: np.ndarray | None) -> Row:
+        """The row; a target is cut but for its end, and without one all weights are 0."""
+        weight = np.float32(target is not None)
+        target = np.array([self.end], np.int32) if target is None else target
+        target = np.append(target[:-1][: self._target_length - 1], target[-1])
+        weights = np.full(len(target), weight)
+        if self._reader == "encoder":
+            return {
+                "input_ids": prompt,
+                "attention_mask": np.ones_like(prompt),
+                "decoder_input_ids": np.insert(target[:-1], 0, self.pad),
+                "targets": target,
+                "loss_weights": weights,
+            }
+        read = np.concatenate([prompt, target[:-1]])
+        row = {
+            "input_ids": read,
+            "attention_mask": np.ones_like(read),
+            "targets": np.append(read[1:], target[-1]),
+            "loss_weights": np.concatenate([np.zeros(len(prompt) - 1, np.float32), weights]),
+        }
+        if self._reader == "prefix":
+            row["prefix_mask"] = (np.arange(len(read)) < len(prompt)).astype(np.int32)
+        return row
+
+
+def prompted(row: Row, ids: Sequence[int]) -> Row:
+    """The row with these ids, read and never predicted, after its first token."""
+    if not ids:
+        return row
+    longer = {"input_ids": ids, "attention_mask": 1, "prefix_mask": 1}
+    if "decoder_input_ids" not in row:
+        longer |= {"targets": 0, "loss_weights": 0}
+    inserted = {
+        name: np.insert(row[name], 1, np.broadcast_to(value, len(ids)))
+        for name, value in longer.items()
+        if name in row
+    }
+    return row | inserted

@@ -1,0 +1,61 @@
+"""Scores of written text against reference texts, 0 to 100: BLEU, ROUGE, entities that are named.
+
+    bleu([["the cat sat on the mat"]], ["the cat sat on the mat"])      # 100.0
+
+Each prediction has one reference or more.
+"""
+
+import collections
+from collections.abc import Sequence
+
+import numpy as np
+
+from bertjax.finetuning import scores
+
+ROUGES = ("rouge1", "rouge2", "rougeL")
+
+References = Sequence[Sequence[str]]
+Entities = Sequence[Sequence[tuple[str, str]]]
+
+
+def bleu(references: References, predictions: Sequence[str]) -> float:
+    """BLEU of the corpus by sacrebleu's defaults: cased, its tokenizer 13a, exponential smoothing.
+
+    Papineni et al. 2002; Post, arXiv 1804.08771.
+    """
+    library = scores.library("sacrebleu")
+    most = max(map(len, references))
+    streams = [[own[i] if i < len(own) else None for own in references] for i in range(most)]
+    return float(library.corpus_bleu(list(predictions), streams).score)
+
+
+def rouge(references: References, predictions: Sequence[str]) -> dict[str, float]:
+    """rouge1, rouge2 and rougeL: the mean over the predictions of F1, of the best reference each.
+
+    Lin 2004, by the package rouge-score without its stemmer, as T5 has it. It is made for English:
+    all but a to z and digits separates words.
+    """
+    scorer = scores.library("rouge_score.rouge_scorer").RougeScorer(list(ROUGES))
+    rows = [
+        scorer.score_multi(list(own), prediction)
+        for own, prediction in zip(references, predictions, strict=True)
+    ]
+    return {name: 100.0 * float(np.mean([row[name].fmeasure for row in rows])) for name in ROUGES}
+
+
+def spans(targets: Entities, predictions: Entities) -> dict[str, float]:
+    """precision, recall and f1 of named entities, each a type and a text, as in mT5's span_f1.
+
+    accuracy: of the sentences whose entities are all right.
+    """
+    right = wanted = found = whole = 0
+    for target, prediction in zip(targets, predictions, strict=True):
+        whole += sorted(target) == sorted(prediction)
+        common = collections.Counter(target) & collections.Counter(prediction)
+        right, wanted, found = right + common.total(), wanted + len(target), found + len(prediction)
+    return {
+        "precision": 100.0 * right / max(found, 1),
+        "recall": 100.0 * right / max(wanted, 1),
+        "f1": 200.0 * right / max(found + wanted, 1),
+        "accuracy": 100.0 * whole / max(len(targets), 1),
+    }

@@ -1,0 +1,135 @@
+"""A few steps of fine-tuning a tiny model by a strategy, for the tests of strategies."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from bertjax import build, optimizer, sharding
+from bertjax import step as step_lib
+from bertjax.finetuning import strategies, strategy
+from tests import encoders
+
+LABELS, ROWS = 3, 8
+HEADS = {
+    "bert": {"heads": ("pooler", "classifier"), "num_labels": LABELS},
+    "albert": {"heads": ("pooler", "classifier"), "num_labels": LABELS},
+    "roberta": {"heads": ("classifier",), "num_labels": LABELS},
+    "modernbert": {"heads": ("classifier",), "num_labels": LABELS},
+    "t5": {"num_decoder_layers": 2, "head_dim": 8},
+}
+
+
+def fields(family: str) -> dict[str, Any]:
+    """Of the tiny model of a family with its head for three labels, T5 with the one it has."""
+    return {**encoders.FIELDS, "dropout_rate": 0.0, **HEADS[family]}
+
+
+def make(name: str, family: str = "bert", rate: float = 1.0, **knobs: Any) -> strategy.Strategy:
+    """The strategy with some of its knobs changed, for the tiny model of the family."""
+    config = {"name": name, **strategies.default(name), **knobs}
+    return strategies.make(config, fields(family), rate)
+
+
+def model_of(method: strategy.Strategy, family: str = "bert") -> tuple[Any, Any]:
+    """The model of the family which the strategy trains, and its parameters."""
+    return _made(family, tuple(sorted(method.fields().items())))
+
+
+@functools.cache
+def _made(family: str, fields: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
+    return encoders.make(family, **dict(fields))
+
+
+def batch(method: strategy.Strategy, family: str = "bert") -> dict[str, jax.Array]:
+    """The same random rows with labels at every call."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(5, encoders.FIELDS["vocab_size"], (ROWS, 12)).astype(np.int32)
+    prompt = np.tile(np.array(method.prompt_ids(), np.int32), (ROWS, 1))
+    found = {"input_ids": jnp.asarray(np.concatenate([ids[:, :1], prompt, ids[:, 1:]], axis=1))}
+    if family == "t5":
+        return found | {"decoder_input_ids": jnp.asarray(ids[:, :5])}
+    return found | {"labels": jnp.arange(ROWS, dtype=jnp.int32) % LABELS}
+
+
+def loss(apply: Any, batch: dict[str, jax.Array]) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Cross-entropy of the labels, or of T5's decoder reading on."""
+    rows = dict(batch)
+    if "labels" in rows:
+        targets, scores = rows.pop("labels"), "class_logits"
+    else:
+        targets, scores = jnp.roll(rows["decoder_input_ids"], -1, axis=1), "logits"
+    logits = apply(**rows)[scores]
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    return {"loss": (losses.sum(), jnp.float32(losses.size))}
+
+
+def trainer(
+    method: strategy.Strategy, family: str = "bert", steps_per_epoch: int = 2, **options: Any
+) -> tuple[Any, Any, optax.GradientTransformation]:
+    """(step(state, batch, {"base": frozen}) jitted, the same bare, tx). options: of optimizer."""
+    model, _ = model_of(method, family)
+    flat = {"learning_rate": 1e-2, "schedule": "constant", "warmup_steps": 0, "weight_decay": 0.1}
+    config = optimizer.Config(**{**flat, **options})
+    tx = method.optimizer(config, 100, steps_per_epoch)
+
+    def normalizers(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        scored = batch["decoder_input_ids" if family == "t5" else "labels"]
+        return {"loss": jnp.float32(scored.size)}
+
+    function = step_lib.make_train_step(
+        model, loss, normalizers, {"loss": 1.0}, tx, optimizer.make_schedule(config, 100),
+        combine=lambda params, frozen: method.combine(params, frozen["base"]),
+    )  # fmt: skip
+    return jax.jit(function), function, tx
+
+
+def train(
+    method: strategy.Strategy, params: Any, family: str = "bert", steps: int = 3, **options: Any
+) -> list[Any]:
+    """The parameters of the model at the start and after every step."""
+    trained, frozen = method.split(params, jax.random.key(1))
+    step, _, tx = trainer(method, family, **options)
+    state = step_lib.init_state(trained, tx, jax.random.key(2))
+    seen = [method.combine(state.params, frozen)]
+    for _ in range(steps):
+        state, report = step(state, batch(method, family), {"base": frozen})
+        assert int(report["skipped"]) == 0
+        seen.append(method.combine(state.params, frozen))
+    return seen
+
+
+def named(tree: Any) -> dict[str, np.ndarray]:
+    """{path: leaf}."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {sharding.path_name(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def moved(before: Any, after: Any) -> set[str]:
+    """Paths of what is not bit for bit as it was; of a stacked parameter "path[layer]"."""
+    before, after = named(before), named(after)
+    assert before.keys() == after.keys()
+    found = set()
+    for path, old in before.items():
+        if "/layers/" in path:
+            pairs = zip(old, after[path], strict=True)
+            found |= {f"{path}[{i}]" for i, (a, b) in enumerate(pairs) if (a != b).any()}
+        elif (old != after[path]).any():
+            found.add(path)
+    return found
+
+
+def paths(tree: Any) -> set[str]:
+    """All that `moved` can name."""
+    return moved(tree, jax.tree.map(lambda leaf: leaf + 1, tree))
+
+
+def abstract(family: str, name: str, fields: dict[str, Any]) -> tuple[Any, Any, strategy.Strategy]:
+    """(trained, frozen, strategy) as shapes, of a model of any size."""
+    method = strategies.make({"name": name, **strategies.default(name)}, fields)
+    params = build.abstract_params(build.model(family, method.fields()))
+    trained, frozen = jax.eval_shape(lambda p: method.split(p, jax.random.key(0)), params)
+    return trained, frozen, method
