@@ -7,7 +7,7 @@ import pytest
 
 from bertjax import build, errors, optimizer, sharding
 from bertjax.artifact import artifact
-from tests import encoders, trained_parts, tiny_model
+from tests import encoders, parted, tiny_model
 
 ALL = "query, key, value, out, wi, wo"
 KERNEL = "encoder/layers/attention/query/kernel"
@@ -20,13 +20,13 @@ def _random(tree, seed=0):
 
 @pytest.mark.parametrize(("family", "targets"), [("bert", "query,value"), ("t5", ALL)])
 def test_starts_as_the_base_bit_for_bit(family, targets):
-    method = trained_parts.make("lora", family, targets=targets)
-    _, params = trained_parts.model_of(method, family)
+    method = parted.make("lora", family, targets=targets)
+    _, params = parted.model_of(method, family)
     trained, frozen = method.split(params, jax.random.key(0))
     combined = method.combine(trained, frozen)
     assert jax.tree.structure(combined) == jax.tree.structure(params)
-    assert trained_parts.moved(params, combined) == set()
-    flat = trained_parts.named(trained)
+    assert parted.moved(params, combined) == set()
+    flat = parted.named(trained)
     for path, leaf in flat.items():
         if path.endswith("lora_b"):
             assert (leaf == 0).all(), path
@@ -40,13 +40,13 @@ def test_starts_as_the_base_bit_for_bit(family, targets):
 
 
 def test_adds_alpha_over_rank_times_the_product_in_every_layer():
-    method = trained_parts.make("lora", rank=2, alpha=6.0, targets=ALL)
-    _, params = trained_parts.model_of(method)
+    method = parted.make("lora", rank=2, alpha=6.0, targets=ALL)
+    _, params = parted.model_of(method)
     trained, frozen = method.split(params, jax.random.key(0))
     trained = _random(trained)
-    before, after = trained_parts.named(params), trained_parts.named(method.combine(trained, frozen))
+    before, after = parted.named(params), parted.named(method.combine(trained, frozen))
     added = {path: after[path] - before[path] for path in before}
-    flat = trained_parts.named(trained)
+    flat = parted.named(trained)
     for name in ("attention/query", "attention/out", "mlp/wi", "mlp/wo"):
         path = f"encoder/layers/{name}/kernel"
         product = 3.0 * np.einsum("lir,lro->lio", flat[f"{path}/lora_a"], flat[f"{path}/lora_b"])
@@ -60,14 +60,14 @@ def test_adds_alpha_over_rank_times_the_product_in_every_layer():
 
 
 def test_gradients_are_those_by_hand():
-    method = trained_parts.make("lora", rank=2, alpha=6.0, targets="query,out,wo")
-    model, params = trained_parts.model_of(method)
+    method = parted.make("lora", rank=2, alpha=6.0, targets="query,out,wo")
+    model, params = parted.model_of(method)
     trained, frozen = method.split(params, jax.random.key(0))
     trained = {**trained, "encoder": jax.tree.map(lambda x: 0.1 * x, _random(trained["encoder"]))}
-    rows = trained_parts.batch(method)
+    rows = parted.batch(method)
 
     def loss(params):
-        terms = trained_parts.loss(lambda **kw: model.apply({"params": params}, **kw), rows)
+        terms = parted.loss(lambda **kw: model.apply({"params": params}, **kw), rows)
         return terms["loss"][0]
 
     @jax.jit
@@ -75,8 +75,8 @@ def test_gradients_are_those_by_hand():
         ours = jax.grad(lambda trained: loss(method.combine(trained, frozen)))(trained)
         return ours, jax.grad(loss)(method.combine(trained, frozen))
 
-    ours, of_kernels = map(trained_parts.named, both(trained, frozen))
-    flat = trained_parts.named(trained)
+    ours, of_kernels = map(parted.named, both(trained, frozen))
+    flat = parted.named(trained)
     found = [path for path in flat if path.endswith("lora_a")]
     assert len(found) == 3
     for path in found:
@@ -93,22 +93,22 @@ def test_gradients_are_those_by_hand():
 
 
 def test_a_trained_model_is_a_plain_artifact_whose_kernels_differ_by_the_rank(tmp_path):
-    method = trained_parts.make("lora", rank=2)
-    model, params = trained_parts.model_of(method)
-    first, *_, merged = trained_parts.train(method, params)
-    a, b = trained_parts.named(first)[KERNEL], trained_parts.named(merged)[KERNEL]
+    method = parted.make("lora", rank=2)
+    model, params = parted.model_of(method)
+    first, *_, merged = parted.train(method, params)
+    a, b = parted.named(first)[KERNEL], parted.named(merged)[KERNEL]
     changes = (b - a).reshape(3, 16, 16)
     assert [np.linalg.matrix_rank(change, tol=1e-5) for change in changes] == [2, 2, 2]
 
     tokenizer = tiny_model.tokenizer()
     source = encoders.make_artifact("bert", heads=("pooler", "classifier"), num_labels=3)
-    fields = {**source.fields, **trained_parts.fields("bert")}
+    fields = {**source.fields, **parted.fields("bert")}
     handed = artifact.Artifact("bert", fields, jax.device_get(merged), tokenizer)
     artifact.write(handed, tmp_path / "merged")
     again = artifact.read(tmp_path / "merged")
     assert build.model("bert", again.fields).config == model.config
     tiny_model.assert_same_params(again.params, merged)
-    rows = trained_parts.batch(method)["input_ids"]
+    rows = parted.batch(method)["input_ids"]
     apply = jax.jit(lambda params: model.apply({"params": params}, rows)["class_logits"])
     trained, frozen = method.split(params, jax.random.key(1))
     np.testing.assert_array_equal(apply(again.params), apply(merged))
@@ -128,16 +128,16 @@ def test_a_trained_model_is_a_plain_artifact_whose_kernels_differ_by_the_rank(tm
 )  # fmt: skip
 def test_what_cannot_be_is_refused(family, knobs, said):
     with pytest.raises(errors.UserError) as caught:
-        method = trained_parts.make("lora", family, **knobs)
+        method = parted.make("lora", family, **knobs)
         params = build.abstract_params(build.model(family, method.fields()))
         jax.eval_shape(lambda p: method.split(p, jax.random.key(0)), params)
     assert f"config.strategy.{said}" in str(caught.value)
 
 
 def test_its_matrices_decay_and_lie_whole_on_every_device():
-    method = trained_parts.make("lora")
-    _, params = trained_parts.model_of(method)
+    method = parted.make("lora")
+    _, params = parted.model_of(method)
     trained, _ = method.split(params, jax.random.key(0))
-    mask = trained_parts.named(optimizer.decay_mask(trained))
+    mask = parted.named(optimizer.decay_mask(trained))
     assert mask[f"{KERNEL}/lora_a"] and mask[f"{KERNEL}/lora_b"] and not mask["pooler/dense/bias"]
     assert sharding.param_axes(f"{KERNEL}/lora_a") == ("layers", None, None)
