@@ -180,15 +180,17 @@ def test_nor_is_any_by_a_step_of_the_optimizer(family, optimizer, fields):
 
 
 def test_the_compiler_is_heard():
-    # Rows of a table that is split along both of its axes (what `sharding.gathered` is for).
-    mesh = meshes.of(2, 2, 2)
-    place = NamedSharding(mesh, PartitionSpec("tensor", "fsdp"))
-    table = jax.device_put(np.ones((64, 32), np.float32), place)
-    ids = jax.device_put(np.ones((8, 16), np.int32), sharding.batch_sharding(mesh))
+    # From one split to another that no exchange between the devices leads to.
+    mesh = meshes.of(1, 2, 2, 2)
+    first, then = (
+        NamedSharding(mesh, PartitionSpec(*axes))
+        for axes in ((None, None, ("tensor", "fsdp")), ("fsdp", "sequence", None))
+    )
 
     @jax.jit
-    def look_up(table, ids):
-        return sharding.constrain(jnp.take(table, ids, axis=0), ("batch", "length", "embed"))
+    def split_anew(x):
+        x = jax.lax.with_sharding_constraint(jnp.cos(x), first)
+        return jax.lax.with_sharding_constraint(jnp.sin(x), then)
 
     with jax.set_mesh(mesh), pytest.raises(AssertionError, match="rebuilt whole"):
-        _listen(look_up.lower(table, ids).compile)
+        _listen(split_anew.lower(np.ones((32, 6, 96), np.float32)).compile)

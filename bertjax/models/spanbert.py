@@ -68,6 +68,7 @@ class SboHead(nn.Module):
         ends_BPC = jnp.concatenate(
             [left_BPD, right_BPD, table(place_BP).astype(config.dtype)], axis=-1
         )
+        ends_BPC = sharding.constrain(ends_BPC, ("batch", "length", "embed"))
         h_BPD = layers.dense(config.hidden_size, config, name="dense")(ends_BPC)
         h_BPD = sharding.constrain(h_BPD, ("batch", "length", "embed"))
         h_BPD = layers.ACTIVATIONS[config.activation](h_BPD)
