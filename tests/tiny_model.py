@@ -12,6 +12,8 @@ from bertjax.data import tokenizer as tokenizer_lib
 
 TEXTS = ("the cat sat on the mat", "a dog ran home and saw the cat", "letters make many words")
 FIELDS = {
+    "num_labels": 0,
+    "adapter_size": 0,
     "hidden_size": 16,
     "num_layers": 2,
     "num_heads": 4,

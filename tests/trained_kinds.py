@@ -23,8 +23,8 @@ def make(
 ) -> tuple[Any, Any]:
     """(model, parameters) with the heads that the kind reads."""
     tokenizer = tiny_model.tokenizer("wordpiece" if family == "bert" else "bpe")
-    heads = module.heads(config)
-    if family == "bert" and "pooler" not in heads:
+    heads = tuple(head for head in module.heads(config) if head != "pooler")
+    if family == "bert":
         heads = ("pooler", *heads)
     sizes = {"vocab_size": tokenizer.size, "num_labels": module.num_labels(config, labels)}
     model = build.model(family, {**FIELDS, **sizes, "heads": heads, **fields})

@@ -295,7 +295,7 @@ def _from_config(file: pathlib.Path) -> tuple[str, dict[str, Any], str, dict[str
                 f"{file}: {key} = {content[key]!r} is not supported, only {value!r} is"
             )
     default = module.Config()
-    fields: dict[str, Any] = {"heads": default.heads}
+    fields: dict[str, Any] = {"heads": default.heads, "num_labels": 0, "adapter_size": 0}
     for key, ours in spec["fields"].items():
         usual = getattr(default, ours)
         if key not in content:  # as they do: a key that is absent has its usual value
