@@ -40,11 +40,9 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
         raise errors.UserError(
             f"no variant {variant!r} of {family}: there are {', '.join(module.VARIANTS)}"
         )
-    model = dataclasses.asdict(module.Config(**module.VARIANTS[variant]))
-    shared = {field.name for field in dataclasses.fields(layers.Compute)}
     config = ConfigDict()
     config.family = family  # a file of bertjax/models
-    config.model = ConfigDict({k: v for k, v in model.items() if k not in shared})
+    config.model = ConfigDict(layers.fields_of(module.Config(**module.VARIANTS[variant])))
     choose_objective(config, objective)
 
     config.data = ConfigDict()
@@ -155,25 +153,7 @@ def smoke(config: ConfigDict) -> ConfigDict:
 
 def load(path: str, overrides: Mapping[str, str] | None = None) -> ConfigDict:
     """The config of `FILE` or `FILE:ARG` with overrides {"a.b": "value"} put in, checked."""
-    name, _, arg = str(path).partition(":")
-    file = pathlib.Path(name)
-    if not file.is_file():
-        raise errors.UserError(f"--config={path}: there is no file {name}")
-    spec = importlib.util.spec_from_file_location(f"bertjax_config_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise errors.UserError(f"--config={path}: {name} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        if not hasattr(module, "get_config"):
-            raise errors.UserError(f"--config={path}: {name} has no function get_config(arg)")
-        config = module.get_config(arg)
-    except errors.UserError:
-        raise
-    except Exception as error:  # the user's own code: whatever it raises, the file is named
-        raise errors.UserError(f"--config={path}: {type(error).__name__}: {error}") from error
-    if not isinstance(config, ConfigDict):
-        raise errors.UserError(f"--config={path}: get_config returned no ConfigDict")
+    config = of_file("config", path, ConfigDict)
     overrides = dict(overrides or {})
     if "family" in overrides:
         raise errors.UserError(
@@ -186,6 +166,34 @@ def load(path: str, overrides: Mapping[str, str] | None = None) -> ConfigDict:
         override(config, key, value)
     validate(config)
     return config
+
+
+def of_file(what: str, path: str, kind: type) -> Any:
+    """What the function get_WHAT(arg) of the Python file `FILE` or `FILE:ARG` returns, a `kind`.
+
+    Raises UserError naming the flag --WHAT and the file.
+    """
+    flag, function = f"--{what}={path}", f"get_{what}"
+    name, _, arg = str(path).partition(":")
+    file = pathlib.Path(name)
+    if not file.is_file():
+        raise errors.UserError(f"{flag}: there is no file {name}")
+    spec = importlib.util.spec_from_file_location(f"bertjax_{what}_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise errors.UserError(f"{flag}: {name} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        if not hasattr(module, function):
+            raise errors.UserError(f"{flag}: {name} has no function {function}(arg)")
+        found = getattr(module, function)(arg)
+    except errors.UserError:
+        raise
+    except Exception as error:  # the user's own code: whatever it raises, the file is named
+        raise errors.UserError(f"{flag}: {type(error).__name__}: {error}") from error
+    if not isinstance(found, kind):
+        raise errors.UserError(f"{flag}: {function} returned no {kind.__name__}")
+    return found
 
 
 def choose(config: ConfigDict, arg: str) -> ConfigDict:

@@ -24,7 +24,7 @@ import numpy as np
 from bertjax import build, errors, generation
 from bertjax.artifact import artifact
 from bertjax.data import packing
-from bertjax.models import layers
+from bertjax.models import heads, layers
 
 LENGTH_MULTIPLE = 32
 BATCH_SIZE = 32
@@ -257,12 +257,8 @@ def short(text: str) -> str:
 
 @functools.partial(jax.jit, static_argnames=("model", "pooling"))
 def _pool(model: Any, params: Any, batch: dict[str, jax.Array], pooling: str) -> jax.Array:
-    states_BLD = model.apply({"params": params}, **batch)["last_hidden_state"].astype(jnp.float32)
-    if pooling == "cls":
-        return states_BLD[:, 0]
-    weights_BL = batch["attention_mask"].astype(jnp.float32)
-    sums_BD = jnp.einsum("bld,bl->bd", states_BLD, weights_BL)
-    return sums_BD / jnp.maximum(weights_BL.sum(axis=1, keepdims=True), 1.0)
+    states_BLD = model.apply({"params": params}, **batch)["last_hidden_state"]
+    return heads.mean_or_first(states_BLD, batch["attention_mask"], pooling)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "top"))

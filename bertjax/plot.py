@@ -74,8 +74,13 @@ def curves(
             axes.xaxis.set_major_locator(ticks)
             axes.xaxis.set_major_formatter(_thousands)
             axes.set_xlim(0, max(1, last) * 1.01)
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png")
+        save(figure, path)
+
+
+def save(figure: Any, path: str | os.PathLike) -> None:
+    """Writes a figure as PNG, whole or not at all."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
     target = epath.Path(path)
     partial = target.with_name(target.name + ".partial")
     partial.write_bytes(picture.getvalue())

@@ -4,6 +4,7 @@ The gradient does not depend on how the batch is cut: every loss is a sum over t
 divided once by the weight of the whole batch, over all devices and micro-batches.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -153,9 +154,7 @@ def make_eval_step(
     """Returns step(params, batch, frozen={}) -> terms, without dropout."""
 
     def eval_step(params, batch, frozen=None):
-        def apply(*args, **kwargs):
-            return model.apply({"params": params}, *args, deterministic=True, **kwargs)
-
+        apply = functools.partial(model.apply, {"params": params}, deterministic=True)
         return loss(apply, batch, **bound(frozen_models, frozen or {}))
 
     return eval_step

@@ -6,7 +6,6 @@ tokenizer is no part of it: its file is put into the folder.
     model = t5x.read("t5_1_1_base/checkpoint_1000000")
 """
 
-import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
@@ -167,8 +166,7 @@ def _fields(theirs: dict[str, np.ndarray], file: pathlib.Path) -> dict[str, Any]
         gated=gated,
         tied_embeddings="decoder/logits_dense/kernel" not in theirs,
     )
-    compute = {field.name for field in dataclasses.fields(layers.Compute)}
-    return {k: v for k, v in dataclasses.asdict(config).items() if k not in compute}
+    return layers.fields_of(config)
 
 
 def _their_name(ours: str) -> str:

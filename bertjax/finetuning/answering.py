@@ -10,6 +10,7 @@ It is what an artifact keeps of a fine-tuning besides the model:
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -89,9 +90,7 @@ class Answering:
         """Returns step(params, batch) -> outputs, without dropout."""
 
         def step(params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            def apply(*args: Any, **kwargs: Any) -> dict[str, jax.Array]:
-                return model.apply({"params": params}, *args, deterministic=True, **kwargs)
-
+            apply = functools.partial(model.apply, {"params": params}, deterministic=True)
             return self.outputs(apply, batch)
 
         return step

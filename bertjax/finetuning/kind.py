@@ -74,10 +74,13 @@ class Encoded:
     owners: np.ndarray
     truncated: np.ndarray
 
-    def lengths(self, features: dict[str, Feature]) -> np.ndarray:
-        """int[rows]: the longest array of each row among those with `length`."""
-        named = [name for name, feature in features.items() if feature.length == "length"]
-        return np.array([max(row[name].shape[-1] for name in named) for row in self.rows])
+
+def not_trained(place: str, what: str, known: str) -> errors.UserError:
+    """The error for a label or a tag that the model does not know. known: those that it does."""
+    return errors.UserError(
+        f"{place}: {what} is not one that is trained: {known}; correct it, or add examples of it "
+        "to the training data"
+    )
 
 
 def names() -> list[str]:

@@ -231,11 +231,8 @@ class Parts:
         return inference.Pretrained(self.artifact(trained), build.compute(self.config))
 
     def _predict(self, trained: Any, batch: step_lib.Batch, frozen: Any) -> dict[str, jax.Array]:
-        params = self.strategy.combine(trained, frozen)
-
-        def apply(*args: Any, **kwargs: Any) -> dict[str, jax.Array]:
-            return self.model.apply({"params": params}, *args, deterministic=True, **kwargs)
-
+        params = {"params": self.strategy.combine(trained, frozen)}
+        apply = functools.partial(self.model.apply, params, deterministic=True)
         return self.answering.outputs(_reading(apply, batch), batch)
 
     def _cache_features(self, trained: Any) -> None:

@@ -1,7 +1,6 @@
 """What came out: every seed, medians and means, as JSON, as a table, as a picture."""
 
 import dataclasses
-import io
 import os
 import pathlib
 import statistics
@@ -102,14 +101,14 @@ def table(content: Mapping[str, Any]) -> str:
     for split, scores in content["splits"].items():
         for name in metrics:
             if name in scores:
-                lines.append(f"| {split} | {name} | {_cells(scores[name])} |")
+                lines.append(f"| {split} | {name} | {' | '.join(cells(scores[name]))} |")
     others = [split for split in content["splits"] if split != "dev"]
     header = " | ".join(["rate", "seed", f"best dev {main}", "after epoch", *others, "seconds"])
     lines += ["", "All runs:", "", f"| {header} |", "|---:" * (5 + len(others)) + "|"]
     for run in content["runs"]:
         scores = run["scores"]
         tested = [f"{scores[s][main]:.2f}" if s in scores else "" for s in others]
-        cells = [
+        row = [
             f"{run['learning_rate']:g}",
             str(run["seed"]),
             f"{scores['dev'][main]:.2f}",
@@ -117,7 +116,7 @@ def table(content: Mapping[str, Any]) -> str:
             *tested,
             f"{run['seconds']:.1f}",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(row)} |")
     if content["warnings"]:
         lines += ["", "Warnings:", "", *(f"- {line}" for line in content["warnings"])]
     lines += ["", f"![dev scores]({folder.PLOT})", ""]
@@ -146,10 +145,11 @@ def _reported(content: Mapping[str, Any]) -> list[str]:
     return [*content["metrics"], *(name for name in first if name.startswith(f"{main}/"))]
 
 
-def _cells(found: Mapping[str, Any]) -> str:
+def cells(found: Mapping[str, Any]) -> list[str]:
+    """Median, mean, standard deviation and values of a `summary`, for a table."""
     std = "" if found["std"] is None else f"{found['std']:.2f}"
     values = ", ".join(f"{value:.2f}" for value in found["values"])
-    return f"{found['median']:.2f} | {found['mean']:.2f} | {std} | {values}"
+    return [f"{found['median']:.2f}", f"{found['mean']:.2f}", std, values]
 
 
 def draw(content: Mapping[str, Any], path: str | os.PathLike) -> None:
@@ -180,6 +180,4 @@ def draw(content: Mapping[str, Any], path: str | os.PathLike) -> None:
         by_rate.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
         by_rate.set_xlim(-0.6, len(rates) - 0.4)
         by_rate.set_xlabel("learning rate")
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png")
-    pathlib.Path(path).write_bytes(picture.getvalue())
+        plot.save(figure, path)

@@ -91,9 +91,7 @@ def _whole(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     for name in fields:
         if name not in known:
             raise errors.UserError(f"a {family} has no field {name}: leave it out")
-    config = dataclasses.asdict(build.model(family, dict(fields)).config)
-    how = {field.name for field in dataclasses.fields(layers.Compute)}
-    return {name: value for name, value in config.items() if name not in how}
+    return layers.fields_of(build.model(family, dict(fields)).config)
 
 
 def _found(

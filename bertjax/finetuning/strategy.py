@@ -9,6 +9,7 @@ Both trees keep the paths of the model. What is frozen has no gradient and no op
 is the same for every key, so that runs of many seeds can share it.
 """
 
+import abc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ def of_head(path: str) -> bool:
     return path.split("/")[0] in HEADS
 
 
-class Strategy:
+class Strategy(abc.ABC):
     """The parameters of the body that `moves` names, and the heads, are trained as they are.
 
     config: the strategy's Config. model: fields of the model before `fields`.
@@ -55,9 +56,9 @@ class Strategy:
         """Ids that the rows of `kind.encode` get after their first token."""
         return ()
 
+    @abc.abstractmethod
     def moves(self, path: str) -> bool:
         """Whether the parameter of the body at `path` is trained."""
-        raise NotImplementedError
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
         """(trained, frozen) out of the parameters of a model with `fields`; new ones by the key.

@@ -7,15 +7,14 @@ output, so what was finished stays so when the suite is started again.
 """
 
 import dataclasses
-import importlib.util
-import io
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bertjax import config as config_lib
 from bertjax import errors, plot
-from bertjax.finetuning import folder, recipe, tasks
+from bertjax.finetuning import folder, recipe, report, tasks
 from bertjax.finetuning import run as run_lib
 
 
@@ -50,24 +49,7 @@ class Suite:
 
 def load(path: str) -> Suite:
     """The suite of FILE or FILE:ARG. UserError for a file that has none."""
-    name, _, arg = path.partition(":")
-    file = pathlib.Path(name)
-    if not file.is_file():
-        raise errors.UserError(f"--suite={path}: there is no file {name}")
-    spec = importlib.util.spec_from_file_location(f"bertjax_suite_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise errors.UserError(f"--suite={path}: {name} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        found = module.get_suite(arg)
-    except errors.UserError:
-        raise
-    except Exception as error:  # the user's own code: whatever it raises, the file is named
-        raise errors.UserError(f"--suite={path}: {type(error).__name__}: {error}") from error
-    if not isinstance(found, Suite):
-        raise errors.UserError(f"--suite={path}: get_suite returned no suite.Suite")
-    return found
+    return config_lib.of_file("suite", path, Suite)
 
 
 def run(
@@ -139,7 +121,8 @@ def table(
         for split, scores in _rows(suite, content):
             others = [_published(p, name, split) for p in suite.published]
             known = [f"{value:g}" if value is not None else "" for value in others]
-            cells = [name, split, main, *_cells(scores, main), f"{rate:g}", *known]
+            found = report.cells(scores[main]) if main in scores else [""] * 4
+            cells = [name, split, main, *found, f"{rate:g}", *known]
             lines.append(f"| {' | '.join(cells)} |")
     if absent:
         lines += ["", f"Without files: {', '.join(absent)}."]
@@ -156,15 +139,6 @@ def _rows(suite: Suite, content: Mapping[str, Any]) -> list[tuple[str, Mapping[s
         for split in published.scores.get(content["task"], {}):
             own.setdefault(split, {})
     return list(own.items())
-
-
-def _cells(scores: Mapping[str, Any], main: str) -> list[str]:
-    if main not in scores:
-        return [""] * 4
-    found = scores[main]
-    std = "" if found["std"] is None else f"{found['std']:.2f}"
-    seeds = ", ".join(f"{value:.2f}" for value in found["values"])
-    return [f"{found['median']:.2f}", f"{found['mean']:.2f}", std, seeds]
 
 
 def _published(published: Published, task: str, split: str) -> float | None:
@@ -197,6 +171,4 @@ def draw(suite: Suite, reports: Mapping[str, Mapping[str, Any]], path: pathlib.P
         axes.set_ylim(len(reports) - 0.5, -0.5)
         axes.set_title(suite.title)
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1.06), ncols=3)
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png")
-    path.write_bytes(picture.getvalue())
+        plot.save(figure, path)

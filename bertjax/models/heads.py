@@ -73,6 +73,16 @@ def gather_positions(x_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:
     return sharding.constrain(x_BPD, ("batch", "length", "embed"))
 
 
+def mean_or_first(states: jax.Array, mask: jax.Array, pooling: str) -> jax.Array:
+    """float32[..., D] of states [..., L, D]: "mean" over the tokens of mask [..., L], or "cls"."""
+    states = states.astype(jnp.float32)
+    if pooling == "cls":
+        return states[..., 0, :]
+    weights = mask.astype(jnp.float32)
+    sums = jnp.einsum("...ld,...l->...d", states, weights)
+    return sums / jnp.maximum(weights.sum(axis=-1, keepdims=True), 1.0)
+
+
 class MlmHead(nn.Module):
     """Transform, norm, and inner products with the word embeddings (BERT, section 3.1, task 1).
 

@@ -79,6 +79,12 @@ class Fields(Compute):
     adapter_size: int = 0
 
 
+def fields_of(config: Any) -> dict[str, Any]:
+    """Every field of a family's Config with its value, but for how it is computed."""
+    how = {field.name for field in dataclasses.fields(Compute)}
+    return {name: v for name, v in dataclasses.asdict(config).items() if name not in how}
+
+
 def check_fields(config: Any) -> None:
     """Raises UserError for a size or rate that no encoder can have, by the name of its key."""
 

@@ -40,6 +40,16 @@ def example_weights(batch: Batch) -> jax.Array:
     return jnp.ones(batch["input_ids"].shape[0], jnp.float32)
 
 
+def label_weights(batch: Batch) -> jax.Array:
+    """float32[B]: `label_weight` of the rows that count."""
+    return example_weights(batch) * batch["label_weight"]
+
+
+def target_weights(batch: Batch) -> jax.Array:
+    """float32[B, L]: `loss_weights` of the rows that count."""
+    return batch["loss_weights"] * example_weights(batch)[:, None]
+
+
 def token_weights(batch: Batch) -> jax.Array:
     """float32[B, L]: 1 on all tokens, specials included, 0 on padding."""
     if "segment_ids" in batch:

@@ -80,10 +80,7 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
             if not isinstance(example.label, float | int) or not np.isfinite(example.label):
                 raise errors.UserError(f"{place}: label {example.label!r} is not a number")
         elif example.label not in known:
-            raise errors.UserError(
-                f"{place}: label {example.label!r} is not one that is trained: "
-                f"{_some(labels)}; correct it, or add examples of it to the training data"
-            )
+            raise kind.not_trained(place, f"label {example.label!r}", _some(labels))
 
 
 def features(config: Config) -> dict[str, kind.Feature]:
@@ -126,13 +123,13 @@ def encode(
 
 def normalizers(config: Config, batch: terms.Batch) -> dict[str, jax.Array]:
     """What each loss is divided by, once: the weight of the batch."""
-    return {"label_loss": _weights(batch).sum()}
+    return {"label_loss": terms.label_weights(batch).sum()}
 
 
 def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> metrics.Terms:
     """label_loss, cross entropy in nats or squared error, and label_accuracy of labels."""
     logits_BC = apply(**terms.inputs(batch, rows.INPUTS))["class_logits"]
-    weights_B = _weights(batch)
+    weights_B = terms.label_weights(batch)
     if config.regression:
         error_B = (logits_BC[:, 0] - batch["label"]) ** 2
         return {"label_loss": ((error_B * weights_B).sum(), weights_B.sum())}
@@ -201,10 +198,6 @@ def scores(
         result["f1"] = scores_lib.f1(targets, found, labels)
         result |= scores_lib.auc([target == positive for target in targets], chances)
     return result
-
-
-def _weights(batch: terms.Batch) -> jax.Array:
-    return terms.example_weights(batch) * batch["label_weight"]
 
 
 def _is_int(name: str) -> bool:

@@ -29,6 +29,7 @@ from bertjax.data import tokenizer as tokenizer_lib
 from bertjax.finetuning import examples as examples_lib
 from bertjax.finetuning import kind, rows
 from bertjax.finetuning import scores as scores_lib
+from bertjax.models import heads as heads_lib
 from bertjax.models import layers
 from bertjax.objectives import terms
 
@@ -135,7 +136,7 @@ def encode(
 
 def normalizers(config: Config, batch: terms.Batch) -> dict[str, jax.Array]:
     """What each loss is divided by, once: the weight of the batch."""
-    return {f"{config.loss}_loss": _weights(batch).sum()}
+    return {f"{config.loss}_loss": terms.label_weights(batch).sum()}
 
 
 def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> metrics.Terms:
@@ -143,7 +144,7 @@ def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) 
     vectors_BND = _vectors(config, apply, batch)
     if vectors_BND.shape[1] != 2:
         raise errors.UserError("embeddings are trained on pairs: give sentence1 and sentence2")
-    weights_B = _weights(batch)
+    weights_B = terms.label_weights(batch)
     if config.loss == "cosine":
         error_B = (_cosines(vectors_BND) - batch["label"]) ** 2
         return {"cosine_loss": ((error_B * weights_B).sum(), weights_B.sum())}
@@ -222,12 +223,9 @@ def scores(
 def _vectors(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> jax.Array:
     """float32[B, N, D] of length 1."""
     states = rows.flat(apply)(**terms.inputs(batch, rows.INPUTS))["last_hidden_state"]
-    mask_BNL = batch["attention_mask"].astype(jnp.float32)
-    states_BNLD = states.reshape(*mask_BNL.shape, -1).astype(jnp.float32)
-    if config.pooling == "cls":
-        vectors_BND = states_BNLD[:, :, 0]
-    else:  # the length of a vector does not count, so the sum is as good as the mean
-        vectors_BND = jnp.einsum("bnld,bnl->bnd", states_BNLD, mask_BNL)
+    mask_BNL = batch["attention_mask"]
+    states_BNLD = states.reshape(*mask_BNL.shape, -1)
+    vectors_BND = heads_lib.mean_or_first(states_BNLD, mask_BNL, config.pooling)
     square_BN1 = (vectors_BND**2).sum(axis=-1, keepdims=True)
     return vectors_BND * jax.lax.rsqrt(jnp.maximum(square_BN1, 1e-24))
 
@@ -243,7 +241,3 @@ def _numbers(examples: Sequence[Example]) -> np.ndarray:
         number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
         columns.append([number[text] for text in texts])
     return np.array(columns, np.int32).T
-
-
-def _weights(batch: terms.Batch) -> jax.Array:
-    return terms.example_weights(batch) * batch["label_weight"]

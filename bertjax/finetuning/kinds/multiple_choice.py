@@ -99,13 +99,13 @@ def encode(
 
 def normalizers(config: Config, batch: terms.Batch) -> dict[str, jax.Array]:
     """What each loss is divided by, once: the weight of the batch."""
-    return {"choice_loss": _weights(batch).sum()}
+    return {"choice_loss": terms.label_weights(batch).sum()}
 
 
 def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> metrics.Terms:
     """choice_loss, cross entropy in nats, and choice_accuracy."""
     logits_BN = _logits(apply, batch)
-    return terms.classification("choice", logits_BN, batch["label"], _weights(batch))
+    return terms.classification("choice", logits_BN, batch["label"], terms.label_weights(batch))
 
 
 def outputs(
@@ -152,7 +152,3 @@ def _logits(apply: Callable[..., terms.Batch], batch: terms.Batch) -> jax.Array:
     mask_BN = batch["choice_mask"] > 0
     outputs = rows.flat(apply)(**terms.inputs(batch, rows.INPUTS))
     return jnp.where(mask_BN, outputs["class_logits"].reshape(mask_BN.shape), layers.MASKED)
-
-
-def _weights(batch: terms.Batch) -> jax.Array:
-    return terms.example_weights(batch) * batch["label_weight"]

@@ -102,10 +102,7 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
             label = example.label
         if label is not None and label not in known:
             shown = ", ".join(labels[:10]) + (" ..." if len(labels) > 10 else "")
-            raise errors.UserError(
-                f"{example.where or where}: label {label!r} is not one that is trained: {shown}; "
-                "correct it, or add examples of it to the training data"
-            )
+            raise kind.not_trained(example.where or where, f"label {label!r}", shown)
     if chooses and len(labels) < 2 and not isinstance(examples[0], examples_lib.Choice):
         raise errors.UserError(
             f"{where}: config.kind.answer = 'choose' needs two labels or more, there are "
@@ -157,12 +154,12 @@ def encode(
 
 def normalizers(config: Config, batch: terms.Batch) -> dict[str, jax.Array]:
     """Tokens of the targets in the batch."""
-    return {"lm_loss": _weights(batch).sum()}
+    return {"lm_loss": terms.target_weights(batch).sum()}
 
 
 def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> metrics.Terms:
     """lm_loss, cross entropy in nats, and lm_accuracy of the targets' tokens."""
-    return terms.next_tokens(apply, {**batch, "loss_weights": _weights(batch)})
+    return terms.next_tokens(apply, {**batch, "loss_weights": terms.target_weights(batch)})
 
 
 def outputs(
@@ -322,11 +319,6 @@ def _forced(
 @functools.partial(jax.jit, static_argnames=("config", "model"))
 def _outputs(config: Config, model: Any, params: Any, batch: terms.Batch) -> dict[str, jax.Array]:
     return outputs(config, functools.partial(model.apply, {"params": params}), batch)
-
-
-def _weights(batch: terms.Batch) -> jax.Array:
-    """float32[B, T]: 1 on tokens of targets, in rows that count."""
-    return batch["loss_weights"] * terms.example_weights(batch)[:, None]
 
 
 def _pairs(config: Config, examples: Sequence[Example]) -> list[examples_lib.TextPair]:

@@ -100,11 +100,8 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
     for example in examples:
         for place, tag in enumerate(example.tags or ()):
             if tag not in known:
-                raise errors.UserError(
-                    f"{example.where or where}: tag {tag!r} of {example.words[place]!r:.40} is not "
-                    f"one that is trained: {', '.join(labels)}; correct it, or add examples of it "
-                    "to the training data"
-                )
+                what = f"tag {tag!r} of {example.words[place]!r:.40}"
+                raise kind.not_trained(example.where or where, what, ", ".join(labels))
 
 
 def features(config: Config) -> dict[str, kind.Feature]:
@@ -171,13 +168,13 @@ def windows(sizes: Sequence[int], room: int, overlap: int) -> Iterator[Window]:
 
 def normalizers(config: Config, batch: terms.Batch) -> dict[str, jax.Array]:
     """What each loss is divided by, once: the pieces of the batch that are trained."""
-    return {"token_loss": _weights(batch).sum()}
+    return {"token_loss": terms.target_weights(batch).sum()}
 
 
 def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> metrics.Terms:
     """token_loss, cross entropy in nats, and token_accuracy, of the pieces that are trained."""
     logits_BLC = apply(**terms.inputs(batch, rows.INPUTS))["token_logits"]
-    return terms.classification("token", logits_BLC, batch["targets"], _weights(batch))
+    return terms.classification("token", logits_BLC, batch["targets"], terms.target_weights(batch))
 
 
 def outputs(
@@ -336,7 +333,3 @@ def _entity(example: Example, span: Span) -> dict[str, Any]:
         "start": span.start,
         "stop": span.stop,
     }
-
-
-def _weights(batch: terms.Batch) -> jax.Array:
-    return batch["loss_weights"] * terms.example_weights(batch)[:, None]
