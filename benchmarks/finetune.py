@@ -1,21 +1,21 @@
 """Fine-tuning of the same weights by bertjax and by transformers on PyTorch: scores and wall time.
 
     python -m benchmarks.finetune --model=minilm/ --data=shared/data/ --output=finetune/ \\
-        [--tasks=banking77,snips] [--seeds=3] [--dtype=bfloat16] [--max_train=1000] \\
+        [--tasks=banking77,snips] [--seeds=3] [--dtype=bfloat16] [--whole] \\
         [--jax_python=PYTHON] [--torch_python=PYTHON]
 
 Both have the recipe of `TASKS`: AdamW with weight decay 0.01 but on biases and norms, warm-up over
 a tenth of the steps and a linear fall, gradients clipped at norm 1, the checkpoint's dropout,
 batches of rows of like length, dev scored after every epoch and the best epoch taken. The rate is
-fixed, no sweep. Of WNUT-17, UNER and WikiGold it is the dev split that is scored.
+fixed, no sweep. Of WNUT-17, UNER and WikiGold it is the dev split that is scored. Both train on the
+same examples: as many as `TASKS` says, the same share of every label, or with --whole on all.
 
-Every run is a process of its own and the two take turns, seed by seed, so what else the machine
-does hits both alike. A run that is there (OUTPUT/TASK-SEED-CONTENDER.json) is read instead.
-"seconds" are those of training and of the evaluations, compilation included; loading weights and
-reading text are not in them.
+All seeds of a contender on a task are one process, and the two take turns, task by task. What is
+there (OUTPUT/TASK-CONTENDER.json) is read instead. "s" are those of training and of the
+evaluations, of all seeds, compilation included; loading weights and reading text are not in them.
 
 Writes OUTPUT/table.md: mean and standard deviation over seeds of the main score of each, every
-seed, the wall time of both and its median ratio. Exits with 1 where ours is more than one standard
+seed, the wall time of both and its ratio. Exits with 1 where ours is more than one standard
 deviation below theirs.
 """
 
@@ -41,7 +41,8 @@ class Case:
     folder: str
     train: str
     dev: str
-    num_epochs: int = 3
+    max_train: int  # examples, for a day of two CPU cores; 0: all
+    num_epochs: int
     learning_rate: float = 1e-4  # MiniLM is small: 22M parameters
     max_length: int = 128
     batch_size: int = 32
@@ -49,24 +50,26 @@ class Case:
 
 # In the order of issue 5; a case that reads long texts has fewer epochs.
 TASKS = {
-    "banking77": Case("classification", "classification/banking77", "train.tsv", "dev.tsv", 4),
-    "snips": Case("classification", "classification/snips_intent", "train.tsv", "dev.tsv", 2),
-    "movie_reviews": Case(
-        "classification", "classification/movie_reviews", "train.tsv", "dev.tsv", 3, 5e-5, 256
+    "banking77": Case(
+        "classification", "classification/banking77", "train.tsv", "dev.tsv", 4000, 4, 2e-4
     ),
-    "qnli_part": Case("pair", "pairs/qnli_part", "train.tsv", "dev.tsv", 3, 5e-5),
-    "wnut17": Case("ner", "ner/wnut17", "train.conll", "dev.conll", 4),
-    "uner_ewt": Case("ner", "ner/uner_ewt", "train.conll", "dev.conll", 3),
-    "wikigold": Case("ner", "ner/wikigold", "train.conll", "dev.conll", 4),
-    "squad11": Case("squad", "qa", "squad11_train.json", "squad11_dev.json", 2, 1e-4, 384),
-    "squad20": Case("squad_v2", "qa", "squad20_train.json", "squad20_dev.json", 2, 1e-4, 384),
+    "snips": Case("classification", "classification/snips_intent", "train.tsv", "dev.tsv", 3000, 2),
+    "movie_reviews": Case(
+        "classification", "classification/movie_reviews", "train.tsv", "dev.tsv", 1000, 2, 1e-4, 192
+    ),
+    "qnli_part": Case("pair", "pairs/qnli_part", "train.tsv", "dev.tsv", 1500, 3),
+    "wnut17": Case("ner", "ner/wnut17", "train.conll", "dev.conll", 2000, 3, 2e-4),
+    "uner_ewt": Case("ner", "ner/uner_ewt", "train.conll", "dev.conll", 3000, 3, 2e-4),
+    "wikigold": Case("ner", "ner/wikigold", "train.conll", "dev.conll", 0, 4, 2e-4),
+    "squad11": Case("squad", "qa", "squad11_train.json", "squad11_dev.json", 1500, 2, 2e-4, 384),
+    "squad20": Case("squad_v2", "qa", "squad20_train.json", "squad20_dev.json", 1500, 2, 2e-4, 384),
 }
 MAIN = {"classification": "accuracy", "pair": "accuracy", "ner": "f1", "squad": "f1",
         "squad_v2": "f1"}  # fmt: skip
 
 
-def ours(case: Case, seed: int, flags: argparse.Namespace) -> dict[str, Any]:
-    """One seed by `bertjax.finetune`."""
+def ours(case: Case, flags: argparse.Namespace) -> dict[str, Any]:
+    """All seeds by `bertjax.finetune`."""
     from bertjax import backend
 
     backend.configure(flags.dtype)
@@ -84,28 +87,31 @@ def ours(case: Case, seed: int, flags: argparse.Namespace) -> dict[str, Any]:
             train=folder / case.train,
             dev=folder / case.dev,
             output=output,
-            seeds=1,
-            seed=seed,
-            num_epochs=flags.num_epochs or case.num_epochs,
+            seeds=flags.seeds,
+            num_epochs=case.num_epochs,
             learning_rates=(case.learning_rate,),
             max_length=case.max_length,
             batch_size=case.batch_size,
             dtype=flags.dtype,
-            overrides={"data.max_train": flags.max_train},
+            overrides={"data.max_train": case.max_train},
         ).report
-    (run,) = report["runs"]
     return {
-        "scores": run["scores"]["dev"],
-        "best_epoch": run["best_epoch"],
-        "losses": [each["loss"] for each in run["evaluations"]],
-        "seconds": run["seconds"],
+        "runs": [
+            {
+                "scores": run["scores"]["dev"],
+                "best_epoch": run["best_epoch"],
+                "losses": [each["loss"] for each in run["evaluations"]],
+                "seconds": run["seconds"],
+            }
+            for run in report["runs"]
+        ],
         "steps": report["steps"],
         "library": f"jax {jax.__version__} on {jax.devices()[0].device_kind}",
     }
 
 
-def theirs(case: Case, seed: int, flags: argparse.Namespace) -> dict[str, Any]:
-    """One seed by transformers on PyTorch."""
+def theirs(case: Case, flags: argparse.Namespace) -> dict[str, Any]:
+    """All seeds by transformers on PyTorch."""
     from benchmarks import finetune_torch
 
     folder = pathlib.Path(flags.data) / case.folder
@@ -113,55 +119,57 @@ def theirs(case: Case, seed: int, flags: argparse.Namespace) -> dict[str, Any]:
         flags.model,
         case.task,
         (str(folder / case.train), str(folder / case.dev)),
-        seed=seed,
-        num_epochs=flags.num_epochs or case.num_epochs,
+        seeds=flags.seeds,
+        num_epochs=case.num_epochs,
         learning_rate=case.learning_rate,
         max_length=case.max_length,
         batch_size=case.batch_size,
-        max_train=flags.max_train,
+        max_train=case.max_train,
         bfloat16=flags.dtype == "bfloat16",
     )
 
 
-def cell(name: str, seed: int, contender: str, flags: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one run: read where they are there, else made by a process of its own."""
-    file = pathlib.Path(flags.output) / f"{name}-{seed}-{contender}.json"
+def chosen(name: str, flags: argparse.Namespace) -> Case:
+    """The case as the flags want it."""
+    return dataclasses.replace(TASKS[name], max_train=0) if flags.whole else TASKS[name]
+
+
+def cell(name: str, contender: str, flags: argparse.Namespace) -> dict[str, Any]:
+    """The figures of a contender: read where they are there, else made by a process of its own."""
+    file = pathlib.Path(flags.output) / f"{name}-{contender}.json"
     if not file.exists():
         python = flags.jax_python if contender == "bertjax" else flags.torch_python
         shared = [f"--{key}={getattr(flags, key)}" for key in
-                  ("model", "data", "output", "dtype", "max_train", "num_epochs")]  # fmt: skip
-        worker = [f"--worker={contender}", f"--tasks={name}", f"--seeds={seed}"]
+                  ("model", "data", "output", "dtype", "seeds")]  # fmt: skip
+        worker = [f"--worker={contender}", f"--tasks={name}", *["--whole"] * flags.whole]
         command = [python, "-m", "benchmarks.finetune", *shared, *worker]
         subprocess.run(command, check=True, cwd=REPOSITORY)
     return json.loads(file.read_text())
 
 
 def work(flags: argparse.Namespace) -> None:
-    """What a worker does: one run, and its file."""
+    """What a worker does: the runs of a task, and their file."""
     function = ours if flags.worker == "bertjax" else theirs
-    content = function(TASKS[flags.tasks], flags.seeds, flags)
-    file = pathlib.Path(flags.output) / f"{flags.tasks}-{flags.seeds}-{flags.worker}.json"
+    content = function(chosen(flags.tasks, flags), flags)
+    file = pathlib.Path(flags.output) / f"{flags.tasks}-{flags.worker}.json"
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(content, indent=1))
     os.replace(partial, file)
 
 
-def compare(name: str, cells: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """The row of a task: cells of every seed by contender."""
+def compare(name: str, cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The row of a task: cells by contender."""
     main = MAIN[TASKS[name].task]
     row: dict[str, Any] = {"task": name, "score": main}
-    for contender, runs in cells.items():
-        values = [run["scores"][main] for run in runs]
+    for contender, found in cells.items():
+        values = [run["scores"][main] for run in found["runs"]]
         std = statistics.stdev(values) if len(values) > 1 else 0.0
         row[contender] = statistics.fmean(values), std, values
-        row[f"{contender} seconds"] = statistics.median(run["seconds"] for run in runs)
+        row[f"{contender} seconds"] = sum(run["seconds"] for run in found["runs"])
     if len(cells) == 2:
         (mine, my_std, _), (other, other_std, _) = (row[each] for each in CONTENDERS)
         row["behind"] = (other - mine) / max(my_std, other_std, 1e-9)
-        row["faster"] = statistics.median(
-            b["seconds"] / a["seconds"]
-            for a, b in zip(cells["bertjax"], cells["torch"], strict=True)
-        )
+        row["faster"] = row["torch seconds"] / row["bertjax seconds"]
     return row
 
 
@@ -194,8 +202,7 @@ def main() -> int:
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--max_train", type=int, default=0, help="examples to train on; 0: all")
-    parser.add_argument("--num_epochs", type=int, default=0, help="0: those of TASKS")
+    parser.add_argument("--whole", action="store_true", help="train on all examples")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--jax_python", default=sys.executable)
     parser.add_argument("--torch_python", default=sys.executable)
@@ -209,11 +216,8 @@ def main() -> int:
     pathlib.Path(flags.output).mkdir(parents=True, exist_ok=True)
     rows = []
     for name in flags.tasks.split(","):
-        cells: dict[str, list[dict[str, Any]]] = {c: [] for c in flags.contenders.split(",")}
-        for seed in range(flags.seeds):
-            for contender, found in cells.items():
-                found.append(cell(name, seed, contender, flags))
-        rows.append(compare(name, cells))
+        contenders = flags.contenders.split(",")
+        rows.append(compare(name, {each: cell(name, each, flags) for each in contenders}))
         print(table(rows), flush=True)
         (pathlib.Path(flags.output) / "table.md").write_text(table(rows))
     return int(any("behind" in row and row["behind"] > 1 for row in rows))

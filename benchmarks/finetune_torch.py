@@ -37,7 +37,7 @@ def finetune(
     task: str,
     files: tuple[str, str],
     *,
-    seed: int,
+    seeds: int,
     num_epochs: int,
     learning_rate: float,
     max_length: int,
@@ -45,50 +45,56 @@ def finetune(
     max_train: int,
     bfloat16: bool,
 ) -> dict[str, Any]:
-    """Trains one seed and scores dev after every epoch: as `benchmarks.finetune.ours`."""
+    """Trains every seed and scores dev after every epoch: as `benchmarks.finetune.ours`."""
     found = tasks.find(task)
     train, dev = (
         tasks.read(found, file, split) for file, split in zip(files, ("train", "dev"), strict=True)
     )
-    train = splits.sample(train, max_train, seed)
+    train = splits.sample(train, max_train, 0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     make = {"classification": _sentences, "tokens": _words, "extractive_qa": _questions}
     problem = make[found.kind](tokenizer, train, dev, max_length, task)
-
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    transformers.set_seed(seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = problem.model.from_pretrained(model, **problem.fields).to(device)
-    started = time.perf_counter()
-    optimizer = _optimizer(network, learning_rate)
     steps = num_epochs * -(-len(problem.train) // batch_size)
-    schedule = transformers.get_linear_schedule_with_warmup(optimizer, round(0.1 * steps), steps)
-    cast = torch.autocast(device.type, torch.bfloat16, enabled=bfloat16)
-    shuffle = random.Random(seed)
-    evaluations = []
-    for _ in range(num_epochs):
-        network.train()
-        losses = []
-        for rows in _batches(problem.train, batch_size, shuffle):
+
+    def one(seed: int) -> dict[str, Any]:
+        transformers.set_seed(seed)
+        network = problem.model.from_pretrained(model, **problem.fields).to(device)
+        started = time.perf_counter()
+        optimizer = _optimizer(network, learning_rate)
+        warmup = round(0.1 * steps)
+        schedule = transformers.get_linear_schedule_with_warmup(optimizer, warmup, steps)
+        cast = torch.autocast(device.type, torch.bfloat16, enabled=bfloat16)
+        shuffle = random.Random(seed)
+        evaluations = []
+        for _ in range(num_epochs):
+            network.train()
+            losses = []
+            for rows in _batches(problem.train, batch_size, shuffle):
+                with cast:
+                    loss = network(**_collate(tokenizer, rows, device)).loss
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+                losses.append(float(loss.detach()))
             with cast:
-                loss = network(**_collate(tokenizer, rows, device)).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            losses.append(float(loss.detach()))
-        with cast:
-            logits = _predict(network, tokenizer, problem.dev, 2 * batch_size, device)
-        evaluations.append((float(np.mean(losses)), problem.score(logits)))
-    main = found.metrics[0]
-    best = max(range(num_epochs), key=lambda epoch: evaluations[epoch][1][main])
+                logits = _predict(network, tokenizer, problem.dev, 2 * batch_size, device)
+            evaluations.append((float(np.mean(losses)), problem.score(logits)))
+        main = found.metrics[0]
+        best = max(range(num_epochs), key=lambda epoch: evaluations[epoch][1][main])
+        return {
+            "scores": evaluations[best][1],
+            "best_epoch": best + 1,
+            "losses": [loss for loss, _ in evaluations],
+            "seconds": time.perf_counter() - started,
+        }
+
     return {
-        "scores": evaluations[best][1],
-        "best_epoch": best + 1,
-        "losses": [loss for loss, _ in evaluations],
-        "seconds": time.perf_counter() - started,
+        "runs": [one(seed) for seed in range(seeds)],
         "steps": steps,
         "library": f"torch {torch.__version__}, transformers {transformers.__version__}",
     }

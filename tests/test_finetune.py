@@ -193,12 +193,16 @@ def test_summaries_of_seeds():
 def test_guard_rails_speak():
     config = recipe.default("classification")
     config.update(learning_rates=(2e-5, 5e-4), num_epochs=12, seeds=3)
-    whole = recipe.guard_rails(config)
+    whole = recipe.guard_rails(config, "encoder")
     assert len(whole) == 2 and "5e-4" in whole[0].replace("0.0005", "5e-4")
     assert "12 epochs" in whole[1]
     config = recipe.default("classification", "lora")
     config.update(learning_rates=(5e-4,), seeds=3)
-    assert recipe.guard_rails(config) == []
+    assert recipe.guard_rails(config, "encoder") == []
+    config = recipe.default("translation")
+    config.update(learning_rates=(5e-4,))
+    assert recipe.guard_rails(config, "encoder_decoder") == []
+    assert "5e-5" in recipe.guard_rails(config, "decoder")[0]
 
 
 def test_warm_up_is_a_share_of_the_steps():

@@ -1,5 +1,7 @@
 """Batches of labelled rows, and the examples that become train and dev."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -15,12 +17,12 @@ FEATURES = {
 LENGTHS = kind.Lengths(100, 50)
 
 
-def _batches(sizes, batch_size=8, lengths=LENGTHS, targets=None):
+def _batches(sizes, batch_size=8, lengths=LENGTHS, targets=None, passes=0):
     rows = [
         {"input_ids": np.full(n, i), "targets": np.full(t, i), "label": np.array(i)}
         for i, (n, t) in enumerate(zip(sizes, targets or [3] * len(sizes), strict=True))
     ]
-    return batches.Batches(rows, FEATURES, lengths, batch_size)
+    return batches.Batches(rows, FEATURES, lengths, batch_size, passes)
 
 
 SIZES = [5, 60, 20, 90, 33, 8, 70, 31, 32, 64] * 7
@@ -64,7 +66,39 @@ def test_no_batch_is_longer_than_the_model():
     shapes = {batch["input_ids"].shape[-1] for _, batch in made.in_order()}
     assert shapes == {100}
     assert {batch["targets"].shape[-1] for _, batch in made.in_order()} == {40}
-    assert [batches.bucket(n, 4096) for n in (1, 33, 129, 513, 1025)] == [32, 64, 192, 768, 1536]
+    assert [batches.common(n, 4096) for n in (1, 33, 129, 513, 1025)] == [32, 64, 192, 768, 1536]
+
+
+def _cost(lengths, sizes, passes):
+    """What `fitted` makes small, written down plainly."""
+    tokens = sum(min(size for size in sizes if size >= n) for n in lengths)
+    return tokens + len(sizes) * max(8_000 / passes, 0.01 * sum(lengths))
+
+
+def test_fitted_buckets_are_the_cheapest():
+    lengths = np.random.default_rng(0).choice([3, 9, 10, 17, 30, 31, 44, 50], 3_000)
+    for passes in (1, 5):
+        sizes = batches.fitted(lengths, 50, passes)
+        below = (4, 12, 20, 32, 44)  # multiples of 4 and the longest
+        every = [
+            (*chosen, 50)
+            for count in range(len(below) + 1)
+            for chosen in itertools.combinations(below, count)
+        ]
+        cheapest = min(every, key=lambda each: _cost(lengths, each, passes))
+        assert tuple(sizes) == cheapest
+    assert len(batches.fitted(lengths, 50, 1)) < len(batches.fitted(lengths, 50, 5))
+    assert batches.fitted(np.array([5, 9, 33]), 100, 3).tolist() == [36]  # few rows: one
+    assert batches.fitted(np.array([5, 9, 33]), 34, 3).tolist() == [34]
+    assert batches.fitted(np.arange(1, 4097), 4096, 3)[-1] == 4096
+
+
+def test_rows_that_are_read_often_fill_up_less():
+    often, once = (
+        sum(batch["input_ids"].size for _, batch in _batches(SIZES * 10, passes=n).in_order())
+        for n in (20, 0)
+    )
+    assert 10 * sum(SIZES) <= often < once
 
 
 def test_outputs_come_in_the_order_of_the_rows():

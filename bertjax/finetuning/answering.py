@@ -61,13 +61,15 @@ class Answering:
         self.kind.check(self.config, examples, self.labels, self.task)
         return self.kind.encode(self.config, examples, self.tokenizer, self.labels, self.lengths)
 
-    def batches(self, encoded: kind_lib.Encoded, batch_size: int) -> batches_lib.Batches:
-        """The rows in batches."""
+    def batches(
+        self, encoded: kind_lib.Encoded, batch_size: int, passes: int = 0
+    ) -> batches_lib.Batches:
+        """The rows in batches; passes: how often they will be read, 0 where nobody knows."""
         table = dict(self.kind.features(self.config))
         if CACHED in encoded.rows[0]:
             table[CACHED] = kind_lib.Feature(np.float32, 0, "")
         read = {name: feature for name, feature in table.items() if name not in self.absent}
-        return batches_lib.Batches(encoded.rows, read, self.lengths, batch_size)
+        return batches_lib.Batches(encoded.rows, read, self.lengths, batch_size, passes)
 
     def tuned(
         self, examples: Sequence[examples_lib.Example], predictions: Sequence[Any]

@@ -5,7 +5,10 @@ what a bucket has left after its full batches goes up into the next one, so that
 batch of an epoch is not full, and an epoch has rows / batch_size steps, rounded up. Which bucket
 comes when depends on the epoch alone: seeds can share one compiled step, side by side.
 
-    batches = Batches(encoded.rows, kind.features(config), lengths, batch_size=32)
+Every bucket is compiled, and every token that fills one up is computed. Rows that are read again
+and again have the buckets that cost the least together (`fitted`); others have common ones.
+
+    batches = Batches(encoded.rows, kind.features(config), lengths, batch_size=32, passes=3)
     for batch in batches.epoch(seeds=(0, 1), epoch=0):      # {"input_ids": int[2, 32, 64], ...}
 """
 
@@ -17,17 +20,49 @@ import numpy as np
 from bertjax.data import rng
 from bertjax.finetuning import kind
 
-# Few, since each is compiled: at most half as long again as the one before, but the second.
-_BUCKETS = (32, 64, 96, 128, 192, 256, 384, 512)
+# Each at most half as long again as the one before, but the second.
+_COMMON = (32, 64, 96, 128, 192, 256, 384, 512)
+# What `fitted` weighs: a compilation takes as long as this many tokens of a small model on a CPU,
+# and is not worth less than this share of all tokens. Lengths are multiples of STEP.
+_COMPILATION, _SHARE, _STEP = 8_000, 0.01, 4
+_MOST = 10  # buckets
 Row = Mapping[str, np.ndarray]
 
 
-def bucket(length: int, longest: int) -> int:
-    """The length of a batch for a row of `length` tokens, where the model takes `longest`."""
+def common(length: int, longest: int) -> int:
+    """The common bucket of a row of `length` tokens, where the model takes `longest`."""
     scale = 1
-    while length > _BUCKETS[-1] * scale:
+    while length > _COMMON[-1] * scale:
         scale *= 2
-    return min(next(size * scale for size in _BUCKETS if size * scale >= length), longest)
+    return min(next(size * scale for size in _COMMON if size * scale >= length), longest)
+
+
+def fitted(lengths: np.ndarray, longest: int, passes: int) -> np.ndarray:
+    """The buckets, ascending, that cost rows of these lengths the least.
+
+    The cost is that of all tokens, those that fill up included, in so many passes over the rows,
+    and of a compilation for each bucket: the best of each number of buckets by dynamic programming.
+    """
+    step = _STEP * max(1, -(-longest // 1024))
+    sizes = np.unique(np.minimum(np.maximum(-(-lengths // step), 1) * step, longest))
+    rows = np.searchsorted(np.sort(lengths), sizes, side="right")  # how many each size holds
+    # tokens[i, j]: of the rows that go into bucket j where i is the one below it
+    tokens = np.where(np.tri(len(sizes), k=-1).T > 0, (rows - rows[:, None]) * sizes, np.inf)
+    price = max(_COMPILATION / passes, _SHARE * lengths.sum())
+    cost = rows * sizes + price  # of the best buckets of which j is the last
+    below = [np.full(len(sizes), -1)]
+    best, chosen = cost[-1], 0
+    for count in range(1, min(_MOST, len(sizes))):
+        options = cost[:, None] + tokens + price
+        below.append(options.argmin(axis=0))
+        cost = options.min(axis=0)
+        if cost[-1] < best:
+            best, chosen = cost[-1], count
+    last, found = len(sizes) - 1, []
+    for choices in reversed(below[: chosen + 1]):
+        found.append(sizes[last])
+        last = choices[last]
+    return np.array(found[::-1])
 
 
 class Shape(NamedTuple):
@@ -40,7 +75,8 @@ class Shape(NamedTuple):
 class Batches:
     """The rows of a split and how they come in batches.
 
-    lengths: the most that the model takes, which no batch is longer than.
+    lengths: the most that the model takes, which no batch is longer than. passes: how often the
+    rows will be read, for buckets that fit them; 0 for common ones.
     """
 
     def __init__(
@@ -49,14 +85,19 @@ class Batches:
         features: Mapping[str, kind.Feature],
         lengths: kind.Lengths,
         batch_size: int,
+        passes: int = 0,
     ):
         self._rows, self._features, self.batch_size = rows, features, batch_size
         self._lengths = row_lengths(rows, features, "length")
-        self._buckets = np.array([bucket(n, lengths.length) for n in self._lengths], int)
+        if passes:
+            sizes = fitted(self._lengths, lengths.length, passes)
+            self._buckets = sizes[np.searchsorted(sizes, self._lengths)]
+        else:
+            self._buckets = np.array([common(n, lengths.length) for n in self._lengths], int)
         targets = row_lengths(rows, features, "target_length")
         # Rows go up only: the longest target so far is the longest that a bucket can meet.
         self._target_lengths = {
-            size: bucket(int(targets[self._buckets <= size].max()), lengths.target_length)
+            size: common(int(targets[self._buckets <= size].max()), lengths.target_length)
             for size in np.unique(self._buckets)
         }
         self.steps_per_epoch = -(-len(rows) // batch_size)

@@ -20,6 +20,7 @@ from bertjax import build, errors, inference, optimizer, sharding
 from bertjax import step as step_lib
 from bertjax.artifact import artifact
 from bertjax.finetuning import answering as answering_lib
+from bertjax.finetuning import batches as batches_lib
 from bertjax.finetuning import examples as examples_lib
 from bertjax.finetuning import kind, recipe, splits, start, strategies, tasks
 
@@ -68,7 +69,7 @@ class Parts:
         self.frozen = self._put(frozen)
         if self.strategy.caches:
             self._cache_features(trained)
-        self.train_batches = self.answering.batches(self.encoded["train"], config.batch_size)
+        self.train_batches = self.batches_of("train")
         self.num_steps = config.num_epochs * self.train_batches.steps_per_epoch
         self._check_mesh()
 
@@ -181,6 +182,12 @@ class Parts:
                 spec = PartitionSpec(None, *sharding.batch_sharding(self.mesh).spec)
                 yield jax.device_put(batch, NamedSharding(self.mesh, spec))
 
+    def batches_of(self, split: str) -> batches_lib.Batches:
+        """The rows of a split, in buckets that pay for being compiled."""
+        times = {"train": 1, "dev": self.config.evals_per_epoch}
+        passes = self.config.num_epochs * times[split] if split in times else 0
+        return self.answering.batches(self.encoded[split], self.config.batch_size, passes)
+
     def place(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """A batch for all seeds on the device, its rows over the mesh."""
         return jax.device_put(batch, sharding.batch_sharding(self.mesh))
@@ -198,7 +205,7 @@ class Parts:
         if hasattr(answering.kind, "predict_loop"):
             each = (jax.tree.map(lambda x, k=k: x[k], trained_K) for k in seeds)
             return [answering.answer_in_loop(self.pretrained(one), encoded) for one in each]
-        batches = answering.batches(encoded, self.config.batch_size)
+        batches = self.batches_of(split)
         if ("predict", len(seeds)) not in self._compiled:
             step = over_seeds(self._predict, len(seeds), (True, False, False))
             self._compiled["predict", len(seeds)] = jax.jit(step)
@@ -255,7 +262,7 @@ class Parts:
         params = self._put(self.strategy.combine(trained, jax.device_get(self.frozen)))
         for split in ("train", "dev"):
             encoded = self.encoded[split]
-            batches = self.answering.batches(encoded, self.config.batch_size)
+            batches = self.batches_of(split)
             found = answering_lib.forward(jax.jit(features), params, batches, self.place)
             for row, x in zip(
                 encoded.rows, found[answering_lib.CACHED] if found else (), strict=bool(found)

@@ -158,14 +158,21 @@ def run_optimizer(config: ConfigDict, learning_rate: float, num_steps: int) -> o
     )
 
 
-def guard_rails(config: ConfigDict) -> list[str]:
-    """What the field has seen go wrong, one line each (Devlin et al., appendix A.3)."""
+# Of a kind of model: the rate above which training all of it is risky, and what the field takes
+# (Devlin et al., appendix A.3; Raffel et al., section 3.1.2).
+_RATES = {"encoder_decoder": (1e-3, "1e-4 to 1e-3")}
+_RATES_OF_OTHERS = (1e-4, "1e-5 to 5e-5")
+
+
+def guard_rails(config: ConfigDict, model_kind: str) -> list[str]:
+    """What the field has seen go wrong, one line each. model_kind: as a family's KIND."""
     found = []
     highest = max(config.learning_rates)
-    if config.strategy.name in ("full", "layerwise", "gradual") and highest > 1e-4:
+    risky, usual = _RATES.get(model_kind, _RATES_OF_OTHERS)
+    if config.strategy.name in ("full", "layerwise", "gradual") and highest > risky:
         found.append(
-            f"a rate of {highest:g} for the whole model: above 1e-4 what was pretrained is often "
-            "lost; the field takes 1e-5 to 5e-5"
+            f"a rate of {highest:g} for the whole model: above {risky:g} what was pretrained is "
+            f"often lost; the field takes {usual}"
         )
     if config.num_epochs > 10:
         found.append(

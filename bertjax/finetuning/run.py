@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 
-from bertjax import sharding
+from bertjax import build, sharding
 from bertjax.artifact import artifact, loading
 from bertjax.finetuning import checks, folder, loop, memory, predictor, recipe, report, tasks
 from bertjax.finetuning import parts as parts_lib
@@ -47,7 +47,8 @@ def finetune(
     with jax.set_mesh(mesh):
         parts = parts_lib.Parts(config, loading.load(config.model), mesh)
         out = folder.Folder(output, config, parts.source, parts.examples)
-        warnings = [*recipe.guard_rails(config), *parts.notes, *suspicions(parts)]
+        rails = recipe.guard_rails(config, build.family(parts.source.family).KIND)
+        warnings = [*rails, *parts.notes, *suspicions(parts)]
         for line in warnings:
             tell(f"warning: {line}")
 

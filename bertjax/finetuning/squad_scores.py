@@ -96,7 +96,8 @@ def best_threshold(
     float[questions], how much more the model believes in no answer than in its best one.
 
     Questions of equal odds stand on one side of the threshold, and of thresholds that score the
-    same the lowest is taken. With no answer at all it lies below all odds.
+    same the lowest is taken. It lies in the middle of the odds on its two sides, so that it does
+    not hang on the rounding of one question's; with no answer at all, or with all, 1 beyond them.
     """
     order = np.argsort(null_odds_Q, kind="stable")
     odds_Q = null_odds_Q[order]
@@ -104,7 +105,8 @@ def best_threshold(
     totals = np.count_nonzero(~answered_Q) + np.concatenate([[0.0], np.cumsum(gains_Q)])
     real = np.concatenate([[True], odds_Q[1:] > odds_Q[:-1], [True]])  # between unequal odds
     best = int(np.argmax(np.where(real, totals, -np.inf)))
-    threshold = odds_Q[best - 1] if best else odds_Q[0] - 1.0
+    ends = np.concatenate([odds_Q[:1] - 2.0, odds_Q, odds_Q[-1:] + 2.0])
+    threshold = (ends[best] + ends[best + 1]) / 2
     return Threshold(100.0 * float(totals[best]) / len(odds_Q), float(threshold))
 
 

@@ -302,7 +302,7 @@ def _forced(
     table = features(config)
     longest = int(batches.row_lengths(rows, table, "length").max())
     lengths = kind.Lengths(
-        batches.bucket(longest, max(longest, model.max_length)), config.max_target_length
+        batches.common(longest, max(longest, model.max_length)), config.max_target_length
     )
     scored = config.max_target_length if config.reader == "encoder" else lengths.length
     width = layers.padded_vocab_size(model.model.config.vocab_size)
