@@ -6,9 +6,10 @@
 
 --real and --ours are checkpoints; "scratch" is the model of --ours with fresh parameters and its
 tokenizer. Of each task COUNTS labelled examples are taken (0: all), the same share of every label
-and the same ones for all three. The rate is the best of `RATES` on a tenth of the training file,
-held out beforehand; reported is the file that the task calls dev, scored once with that rate. All
-have as many epochs as give `MIN_STEPS` steps, and 3 at least: few labels are seen more often.
+and the same ones for all three. A source's rate is the best of `RATES` with 1,000 labels and one
+seed on a part of the training file that is held out beforehand; the best epoch is chosen there too.
+Reported is the file that the task calls dev, scored once by each seed. All have as many epochs as
+give `MIN_STEPS` steps, and 2 at least: few labels are seen more often.
 
 Each (task, source, count) is a folder of OUTPUT that `bertjax finetune` goes on with, so a stopped
 benchmark goes on where it was. Writes transfer.png and table.md, and says how many labels from
@@ -17,10 +18,10 @@ scratch are worth 1,000 with pretraining: interpolated in the logarithm of the n
 
 import argparse
 import dataclasses
-import json
 import math
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,7 +30,6 @@ import numpy as np
 import bertjax
 from bertjax import backend, build, plot
 from bertjax.artifact import artifact, loading
-from bertjax.finetuning import tasks
 
 TASKS = {
     "banking77": ("classification/banking77", 64),
@@ -38,8 +38,9 @@ TASKS = {
 }
 SOURCES = ("real", "ours", "scratch")
 COLOURS = {"real": plot.TRAIN, "ours": plot.HELDOUT, "scratch": plot.QUIET}
-RATES = (1e-4, 5e-4)
-MIN_STEPS = 400
+RATES = (1e-4, 3e-4, 1e-3)
+MIN_STEPS = 200
+DEV_FRACTION = 0.02  # of the training file
 BATCH_SIZE = 32
 REFERENCE = 1000  # labels
 
@@ -55,34 +56,54 @@ def scratch(ours: str, folder: pathlib.Path) -> pathlib.Path:
 
 
 def epochs(count: int) -> int:
-    """So many that there are MIN_STEPS steps, and 3 at least."""
-    return max(3, math.ceil(MIN_STEPS / math.ceil(count / BATCH_SIZE)))
+    """So many that there are MIN_STEPS steps, and 2 at least."""
+    return max(2, math.ceil(MIN_STEPS / math.ceil(count / BATCH_SIZE)))
 
 
-def run(task: str, source: str, model: str, count: int, flags: argparse.Namespace) -> list[float]:
-    """Accuracies of the seeds."""
+def swept(rates: Sequence[float], seeds: int, **fields: Any) -> dict[str, Any]:
+    """The report of all seeds at the rate that is best for the first one; made once."""
+    first = bertjax.finetune(learning_rates=rates, seeds=1, **fields).report
+    best = first["best"]["learning_rate"]
+    return bertjax.finetune(learning_rates=(best,), seeds=seeds, **fields).report
+
+
+def run(
+    task: str, source: str, model: str, count: int, rates: Sequence[float],
+    flags: argparse.Namespace,
+) -> dict[str, Any]:  # fmt: skip
+    """The report of a fine-tuning with so many labels."""
     name, max_length = TASKS[task]
     folder = pathlib.Path(flags.data) / name
-    output = pathlib.Path(flags.output) / task / f"{source}-{count or 'all'}"
-    if not (output / "report.json").exists():
-        examples = tasks.read(tasks.find("classification"), str(folder / "train.tsv"), "train")
-        bertjax.finetune(
-            model=model,
-            task="classification",
-            train=folder / "train.tsv",
-            test=folder / "dev.tsv",
-            output=output,
-            strategy=flags.strategy,
-            seeds=flags.seeds,
-            num_epochs=flags.num_epochs or epochs(count or len(examples)),
-            learning_rates=RATES,
-            max_length=max_length,
-            batch_size=BATCH_SIZE,
-            dtype=flags.dtype,
-            overrides={"data.max_train": count},
-        )
-    report = json.loads((output / "report.json").read_text())
-    return report["splits"]["test"]["accuracy"]["values"]
+    return swept(
+        rates,
+        flags.seeds,
+        model=model,
+        task="classification",
+        train=folder / "train.tsv",
+        test=folder / "dev.tsv",
+        output=pathlib.Path(flags.output) / task / f"{source}-{count or 'all'}",
+        strategy=flags.strategy,
+        num_epochs=flags.num_epochs or epochs(count or labels(folder / "train.tsv")),
+        max_length=max_length,
+        batch_size=BATCH_SIZE,
+        dtype=flags.dtype,
+        overrides={"data.max_train": count, "data.dev_fraction": DEV_FRACTION},
+    )
+
+
+def accuracies(
+    task: str, source: str, model: str, counts: Sequence[int], flags: argparse.Namespace
+) -> list[list[float]]:
+    """For each number of labels the accuracies of the seeds."""
+    tried = run(task, source, model, REFERENCE, RATES, flags)
+    rates = (tried["best"]["learning_rate"],)
+    reports = [run(task, source, model, count, rates, flags) for count in counts]
+    return [report["splits"]["test"]["accuracy"]["values"] for report in reports]
+
+
+def labels(file: pathlib.Path) -> int:
+    """Examples of a TSV file."""
+    return len(file.read_text(encoding="utf-8").splitlines()) - 1
 
 
 def worth(counts: list[int], scores: list[float], score: float) -> float | None:
@@ -172,12 +193,11 @@ def main() -> int:
     results: dict[str, dict[str, Any]] = {}
     for task in flags.tasks.split(","):
         scores = {
-            source: [run(task, source, models[source], count, flags) for count in wanted]
+            source: accuracies(task, source, models[source], wanted, flags)
             for source in SOURCES
             if models[source]
         }
-        path = pathlib.Path(flags.data) / TASKS[task][0] / "train.tsv"
-        everything = len(path.read_text(encoding="utf-8").splitlines()) - 1
+        everything = labels(pathlib.Path(flags.data) / TASKS[task][0] / "train.tsv")
         results[task] = {"counts": [count or everything for count in wanted], "scores": scores}
         print(table(results), flush=True)
         (output / "table.md").write_text(table(results))
