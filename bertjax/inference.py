@@ -42,7 +42,8 @@ class Pretrained:
     """A model with its parameters and tokenizer.
 
     model: the Linen module; `model.apply({"params": params}, input_ids, ...)` gives every output.
-    params: nested dict of arrays. tokenizer: `bertjax.data.tokenizer.Tokenizer`.
+    params: nested dict of arrays; those on devices already stay where they are.
+    tokenizer: `bertjax.data.tokenizer.Tokenizer`.
     source: the artifact it was made of (family, fields, step, config of the run).
     """
 

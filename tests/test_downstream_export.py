@@ -80,6 +80,16 @@ def test_transformers_says_the_same(family, ending, tmp_path):
     assert read.task["kind"] == model.task["kind"] and read.task["labels"] == model.task["labels"]
 
 
+def test_labels_of_a_later_training_hold(tmp_path):
+    model = downstream.make(*BERT)
+    huggingface.write(model, tmp_path)
+    assert huggingface.read(tmp_path).task == model.task
+    names = {str(i): f"other {i}" for i in range(len(model.task["labels"]))}
+    _configure(tmp_path, id2label=names, label2id={name: int(i) for i, name in names.items()})
+    task = huggingface.read(tmp_path).task
+    assert task["labels"] == list(names.values()) and task["name"] == "classification"
+
+
 def test_a_number_is_one_label(tmp_path):
     model = downstream.make(*BERT, config={"regression": True}, labels=[])
     model.fields["num_labels"] = 1

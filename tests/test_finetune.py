@@ -1,6 +1,7 @@
 """Fine-tuning through the front door: it learns, resumes, gives every seed its due, and answers."""
 
 import json
+import sys
 
 import jax
 import numpy as np
@@ -144,6 +145,41 @@ def test_a_folder_of_another_fine_tuning_is_refused(root, done):
         run.finetune(config, root / "out")
 
 
+def test_splits_come_and_go(root, tmp_path):
+    def call(seeds=1, **files):
+        values = {"seeds": seeds, "num_epochs": 1, "model": str(root / "model")}
+        given = {"train": root / "train.tsv", "dev": root / "dev.tsv", **files}
+        config = recipe.make("classification", None, given, {**finetuning.QUICK, **values})
+        return run.finetune(config, tmp_path / "out").report
+
+    answers = tmp_path / "out" / "predictions" / "test.jsonl"
+    assert "test" not in call()["splits"] and not answers.exists()
+    bare = tmp_path / "bare.tsv"
+    bare.write_text("sentence\ncat ran\ndog sat on the mat\n")
+    assert "test" not in call(test=bare)["splits"]
+    assert len(answers.read_text().splitlines()) == 2
+    with pytest.raises(errors.UserError, match="other test data"):
+        call(test=root / "test.tsv")
+    assert "test" not in call(seeds=2)["splits"]
+
+    other = tmp_path / "again"
+    answers.parent.parent.rename(other)
+    (other / "config.json").unlink()  # as if bare.tsv had never been given
+    other.rename(tmp_path / "out")
+    first = call(test=root / "test.tsv")["splits"]["test"]
+    content = call(seeds=3)
+    assert "test" not in content["splits"] and "test" not in content["runs"][0]["scores"]
+    last = call(seeds=3, test=root / "test.tsv")["splits"]["test"]["accuracy"]["values"]
+    assert last[:1] == first["accuracy"]["values"] and len(last) == 3
+
+
+def test_what_scores_need_is_asked_for_before_training(root, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setattr(loop, "train", lambda *_: pytest.fail("trained"))
+    with pytest.raises(errors.UserError, match="sklearn is not installed"):
+        run.finetune(finetuning.config("classification", root / "model", root), tmp_path / "out")
+
+
 # Seeds and evaluations
 
 
@@ -203,6 +239,14 @@ def test_guard_rails_speak():
     config.update(learning_rates=(5e-4,))
     assert recipe.guard_rails(config, "encoder_decoder") == []
     assert "5e-5" in recipe.guard_rails(config, "decoder")[0]
+
+
+def test_rates_suit_what_is_trained():
+    assert recipe.default("sst2").learning_rates == (2e-5, 3e-5, 5e-5)
+    assert recipe.default("sst2", "partial").learning_rates == (2e-5, 3e-5, 5e-5)
+    assert min(recipe.default("sst2", "lora").learning_rates) > 1e-4
+    assert max(recipe.default("translation").learning_rates) == 1e-3
+    assert max(recipe.default("translation", "prompts").learning_rates) > 1e-3
 
 
 def test_warm_up_is_a_share_of_the_steps():

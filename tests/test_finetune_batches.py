@@ -91,6 +91,9 @@ def test_fitted_buckets_are_the_cheapest():
     assert batches.fitted(np.array([5, 9, 33]), 100, 3).tolist() == [36]  # few rows: one
     assert batches.fitted(np.array([5, 9, 33]), 34, 3).tolist() == [34]
     assert batches.fitted(np.arange(1, 4097), 4096, 3)[-1] == 4096
+    dear = batches.Price(2_000_000, 32)  # where a compilation takes as long as many tokens
+    assert batches.fitted(lengths, 50, 5, dear).tolist() == [50]
+    assert batches.fitted(np.repeat(lengths, 500), 50, 5, dear).tolist() == [32, 50]
 
 
 def test_rows_that_are_read_often_fill_up_less():
@@ -144,6 +147,30 @@ def test_a_sample_has_every_label_and_their_shares():
     assert splits.sample(found, 21, 0) == splits.sample(found, 21, 0) != splits.sample(found, 21, 1)
     assert splits.sample(found, 0, 0) == splits.sample(found, 100, 0) == found
     assert {e.label for e in splits.sample(found, 3, 5)} == {"a", "b", "c"}
+
+
+def test_held_out_is_what_train_does_not_show():
+    twice = _sentences(["a", "b"] * 100) * 2
+    pairs = [examples.Sentence((f"Premise {i // 4}", f"{i}"), "no") for i in range(80)]
+    choices = [examples.Choice(f"passage {i // 4}", ("a", f"{i}"), 0) for i in range(80)]
+    for found, text in (
+        (twice, lambda e: e.texts[0]),
+        (pairs, lambda e: e.texts[0]),
+        (choices, lambda e: e.context),
+    ):
+        train, dev = splits.held_out(found, 0.1)
+        assert 0 < len(dev) <= len(found) // 10 + 4 and len(train) + len(dev) == len(found)
+        assert not set(map(text, train)) & set(map(text, dev))
+    train, dev = splits.held_out([examples.Choice("", ("a", "b"), 0)] * 20, 0.1)
+    assert (len(train), len(dev)) == (18, 2)  # no context: nothing in common
+
+
+def test_train_keeps_an_example_of_every_label():
+    rare = _sentences(["common"] * 60 + [f"rare{i}" for i in range(20)])
+    train, dev = splits.held_out(rare, 0.3)
+    assert {e.label for e in train} == {e.label for e in rare} and len(dev) == 24
+    tags = [examples.Words((f"w{i}",), (f"B-{i}",)) for i in range(5)]
+    assert splits.held_out(tags, 0.5) == (tags, [])
 
 
 def test_questions_on_one_context_are_held_out_together():

@@ -57,6 +57,7 @@ def test_answers_and_the_threshold_of_none(root, tmp_path, capsys):
     tuned = model.source.task["config"]["null_threshold"]
     answers = [each["prediction"]["answer"] for each in stored]
     assert [each["answer"] for each in model.predict(asked)] == answers
+    assert model.predict([{"id": "q7", **asked[0]}])[0]["id"] == "q7"
     assert tuned != 0.0 and done.report["splits"]["dev"]["f1"]["mean"] == pytest.approx(
         done.report["splits"]["dev"]["best_f1"]["mean"]
     )
@@ -163,6 +164,29 @@ def test_features_are_computed_once_and_change_nothing(root, monkeypatch):
         np.testing.assert_allclose(leaf, artifact.flatten(other.params)[name], atol=1e-4)
         frozen = not name.startswith(("pooler", "classifier"))
         assert not frozen or (leaf == source[name]).all(), name
+
+
+def test_a_body_that_stays_has_no_dropout(root, tmp_path):
+    data = finetuning.entities(tmp_path, count=16)
+    curves = []
+    for rate in (0.0, 0.5):
+        config = finetuning.config(
+            "ner", root / "model", data, strategy__name="features", num_epochs=1, dropout_rate=rate
+        )
+        done = run.finetune(config, tmp_path / f"{rate}")
+        curves.append(done.report["runs"][0]["evaluations"])
+        assert done.model.source.fields["dropout_rate"] == rate
+    assert curves[0] == curves[1]
+
+
+def test_a_model_that_evaluates_stays_split(root):
+    config = finetuning.config("classification", root / "model", root, mesh="fsdp:8")
+    mesh = sharding.make_mesh("fsdp:8")
+    with jax.set_mesh(mesh):
+        made = parts.Parts(config, loading.load(config.model), mesh)
+        trained = jax.tree.map(lambda x: x[0], made.first_state([0]).params)
+        table = made.pretrained(trained).params["embeddings"]["word"]["embedding"]
+    assert table.addressable_shards[0].data.size * 8 == table.size
 
 
 @pytest.mark.parametrize("strategy", ["lora", "prompts", "adapters"])

@@ -123,16 +123,23 @@ def num_labels(content: Mapping[str, Any], ending: str, where: Any) -> int:
 
 
 def read(content: Mapping[str, Any], ending: str, max_length: int, where: Any) -> Any:
-    """The task of a folder, as `Artifact.task`; None where there is none. UserError: `where`."""
+    """The task of a folder, as `Artifact.task`; None where there is none. UserError: `where`.
+
+    What we wrote there holds as long as class and labels are still its: another training may have
+    changed them and kept the key.
+    """
     own = content.get(KEY)
-    if isinstance(own, dict) and isinstance(own.get("task"), dict):
-        return own["task"]
+    own = own["task"] if isinstance(own, dict) and isinstance(own.get("task"), dict) else None
     if not ending:
-        return None
+        return own
     kind, name = _TASKS[ending]
     labels, config = [], {}
     if ending in _LABELLED:
         labels = _labels(content, where)
+    if own is not None and own["kind"] == kind:
+        unnamed = not own["labels"] and len(labels) < 2  # a number
+        if own["labels"] == labels or unnamed:
+            return own
     if ending == "ForSequenceClassification":
         problem = content.get("problem_type") or "single_label_classification"
         if problem == "multi_label_classification":

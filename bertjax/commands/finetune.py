@@ -35,7 +35,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for split in FILES:
         flag(f"--{split}", metavar="FILE", help=f"file of the split {split}")
     flag("--seeds", type=int, metavar="K", help="runs with each rate; default: 1")
-    flag("--lr", metavar="RATES", help="learning rates, default: 2e-5,3e-5,5e-5")
+    flag("--lr", metavar="RATES",
+         help="learning rates; default: what suits task and strategy, 2e-5,3e-5,5e-5 for a whole "
+              "encoder")  # fmt: skip
     flag("--strategy", help="what is trained: full, lora, adapters ...; default: full")
     flag("--suite", metavar="FILE[:ARG]", help="many tasks, instead of --task")
     parser.set_defaults(config=None)  # keys are overridden as --config.KEY=VALUE

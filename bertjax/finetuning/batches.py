@@ -15,6 +15,7 @@ and again have the buckets that cost the least together (`fitted`); others have 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from bertjax.data import rng
@@ -22,11 +23,23 @@ from bertjax.finetuning import kind
 
 # Each at most half as long again as the one before, but the second.
 _COMMON = (32, 64, 96, 128, 192, 256, 384, 512)
-# What `fitted` weighs: a compilation takes as long as this many tokens of a small model on a CPU,
-# and is not worth less than this share of all tokens. Lengths are multiples of STEP.
-_COMPILATION, _SHARE, _STEP = 8_000, 0.01, 4
+_SHARE = 0.01  # of all tokens, that a bucket has to save
 _MOST = 10  # buckets
 Row = Mapping[str, np.ndarray]
+
+
+class Price(NamedTuple):
+    """What `fitted` weighs.
+
+    compilation: a compilation takes as long as so many tokens. step: lengths are multiples of it.
+    """
+
+    compilation: int
+    step: int
+
+
+# Of a small model: on two CPU cores, and with ten seconds on one accelerator.
+_CPU, _ACCELERATOR = Price(8_000, 4), Price(2_000_000, 32)
 
 
 def common(length: int, longest: int) -> int:
@@ -37,23 +50,23 @@ def common(length: int, longest: int) -> int:
     return min(next(size * scale for size in _COMMON if size * scale >= length), longest)
 
 
-def fitted(lengths: np.ndarray, longest: int, passes: int) -> np.ndarray:
+def fitted(lengths: np.ndarray, longest: int, passes: int, price: Price = _CPU) -> np.ndarray:
     """The buckets, ascending, that cost rows of these lengths the least.
 
     The cost is that of all tokens, those that fill up included, in so many passes over the rows,
     and of a compilation for each bucket: the best of each number of buckets by dynamic programming.
     """
-    step = _STEP * max(1, -(-longest // 1024))
+    step = price.step * max(1, -(-longest // 1024))
     sizes = np.unique(np.minimum(np.maximum(-(-lengths // step), 1) * step, longest))
     rows = np.searchsorted(np.sort(lengths), sizes, side="right")  # how many each size holds
     # tokens[i, j]: of the rows that go into bucket j where i is the one below it
     tokens = np.where(np.tri(len(sizes), k=-1).T > 0, (rows - rows[:, None]) * sizes, np.inf)
-    price = max(_COMPILATION / passes, _SHARE * lengths.sum())
-    cost = rows * sizes + price  # of the best buckets of which j is the last
+    bucket = max(price.compilation / passes, _SHARE * lengths.sum())
+    cost = rows * sizes + bucket  # of the best buckets of which j is the last
     below = [np.full(len(sizes), -1)]
     best, chosen = cost[-1], 0
     for count in range(1, min(_MOST, len(sizes))):
-        options = cost[:, None] + tokens + price
+        options = cost[:, None] + tokens + bucket
         below.append(options.argmin(axis=0))
         cost = options.min(axis=0)
         if cost[-1] < best:
@@ -90,7 +103,8 @@ class Batches:
         self._rows, self._features, self.batch_size = rows, features, batch_size
         self._lengths = row_lengths(rows, features, "length")
         if passes:
-            sizes = fitted(self._lengths, lengths.length, passes)
+            price = _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
+            sizes = fitted(self._lengths, lengths.length, passes, price)
             self._buckets = sizes[np.searchsorted(sizes, self._lengths)]
         else:
             self._buckets = np.array([common(n, lengths.length) for n in self._lengths], int)

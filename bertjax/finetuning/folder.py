@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import pathlib
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,7 +52,9 @@ class Folder:
         }
         file = self.path / CONFIG
         if file.exists():
-            _check(self.path, mine, files.read_json(file))
+            stored = files.read_json(file)
+            _check(self.path, mine, stored)
+            mine["data"] = stored["data"] | mine["data"]  # scores of splits not given now are kept
         try:
             (self.path / RUNS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -91,23 +94,34 @@ class Folder:
         self._file(run.learning_rate, run.seed, "safetensors").unlink(missing_ok=True)
 
     def write_predictions(
-        self, split: str, examples: Sequence[Any], predictions: Sequence[dict[str, Any]]
+        self,
+        examples: Mapping[str, Sequence[Any]],
+        predictions: Mapping[str, Sequence[dict[str, Any]]],
     ) -> None:
-        """A line of JSON an example: what it says, and what the model says of it."""
-        (self.path / PREDICTIONS).mkdir(exist_ok=True)
-        lines = [
-            json.dumps({"example": _said(e), "prediction": p}, ensure_ascii=False)
-            for e, p in zip(examples, predictions, strict=True)
-        ]
-        write_text(self.path / PREDICTIONS / f"{split}.jsonl", "\n".join(lines) + "\n")
+        """Of each split a line of JSON an example: what it says, and what the model says of it.
 
-    def holds(self, run: loop.Run) -> bool:
-        """Whether the artifact is of this run."""
+        Those of an earlier model go.
+        """
+        shutil.rmtree(self.path / PREDICTIONS, ignore_errors=True)
+        (self.path / PREDICTIONS).mkdir()
+        for split, found in predictions.items():
+            lines = [
+                json.dumps({"example": _said(e), "prediction": p}, ensure_ascii=False)
+                for e, p in zip(examples[split], found, strict=True)
+            ]
+            write_text(self._predictions(split), "\n".join(lines) + "\n")
+
+    def holds(self, run: loop.Run, splits: Sequence[str]) -> bool:
+        """Whether the artifact is of this run, and its predictions of these splits are there."""
         file = self.path / REPORT
         if not (file.exists() and (self.path / ARTIFACT).exists()):
             return False
         best = files.read_json(file)["best"]
-        return (best["learning_rate"], best["seed"]) == (run.learning_rate, run.seed)
+        same = (best["learning_rate"], best["seed"]) == (run.learning_rate, run.seed)
+        return same and all(self._predictions(split).exists() for split in splits)
+
+    def _predictions(self, split: str) -> pathlib.Path:
+        return self.path / PREDICTIONS / f"{split}.jsonl"
 
     def _file(self, learning_rate: float, seed: int, suffix: str) -> pathlib.Path:
         return self.path / RUNS / f"lr{learning_rate:g}-seed{seed}.{suffix}"

@@ -73,7 +73,8 @@ TASKS = _by_name(
         _task("wnli", "WNLI", ("accuracy",), _PAIR, binary=("not_entailment", "entailment")),
         # Trained on MNLI; its labels are with the leaderboard.
         _task("ax", "diagnostic", ("mcc", "accuracy"), _PAIR, ("premise", "hypothesis"),
-              labels=_INFERENCE, files={"test": ("diagnostic.tsv", "AX.tsv", "test.tsv")},
+              label=("gold_label", "label"), labels=_INFERENCE,
+              files={"test": ("diagnostic.tsv", "AX.tsv", "test.tsv")},
               submissions={"test": "AX.tsv"}),
     )
 )  # fmt: skip

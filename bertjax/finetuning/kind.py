@@ -3,6 +3,7 @@
 A kind is one file of `finetuning/kinds`, found by its name (`load`). It has
 
     KINDS: tuple of the kinds of models it trains ("encoder", "encoder_decoder", "decoder").
+    LIBRARIES: tuple of the modules that `scores` needs and that may not be installed.
     Config: frozen dataclass of its own knobs, which a config shows as `config.kind`.
     Example: one of `examples`, what one labelled line of a file says.
 

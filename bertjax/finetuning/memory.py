@@ -42,4 +42,5 @@ def _bytes(parts: parts_lib.Parts) -> tuple[int, int]:
 
 
 def _size(tree: Any) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    """Bytes of it on one device."""
+    return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))

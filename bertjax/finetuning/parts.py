@@ -6,7 +6,7 @@ states are [K, ...], batches [K, B, ...], and K seeds make their steps side by s
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from bertjax.finetuning import answering as answering_lib
 from bertjax.finetuning import batches as batches_lib
 from bertjax.finetuning import examples as examples_lib
 from bertjax.finetuning import kind, recipe, splits, start, strategies, tasks
+from bertjax.finetuning import scores as scores_lib
 
 
 class Parts:
@@ -41,6 +42,8 @@ class Parts:
         self._compiled: dict[tuple[str, int], Callable] = {}
         module, kind_config = kind.load(self.task.kind), recipe.kind_config(config)
         self._check_family(module)
+        for name in module.LIBRARIES:  # not after hours of training
+            scores_lib.library(name)
         if hasattr(module, "for_model"):
             kind_config = module.for_model(kind_config, self.source)
         self.examples = splits.read(config, self.notes)
@@ -64,6 +67,9 @@ class Parts:
         self.heads = module.heads(kind_config)
         self.family, self.fields, self._first = self._first_params(0)
         self.model = build.model(self.family, self.fields, build.compute(config))
+        # A body that stays as it is shows the head what it will show it at prediction.
+        still = _without_dropout(self.fields) if self.strategy.caches else self.fields
+        self._trained_model = build.model(self.family, still, build.compute(config))
         trained, frozen = self.split()
         self.counts = strategies.counts(trained, frozen, self.fields["vocab_size"])
         self.frozen = self._put(frozen)
@@ -89,8 +95,7 @@ class Parts:
         if module.heads(kind_config):
             fields["num_labels"] = module.num_labels(kind_config, labels)
         if self.config.dropout_rate >= 0:
-            rates = [name for name in fields if name.endswith("dropout_rate")]
-            fields |= dict.fromkeys(rates, self.config.dropout_rate)
+            fields |= dict.fromkeys(_dropout_rates(fields), self.config.dropout_rate)
         return fields
 
     def _max_length(self) -> int:
@@ -107,21 +112,31 @@ class Parts:
         """(trained, frozen) before the first step, of seed 0."""
         return self.strategy.split(self._first, jax.random.key(0))
 
-    def artifact(
-        self, trained: Any, answering: answering_lib.Answering | None = None
+    def _finished(
+        self, params: Any, answering: answering_lib.Answering | None = None
     ) -> artifact.Artifact:
-        """The fine-tuned model, whole, with its task. trained: of one seed."""
-        params = self.strategy.combine(jax.device_get(trained), jax.device_get(self.frozen))
         return dataclasses.replace(
             self.source,
             family=self.family,
             fields=self.fields,
-            params=jax.device_get(params),
+            params=params,
             step=None,
             objective=None,
             config=None,
             task=(answering or self.answering).to_json(),
         )
+
+    def pretrained(self, trained: Any) -> inference.Pretrained:
+        """The model of one seed, as `bertjax.load` gives one, split over the mesh."""
+        params = self._put(self.strategy.combine(trained, self.frozen))
+        return inference.Pretrained(self._finished(params), build.compute(self.config))
+
+    def artifact(
+        self, trained: Any, answering: answering_lib.Answering | None = None
+    ) -> artifact.Artifact:
+        """The fine-tuned model, whole, with its task, on the host. trained: of one seed."""
+        params = self.strategy.combine(jax.device_get(trained), jax.device_get(self.frozen))
+        return self._finished(jax.device_get(params), answering)
 
     # States and steps. The rate is an argument, so that a sweep compiles nothing twice.
 
@@ -165,7 +180,7 @@ class Parts:
         normalizers = functools.partial(self.answering.kind.normalizers, self.answering.config)
         options = recipe.run_optimizer(self.config, rate, self.num_steps)
         step = step_lib.make_train_step(
-            self.model,
+            self.model if answering_lib.CACHED in batch else self._trained_model,
             lambda apply, batch: self.answering.loss(_reading(apply, batch), batch),
             normalizers,
             dict.fromkeys(jax.eval_shape(normalizers, batch), 1.0),
@@ -232,10 +247,6 @@ class Parts:
         if tuned != answering:
             found = self.predictions(outputs, "dev", tuned)
         return tuned, found, tuned.scores(examples, found)
-
-    def pretrained(self, trained: Any) -> inference.Pretrained:
-        """The model of one seed, as `bertjax.load` gives one."""
-        return inference.Pretrained(self.artifact(trained), build.compute(self.config))
 
     def _predict(self, trained: Any, batch: step_lib.Batch, frozen: Any) -> dict[str, jax.Array]:
         params = {"params": self.strategy.combine(trained, frozen)}
@@ -309,6 +320,14 @@ def over_seeds(function: Callable, seeds: int, mapped: Sequence[bool]) -> Callab
         return jax.tree.map(lambda x: x[None], function(*parts))
 
     return alone
+
+
+def _dropout_rates(fields: Mapping[str, Any]) -> list[str]:
+    return [name for name in fields if name.endswith("dropout_rate")]
+
+
+def _without_dropout(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {**fields, **dict.fromkeys(_dropout_rates(fields), 0.0)}
 
 
 def _reading(apply: Callable, batch: dict[str, jax.Array]) -> Callable:

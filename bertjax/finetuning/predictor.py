@@ -79,7 +79,7 @@ class Predictor(inference.Pretrained):
             fields = {"texts": given}
         elif isinstance(given, Mapping):
             fields = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-            fields |= {"id": ""} if reader == "questions" else {}
+            fields = ({"id": ""} if reader == "questions" else {}) | fields
         else:
             fields = {}
         try:

@@ -24,7 +24,9 @@ from bertjax.models import layers
 # Keys that may differ when an output folder is gone on with: each (rate, seed) is a run of its own,
 # and of files and models the content counts.
 _FREE_KEYS = ("learning_rates", "seeds", "seed", "seeds_at_once", "mesh", "remat", "model")
-RATES = (2e-5, 3e-5, 5e-5)
+# A strategy that moves less than the whole model has its own `RATES`.
+_FIELD_RATES = (2e-5, 3e-5, 5e-5)
+_TEXT_RATES = (1e-4, 3e-4, 1e-3)  # to write (Raffel et al., arXiv 1910.10683, section 3.1.2)
 
 
 def default(task: str, strategy: str = "full") -> ConfigDict:
@@ -45,7 +47,8 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
 
     config.num_epochs = 3
     config.batch_size = 32  # rows a step, over all devices
-    config.learning_rates = RATES  # the best on dev is taken
+    whole = _TEXT_RATES if found.kind == "text_to_text" else _FIELD_RATES
+    config.learning_rates = strategies.rates(strategy) or whole  # the best on dev is taken
     config.optimizer = ConfigDict(dataclasses.asdict(optimizer.Config()))
     config.optimizer.warmup_rate = 0.1  # of the steps
     for key in ("learning_rate", "warmup_steps", "decay_steps"):
@@ -158,17 +161,17 @@ def run_optimizer(config: ConfigDict, learning_rate: float, num_steps: int) -> o
     )
 
 
-# Of a kind of model: the rate above which training all of it is risky, and what the field takes
-# (Devlin et al., appendix A.3; Raffel et al., section 3.1.2).
-_RATES = {"encoder_decoder": (1e-3, "1e-4 to 1e-3")}
-_RATES_OF_OTHERS = (1e-4, "1e-5 to 5e-5")
+# The rate above which training all of a model is risky, and what the field takes: for a T5, and
+# for others (Devlin et al., appendix A.3).
+_RISKY = {"encoder_decoder": (1e-3, "1e-4 to 1e-3")}
+_RISKY_FOR_OTHERS = (1e-4, "1e-5 to 5e-5")
 
 
 def guard_rails(config: ConfigDict, model_kind: str) -> list[str]:
     """What the field has seen go wrong, one line each. model_kind: as a family's KIND."""
     found = []
     highest = max(config.learning_rates)
-    risky, usual = _RATES.get(model_kind, _RATES_OF_OTHERS)
+    risky, usual = _RISKY.get(model_kind, _RISKY_FOR_OTHERS)
     if config.strategy.name in ("full", "layerwise", "gradual") and highest > risky:
         found.append(
             f"a rate of {highest:g} for the whole model: above {risky:g} what was pretrained is "

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from bertjax import plot
@@ -28,7 +28,8 @@ def make(
     """
     own = runs[chosen]
     splits = {"dev": [run.dev for run in own]}
-    splits |= {split: [run.others[split] for run in own] for split in best.others}
+    given = [split for split in best.others if split in parts.examples]
+    splits |= {split: [run.others[split] for run in own] for split in given}
     return {
         "task": parts.config.task,
         "kind": parts.task.kind,
@@ -44,18 +45,19 @@ def make(
         "warnings": list(warnings),
         "best": {"learning_rate": chosen, "seed": best.seed},
         "splits": {split: summaries(scores) for split, scores in splits.items()},
-        "runs": [_run(run) for of_rate in runs.values() for run in of_rate],
+        "runs": [_run(run, splits) for of_rate in runs.values() for run in of_rate],
         "seconds": seconds,
         "config": parts.config.to_dict(),
     }
 
 
-def _run(run: loop.Run) -> dict[str, Any]:
-    best = run.evaluations[run.best]
+def _run(run: loop.Run, splits: Container[str]) -> dict[str, Any]:
+    others = {split: scores for split, scores in run.others.items() if split in splits}
     return {
         **dataclasses.asdict(run),
-        "best_epoch": best.epoch,
-        "scores": {"dev": run.dev, **run.others},
+        "others": others,
+        "best_epoch": run.evaluations[run.best].epoch,
+        "scores": {"dev": run.dev, **others},
     }
 
 

@@ -115,7 +115,7 @@ def finish(parts: parts_lib.Parts, out: folder.Folder, run: loop.Run, *, is_best
     """Scores a run on what is neither train nor dev; of the best one writes what it has learned."""
     others = [split for split in parts.examples if split not in ("train", "dev")]
     scored = [split for split in others if parts.is_labelled(split)]
-    if run.others.keys() >= set(scored) and (not is_best or out.holds(run)):
+    if run.others.keys() >= set(scored) and (not is_best or out.holds(run, ["dev", *others])):
         return
     trained = out.weights(run)
     if trained is None:  # an earlier call had another best one
@@ -126,13 +126,13 @@ def finish(parts: parts_lib.Parts, out: folder.Folder, run: loop.Run, *, is_best
     for split in others:
         outputs = parts.outputs(alone, split)[0]
         predictions[split] = parts.predictions(outputs, split, answering)
-    run.others = {
+    run.others |= {
         split: answering.scores(parts.examples[split], predictions[split]) for split in scored
     }
     if is_best:
         artifact.write(parts.artifact(trained, answering), out.path / folder.ARTIFACT)
+        out.write_predictions(parts.examples, predictions)
         for split, answers in predictions.items():
-            out.write_predictions(split, parts.examples[split], answers)
             if split in parts.task.submissions:
                 place = os.fspath(out.path / folder.SUBMISSION)
                 tasks.write_submission(parts.task, place, parts.examples[split], answers, split)

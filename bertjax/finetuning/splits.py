@@ -4,7 +4,7 @@ found = read(config, notes)         # {"train": [...], "dev": [...], "test": [..
 """
 
 import collections
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -33,21 +33,31 @@ def read(config: ConfigDict, notes: list[str]) -> dict[str, list[Example]]:
             notes += [f"{config.data[split]}: {n} x {why}" for why, n in skipped.items()]
     if "dev" not in found:
         found["train"], found["dev"] = held_out(found["train"], config.data.dev_fraction)
-        if not found["train"]:
+        if not (found["train"] and found["dev"]):
             raise errors.UserError(
-                f"{config.data.train} has nothing to train on beside a dev set: give --dev=FILE"
+                f"{config.data.train} is too small to be cut into train and dev: give --dev=FILE"
             )
     return found
 
 
 def held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example], list[Example]]:
-    """(train, dev): the same cut at every call; questions on one context stay together."""
-    groups = _numbered([_together(i, example) for i, example in enumerate(examples)])
-    order = _permutation(0, "finetune dev", groups.max() + 1)
-    sizes = np.bincount(groups)[order]
-    wanted = max(1, round(fraction * len(examples)))
-    chosen = order[: int(np.searchsorted(np.cumsum(sizes), wanted)) + 1]
-    in_dev = np.isin(groups, chosen)
+    """(train, dev): the same cut at every call.
+
+    What is asked of one text stays together, and train keeps an example of every label.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for i, example in enumerate(examples):
+        groups.setdefault(_together(i, example), []).append(i)
+    members = list(groups.values())
+    left = collections.Counter(label for example in examples for label in _labels(example))
+    wanted, in_dev = max(1, round(fraction * len(examples))), np.zeros(len(examples), bool)
+    for group in _permutation(0, "finetune dev", len(members)):
+        if in_dev.sum() >= wanted:
+            break
+        own = collections.Counter(x for i in members[group] for x in _labels(examples[i]))
+        if all(left[label] > count for label, count in own.items()):
+            left -= own
+            in_dev[members[group]] = True
     return (
         [e for e, dev in zip(examples, in_dev, strict=True) if not dev],
         [e for e, dev in zip(examples, in_dev, strict=True) if dev],
@@ -59,7 +69,7 @@ def sample(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
     if not count or count >= len(examples):
         return list(examples)
     order = _permutation(seed, "finetune sample", len(examples))
-    labels = _numbered([_label(example) for example in examples])[order]
+    labels = _numbered([_class(example) for example in examples])[order]
     sizes, seen = np.bincount(labels), collections.Counter()
     ranks = np.zeros(len(order))
     for place, label in enumerate(labels):
@@ -70,11 +80,26 @@ def sample(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
 
 
 def _together(index: int, example: Example) -> Hashable:
-    return example.context if isinstance(example, examples_lib.Question) else index
+    """What examples on one text have in common."""
+    match example:
+        case examples_lib.Sentence():
+            return " ".join(example.texts[0].lower().split())
+        case examples_lib.Words():
+            return example.words
+        case examples_lib.TextPair():
+            return example.source
+    return example.context or index
 
 
-def _label(example: Example) -> Hashable:
-    """The class of an example; one for all where it has none."""
+def _labels(example: Example) -> Collection[str]:
+    """The classes that an example shows; none where it has none."""
+    if isinstance(example, examples_lib.Words):
+        return set(example.tags or ())
+    return [_class(example)] if _class(example) else []
+
+
+def _class(example: Example) -> str:
+    """The class that an example is of; "" where it has none."""
     label = example.label if isinstance(example, examples_lib.Sentence) else None
     return label if isinstance(label, str) else ""
 

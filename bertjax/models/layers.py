@@ -133,7 +133,7 @@ class Dropout(nn.Module):
         """The seed of this call's bits; None where nothing is dropped."""
         if deterministic or self.rate == 0.0:
             return None
-        return jax.random.bits(self.make_rng("dropout"), (), jnp.uint32)
+        return jax.random.key_data(self.make_rng("dropout"))[0]  # random bits already
 
 
 def drop(x: jax.Array, rate: float, seed: jax.Array | None) -> jax.Array:

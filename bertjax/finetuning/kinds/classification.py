@@ -23,6 +23,7 @@ from bertjax.finetuning import scores as scores_lib
 from bertjax.objectives import terms
 
 KINDS = ("encoder", "decoder")
+LIBRARIES = ("sklearn",)
 Example = examples_lib.Sentence
 TOP = 10  # labels of which a prediction tells the probability
 

@@ -34,6 +34,7 @@ from bertjax.models import layers
 from bertjax.objectives import terms
 
 KINDS = ("encoder",)
+LIBRARIES = ()
 Example = examples_lib.Sentence
 LOSSES = ("ranking", "cosine")
 POOLINGS = ("mean", "cls")

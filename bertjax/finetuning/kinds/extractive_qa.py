@@ -28,6 +28,7 @@ from bertjax.models import layers
 from bertjax.objectives import terms
 
 KINDS = ("encoder",)
+LIBRARIES = ()
 Example = examples_lib.Question
 
 

@@ -23,6 +23,7 @@ from bertjax.models import layers
 from bertjax.objectives import terms
 
 KINDS = ("encoder", "decoder")
+LIBRARIES = ()
 Example = examples_lib.Choice
 
 

@@ -30,6 +30,7 @@ from bertjax.models import layers
 from bertjax.objectives import terms
 
 KINDS = ("encoder_decoder", "decoder")
+LIBRARIES = ("sacrebleu", "rouge_score", "sklearn")
 Example = examples_lib.Example  # of any kind; TextPair as it is, the others by `text_forms`
 ANSWERS = ("write", "choose")
 ROWS = 32  # of a batch that is scored

@@ -29,6 +29,7 @@ from bertjax.finetuning import scores as scores_lib
 from bertjax.objectives import terms
 
 KINDS = ("encoder",)
+LIBRARIES = ("seqeval",)
 Example = examples_lib.Words
 OUTSIDE = "O"
 _WORD = re.compile(r"\w+|[^\w\s]")

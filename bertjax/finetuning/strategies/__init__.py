@@ -4,8 +4,9 @@
     trained, frozen = method.split(params, key)             # of a model with method.fields()
     loss of method.combine(trained, frozen)
 
-A strategy is one file: `Config`, a frozen dataclass of its knobs, and `Strategy`, whose contract is
-`finetuning.strategy.Strategy`. No model knows of them; only adapters are a field of the models.
+A strategy is one file: `Config`, a frozen dataclass of its knobs, `Strategy`, whose contract is
+`finetuning.strategy.Strategy`, and `RATES` where what it moves bears higher rates than a whole
+model. No model knows of them; only adapters are a field of the models.
 """
 
 import dataclasses
@@ -38,6 +39,11 @@ def load(name: str) -> ModuleType:
 def default(name: str) -> dict[str, Any]:
     """The knobs of a strategy with their values. UserError for a name without a file."""
     return dataclasses.asdict(load(name).Config())
+
+
+def rates(name: str) -> tuple[float, ...]:
+    """Learning rates that its field takes, its module's `RATES`; () for those of whole models."""
+    return getattr(load(name), "RATES", ())
 
 
 def make(

@@ -11,6 +11,8 @@ from typing import Any
 from bertjax import errors
 from bertjax.finetuning import strategy
 
+RATES = (1e-4, 3e-4, 1e-3)
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:

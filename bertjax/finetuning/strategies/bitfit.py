@@ -8,6 +8,8 @@ import jax
 from bertjax.artifact import artifact
 from bertjax.finetuning import strategy
 
+RATES = (1e-4, 4e-4, 1e-3)
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:

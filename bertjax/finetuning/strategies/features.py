@@ -11,6 +11,8 @@ import jax
 
 from bertjax.finetuning import strategy
 
+RATES = (1e-3, 3e-3, 1e-2)
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:

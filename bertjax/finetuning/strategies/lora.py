@@ -19,6 +19,7 @@ from bertjax.artifact import artifact
 from bertjax.finetuning import strategy
 
 KERNELS = ("query", "key", "value", "out", "wi", "wi_gate", "wo")
+RATES = (2e-4, 5e-4, 1e-3)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from bertjax.finetuning import strategy
 from bertjax.models import layers
 
 TABLE = "embeddings/word/embedding"
+RATES = (3e-3, 1e-2, 3e-2)
 
 
 @dataclasses.dataclass(frozen=True)
