@@ -36,11 +36,11 @@ SHOWN = 3  # texts of each
 def cut(task: str, flags: argparse.Namespace) -> dict[str, pathlib.Path]:
     """Files of the splits: the dev file is cut in two."""
     folder, output = pathlib.Path(flags.data) / TASKS[task][0], pathlib.Path(flags.output)
-    lines = (folder / "dev.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = (folder / "dev.jsonl").read_text(encoding="utf-8").split("\n")
     parts = {"dev": lines[:DEV], "test": lines[DEV : DEV + TEST]}
     files = {split: output / f"{task}-{split}.jsonl" for split in parts}
     for split, file in files.items():
-        file.write_text("".join(parts[split]), encoding="utf-8")
+        file.write_text("\n".join(parts[split]) + "\n", encoding="utf-8")
     return {"train": folder / "train.jsonl", **files}
 
 
@@ -77,7 +77,7 @@ def copied(task: str, flags: argparse.Namespace) -> float:
 def texts(task: str, start: str, flags: argparse.Namespace) -> list[tuple[str, str, str]]:
     """(source, target, what was written) of the first examples of test."""
     file = pathlib.Path(flags.output) / task / start / "predictions" / "test.jsonl"
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:SHOWN]]
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:SHOWN]]
     return [
         (line["example"]["source"], line["example"]["targets"][0], line["prediction"]["text"])
         for line in lines

@@ -20,7 +20,13 @@ VERBS = {
     "import": "turn a Hugging Face folder into an artifact",
     "inspect": "show what a run, a checkpoint, an artifact or prepared data holds",
 }
-RESUMABLE = ("prepare", "pretrain", "finetune")
+_GOES_ON = "the same command goes on where it was"
+# What an interrupted verb leaves for the next call.
+RESUMABLE = {
+    "prepare": _GOES_ON,
+    "pretrain": _GOES_ON,
+    "finetune": "the same command keeps the runs that are finished and begins this one again",
+}
 
 
 def _usage() -> str:
@@ -66,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bertjax: {errors.one_line(stop)}", file=sys.stderr)
         return errors.EXIT_RESTART
     except KeyboardInterrupt:
-        goes_on = "; the same command goes on where it was" if verb in RESUMABLE else ""
+        goes_on = f"; {RESUMABLE[verb]}" if verb in RESUMABLE else ""
         print(f"bertjax: interrupted{goes_on}", file=sys.stderr)
         return errors.EXIT_INTERRUPTED
     except (errors.UserError, OSError) as error:

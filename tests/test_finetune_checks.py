@@ -49,7 +49,20 @@ def test_truncation_counts_from_five_percent_on():
     truncated = np.arange(100) < 5
     assert checks.truncation(truncated, "train", 128) == []
     (line,) = checks.truncation(np.arange(100) < 6, "train", 128)
-    assert line.startswith("6.0% of the examples of train lose text behind 128 tokens")
+    assert line.startswith("6.0% of the examples of train lose text behind 128 tokens: raise")
+    (line,) = checks.truncation(np.arange(100) < 6, "train", 128, most=128)
+    assert line.endswith("behind 128 tokens")
+
+
+def test_results_that_say_little():
+    answers = [{"label": "cat"}, {"label": "dog"}]
+    assert checks.results({1e-5: 50.0, 1e-4: 40.0}, 1e-5, answers) == []
+    assert checks.results({1e-5: 50.0}, 1e-5, [{"answer": "x"}] * 3) == []
+    (line,) = checks.results({1e-5: 50.0, 1e-4: 60.0}, 1e-4, answers)
+    assert line.startswith("the best rate, 0.0001, is the highest")
+    found = checks.results({1e-5: 50.0, 1e-4: 50.0}, 1e-5, answers[:1] * 2)
+    assert found[0].startswith("all rates score the same")
+    assert found[1].startswith("every answer on dev is 'cat'")
 
 
 def test_text_of_another_language_or_case(uncased, cased):
@@ -75,7 +88,7 @@ def test_everything_names_the_split(uncased):
     train = [Sentence((text,), "x") for text in TEXTS]
     examples = {"train": train, "dev": train[:1], "test": [Sentence(("A mat sat.",))]}
     truncated = {split: np.full(len(own), split == "test") for split, own in examples.items()}
-    found = checks.everything(examples, truncated, ["x", "y"], uncased, 16)
+    found = checks.everything(examples, truncated, ["x", "y"], uncased, 16, 512)
     assert [line.split(":")[0].split(" (")[0] for line in found] == [
         "label 'y' never occurs in train",
         "1 of 1 examples of dev",

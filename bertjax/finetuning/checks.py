@@ -1,10 +1,11 @@
-"""What is suspicious about labelled data though it can be trained on: one line each.
+"""What is suspicious about labelled data, though it can be trained on, and about results.
 
 for line in checks.overlap(train, dev, "dev") + checks.labels(train, names): print(line)
 """
 
 import collections
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +26,17 @@ def everything(
     names: Sequence[str],
     tokenizer: tokenizer_lib.Tokenizer,
     max_length: int,
+    most: int,
 ) -> list[str]:
-    """All that is suspicious about the splits; "train" is one of them. names: of the labels."""
+    """All that is suspicious about the splits; "train" is one of them. names: of the labels.
+
+    max_length: tokens of a row. most: that the model can read.
+    """
     train = examples["train"]
     found = labels(train, names) + tokens(train, tokenizer)
     for split, own in examples.items():
         found += overlap(train, own, split) if split != "train" else []
-        found += truncation(truncated[split], split, max_length)
+        found += truncation(truncated[split], split, max_length, most)
     return found
 
 
@@ -67,15 +72,38 @@ def labels(train: Sequence[Example], names: Sequence[str]) -> list[str]:
     return result
 
 
-def truncation(truncated: np.ndarray, split: str, max_length: int) -> list[str]:
-    """truncated: bool[examples], as of `kind.Encoded`."""
+def truncation(
+    truncated: np.ndarray, split: str, max_length: int, most: int | None = None
+) -> list[str]:
+    """truncated: bool[examples], as of `kind.Encoded`. most: tokens that the model can read."""
     share = float(np.mean(truncated)) if len(truncated) else 0.0
     if share <= TRUNCATED:
         return []
+    raise_it = "" if max_length == most else ": raise --config.max_length"
     return [
-        f"{share:.1%} of the examples of {split} lose text behind {max_length} tokens: raise "
-        "--config.max_length if the model allows it"
+        f"{share:.1%} of the examples of {split} lose text behind {max_length} tokens{raise_it}"
     ]
+
+
+def results(
+    means: Mapping[float, float], chosen: float, predictions: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Rates that were tried too low or taught nothing, and answers that are all the same.
+
+    means: score on dev by learning rate. predictions: of the best model, on dev.
+    """
+    found = []
+    if len(means) > 1 and len(set(means.values())) == 1:
+        found.append("all rates score the same on dev: nothing tells which is better")
+    elif len(means) > 1 and chosen == max(means):
+        found.append(f"the best rate, {chosen:g}, is the highest that was tried: try higher ones")
+    answers = {str(each["label"]) for each in predictions if "label" in each}
+    if len(answers) == 1 < len(predictions):
+        found.append(
+            f"every answer on dev is {answers.pop()!r}: nothing was learned; try higher rates or "
+            "more epochs"
+        )
+    return found
 
 
 def tokens(train: Sequence[Example], tokenizer: tokenizer_lib.Tokenizer) -> list[str]:

@@ -111,6 +111,11 @@ class Folder:
             ]
             write_text(self._predictions(split), "\n".join(lines) + "\n")
 
+    def predictions(self, split: str) -> list[dict[str, Any]]:
+        """What `write_predictions` wrote of a split, without the examples."""
+        lines = self._predictions(split).read_text(encoding="utf-8").split("\n")
+        return [json.loads(line)["prediction"] for line in lines if line]
+
     def holds(self, run: loop.Run, splits: Sequence[str]) -> bool:
         """Whether the artifact is of this run, and its predictions of these splits are there."""
         file = self.path / REPORT

@@ -98,11 +98,20 @@ class Parts:
             fields |= dict.fromkeys(_dropout_rates(fields), self.config.dropout_rate)
         return fields
 
+    @property
+    def longest(self) -> int:
+        """The most tokens of a row that the model reads, beside a trained prompt."""
+        return self.source.fields["max_length"] - len(self.strategy.prompt_ids())
+
     def _max_length(self) -> int:
-        most = self.source.fields["max_length"] - len(self.strategy.prompt_ids())
-        if self.config.max_length > most:
-            self.notes.append(f"max_length {self.config.max_length} is {most}: the model's own")
-        return min(self.config.max_length, most)
+        if self.config.max_length > self.longest:
+            prompt = len(self.strategy.prompt_ids())
+            beside = f" beside the prompt of {prompt}" if prompt else ""
+            self.notes.append(
+                f"max_length is {self.longest}, not {self.config.max_length}: the model reads no "
+                f"more tokens{beside}"
+            )
+        return min(self.config.max_length, self.longest)
 
     def _first_params(self, seed: int) -> tuple[str, dict[str, Any], Any]:
         fields, labels = self.strategy.fields(), self.answering.labels

@@ -106,7 +106,8 @@ def table(content: Mapping[str, Any]) -> str:
                 lines.append(f"| {split} | {name} | {' | '.join(cells(scores[name]))} |")
     others = [split for split in content["splits"] if split != "dev"]
     header = " | ".join(["rate", "seed", f"best dev {main}", "after epoch", *others, "seconds"])
-    lines += ["", "All runs:", "", f"| {header} |", "|---:" * (5 + len(others)) + "|"]
+    lines += ["", "All runs; the first of a call waits for compilation:", ""]
+    lines += [f"| {header} |", "|---:" * (5 + len(others)) + "|"]
     for run in content["runs"]:
         scores = run["scores"]
         tested = [f"{scores[s][main]:.2f}" if s in scores else "" for s in others]

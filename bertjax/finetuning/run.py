@@ -53,14 +53,16 @@ def finetune(
             tell(f"warning: {line}")
 
         seeds = range(config.seed, config.seed + config.seeds)
-        runs = {}
+        runs, trained = {}, 0
         for rate in config.learning_rates:
-            train_missing(parts, out, rate, seeds, tell)
+            trained += train_missing(parts, out, rate, seeds, tell)
             runs[rate] = [out.run(rate, seed) for seed in seeds]
             chosen = best_rate(runs)
             for other in runs.keys() - {chosen}:
                 for run in runs[other]:
                     out.drop_weights(run)
+        if not trained:
+            tell("all runs are finished: nothing to train")
         best = max(runs[chosen], key=lambda run: run.score)
         for run in runs[chosen]:
             finish(parts, out, run, is_best=run is best)
@@ -71,6 +73,8 @@ def finetune(
             for run in itertools.chain.from_iterable(runs.values())
             if run.skipped
         ]
+        means = {rate: _mean(own) for rate, own in runs.items()}
+        warnings += checks.results(means, chosen, out.predictions("dev"))
         content = report.make(parts, runs, chosen, best, warnings, time.perf_counter() - started)
         report.write(content, out.path)
         for run in runs[chosen]:
@@ -84,7 +88,7 @@ def suspicions(parts: parts_lib.Parts) -> list[str]:
     truncated = {split: encoded.truncated for split, encoded in parts.encoded.items()}
     own = parts.answering
     return checks.everything(
-        parts.examples, truncated, own.labels, own.tokenizer, own.lengths.length
+        parts.examples, truncated, own.labels, own.tokenizer, own.lengths.length, parts.longest
     )
 
 
@@ -94,21 +98,24 @@ def train_missing(
     learning_rate: float,
     seeds: Sequence[int],
     tell: Callable[[str], None],
-) -> None:
-    """Trains and saves the runs that are not finished."""
+) -> int:
+    """Trains and saves the runs that are not finished. Returns how many."""
     missing = [seed for seed in seeds if out.run(learning_rate, seed) is None]
-    if not missing:
-        return
-    together = memory.seeds_at_once(parts, len(missing))
+    together = memory.seeds_at_once(parts, len(missing)) if missing else 1
     for start in range(0, len(missing), together):
         group = missing[start : start + together]
         for run, trained in loop.train(parts, learning_rate, group, tell):
             out.save(run, trained)
+    return len(missing)
 
 
 def best_rate(runs: dict[float, list[loop.Run]]) -> float:
     """The rate of the best mean on dev; of equal ones the first."""
-    return max(runs, key=lambda rate: statistics.fmean(run.score for run in runs[rate]))
+    return max(runs, key=lambda rate: _mean(runs[rate]))
+
+
+def _mean(runs: Sequence[loop.Run]) -> float:
+    return statistics.fmean(run.score for run in runs)
 
 
 def finish(parts: parts_lib.Parts, out: folder.Folder, run: loop.Run, *, is_best: bool) -> None:
