@@ -64,6 +64,12 @@ def test_answers_and_the_threshold_of_none(root, tmp_path, capsys):
     words = ("--question=who ran home", "--context=dog ran home.")
     assert command_line.main(["predict", f"--model={tmp_path / 'out'}", *words]) == 0
     assert "best: " in capsys.readouterr().out
+    table = (tmp_path / "out" / "report.md").read_text()
+    assert "| dev | has_answer_f1 |" in table and "| dev | no_answer_accuracy |" in table
+    words = ["evaluate", f"--model={tmp_path / 'out'}", f"--data={tmp_path / 'dev.json'}"]
+    assert command_line.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert "  best_exact_match_threshold " in "\n".join(lines) and len(set(map(len, lines))) == 1
 
 
 def test_texts_for_texts(tmp_path):
@@ -132,8 +138,9 @@ def test_a_wrong_family_is_named(root):
 
 
 def test_a_question_without_an_answer_says_so():
-    answers = predictor.lines({"answer": "", "n_best": [{"answer": "a", "probability": 0.5}]})
-    assert answers == ["(no answer)", "best: a 0.500"]
+    silent = {"answer": "", "n_best": [{"answer": "a", "probability": 0.25}]}
+    assert predictor.lines(silent) == ["(no answer)", "best: a 0.250"]
+    assert predictor.lines({**silent, "null_odds": 1.0})[0] == "(no answer) 0.750"
 
 
 # Strategies

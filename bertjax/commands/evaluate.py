@@ -104,8 +104,9 @@ def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str,
         )
     values = model.evaluate(examples)
     print(f"{flags.model}, {model.task.name}, on {len(examples)} examples of {flags.data}")
+    width = max(map(len, values))
     for name, value in values.items():
-        print(f"  {name:<24}{value:>10.4f}")
+        print(f"  {name:<{width}}{value:>12.4f}")
     return values
 
 

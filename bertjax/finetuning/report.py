@@ -129,6 +129,7 @@ def summary_lines(content: Mapping[str, Any]) -> list[str]:
     """The scores of the chosen rate, for a terminal."""
     best = content["best"]
     lines = [f"{content['task']}, rate {best['learning_rate']:g}, best seed {best['seed']}"]
+    width = max(map(len, _reported(content))) + 2
     for split, scores in content["splits"].items():
         for name in _reported(content):
             if name in scores:
@@ -136,7 +137,7 @@ def summary_lines(content: Mapping[str, Any]) -> list[str]:
                 spread = "" if found["std"] is None else f" +- {found['std']:.2f}"
                 seeds = len(found["values"])
                 of = f", mean of {seeds} seeds, median {found['median']:.2f}" if seeds > 1 else ""
-                lines.append(f"  {split:<6}{name:<14}{found['mean']:>7.2f}{spread}{of}")
+                lines.append(f"  {split:<6}{name:<{width}}{found['mean']:>7.2f}{spread}{of}")
     return lines
 
 

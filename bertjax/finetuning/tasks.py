@@ -74,7 +74,8 @@ TASKS: dict[str, Task] = glue.TASKS | {
     one.name: one
     for one in (
         Task("squad", "extractive_qa", "questions", _SPANS, _SQUAD_SCORES, **_squad("v1.1")),
-        Task("squad_v2", "extractive_qa", "questions", _SPANS, _SQUAD_SCORES,
+        Task("squad_v2", "extractive_qa", "questions", _SPANS,
+             (*_SQUAD_SCORES, "has_answer_f1", "no_answer_accuracy"),
              options={"impossible": True}, **_squad("v2.0")),
         Task("qa", "extractive_qa", "questions", _SPANS, _SQUAD_SCORES, max_length=384),
         Task("ner", "tokens", "words", _WORDS, _ENTITY_SCORES),
