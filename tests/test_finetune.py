@@ -89,12 +89,25 @@ def test_predict_and_evaluate_by_command(root, done, capsys):
         capsys, "evaluate", f"--model={root / 'out'}", f"--data={root / 'test.tsv'}"
     )
     assert code == 0 and "accuracy" in out
+    plain = root / "texts.txt"
+    plain.write_text("dog ran home\ncat on mat\n")
+    code, _, err = _command(capsys, "evaluate", f"--model={root / 'out'}", f"--data={plain}")
+    assert code == 2 and "texts.txt: has no 'label' to score against; answer it" in err
+    words = ("predict", f"--model={root / 'out'}", f"--data={plain}")
+    found = [json.loads(line) for line in _command(capsys, *words)[1].splitlines()]
+    assert [each["prediction"]["label"] for each in found] == ["dog", "cat"]
+    words = ("predict", f"--model={root / 'out'}", f"--data={root / 'dev.tsv'}")
     target = root / "answers.jsonl"
-    code, *_ = _command(
-        capsys, "predict", f"--model={root / 'out'}", f"--data={root / 'dev.tsv'}",
-        f"--output={target}",
-    )  # fmt: skip
-    assert code == 0 and len(target.read_text().splitlines()) == 24
+    code, *_ = _command(capsys, *words, f"--output={target}")
+    ours, theirs = (
+        [json.loads(line) for line in file.read_text().splitlines()]
+        for file in (target, root / "out" / "predictions" / "dev.jsonl")
+    )
+    assert code == 0 and len(ours) == 24
+    assert [each["example"] for each in ours] == [each["example"] for each in theirs]
+    labels = [[each["prediction"]["label"] for each in lines] for lines in (ours, theirs)]
+    assert labels[0] == labels[1]
+    assert _command(capsys, *words)[1] == target.read_text()
 
 
 @pytest.mark.parametrize(
@@ -103,6 +116,7 @@ def test_predict_and_evaluate_by_command(root, done, capsys):
         (("--text=a", "--data=b"), "give one of --text"),
         (("--question=who",), "--question needs --context"),
         (("--text=a", "--pair=b", "--pair=c"), "as many --pair as --text"),
+        (("--data=.",), ".: is a folder: name a file in it"),
     ],
 )
 def test_predict_says_what_it_lacks(root, done, capsys, words, message):
