@@ -1,5 +1,6 @@
 """Fine-tuning through the front door: it learns, resumes, gives every seed its due, and answers."""
 
+import dataclasses
 import json
 import sys
 
@@ -11,7 +12,7 @@ import bertjax
 from bertjax import __main__ as command_line
 from bertjax import errors, sharding
 from bertjax.artifact import loading
-from bertjax.finetuning import loop, parts, recipe, report, run, tasks
+from bertjax.finetuning import loop, parts, predictor, recipe, report, run, tasks
 from tests import finetuning
 
 
@@ -73,6 +74,9 @@ def test_the_artifact_answers_as_the_best_seed_did(root, done):
     stored = [json.loads(line)["prediction"]["label"] for line in lines]
     assert [each["label"] for each in model.predict([e.texts[0] for e in examples])] == stored
     assert model.predict("cat on the mat")["probabilities"]["cat"] > 0.5
+    before = {k: v for k, v in model.source.task.items() if k != "num_texts"}
+    older = predictor.Predictor(dataclasses.replace(model.source, task=before))
+    assert older.predict(("cat", "cat"))["label"] == "cat"
 
 
 def _seed(done):
@@ -85,6 +89,10 @@ def test_predict_and_evaluate_by_command(root, done, capsys):
     )
     assert code == 0 and out.splitlines()[0] == "dog ran home"
     assert out.splitlines()[1].split()[0] == "dog" and out.splitlines()[3].split()[0] == "cat"
+    code, out, _ = _command(capsys, "inspect", root / "out")
+    lines = [line.split() for line in out.splitlines()]
+    assert ["labels", "cat", "dog"] in lines
+    assert any(line[:2] == ["task", "classification"] for line in lines)
     code, out, _ = _command(
         capsys, "evaluate", f"--model={root / 'out'}", f"--data={root / 'test.tsv'}"
     )
@@ -116,6 +124,7 @@ def test_predict_and_evaluate_by_command(root, done, capsys):
         (("--text=a", "--data=b"), "give one of --text"),
         (("--question=who",), "--question needs --context"),
         (("--text=a", "--pair=b", "--pair=c"), "as many --pair as --text"),
+        (("--text=a", "--pair=b"), "a pair of texts, where the model is trained on a single text"),
         (("--data=.",), ".: is a folder: name a file in it"),
     ],
 )

@@ -111,7 +111,7 @@ _NEEDS = {
 
 
 def lines(prediction: Mapping[str, Any], top: int = 5) -> list[str]:
-    """A prediction for people: labels with probabilities, entities, answers or texts."""
+    """A prediction for people: labels with probabilities, entities, answers, texts, vectors."""
     if "entities" in prediction and (prediction["entities"] or not prediction["tags"]):
         return [f"{entity['type']}: {entity['text']}" for entity in prediction["entities"]]
     if "tags" in prediction:
@@ -123,6 +123,8 @@ def lines(prediction: Mapping[str, Any], top: int = 5) -> list[str]:
     if "n_best" in prediction:
         others = [f"{each['answer']} {each['probability']:.3f}" for each in prediction["n_best"]]
         return [prediction["answer"] or _silence(prediction), f"best: {'   '.join(others[:top])}"]
+    if "vector" in prediction:
+        return [f"[{', '.join(f'{value:.6g}' for value in prediction['vector'])}]"]
     for name in ("text", "label", "similarity"):
         if name in prediction:
             value = prediction[name]

@@ -203,7 +203,7 @@ def read(
 def _of_plain_text(task: Task, path: str) -> list[examples_lib.Example]:
     if task.reader == "text_pairs":
         return [examples_lib.TextPair(text, where=where) for where, text in readers.plain(path)]
-    several = all(len(names) > 1 for names in task.columns.texts) and task.kind != "embeddings"
+    several = all(len(names) > 1 for names in task.columns.texts) and not task.any_texts
     if several or task.reader == "choices":
         needed = [*task.columns.texts[0], *["choices"] * (task.reader == "choices")]
         raise errors.UserError(
