@@ -10,9 +10,10 @@ import pytest
 
 import bertjax
 from bertjax import __main__ as command_line
+from bertjax import config as config_lib
 from bertjax import errors, sharding
 from bertjax.artifact import loading
-from bertjax.finetuning import loop, parts, predictor, recipe, report, run, tasks
+from bertjax.finetuning import keys, loop, parts, predictor, recipe, report, run, tasks
 from tests import finetuning
 
 
@@ -293,6 +294,41 @@ def test_impossible_recipes_are_named(key, value, message):
     config[key] = value
     with pytest.raises(errors.UserError, match=message):
         recipe.validate(config)
+
+
+def test_the_help_lists_every_key_with_what_it_says(capsys):
+    with pytest.raises(SystemExit):
+        command_line.main(["finetune", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "  num_epochs=3                      passes over the training data" in lines
+    config = recipe.default("classification")
+    for key in keys.names():
+        (line,) = [line for line in lines if line.startswith(f"  {key}=")]
+        assert len(line.split(maxsplit=1)) == 2, f"{key} has no comment where it is declared"
+        if key in ("batch_size", "optimizer.b1", "strategy.name"):
+            assert line.startswith(f"  {key}={config_lib.value_of(config, key)} ")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("--epochs=3", "did you mean --config.num_epochs=...? `bertjax finetune --help`"),
+        ("--batch=4", "did you mean --config.batch_size=...?"),
+        ("--sed=3", "did you mean --seeds or "),
+        ("3e-5", "unknown flag 3e-5; several values take commas"),
+    ],
+)
+def test_unknown_flags_have_a_hint(capsys, word, hint):
+    with pytest.raises(SystemExit):
+        command_line.main(["finetune", "--output=out", "--lr=2e-5", word])
+    assert hint in capsys.readouterr().err
+
+
+def test_a_key_of_another_strategy_is_named():
+    values = {"strategy.rank": 3}
+    with pytest.raises(errors.UserError, match=r"rank is a key of the strategy lora, .* is full"):
+        recipe.make("sst2", None, {}, values)
+    assert recipe.make("sst2", None, {}, {"strategy.name": "lora", **values}).strategy.rank == 3
 
 
 def test_the_package_is_the_function(root, tmp_path):
