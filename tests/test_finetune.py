@@ -99,9 +99,10 @@ def test_predict_and_evaluate_by_command(root, done, capsys):
     )
     assert code == 0 and "accuracy" in out
     plain = root / "texts.txt"
-    plain.write_text("dog ran home\ncat on mat\n")
+    plain.write_text("dog ran home\n")
     code, _, err = _command(capsys, "evaluate", f"--model={root / 'out'}", f"--data={plain}")
     assert code == 2 and "texts.txt: has no 'label' to score against; answer it" in err
+    plain.write_text("dog ran home\ncat on mat\n")
     words = ("predict", f"--model={root / 'out'}", f"--data={plain}")
     found = [json.loads(line) for line in _command(capsys, *words)[1].splitlines()]
     assert [each["prediction"]["label"] for each in found] == ["dog", "cat"]

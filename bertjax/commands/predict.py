@@ -11,6 +11,7 @@ Fine-tuned models (labels with probabilities, entities, answers, texts):
   bertjax predict --model=out/ --text='A man sleeps.' --pair='Someone is awake.'
   bertjax predict --model=out/ --question='Who wrote it?' --context='Ada wrote it in 1843.'
   bertjax predict --model=out/ --data=test.tsv --output=predictions.jsonl
+  bertjax predict --model=out/ --data=texts.txt
 
 --text and --prompt may be given several times. Each mask gets the likeliest pieces with their
 probabilities. A prompt goes on with the likeliest token each time, unless --temperature asks for

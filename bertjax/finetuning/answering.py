@@ -58,7 +58,7 @@ class Answering:
         return kind_lib.load(self.kind_name)
 
     def encode(self, examples: Sequence[examples_lib.Example]) -> kind_lib.Encoded:
-        """The rows of examples. UserError for labels, or as many texts, as none was trained on."""
+        """The rows of examples. UserError for labels, or for a number of texts, of another task."""
         for example in examples:
             if not self._fits(example):
                 raise errors.UserError(

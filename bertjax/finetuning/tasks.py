@@ -285,7 +285,9 @@ def _check_labels(
 
 def columns_there(task: Task, path: str, where: str) -> str:
     """The columns of the record at `where`, for a message; "" if the label's is one of them."""
-    if task.reader == "questions" or (task.reader == "words" and not readers.has_fields(path)):
+    if task.reader == "questions" or readers.is_plain(path, task.columns):
+        return ""
+    if task.reader == "words" and not readers.has_fields(path):
         return ""
     ignored: collections.Counter[str] = collections.Counter()
     records = readers.records(path, headerless=task.headerless, skipped=ignored)
