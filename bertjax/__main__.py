@@ -1,10 +1,12 @@
 """`bertjax VERB --flag=value ...`: parses the flags and calls `bertjax.commands.VERB.run`."""
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from bertjax import errors
 
@@ -47,13 +49,26 @@ def _run(verb: str, argv: Sequence[str]) -> None:
     )
     command.add_flags(parser)
     flags, rest = parser.parse_known_args(argv)
-    flags.overrides = {}
+    overrides = {}
     for word in rest:
         key, equals, value = word.removeprefix("--config.").partition("=")
         if not (word.startswith("--config.") and equals and "config" in flags):
-            parser.error(f"unknown flag {word}; `bertjax {verb} --help` lists them")
-        flags.overrides[key] = value
+            hint = _hint(word, list(vars(flags)), command)
+            parser.error(f"unknown flag {word}; {hint}`bertjax {verb} --help` lists them")
+        overrides[key] = value
+    flags.overrides = overrides
     command.run(flags)
+
+
+def _hint(word: str, flags: Sequence[str], command: ModuleType) -> str:
+    """What an unknown word may have been meant for, of the verb's flags and keys of its config."""
+    if not word.startswith("-"):
+        return "several values take commas between them, a text with spaces quotes; "
+    key = word.lstrip("-").removeprefix("config.").partition("=")[0]
+    meant = [f"--{name}" for name in difflib.get_close_matches(key, flags, 1, 0.7)]
+    if hasattr(command, "config_keys"):
+        meant += [f"--config.{name}=..." for name in errors.near(key, command.config_keys())]
+    return f"did you mean {' or '.join(meant)}? " if meant else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

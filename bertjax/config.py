@@ -9,7 +9,6 @@ and `config.objective`. Every field is overridden on the command line as `--conf
 
 import ast
 import dataclasses
-import difflib
 import importlib.util
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -203,21 +202,20 @@ def choose(config: ConfigDict, arg: str) -> ConfigDict:
     return smoke(config) if arg else config
 
 
-def _keys(config: ConfigDict, prefix: str = "") -> list[str]:
-    keys = []
+def keys(config: ConfigDict, prefix: str = "") -> list[str]:
+    """Every key, "a.b" of nested ones."""
+    found = []
     for name, value in config.items():
         inner = isinstance(value, ConfigDict)
-        keys += _keys(value, f"{prefix}{name}.") if inner else [prefix + name]
-    return keys
+        found += keys(value, f"{prefix}{name}.") if inner else [prefix + name]
+    return found
 
 
 def override(config: ConfigDict, key: str, text: str) -> None:
     """Sets `key` ("a.b") to `text` read as the type that the key has."""
-    if key not in _keys(config):
-        keys = _keys(config)
-        near = [k for k in keys if k.split(".")[-1] == key.split(".")[-1]]
-        near = near or difflib.get_close_matches(key, keys, n=2)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    if key not in keys(config):
+        meant = errors.near(key, keys(config))
+        hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
         raise errors.UserError(f"unknown config key {key!r}{hint}")
     *parents, leaf = key.split(".")
     for parent in parents:

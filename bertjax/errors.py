@@ -5,7 +5,9 @@ command line prints that line and nothing else; what is not a `UserError` is a b
 traceback.
 """
 
+import difflib
 import errno
+from collections.abc import Sequence
 
 EXIT_BUG = 1  # of the interpreter, after a traceback
 EXIT_BAD_INPUT = 2
@@ -46,6 +48,13 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, Preempted):
         return EXIT_RESTART
     return EXIT_BAD_INPUT if of_the_user(error) else EXIT_BUG
+
+
+def near(key: str, known: Sequence[str]) -> list[str]:
+    """Those of the known keys, "a.b", that `key` may have been meant for."""
+    leaf = key.split(".")[-1]
+    same = [each for each in known if each.split(".")[-1] == leaf]
+    return same or difflib.get_close_matches(key, known, n=2)
 
 
 def check(ok: bool, key: str, value: object, allowed: str) -> None:

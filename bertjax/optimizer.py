@@ -31,9 +31,9 @@ class Config:
     start_rate: float = 0.0  # before the first warm-up step
     end_rate: float = 0.0  # after the last step (rsqrt and constant do not get there)
     weight_decay: float = 0.01  # of kernels and embeddings; never of biases and norms
-    b1: float = 0.9  # adafactor has no first moment,
-    b2: float = 0.999  # its second one decays by 1 - step**-0.8,
-    eps: float = 1e-6  # and it needs no eps
+    b1: float = 0.9  # of the first moment; adafactor has none
+    b2: float = 0.999  # of the second one; adafactor has 1 - step**-0.8
+    eps: float = 1e-6  # added to the root of the second moment; adafactor needs none
     clip_norm: float = 1.0  # of the global gradient; 0: no clipping
 
 

@@ -1,5 +1,6 @@
 """Fine-tuning through the front door: it learns, resumes, gives every seed its due, and answers."""
 
+import dataclasses
 import json
 import sys
 
@@ -9,9 +10,10 @@ import pytest
 
 import bertjax
 from bertjax import __main__ as command_line
+from bertjax import config as config_lib
 from bertjax import errors, sharding
 from bertjax.artifact import loading
-from bertjax.finetuning import loop, parts, recipe, report, run, tasks
+from bertjax.finetuning import keys, loop, parts, predictor, recipe, report, run, tasks
 from tests import finetuning
 
 
@@ -73,6 +75,9 @@ def test_the_artifact_answers_as_the_best_seed_did(root, done):
     stored = [json.loads(line)["prediction"]["label"] for line in lines]
     assert [each["label"] for each in model.predict([e.texts[0] for e in examples])] == stored
     assert model.predict("cat on the mat")["probabilities"]["cat"] > 0.5
+    before = {k: v for k, v in model.source.task.items() if k != "num_texts"}
+    older = predictor.Predictor(dataclasses.replace(model.source, task=before))
+    assert older.predict(("cat", "cat"))["label"] == "cat"
 
 
 def _seed(done):
@@ -85,16 +90,34 @@ def test_predict_and_evaluate_by_command(root, done, capsys):
     )
     assert code == 0 and out.splitlines()[0] == "dog ran home"
     assert out.splitlines()[1].split()[0] == "dog" and out.splitlines()[3].split()[0] == "cat"
+    code, out, _ = _command(capsys, "inspect", root / "out")
+    lines = [line.split() for line in out.splitlines()]
+    assert ["labels", "cat", "dog"] in lines
+    assert any(line[:2] == ["task", "classification"] for line in lines)
     code, out, _ = _command(
         capsys, "evaluate", f"--model={root / 'out'}", f"--data={root / 'test.tsv'}"
     )
     assert code == 0 and "accuracy" in out
+    plain = root / "texts.txt"
+    plain.write_text("dog ran home\n")
+    code, _, err = _command(capsys, "evaluate", f"--model={root / 'out'}", f"--data={plain}")
+    assert code == 2 and "texts.txt: has no 'label' to score against; answer it" in err
+    plain.write_text("dog ran home\ncat on mat\n")
+    words = ("predict", f"--model={root / 'out'}", f"--data={plain}")
+    found = [json.loads(line) for line in _command(capsys, *words)[1].splitlines()]
+    assert [each["prediction"]["label"] for each in found] == ["dog", "cat"]
+    words = ("predict", f"--model={root / 'out'}", f"--data={root / 'dev.tsv'}")
     target = root / "answers.jsonl"
-    code, *_ = _command(
-        capsys, "predict", f"--model={root / 'out'}", f"--data={root / 'dev.tsv'}",
-        f"--output={target}",
-    )  # fmt: skip
-    assert code == 0 and len(target.read_text().splitlines()) == 24
+    code, *_ = _command(capsys, *words, f"--output={target}")
+    ours, theirs = (
+        [json.loads(line) for line in file.read_text().splitlines()]
+        for file in (target, root / "out" / "predictions" / "dev.jsonl")
+    )
+    assert code == 0 and len(ours) == 24
+    assert [each["example"] for each in ours] == [each["example"] for each in theirs]
+    labels = [[each["prediction"]["label"] for each in lines] for lines in (ours, theirs)]
+    assert labels[0] == labels[1]
+    assert _command(capsys, *words)[1] == target.read_text()
 
 
 @pytest.mark.parametrize(
@@ -103,6 +126,8 @@ def test_predict_and_evaluate_by_command(root, done, capsys):
         (("--text=a", "--data=b"), "give one of --text"),
         (("--question=who",), "--question needs --context"),
         (("--text=a", "--pair=b", "--pair=c"), "as many --pair as --text"),
+        (("--text=a", "--pair=b"), "a pair of texts, where the model is trained on a single text"),
+        (("--data=.",), ".: is a folder: name a file in it"),
     ],
 )
 def test_predict_says_what_it_lacks(root, done, capsys, words, message):
@@ -270,6 +295,41 @@ def test_impossible_recipes_are_named(key, value, message):
     config[key] = value
     with pytest.raises(errors.UserError, match=message):
         recipe.validate(config)
+
+
+def test_the_help_lists_every_key_with_what_it_says(capsys):
+    with pytest.raises(SystemExit):
+        command_line.main(["finetune", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "  num_epochs=3                      passes over the training data" in lines
+    config = recipe.default("classification")
+    for key in keys.names():
+        (line,) = [line for line in lines if line.startswith(f"  {key}=")]
+        assert len(line.split(maxsplit=1)) == 2, f"{key} has no comment where it is declared"
+        if key in ("batch_size", "optimizer.b1", "strategy.name"):
+            assert line.startswith(f"  {key}={config_lib.value_of(config, key)} ")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("--epochs=3", "did you mean --config.num_epochs=...? `bertjax finetune --help`"),
+        ("--batch=4", "did you mean --config.batch_size=...?"),
+        ("--sed=3", "did you mean --seeds or "),
+        ("3e-5", "unknown flag 3e-5; several values take commas"),
+    ],
+)
+def test_unknown_flags_have_a_hint(capsys, word, hint):
+    with pytest.raises(SystemExit):
+        command_line.main(["finetune", "--output=out", "--lr=2e-5", word])
+    assert hint in capsys.readouterr().err
+
+
+def test_a_key_of_another_strategy_is_named():
+    values = {"strategy.rank": 3}
+    with pytest.raises(errors.UserError, match=r"rank is a key of the strategy lora, .* is full"):
+        recipe.make("sst2", None, {}, values)
+    assert recipe.make("sst2", None, {}, {"strategy.name": "lora", **values}).strategy.rank == 3
 
 
 def test_the_package_is_the_function(root, tmp_path):

@@ -36,6 +36,19 @@ def _stored(out, split="dev"):
 # Kinds
 
 
+def test_pairs_are_no_single_texts(root, tmp_path, capsys):
+    lines = ["sentence1\tsentence2\tscore", *["the cat sat\ta dog ran\t1.0", "a dog\tcat\t2.0"] * 4]
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    config = finetuning.config("regression", root / "model", tmp_path, num_epochs=1)
+    run.finetune(config, tmp_path / "out")
+    words = ["predict", f"--model={tmp_path / 'out'}", "--text=the cat sat"]
+    assert command_line.main(words) == errors.EXIT_BAD_INPUT
+    said = "regression: a single text, where the model is trained on a pair of texts"
+    assert said in capsys.readouterr().err
+    assert command_line.main([*words, "--pair=a dog ran"]) == 0
+
+
 def test_entities(root, tmp_path, capsys):
     data = finetuning.entities(tmp_path)
     config = finetuning.config("ner", root / "model", data, num_epochs=5)
@@ -64,6 +77,12 @@ def test_answers_and_the_threshold_of_none(root, tmp_path, capsys):
     words = ("--question=who ran home", "--context=dog ran home.")
     assert command_line.main(["predict", f"--model={tmp_path / 'out'}", *words]) == 0
     assert "best: " in capsys.readouterr().out
+    table = (tmp_path / "out" / "report.md").read_text()
+    assert "| dev | has_answer_f1 |" in table and "| dev | no_answer_accuracy |" in table
+    words = ["evaluate", f"--model={tmp_path / 'out'}", f"--data={tmp_path / 'dev.json'}"]
+    assert command_line.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert "  best_exact_match_threshold " in "\n".join(lines) and len(set(map(len, lines))) == 1
 
 
 def test_texts_for_texts(tmp_path):
@@ -106,7 +125,7 @@ def test_the_choice_that_fits(root, tmp_path, capsys):
     assert "accuracy" in capsys.readouterr().out
 
 
-def test_vectors_of_texts_that_match(root, tmp_path):
+def test_vectors_of_texts_that_match(root, tmp_path, capsys):
     words = [*finetuning.WORDS, "cat", "dog"]
     for split, seed in (("train", 0), ("dev", 1)):
         draw, lines = random.Random(seed), ["sentence1\tsentence2"]
@@ -123,6 +142,9 @@ def test_vectors_of_texts_that_match(root, tmp_path):
     assert loaded.evaluate(examples) == pytest.approx(
         {name: each["mean"] for name, each in scores.items()}, rel=1e-3
     )
+    assert command_line.main(["predict", f"--model={tmp_path / 'out'}", "--text=the dog ran"]) == 0
+    vector = json.loads(capsys.readouterr().out.splitlines()[1])
+    assert vector == [float(f"{x:.6g}") for x in loaded.predict("the dog ran")["vector"]]
 
 
 def test_a_wrong_family_is_named(root):
@@ -132,8 +154,9 @@ def test_a_wrong_family_is_named(root):
 
 
 def test_a_question_without_an_answer_says_so():
-    answers = predictor.lines({"answer": "", "n_best": [{"answer": "a", "probability": 0.5}]})
-    assert answers == ["(no answer)", "best: a 0.500"]
+    silent = {"answer": "", "n_best": [{"answer": "a", "probability": 0.25}]}
+    assert predictor.lines(silent) == ["(no answer)", "best: a 0.250"]
+    assert predictor.lines({**silent, "null_odds": 1.0})[0] == "(no answer) 0.750"
 
 
 # Strategies

@@ -225,6 +225,8 @@ _ROW = '{"question": "Q?", "choices": ["A.", "B."], "label": %s}\n'
         ("classification", "a.jsonl", '{"sentence": ["A."], "label": 1}\n', "'sentence' is not a "
          "text but list"),
         ("classification", "a.jsonl", '{"sentence": "A.", "label": 0.5}\n', "a.jsonl:1: label 0.5"),
+        ("classification", "a.jsonl", '{"text": "A.", "stars": 1}\n', "a.jsonl:1: no 'label'; "
+         "there are 'text', 'stars'; training"),
         ("sst2", "a.tsv", "sentence\tlabel\nA.\t2\n", "a.tsv:2: label '2' is not one of the task "
          "sst2: negative, positive, 0, 1"),
         ("stsb", "a.tsv", "sentence1\tsentence2\tscore\nA.\tB.\tnan\n", "a.tsv:2: label 'nan' is "
@@ -257,6 +259,25 @@ def test_other_files_have_labels_for_all_or_for_none(tmp_path):
     assert _bare(_read("classification", path, "test")) == [Sentence(("A.",))]
     with pytest.raises(errors.UserError, match=r"nowhere\.tsv: cannot be read"):
         _read("classification", tmp_path / "nowhere.tsv")
+
+
+def test_a_text_a_line_needs_no_labels(tmp_path):
+    path = _write(tmp_path / "a.txt", "One, two.\n\nThree.\n")
+    texts = [Sentence(("One, two.",)), Sentence(("Three.",))]
+    for task in ("classification", "regression", "embeddings"):
+        assert _bare(_read(task, path, "test")) == texts
+    assert [each.source for each in _read("translation", path, "test")] == ["One, two.", "Three."]
+    for task in ("pair", "multiple_choice"):
+        with pytest.raises(errors.UserError, match=f"the task {task} reads more than one text"):
+            _read(task, path, "test")
+    with pytest.raises(errors.UserError, match="questions are JSON in SQuAD's form"):
+        _read("squad", path, "test")
+    with pytest.raises(errors.UserError, match="no column 'sentence'"):
+        _read("classification", path, "dev")
+    header = _write(tmp_path / "b.txt", "sentence\nA.\n")
+    assert _bare(_read("classification", header, "test")) == [Sentence(("A.",))]
+    with pytest.raises(errors.UserError, match="is a folder: name a file in it"):
+        _read("classification", tmp_path)
 
 
 def test_a_text_of_ten_thousand_words(tmp_path):

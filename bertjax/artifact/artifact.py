@@ -42,7 +42,7 @@ class Artifact:
     params: nested dict of float32 arrays on the host, or of their ShapeDtypeStructs.
     step, objective, config: of the run it comes from; None where that is not known.
     task: what it was fine-tuned for, as JSON has it: {"name", "kind", "config" of the kind,
-    "labels", "max_length"}; None of a model that was not.
+    "labels", "max_length", ...}; None of a model that was not.
     origin: where it was read, in words for people.
     """
 

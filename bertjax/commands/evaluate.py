@@ -99,13 +99,16 @@ def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str,
     model = predictor.Predictor(source)
     examples = tasks.read(model.task, flags.data, "test")
     if model.task.labelled and not examples_lib.is_labelled(examples[0]):
+        there = tasks.columns_there(model.task, flags.data, examples[0].where)
         raise errors.UserError(
-            f"{flags.data}: has no labels to score against; answer it with `bertjax predict --data`"
+            f"{flags.data}: has no {model.task.columns.label[0]!r} to score against{there}; answer "
+            "it with `bertjax predict --data`"
         )
     values = model.evaluate(examples)
     print(f"{flags.model}, {model.task.name}, on {len(examples)} examples of {flags.data}")
+    width = max(map(len, values))
     for name, value in values.items():
-        print(f"  {name:<24}{value:>10.4f}")
+        print(f"  {name:<{width}}{value:>12.4f}")
     return values
 
 

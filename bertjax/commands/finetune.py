@@ -11,7 +11,7 @@ Examples:
 Without --dev a tenth of the training data is it. The rate of the best mean on dev is taken, and its
 runs are scored on test, once. --output gets report.md, report.json, scores.png, the predictions and
 the best model, which `bertjax predict`, `evaluate` and `export` take. The same command goes on
-after a stop. Every key of the recipe is overridden as --config.KEY=VALUE.
+after a stop. Every key of the recipe, listed below, is overridden as --config.KEY=VALUE.
 
 A suite is many tasks in one report; see its file for what it runs.
 """
@@ -19,7 +19,7 @@ A suite is many tasks in one report; see its file for what it runs.
 import argparse
 
 from bertjax import backend, errors
-from bertjax.finetuning import recipe, report, suite
+from bertjax.finetuning import keys, recipe, report, suite
 from bertjax.finetuning import run as run_lib
 
 FILES = ("train", "dev", "test")
@@ -41,6 +41,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--strategy", help="what is trained: full, lora, adapters ...; default: full")
     flag("--suite", metavar="FILE[:ARG]", help="many tasks, instead of --task")
     parser.set_defaults(config=None)  # keys are overridden as --config.KEY=VALUE
+    parser.epilog = "\n".join(keys.table())
+
+
+def config_keys() -> list[str]:
+    """What --config. takes."""
+    return keys.names()
 
 
 def run(flags: argparse.Namespace) -> None:

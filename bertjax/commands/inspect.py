@@ -5,7 +5,8 @@ Example:
   bertjax inspect run/ --plot=curves.png
   bertjax inspect prepared/
 
-Of a model: config, step, parameter table, tokenizer, data. --plot draws the curves of a run.
+Of a model: config, step, parameter table, tokenizer, data; what it was fine-tuned for, and its
+labels. --plot draws the curves of a run.
 """
 
 import argparse
@@ -77,6 +78,11 @@ def _model(path: str) -> Iterable[str]:
     if model.config:
         rest = {k: v for k, v in model.config.items() if k not in ("family", "model", "objective")}
         yield from _wrapped("config", _pairs(rest))
+    if model.task:
+        pairs = {"kind": model.task["kind"], **model.task["config"]}
+        yield from _wrapped("task", [model.task["name"], *_pairs(pairs)])
+        if model.task["labels"]:
+            yield from _wrapped("labels", model.task["labels"])
     tokenizer = model.tokenizer
     yield _tokenizer(tokenizer.kind, tokenizer.size, tokenizer.fingerprint)
     if model.config:

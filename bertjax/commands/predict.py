@@ -11,6 +11,7 @@ Fine-tuned models (labels with probabilities, entities, answers, texts):
   bertjax predict --model=out/ --text='A man sleeps.' --pair='Someone is awake.'
   bertjax predict --model=out/ --question='Who wrote it?' --context='Ada wrote it in 1843.'
   bertjax predict --model=out/ --data=test.tsv --output=predictions.jsonl
+  bertjax predict --model=out/ --data=texts.txt
 
 --text and --prompt may be given several times. Each mask gets the likeliest pieces with their
 probabilities. A prompt goes on with the likeliest token each time, unless --temperature asks for
@@ -18,12 +19,11 @@ draws or --num_beams for a beam search; the text ends with the end-of-text token
 """
 
 import argparse
-import json
 from typing import Any
 
 import bertjax
 from bertjax import errors
-from bertjax.finetuning import predictor, tasks
+from bertjax.finetuning import folder, predictor, tasks
 
 # Fields of generation.Options, where their defaults stand.
 OPTIONS = {
@@ -49,7 +49,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--question", action="append", help="to answer from --context; may be repeated")
     flag("--context", help="text with the answers, or what the choices are about")
     flag("--choice", action="append", help="one of several, for --context")
-    flag("--data", help="file of examples to answer")
+    flag("--data", help="file of examples to answer; .txt: a text a line")
     flag("--output", help="with --data: file for a line of JSON an example; default: the screen")
     flag("--top", type=int, help="guesses a mask, or labels, default: 5")
     options = parser.add_argument_group("with --prompt")
@@ -119,7 +119,7 @@ def _answer(model: predictor.Predictor, flags: argparse.Namespace) -> None:
 def _answer_file(model: predictor.Predictor, data: str, output: str | None) -> None:
     examples = tasks.read(model.task, data, "test")
     _, predictions = model.answer(examples)
-    lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in predictions)
+    lines = folder.prediction_lines(examples, predictions)
     if output is None:
         print(lines, end="")
         return

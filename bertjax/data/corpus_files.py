@@ -50,6 +50,8 @@ def opened(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
                 yield raw, raw
     except _CORRUPT as error:
         raise errors.UserError(f"{path}: truncated or corrupt ({error})") from error
+    except IsADirectoryError as error:
+        raise errors.UserError(f"{path}: is a folder: name a file in it") from error
     except OSError as error:
         raise errors.UserError(f"{path}: cannot be read ({error.strerror or error})") from error
 

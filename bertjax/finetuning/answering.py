@@ -39,7 +39,7 @@ class Answering:
     """How a model answers the examples of a task.
 
     task: its name. config: of the kind. prompt_ids: put after the first token of every row.
-    absent: features that the model does not read.
+    absent: features that the model does not read. num_texts: of every sentence example; 0 for any.
     """
 
     task: str
@@ -50,6 +50,7 @@ class Answering:
     lengths: kind_lib.Lengths
     prompt_ids: tuple[int, ...] = ()
     absent: tuple[str, ...] = ()
+    num_texts: int = 0
 
     @property
     def kind(self) -> ModuleType:
@@ -57,9 +58,19 @@ class Answering:
         return kind_lib.load(self.kind_name)
 
     def encode(self, examples: Sequence[examples_lib.Example]) -> kind_lib.Encoded:
-        """The rows of examples. UserError for a label that is not one of the task's."""
+        """The rows of examples. UserError for labels, or for a number of texts, of another task."""
+        for example in examples:
+            if not self._fits(example):
+                raise errors.UserError(
+                    f"{example.where or self.task}: {_texts(len(example.texts))}, where the model "
+                    f"is trained on {_texts(self.num_texts)}"
+                )
         self.kind.check(self.config, examples, self.labels, self.task)
         return self.kind.encode(self.config, examples, self.tokenizer, self.labels, self.lengths)
+
+    def _fits(self, example: examples_lib.Example) -> bool:
+        sentence = self.num_texts and isinstance(example, examples_lib.Sentence)
+        return not sentence or len(example.texts) == self.num_texts
 
     def batches(
         self, encoded: kind_lib.Encoded, batch_size: int, passes: int = 0
@@ -129,6 +140,7 @@ class Answering:
             "labels": list(self.labels),
             "max_length": self.lengths.length,
             "prompt_ids": list(self.prompt_ids),
+            "num_texts": self.num_texts,
         }
 
 
@@ -152,7 +164,12 @@ def from_artifact(source: artifact.Artifact) -> Answering:
         lengths(config, task["max_length"]),
         tuple(task["prompt_ids"]) if "prompt_ids" in task else (),
         absent(source.fields),
+        task["num_texts"] if "num_texts" in task else 0,
     )
+
+
+def _texts(number: int) -> str:
+    return {1: "a single text", 2: "a pair of texts"}.get(number, f"{number} texts")
 
 
 def lengths(config: Any, max_length: int) -> kind_lib.Lengths:

@@ -105,11 +105,7 @@ class Folder:
         shutil.rmtree(self.path / PREDICTIONS, ignore_errors=True)
         (self.path / PREDICTIONS).mkdir()
         for split, found in predictions.items():
-            lines = [
-                json.dumps({"example": _said(e), "prediction": p}, ensure_ascii=False)
-                for e, p in zip(examples[split], found, strict=True)
-            ]
-            write_text(self._predictions(split), "\n".join(lines) + "\n")
+            write_text(self._predictions(split), prediction_lines(examples[split], found))
 
     def predictions(self, split: str) -> list[dict[str, Any]]:
         """What `write_predictions` wrote of a split, without the examples."""
@@ -130,6 +126,14 @@ class Folder:
 
     def _file(self, learning_rate: float, seed: int, suffix: str) -> pathlib.Path:
         return self.path / RUNS / f"lr{learning_rate:g}-seed{seed}.{suffix}"
+
+
+def prediction_lines(examples: Sequence[Any], predictions: Sequence[dict[str, Any]]) -> str:
+    """A line of JSON an example: {"example": what it says, "prediction": what the model says}."""
+    return "".join(
+        json.dumps({"example": _said(e), "prediction": p}, ensure_ascii=False) + "\n"
+        for e, p in zip(examples, predictions, strict=True)
+    )
 
 
 def write_json(file: pathlib.Path, content: Mapping[str, Any]) -> None:

@@ -62,6 +62,7 @@ class Parts:
             answering_lib.lengths(kind_config, self._max_length()),
             self.strategy.prompt_ids(),
             answering_lib.absent(self.source.fields),
+            0 if self.task.any_texts else len(train[0].texts),
         )
         self.encoded = {name: self.answering.encode(e) for name, e in self.examples.items()}
         self.heads = module.heads(kind_config)

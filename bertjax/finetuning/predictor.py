@@ -111,7 +111,7 @@ _NEEDS = {
 
 
 def lines(prediction: Mapping[str, Any], top: int = 5) -> list[str]:
-    """A prediction for people: labels with probabilities, entities, answers or texts."""
+    """A prediction for people: labels with probabilities, entities, answers, texts, vectors."""
     if "entities" in prediction and (prediction["entities"] or not prediction["tags"]):
         return [f"{entity['type']}: {entity['text']}" for entity in prediction["entities"]]
     if "tags" in prediction:
@@ -122,9 +122,19 @@ def lines(prediction: Mapping[str, Any], top: int = 5) -> list[str]:
         return ["   ".join(f"{label} {p:.3f}" for label, p in best)]
     if "n_best" in prediction:
         others = [f"{each['answer']} {each['probability']:.3f}" for each in prediction["n_best"]]
-        return [prediction["answer"] or "(no answer)", f"best: {'   '.join(others[:top])}"]
+        return [prediction["answer"] or _silence(prediction), f"best: {'   '.join(others[:top])}"]
+    if "vector" in prediction:
+        return [f"[{', '.join(f'{value:.6g}' for value in prediction['vector'])}]"]
     for name in ("text", "label", "similarity"):
         if name in prediction:
             value = prediction[name]
             return [f"{value:.4f}" if isinstance(value, float) else str(value)]
     return [json.dumps(prediction)]
+
+
+def _silence(prediction: Mapping[str, Any]) -> str:
+    """No answer, with the probability that those of `n_best` leave it."""
+    if "null_odds" not in prediction:
+        return "(no answer)"
+    rest = 1 - sum(each["probability"] for each in prediction["n_best"])
+    return f"(no answer) {abs(rest):.3f}"

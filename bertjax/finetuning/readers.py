@@ -199,12 +199,32 @@ def text(record: Record, name: str, *, empty: bool = False) -> str:
     return value
 
 
+def columns_there(record: Record) -> str:
+    """The names of a record's columns, for a message; not all where they are many."""
+    return ", ".join(map(repr, list(record.fields)[:12]))[:200]
+
+
 def _absent(record: Record, name: str) -> errors.UserError:
-    there = ", ".join(map(repr, list(record.fields)[:12]))
     return errors.UserError(
-        f"{record.where}: no column {name!r}; there are {there:.200} (a TSV file begins with a "
-        "line of column names)"
+        f"{record.where}: no column {name!r}; there are {columns_there(record)} (a TSV file begins "
+        "with a line of column names)"
     )
+
+
+def is_plain(path: str, columns: Columns) -> bool:
+    """Whether a .txt file has a text a line: no cells, and no header of one column."""
+    if corpus_files.suffix(path) != ".txt":
+        return False
+    _, first = next(lines(path))
+    return "\t" not in first and (first.strip(),) not in columns.texts
+
+
+def plain(path: str) -> list[tuple[str, str]]:
+    """(where, text) of the lines that are not blank. UserError where all are."""
+    found = [(f"{path}:{number}", line) for number, line in lines(path) if line.strip()]
+    if not found:
+        raise errors.UserError(f"{path}: holds no text")
+    return found
 
 
 def sentences(

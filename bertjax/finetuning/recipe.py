@@ -41,11 +41,11 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
     config.data = ConfigDict()
     for split in splits(found):
         config.data[split] = ""  # a file, or "": no such split; dev is then dev_fraction of train
-    config.data.dev_fraction = 0.1
+    config.data.dev_fraction = 0.1  # of the examples of train, where dev has no file
     config.data.max_train = 0  # examples, the same share of every label; 0: all
     config.max_length = found.max_length  # tokens a row, specials included
 
-    config.num_epochs = 3
+    config.num_epochs = 3  # passes over the training data
     config.batch_size = 32  # rows a step, over all devices
     whole = _TEXT_RATES if found.kind == "text_to_text" else _FIELD_RATES
     config.learning_rates = strategies.rates(strategy) or whole  # the best on dev is taken
@@ -54,19 +54,19 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
     for key in ("learning_rate", "warmup_steps", "decay_steps"):
         del config.optimizer[key]  # of each run, and by its length
     config.head_rate_factor = 1.0  # times the rate, for the head
-    config.strategy = ConfigDict({"name": strategy, **strategies.default(strategy)})
+    config.strategy = ConfigDict({"name": strategy, **strategies.default(strategy)})  # what moves
     config.dropout_rate = -1.0  # everywhere in the model; -1: as the checkpoint has it
 
-    config.seeds = 1  # how many
-    config.seed = 0  # the first
+    config.seeds = 1  # how many, each a run with each rate
+    config.seed = 0  # the first; decides head, order and dropout
     config.seeds_at_once = 0  # side by side on the device; 0: as memory allows, on a CPU one
     config.early_stopping = 0  # evaluations without a gain before a run ends; 0: never
-    config.evals_per_epoch = 1
+    config.evals_per_epoch = 1  # on dev; the best one counts
 
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
-    config.attention = "xla"
-    config.mesh = "data:-1"
+    config.attention = "xla"  # or a kernel: splash on TPUs, cudnn on GPUs; see models/kernels.py
+    config.mesh = "data:-1"  # or "fsdp:4,tensor:2", also sequence; -1: the devices that are left
     return config.lock()
 
 
@@ -95,8 +95,14 @@ def make(
     for key, value in values.items():
         if key == "learning_rates":
             config.learning_rates = rates(value)
-        else:
-            config_lib.override(config, key, str(value))
+            continue
+        owners = strategies.owners(key)
+        if owners and key not in config_lib.keys(config):
+            raise errors.UserError(
+                f"config.{key} is a key of the strategy {' or '.join(owners)}, and this one is "
+                f"{config.strategy.name}: give --strategy={owners[0]}"
+            )
+        config_lib.override(config, key, str(value))
     return config
 
 

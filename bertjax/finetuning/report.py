@@ -12,6 +12,7 @@ from bertjax.finetuning import folder, loop, strategies
 from bertjax.finetuning import parts as parts_lib
 
 Runs = Mapping[float, Sequence[loop.Run]]
+_LINES = ("-", "--", ":", "-.")  # of the rates
 
 
 def make(
@@ -130,6 +131,7 @@ def summary_lines(content: Mapping[str, Any]) -> list[str]:
     """The scores of the chosen rate, for a terminal."""
     best = content["best"]
     lines = [f"{content['task']}, rate {best['learning_rate']:g}, best seed {best['seed']}"]
+    width = max(map(len, _reported(content))) + 2
     for split, scores in content["splits"].items():
         for name in _reported(content):
             if name in scores:
@@ -137,7 +139,7 @@ def summary_lines(content: Mapping[str, Any]) -> list[str]:
                 spread = "" if found["std"] is None else f" +- {found['std']:.2f}"
                 seeds = len(found["values"])
                 of = f", mean of {seeds} seeds, median {found['median']:.2f}" if seeds > 1 else ""
-                lines.append(f"  {split:<6}{name:<14}{found['mean']:>7.2f}{spread}{of}")
+                lines.append(f"  {split:<6}{name:<{width}}{found['mean']:>7.2f}{spread}{of}")
     return lines
 
 
@@ -156,9 +158,9 @@ def cells(found: Mapping[str, Any]) -> list[str]:
 
 
 def draw(content: Mapping[str, Any], path: str | os.PathLike) -> None:
-    """Dev scores of all runs: by epoch, and the best of each by rate."""
+    """Dev scores of all runs: by epoch, and the best of each by rate; the chosen rate in colour."""
     # Imported here: training needs no matplotlib. A bare Figure is free of displays and globals.
-    from matplotlib import rc_context
+    from matplotlib import rc_context, ticker
     from matplotlib.figure import Figure
 
     main, chosen = content["metrics"][0], content["best"]["learning_rate"]
@@ -169,16 +171,22 @@ def draw(content: Mapping[str, Any], path: str | os.PathLike) -> None:
         for place, rate in enumerate(rates):
             colour = plot.HELDOUT if rate == chosen else plot.QUIET
             own = [run for run in content["runs"] if run["learning_rate"] == rate]
-            for run in own:
+            for number, run in enumerate(own):
                 epochs = [each["epoch"] for each in run["evaluations"]]
                 values = [each["dev"][main] for each in run["evaluations"]]
-                by_epoch.plot(epochs, values, color=colour, marker="o", linewidth=1.2)
+                label = f"rate {rate:g}{', the best' * (rate == chosen)}" * (number == 0)
+                style = dict(color=colour, linestyle=_LINES[place % len(_LINES)], linewidth=1.2)
+                by_epoch.plot(epochs, values, marker="o", label=label, **style)
             scores = [run["scores"]["dev"][main] for run in own]
             by_rate.plot([place] * len(own), scores, "o", color=colour, alpha=0.7)
             mean = statistics.fmean(scores)
             by_rate.plot([place - 0.2, place + 0.2], [mean, mean], color=colour, linewidth=1.6)
-        by_epoch.set_title(f"{content['task']}: {main} on dev, rate {chosen:g} coloured")
+        by_epoch.set_title(f"{content['task']}: {main} on dev")
         by_epoch.set_xlabel("epoch")
+        by_epoch.set_ylabel(main)
+        by_epoch.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
+        if len(rates) > 1:
+            by_epoch.legend()
         by_rate.set_title("Best of each run, and their mean")
         by_rate.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
         by_rate.set_xlim(-0.6, len(rates) - 0.4)

@@ -1,4 +1,4 @@
-"""Scores of labels, numbers and rankings, by scikit-learn and scipy; all but AUC are of 100.
+"""Scores of labels, numbers and rankings, by scikit-learn and scipy; all are of 100.
 
     accuracy(["yes", "no"], ["yes", "yes"])     # 50.0
 
@@ -60,13 +60,13 @@ def mcc(targets: Sequence[str], predictions: Sequence[str]) -> float:
 
 
 def auc(targets: Sequence[bool], values: Sequence[float]) -> dict[str, float]:
-    """{"roc_auc", "average_precision"}, 0 to 1; empty unless there are both targets."""
+    """{"roc_auc", "average_precision"}, of 100; empty unless there are both targets."""
     if len(set(targets)) < 2:
         return {}
     metrics = library("sklearn.metrics")
     return {
-        "roc_auc": float(metrics.roc_auc_score(targets, values)),
-        "average_precision": float(metrics.average_precision_score(targets, values)),
+        "roc_auc": 100.0 * float(metrics.roc_auc_score(targets, values)),
+        "average_precision": 100.0 * float(metrics.average_precision_score(targets, values)),
     }
 
 

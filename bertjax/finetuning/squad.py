@@ -46,7 +46,9 @@ def _nested(path: str) -> Iterator[examples.Question]:
     try:
         data = _get(json.loads(content), "data", list, path)
     except json.JSONDecodeError as error:
-        raise errors.UserError(f"{path}:{error.lineno}: not JSON ({error.msg})") from error
+        raise errors.UserError(
+            f"{path}:{error.lineno}: not JSON ({error.msg}); questions are JSON in SQuAD's form"
+        ) from error
     for a, article in enumerate(data):
         place = f"{path} article {a}"
         for p, paragraph in enumerate(_get(article, "paragraphs", list, place)):

@@ -156,6 +156,7 @@ def draw(suite: Suite, reports: Mapping[str, Mapping[str, Any]], path: pathlib.P
     with rc_context(plot.STYLE):
         figure = Figure(figsize=(9.6, 0.45 * len(reports) + 1.6), dpi=130, layout="constrained")
         axes = figure.subplots()
+        labelled: set[str] = set()
         for place, (name, content) in enumerate(reports.items()):
             found = content["splits"]["dev"][content["metrics"][0]]
             own = dict(color=plot.HELDOUT, label="ours, dev: seeds and median" * (place == 0))
@@ -164,11 +165,12 @@ def draw(suite: Suite, reports: Mapping[str, Mapping[str, Any]], path: pathlib.P
             for mark, published in zip(marks, suite.published, strict=False):
                 value = _published(published, name, "test")
                 if value is not None:
-                    label = f"{published.name}, test" * (place == 0)
+                    label = f"{published.name}, test" * (published.name not in labelled)
+                    labelled.add(published.name)
                     axes.plot(value, place, mark, color=plot.REFERENCE, alpha=0.7, label=label)
         rows = [f"{name}, {content['metrics'][0]}" for name, content in reports.items()]
         axes.set_yticks(range(len(reports)), rows)
         axes.set_ylim(len(reports) - 0.5, -0.5)
         axes.set_title(suite.title)
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.06), ncols=3)
+        figure.legend(loc="outside lower left", ncols=3)
         plot.save(figure, path)

@@ -52,3 +52,8 @@ class Task:
     files: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tfds_splits: Mapping[str, str] = dataclasses.field(default_factory=dict)
     submissions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def any_texts(self) -> bool:
+        """Whether examples may have any number of texts: a vector is made of each."""
+        return self.reader != "sentences" or self.kind == "embeddings"

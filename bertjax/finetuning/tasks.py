@@ -74,7 +74,8 @@ TASKS: dict[str, Task] = glue.TASKS | {
     one.name: one
     for one in (
         Task("squad", "extractive_qa", "questions", _SPANS, _SQUAD_SCORES, **_squad("v1.1")),
-        Task("squad_v2", "extractive_qa", "questions", _SPANS, _SQUAD_SCORES,
+        Task("squad_v2", "extractive_qa", "questions", _SPANS,
+             (*_SQUAD_SCORES, "has_answer_f1", "no_answer_accuracy"),
              options={"impossible": True}, **_squad("v2.0")),
         Task("qa", "extractive_qa", "questions", _SPANS, _SQUAD_SCORES, max_length=384),
         Task("ner", "tokens", "words", _WORDS, _ENTITY_SCORES),
@@ -176,7 +177,8 @@ def read(
 ) -> list[examples_lib.Example]:
     """The examples of a file, in its order; at least one.
 
-    split: "train" and "dev" need labels; other files have them for all examples or for none.
+    split: "train" and "dev" need labels; other files have them for all examples or for none, and
+        for tasks of one text may be .txt with a text a line.
     skipped: counts what is left out of the files of a task that is published with damaged rows.
     UserError, naming file and line, for whatever is wrong otherwise.
     """
@@ -184,6 +186,8 @@ def read(
     if task.reader == "questions":
         many = task.kind == "text_to_text" or "impossible" in task.options
         return squad.read(path, labelled=training, impossible=many)
+    if not training and task.reader != "words" and readers.is_plain(path, task.columns):
+        return _of_plain_text(task, path)
     if task.reader == "words" and not readers.has_fields(path):
         found = conll.read(path, entities=_marks_entities(task))
     else:
@@ -194,6 +198,19 @@ def read(
         found = _examples(task, records, left_out, keep_empty=task.damaged)
     _check_labels(task, path, found, needed=training and task.labelled)
     return found
+
+
+def _of_plain_text(task: Task, path: str) -> list[examples_lib.Example]:
+    if task.reader == "text_pairs":
+        return [examples_lib.TextPair(text, where=where) for where, text in readers.plain(path)]
+    several = all(len(names) > 1 for names in task.columns.texts) and not task.any_texts
+    if several or task.reader == "choices":
+        needed = [*task.columns.texts[0], *["choices"] * (task.reader == "choices")]
+        raise errors.UserError(
+            f"{path}: lines of text, and the task {task.name} reads more than one text: give "
+            f"JSON lines with {', '.join(map(repr, needed))}"
+        )
+    return [examples_lib.Sentence((text,), where=where) for where, text in readers.plain(path)]
 
 
 def _examples(
@@ -262,7 +279,22 @@ def _check_labels(
     bare = [example for example in found if not examples_lib.is_labelled(example)]
     if bare and (needed or len(bare) < len(found)):
         why = "training and dev data need one" if needed else "others in the file have one"
-        raise errors.UserError(f"{bare[0].where}: no {task.columns.label[0]!r}; {why}")
+        there = columns_there(task, path, bare[0].where)
+        raise errors.UserError(f"{bare[0].where}: no {task.columns.label[0]!r}{there}; {why}")
+
+
+def columns_there(task: Task, path: str, where: str) -> str:
+    """The columns of the record at `where`, for a message; "" if the label's is one of them."""
+    if task.reader == "questions" or readers.is_plain(path, task.columns):
+        return ""
+    if task.reader == "words" and not readers.has_fields(path):
+        return ""
+    ignored: collections.Counter[str] = collections.Counter()
+    records = readers.records(path, headerless=task.headerless, skipped=ignored)
+    record = next((record for record in records if record.where == where), None)
+    if record is None or any(name in record.fields for name in task.columns.label):
+        return ""
+    return f"; there are {readers.columns_there(record)}"
 
 
 def write_submission(

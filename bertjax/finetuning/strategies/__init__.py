@@ -41,6 +41,12 @@ def default(name: str) -> dict[str, Any]:
     return dataclasses.asdict(load(name).Config())
 
 
+def owners(key: str) -> list[str]:
+    """The strategies that have the key "strategy.KNOB" of a config."""
+    group, _, knob = key.partition(".")
+    return [name for name in names() if group == "strategy" and knob in default(name)]
+
+
 def rates(name: str) -> tuple[float, ...]:
     """Learning rates that its field takes, its module's `RATES`; () for those of whole models."""
     return getattr(load(name), "RATES", ())

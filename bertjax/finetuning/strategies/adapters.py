@@ -18,7 +18,7 @@ RATES = (1e-4, 3e-4, 1e-3)
 class Config:
     """The width of the bottleneck; the paper has 8, 64 and 256 (section 3.2)."""
 
-    adapter_size: int = 64
+    adapter_size: int = 64  # width of the bottleneck
 
     def __post_init__(self):
         errors.check(self.adapter_size >= 1, "strategy.adapter_size", self.adapter_size,

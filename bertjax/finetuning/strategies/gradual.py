@@ -19,7 +19,7 @@ from bertjax.finetuning.strategies import full
 class Config:
     """How many layers join each epoch: more where there are fewer epochs than layers."""
 
-    layers_per_epoch: int = 1
+    layers_per_epoch: int = 1  # that join, from the top
 
     def __post_init__(self):
         errors.check(self.layers_per_epoch >= 1, "strategy.layers_per_epoch",

@@ -26,8 +26,8 @@ RATES = (2e-4, 5e-4, 1e-3)
 class Config:
     """Section 7.1 of the paper: query and value together are the better targets at equal size."""
 
-    rank: int = 8
-    alpha: float = 16.0
+    rank: int = 8  # columns of A, rows of B
+    alpha: float = 16.0  # alpha / rank is the factor of A B
     targets: str = "query,value"  # kernels of the layers, with commas between them
 
     def __post_init__(self):

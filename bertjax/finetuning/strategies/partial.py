@@ -20,7 +20,7 @@ from bertjax.finetuning import strategy
 class Config:
     """How many layers stay, from the bottom; of an encoder-decoder: of both stacks."""
 
-    frozen_layers: int = 2  # 0: the embeddings alone
+    frozen_layers: int = 2  # from the bottom; 0: the embeddings alone
 
     def __post_init__(self):
         errors.check(self.frozen_layers >= 0, "strategy.frozen_layers", self.frozen_layers,

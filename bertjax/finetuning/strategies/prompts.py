@@ -24,7 +24,7 @@ RATES = (3e-3, 1e-2, 3e-2)
 class Config:
     """How many tokens the prompt has; above 20 the paper gains little (section 3.2)."""
 
-    length: int = 20
+    length: int = 20  # tokens of the prompt
 
     def __post_init__(self):
         errors.check(self.length >= 1, "strategy.length", self.length, "1 or more")
