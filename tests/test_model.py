@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertjax import build, errors, hashing
-from bertjax.models import bert, layers, post_norm
+from bertjax.models import activations, bert, layers, post_norm
 
 FIELDS = {
     "vocab_size": 100, "hidden_size": 16, "num_layers": 3, "num_heads": 4,
@@ -179,10 +179,24 @@ def test_activations():
         "gelu_tanh": 0.5 * x * (1 + np.tanh(cubic)),
         "relu": np.maximum(x, 0),
     }
-    assert expected.keys() == layers.ACTIVATIONS.keys()
+    assert expected.keys() == activations.FUNCTIONS.keys()
     for name, values in expected.items():
-        np.testing.assert_allclose(layers.ACTIVATIONS[name](x), values, atol=2e-6)
+        np.testing.assert_allclose(activations.FUNCTIONS[name](x), values, atol=2e-6)
     assert abs(expected["gelu"] - expected["gelu_tanh"]).max() > 1e-4, "two different functions"
+
+
+@pytest.mark.parametrize(("name", "approximate"), [("gelu", False), ("gelu_tanh", True)])
+def test_activations_keep_their_slope_alone(name, approximate):
+    activation = activations.FUNCTIONS[name]
+    x = jnp.linspace(-6, 6, 101)
+    slopes = jax.vmap(jax.grad(lambda v: jax.nn.gelu(v, approximate=approximate)))(x)
+    np.testing.assert_allclose(jax.vmap(jax.grad(activation))(x), slopes, atol=1e-5)
+    half = x.astype(jnp.bfloat16)
+    kept = jax.tree.leaves(jax.linearize(activation, half)[1])
+    assert [(leaf.shape, leaf.dtype) for leaf in kept] == [(x.shape, jnp.bfloat16)]
+    np.testing.assert_allclose(
+        np.asarray(activation(half), np.float32), activation(half.astype(jnp.float32)), rtol=2**-8
+    )
 
 
 def test_layer_norm_is_float32_inside():

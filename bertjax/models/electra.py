@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors, sharding
-from bertjax.models import bert, heads, layers, masks, post_norm
+from bertjax.models import activations, bert, heads, layers, masks, post_norm
 
 HEADS = ("mlm", "rtd", *heads.DOWNSTREAM)
 
@@ -112,7 +112,7 @@ class RtdHead(nn.Module):
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         x_BLD = layers.dense(self.config.hidden_size, self.config, name="transform")(x_BLD)
         x_BLD = sharding.constrain(x_BLD, ("batch", "length", "embed"))
-        x_BLD = layers.ACTIVATIONS[self.config.activation](x_BLD)
+        x_BLD = activations.FUNCTIONS[self.config.activation](x_BLD)
         return layers.dense(1, self.config, name="classifier")(x_BLD)[..., 0].astype(jnp.float32)
 
 

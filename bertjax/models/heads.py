@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors, sharding
-from bertjax.models import layers
+from bertjax.models import activations, layers
 
 DOWNSTREAM = ("classifier", "token_classifier", "span")
-_ACTIVATIONS = {**layers.ACTIVATIONS, "tanh": jnp.tanh}
+_ACTIVATIONS = {**activations.FUNCTIONS, "tanh": jnp.tanh}
 
 
 class Layout(NamedTuple):
@@ -103,7 +103,7 @@ class MlmHead(nn.Module):
         )
         x_BPD = transform(x_BPD)
         x_BPD = sharding.constrain(x_BPD, ("batch", "length", "embed"))
-        x_BPD = layers.ACTIVATIONS[config.activation](x_BPD)
+        x_BPD = activations.FUNCTIONS[config.activation](x_BPD)
         x_BPD = layers.LayerNorm(config.layer_norm_eps, self.use_bias, name="norm")(x_BPD)
         rows = word_embedding.num_embeddings
         bias_V = self.param("bias", nn.initializers.zeros, (rows,), jnp.float32)

@@ -7,7 +7,6 @@ does nothing outside a mesh; where parameters live is the business of `sharding.
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -15,16 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors, hashing, sharding
+from bertjax.models import activations
 
 VOCAB_MULTIPLE = 128  # rows of the embedding table: the lane width of a TPU; meshes divide it
 MASKED = -1e9  # a logit that softmax turns into 0 in float32 and that stays finite in a masked row
 ADAPTER_STD = 1e-3  # of the kernels of a fresh adapter, which so changes next to nothing
 
-ACTIVATIONS: dict[str, Callable] = {
-    "gelu": lambda x: nn.gelu(x, approximate=False),
-    "gelu_tanh": lambda x: nn.gelu(x, approximate=True),
-    "relu": nn.relu,
-}
 REMAT_POLICIES: dict[str, Any] = {
     "none": None,
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -103,7 +98,8 @@ def check_fields(config: Any) -> None:
     free = any(field.name == "head_dim" for field in dataclasses.fields(config))
     check(free or config.hidden_size % config.num_heads == 0, "num_heads",
           f"a divisor of config.model.hidden_size = {config.hidden_size}")  # fmt: skip
-    check(config.activation in ACTIVATIONS, "activation", f"one of {', '.join(ACTIVATIONS)}")
+    check(config.activation in activations.FUNCTIONS, "activation",
+          f"one of {', '.join(activations.FUNCTIONS)}")  # fmt: skip
 
 
 def sizes(num_layers: int, hidden_size: int) -> dict[str, int]:
@@ -261,7 +257,7 @@ class Adapter(nn.Module):
         config = self.config
         down = dense(config.adapter_size, config, init_std=ADAPTER_STD, name="down")
         up = dense(x_BLD.shape[-1], config, init_std=ADAPTER_STD, name="up")
-        added_BLD = up(ACTIVATIONS["gelu"](down(x_BLD)))
+        added_BLD = up(activations.FUNCTIONS["gelu"](down(x_BLD)))
         return x_BLD + sharding.constrain(added_BLD, ("batch", "length", "embed"))
 
 
@@ -288,7 +284,7 @@ class Mlp(nn.Module):
             hidden_BLF = map_(name, config.intermediate_size)(x_BLD)
             return sharding.constrain(hidden_BLF, ("batch", "length", "mlp"))
 
-        hidden_BLF = ACTIVATIONS[config.activation](wide("wi"))
+        hidden_BLF = activations.FUNCTIONS[config.activation](wide("wi"))
         if self.gated:
             hidden_BLF = hidden_BLF * wide("wi_gate")
         hidden_BLF = Dropout(self.dropout_rate, name="dropout")(hidden_BLF, deterministic)

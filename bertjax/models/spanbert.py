@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import sharding
-from bertjax.models import bert, heads, layers
+from bertjax.models import activations, bert, heads, layers
 
 HEADS = ("pooler", "mlm", "sbo", *heads.DOWNSTREAM)
 
@@ -71,7 +71,7 @@ class SboHead(nn.Module):
         ends_BPC = sharding.constrain(ends_BPC, ("batch", "length", "embed"))
         h_BPD = layers.dense(config.hidden_size, config, name="dense")(ends_BPC)
         h_BPD = sharding.constrain(h_BPD, ("batch", "length", "embed"))
-        h_BPD = layers.ACTIVATIONS[config.activation](h_BPD)
+        h_BPD = activations.FUNCTIONS[config.activation](h_BPD)
         h_BPD = layers.LayerNorm(config.layer_norm_eps, name="norm")(h_BPD)
         return heads.MlmHead(config, name="mlm_head")(h_BPD, word_embedding)
 
