@@ -14,8 +14,8 @@ from bertjax.models import layers
 
 # Files which are no family and no objective.
 _SHARED = (
-    "activations", "attention", "heads", "kernels", "layers", "masks", "positions", "post_norm",
-    "t5_layers", "terms",
+    "activations", "attention", "heads", "kernels", "layers", "masks", "norms", "positions",
+    "post_norm", "t5_layers", "terms",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertjax import build, errors, hashing
-from bertjax.models import activations, bert, layers, post_norm
+from bertjax.models import activations, bert, layers, norms, post_norm
 
 FIELDS = {
     "vocab_size": 100, "hidden_size": 16, "num_layers": 3, "num_heads": 4,
@@ -197,6 +197,34 @@ def test_activations_keep_their_slope_alone(name, approximate):
     np.testing.assert_allclose(
         np.asarray(activation(half), np.float32), activation(half.astype(jnp.float32)), rtol=2**-8
     )
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_norms_have_the_slopes_of_their_formula(centred, use_bias):
+    draw = np.random.default_rng(0)
+    x, slope = draw.normal(2.0, 3.0, (2, 5, 5, 8)).astype(np.float32)[:, :3]
+    scale, bias = draw.normal(size=(2, 8)).astype(np.float32)
+
+    def formula(x, scale, bias):
+        wide = x - x.mean(-1, keepdims=True) if centred else x
+        normed = wide / jnp.sqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-6) * scale
+        return normed if bias is None else normed + bias
+
+    def ours(x, scale, bias):
+        return norms.normalize(x, scale, bias, 1e-6, centred)
+
+    arguments = (x, scale, bias if use_bias else None)
+    for value, expected in zip(
+        jax.tree.leaves(jax.vjp(ours, *arguments)[1](slope)),
+        jax.tree.leaves(jax.vjp(formula, *arguments)[1](slope)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(value, expected, atol=2e-5)
+    half = x.astype(jnp.bfloat16)
+    kept = jax.tree.leaves(jax.vjp(lambda x: ours(x, *arguments[1:]), half)[1])
+    large = [leaf for leaf in kept if leaf.size >= x.size]
+    assert [leaf.dtype for leaf in large] == [jnp.bfloat16]
 
 
 def test_layer_norm_is_float32_inside():

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors, hashing, sharding
-from bertjax.models import activations
+from bertjax.models import activations, norms
 
 VOCAB_MULTIPLE = 128  # rows of the embedding table: the lane width of a TPU; meshes divide it
 MASKED = -1e9  # a logit that softmax turns into 0 in float32 and that stays finite in a masked row
@@ -220,14 +220,11 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        wide = x.astype(jnp.float32)
-        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
-        normed = centred * jax.lax.rsqrt(variance + self.epsilon) * scale
+        bias = None
         if self.use_bias:
-            normed += self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
-        return normed.astype(x.dtype)
+            bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
+        return norms.normalize(x, scale, bias, self.epsilon, True)
 
 
 class RMSNorm(nn.Module):
@@ -238,9 +235,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
-        wide = x.astype(jnp.float32)
-        square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        return (wide * jax.lax.rsqrt(square + self.epsilon) * scale).astype(x.dtype)
+        return norms.normalize(x, scale, None, self.epsilon, False)
 
 
 class Adapter(nn.Module):

@@ -1,0 +1,50 @@
+"""Norms of the last axis, in float32 whatever the compute type, that keep their input alone.
+
+For the backward pass they keep x in its own type and two numbers a row, where what JAX makes of the
+formula keeps three float32 arrays of the size of x. Shapes: x [..., D], scale and bias [D].
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def normalize(
+    x: jax.Array, scale: jax.Array, bias: jax.Array | None, epsilon: float, centred: bool
+) -> jax.Array:
+    """scale * (x - mean) / sqrt(variance + epsilon) + bias, in the type of x.
+
+    centred: as layer norm (Ba et al., arXiv 1607.06450); without it no mean is taken away, and the
+    mean square is in the place of the variance (RMSNorm, Zhang & Sennrich, arXiv 1910.07467).
+    bias: None for none.
+    """
+    return _forward(x, scale, bias, epsilon, centred)[0]
+
+
+def _forward(x, scale, bias, epsilon, centred):
+    wide = x.astype(jnp.float32)
+    mean = jnp.mean(wide, axis=-1, keepdims=True) if centred else None
+    wide = wide - mean if centred else wide
+    factor = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
+    normed = wide * factor * scale
+    if bias is not None:
+        normed += bias
+    return normed.astype(x.dtype), (x, scale, bias, mean, factor)
+
+
+def _backward(epsilon, centred, kept, slope):
+    x, scale, bias, mean, factor = kept
+    wide, slope = x.astype(jnp.float32), slope.astype(jnp.float32)
+    unit = (wide - mean if centred else wide) * factor
+    rows = tuple(range(x.ndim - 1))
+    inner = slope * scale
+    outer = inner - unit * jnp.mean(inner * unit, axis=-1, keepdims=True)
+    if centred:
+        outer -= jnp.mean(inner, axis=-1, keepdims=True)
+    of_bias = None if bias is None else jnp.sum(slope, axis=rows)
+    return (outer * factor).astype(x.dtype), jnp.sum(slope * unit, axis=rows), of_bias
+
+
+normalize.defvjp(_forward, _backward)
