@@ -186,8 +186,14 @@ class Dense(nn.Module):
         init = nn.initializers.truncated_normal(self.init_std)
         kernel = self.param("kernel", init, (*inner, *self.features), jnp.float32)
         rows = outer if sharding.splits("length") else (-1,)
-        x = x.reshape(*rows, math.prod(inner)).astype(self.dtype)
-        x = x @ kernel.reshape(x.shape[-1], -1).astype(self.dtype)
+
+        def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+            x = x.reshape(*rows, math.prod(inner)).astype(self.dtype)
+            return x @ kernel.reshape(x.shape[-1], -1).astype(self.dtype)
+
+        # Kept for the backward pass are x, once for all maps that read it, and the parameter: not
+        # what is flat, and no second copy of the parameter in the compute type.
+        x = jax.checkpoint(product, prevent_cse=False)(x, kernel)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
             x = x + bias.reshape(-1).astype(self.dtype)
