@@ -62,9 +62,10 @@ def epochs(count: int) -> int:
 
 def swept(rates: Sequence[float], seeds: int, **fields: Any) -> dict[str, Any]:
     """The report of all seeds at the rate that is best for the first one; made once."""
-    first = bertjax.finetune(learning_rates=rates, seeds=1, **fields).report
-    best = first["best"]["learning_rate"]
-    return bertjax.finetune(learning_rates=(best,), seeds=seeds, **fields).report
+    if len(rates) > 1:
+        first = bertjax.finetune(learning_rates=rates, seeds=1, **fields).report
+        rates = (first["best"]["learning_rate"],)
+    return bertjax.finetune(learning_rates=rates, seeds=seeds, **fields).report
 
 
 def run(

@@ -48,6 +48,8 @@ def _run(verb: str, argv: Sequence[str]) -> None:
         allow_abbrev=False,
     )
     command.add_flags(parser)
+    if hasattr(command, "config_help") and {"-h", "--help"} & set(argv):  # takes a while to make
+        parser.epilog = command.config_help()
     flags, rest = parser.parse_known_args(argv)
     overrides = {}
     for word in rest:

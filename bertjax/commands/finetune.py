@@ -41,7 +41,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--strategy", help="what is trained: full, lora, adapters ...; default: full")
     flag("--suite", metavar="FILE[:ARG]", help="many tasks, instead of --task")
     parser.set_defaults(config=None)  # keys are overridden as --config.KEY=VALUE
-    parser.epilog = "\n".join(keys.table())
+
+
+def config_help() -> str:
+    """What --config. takes, for people."""
+    return "\n".join(keys.table())
 
 
 def config_keys() -> list[str]:

@@ -140,7 +140,7 @@ def _unknown(texts: Sequence[str], tokenizer: tokenizer_lib.Tokenizer) -> float:
 
 
 def _squeezed(example: Example) -> str:
-    return "\n".join(" ".join(text.lower().split()) for text in _texts(example))
+    return "\n".join(map(examples_lib.squeezed, _texts(example)))
 
 
 def _texts(example: Example) -> list[str]:

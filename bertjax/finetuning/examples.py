@@ -75,3 +75,8 @@ def is_labelled(example: Example) -> bool:
             return bool(example.targets)
         case _:
             return example.label is not None
+
+
+def squeezed(text: str) -> str:
+    """The text without what tells near copies apart: in lower case, one space between words."""
+    return " ".join(text.lower().split())

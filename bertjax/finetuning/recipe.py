@@ -96,8 +96,8 @@ def make(
         if key == "learning_rates":
             config.learning_rates = rates(value)
             continue
-        owners = strategies.owners(key)
-        if owners and key not in config_lib.keys(config):
+        owners = [] if key in config_lib.keys(config) else strategies.owners(key)
+        if owners:
             raise errors.UserError(
                 f"config.{key} is a key of the strategy {' or '.join(owners)}, and this one is "
                 f"{config.strategy.name}: give --strategy={owners[0]}"

@@ -52,12 +52,13 @@ def held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example
     left = collections.Counter(label for example in examples for label in _labels(example))
     wanted, in_dev = max(1, round(fraction * len(examples))), np.zeros(len(examples), bool)
     for group in _permutation(0, "finetune dev", len(members)):
-        if in_dev.sum() >= wanted:
+        if wanted <= 0:
             break
         own = collections.Counter(x for i in members[group] for x in _labels(examples[i]))
         if all(left[label] > count for label, count in own.items()):
-            left -= own
+            left.subtract(own)
             in_dev[members[group]] = True
+            wanted -= len(members[group])
     return (
         [e for e, dev in zip(examples, in_dev, strict=True) if not dev],
         [e for e, dev in zip(examples, in_dev, strict=True) if dev],
@@ -83,7 +84,7 @@ def _together(index: int, example: Example) -> Hashable:
     """What examples on one text have in common."""
     match example:
         case examples_lib.Sentence():
-            return " ".join(example.texts[0].lower().split())
+            return examples_lib.squeezed(example.texts[0])
         case examples_lib.Words():
             return example.words
         case examples_lib.TextPair():
