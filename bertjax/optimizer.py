@@ -175,6 +175,20 @@ def _scale_by(config: Any) -> optax.GradientTransformation:
     return adam
 
 
+def _clip_by_global_norm(limit: float) -> optax.GradientTransformation:
+    """As optax's, but by one factor: its quotient by the norm is an array of every gradient's size.
+
+    Behind a norm that is not finite nothing finite is left.
+    """
+
+    def update_fn(updates, state, params=None):
+        del params
+        factor = jnp.minimum(1.0, limit / optax.tree.norm(updates))
+        return jax.tree.map(lambda x: x * factor.astype(x.dtype), updates), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update_fn)
+
+
 def make(config: Any, num_steps: int) -> optax.GradientTransformation:
     """The whole chain: clip, moments, decay, trust ratio where it is LAMB, rate.
 
@@ -185,7 +199,7 @@ def make(config: Any, num_steps: int) -> optax.GradientTransformation:
     """
     ratio = optax.masked(by_matrix(optax.scale_by_trust_ratio()), decay_mask)
     return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
+        _clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         _scale_by(config),
         optax.add_decayed_weights(config.weight_decay, decay_mask),
         ratio if config.name == "lamb" else optax.identity(),
