@@ -11,6 +11,7 @@ Example:
 """
 
 import argparse
+import collections
 import json
 import os
 
@@ -97,7 +98,10 @@ def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str,
         if getattr(flags, name):
             raise errors.UserError(f"--{name} is for prepared data; --model is fine-tuned")
     model = predictor.Predictor(source)
-    examples = tasks.read(model.task, flags.data, "test")
+    skipped: collections.Counter[str] = collections.Counter()
+    examples = tasks.read(model.task, flags.data, "test", skipped=skipped)
+    for why, count in skipped.items():
+        print(f"{flags.data}: {count} x {why}, left out")
     if model.task.labelled and not examples_lib.is_labelled(examples[0]):
         there = tasks.columns_there(model.task, flags.data, examples[0].where)
         raise errors.UserError(

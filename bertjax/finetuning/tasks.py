@@ -179,7 +179,8 @@ def read(
 
     split: "train" and "dev" need labels; other files have them for all examples or for none, and
         for tasks of one text may be .txt with a text a line.
-    skipped: counts what is left out of the files of a task that is published with damaged rows.
+    skipped: counts what is left out of the files of a task that is published with damaged rows;
+        without it they are errors, for a leaderboard wants every row of its test data.
     UserError, naming file and line, for whatever is wrong otherwise.
     """
     training = split == "train" or split.startswith("dev")
@@ -191,9 +192,7 @@ def read(
     if task.reader == "words" and not readers.has_fields(path):
         found = conll.read(path, entities=_marks_entities(task))
     else:
-        left_out = None
-        if task.damaged and training:  # a leaderboard wants every row of its test data
-            left_out = collections.Counter() if skipped is None else skipped
+        left_out = skipped if task.damaged else None
         records = readers.records(path, headerless=task.headerless, skipped=left_out)
         found = _examples(task, records, left_out, keep_empty=task.damaged)
     _check_labels(task, path, found, needed=training and task.labelled)
