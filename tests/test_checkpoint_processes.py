@@ -12,6 +12,8 @@ import socket
 import subprocess
 import sys
 
+from tests import children
+
 STATE_SHAPE = (4096, 16)
 START = 100
 
@@ -75,15 +77,11 @@ def test_two_processes_save_find_damage_and_stop_together(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    root = pathlib.Path(__file__).resolve().parent.parent
-    environment = os.environ | {
-        "PYTHONPATH": str(root),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-    }
     command = [sys.executable, __file__, port]
     processes = [
         subprocess.Popen(
-            [*command, str(rank), str(tmp_path)], env=environment, stdout=-1, stderr=-1, text=True
+            [*command, str(rank), str(tmp_path)],
+            env=children.environment(2), stdout=-1, stderr=-1, text=True,
         )
         for rank in (0, 1)
     ]

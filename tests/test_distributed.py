@@ -6,7 +6,6 @@ The file is the test and, as a script, what each process runs: `PORT PROCESS COU
 import contextlib
 import http.server
 import os
-import pathlib
 import signal
 import socket
 import subprocess
@@ -17,8 +16,8 @@ import numpy as np
 import pytest
 
 from bertjax import distributed, errors, lifeline
+from tests import children
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 SECONDS = 120  # nothing takes so long
 HEARTBEAT = 6
 
@@ -64,11 +63,10 @@ def free_port() -> str:
 def members(count, fate, fated):
     """The processes of a job, killed at the end if they are still there."""
     command = [sys.executable, __file__, free_port()]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
     started = [
         subprocess.Popen(
             [*command, str(process), str(count), fate, str(fated)],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=children.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for process in range(count)
     ]  # fmt: skip

@@ -109,7 +109,7 @@ def test_damaged_rows_of_qqp_are_left_out_of_training_and_counted(tmp_path):
         "rows with another number of cells than the header": 1,
         "rows with an empty text": 1,
     }
-    with pytest.raises(errors.UserError, match="train.tsv:3"):
+    with pytest.raises(errors.UserError, match=r"train\.tsv:3"):
         _read("qqp", path)
     # The leaderboard wants an answer to each row of its test data.
     path = _write(tmp_path / "test.tsv", _lines("id\tquestion1\tquestion2", "0\tA?\tB?", "1\tA?\t"))

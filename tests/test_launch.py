@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from bertjax import errors
-from tests import corpora
+from tests import children, corpora
 
 ROOT = corpora.ROOT
 SCRIPTS = [*ROOT.glob("launch/*.sh"), ROOT / "launch/pod.env", *ROOT.glob("tests/*.sh")]
@@ -354,8 +354,7 @@ sleep 300
 
 def test_local_pod_trains(tmp_path):
     made = corpora.make(tmp_path, count=60)
-    environment = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "DEVICES": "2"}
-    environment.pop("XLA_FLAGS", None)
+    environment = children.environment() | {"PYTHON": sys.executable, "DEVICES": "2"}
     command = ["bash", "launch/local_pod.sh", "2", "--", "--config=configs/bert_tiny.py:smoke",
                f"--workdir={tmp_path / 'run'}", f"--config.data.path={made / 'prepared'}",
                "--config.num_steps=4", "--config.eval.every=4", "--config.phase2.num_steps=0",

@@ -5,7 +5,6 @@ sends itself SIGTERM when it has made STEP.
 """
 
 import os
-import pathlib
 import re
 import signal
 import subprocess
@@ -14,15 +13,14 @@ import sys
 import pytest
 
 from bertjax import __main__, checkpoint, config, errors, train, watch
-from tests import corpora, test_distributed
+from tests import children, corpora, test_distributed
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 OVERRIDES = {
     "model.vocab_size": "150", "num_steps": "12", "optimizer.warmup_steps": "2", "log_every": "1",
     "checkpoint.every": "100", "eval.every": "100", "phase2.num_steps": "0",
     "optimizer.decay_steps": "0",
 }  # fmt: skip
-SMOKE = f"{ROOT}/configs/bert_tiny.py:smoke"
+SMOKE = f"{children.ROOT}/configs/bert_tiny.py:smoke"
 ASKED = 5
 
 
@@ -56,16 +54,12 @@ def _job(data, workdir, mesh, steps=(0, 0), extra=((), ())):
     """Two processes of two devices: what each wrote to stdout and stderr, and its exit code."""
     port = test_distributed.free_port()
     overrides = OVERRIDES | {"data.path": str(data), "mesh": mesh}
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=2"),
-    }
     started = [
         subprocess.Popen(
             [sys.executable, __file__, str(steps[i]), "pretrain", f"--config={SMOKE}",
              f"--workdir={workdir}", f"--coordinator=127.0.0.1:{port}", "--num_processes=2",
              f"--process_id={i}", *(f"--config.{k}={v}" for k, v in overrides.items()), *extra[i]],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=children.environment(2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for i in range(2)
     ]  # fmt: skip

@@ -1,7 +1,6 @@
 """A run through the front door: it learns, it goes on bit for bit, it stops when it is told to."""
 
 import json
-import os
 import pathlib
 import random
 import signal
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from bertjax import checkpoint, config, errors, experiment, sharding, train, watch
-from tests import corpora
+from tests import children, corpora
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SMOKE = str(ROOT / "configs" / "bert_tiny.py") + ":smoke"
@@ -177,9 +176,8 @@ def _command(data, workdir, *extra):
 
 
 def _start(command):
-    env = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, text=True, env=env, **pipes)
+    return subprocess.Popen(command, text=True, env=children.environment(), **pipes)
 
 
 def _wait_for_step(process, metrics, step):
@@ -208,8 +206,9 @@ def test_signal_saves_and_says_restart_me(data, tmp_path, number, code):
 def test_killed_at_a_random_moment_and_resumed_ends_bit_equal(data, tmp_path):
     longer = ("--config.num_steps=30", "--config.eval.every=10")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(_command(data, whole, *longer), check=True, capture_output=True,
-                   env={**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)})  # fmt: skip
+    subprocess.run(
+        _command(data, whole, *longer), check=True, capture_output=True, env=children.environment()
+    )
     process = _start(_command(data, killed, *longer))
     step = random.randint(1, 25)
     print("killed at step", step)
