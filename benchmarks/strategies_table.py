@@ -5,7 +5,8 @@
         [--max_train=3000]
 
 Each strategy has its own two rates (`ROWS`), for what is trained decides what rate it bears; the
-better one on dev is taken, and its score on dev is the one in the table. Batches, epochs and data
+one that is better for the first seed is taken, and the score of all seeds on dev stands in the
+table. Batches, epochs and data
 are those of `benchmarks/finetune.py`. Every strategy is a process of its own: "peak" is the most
 memory that the process held (on an accelerator: that its arrays took), the interpreter, the
 libraries and the examples included; "state" is what its parameters, gradients and moments take,
@@ -49,33 +50,30 @@ def work(task: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
     backend.configure(flags.dtype)
     import jax
 
-    import bertjax
+    from benchmarks import transfer
 
     case = finetune.TASKS[task]
     strategy, fields, rates = ROWS[name]
     folder = pathlib.Path(flags.data) / case.folder
-    report = bertjax.finetune(
+    report = transfer.swept(
+        rates,
+        flags.seeds,
         model=flags.model,
         task=case.task,
         train=folder / case.train,
         dev=folder / case.dev,
         output=pathlib.Path(flags.output) / f"{task}-{slug(name)}",
         strategy=strategy,
-        seeds=flags.seeds,
         num_epochs=flags.num_epochs or case.num_epochs,
-        learning_rates=rates,
         max_length=case.max_length,
         batch_size=case.batch_size,
         dtype=flags.dtype,
         overrides={"data.max_train": flags.max_train}
         | {f"strategy.{key}": value for key, value in fields.items()},
-    ).report
+    )
     stats = jax.devices()[0].memory_stats() or {}
     kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     main = finetune.MAIN[case.task]
-    chosen = [
-        run for run in report["runs"] if run["learning_rate"] == report["best"]["learning_rate"]
-    ]
     return {
         "score": report["splits"]["dev"][main],
         "metric": main,
@@ -84,7 +82,7 @@ def work(task: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
         "total": report["parameters"]["total"],
         "state": sum(report["memory"].values()),
         "peak": stats["peak_bytes_in_use"] if stats else 1024 * kibibytes,
-        "seconds": statistics.median(run["seconds"] for run in chosen),
+        "seconds": statistics.median(run["seconds"] for run in report["runs"]),
     }
 
 
