@@ -192,7 +192,7 @@ def _workspace_bytes(
         if place == 0:
             largest = max(largest, share)
         elif place:
-            layer += share / leaf.shape[0]
+            layer += share / math.prod(leaf.shape[:place])  # ALBERT has groups and their uses
     return round(layer + largest)
 
 
