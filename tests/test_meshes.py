@@ -4,7 +4,6 @@ Whatever is compiled here is listened to: an "involuntary full rematerialization
 """
 
 import functools
-import itertools
 import os
 import re
 import tempfile
@@ -24,14 +23,7 @@ from tests import meshes, plugins
 ROWS, HEADS = 32, 8  # for eight devices with four micro-batches, and for eight of tensor
 # data, fsdp, tensor, sequence
 MESHES = [(1, 1, 1, 1), (8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 8, 1), (2, 2, 2, 1), (1, 2, 2, 2)]
-MICRO_BATCHES = (1, 2, 4)
-EVERY_PAIR = tuple(itertools.product(MESHES, MICRO_BATCHES))[1:]  # the first is what all equal
-# Each mesh, and each number of micro-batches with and without a split model.
-SOME_PAIRS = (
-    *((mesh, 1) for mesh in MESHES[1:]),
-    (MESHES[0], 4), (MESHES[1], 2), (MESHES[4], 2), (MESHES[5], 4),
-)  # fmt: skip
-PAIRS = {"bert": EVERY_PAIR, "albert": SOME_PAIRS, "t5": SOME_PAIRS}
+WHOLE_MATRIX = ("bert", "albert", "t5")
 # Keeps the gradients where `plugins.gradients` finds them and the sharding table places them.
 GRADIENTS = optax.GradientTransformation(
     lambda params: ({"mu": jax.tree.map(jnp.zeros_like, params)},),
@@ -121,23 +113,22 @@ def _assert_equal_to_one_device(family, teacher, mesh, micro_batches):
         assert difference <= 1e-5 * np.linalg.norm(leaf) + 1e-7 * largest, path
 
 
-@pytest.mark.parametrize(
-    ("family", "mesh", "micro_batches"),
-    [(family, *pair) for family, pairs in PAIRS.items() for pair in pairs],
-    ids=str,
-)
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("family", WHOLE_MATRIX)
 def test_neither_mesh_nor_micro_batches_change_loss_and_gradients(family, mesh, micro_batches):
-    _assert_equal_to_one_device(family, "", mesh, micro_batches)
+    if (mesh, micro_batches) != (MESHES[0], 1):
+        _assert_equal_to_one_device(family, "", mesh, micro_batches)
 
 
 @pytest.mark.parametrize(("mesh", "micro_batches"), [((2, 2, 2, 1), 2), ((1, 2, 2, 2), 1)])
-@pytest.mark.parametrize("family", sorted(set(plugins.FAMILIES) - set(PAIRS)))
+@pytest.mark.parametrize("family", sorted(set(plugins.FAMILIES) - set(WHOLE_MATRIX)))
 def test_nor_do_they_for_any_family(family, mesh, micro_batches, teacher):
     _assert_equal_to_one_device(family, teacher, mesh, micro_batches)
 
 
-def test_the_families_of_many_pairs_have_their_pairs():
-    heads = {family: make_config(family, "").model.heads for family in PAIRS}
+def test_the_families_of_the_whole_matrix_have_their_pairs():
+    heads = {family: make_config(family, "").model.heads for family in WHOLE_MATRIX}
     assert "nsp" in heads["bert"] and "sop" in heads["albert"] and heads["t5"] == ("lm",)
 
 
