@@ -6,11 +6,11 @@
 
 Each strategy has its own two rates (`ROWS`), for what is trained decides what rate it bears; the
 one that is better for the first seed is taken, and the score of all seeds on dev stands in the
-table. Batches, epochs and data
-are those of `benchmarks/finetune.py`. Every strategy is a process of its own: "peak" is the most
-memory that the process held (on an accelerator: that its arrays took), the interpreter, the
-libraries and the examples included; "state" is what its parameters, gradients and moments take,
-computed. "seconds" are those of one run of one seed, evaluations and compilation included.
+table. Batches, epochs and data are those of `benchmarks/finetune.py`. Every strategy is a process
+of its own: "peak" is the most memory that the process held (on an accelerator: that its arrays
+took), the interpreter, the libraries and the examples included; "state" is what its parameters,
+gradients and moments take, computed. "seconds" are those of one run of one seed, evaluations and
+compilation included.
 
 A finished process leaves OUTPUT/TASK-STRATEGY.json and is not run again. Writes OUTPUT/table.md.
 """

@@ -11,10 +11,8 @@ _CPU_BFLOAT16 = (
     "--xla_cpu_experimental_ynn_fusion_type=reduce",
     "--xla_cpu_use_xnnpack=false",
 )
-
-
-# LLVM's first level: a train step compiles in three quarters of the time and is as fast, its time
-# being that of matmuls and memory.
+# LLVM's first level: a train step mostly compiles in 65 to 90% of the CPU time and is as fast, its
+# time being that of matmuls and memory.
 _CPU = ("--xla_backend_optimization_level=1",)
 
 

@@ -176,7 +176,7 @@ def _scale_by(config: Any) -> optax.GradientTransformation:
 
 
 def _clip_by_global_norm(limit: float) -> optax.GradientTransformation:
-    """As optax's, but by one factor: its quotient by the norm is an array of every gradient's size.
+    """As optax's, but by one factor: its quotients by the norm are a second copy of the gradients.
 
     Behind a norm that is not finite nothing finite is left.
     """
