@@ -13,4 +13,4 @@ fi
 make_venv .venv-tests "$python" "${packages[@]}"
 
 .venv-tests/bin/ruff check .
-exec .venv-tests/bin/python -m pytest tests -q --numprocesses="${TEST_PROCESSES:-2}" "$@"
+exec .venv-tests/bin/python -m pytest tests -q --numprocesses="${TEST_PROCESSES:-2}" --dist=loadfile "$@"
