@@ -142,9 +142,9 @@ def test_what_matches_as_well_and_what_fills_the_batch_are_no_negatives():
         return sum(np.log(np.exp(cosines[i, js]).sum()) - cosines[i, i] for i, js in rows)
 
     whole = [0, 1, 2]
-    apart, weights = [[0, 0], [1, 1], [2, 2], [3, 3]], [1.0, 1, 1, 0]
+    apart, weights = [[0, 4], [1, 5], [2, 6], [3, 7]], [1.0, 1, 1, 0]
     assert loss(apart, weights) == pytest.approx(expected(whole, whole, whole, []), rel=1e-3)
-    for third in ([0, 2], [2, 0]):  # shares the first text of the first pair, or its second
+    for third in ([0, 6], [2, 4], [4, 6], [2, 0]):  # shares a text with the first pair
         labels = [*apart[:2], third, apart[3]]
         assert loss(labels, weights) == pytest.approx(expected([0, 1], whole, [1, 2], []), rel=1e-3)
 
@@ -207,10 +207,25 @@ def test_texts_that_are_paired_with_one_text_are_all_right():
     assert [answer["rank"] for answer in found] == [3, 2, 1]
 
 
-def test_vectors_that_are_all_alike_find_nothing():
+def test_a_text_is_neither_a_negative_of_itself_nor_its_answer():
+    chain = pairs(("a cat", "a dog", None), ("a dog", "letters", None), ("on", "the mat", None))
+    numbers = [row["label"].tolist() for row in encode(RANKING, chain).rows]
+    assert numbers == [[0, 1], [1, 2], [3, 4]]
+    found = decode(chain, angle(0, 10, 90), angle(10, 30, 95))  # "a dog" is at 10 both times
+    assert [answer["rank"] for answer in found] == [1, 1, 1]
+    assert [answer["nearest"] for answer in found] == ["a dog", "letters", "the mat"]
+
+
+@pytest.mark.parametrize("vectors", [angle(0, 0, 0, 0), np.full((4, 2), np.nan)])
+def test_vectors_that_are_all_alike_or_no_numbers_find_nothing(vectors):
     examples = pairs(*[(f"a{i}", f"b{i}", None) for i in range(4)])
-    found = decode(examples, angle(0, 0, 0, 0), angle(0, 0, 0, 0))
+    found = decode(examples, vectors, vectors)
     assert embeddings.scores(RANKING, examples, found, []) == {"accuracy_at_1": 0, "mrr": 25}
+
+
+def test_pairs_with_scores_are_not_trained_as_matches():
+    with pytest.raises(errors.UserError, match=r"train.tsv:2: label 0.0, .*--task=similarity"):
+        embeddings.labels(RANKING, pairs(("a", "b", 0.0)))
 
 
 def test_blocks_make_no_difference(monkeypatch):

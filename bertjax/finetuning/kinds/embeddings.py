@@ -71,7 +71,10 @@ def num_labels(config: Config, labels: Sequence[str]) -> int:
 
 
 def labels(config: Config, examples: Sequence[Example]) -> list[str]:
-    """None: a pair has a score, or matches."""
+    """None: a pair has a score, or matches. UserError for scores where pairs are to match."""
+    for example in examples:
+        if config.loss == "ranking" and example.label is not None:
+            raise _labelled_match(example, "train")
     return []
 
 
@@ -89,10 +92,7 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
         if score is None:
             continue
         if config.loss == "ranking" and isinstance(score, str):
-            raise errors.UserError(
-                f"{place}: label {score!r}, but config.kind.loss = 'ranking' takes pairs that "
-                "match, without labels: keep only those, or train on scores by --task=similarity"
-            )
+            raise _labelled_match(example, where)
         if not isinstance(score, float | int) or not 0 <= score <= config.max_score:
             raise errors.UserError(
                 f"{place}: score {score!r} is not between 0 and config.kind.max_score = "
@@ -151,7 +151,8 @@ def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) 
         return {"cosine_loss": ((error_B * weights_B).sum(), weights_B.sum())}
     logits_BB = config.scale * vectors_BND[:, 0] @ vectors_BND[:, 1].T
     own_BB = jnp.eye(len(weights_B), dtype=bool)
-    same_BB = (batch["label"][:, None] == batch["label"][None]).any(axis=-1)
+    same_BBNN = batch["label"][:, None, :, None] == batch["label"][None, :, None, :]
+    same_BB = same_BBNN.any(axis=(-2, -1))
     candidates_BB = own_BB | (~same_BB & (weights_B > 0)[None])
     logits_BB = jnp.where(candidates_BB, logits_BB, layers.MASKED)
     return terms.classification("ranking", logits_BB, jnp.arange(len(weights_B)), weights_B)
@@ -175,14 +176,14 @@ def decode(
     """Of a pair {"similarity": cosine, "rank": of its second text as an answer to the first, or of
     another that is paired with it, "nearest": the answer}; of a single text {"vector": [D]}.
 
-    What is as near as a right answer stands before it.
+    A text is no answer to itself. What is as near as a right answer stands before it.
     """
     vectors_NBD = np.swapaxes(np.asarray(outputs["vectors"], np.float32), 0, 1)
     if len(vectors_NBD) == 1:
         return [{"vector": vector.tolist()} for vector in vectors_NBD[0]]
     first_BD, second_BD = vectors_NBD
     first_B, second_B = _numbers(examples).T
-    _, column_M = np.unique(second_B, return_index=True)  # each of the second texts once
+    numbers_M, column_M = np.unique(second_B, return_index=True)  # each of the second texts once
     right = collections.defaultdict(list)
     for first, second in zip(first_B, second_B, strict=True):
         right[first].append(second)
@@ -192,8 +193,9 @@ def decode(
         cosines_RM = first_BD[start : start + BLOCK] @ second_BD[column_M].T
         for i, cosines_M in enumerate(cosines_RM, start):
             right_M = np.zeros(len(column_M), bool)
-            right_M[right[first_B[i]]] = True
-            before_M = ~right_M & (cosines_M >= cosines_M[right_M].max())
+            right_M[np.searchsorted(numbers_M, right[first_B[i]])] = True
+            cosines_M = np.where((numbers_M == first_B[i]) & ~right_M, -np.inf, cosines_M)
+            before_M = ~right_M & ~(cosines_M < cosines_M[right_M].max())  # also what is no number
             found.append(
                 {
                     "similarity": float(similarity_B[i]),
@@ -236,9 +238,16 @@ def _cosines(vectors_BND: jax.Array) -> jax.Array:
 
 
 def _numbers(examples: Sequence[Example]) -> np.ndarray:
-    """int32[B, N]: of the first texts, of the second ones; in order, the same for equal texts."""
-    columns = []
-    for texts in zip(*(example.texts for example in examples), strict=True):
-        number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-        columns.append([number[text] for text in texts])
-    return np.array(columns, np.int32).T
+    """int32[B, N] of the texts, the same for equal ones."""
+    number: dict[str, int] = {}
+    return np.array(
+        [[number.setdefault(text, len(number)) for text in e.texts] for e in examples], np.int32
+    )
+
+
+def _labelled_match(example: Example, where: str) -> errors.UserError:
+    return errors.UserError(
+        f"{example.where or where}: label {example.label!r}, but config.kind.loss = 'ranking' "
+        "takes pairs that match, without labels: keep only those, or train on scores by "
+        "--task=similarity"
+    )
