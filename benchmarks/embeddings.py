@@ -40,7 +40,7 @@ def pairs(file: pathlib.Path) -> list[tuple[str, str]]:
     A paragraph with a line break in a sentence, which the splitter takes out, is left out.
     """
     found = []
-    for question in squad.read(str(file), labelled=True, impossible=False):
+    for question in squad.read(str(file), impossible=False):
         _, start = question.answers[0]
         place = 0
         for sentence in sentences.SPLITTERS["rules"](question.context):

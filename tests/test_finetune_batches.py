@@ -140,13 +140,13 @@ def _sentences(labels):
 
 def test_a_sample_has_every_label_and_their_shares():
     found = _sentences(["a"] * 80 + ["b"] * 19 + ["c"])
-    sample = [e.label for e in splits.sample(found, 21, 0)]
+    sample = [e.label for e in splits.sample(found, 21)]
     assert (sample.count("a"), sample.count("b"), sample.count("c")) == pytest.approx(
         (16, 4, 1), abs=1
     )
-    assert splits.sample(found, 21, 0) == splits.sample(found, 21, 0) != splits.sample(found, 21, 1)
-    assert splits.sample(found, 0, 0) == splits.sample(found, 100, 0) == found
-    assert {e.label for e in splits.sample(found, 3, 5)} == {"a", "b", "c"}
+    assert splits.sample(found, 21) == splits.sample(found, 21) != found[:21]
+    assert splits.sample(found, 0) == splits.sample(found, 100) == found
+    assert {e.label for e in splits.sample(found, 3)} == {"a", "b", "c"}
 
 
 def test_held_out_is_what_train_does_not_show():

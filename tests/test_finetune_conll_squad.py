@@ -160,6 +160,8 @@ def test_questions_with_and_without_answers(tmp_path):
     bare = {"id": "q3", "question": "When?"}
     (third,) = _questions(tmp_path, bare, split="test")
     assert third.answers == () and not third.impossible
+    with pytest.raises(errors.UserError, match="question q3: no 'answers'; others in the file"):
+        _questions(tmp_path, _qa(), bare, split="test")
 
 
 @pytest.mark.parametrize(
@@ -172,12 +174,12 @@ def test_questions_with_and_without_answers(tmp_path):
         ([_qa(text=" ", start=3)], "squad", "question q1: an answer is empty"),
         ([_qa(), _qa()], "squad", "question q1: the id stands twice"),
         ([_qa(question=" ")], "squad", "question q1: the question is empty"),
-        ([_qa(answers=[])], "squad_v2", "question q1: no answers"),
+        ([_qa(answers=[])], "squad_v2", "question q1: no 'answers'; training"),
         ([_qa(answers=[], is_impossible=True)], "squad", "--task=squad_v2"),
         ([_qa(is_impossible=True)], "squad_v2", "question q1: is_impossible, and has an answer"),
         ([_qa(answers=[{"text": "Ada"}])], "squad", "question q1: no 'answer_start'"),
         ([_qa(start="0")], "squad", "question q1: 'answer_start' is not a JSON integer"),
-        ([{"id": "q1", "question": "Who?"}], "squad", "question q1: no answers; training"),
+        ([{"id": "q1", "question": "Who?"}], "squad", "question q1: no 'answers'; training"),
         ([{"question": "Who?"}], "squad", "article 0 paragraph 0: no 'id'"),
         ([], "squad", "a.json: holds no question"),
     ],

@@ -145,5 +145,9 @@ def test_submission_of_squad_and_of_what_has_no_leaderboard(tmp_path):
     path = tasks.write_submission(tasks.find("squad_v2"), tmp_path, examples, predictions)
     with open(path) as file:
         assert json.load(file) == {"q1": "Ada", "q2": ""}
+    predictions[1]["answer"] = "\ud83d"  # half of a character, as a window may cut it
+    tasks.write_submission(tasks.find("squad_v2"), tmp_path, examples, predictions)
+    with open(path) as file:
+        assert json.load(file) == {"q1": "Ada", "q2": "\ud83d"}
     with pytest.raises(errors.UserError, match="--task=ner: no leaderboard"):
         tasks.write_submission(tasks.find("ner"), tmp_path, [], [])

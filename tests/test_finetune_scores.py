@@ -41,13 +41,14 @@ def test_areas_are_those_of_t5():
 def test_text_that_is_no_label_is_wrong():
     y = ["no", "yes", "yes"]
     assert scores.macro_f1(y, ["no", "yes", "what"], ["no", "yes"]) == pytest.approx(250 / 3)
-    assert scores.micro_f1(y, ["no", "what", "what"], ["no", "yes"]) == pytest.approx(50)
     assert scores.f1(["no", "no", "yes"], ["yes", "", ""], ["no", "yes"]) == 0
 
 
 def test_nothing_is_nan():
     assert scores.correlations([1.0, 2.0], [3.0, 3.0]) == {"pearson": 0, "spearman": 0}
     assert scores.correlations([1.0], [3.0]) == {"pearson": 0, "spearman": 0}
+    assert scores.correlations([1.0, 2.0], [3.0, np.nan]) == {"pearson": 0, "spearman": 0}
+    assert scores.auc([True, False], [np.nan, 0.5]) == {}
     assert scores.mcc(["a", "b"], ["a", "a"]) == 0
     assert scores.f1(["no"], ["no"], ["no", "yes"]) == 0
 

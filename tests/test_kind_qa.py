@@ -77,7 +77,7 @@ def test_real_predictions_score_as_the_official_scorers_say(
 ):
     """Figures of ORACLES.md, section 8."""
     examples = squad.read(
-        str(shared_data / "qa" / f"{data}.json"), labelled=True, impossible=impossible
+        str(shared_data / "qa" / f"{data}.json"), impossible=impossible
     )
     said = json.loads((shared_data / "oracle" / f"{predictions}.json").read_text())
     references = [[text for text, _ in example.answers] for example in examples]
@@ -334,7 +334,7 @@ def test_a_model_learns_where_the_answers_are():
 
 def test_alignment_on_real_questions(shared_data):
     """What the gold tokens cover is the answer, but for words that a piece goes beyond."""
-    examples = squad.read(str(shared_data / "qa/squad11_dev.json"), labelled=True, impossible=False)
+    examples = squad.read(str(shared_data / "qa/squad11_dev.json"), impossible=False)
     tokenizer = tokenizer_lib.load(str(shared_data / "vocab/bert-base-uncased-vocab.txt"))
     config = Config()
     encoded = _encode(config, examples, tokenizer, length=384)

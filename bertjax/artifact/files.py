@@ -98,6 +98,13 @@ def write_json(file: pathlib.Path, content: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
+def write_text(file: pathlib.Path, text: str) -> None:
+    """Whole or not at all; a lone surrogate, which UTF-8 does not have, by its number."""
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+    partial.replace(file)
+
+
 def sha256(file: pathlib.Path) -> str:
     """Hex digest of a file's bytes."""
     with file.open("rb") as opened:

@@ -23,7 +23,6 @@ from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
 from bertjax.artifact import artifact, loading
 from bertjax.data import store
-from bertjax.finetuning import examples as examples_lib
 from bertjax.finetuning import predictor, tasks
 
 # What a model without a run was trained for, most likely, by the kind of its family.
@@ -102,7 +101,12 @@ def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str,
     examples = tasks.read(model.task, flags.data, "test", skipped=skipped)
     for why, count in skipped.items():
         print(f"{flags.data}: {count} x {why}, left out")
-    if model.task.labelled and not examples_lib.is_labelled(examples[0]):
+    if not model.task.labelled and not tasks.can_be_scored(model.task, examples):
+        raise errors.UserError(
+            f"{flags.data}: holds single texts, and pairs are scored; get their vectors with "
+            "`bertjax predict --data`"
+        )
+    if not tasks.can_be_scored(model.task, examples):
         there = tasks.columns_there(model.task, flags.data, examples[0].where)
         raise errors.UserError(
             f"{flags.data}: has no {model.task.columns.label[0]!r} to score against{there}; answer "

@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 
 from bertjax import errors
 from bertjax.artifact import artifact, files
+from bertjax.artifact.files import write_text
 from bertjax.finetuning import loop, recipe
 
 FORMAT = "bertjax-finetuning"
@@ -68,9 +69,14 @@ class Folder:
         file = self._file(learning_rate, seed, "json")
         if not file.exists():
             return None
-        stored = files.read_json(file)
-        stored["evaluations"] = [loop.Evaluation(**each) for each in stored["evaluations"]]
-        return loop.Run(**stored)
+        try:
+            stored = json.loads(file.read_text(encoding="utf-8"))
+            stored["evaluations"] = [loop.Evaluation(**each) for each in stored["evaluations"]]
+            return loop.Run(**stored)
+        except (ValueError, TypeError, KeyError) as error:
+            raise errors.UserError(
+                f"{file}: not a finished run ({error!r:.80}); remove it, and it is trained again"
+            ) from error
 
     def save(self, run: loop.Run, trained: Any = None) -> None:
         """A run that is finished, and what it trained."""
@@ -121,11 +127,16 @@ class Folder:
         same = (best["learning_rate"], best["seed"]) == (run.learning_rate, run.seed)
         return same and all(self._predictions(split).exists() for split in splits)
 
+    def drop_report(self) -> None:
+        """Without one, artifact and predictions are of no run that is known."""
+        for name in (REPORT, TABLE, PLOT):
+            (self.path / name).unlink(missing_ok=True)
+
     def _predictions(self, split: str) -> pathlib.Path:
         return self.path / PREDICTIONS / f"{split}.jsonl"
 
     def _file(self, learning_rate: float, seed: int, suffix: str) -> pathlib.Path:
-        return self.path / RUNS / f"lr{learning_rate:g}-seed{seed}.{suffix}"
+        return self.path / RUNS / f"lr{learning_rate!r}-seed{seed}.{suffix}"
 
 
 def prediction_lines(examples: Sequence[Any], predictions: Sequence[dict[str, Any]]) -> str:
@@ -139,13 +150,6 @@ def prediction_lines(examples: Sequence[Any], predictions: Sequence[dict[str, An
 def write_json(file: pathlib.Path, content: Mapping[str, Any]) -> None:
     """Whole or not at all."""
     write_text(file, json.dumps(content, indent=2) + "\n")
-
-
-def write_text(file: pathlib.Path, text: str) -> None:
-    """Whole or not at all."""
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(text, encoding="utf-8", errors="backslashreplace")
-    partial.replace(file)
 
 
 def _shared(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -21,20 +21,18 @@ def seeds_at_once(parts: parts_lib.Parts, seeds: int) -> int:
     stats = None if device.platform == "cpu" else device.memory_stats()
     if not stats or "bytes_limit" not in stats:
         return 1
-    fixed, each = _bytes(parts)
-    return max(1, min(seeds, int((MARGIN * stats["bytes_limit"] - fixed) // each)))
+    shared, each = needs(parts)
+    return max(1, min(seeds, int((MARGIN * stats["bytes_limit"] - shared) // each)))
 
 
-def _bytes(parts: parts_lib.Parts) -> tuple[int, int]:
-    """(what all seeds share, what each needs): of the compiled step on the longest batch."""
+def needs(parts: parts_lib.Parts) -> tuple[int, int]:
+    """(bytes that all seeds share, bytes of each): of the compiled step on the longest batch."""
     seeds = [parts.config.seed]
     state = parts.first_state(seeds)
-    longest = None
-    for batch in parts.train_batches.epoch(seeds, 0):
-        if longest is None or _size(batch) > _size(longest):
-            longest = batch
-    step = parts.train_step(1)
-    analysis = step.lower(state, longest, parts.frozen, 1e-5).compile().memory_analysis()
+    batches = parts.train_batches.epoch(seeds, 0)
+    longest = max(batches, key=lambda batch: sum(x.nbytes for x in batch.values()))
+    step = parts.train_step(1).lower(state, parts.place_stacked(longest), parts.frozen, 1e-5)
+    analysis = step.compile().memory_analysis()
     shared = _size(parts.frozen)
     state_bytes = analysis.argument_size_in_bytes - shared
     best = _size(state.params)  # a copy of what was best

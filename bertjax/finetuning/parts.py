@@ -21,7 +21,6 @@ from bertjax import step as step_lib
 from bertjax.artifact import artifact
 from bertjax.finetuning import answering as answering_lib
 from bertjax.finetuning import batches as batches_lib
-from bertjax.finetuning import examples as examples_lib
 from bertjax.finetuning import kind, recipe, splits, start, strategies, tasks
 from bertjax.finetuning import scores as scores_lib
 
@@ -49,7 +48,7 @@ class Parts:
         self.examples = splits.read(config, self.notes)
         train = self.examples["train"]
         labels = tuple(self.task.labels or module.labels(kind_config, train))
-        self.examples["train"] = splits.sample(train, config.data.max_train, config.seed)
+        self.examples["train"] = splits.sample(train, config.data.max_train)
         self.strategy = strategies.make(
             config.strategy, self._fields(module, kind_config, labels), config.head_rate_factor
         )
@@ -203,9 +202,12 @@ class Parts:
     def batches(self, seeds: Sequence[int]) -> Iterator[dict[str, jax.Array]]:
         """The batches of all epochs, [K, B, ...], on the device."""
         for epoch in range(self.config.num_epochs):
-            for batch in self.train_batches.epoch(seeds, epoch):
-                spec = PartitionSpec(None, *sharding.batch_sharding(self.mesh).spec)
-                yield jax.device_put(batch, NamedSharding(self.mesh, spec))
+            yield from map(self.place_stacked, self.train_batches.epoch(seeds, epoch))
+
+    def place_stacked(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        """Batches of the seeds, stacked, on the device, the rows of each over the mesh."""
+        spec = PartitionSpec(None, *sharding.batch_sharding(self.mesh).spec)
+        return jax.device_put(batch, NamedSharding(self.mesh, spec))
 
     def batches_of(self, split: str) -> batches_lib.Batches:
         """The rows of a split, in buckets that pay for being compiled."""
@@ -219,9 +221,9 @@ class Parts:
 
     # Answers
 
-    def is_labelled(self, split: str) -> bool:
-        """Whether a split can be scored."""
-        return not self.task.labelled or examples_lib.is_labelled(self.examples[split][0])
+    def can_be_scored(self, split: str) -> bool:
+        """Whether there is something to hold the predictions of a split against."""
+        return tasks.can_be_scored(self.task, self.examples[split])
 
     def outputs(self, trained_K: Any, split: str) -> list[dict[str, np.ndarray]]:
         """For each seed, what the kind's `decode` needs of the rows of a split."""

@@ -1,6 +1,7 @@
 """What came out: every seed, medians and means, as JSON, as a table, as a picture."""
 
 import dataclasses
+import math
 import os
 import pathlib
 import statistics
@@ -69,11 +70,12 @@ def summaries(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
-    """{"median", "mean", "std": None of one value, "values"}."""
+    """{"median", "mean", "std": None of one value or of what is not finite, "values"}."""
+    finite = all(map(math.isfinite, values))
     return {
         "median": statistics.median(values),
         "mean": statistics.fmean(values),
-        "std": statistics.stdev(values) if len(values) > 1 else None,
+        "std": statistics.stdev(values) if len(values) > 1 and finite else None,
         "values": list(values),
     }
 

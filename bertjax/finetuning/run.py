@@ -121,7 +121,7 @@ def _mean(runs: Sequence[loop.Run]) -> float:
 def finish(parts: parts_lib.Parts, out: folder.Folder, run: loop.Run, *, is_best: bool) -> None:
     """Scores a run on what is neither train nor dev; of the best one writes what it has learned."""
     others = [split for split in parts.examples if split not in ("train", "dev")]
-    scored = [split for split in others if parts.is_labelled(split)]
+    scored = [split for split in others if parts.can_be_scored(split)]
     if run.others.keys() >= set(scored) and (not is_best or out.holds(run, ["dev", *others])):
         return
     trained = out.weights(run)
@@ -130,13 +130,14 @@ def finish(parts: parts_lib.Parts, out: folder.Folder, run: loop.Run, *, is_best
     alone = jax.tree.map(lambda x: x[None], trained)
     answering, found, _ = parts.on_dev(parts.outputs(alone, "dev")[0])
     predictions = {"dev": found}
-    for split in others:
+    for split in others if is_best else scored:
         outputs = parts.outputs(alone, split)[0]
         predictions[split] = parts.predictions(outputs, split, answering)
     run.others |= {
         split: answering.scores(parts.examples[split], predictions[split]) for split in scored
     }
     if is_best:
+        out.drop_report()  # of what goes now
         artifact.write(parts.artifact(trained, answering), out.path / folder.ARTIFACT)
         out.write_predictions(parts.examples, predictions)
         for split, answers in predictions.items():

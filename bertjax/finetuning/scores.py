@@ -2,8 +2,7 @@
 
     accuracy(["yes", "no"], ["yes", "yes"])     # 50.0
 
-Labels are names. A prediction may be no label at all, as generated text can be: it is wrong, and no
-class of its own.
+Labels are names. A prediction may be no label at all, as generated text can be: it is wrong.
 """
 
 import importlib
@@ -48,11 +47,6 @@ def macro_f1(targets: Sequence[str], predictions: Sequence[str], labels: Sequenc
     return _f1(targets, predictions, average="macro", labels=list(labels))
 
 
-def micro_f1(targets: Sequence[str], predictions: Sequence[str], labels: Sequence[str]) -> float:
-    """F1 of the counts of all labels together, of 100: the accuracy, where all are labels."""
-    return _f1(targets, predictions, average="micro", labels=list(labels))
-
-
 def mcc(targets: Sequence[str], predictions: Sequence[str]) -> float:
     """Matthews' correlation coefficient, of 100; 0 where one of the two is constant."""
     metrics = library("sklearn.metrics")
@@ -60,8 +54,9 @@ def mcc(targets: Sequence[str], predictions: Sequence[str]) -> float:
 
 
 def auc(targets: Sequence[bool], values: Sequence[float]) -> dict[str, float]:
-    """{"roc_auc", "average_precision"}, of 100; empty unless there are both targets."""
-    if len(set(targets)) < 2:
+    """{"roc_auc", "average_precision"}, of 100; empty unless there are both targets, and for values
+    that are not finite, which stand in no order."""
+    if len(set(targets)) < 2 or not np.isfinite(values).all():
         return {}
     metrics = library("sklearn.metrics")
     return {
@@ -71,9 +66,10 @@ def auc(targets: Sequence[bool], values: Sequence[float]) -> dict[str, float]:
 
 
 def correlations(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
-    """{"pearson", "spearman"}, of 100; 0 where one of the two is constant."""
+    """{"pearson", "spearman"}, of 100; 0 where one of the two is constant or not finite."""
     stats = library("scipy.stats")
-    if len(targets) < 2 or np.ptp(targets) == 0 or np.ptp(predictions) == 0:
+    spreads = np.ptp(targets), np.ptp(predictions)
+    if len(targets) < 2 or not np.isfinite(spreads).all() or 0 in spreads:
         return {"pearson": 0.0, "spearman": 0.0}
     return {
         "pearson": 100.0 * float(stats.pearsonr(targets, predictions).statistic),

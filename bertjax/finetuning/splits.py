@@ -54,7 +54,7 @@ def held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example
     members = list(groups.values())
     left = collections.Counter(label for example in examples for label in _labels(example))
     wanted, in_dev = max(1, round(fraction * len(examples))), np.zeros(len(examples), bool)
-    for group in _permutation(0, "finetune dev", len(members)):
+    for group in _permutation("finetune dev", len(members)):
         if wanted <= 0:
             break
         own = collections.Counter(x for i in members[group] for x in _labels(examples[i]))
@@ -68,11 +68,14 @@ def held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example
     )
 
 
-def sample(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
-    """`count` of the examples, in their order: one of each label, then labels in their shares."""
+def sample(examples: Sequence[Example], count: int) -> list[Example]:
+    """`count` of the examples, in their order: one of each label, then labels in their shares.
+
+    The same ones at every call; 0: all.
+    """
     if not count or count >= len(examples):
         return list(examples)
-    order = _permutation(seed, "finetune sample", len(examples))
+    order = _permutation("finetune sample", len(examples))
     labels = _numbered([_class(example) for example in examples])[order]
     sizes, seen = np.bincount(labels), collections.Counter()
     ranks = np.zeros(len(order))
@@ -114,5 +117,5 @@ def _numbered(keys: Sequence[Hashable]) -> np.ndarray:
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], int)
 
 
-def _permutation(seed: int, stream: str, n: int) -> np.ndarray:
-    return rng.RowRandom(rng.row_keys(seed, 0, np.array([0]))).permutation(stream, int(n))[0]
+def _permutation(stream: str, n: int) -> np.ndarray:
+    return rng.RowRandom(rng.row_keys(0, 0, np.array([0]))).permutation(stream, int(n))[0]

@@ -17,11 +17,11 @@ from bertjax.data import corpus_files
 from bertjax.finetuning import examples, readers
 
 
-def read(path: str, *, labelled: bool, impossible: bool) -> list[examples.Question]:
-    """The questions of a file, in its order; at least one.
+def read(path: str, *, impossible: bool) -> list[examples.Question]:
+    """The questions of a file, in its order; at least one. impossible: whether some may be (v2.0).
 
-    labelled: every question has answers, or is impossible.
-    impossible: whether some may be (v2.0).
+    A list of no answers says that there is none in records, as published ones have it, but in
+    SQuAD's own form, which has "is_impossible" for that, that none is known.
     """
     records = path.startswith("tfds:") or corpus_files.suffix(path) in (".jsonl", ".ndjson")
     found = list(_flat(path) if records else _nested(path))
@@ -36,8 +36,6 @@ def read(path: str, *, labelled: bool, impossible: bool) -> list[examples.Questi
             raise errors.UserError(
                 f"{question.where}: has no answer in its context; such files are --task=squad_v2"
             )
-        if labelled and not question.answers and not question.impossible:
-            raise errors.UserError(f"{question.where}: no answers; training and scores need them")
     return found
 
 

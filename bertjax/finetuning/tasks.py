@@ -12,12 +12,14 @@ import dataclasses
 import functools
 import json
 import os
+import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
 from bertjax import errors
+from bertjax.artifact import files as files_lib
 from bertjax.data import corpus_records
 from bertjax.finetuning import conll, glue, readers, squad
 from bertjax.finetuning import examples as examples_lib
@@ -186,7 +188,9 @@ def read(
     training = split == "train" or split.startswith("dev")
     if task.reader == "questions":
         many = task.kind == "text_to_text" or "impossible" in task.options
-        return squad.read(path, labelled=training, impossible=many)
+        found = squad.read(path, impossible=many)
+        _check_labels(task, path, found, needed=training)
+        return found
     if not training and task.reader != "words" and readers.is_plain(path, task.columns):
         return _of_plain_text(task, path)
     if task.reader == "words" and not readers.has_fields(path):
@@ -282,6 +286,13 @@ def _check_labels(
         raise errors.UserError(f"{bare[0].where}: no {task.columns.label[0]!r}{there}; {why}")
 
 
+def can_be_scored(task: Task, examples: Sequence[examples_lib.Example]) -> bool:
+    """Whether there is something to hold predictions of these examples against."""
+    if task.labelled:
+        return examples_lib.is_labelled(examples[0])
+    return len(examples[0].texts) > 1  # of a single text there is only its vector
+
+
 def columns_there(task: Task, path: str, where: str) -> str:
     """The columns of the record at `where`, for a message; "" if the label's is one of them."""
     if task.reader == "questions" or readers.is_plain(path, task.columns):
@@ -311,7 +322,7 @@ def write_submission(
     """
     if split not in task.submissions:
         raise errors.UserError(f"--task={task.name}: no leaderboard takes a file of its {split}")
-    path = epath.Path(folder) / task.submissions[split]
+    path = pathlib.Path(folder) / task.submissions[split]
     pairs = list(zip(examples, predictions, strict=True))
     if task.reader == "questions":
         key = "text" if task.kind == _WRITTEN else "answer"
@@ -323,7 +334,7 @@ def write_submission(
         ]
         content = "".join(f"{a}\t{b}\n" for a, b in [("index", "prediction"), *rows])
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content)
+    files_lib.write_text(path, content)
     return os.fspath(path)
 
 

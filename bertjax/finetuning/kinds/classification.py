@@ -55,7 +55,7 @@ def labels(config: Config, examples: Sequence[Example]) -> list[str]:
     if config.regression:
         return []
     found = {str(example.label) for example in examples if example.label is not None}
-    return sorted(found, key=lambda name: (int(name), "") if _is_int(name) else (np.inf, name))
+    return sorted(found, key=lambda name: (int(name), name) if _is_int(name) else (np.inf, name))
 
 
 def check(config: Config, examples: Sequence[Example], labels: Sequence[str], where: str) -> None:
@@ -177,7 +177,7 @@ def scores(
 ) -> dict[str, float]:
     """Of the examples that have a label.
 
-    pearson and spearman of numbers; accuracy, macro_f1, micro_f1 and mcc of labels, and of two
+    pearson and spearman of numbers; accuracy, macro_f1 and mcc of labels, and of two
     labels f1, roc_auc and average_precision, where the second one is the positive one.
     """
     pairs = zip(examples, predictions, strict=True)
@@ -190,7 +190,6 @@ def scores(
     result = {
         "accuracy": scores_lib.accuracy(targets, found),
         "macro_f1": scores_lib.macro_f1(targets, found, labels),
-        "micro_f1": scores_lib.micro_f1(targets, found, labels),
         "mcc": scores_lib.mcc(targets, found),
     }
     if len(labels) == 2:

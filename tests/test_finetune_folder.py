@@ -1,0 +1,119 @@
+"""What a fine-tuning leaves in its folder: of one run, whole, and gone on with after any stop."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import bertjax
+from bertjax import errors, sharding
+from bertjax.artifact import artifact, loading
+from bertjax.finetuning import loop, memory, parts, report, run
+from tests import finetuning
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finetune")
+    finetuning.model(folder)
+    finetuning.sentences(folder, train=24, others=8)
+    return folder
+
+
+def _config(root, **values):
+    values = {"num_epochs": 1, **values}
+    return finetuning.config("classification", root / "model", root, **values)
+
+
+def test_the_report_is_of_the_artifact_after_any_stop(root, tmp_path, monkeypatch):
+    """Killed between the artifact of a new best run and its report, then asked for the old one."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    first = run.finetune(_config(root, learning_rates="1e-5"), out)
+    weights = artifact.fingerprint(first.model.source)
+    monkeypatch.setattr(run, "best_rate", lambda runs: max(runs))
+    monkeypatch.setattr(report, "write", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run.finetune(_config(root, learning_rates="1e-5,1e-2"), out)
+    assert artifact.fingerprint(bertjax.load(out / "artifact").source) != weights
+    assert not (out / "report.json").exists()
+    monkeypatch.undo()
+    again = run.finetune(_config(root, learning_rates="1e-5"), out)
+    assert artifact.fingerprint(again.model.source) == weights
+    assert again.report["splits"] == first.report["splits"]
+
+
+def test_what_a_folder_holds_of_a_run_is_read_or_named(root, tmp_path):
+    out = tmp_path / "out"
+    run.finetune(_config(root, learning_rates="1e-5,1.0000001e-5"), out)
+    assert len(list((out / "runs").glob("*.json"))) == 2, "a file for each rate"
+    file = out / "runs" / "lr1e-05-seed0.json"
+    for damaged in ("{", "{}", json.dumps(json.loads(file.read_text()) | {"more": 1})):
+        file.write_text(damaged)
+        with pytest.raises(errors.UserError, match=r"lr1e-05-seed0\.json: not a finished"):
+            run.finetune(_config(root, learning_rates="1e-5"), out)
+
+
+def test_another_first_seed_has_the_same_examples(root, tmp_path):
+    values = {"data__max_train": 16, "learning_rates": "1e-3"}
+    run.finetune(_config(root, **values), tmp_path / "out")
+    found = run.finetune(_config(root, seed=7, **values), tmp_path / "out").report
+    assert found["best"]["seed"] == 7
+
+
+def test_what_has_no_labels_is_answered_by_the_best_seed_alone(root, tmp_path, monkeypatch):
+    bare = tmp_path / "bare.tsv"
+    bare.write_text("sentence\ncat ran\n")
+    splits, real = [], parts.Parts.outputs
+
+    def outputs(self, trained, split):
+        splits.append(split)
+        return real(self, trained, split)
+
+    monkeypatch.setattr(parts.Parts, "outputs", outputs)
+    config = _config(root, seeds=3, seeds_at_once=3)
+    config.data.test = str(bare)
+    run.finetune(config, tmp_path / "out")
+    assert splits.count("test") == 1
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_runs_that_went_to_pieces_are_reported(root, tmp_path, task):
+    for split in ("train", "dev", "test"):
+        lines = (root / f"{split}.tsv").read_text()
+        if task == "regression":
+            lines = lines.replace("\tcat", "\t1").replace("\tdog", "\t2")
+        (tmp_path / f"{split}.tsv").write_text(lines)
+    config = finetuning.config(
+        task, root / "model", tmp_path, num_epochs=2, seeds=2, learning_rates="1e30"
+    )
+    found = run.finetune(config, tmp_path / "out").report
+    assert len(found["runs"]) == 2 and found["splits"]["dev"]
+    json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_few_steps_of_every_schedule_move_to_what_is_finite(root):
+    mesh = sharding.make_mesh("data:1", jax.devices()[:1])
+    config = _config(root, optimizer__schedule="rsqrt")
+    with jax.set_mesh(mesh):
+        made = parts.Parts(config, loading.load(config.model), mesh)
+        assert made.num_steps == 3
+        ((_, trained),) = loop.train(made, 1e-2, [0])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trained))
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_what_seeds_need_of_memory(root, devices):
+    mesh = sharding.make_mesh(f"data:{devices}", jax.devices()[:devices])
+    config = _config(root, strategy__name="partial", strategy__frozen_layers=0)
+    with jax.set_mesh(mesh):
+        made = parts.Parts(config, loading.load(config.model), mesh)
+        shared, each = memory.needs(made)
+    trained, frozen = made.split()
+    sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in (trained, frozen)]
+    assert shared == sizes[1] > 0
+    assert each > 4 * sizes[0]  # parameters, two moments, the best so far, and activations
