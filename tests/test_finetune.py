@@ -128,6 +128,10 @@ def test_predict_and_evaluate_by_command(root, done, capsys):
         (("--text=a", "--pair=b", "--pair=c"), "as many --pair as --text"),
         (("--text=a", "--pair=b"), "a pair of texts, where the model is trained on a single text"),
         (("--data=.",), ".: is a folder: name a file in it"),
+        (("--data=a.tsv", "--pair=b"), "--pair goes with --text; leave it out"),
+        (("--text=a", "--context=b"), "--context goes with --question, --choice"),
+        (("--text=a", "--output=b.jsonl"), "--output goes with --data"),
+        (("--data=a.tsv", "--output=none/b.jsonl"), "--output=none/b.jsonl: there is no such"),
     ],
 )
 def test_predict_says_what_it_lacks(root, done, capsys, words, message):
@@ -253,12 +257,12 @@ def test_summaries_of_seeds():
 
 def test_guard_rails_speak():
     config = recipe.default("classification")
-    config.update(learning_rates=(2e-5, 5e-4), num_epochs=12, seeds=3)
+    config.update(learning_rates=(2e-5, 5e-4), num_epochs=12)
     whole = recipe.guard_rails(config, "encoder")
     assert len(whole) == 2 and "5e-4" in whole[0].replace("0.0005", "5e-4")
     assert "12 epochs" in whole[1]
     config = recipe.default("classification", "lora")
-    config.update(learning_rates=(5e-4,), seeds=3)
+    config.update(learning_rates=(5e-4,))
     assert recipe.guard_rails(config, "encoder") == []
     config = recipe.default("translation")
     config.update(learning_rates=(5e-4,))
@@ -274,11 +278,19 @@ def test_rates_suit_what_is_trained():
     assert max(recipe.default("translation", "prompts").learning_rates) > 1e-3
 
 
+def test_the_task_is_no_key_of_the_config():
+    with pytest.raises(errors.UserError, match="the task is given by --task=ner"):
+        recipe.make("sst2", None, {}, {"task": "ner"})
+    assert "task" not in keys.names()
+
+
 def test_warm_up_is_a_share_of_the_steps():
     config = recipe.default("sst2")
     made = recipe.run_optimizer(config, 3e-5, 200)
     assert (made.learning_rate, made.warmup_steps) == (3e-5, 20)
     assert recipe.run_optimizer(config, 3e-5, 1).warmup_steps == 0
+    config.optimizer.schedule = "rsqrt"  # which is of the scale of its warm-up
+    assert recipe.run_optimizer(config, 3e-5, 3).warmup_steps == 1
 
 
 @pytest.mark.parametrize(
@@ -287,12 +299,17 @@ def test_warm_up_is_a_share_of_the_steps():
         ("num_epochs", 0, "config.num_epochs = 0: must be 1 or more"),
         ("learning_rates", (1e-5, 1e-5), "different rates"),
         ("dropout_rate", 1.5, r"in \[0, 1\), or -1"),
+        ("learning_rates", (1e-5, float("inf")), "one rate above 0 or more"),
         ("mesh", "rows:2", "config.mesh = 'rows:2'"),
+        ("head_rate_factor", 0.0, "config.head_rate_factor = 0.0: must be above 0"),
+        ("optimizer.schedule", "wsd", "wsd is for a run that will go on"),
+        ("strategy.rank", 0, "config.strategy.rank = 0: must be 1 or more"),
+        ("kind.max_target_length", 0, "config.kind.max_target_length = 0"),
     ],
 )
 def test_impossible_recipes_are_named(key, value, message):
-    config = recipe.default("classification")
-    config[key] = value
+    config = recipe.default("translation", "lora")
+    config.update_from_flattened_dict({key: value})
     with pytest.raises(errors.UserError, match=message):
         recipe.validate(config)
 

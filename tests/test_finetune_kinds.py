@@ -145,6 +145,13 @@ def test_vectors_of_texts_that_match(root, tmp_path, capsys):
     assert command_line.main(["predict", f"--model={tmp_path / 'out'}", "--text=the dog ran"]) == 0
     vector = json.loads(capsys.readouterr().out.splitlines()[1])
     assert vector == [float(f"{x:.6g}") for x in loaded.predict("the dog ran")["vector"]]
+    (tmp_path / "test.txt").write_text("the dog ran\n")  # given vectors, and not scored
+    config.data.test = str(tmp_path / "test.txt")
+    assert "test" not in run.finetune(config, tmp_path / "out").report["splits"]
+    assert (tmp_path / "out" / "predictions" / "test.jsonl").read_text().count("vector") == 1
+    words = ["evaluate", f"--model={tmp_path / 'out'}", f"--data={tmp_path / 'test.txt'}"]
+    assert command_line.main(words) == 2
+    assert "holds single texts, and pairs are scored" in capsys.readouterr().err
 
 
 def test_a_wrong_family_is_named(root):
@@ -254,6 +261,8 @@ def test_a_suite_runs_what_it_lacks_and_reports_all(root, tmp_path, monkeypatch,
     assert (tmp_path / "out" / "scores.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(loop, "train", lambda *_: pytest.fail("trained again"))
     assert command_line.main(words) == 0 and capsys.readouterr().out == table
+    file.write_text(SUITE.replace('Item("ner"', 'Item("nre"'))
+    assert command_line.main(words) == 2 and "--task=nre: there are" in capsys.readouterr().err
 
 
 def test_the_suite_of_glue_is_one():

@@ -110,9 +110,11 @@ def test_what_is_frozen_does_not_depend_on_the_seed(name):
         for seed, params in enumerate((first, artifact.unflatten(second)))
     ]
     a, b = (parted.named(frozen) for _, frozen in trees)
-    assert a.keys() == b.keys() and all(
-        (a[path] == b[path]).all() for path in a if name == "prompts"
-    )
+    assert a.keys() == b.keys()
+    if name == "lora":  # which adds no rows: what fills the table up is the model's own
+        a, b = ({**x, "embeddings/word/embedding": None} for x in (a, b))
+    for path, leaf in a.items():
+        np.testing.assert_array_equal(leaf, b[path], err_msg=path)
     a, b = (parted.named(trained) for trained, _ in trees)
     assert all((a[path] != b[path]).any() for path in a if path.endswith(("kernel", "lora_a")))
 
@@ -177,6 +179,7 @@ def test_heights_count_from_the_head():
     assert height("encoder/layers/mlp/wi/kernel", 3, 8, 8) == [3, 2, 1]
     assert height("decoder/layers/mlp/wi/kernel", 2, 8, 8) == [2, 1], "beside the encoder"
     assert height("encoder/final_norm/scale", 8) == height("final_norm/bias", 8) == 1
+    assert height("lm_head/kernel", 8, 8) == 1
     below = ("embeddings/word/embedding", "project/kernel", "encoder/relative_bias/embedding")
     assert {height(path, 8, 8) for path in below} == {7}
 
@@ -325,5 +328,3 @@ def test_unknown_names_and_knobs_are_refused():
         strategies.default("Lora")
     with pytest.raises(errors.UserError, match="'lora': the other keys are of another strategy"):
         strategies.make({"name": "lora", **strategies.default("partial")}, encoders.FIELDS)
-    with pytest.raises(errors.UserError, match=r"config.head_rate_factor = 0.0: must be above 0"):
-        parted.make("full", rate=0.0)

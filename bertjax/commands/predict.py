@@ -19,10 +19,14 @@ draws or --num_beams for a beam search; the text ends with the end-of-text token
 """
 
 import argparse
+import os
+import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 import bertjax
 from bertjax import errors
+from bertjax.artifact import files
 from bertjax.finetuning import folder, predictor, tasks
 
 # Fields of generation.Options, where their defaults stand.
@@ -37,6 +41,8 @@ OPTIONS = {
 }
 
 WHAT = ("text", "prompt", "question", "choice", "data")
+# Flags that say more of one of WHAT.
+WITH = {"pair": ("text",), "context": ("question", "choice"), "output": ("data",)}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +55,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--question", action="append", help="to answer from --context; may be repeated")
     flag("--context", help="text with the answers, or what the choices are about")
     flag("--choice", action="append", help="one of several, for --context")
-    flag("--data", help="file of examples to answer; .txt: a text a line")
+    flag("--data", help="file of examples to answer; .txt: a text a line, or columns of words")
     flag("--output", help="with --data: file for a line of JSON an example; default: the screen")
     flag("--top", type=int, help="guesses a mask, or labels, default: 5")
     options = parser.add_argument_group("with --prompt")
@@ -66,7 +72,12 @@ def run(flags: argparse.Namespace) -> None:
             raise errors.UserError(f"--{name} is for --prompt")
     asked = [name for name in WHAT if getattr(flags, name)]
     if len(asked) != 1:
-        raise errors.UserError(f"give one of {', '.join(f'--{name}' for name in WHAT)}")
+        raise errors.UserError(f"give one of {_flags(WHAT)}")
+    for name, owners in WITH.items():
+        if getattr(flags, name) is not None and asked[0] not in owners:
+            raise errors.UserError(f"--{name} goes with {_flags(owners)}; leave it out")
+    if flags.output and not os.path.isdir(os.path.dirname(os.path.abspath(flags.output))):
+        raise errors.UserError(f"--output={flags.output}: there is no such folder to write to")
     if flags.top is not None and flags.top < 1:
         raise errors.UserError(f"--top={flags.top}: must be 1 or more")
     model = bertjax.load(flags.model)
@@ -123,6 +134,9 @@ def _answer_file(model: predictor.Predictor, data: str, output: str | None) -> N
     if output is None:
         print(lines, end="")
         return
-    with open(output, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(lines)
+    files.write_text(pathlib.Path(output), lines)
     print(f"{len(examples)} predictions in {output}")
+
+
+def _flags(names: Iterable[str]) -> str:
+    return ", ".join(f"--{name}" for name in names)

@@ -1,6 +1,6 @@
 """Every key of a fine-tuning for people: its default, and the comment where it is declared.
 
-    keys.names()        # ["model", "task", ..., "strategy.rank", "kind.doc_stride", ...]
+    keys.names()        # ["model", "num_epochs", ..., "strategy.rank", "kind.doc_stride", ...]
     keys.table()        # ["  num_epochs=3    passes over the training data", ...]
 
 The comments are read from the source, so that each stands in one place.
@@ -57,7 +57,7 @@ def _of_recipe() -> dict[str, tuple[Any, str]]:
     return {
         key: (config_lib.value_of(config, key), known.get(key) or known.get(key.split(".")[0], ""))
         for key in config_lib.keys(config)
-        if not key.startswith("kind.")
+        if key != "task" and not key.startswith("kind.")
     }
 
 

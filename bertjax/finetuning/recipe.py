@@ -9,6 +9,7 @@ Devlin et al. (arXiv 1810.04805, appendix A.3): 2 to 4 epochs, batches of 16 or 
 """
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -93,6 +94,8 @@ def make(
         config.data.update({split: os.fspath(path) for split, path in found.items()})
     config.data.update({split: os.fspath(path) for split, path in files.items() if path})
     for key, value in values.items():
+        if key == "task":
+            raise errors.UserError(f"config.task = {value}: the task is given by --task={value}")
         if key == "learning_rates":
             config.learning_rates = rates(value)
             continue
@@ -128,8 +131,8 @@ def validate(config: ConfigDict) -> None:
         check(config_lib.value_of(config, key) >= 0, key, "0 or more")
     check(config.max_length >= 8, "max_length", "8 or more")
     check(0 <= config.seed < 2**32 - config.seeds, "seed", "between 0 and 2**32 - 1")
-    check(bool(config.learning_rates) and min(config.learning_rates) > 0, "learning_rates",
-          "one rate above 0 or more")  # fmt: skip
+    check(bool(config.learning_rates) and all(0 < r < math.inf for r in config.learning_rates),
+          "learning_rates", "one rate above 0 or more")  # fmt: skip
     check(len(set(config.learning_rates)) == len(config.learning_rates), "learning_rates",
           "different rates")  # fmt: skip
     check(0 < config.data.dev_fraction < 1, "data.dev_fraction", "above 0 and below 1")
@@ -137,10 +140,14 @@ def validate(config: ConfigDict) -> None:
           "in [0, 1), or -1")  # fmt: skip
     check(config.head_rate_factor > 0, "head_rate_factor", "above 0")
     check(0 <= config.optimizer.warmup_rate < 1, "optimizer.warmup_rate", "in [0, 1)")
+    check(config.optimizer.schedule != "wsd", "optimizer.schedule",
+          "another one: wsd is for a run that will go on")  # fmt: skip
     check(config.dtype in ("auto", "float32", "bfloat16"), "dtype", "auto, float32 or bfloat16")
     check(config.remat in layers.REMAT_POLICIES, "remat", ", ".join(layers.REMAT_POLICIES))
     sharding.parse_mesh(config.mesh)
     optimizer.validate(run_optimizer(config, config.learning_rates[0], 1000), 1000)
+    kind_config(config)
+    strategies.config_of(config.strategy)
 
 
 def is_free(key: str) -> bool:
@@ -158,12 +165,9 @@ def run_optimizer(config: ConfigDict, learning_rate: float, num_steps: int) -> o
     """The optimizer's config of a run of so many steps."""
     fields = {key: value for key, value in config.optimizer.items() if key != "warmup_rate"}
     warmup_steps = min(round(config.optimizer.warmup_rate * num_steps), num_steps - 1)
-    decay_steps = num_steps - warmup_steps if fields["schedule"] == "wsd" else 0
+    least = int(fields["schedule"] == "rsqrt")  # its scale
     return optimizer.Config(
-        **fields,
-        learning_rate=learning_rate,
-        warmup_steps=warmup_steps,
-        decay_steps=decay_steps,
+        **fields, learning_rate=learning_rate, warmup_steps=max(warmup_steps, least)
     )
 
 

@@ -32,6 +32,11 @@ def of_head(path: str) -> bool:
     return path.split("/")[0] in HEADS
 
 
+def above_layers(path: str) -> bool:
+    """Whether the parameter is of the body, and what the layers give goes through it."""
+    return "final_norm/" in path or path.startswith("lm_head/")
+
+
 class Strategy(abc.ABC):
     """The parameters of the body that `moves` names, and the heads, are trained as they are.
 
@@ -43,7 +48,6 @@ class Strategy(abc.ABC):
     caches = False  # the encoder is frozen and gives the head the same features at every epoch
 
     def __init__(self, config: Any, model: dict[str, Any], head_rate_factor: float = 1.0):
-        errors.check(head_rate_factor > 0, "head_rate_factor", head_rate_factor, "above 0")
         self.config = config
         self.model = model
         self.head_rate_factor = head_rate_factor
@@ -104,15 +108,16 @@ class Strategy(abc.ABC):
 def heights(path: str, shape: tuple[int, ...], num_layers: int) -> np.ndarray:
     """How far below the head a parameter lies, as float32 that broadcasts to its shape.
 
-    0 the head; 1 the top layer and the norm after it; one more each layer down; num_layers + 1 the
-    embeddings, of words and of positions. The two stacks of an encoder-decoder stand side by side.
+    0 the head; 1 the top layer, the norm after it and a map to the vocabulary that is no embedding;
+    one more each layer down; num_layers + 1 the embeddings, of words and of positions. The two
+    stacks of an encoder-decoder stand side by side.
     """
     if of_head(path):
         found = np.zeros(())
     elif "/layers/" in path:
         found = np.arange(shape[0], 0, -1).reshape(-1, *(1 for _ in shape[1:]))
     else:
-        found = np.array(1 if "final_norm/" in path else num_layers + 1)
+        found = np.array(1 if above_layers(path) else num_layers + 1)
     return found.astype(np.float32)
 
 

@@ -20,8 +20,10 @@ from bertjax.finetuning import run as run_lib
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """A task of a suite. values: keys of its recipe; data: its folder under the suite's, "" that
-    folder itself."""
+    """A task of a suite.
+
+    values: keys of its recipe. data: its folder under the suite's; "": that folder itself.
+    """
 
     task: str
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -61,8 +63,8 @@ def run(
 ) -> str:
     """Fine-tunes on every task whose files are there, and returns the report.
 
-    data: the suite's folder. values: keys of all recipes, before those of a task. UserError, before
-    anything is trained, for what is wrong with a config.
+    data: the suite's folder. values: keys of all recipes; they win over those of an `Item`.
+    UserError, before anything is trained, for what is wrong with a config.
     """
     suite = load(path)
     if data is None or "model" not in values:
@@ -86,8 +88,9 @@ def _configs(
     configs, absent = {}, []
     for item in suite.items:
         root = os.path.join(data, item.data) if item.data else data
+        task = tasks.find(item.task)
         try:
-            tasks.files(tasks.find(item.task), root)
+            tasks.files(task, root)
         except errors.UserError:
             absent.append(item.task)
             continue

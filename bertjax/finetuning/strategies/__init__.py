@@ -60,12 +60,18 @@ def make(
     fields: of the model that is fine-tuned. head_rate_factor: see `strategy.Strategy`.
     """
     module = load(config["name"])
+    return module.Strategy(config_of(config), dict(fields), head_rate_factor)
+
+
+def config_of(config: Mapping[str, Any]) -> Any:
+    """The strategy's frozen Config. UserError for keys of another one, and for bad values."""
+    module = load(config["name"])
     knobs = {key: value for key, value in config.items() if key != "name"}
     if knobs.keys() != {field.name for field in dataclasses.fields(module.Config)}:
         raise errors.UserError(
             f"config.strategy.name = {config['name']!r}: the other keys are of another strategy"
         )
-    return module.Strategy(module.Config(**knobs), dict(fields), head_rate_factor)
+    return module.Config(**knobs)
 
 
 def counts(trained: Any, frozen: Any, vocab_size: int) -> dict[str, int]:

@@ -28,13 +28,13 @@ class Config:
 
 
 class Strategy(strategy.Strategy):
-    """The layers above `frozen_layers`, the norms that follow them and the head."""
+    """The layers above `frozen_layers`, what follows them and the head."""
 
     name = "partial"
 
     def moves(self, path: str) -> bool:
         """All but the embeddings; of layers, see `split`."""
-        return "/layers/" in path or "final_norm/" in path
+        return "/layers/" in path or strategy.above_layers(path)
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
         """Stacked parameters are cut at `frozen_layers`; UserError for more than there are."""
