@@ -92,7 +92,7 @@ def make_train_step(
             )
 
         terms = loss(apply, batch, **bound(frozen_models, frozen))
-        shares = {name: terms[name][0] / jnp.maximum(w, 1.0) for name, w in weights.items()}
+        shares = {name: terms[name][0] / jnp.where(w > 0, w, 1.0) for name, w in weights.items()}
         return metrics.total_loss(shares, scales), terms
 
     def grad_fn(*args):

@@ -117,6 +117,8 @@ def test_truncated_words_are_outside():
     _, found = _decode(config, [SENTENCES[2], example], encoded, _told(encoded))
     assert tuple(found["tags"]) == (*example.tags[:kept], *["O"] * (30 - kept))
     assert found["probabilities"][kept:] == [0.0] * (30 - kept)
+    _, found = _decode(config, [SENTENCES[2], example], encoded, _told(encoded), ["N", *LABELS[1:]])
+    assert set(found["tags"][kept:]) == {""}, "no tag that could be right"
 
 
 def test_word_without_a_piece_and_word_beyond_a_row_have_their_tag():

@@ -196,7 +196,6 @@ def prompted(apply: Apply, ids: Sequence[int]) -> Apply:
     def with_prompt(**inputs: Any) -> dict[str, jax.Array]:
         values = {"input_ids": np.array(ids, np.int32), "attention_mask": 1, "token_type_ids": 0,
                   "prefix_mask": 1}  # fmt: skip
-        values |= {"prefix_mask": 1}
         longer = {name: insert(inputs[name], v) for name, v in values.items() if name in inputs}
         outputs = apply(**{**inputs, **longer})
         decodes = "decoder_input_ids" in inputs

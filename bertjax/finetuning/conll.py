@@ -5,9 +5,9 @@
     German  B-MISC
 
 The first column is the word and the last one the tag, split at tabs where the line has any, else at
-white space. -DOCSTART- lines and `# name = value` comments are left out. Entities come out in the
-BIO2 scheme, whichever the file has (Tjong Kim Sang & Buchholz, CoNLL-2000; the letters of IOBES and
-BILOU by Ratinov & Roth, CoNLL-2009).
+white space. -DOCSTART- lines and comments, `# name = value` and `# newpar`, are left out. Entities
+come out in the BIO2 scheme, whichever the file has (Tjong Kim Sang & Buchholz, CoNLL-2000; the
+letters of IOBES and BILOU by Ratinov & Roth, CoNLL-2009).
 """
 
 import functools
@@ -20,7 +20,7 @@ from bertjax.finetuning import examples, readers
 
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
 _BIO2 = {"O": "O", "B": "B", "I": "I", "E": "I", "S": "B", "L": "I", "U": "B"}
-_COMMENT = re.compile(r"#[^\t]* = ")
+_COMMENT = re.compile(r"#[^\t]* = |# new(doc|par)$")  # as Universal Dependencies has them
 
 Line = tuple[str, str, int]  # word, tag ("" where there is none), line number
 

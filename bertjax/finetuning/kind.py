@@ -34,6 +34,7 @@ two types of tokens: who makes batches leaves them out for RoBERTa, DistilBERT, 
 import dataclasses
 import importlib
 import pkgutil
+from collections.abc import Iterable
 from types import ModuleType
 from typing import NamedTuple
 
@@ -82,6 +83,14 @@ def not_trained(place: str, what: str, known: str) -> errors.UserError:
         f"{place}: {what} is not one that is trained: {known}; correct it, or add examples of it "
         "to the training data"
     )
+
+
+def summed(chances: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """{text: probability} in the order given; equal texts have theirs together."""
+    found: dict[str, float] = {}
+    for text, chance in chances:
+        found[text] = found.get(text, 0.0) + float(chance)
+    return found
 
 
 def names() -> list[str]:

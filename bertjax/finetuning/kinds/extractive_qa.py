@@ -99,7 +99,8 @@ def encode(
     labels: Sequence[str],
     lengths: kind.Lengths,
 ) -> kind.Encoded:
-    """A row a window. The first of several answers is the one that is trained.
+    """A row a window. The first of several answers is the one that is trained; of one that no token
+    covers nothing is known.
 
     truncated: questions that lost their end. UserError where a question leaves its context no room.
     """
@@ -127,7 +128,7 @@ def encode(
             row["char_starts"][places] = tokens.starts[start:stop]
             row["char_stops"][places] = tokens.stops[start:stop]
             inside = start <= first and last < stop
-            if example.answers or example.impossible:
+            if example.impossible or first >= 0:
                 row["first"][places.start + first - start if inside else 0] = 1
                 row["last"][places.start + last - start if inside else 0] = 1
             encoded.append(row)

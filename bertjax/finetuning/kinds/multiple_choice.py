@@ -128,7 +128,7 @@ def decode(
     found = []
     for example, scores_N in zip(examples, outputs["scores"], strict=True):
         best = np.argsort(-scores_N[: len(example.choices)], kind="stable")
-        chances = {example.choices[i]: float(scores_N[i]) for i in best}
+        chances = kind.summed((example.choices[i], scores_N[i]) for i in best)
         text = example.choices[best[0]]
         found.append({"label": int(best[0]), "text": text, "probabilities": chances})
     return found

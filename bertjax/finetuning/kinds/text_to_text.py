@@ -340,7 +340,7 @@ def _chosen(example: Example, sums_C: np.ndarray, labels: Sequence[str]) -> dict
     return {
         "text": texts[order[0]],
         "label": names[order[0]],
-        "probabilities": {texts[i]: float(chances_C[i]) for i in order},
+        "probabilities": kind.summed((texts[i], chances_C[i]) for i in order),
     }
 
 
@@ -349,7 +349,10 @@ def _by_text(
 ) -> dict[str, Any]:
     """{text: value}, also of the text as the tokenizer gives it back: uncased, signs apart."""
     read = [tokenizer.decode(ids).strip() for ids in tokenizer.encode_batch(list(texts))]
-    return dict(zip(read, values, strict=True)) | dict(zip(texts, values, strict=True))
+    found: dict[str, Any] = {}
+    for text, value in zip((*texts, *read), (*values, *values), strict=True):
+        found.setdefault(text, value)  # of equal ones the first
+    return found
 
 
 def _written(

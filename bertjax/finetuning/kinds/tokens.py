@@ -40,7 +40,7 @@ class Config:
     """How words become pieces and come back."""
 
     label_pieces: str = "first"  # of a word that are trained: first, or all of them
-    long_sentences: str = "windows"  # windows, or truncate: words behind max_length are told O
+    long_sentences: str = "windows"  # windows, or truncate: no tag for words behind max_length
     overlap: int = 32  # pieces that two windows share, at most half a window
     repair: bool = False  # an I that continues nothing becomes a B
 
@@ -199,9 +199,10 @@ def decode(
 ) -> list[dict[str, Any]]:
     """{"tags", "probabilities": of each word, "entities": [{"type", "text", "start", "stop"}]}.
 
-    start and stop count words. A word that was cut off is O with a probability of 0.
+    start and stop count words. A word that was cut off has a probability of 0, and is O; "" where
+    the tags have no O.
     """
-    outside = OUTSIDE if OUTSIDE in labels else labels[0]
+    outside = OUTSIDE if OUTSIDE in labels else ""
     tags = [[outside] * len(example.words) for example in examples]
     chances = [[0.0] * len(example.words) for example in examples]
     for number, (row, owner) in enumerate(zip(encoded.rows, encoded.owners, strict=True)):
