@@ -1,5 +1,6 @@
 """Fine-tuned models as Hugging Face folders: the same logits there, the same task back here."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,7 +10,9 @@ import safetensors.numpy
 from bertjax import build, errors, workdir
 from bertjax import config as config_lib
 from bertjax.artifact import artifact, hf_tasks, huggingface
-from tests import downstream, encoders
+from bertjax.finetuning import predictor
+from bertjax.finetuning.kinds import text_to_text
+from tests import downstream, encoders, tiny_model
 
 BERT = ("bert", "ForSequenceClassification")
 
@@ -78,6 +81,34 @@ def test_transformers_says_the_same(family, ending, tmp_path):
     read = huggingface.read(tmp_path / "theirs")
     downstream.assert_same_params(read.params, model.params)
     assert read.task["kind"] == model.task["kind"] and read.task["labels"] == model.task["labels"]
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_t5_writes_in_transformers_what_it_writes_here(tmp_path, num_beams):
+    """It ends with the tokenizer's own end, and the ids above its pieces are no text."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    # As many layers on both sides: transformers counts the cache of one by the other.
+    size = tiny_model.tokenizer().size + 7
+    source = encoders.make_artifact("t5", vocab_size=size, num_layers=2, num_decoder_layers=2)
+    config = text_to_text.Config(
+        prefix="saw: ", max_target_length=6, num_beams=num_beams, length_penalty=0.8
+    )
+    task = {"name": "translation", "kind": "text_to_text", "labels": [], "max_length": 24,
+            "config": dataclasses.asdict(config)}  # fmt: skip
+    model = predictor.Predictor(dataclasses.replace(downstream.soft(source), task=task))
+    huggingface.write(model.source, tmp_path / "hf")
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "hf").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    texts = ["the cat", "a dog ran home", "letters", "and saw many words"]
+    found = []
+    for text in texts:
+        with torch.no_grad():
+            ids = theirs.generate(**tokenizer([f"saw: {text}"], return_tensors="pt"))
+        found.append(model.source.tokenizer.decode(ids[0].tolist()).strip())
+    ours = [prediction["text"] for prediction in model.predict(texts)]
+    assert found == ours and len(set(ours)) > 1
 
 
 def test_labels_of_a_later_training_hold(tmp_path):

@@ -26,6 +26,7 @@ from bertjax.artifact import artifact, files, hf_tasks, hf_weights
 from bertjax.data import tokenizer as tokenizer_lib
 
 CONFIG = "config.json"
+GENERATION = "generation_config.json"
 WEIGHTS = hf_weights.WEIGHTS
 
 ACTIVATIONS = {  # theirs -> ours; the first of two that mean the same is the one we write
@@ -101,6 +102,9 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
     with files.new_folder(folder) as new:
         files.write_tensors(new / WEIGHTS, tensors)
         files.write_json(new / CONFIG, _to_config(module, model, ending))
+        generation = hf_tasks.generation_config(model)
+        if generation:
+            files.write_json(new / GENERATION, generation)
         model.tokenizer.save(
             new,
             kind=module.KIND,
@@ -263,6 +267,8 @@ def _to_config(module: ModuleType, model: artifact.Artifact, ending: str) -> dic
             fields[theirs] = next(t for t, mine in ACTIVATIONS.items() if mine == wanted)
     specials = model.tokenizer.specials
     ids = {name: getattr(specials, name) for name in ("pad", "bos", "eos")}
+    if module.KIND != "encoder":  # which write until the end of the text
+        ids["eos"] = specials.end
     if module.KIND == "encoder_decoder":
         ids["decoder_start"] = specials.pad
     name = hf_tasks.architecture(module, ending) if ending else None
