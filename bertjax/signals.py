@@ -10,13 +10,37 @@ Example:
                 raise errors.Preempted(f"stopped by {stop.requested}")
 """
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 
 import jax
 from jax.experimental import multihost_utils
+
+from bertjax import errors
+
+
+@contextlib.contextmanager
+def sigterm_raises(what_is_kept: str) -> Iterator[None]:
+    """SIGTERM ends the block with `errors.Preempted`, as Ctrl-C ends it with KeyboardInterrupt.
+
+    For work whose files are whole at any moment. Outside the main thread nothing is installed.
+    """
+
+    def stop(*_: object) -> None:
+        raise errors.Preempted(f"asked to stop: {what_is_kept}; start me again")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class StopSignals:

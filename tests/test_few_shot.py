@@ -198,7 +198,7 @@ def test_predict_goes_on_with_prompts(tmp_path, capsys, gpt):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--prompt=the", "--top=3"), "--top is for --text"),
+        (("--prompt=the", "--top=3"), "--top goes with --text"),
         (("--text=the [MASK]", "--num_beams=3"), "--num_beams is for --prompt"),
         (("--text=the [MASK]",), "no masked language model head"),
         (("--prompt=the", "--top_p=0.9"), "top_p = 0.9: must be left out"),

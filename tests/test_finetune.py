@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 import sys
 
 import jax
@@ -102,6 +104,12 @@ def test_predict_and_evaluate_by_command(root, done, capsys):
     plain.write_text("dog ran home\n")
     code, _, err = _command(capsys, "evaluate", f"--model={root / 'out'}", f"--data={plain}")
     assert code == 2 and "texts.txt: has no 'label' to score against; answer it" in err
+    some = root / "some.tsv"  # labels do not matter: one that is not trained, and none
+    some.write_text("sentence\tlabel\ndog ran home\tbird\ncat on mat\t\n")
+    words = ("predict", f"--model={root / 'out'}", f"--data={some}")
+    found = [json.loads(line) for line in _command(capsys, *words)[1].splitlines()]
+    assert [each["prediction"]["label"] for each in found] == ["dog", "cat"]
+    assert found[0]["example"]["label"] == "bird"
     plain.write_text("dog ran home\ncat on mat\n")
     words = ("predict", f"--model={root / 'out'}", f"--data={plain}")
     found = [json.loads(line) for line in _command(capsys, *words)[1].splitlines()]
@@ -124,7 +132,8 @@ def test_predict_and_evaluate_by_command(root, done, capsys):
     ("words", "message"),
     [
         (("--text=a", "--data=b"), "give one of --text"),
-        (("--question=who",), "--question needs --context"),
+        (("--question=who",), "the task classification answers --text, or --data"),
+        (("--prompt=a",), "the task classification answers --text, or --data"),
         (("--text=a", "--pair=b", "--pair=c"), "as many --pair as --text"),
         (("--text=a", "--pair=b"), "a pair of texts, where the model is trained on a single text"),
         (("--data=.",), ".: is a folder: name a file in it"),
@@ -168,10 +177,23 @@ def test_what_was_killed_is_trained_and_the_rest_is_not(root, done, monkeypatch)
     assert again["splits"] == done["splits"]
 
 
+def test_sigterm_says_start_me_again(root, tmp_path, capsys, monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(loop, "train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    words = (f"--model={root / 'model'}", "--task=classification", f"--data={root}")
+    code, _, err = _command(capsys, "finetune", *words, f"--output={tmp_path / 'out'}")
+    assert code == 75 and "finished are kept; start me again" in err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_a_folder_of_another_fine_tuning_is_refused(root, done):
     config = finetuning.config("classification", root / "model", root, num_epochs=2)
     with pytest.raises(errors.UserError, match=r"num_epochs = 2 \(there 4\).*another --output"):
         run.finetune(config, root / "out")
+    config = finetuning.config("classification", root / "model", root, strategy__name="lora")
+    with pytest.raises(errors.UserError) as caught:
+        run.finetune(config, root / "out")
+    assert "fine-tuning: strategy.name = 'lora' (there 'full'); give" in str(caught.value)
 
 
 def test_splits_come_and_go(root, tmp_path):

@@ -18,8 +18,8 @@ A suite is many tasks in one report; see its file for what it runs.
 
 import argparse
 
-from bertjax import backend, errors
-from bertjax.finetuning import keys, recipe, report, suite
+from bertjax import backend, errors, signals
+from bertjax.finetuning import keys, recipe, report, strategies, suite, tasks
 from bertjax.finetuning import run as run_lib
 
 FILES = ("train", "dev", "test")
@@ -29,7 +29,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     flag = parser.add_argument
     flag("--model", help="workdir, step of one, artifact or Hugging Face folder")
-    flag("--task", help="name of a task: sst2, ner, squad, classification, pair ...")
+    names = ", ".join(sorted(tasks.TASKS))
+    flag("--task", metavar="NAME", help=f"one of {names}; most also as NAME:text_to_text")
     flag("--output", required=True, help="folder of the results, made where absent")
     flag("--data", help="folder with the files of the splits, or tfds:NAME")
     for split in FILES:
@@ -38,7 +39,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--lr", metavar="RATES",
          help="learning rates; default: what suits task and strategy, 2e-5,3e-5,5e-5 for a whole "
               "encoder")  # fmt: skip
-    flag("--strategy", help="what is trained: full, lora, adapters ...; default: full")
+    flag("--strategy", metavar="NAME",
+         help=f"what is trained: {', '.join(strategies.names())}; default: full")  # fmt: skip
     flag("--suite", metavar="FILE[:ARG]", help="many tasks, instead of --task")
     parser.set_defaults(config=None)  # keys are overridden as --config.KEY=VALUE
 
@@ -63,10 +65,11 @@ def run(flags: argparse.Namespace) -> None:
     }
     values = {key: str(value) for key, value in given.items() if value is not None}
     values |= flags.overrides
-    if flags.suite:
-        _suite(flags, values)
-    else:
-        _task(flags, values)
+    with signals.sigterm_raises("the runs that are finished are kept"):
+        if flags.suite:
+            _suite(flags, values)
+        else:
+            _task(flags, values)
 
 
 def _suite(flags: argparse.Namespace, values: dict[str, str]) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 import bertjax
 from bertjax import errors
 from bertjax.artifact import files
+from bertjax.finetuning import examples as examples_lib
 from bertjax.finetuning import folder, predictor, tasks
 
 # Fields of generation.Options, where their defaults stand.
@@ -42,7 +43,15 @@ OPTIONS = {
 
 WHAT = ("text", "prompt", "question", "choice", "data")
 # Flags that say more of one of WHAT.
-WITH = {"pair": ("text",), "context": ("question", "choice"), "output": ("data",)}
+WITH = {
+    "pair": ("text",),
+    "context": ("question", "choice"),
+    "output": ("data",),
+    "top": ("text", "question", "choice"),
+}
+# What else than texts a task's examples are made of.
+ASKED = {"questions": ("question", "--question and --context"),
+         "choices": ("choice", "--choice, several times, and --context")}  # fmt: skip
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -81,14 +90,12 @@ def run(flags: argparse.Namespace) -> None:
     if flags.top is not None and flags.top < 1:
         raise errors.UserError(f"--top={flags.top}: must be 1 or more")
     model = bertjax.load(flags.model)
-    if flags.prompt:
-        if flags.top is not None:
-            raise errors.UserError("--top is for --text")
+    if isinstance(model, predictor.Predictor):
+        _answer(model, flags)
+    elif flags.prompt:
         for prompt, text in zip(flags.prompt, model.generate(flags.prompt, **given), strict=True):
             print(prompt)
             print("  " + text.replace("\n", "\n  "))
-    elif isinstance(model, predictor.Predictor):
-        _answer(model, flags)
     elif asked != ["text"] or flags.pair:
         raise errors.UserError(
             f"--model={flags.model} is not fine-tuned: it takes --text with masks, or --prompt"
@@ -106,8 +113,11 @@ def _answer(model: predictor.Predictor, flags: argparse.Namespace) -> None:
     if flags.data:
         _answer_file(model, flags.data, flags.output)
         return
+    name, needed = ASKED.get(model.task.reader, ("text", "--text"))
+    if not getattr(flags, name):
+        raise errors.UserError(f"the task {model.task.name} answers {needed}, or --data")
     if flags.question:
-        if flags.context is None:
+        if not (flags.context or "").strip():
             raise errors.UserError("--question needs --context, the text with the answer")
         inputs: list[Any] = [{"question": q, "context": flags.context} for q in flags.question]
         texts = flags.question
@@ -128,8 +138,8 @@ def _answer(model: predictor.Predictor, flags: argparse.Namespace) -> None:
 
 
 def _answer_file(model: predictor.Predictor, data: str, output: str | None) -> None:
-    examples = tasks.read(model.task, data, "test")
-    _, predictions = model.answer(examples)
+    examples = tasks.read(model.task, data, "test", scored=False)
+    _, predictions = model.answer([examples_lib.unlabelled(example) for example in examples])
     lines = folder.prediction_lines(examples, predictions)
     if output is None:
         print(lines, end="")

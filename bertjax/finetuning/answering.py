@@ -62,8 +62,8 @@ class Answering:
         for example in examples:
             if not self._fits(example):
                 raise errors.UserError(
-                    f"{example.where or self.task}: {_texts(len(example.texts))}, where the model "
-                    f"is trained on {_texts(self.num_texts)}"
+                    f"{example.where or f'task {self.task}'}: {_texts(len(example.texts))}, where "
+                    f"the model is trained on {_texts(self.num_texts)}"
                 )
         self.kind.check(self.config, examples, self.labels, self.task)
         return self.kind.encode(self.config, examples, self.tokenizer, self.labels, self.lengths)

@@ -77,6 +77,19 @@ def is_labelled(example: Example) -> bool:
             return example.label is not None
 
 
+def unlabelled(example: Example) -> Example:
+    """The example without its answer."""
+    match example:
+        case Words():
+            return example._replace(tags=None)
+        case Question():
+            return example._replace(answers=(), impossible=False)
+        case TextPair():
+            return example._replace(targets=())
+        case _:
+            return example._replace(label=None)
+
+
 def squeezed(text: str) -> str:
     """The text without what tells near copies apart: in lower case, one space between words."""
     return " ".join(text.lower().split())

@@ -125,7 +125,9 @@ def lines(prediction: Mapping[str, Any], top: int = 5) -> list[str]:
         return [prediction["answer"] or _silence(prediction), f"best: {'   '.join(others[:top])}"]
     if "vector" in prediction:
         return [f"[{', '.join(f'{value:.6g}' for value in prediction['vector'])}]"]
-    for name in ("text", "label", "similarity"):
+    if "similarity" in prediction:
+        return [f"cosine {prediction['similarity']:.4f}"]
+    for name in ("text", "label"):
         if name in prediction:
             value = prediction[name]
             return [f"{value:.4f}" if isinstance(value, float) else str(value)]

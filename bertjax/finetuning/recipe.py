@@ -41,7 +41,7 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
 
     config.data = ConfigDict()
     for split in splits(found):
-        config.data[split] = ""  # a file, or "": no such split; dev is then dev_fraction of train
+        config.data[split] = ""  # a file; without one of dev a part of train is it
     config.data.dev_fraction = 0.1  # of the examples of train, where dev has no file
     config.data.max_train = 0  # examples, the same share of every label; 0: all
     config.max_length = found.max_length  # tokens a row, specials included
@@ -111,10 +111,11 @@ def make(
 
 def rates(given: str | float | Sequence[float]) -> tuple[float, ...]:
     """Learning rates out of "2e-5,3e-5", one number or several. UserError for another form."""
+    parts: Any = [given] if isinstance(given, float | int) else given
     if isinstance(given, str):
-        given = [part for part in given.strip("()").split(",") if part.strip()]
+        parts = given.strip("()").rstrip(",").split(",")
     try:
-        return tuple(map(float, [given] if isinstance(given, float | int) else given))
+        return tuple(map(float, parts))
     except (TypeError, ValueError):
         raise errors.UserError(f"--lr={given}: give rates like 2e-5,3e-5,5e-5") from None
 
