@@ -6,6 +6,7 @@ import pytest
 from bertjax.data import tokenizer as tokenizer_lib
 from bertjax.finetuning import checks
 from bertjax.finetuning.examples import Question, Sentence, Words
+from bertjax.finetuning.kind import Lengths
 
 TEXTS = ["The cat sat on the mat.", "A dog ran to Paris."] * 20
 
@@ -39,7 +40,8 @@ def test_overlap_ignores_case_and_spaces():
 def test_labels_that_never_occur_and_skew():
     assert checks.labels(_labelled(yes=10, no=1), ["no", "yes"]) == []
     (line,) = checks.labels(_labelled(yes=2, no=2), ["no", "yes", "maybe"])
-    assert line == "label 'maybe' never occurs in train: it cannot be learned"
+    assert line.startswith("1 of 3 labels have none of the 4 examples of train and")
+    assert line.endswith("cannot be learned: 'maybe'")
     (line,) = checks.labels(_labelled(yes=11, no=1), ["no", "yes"])
     assert "11 of 'yes' and 1 of 'no'" in line and "class_weights" in line
     assert checks.labels([Sentence(("A.",), 2.5)], []) == []
@@ -47,11 +49,13 @@ def test_labels_that_never_occur_and_skew():
 
 def test_truncation_counts_from_five_percent_on():
     truncated = np.arange(100) < 5
-    assert checks.truncation(truncated, "train", 128) == []
-    (line,) = checks.truncation(np.arange(100) < 6, "train", 128)
+    assert checks.truncation(truncated, "train", Lengths(128)) == []
+    (line,) = checks.truncation(np.arange(100) < 6, "train", Lengths(128))
     assert line.startswith("6.0% of the examples of train lose text behind 128 tokens: raise")
-    (line,) = checks.truncation(np.arange(100) < 6, "train", 128, most=128)
+    (line,) = checks.truncation(np.arange(100) < 6, "train", Lengths(128), most=128)
     assert line.endswith("behind 128 tokens")
+    (line,) = checks.truncation(np.arange(100) < 6, "train", Lengths(128, 16), most=128)
+    assert line.endswith("target behind 16: raise --config.kind.max_target_length")
 
 
 def test_results_that_say_little():
@@ -88,9 +92,9 @@ def test_everything_names_the_split(uncased):
     train = [Sentence((text,), "x") for text in TEXTS]
     examples = {"train": train, "dev": train[:1], "test": [Sentence(("A mat sat.",))]}
     truncated = {split: np.full(len(own), split == "test") for split, own in examples.items()}
-    found = checks.everything(examples, truncated, ["x", "y"], uncased, 16, 512)
+    found = checks.everything(examples, truncated, ["x", "y"], uncased, Lengths(16), 512)
     assert [line.split(":")[0].split(" (")[0] for line in found] == [
-        "label 'y' never occurs in train",
+        "1 of 2 labels have none of the 40 examples of train and cannot be learned",
         "1 of 1 examples of dev",
         "100.0% of the examples of test lose text behind 16 tokens",
     ]

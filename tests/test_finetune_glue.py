@@ -81,16 +81,18 @@ def test_glue_is_read_as_its_archive_has_it(tmp_path, name):
     assert example.label is None and example.id == "3" and example.texts[0] == "A dog."
 
 
-def test_mnli_has_four_files_to_score_and_ax_none_to_train_on(tmp_path):
+def test_mnli_has_five_files_to_answer_and_ax_is_one_of_them(tmp_path):
+    root = tmp_path / "MNLI"
     for stem in ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched"):
-        _write(tmp_path / f"{stem}.tsv", "index\n")
+        _write(root / f"{stem}.tsv", "index\n")
     found = tasks.files(tasks.find("mnli"), os.fspath(tmp_path))
     assert found["test_mismatched"].endswith("test_mismatched.tsv") and len(found) == 5
     _write(tmp_path / "diagnostic" / "diagnostic.tsv", "index\tsentence1\tsentence2\n0\tA.\tB.\n")
-    found = tasks.files(tasks.find("ax"), os.fspath(tmp_path))
-    assert list(found) == ["test"]
-    (example,) = _read("ax", found["test"], "test")
-    assert example == Sentence(("A.", "B."), None, "0", f"{found['test']}:2")
+    for folder in (tmp_path, root):
+        found = tasks.files(tasks.find("mnli"), os.fspath(folder))
+        assert list(found)[-1] == "ax" and len(found) == 6
+        (example,) = _read("mnli", found["ax"], "ax")
+        assert example == Sentence(("A.", "B."), None, "0", f"{found['ax']}:2")
 
 
 def test_files_with_plain_columns_are_read_by_the_names_of_glue_too(tmp_path):
@@ -125,7 +127,7 @@ def test_damaged_rows_of_qqp_are_left_out_of_training_and_counted(tmp_path):
         ("sst2", "test", "SST-2.tsv", ["positive", "negative"], ["1", "0"]),
         ("qnli", "test", "QNLI.tsv", ["entailment", "not_entailment"], None),
         ("mnli", "test_mismatched", "MNLI-mm.tsv", ["neutral", "contradiction"], None),
-        ("ax", "test", "AX.tsv", ["neutral", "entailment"], None),
+        ("mnli", "ax", "AX.tsv", ["neutral", "entailment"], None),
         ("stsb", "test", "STS-B.tsv", [5.3, 2.12345], ["5.000", "2.123"]),
         ("cola:text_to_text", "test", "CoLA.tsv", [None, "acceptable"], ["0", "1"]),
     ],

@@ -46,7 +46,7 @@ def test_every_task_has_a_kind_that_takes_its_options(name):
 
 
 def test_tasks_are_found_by_name_or_refused_with_the_names():
-    with pytest.raises(errors.UserError, match=r"--task=sst-2: there are ax, .*, sst2, stsb"):
+    with pytest.raises(errors.UserError, match=r"--task=sst-2: there are classification, .*, sst2"):
         tasks.find("sst-2")
     with pytest.raises(errors.UserError, match="sst2:lm"):
         tasks.find("sst2:lm")
@@ -210,7 +210,7 @@ _ROW = '{"question": "Q?", "choices": ["A.", "B."], "label": %s}\n'
         ("pair", "a.tsv", "sentence1\tlabel\nA.\tx\n", "a.tsv:2: no column 'sentence2'"),
         ("classification", "a.tsv", "sentence\tlabel\nA.\tx\nB.\n", "a.tsv:3: cells: 1, where the "
          "header has 2"),
-        ("classification", "a.tsv", "sentence\tlabel\n\nB.\tx\n", "a.tsv:2: cells: 1"),
+        ("classification", "a.tsv", "sentence\tlabel\n\nB.\tx\n", "a.tsv:2: an empty line"),
         ("classification", "a.tsv", "sentence\tlabel\tlabel\n", "a.tsv:1: the header has column "
          "'label' twice"),
         ("classification", "a.tsv", "sentence\tlabel\nA.\tx\n \ty\n", "a.tsv:3: the text of "
@@ -222,6 +222,8 @@ _ROW = '{"question": "Q?", "choices": ["A.", "B."], "label": %s}\n'
         ("classification", "a.csv", "sentence,label\n", "a.csv: .csv is not read"),
         ("classification", "a.jsonl", '{"sentence": "A."\n', "a.jsonl:1: not JSON"),
         ("classification", "a.jsonl", "[1]\n", "a.jsonl:1: not a JSON object"),
+        ("classification", "a.jsonl", '{"text": "A.", "text": "B."}\n', "'text' stands twice"),
+        ("classification", "a.tsv", "sentence\tlabel\rA.\tx\r", "end with a carriage return"),
         ("classification", "a.jsonl", '{"sentence": ["A."], "label": 1}\n', "'sentence' is not a "
          "text but list"),
         ("classification", "a.jsonl", '{"sentence": "A.", "label": 0.5}\n', "a.jsonl:1: label 0.5"),

@@ -278,6 +278,8 @@ def test_tuned_threshold_gives_the_best_f1():
     assert scores["f1"] == 40 and scores["best_f1"] == 100
     config = extractive_qa.tuned(config, examples, found)
     assert config.null_threshold == scores["best_f1_threshold"] == pytest.approx(5.0)
+    given = dataclasses.replace(config, tune_threshold=False, null_threshold=-3.0)
+    assert extractive_qa.tuned(given, examples, found) == given
     found = _decode(config, examples, encoded, outputs)
     assert extractive_qa.scores(config, examples, found, ())["f1"] == 100
     assert extractive_qa.tuned(Config(), examples, found) == Config()

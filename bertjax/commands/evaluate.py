@@ -100,7 +100,7 @@ def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str,
     skipped: collections.Counter[str] = collections.Counter()
     examples = tasks.read(model.task, flags.data, "test", skipped=skipped)
     for why, count in skipped.items():
-        print(f"{flags.data}: {count} x {why}, left out")
+        print(f"{flags.data}: {count} {why}, left out")
     if not model.task.labelled and not tasks.can_be_scored(model.task, examples):
         raise errors.UserError(
             f"{flags.data}: holds single texts, and pairs are scored; get their vectors with "

@@ -11,11 +11,13 @@ import numpy as np
 
 from bertjax.data import tokenizer as tokenizer_lib
 from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning import kind
 
 SKEW = 10  # examples of the most frequent label for one of the rarest
 TRUNCATED = 0.05  # share of examples that lose text
 UNKNOWN = 0.01  # share of tokens
 _SAMPLE, _CHARACTERS = 1000, 1000  # examples, and characters of a text, that are looked at
+_SHOWN = 10  # labels in a line
 
 Example = examples_lib.Example
 
@@ -25,18 +27,18 @@ def everything(
     truncated: Mapping[str, np.ndarray],
     names: Sequence[str],
     tokenizer: tokenizer_lib.Tokenizer,
-    max_length: int,
+    lengths: kind.Lengths,
     most: int,
 ) -> list[str]:
     """All that is suspicious about the splits; "train" is one of them. names: of the labels.
 
-    max_length: tokens of a row. most: that the model can read.
+    most: tokens that the model can read.
     """
     train = examples["train"]
     found = labels(train, names) + tokens(train, tokenizer)
     for split, own in examples.items():
         found += overlap(train, own, split) if split != "train" else []
-        found += truncation(truncated[split], split, max_length, most)
+        found += truncation(truncated[split], split, lengths, most)
     return found
 
 
@@ -58,11 +60,14 @@ def labels(train: Sequence[Example], names: Sequence[str]) -> list[str]:
     counts = collections.Counter(label for label in found if isinstance(label, str))
     if not counts:
         return []
-    result = [
-        f"label {name!r} never occurs in train: it cannot be learned"
-        for name in names
-        if name not in counts
-    ]
+    absent = [name for name in names if name not in counts]
+    result = []
+    if absent:
+        shown = ", ".join(map(repr, absent[:_SHOWN])) + " ..." * (len(absent) > _SHOWN)
+        result.append(
+            f"{len(absent)} of {len(names)} labels have none of the {len(train)} examples of train "
+            f"and cannot be learned: {shown}"
+        )
     (most, many), (least, few) = counts.most_common()[0], counts.most_common()[-1]
     if many > SKEW * few:
         result.append(
@@ -73,15 +78,19 @@ def labels(train: Sequence[Example], names: Sequence[str]) -> list[str]:
 
 
 def truncation(
-    truncated: np.ndarray, split: str, max_length: int, most: int | None = None
+    truncated: np.ndarray, split: str, lengths: kind.Lengths, most: int | None = None
 ) -> list[str]:
     """truncated: bool[examples], as of `kind.Encoded`. most: tokens that the model can read."""
+    max_length, target_length = lengths
     share = float(np.mean(truncated)) if len(truncated) else 0.0
     if share <= TRUNCATED:
         return []
-    raise_it = "" if max_length == most else ": raise --config.max_length"
+    keys = ["max_length"] * (max_length != most) + ["kind.max_target_length"] * bool(target_length)
+    raise_it = f": raise --config.{' or --config.'.join(keys)}" if keys else ""
+    of_target = f", or of their target behind {target_length}" if target_length else ""
     return [
-        f"{share:.1%} of the examples of {split} lose text behind {max_length} tokens{raise_it}"
+        f"{share:.1%} of the examples of {split} lose text behind {max_length} tokens{of_target}"
+        f"{raise_it}"
     ]
 
 

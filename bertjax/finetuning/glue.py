@@ -1,7 +1,8 @@
 """The tasks of GLUE (Wang et al., arXiv 1804.07461) as the files of its archive have them.
 
-The archive's folders are CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE, WNLI and diagnostic (AX);
-the files have a header but for CoLA's train and dev. A file with the columns `sentence` or
+The archive's folders are CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE, WNLI and diagnostic: AX,
+which has no training data and is a split of MNLI here. The files have a header but for CoLA's train
+and dev. A file with the columns `sentence` or
 `sentence1 sentence2`, and `label`, is read as well. Metrics are those of the paper's table 1, the
 first of each the one that Devlin et al. (arXiv 1810.04805, table 1) report.
 """
@@ -63,18 +64,15 @@ TASKS = _by_name(
                      "dev": ("dev_matched.tsv", "dev.tsv"),
                      "test": ("test_matched.tsv", "test.tsv"),
                      "dev_mismatched": ("dev_mismatched.tsv",),
-                     "test_mismatched": ("test_mismatched.tsv",)},
+                     "test_mismatched": ("test_mismatched.tsv",),
+                     "ax": ("diagnostic.tsv", "../diagnostic/diagnostic.tsv")},
               tfds_splits={"dev": "validation_matched", "test": "test_matched",
                            "dev_mismatched": "validation_mismatched",
                            "test_mismatched": "test_mismatched"},
-              submissions={"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}),
+              submissions={"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv",
+                           "ax": "AX.tsv"}),
         _task("qnli", "QNLI", ("accuracy",), ("question", "sentence"), _PAIR, labels=_ENTAILMENT),
         _task("rte", "RTE", ("accuracy",), _PAIR, labels=_ENTAILMENT),
         _task("wnli", "WNLI", ("accuracy",), _PAIR, binary=("not_entailment", "entailment")),
-        # Trained on MNLI; its labels are with the leaderboard.
-        _task("ax", "diagnostic", ("mcc", "accuracy"), _PAIR, ("premise", "hypothesis"),
-              label=("gold_label", "label"), labels=_INFERENCE,
-              files={"test": ("diagnostic.tsv", "AX.tsv", "test.tsv")},
-              submissions={"test": "AX.tsv"}),
     )
 )  # fmt: skip

@@ -58,7 +58,12 @@ def lines(path: str) -> Iterator[tuple[int, str]]:
                 raise errors.UserError(
                     f"{path}:{number}: holds a NUL character; the file is no text, or damaged"
                 )
-            yield number, line.rstrip("\r\n")
+            line = line.rstrip("\r\n")
+            if number == 1 and "\r" in line:
+                raise errors.UserError(
+                    f"{path}: its lines end with a carriage return alone; make it a line feed"
+                )
+            yield number, line
     if not number:
         raise errors.UserError(f"{path}: the file is empty")
 
@@ -110,6 +115,8 @@ def _table(
             header = list(headerless)
         if len(cells) == len(header):
             yield Record(f"{path}:{number}", dict(zip(header, cells, strict=True)))
+        elif not line.strip():
+            raise errors.UserError(f"{path}:{number}: an empty line; remove it")
         elif skipped is not None:
             skipped["rows with another number of cells than the header"] += 1
         else:
@@ -143,7 +150,7 @@ def _json_lines(path: str) -> Iterator[Record]:
         if line and not line.isspace():
             where = f"{path}:{number}"
             try:
-                value = json.loads(line)
+                value = json.loads(line, object_pairs_hook=_object)
             except (ValueError, RecursionError) as error:
                 raise errors.UserError(
                     f"{where}: not JSON ({error}); each line is one JSON object"
@@ -151,6 +158,14 @@ def _json_lines(path: str) -> Iterator[Record]:
             if not isinstance(value, dict):
                 raise errors.UserError(f"{where}: not a JSON object; each line is one")
             yield Record(where, {k: v for k, v in value.items() if v is not None})
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (key, _), *_ = collections.Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"{key!r} stands twice")
+    return found
 
 
 def _tfds(path: str) -> Iterator[Record]:

@@ -88,7 +88,7 @@ def suspicions(parts: parts_lib.Parts) -> list[str]:
     truncated = {split: encoded.truncated for split, encoded in parts.encoded.items()}
     own = parts.answering
     return checks.everything(
-        parts.examples, truncated, own.labels, own.tokenizer, own.lengths.length, parts.longest
+        parts.examples, truncated, own.labels, own.tokenizer, own.lengths, parts.longest
     )
 
 

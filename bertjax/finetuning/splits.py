@@ -33,7 +33,7 @@ def read(config: ConfigDict, notes: list[str]) -> dict[str, list[Example]]:
             found[split] = tasks.read(
                 task, config.data[split], split, skipped=None if answered else skipped
             )
-            notes += [f"{config.data[split]}: {n} x {why}" for why, n in skipped.items()]
+            notes += [f"{config.data[split]}: {n} {why}, left out" for why, n in skipped.items()]
     if "dev" not in found:
         found["train"], found["dev"] = held_out(found["train"], config.data.dev_fraction)
         if not (found["train"] and found["dev"]):

@@ -131,14 +131,13 @@ def find(name: str) -> Task:
 def files(task: Task, folder: str) -> dict[str, str]:
     """The files of a task's splits in a folder, in an archive's folder of the task, or in TFDS.
 
-    folder: path or "tfds:NAME/CONFIG". "train" is always there but for a task that has none (ax);
-    "dev" and "test", and MNLI's "dev_mismatched" and "test_mismatched", where they are found.
+    folder: path or "tfds:NAME/CONFIG". "train" is always there; "dev" and "test", and MNLI's
+    "dev_mismatched", "test_mismatched" and "ax", where they are found.
     """
     wanted = dict(task.files) or {
         split: tuple(stem + suffix for stem in stems for suffix in _SUFFIXES[task.reader])
         for split, stems in _STEMS.items()
     }
-    needed = next(iter(wanted))
     if folder.startswith("tfds:"):
         return _in_tfds(task, folder, list(wanted))
     root = epath.Path(folder)
@@ -148,22 +147,25 @@ def files(task: Task, folder: str) -> dict[str, str]:
     for inner in (root, *(root / name for name in task.folders)):
         there = {path.name for path in inner.iterdir()} if inner.is_dir() else set()
         found = {
-            split: os.fspath(inner / next(name for name in names if name in there))
+            split: next((n for n in names if n in there or _is_beside(inner, n)), "")
             for split, names in wanted.items()
-            if there.intersection(names)
         }
-        if needed in found:
-            return found
+        if found["train"]:
+            return {split: os.fspath(inner / name) for split, name in found.items() if name}
     raise errors.UserError(
-        f"{folder}: no {needed} file of the task {task.name} ({', '.join(wanted[needed])}); name "
+        f"{folder}: no train file of the task {task.name} ({', '.join(wanted['train'])}); name "
         "files by --train= --dev= --test="
     )
+
+
+def _is_beside(folder: epath.Path, name: str) -> bool:
+    return "/" in name and (folder / name).exists()
 
 
 def _in_tfds(task: Task, path: str, splits: Sequence[str]) -> dict[str, str]:
     names = _TFDS_SPLITS | dict(task.tfds_splits)
     found = {}
-    for split in splits:
+    for split in (split for split in splits if split in names):
         try:
             corpus_records.opened(f"{path}:{names[split]}")
         except errors.UserError:
@@ -175,12 +177,18 @@ def _in_tfds(task: Task, path: str, splits: Sequence[str]) -> dict[str, str]:
 
 
 def read(
-    task: Task, path: str, split: str, *, skipped: collections.Counter[str] | None = None
+    task: Task,
+    path: str,
+    split: str,
+    *,
+    skipped: collections.Counter[str] | None = None,
+    scored: bool = True,
 ) -> list[examples_lib.Example]:
     """The examples of a file, in its order; at least one.
 
     split: "train" and "dev" need labels; other files have them for all examples or for none, and
         for tasks of one text may be .txt with a text a line.
+    scored: False where labels do not matter: they may be there or not.
     skipped: counts what is left out of the files of a task that is published with damaged rows;
         without it they are errors, for a leaderboard wants every row of its test data.
     UserError, naming file and line, for whatever is wrong otherwise.
@@ -189,7 +197,7 @@ def read(
     if task.reader == "questions":
         many = task.kind == "text_to_text" or "impossible" in task.options
         found = squad.read(path, impossible=many)
-        _check_labels(task, path, found, needed=training)
+        _check_labels(task, path, found, needed=training, all_or_none=scored)
         return found
     if not training and task.reader != "words" and readers.is_plain(path, task.columns):
         return _of_plain_text(task, path)
@@ -199,7 +207,8 @@ def read(
         left_out = skipped if task.damaged else None
         records = readers.records(path, headerless=task.headerless, skipped=left_out)
         found = _examples(task, records, left_out, keep_empty=task.damaged)
-    _check_labels(task, path, found, needed=training and task.labelled)
+    needed = training and task.labelled
+    _check_labels(task, path, found, needed=needed, all_or_none=scored)
     return found
 
 
@@ -275,12 +284,17 @@ def _marks_entities(task: Task) -> bool:
 
 
 def _check_labels(
-    task: Task, path: str, found: Sequence[examples_lib.Example], *, needed: bool
+    task: Task,
+    path: str,
+    found: Sequence[examples_lib.Example],
+    *,
+    needed: bool,
+    all_or_none: bool,
 ) -> None:
     if not found:
         raise errors.UserError(f"{path}: holds no example")
     bare = [example for example in found if not examples_lib.is_labelled(example)]
-    if bare and (needed or len(bare) < len(found)):
+    if bare and (needed or (all_or_none and len(bare) < len(found))):
         why = "training and dev data need one" if needed else "others in the file have one"
         there = columns_there(task, path, bare[0].where)
         raise errors.UserError(f"{bare[0].where}: no {task.columns.label[0]!r}{there}; {why}")

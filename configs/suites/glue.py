@@ -7,6 +7,7 @@ and WNLI/; tasks whose files are not there are left out. `:smoke` is one seed, o
 and 64 examples of each task; the whole is 135 runs.
 """
 
+from bertjax import errors
 from bertjax.finetuning import suite
 
 SMOKE = {
@@ -53,6 +54,8 @@ PUBLISHED = (
 
 def get_suite(arg: str = "") -> suite.Suite:
     """The suite; "smoke" shrinks it to minutes on a CPU."""
+    if arg not in ("", "smoke"):
+        raise errors.UserError(f"the suite of GLUE knows no {arg!r}: there is :smoke")
     values = SMOKE if arg == "smoke" else {"seeds": 5}
     return suite.Suite(
         "GLUE",

@@ -41,7 +41,8 @@ class Config:
     max_answer_length: int = 30  # tokens
     n_best: int = 20  # answers that a prediction tells, and that share the probability
     impossible: bool = False  # questions may have no answer
-    null_threshold: float = 0.0  # null odds above which there is none; `tuned` chooses it on dev
+    tune_threshold: bool = True  # choose null_threshold on dev, so that its F1 is best there
+    null_threshold: float = 0.0  # null odds above which there is no answer, where it is not chosen
 
     def __post_init__(self):
         for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best"):
@@ -212,13 +213,14 @@ def scores(
 ) -> dict[str, float]:
     """Of the questions of which something is known: those of `squad_scores.scores`.
 
-    With `impossible` also best_exact_match and best_f1, with the thresholds that give them on these
-    very questions: they say what a threshold may gain and are no result.
+    With `impossible` also null_threshold, and best_exact_match and best_f1 with the thresholds that
+    give them on these very questions: they say what a threshold may gain and are no result.
     """
     references, known = _known(examples, predictions)
     answers = [prediction["answer"] for prediction in known]
     result = squad_scores.scores(references, answers, impossible=config.impossible)
     if config.impossible:
+        result["null_threshold"] = config.null_threshold
         for name, best in _best_thresholds(references, known).items():
             result |= {f"best_{name}": best.score, f"best_{name}_threshold": best.threshold}
     return result
@@ -228,7 +230,7 @@ def tuned(
     config: Config, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
 ) -> Config:
     """The config with the null threshold of the best F1 on these questions, those of dev."""
-    if not config.impossible:
+    if not (config.impossible and config.tune_threshold):
         return config
     best = _best_thresholds(*_known(examples, predictions))["f1"]
     return dataclasses.replace(config, null_threshold=best.threshold)
