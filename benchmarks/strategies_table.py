@@ -2,7 +2,7 @@
 
     python -m benchmarks.strategies_table --model=minilm/ --data=shared/data/ \\
         --output=strategies/ [--tasks=banking77,uner_ewt] [--only=lora] [--seeds=3] \\
-        [--max_train=3000]
+        [--max_train=1500] [--num_epochs=10]
 
 Each strategy has its own two rates (`ROWS`), for what is trained decides what rate it bears; the
 one that is better for the first seed is taken, and the score of all seeds on dev stands in the
@@ -29,16 +29,16 @@ from benchmarks import finetune
 
 # name: (strategy, its fields, rates, rate of the head in rates of the body)
 ROWS: dict[str, tuple[str, dict[str, Any], tuple[float, float]]] = {
-    "full": ("full", {}, (5e-5, 1e-4)),
-    "features": ("features", {}, (1e-3, 5e-3)),
-    "freeze 2": ("partial", {"frozen_layers": 2}, (5e-5, 1e-4)),
-    "freeze 4": ("partial", {"frozen_layers": 4}, (5e-5, 1e-4)),
-    "layer-wise decay": ("layerwise", {"decay": 0.9}, (5e-5, 1e-4)),
-    "gradual": ("gradual", {"layers_per_epoch": 2}, (5e-5, 1e-4)),
+    "full": ("full", {}, (1e-4, 3e-4)),
+    "features": ("features", {}, (3e-3, 1e-2)),
+    "freeze 2": ("partial", {"frozen_layers": 2}, (1e-4, 3e-4)),
+    "freeze 4": ("partial", {"frozen_layers": 4}, (1e-4, 3e-4)),
+    "layer-wise decay": ("layerwise", {"decay": 0.9}, (1e-4, 3e-4)),
+    "gradual": ("gradual", {"layers_per_epoch": 2}, (1e-4, 3e-4)),
     "adapters": ("adapters", {"adapter_size": 64}, (3e-4, 1e-3)),
     "lora": ("lora", {"rank": 8, "alpha": 16.0}, (5e-4, 2e-3)),
     "prompts": ("prompts", {"length": 20}, (3e-3, 1e-2)),
-    "bitfit": ("bitfit", {}, (5e-4, 2e-3)),
+    "bitfit": ("bitfit", {}, (1e-3, 3e-3)),
 }
 KEYS = ("model", "data", "output", "seeds", "max_train", "num_epochs", "dtype")
 
