@@ -62,7 +62,7 @@ CASES = dict(
         lines("missing column", TRAIN.replace("sentence", "text_of_it"), TRAIN, 2, "sentence"),
         lines("ragged row", TRAIN + "one column\n", TRAIN, 2, "train.tsv:10"),
         lines("unknown label at dev", TRAIN, TRAIN + "odd\tugly\n", 2, "ugly"),
-        lines("label that never occurs in train", ONE_CLASS, BOTH, 0, "never occurs", "sst2"),
+        lines("label that never occurs in train", ONE_CLASS, BOTH, 0, "never occur", "sst2"),
         lines("empty text", TRAIN + "\tgood\n", TRAIN, 2, "train.tsv:10"),
         lines("no label", TRAIN + "a film\t\n", TRAIN, 2, "train.tsv:10"),
         lines("no rows", "sentence\tlabel\n", TRAIN, 2, "train.tsv"),

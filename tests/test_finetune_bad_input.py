@@ -80,7 +80,7 @@ def test_what_is_only_suspicious_is_warned_of_and_trained_on(finetune, tmp_path)
                            "--config.max_length=16")  # fmt: skip
     assert code == 0
     text = "\n".join(line for line in lines if "warning" in line)
-    assert "label 'negative' never occurs in train" in text
+    assert "1 of 2 labels never occur in the " in text and "learned: 'negative'" in text
     assert f"1 of 2 examples of dev (50.0%) are in train too, the first at {tmp_path}" in text
     assert "50.0% of the examples of train lose text behind 16 tokens" in text
     report = json.loads((tmp_path / "out" / "report.json").read_text())

@@ -40,7 +40,7 @@ def test_overlap_ignores_case_and_spaces():
 def test_labels_that_never_occur_and_skew():
     assert checks.labels(_labelled(yes=10, no=1), ["no", "yes"]) == []
     (line,) = checks.labels(_labelled(yes=2, no=2), ["no", "yes", "maybe"])
-    assert line.startswith("1 of 3 labels have none of the 4 examples of train and")
+    assert line.startswith("1 of 3 labels never occur in the 4 examples of train and")
     assert line.endswith("cannot be learned: 'maybe'")
     (line,) = checks.labels(_labelled(yes=11, no=1), ["no", "yes"])
     assert "11 of 'yes' and 1 of 'no'" in line and "class_weights" in line
@@ -94,7 +94,7 @@ def test_everything_names_the_split(uncased):
     truncated = {split: np.full(len(own), split == "test") for split, own in examples.items()}
     found = checks.everything(examples, truncated, ["x", "y"], uncased, Lengths(16), 512)
     assert [line.split(":")[0].split(" (")[0] for line in found] == [
-        "1 of 2 labels have none of the 40 examples of train and cannot be learned",
+        "1 of 2 labels never occur in the 40 examples of train and cannot be learned",
         "1 of 1 examples of dev",
         "100.0% of the examples of test lose text behind 16 tokens",
     ]

@@ -65,8 +65,8 @@ def labels(train: Sequence[Example], names: Sequence[str]) -> list[str]:
     if absent:
         shown = ", ".join(map(repr, absent[:_SHOWN])) + " ..." * (len(absent) > _SHOWN)
         result.append(
-            f"{len(absent)} of {len(names)} labels have none of the {len(train)} examples of train "
-            f"and cannot be learned: {shown}"
+            f"{len(absent)} of {len(names)} labels never occur in the {len(train)} examples of "
+            f"train and cannot be learned: {shown}"
         )
     (most, many), (least, few) = counts.most_common()[0], counts.most_common()[-1]
     if many > SKEW * few:
