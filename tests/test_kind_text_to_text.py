@@ -134,7 +134,9 @@ def test_what_is_cut_is_told():
 def test_the_model_decides_the_reader():
     t5, gpt2 = scored.make("t5", "unigram").source, scored.make("gpt2", "bpe").source
     causal = dataclasses.replace(CONFIG, reader="causal")
-    assert text_to_text.for_model(causal, t5).reader == "encoder"
+    assert text_to_text.for_model(CONFIG, t5).reader == "encoder"
+    with pytest.raises(errors.UserError, match=r"kind\.reader = 'causal': must be 'encoder': a t5"):
+        text_to_text.for_model(causal, t5)
     prefix = dataclasses.replace(gpt2, objective={"name": "prefix_lm"})
     assert text_to_text.for_model(causal, prefix).reader == "causal"
     assert text_to_text.for_model(CONFIG, gpt2).reader == "causal"

@@ -65,7 +65,9 @@ def for_model(config: Config, source: artifact.Artifact) -> Config:
     A decoder that `objectives.prefix_lm` trained reads a prefix, unless `causal` is asked for.
     """
     if build.family(source.family).KIND == "encoder_decoder":
-        return dataclasses.replace(config, reader="encoder")
+        errors.check(config.reader == "encoder", "kind.reader", config.reader,
+                     f"'encoder': a {source.family} reads with its encoder")  # fmt: skip
+        return config
     if config.reader != "encoder":
         return config
     prefix = (source.objective or {"name": ""})["name"] == "prefix_lm"
