@@ -63,6 +63,22 @@ def _micro_batches(batch: Batch, count: int) -> Batch:
     return jax.tree.map(cut, batch)
 
 
+def _unless(bad: jax.Array, update: Callable[..., Any], *old: Any) -> Any:
+    """update(*old), or `old` where it is `bad`.
+
+    The choice between two arrays costs TPUs nothing: it is part of the update. CPUs copy for it
+    whatever they could update in place, so there it is made once for all.
+    """
+
+    def choose(*old):
+        return jax.tree.map(lambda a, b: jnp.where(bad, b, a), update(*old), old)
+
+    def branch(*old):
+        return jax.lax.cond(bad, lambda *old: old, update, *old)
+
+    return jax.lax.platform_dependent(*old, cpu=branch, default=choose)
+
+
 def make_train_step(
     model: Any,
     loss: Loss,
@@ -120,17 +136,17 @@ def make_train_step(
         (total, terms), grads = all_gradients(state.params, batch, rng, frozen or {})
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(total) & jnp.isfinite(grad_norm)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
 
-        def keep(new, old):
-            return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+        def update(params, opt_state):
+            updates, opt_state = tx.update(grads, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state
 
+        params, opt_state = _unless(~finite, update, state.params, state.opt_state)
         bad = 1 - finite.astype(jnp.int32)
         new_state = state.replace(
             step=state.step + 1,
-            params=keep(params, state.params),
-            opt_state=keep(opt_state, state.opt_state),
+            params=params,
+            opt_state=opt_state,
             skipped=state.skipped + bad,
             skipped_in_row=bad * (state.skipped_in_row + 1),
         )

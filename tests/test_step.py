@@ -319,7 +319,11 @@ class _Root:
         return jnp.sqrt(variables["params"]["kernel"] * x)
 
 
-def test_finite_loss_with_a_gradient_that_is_not_is_skipped_too():
+@pytest.mark.parametrize("platform", ["cpu", "default"])
+def test_finite_loss_with_a_gradient_that_is_not_is_skipped_too(monkeypatch, platform):
+    """On CPUs by a branch, elsewhere by a choice of every number."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *old, **ways: ways[platform](*old))
+
     def loss(apply, batch):
         return {"root_loss": (apply(batch["x"]).sum(), batch["x"].sum())}
 
@@ -339,5 +343,5 @@ def test_finite_loss_with_a_gradient_that_is_not_is_skipped_too():
         state = step_lib.init_state({"kernel": jnp.array(kernel)}, tx, jax.random.key(0))
         new, report = function(state, batch)
         assert float(report["loss"]) == kernel**0.5 and int(new.skipped) == skipped
-        assert (float(new.params["kernel"]) == kernel) == bool(skipped)
+        assert float(new.params["kernel"]) == pytest.approx(kernel - (0.0 if skipped else 0.1))
         assert int(optax.tree.get(new.opt_state, "count")) == 1 - skipped
