@@ -50,7 +50,7 @@ def finetune(
     train, dev = (
         tasks.read(found, file, split) for file, split in zip(files, ("train", "dev"), strict=True)
     )
-    train = splits.sample(train, max_train, 0)
+    train = splits.sample(train, max_train)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     make = {"classification": _sentences, "tokens": _words, "extractive_qa": _questions}
     problem = make[found.kind](tokenizer, train, dev, max_length, task)
