@@ -52,6 +52,12 @@ def sentences(folder: pathlib.Path, train: int = 120, others: int = 24) -> pathl
     return folder
 
 
+def toys(folder: pathlib.Path, **counts: int) -> pathlib.Path:
+    """A folder with model/ and the files of `sentences`."""
+    model(folder)
+    return sentences(folder, **counts)
+
+
 def entities(folder: pathlib.Path, count: int = 60) -> pathlib.Path:
     """train.conll and dev.conll: animals are entities."""
     for seed, split in enumerate(("train", "dev")):

@@ -21,10 +21,7 @@ from tests import finetuning
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finetune")
-    finetuning.model(folder)
-    finetuning.sentences(folder)
-    return folder
+    return finetuning.toys(tmp_path_factory.mktemp("finetune"))
 
 
 @pytest.fixture(scope="module")

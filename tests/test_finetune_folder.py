@@ -15,10 +15,7 @@ from tests import finetuning
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finetune")
-    finetuning.model(folder)
-    finetuning.sentences(folder, train=24, others=8)
-    return folder
+    return finetuning.toys(tmp_path_factory.mktemp("finetune"), train=24, others=8)
 
 
 def _config(root, **values):

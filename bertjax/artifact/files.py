@@ -94,8 +94,8 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
 
 
 def write_json(file: pathlib.Path, content: Mapping[str, Any]) -> None:
-    """Indented, keys in the order given, newline at the end."""
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    """Indented, keys in the order given, newline at the end; whole or not at all."""
+    write_text(file, json.dumps(content, indent=2) + "\n")
 
 
 def write_text(file: pathlib.Path, text: str) -> None:

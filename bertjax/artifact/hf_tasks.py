@@ -115,23 +115,23 @@ def to_config(model: artifact.Artifact, ending: str) -> dict[str, Any]:
     return content if model.task is None else {**content, KEY: {"task": model.task}}
 
 
-def generation_config(model: artifact.Artifact) -> dict[str, Any]:
-    """How a model that writes text for a task does so, as generation_config.json; else nothing."""
+def generation_config(model: artifact.Artifact, content: Mapping[str, Any]) -> dict[str, Any]:
+    """How a model that writes text for a task does so, as generation_config.json; else nothing.
+
+    content: of config.json, whose ids transformers takes from here where this file is there.
+    """
     if model.task is None or model.task["kind"] != "text_to_text":
         return {}
-    specials, config = model.tokenizer.specials, model.task["config"]
-    content = {
-        "pad_token_id": packing.padding(specials),
-        "eos_token_id": packing.end_of_text(specials),
+    config = model.task["config"]
+    found = {
+        **{key: value for key, value in content.items() if key.endswith("_token_id")},
         "max_new_tokens": config["max_target_length"],
         "num_beams": config["num_beams"],
         "length_penalty": config["length_penalty"],
         # Sentinels and what fills the vocabulary up are no text.
         "suppress_tokens": list(range(model.tokenizer.size, model.fields["vocab_size"])) or None,
     }
-    if build.family(model.family).KIND == "encoder_decoder":
-        content["decoder_start_token_id"] = specials.pad
-    return {key: value for key, value in content.items() if value is not None}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def num_labels(content: Mapping[str, Any], ending: str, where: Any) -> int:

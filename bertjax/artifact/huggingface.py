@@ -101,8 +101,9 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
     tensors = to_tensors(module, params, vocab_size, ending)
     with files.new_folder(folder) as new:
         files.write_tensors(new / WEIGHTS, tensors)
-        files.write_json(new / CONFIG, _to_config(module, model, ending))
-        generation = hf_tasks.generation_config(model)
+        config = _to_config(module, model, ending)
+        files.write_json(new / CONFIG, config)
+        generation = hf_tasks.generation_config(model, config)
         if generation:
             files.write_json(new / GENERATION, generation)
         model.tokenizer.save(

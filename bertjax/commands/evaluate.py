@@ -101,12 +101,12 @@ def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str,
     examples = tasks.read(model.task, flags.data, "test", skipped=skipped)
     for why, count in skipped.items():
         print(f"{flags.data}: {count} {why}, left out")
-    if not model.task.labelled and not tasks.can_be_scored(model.task, examples):
-        raise errors.UserError(
-            f"{flags.data}: holds single texts, and pairs are scored; get their vectors with "
-            "`bertjax predict --data`"
-        )
     if not tasks.can_be_scored(model.task, examples):
+        if not model.task.labelled:
+            raise errors.UserError(
+                f"{flags.data}: holds single texts, and pairs are scored; get their vectors with "
+                "`bertjax predict --data`"
+            )
         there = tasks.columns_there(model.task, flags.data, examples[0].where)
         raise errors.UserError(
             f"{flags.data}: has no {model.task.columns.label[0]!r} to score against{there}; answer "

@@ -77,7 +77,6 @@ def _suite(flags: argparse.Namespace, values: dict[str, str]) -> None:
     for name in ("task", *FILES):
         if getattr(flags, name):
             raise errors.UserError(f"--{name} is of one task; a suite names its own")
-    backend.configure(values.get("dtype", "auto"))
     print(suite.run(flags.suite, flags.output, flags.data, values))
 
 

@@ -23,7 +23,6 @@ from ml_collections import ConfigDict
 
 from bertjax import errors
 from bertjax.artifact import artifact, files
-from bertjax.artifact.files import write_text
 from bertjax.finetuning import loop, recipe
 
 FORMAT = "bertjax-finetuning"
@@ -62,7 +61,7 @@ class Folder:
             raise errors.UserError(
                 f"{path}: cannot be written ({error.strerror}); give another --output"
             ) from error
-        write_json(file, mine)
+        files.write_json(file, mine)
 
     def run(self, learning_rate: float, seed: int) -> loop.Run | None:
         """A finished run; None for one that is not."""
@@ -86,7 +85,7 @@ class Folder:
             files.write_tensors(partial, artifact.flatten(trained))
             partial.replace(weights)
         # Last: without it the run is not finished.
-        write_json(self._file(run.learning_rate, run.seed, "json"), dataclasses.asdict(run))
+        files.write_json(self._file(run.learning_rate, run.seed, "json"), dataclasses.asdict(run))
 
     def weights(self, run: loop.Run) -> Any | None:
         """What the run trained; None where it is no longer kept."""
@@ -111,7 +110,7 @@ class Folder:
         shutil.rmtree(self.path / PREDICTIONS, ignore_errors=True)
         (self.path / PREDICTIONS).mkdir()
         for split, found in predictions.items():
-            write_text(self._predictions(split), prediction_lines(examples[split], found))
+            files.write_text(self._predictions(split), prediction_lines(examples[split], found))
 
     def predictions(self, split: str) -> list[dict[str, Any]]:
         """What `write_predictions` wrote of a split, without the examples."""
@@ -145,11 +144,6 @@ def prediction_lines(examples: Sequence[Any], predictions: Sequence[dict[str, An
         json.dumps({"example": _said(e), "prediction": p}, ensure_ascii=False) + "\n"
         for e, p in zip(examples, predictions, strict=True)
     )
-
-
-def write_json(file: pathlib.Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
-    write_text(file, json.dumps(content, indent=2) + "\n")
 
 
 def _shared(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 The archive's folders are CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE, WNLI and diagnostic: AX,
 which has no training data and is a split of MNLI here. The files have a header but for CoLA's train
-and dev. A file with the columns `sentence` or
-`sentence1 sentence2`, and `label`, is read as well. Metrics are those of the paper's table 1, the
-first of each the one that Devlin et al. (arXiv 1810.04805, table 1) report.
+and dev. A file with the columns `sentence` or `sentence1 sentence2`, and `label`, is read as well.
+Metrics are those of the paper's table 1, the first of each the one that Devlin et al. (arXiv
+1810.04805, table 1) report.
 """
 
 from collections.abc import Sequence

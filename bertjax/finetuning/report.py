@@ -9,6 +9,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from bertjax import plot
+from bertjax.artifact import files
 from bertjax.finetuning import folder, loop, strategies
 from bertjax.finetuning import parts as parts_lib
 
@@ -83,8 +84,8 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 def write(content: Mapping[str, Any], path: pathlib.Path) -> None:
     """report.json, report.md and scores.png, in the output folder."""
     draw(content, path / folder.PLOT)
-    folder.write_text(path / folder.TABLE, table(content))
-    folder.write_json(path / folder.REPORT, content)  # last: it says what the artifact is
+    files.write_text(path / folder.TABLE, table(content))
+    files.write_json(path / folder.REPORT, content)  # last: it says what the artifact is
 
 
 def table(content: Mapping[str, Any]) -> str:

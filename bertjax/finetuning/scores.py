@@ -54,8 +54,10 @@ def mcc(targets: Sequence[str], predictions: Sequence[str]) -> float:
 
 
 def auc(targets: Sequence[bool], values: Sequence[float]) -> dict[str, float]:
-    """{"roc_auc", "average_precision"}, of 100; empty unless there are both targets, and for values
-    that are not finite, which stand in no order."""
+    """{"roc_auc", "average_precision"}, of 100; empty unless there are both targets.
+
+    Values that are not finite stand in no order: empty too.
+    """
     if len(set(targets)) < 2 or not np.isfinite(values).all():
         return {}
     metrics = library("sklearn.metrics")

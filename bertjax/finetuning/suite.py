@@ -12,8 +12,9 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bertjax import backend, errors, plot
 from bertjax import config as config_lib
-from bertjax import errors, plot
+from bertjax.artifact import files
 from bertjax.finetuning import folder, recipe, report, tasks
 from bertjax.finetuning import run as run_lib
 
@@ -72,6 +73,7 @@ def run(
     configs, absent = _configs(suite, os.fspath(data), values)
     if not configs:
         raise errors.UserError(f"--data={data}: has the files of none of the suite's tasks")
+    backend.configure(next(iter(configs.values())).dtype)  # once, before the first device
     out = pathlib.Path(output)
     reports: dict[str, Mapping[str, Any]] = {}
     for place, (name, config) in enumerate(configs.items(), 1):
@@ -103,8 +105,8 @@ def _configs(
 def _write(
     suite: Suite, reports: Mapping[str, Mapping[str, Any]], absent: Sequence[str], out: pathlib.Path
 ) -> None:
-    folder.write_text(out / folder.TABLE, table(suite, reports, absent))
-    folder.write_json(out / folder.REPORT, {"title": suite.title, "tasks": dict(reports)})
+    files.write_text(out / folder.TABLE, table(suite, reports, absent))
+    files.write_json(out / folder.REPORT, {"title": suite.title, "tasks": dict(reports)})
     draw(suite, reports, out / folder.PLOT)
 
 

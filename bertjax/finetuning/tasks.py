@@ -197,11 +197,9 @@ def read(
     if task.reader == "questions":
         many = task.kind == "text_to_text" or "impossible" in task.options
         found = squad.read(path, impossible=many)
-        _check_labels(task, path, found, needed=training, all_or_none=scored)
-        return found
-    if not training and task.reader != "words" and readers.is_plain(path, task.columns):
+    elif not training and task.reader != "words" and readers.is_plain(path, task.columns):
         return _of_plain_text(task, path)
-    if task.reader == "words" and not readers.has_fields(path):
+    elif task.reader == "words" and not readers.has_fields(path):
         found = conll.read(path, entities=_marks_entities(task))
     else:
         left_out = skipped if task.damaged else None

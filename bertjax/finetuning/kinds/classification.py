@@ -177,8 +177,8 @@ def scores(
 ) -> dict[str, float]:
     """Of the examples that have a label.
 
-    pearson and spearman of numbers; accuracy, macro_f1 and mcc of labels, and of two
-    labels f1, roc_auc and average_precision, where the second one is the positive one.
+    pearson and spearman of numbers; accuracy, macro_f1 and mcc of labels, and of two labels f1,
+    roc_auc and average_precision, where the second one is the positive one.
     """
     pairs = zip(examples, predictions, strict=True)
     pairs = [(e.label, p) for e, p in pairs if e.label is not None]
