@@ -22,10 +22,7 @@ GLUE = pathlib.Path(__file__).resolve().parent.parent / "configs" / "suites" / "
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kinds")
-    finetuning.model(folder)
-    finetuning.sentences(folder, train=40, others=16)
-    return folder
+    return finetuning.toys(tmp_path_factory.mktemp("kinds"), train=40, others=16)
 
 
 def _stored(out, split="dev"):
