@@ -7,7 +7,8 @@ traceback.
 
 import difflib
 import errno
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 
 EXIT_BUG = 1  # of the interpreter, after a traceback
 EXIT_BAD_INPUT = 2
@@ -55,6 +56,19 @@ def near(key: str, known: Sequence[str]) -> list[str]:
     leaf = key.split(".")[-1]
     same = [each for each in known if each.split(".")[-1] == leaf]
     return same or difflib.get_close_matches(key, known, n=2)
+
+
+def several(names: Iterable[str], most: int = 10) -> str:
+    """The first names in a line, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def file_to_write(flag: str, path: str | None) -> None:
+    """UserError where --FLAG names a file in no folder; found before the work and not after it."""
+    if path and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+        raise UserError(f"--{flag}={path}: there is no such folder to write to")
 
 
 def check(ok: bool, key: str, value: object, allowed: str) -> None:

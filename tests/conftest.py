@@ -24,7 +24,17 @@ gc.set_threshold(50_000, 20, 100)
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
+import jax  # noqa: E402
 import pytest  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_end_with_their_file():
+    # A compiled program is a thousand memory maps, and Linux gives a process 65,530 of them: beyond
+    # that it ends in a segmentation fault.
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

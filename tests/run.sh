@@ -13,4 +13,6 @@ fi
 make_venv .venv-tests "$python" "${packages[@]}"
 
 .venv-tests/bin/ruff check .
-exec .venv-tests/bin/python -m pytest tests -q --numprocesses="${TEST_PROCESSES:-2}" --dist=loadfile "$@"
+# A process that dies ends the tests: with a new one in its place, --dist=loadfile waits for ever.
+exec .venv-tests/bin/python -m pytest tests -q --numprocesses="${TEST_PROCESSES:-2}" \
+  --dist=loadfile --max-worker-restart=0 "$@"

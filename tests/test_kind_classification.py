@@ -127,7 +127,7 @@ def test_one_label_is_nothing_to_learn():
 
 def test_many_labels_are_not_all_listed():
     labels = [f"label{i}" for i in range(77)]
-    with pytest.raises(errors.UserError, match=r"label9 \.\.\. \(77 labels\)"):
+    with pytest.raises(errors.UserError, match="label9 and 67 more"):
         classification.check(CONFIG, sentences(("a", "new")), labels, "dev")
 
 

@@ -355,9 +355,8 @@ def _match(
         elif not skipped(full):
             unknown.append(source)
     if unknown:
-        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         raise errors.UserError(
-            f"{folder}: does not know what to do with {', '.join(unknown[:3])}{more}: not in the "
+            f"{folder}: does not know what to do with {errors.several(unknown, 3)}: not in the "
             f"model that {CONFIG} describes; save it from transformers without that part"
         )
     for again, name in _tied(module, table):

@@ -13,7 +13,6 @@ Example:
 import argparse
 import collections
 import json
-import os
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -53,8 +52,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: argparse.Namespace) -> None:
     """Prints the numbers as a table."""
-    if flags.json and not os.path.isdir(os.path.dirname(os.path.abspath(flags.json))):
-        raise errors.UserError(f"--json={flags.json}: there is no such folder to write to")
+    errors.file_to_write("json", flags.json)
     if (flags.data is None) == (flags.task is None):
         raise errors.UserError("give either --data or --task, what the model is scored on")
     unread = OF_DATA if flags.task else OF_TASK

@@ -19,7 +19,6 @@ draws or --num_beams for a beam search; the text ends with the end-of-text token
 """
 
 import argparse
-import os
 import pathlib
 from collections.abc import Iterable
 from typing import Any
@@ -85,8 +84,7 @@ def run(flags: argparse.Namespace) -> None:
     for name, owners in WITH.items():
         if getattr(flags, name) is not None and asked[0] not in owners:
             raise errors.UserError(f"--{name} goes with {_flags(owners)}; leave it out")
-    if flags.output and not os.path.isdir(os.path.dirname(os.path.abspath(flags.output))):
-        raise errors.UserError(f"--output={flags.output}: there is no such folder to write to")
+    errors.file_to_write("output", flags.output)
     if flags.top is not None and flags.top < 1:
         raise errors.UserError(f"--top={flags.top}: must be 1 or more")
     model = bertjax.load(flags.model)

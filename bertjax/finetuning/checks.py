@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bertjax import errors
 from bertjax.data import tokenizer as tokenizer_lib
 from bertjax.finetuning import examples as examples_lib
 from bertjax.finetuning import kind
@@ -17,7 +18,6 @@ SKEW = 10  # examples of the most frequent label for one of the rarest
 TRUNCATED = 0.05  # share of examples that lose text
 UNKNOWN = 0.01  # share of tokens
 _SAMPLE, _CHARACTERS = 1000, 1000  # examples, and characters of a text, that are looked at
-_SHOWN = 10  # labels in a line
 
 Example = examples_lib.Example
 
@@ -63,7 +63,7 @@ def labels(train: Sequence[Example], names: Sequence[str]) -> list[str]:
     absent = [name for name in names if name not in counts]
     result = []
     if absent:
-        shown = ", ".join(map(repr, absent[:_SHOWN])) + " ..." * (len(absent) > _SHOWN)
+        shown = errors.several(map(repr, absent))
         result.append(
             f"{len(absent)} of {len(names)} labels never occur in the {len(train)} examples of "
             f"train and cannot be learned: {shown}"

@@ -34,7 +34,7 @@ two types of tokens: who makes batches leaves them out for RoBERTa, DistilBERT, 
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
@@ -77,11 +77,11 @@ class Encoded:
     truncated: np.ndarray
 
 
-def not_trained(place: str, what: str, known: str) -> errors.UserError:
+def not_trained(place: str, what: str, known: Sequence[str]) -> errors.UserError:
     """The error for a label or a tag that the model does not know. known: those that it does."""
     return errors.UserError(
-        f"{place}: {what} is not one that is trained: {known}; correct it, or add examples of it "
-        "to the training data"
+        f"{place}: {what} is not one that is trained: {errors.several(known)}; correct it, or add "
+        "examples of it to the training data"
     )
 
 

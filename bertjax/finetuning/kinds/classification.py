@@ -62,8 +62,8 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
     """UserError for a label that is not one of `labels`, or no number, or a lack of a text."""
     if not config.regression and len(labels) < 2:
         raise errors.UserError(
-            f"{where}: {_some(labels) or 'no label'} is all that is trained: two labels or more "
-            "can be told apart"
+            f"{where}: {errors.several(labels) or 'no label'} is all that is trained: two labels "
+            "or more can be told apart"
         )
     known = set(labels)
     for example in examples:
@@ -81,7 +81,7 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
             if not isinstance(example.label, float | int) or not np.isfinite(example.label):
                 raise errors.UserError(f"{place}: label {example.label!r} is not a number")
         elif example.label not in known:
-            raise kind.not_trained(place, f"label {example.label!r}", _some(labels))
+            raise kind.not_trained(place, f"label {example.label!r}", labels)
 
 
 def features(config: Config) -> dict[str, kind.Feature]:
@@ -202,8 +202,3 @@ def scores(
 
 def _is_int(name: str) -> bool:
     return name.removeprefix("-").isdecimal()
-
-
-def _some(labels: Sequence[str]) -> str:
-    shown = ", ".join(labels[:TOP])
-    return shown if len(labels) <= TOP else f"{shown} ... ({len(labels)} labels)"

@@ -104,8 +104,7 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
         else:
             label = example.label
         if label is not None and label not in known:
-            shown = ", ".join(labels[:10]) + (" ..." if len(labels) > 10 else "")
-            raise kind.not_trained(example.where or where, f"label {label!r}", shown)
+            raise kind.not_trained(example.where or where, f"label {label!r}", labels)
     if chooses and len(labels) < 2 and not isinstance(examples[0], examples_lib.Choice):
         raise errors.UserError(
             f"{where}: config.kind.answer = 'choose' needs two labels or more, there are "

@@ -102,7 +102,7 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
         for place, tag in enumerate(example.tags or ()):
             if tag not in known:
                 what = f"tag {tag!r} of {example.words[place]!r:.40}"
-                raise kind.not_trained(example.where or where, what, ", ".join(labels))
+                raise kind.not_trained(example.where or where, what, labels)
 
 
 def features(config: Config) -> dict[str, kind.Feature]:

@@ -1,0 +1,20 @@
+"""What users are told."""
+
+import pytest
+
+from bertjax import errors
+
+
+def test_several_names_are_cut_after_the_first_ones():
+    assert errors.several([]) == ""
+    assert errors.several(["a", "b"], 2) == "a, b"
+    assert errors.several("abc", 2) == "a, b and 1 more"
+    assert errors.several(map(str, range(1013)), 3) == "0, 1, 2 and 1,010 more"
+
+
+def test_a_file_to_write_needs_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in (None, "", "out.json", str(tmp_path / "out.json")):
+        errors.file_to_write("json", path)
+    with pytest.raises(errors.UserError, match="--json=no/out.json: there is no such folder"):
+        errors.file_to_write("json", "no/out.json")
