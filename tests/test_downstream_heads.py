@@ -141,6 +141,17 @@ def test_the_encoder_is_the_checkpoints_and_the_head_is_drawn(family):
     assert body and all(path in part for path in body)
 
 
+@pytest.mark.parametrize("layout", [heads_lib.PLAIN, heads_lib.Layout(activation="tanh")])
+def test_a_fresh_head_deviates_as_it_does_in_transformers(layout):
+    config = encoders.make("bert", init_std=0.05)[0].config
+    head = heads_lib.Downstream(config, num_labels=400, layout=layout)
+    params = head.init(KEY, np.zeros((1, 500), np.float32), deterministic=True)["params"]
+    kernels = [each["kernel"] for each in params.values()]
+    assert len(kernels) == 1 + bool(layout.activation)
+    for kernel in kernels:  # 200,000 draws
+        assert kernel.std() == pytest.approx(0.05, rel=0.01)
+
+
 def test_modernberts_heads_start_with_its_mlm_head():
     _, flat = _start("modernbert", ("span",))
     theirs = artifact.flatten(_source("modernbert").params)

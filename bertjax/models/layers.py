@@ -18,6 +18,7 @@ from bertjax.models import activations, norms
 
 VOCAB_MULTIPLE = 128  # rows of the embedding table: the lane width of a TPU; meshes divide it
 MASKED = -1e9  # a logit that softmax turns into 0 in float32 and that stays finite in a masked row
+TRUNCATED_STD = 0.87962566  # of a unit normal cut at two, which is how parameters are drawn
 ADAPTER_STD = 1e-3  # of the kernels of a fresh adapter, which so changes next to nothing
 
 REMAT_POLICIES: dict[str, Any] = {

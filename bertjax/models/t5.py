@@ -30,7 +30,6 @@ UNITS = {
     "gated-relu": ("relu", True),
     "gated-gelu": ("gelu_tanh", True),
 }
-TRUNCATED_STD = 0.87962566  # of a unit normal cut at two, which is how parameters are drawn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Config(layers.Fields):
             "out": self.num_heads * self.head_dim,
             "wo": self.intermediate_size,
         }
-        return self.init_std * fans.get(name, self.hidden_size) ** -0.5 / TRUNCATED_STD
+        return self.init_std * fans.get(name, self.hidden_size) ** -0.5 / layers.TRUNCATED_STD
 
 
 def _sizes(
@@ -148,7 +147,8 @@ class Embeddings(nn.Module):
 
     def setup(self):
         config = self.config
-        rows, std = layers.padded_vocab_size(config.vocab_size), config.init_std / TRUNCATED_STD
+        rows = layers.padded_vocab_size(config.vocab_size)
+        std = config.init_std / layers.TRUNCATED_STD
         self.word = layers.Embed(rows, config.hidden_size, config.vocab_size, std)
 
     def __call__(self, input_ids: jax.Array) -> jax.Array:
