@@ -2,7 +2,7 @@
 
     python -m benchmarks.finetune --model=minilm/ --data=shared/data/ --output=finetune/ \\
         [--tasks=banking77,snips] [--seeds=3] [--dtype=bfloat16] [--whole] \\
-        [--jax_python=PYTHON] [--torch_python=PYTHON]
+        [--at_once] [--jax_python=PYTHON] [--torch_python=PYTHON]
 
 Both have the recipe of `TASKS`: AdamW with weight decay 0.01 but on biases and norms, warm-up over
 a tenth of the steps and a linear fall, gradients clipped at norm 1, the checkpoint's dropout,
@@ -10,7 +10,8 @@ batches of rows of like length, dev scored after every epoch and the best epoch 
 fixed, no sweep. Of WNUT-17, UNER and WikiGold it is the dev split that is scored. Both train on the
 same examples: as many as `TASKS` says, the same share of every label, or with --whole on all.
 
-All seeds of a contender on a task are one process, and the two take turns, task by task. What is
+All seeds of a contender on a task are one process, and the two take turns, task by task; --at_once,
+for machines whose speed changes, runs both at the same time, each on half of the cores. What is
 there (OUTPUT/TASK-CONTENDER.json) is read instead. "s" are those of training and of the
 evaluations, of all seeds, compilation included; loading weights and reading text are not in them.
 
@@ -133,17 +134,28 @@ def chosen(name: str, flags: argparse.Namespace) -> Case:
     return dataclasses.replace(TASKS[name], max_train=0) if flags.whole else TASKS[name]
 
 
-def cell(name: str, contender: str, flags: argparse.Namespace) -> dict[str, Any]:
-    """The figures of a contender: read where they are there, else made by a process of its own."""
-    file = pathlib.Path(flags.output) / f"{name}-{contender}.json"
-    if not file.exists():
-        python = flags.jax_python if contender == "bertjax" else flags.torch_python
-        shared = [f"--{key}={getattr(flags, key)}" for key in
-                  ("model", "data", "output", "dtype", "seeds")]  # fmt: skip
-        worker = [f"--worker={contender}", f"--tasks={name}", *["--whole"] * flags.whole]
-        command = [python, "-m", "benchmarks.finetune", *shared, *worker]
-        subprocess.run(command, check=True, cwd=REPOSITORY)
-    return json.loads(file.read_text())
+def cells(name: str, contenders: list[str], flags: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The figures of each: read where they are there, else made by a process of its own."""
+    files = {each: pathlib.Path(flags.output) / f"{name}-{each}.json" for each in contenders}
+    missing = [each for each, file in files.items() if not file.exists()]
+    cores = sorted(os.sched_getaffinity(0))
+    for group in [missing] if flags.at_once else [[each] for each in missing]:
+        running = []
+        for i, each in enumerate(group):
+            mine = ",".join(map(str, cores[i :: len(group)]))
+            command = ["taskset", "--cpu-list", mine, *_worker(name, each, flags)]
+            running.append(subprocess.Popen(command, cwd=REPOSITORY))
+        if any([process.wait() for process in running]):
+            raise SystemExit(f"{name}: a process failed")
+    return {each: json.loads(file.read_text()) for each, file in files.items()}
+
+
+def _worker(name: str, contender: str, flags: argparse.Namespace) -> list[str]:
+    python = flags.jax_python if contender == "bertjax" else flags.torch_python
+    shared = [f"--{key}={getattr(flags, key)}" for key in
+              ("model", "data", "output", "dtype", "seeds")]  # fmt: skip
+    worker = [f"--worker={contender}", f"--tasks={name}", *["--whole"] * flags.whole]
+    return [python, "-m", "benchmarks.finetune", *shared, *worker]
 
 
 def work(flags: argparse.Namespace) -> None:
@@ -203,6 +215,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--whole", action="store_true", help="train on all examples")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    parser.add_argument("--at_once", action="store_true", help="each on its share of the cores")
     parser.add_argument("--jax_python", default=sys.executable)
     parser.add_argument("--torch_python", default=sys.executable)
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
@@ -215,8 +228,7 @@ def main() -> int:
     pathlib.Path(flags.output).mkdir(parents=True, exist_ok=True)
     rows = []
     for name in flags.tasks.split(","):
-        contenders = flags.contenders.split(",")
-        rows.append(compare(name, {each: cell(name, each, flags) for each in contenders}))
+        rows.append(compare(name, cells(name, flags.contenders.split(","), flags)))
         print(table(rows), flush=True)
         (pathlib.Path(flags.output) / "table.md").write_text(table(rows))
     return int(any("behind" in row and row["behind"] > 1 for row in rows))
