@@ -11,9 +11,10 @@ fixed, no sweep. Of WNUT-17, UNER and WikiGold it is the dev split that is score
 same examples: as many as `TASKS` says, the same share of every label, or with --whole on all.
 
 All seeds of a contender on a task are one process, and the two take turns, task by task; --at_once,
-for machines whose speed changes, runs both at the same time, each on half of the cores. What is
-there (OUTPUT/TASK-CONTENDER.json) is read instead. "s" are those of training and of the
-evaluations, of all seeds, compilation included; loading weights and reading text are not in them.
+for machines whose speed changes (Linux), runs both at the same time, each on half of the cores.
+What is there (OUTPUT/TASK-CONTENDER.json) is read instead; --at_once asks for all of a task. "s"
+are those of training and of the evaluations, of all seeds, compilation included; loading weights
+and reading text are not in them.
 
 Writes OUTPUT/table.md: mean and standard deviation over seeds of the main score of each, every
 seed, the wall time of both and its ratio. Exits with 1 where ours is more than one standard
@@ -22,13 +23,16 @@ deviation below theirs.
 
 import argparse
 import dataclasses
-import json
 import os
 import pathlib
+import shlex
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
+
+from bertjax.artifact import files
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 CONTENDERS = ("bertjax", "torch")
@@ -134,20 +138,30 @@ def chosen(name: str, flags: argparse.Namespace) -> Case:
     return dataclasses.replace(TASKS[name], max_train=0) if flags.whole else TASKS[name]
 
 
-def cells(name: str, contenders: list[str], flags: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The figures of each: read where they are there, else made by a process of its own."""
-    files = {each: pathlib.Path(flags.output) / f"{name}-{each}.json" for each in contenders}
-    missing = [each for each, file in files.items() if not file.exists()]
-    cores = sorted(os.sched_getaffinity(0))
-    for group in [missing] if flags.at_once else [[each] for each in missing]:
-        running = []
-        for i, each in enumerate(group):
-            mine = ",".join(map(str, cores[i :: len(group)]))
-            command = ["taskset", "--cpu-list", mine, *_worker(name, each, flags)]
-            running.append(subprocess.Popen(command, cwd=REPOSITORY))
-        if any([process.wait() for process in running]):
-            raise SystemExit(f"{name}: a process failed")
-    return {each: json.loads(file.read_text()) for each, file in files.items()}
+def figures(
+    name: str, contenders: list[str], flags: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """Of each contender: read where they are there, else made by a process of its own."""
+    found = {each: pathlib.Path(flags.output) / f"{name}-{each}.json" for each in contenders}
+    missing = [each for each, file in found.items() if not file.exists()]
+    if missing and flags.at_once:  # times of different moments are not held against each other
+        for file in found.values():
+            file.unlink(missing_ok=True)
+        cores = sorted(os.sched_getaffinity(0))
+        _run(["taskset", "--cpu-list", ",".join(map(str, cores[i :: len(contenders)])),
+              *_worker(name, each, flags)] for i, each in enumerate(contenders))  # fmt: skip
+    else:
+        for each in missing:
+            _run([_worker(name, each, flags)])
+    return {each: files.read_json(file) for each, file in found.items()}
+
+
+def _run(commands: Iterable[list[str]]) -> None:
+    """All at the same time; ends the benchmark where one fails, after all have ended."""
+    running = [subprocess.Popen(command, cwd=REPOSITORY) for command in commands]
+    failed = [process.args for process in running if process.wait()]
+    if failed:
+        raise SystemExit(f"failed: {shlex.join(failed[0])}")
 
 
 def _worker(name: str, contender: str, flags: argparse.Namespace) -> list[str]:
@@ -163,9 +177,7 @@ def work(flags: argparse.Namespace) -> None:
     function = ours if flags.worker == "bertjax" else theirs
     content = function(chosen(flags.tasks, flags), flags)
     file = pathlib.Path(flags.output) / f"{flags.tasks}-{flags.worker}.json"
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1))
-    os.replace(partial, file)
+    files.write_json(file, content)
 
 
 def compare(name: str, cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -228,7 +240,7 @@ def main() -> int:
     pathlib.Path(flags.output).mkdir(parents=True, exist_ok=True)
     rows = []
     for name in flags.tasks.split(","):
-        rows.append(compare(name, cells(name, flags.contenders.split(","), flags)))
+        rows.append(compare(name, figures(name, flags.contenders.split(","), flags)))
         print(table(rows), flush=True)
         (pathlib.Path(flags.output) / "table.md").write_text(table(rows))
     return int(any("behind" in row and row["behind"] > 1 for row in rows))

@@ -16,8 +16,6 @@ A finished process leaves OUTPUT/TASK-STRATEGY.json and is not run again. Writes
 """
 
 import argparse
-import json
-import os
 import pathlib
 import resource
 import statistics
@@ -26,6 +24,7 @@ import sys
 from typing import Any
 
 from benchmarks import finetune
+from bertjax.artifact import files
 
 # name: (strategy, its fields, rates, rate of the head in rates of the body)
 ROWS: dict[str, tuple[str, dict[str, Any], tuple[float, float]]] = {
@@ -99,7 +98,7 @@ def cell(task: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
         worker = ["--worker", f"--tasks={task}", f"--only={name}"]
         command = [sys.executable, "-m", "benchmarks.strategies_table", *shared, *worker]
         subprocess.run(command, check=True, cwd=finetune.REPOSITORY)
-    return json.loads(file.read_text())
+    return files.read_json(file)
 
 
 def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
@@ -143,11 +142,8 @@ def main() -> int:
     flags = parser.parse_args()
     if flags.worker:
         (name,) = flags.only
-        content = json.dumps(work(flags.tasks, name, flags), indent=1)
-        file = pathlib.Path(flags.output) / f"{flags.tasks}-{slug(name)}.json"
-        partial = file.with_suffix(".partial")
-        partial.write_text(content)
-        os.replace(partial, file)
+        content = work(flags.tasks, name, flags)
+        files.write_json(pathlib.Path(flags.output) / f"{flags.tasks}-{slug(name)}.json", content)
         return 0
     for key in ("model", "data", "output"):
         setattr(flags, key, str(pathlib.Path(getattr(flags, key)).resolve()))

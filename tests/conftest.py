@@ -30,8 +30,8 @@ import pytest  # noqa: E402
 
 @pytest.fixture(scope="module", autouse=True)
 def _few_compiled_programs(request):
-    # One is a thousand memory maps, and Linux gives a process 65,530 of them: beyond that it ends
-    # in a segmentation fault.
+    # Each takes hundreds of memory maps, and Linux gives a process 65,530 of them: beyond that it
+    # ends in a segmentation fault.
     yield
     maps = pathlib.Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:

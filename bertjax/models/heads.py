@@ -127,8 +127,8 @@ class Pooler(nn.Module):
 class Downstream(nn.Module):
     """A head for a task: [..., D] -> [..., C], float32.
 
-    Fresh kernels deviate by `config.init_std`, as those of transformers, not by that of a normal
-    distribution which is cut, as those of pretraining: with 0.88 of it fine-tuning lags behind.
+    Fresh kernels have the standard deviation `config.init_std`, as in transformers. Those of
+    pretraining have 0.88 of it, as in BERT's own code, and fine-tuning then lags behind.
     """
 
     config: Any
