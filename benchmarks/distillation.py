@@ -43,6 +43,7 @@ def make_config(name: str, flags: argparse.Namespace) -> ConfigDict:
 
 def main() -> int:
     """Trains and prints."""
+    backend.start_with_huge_pages()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--teacher", required=True, help="workdir of the teacher's run")
     parser.add_argument("--data", required=True, help="folder of `bertjax prepare`")

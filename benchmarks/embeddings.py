@@ -137,6 +137,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 
 def main() -> int:
     """Scores, trains, scores again; exits with 1 where training did not help ours."""
+    backend.start_with_huge_pages()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True, help="folder with qa/squad11_*.json")
     parser.add_argument("--output", required=True)

@@ -14,7 +14,7 @@ All seeds of a contender on a task are one process, and the two take turns, task
 for machines whose speed changes (Linux), runs both at the same time, each on half of the cores.
 What is there (OUTPUT/TASK-CONTENDER.json) is read instead; --at_once asks for all of a task. "s"
 are those of training and of the evaluations, of all seeds, compilation included; loading weights
-and reading text are not in them.
+and reading text are not in them. Both have memory in huge pages, as `bertjax finetune` has.
 
 Writes OUTPUT/table.md: mean and standard deviation over seeds of the main score of each, every
 seed, the wall time of both and its ratio. Exits with 1 where ours is more than one standard
@@ -32,6 +32,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from bertjax import backend
 from bertjax.artifact import files
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -74,8 +75,6 @@ MAIN = {"classification": "accuracy", "pair": "accuracy", "ner": "f1", "squad": 
 
 def ours(case: Case, flags: argparse.Namespace) -> dict[str, Any]:
     """All seeds by `bertjax.finetune`."""
-    from bertjax import backend
-
     backend.configure(flags.dtype)
     import tempfile
 
@@ -218,6 +217,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     """Runs what is missing, prints the table after every task."""
+    backend.start_with_huge_pages()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True, help="Hugging Face folder of an encoder")
     parser.add_argument("--data", required=True, help="folder with the files of TASKS")

@@ -24,6 +24,7 @@ import sys
 from typing import Any
 
 from benchmarks import finetune
+from bertjax import backend
 from bertjax.artifact import files
 
 # name: (strategy, its fields, rates, rate of the head in rates of the body)
@@ -44,8 +45,6 @@ KEYS = ("model", "data", "output", "seeds", "max_train", "num_epochs", "dtype")
 
 def work(task: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
     """The figures of one strategy on one task, in this process."""
-    from bertjax import backend
-
     backend.configure(flags.dtype)
     import jax
 
@@ -128,6 +127,7 @@ def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
 
 def main() -> int:
     """Runs what is missing, prints the table after every strategy."""
+    backend.start_with_huge_pages()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True, help="folder with the files of the tasks")

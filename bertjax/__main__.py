@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from bertjax import errors
+from bertjax import backend, errors
 
 VERBS = {
     "tokenizer": "train a tokenizer on text",
@@ -22,6 +22,7 @@ VERBS = {
     "import": "turn a Hugging Face folder into an artifact",
     "inspect": "show what a run, a checkpoint, an artifact or prepared data holds",
 }
+_COMPUTES = ("pretrain", "finetune", "evaluate", "predict")
 _GOES_ON = "the same command goes on where it was"
 # What an interrupted verb leaves for the next call.
 RESUMABLE = {
@@ -75,6 +76,7 @@ def _hint(word: str, flags: Sequence[str], command: ModuleType) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb. Returns the exit code: 0 done, 2 bad input, 75 start me again."""
+    is_program = argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_usage())
@@ -83,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"bertjax: error: no verb {verb!r}; there are {', '.join(VERBS)}", file=sys.stderr)
         return errors.EXIT_BAD_INPUT
+    if is_program and verb in _COMPUTES:
+        backend.start_with_huge_pages()
     try:
         _run(verb, argv)
     except errors.Preempted as stop:
