@@ -21,7 +21,7 @@ import time
 
 import tokenizers
 
-from bertjax.data import prepare, tokenizer
+from bertjax.data import parallel, tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BATCH = 200  # documents in a call: enough for all cores, little enough to hold
@@ -94,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--input", required=True, help="JSON lines with a text field")
     parser.add_argument("--tokenizer", required=True, help="folder or file, WordPiece or BPE")
-    parser.add_argument("--workers", type=int, default=prepare.cpus(), help="default: one a CPU")
+    parser.add_argument("--workers", type=int, default=parallel.cpus(), help="default: one a CPU")
     parser.add_argument("--times", type=int, default=10, help="how large the larger corpus is")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     flags = parser.parse_args()
@@ -102,7 +102,7 @@ def main() -> None:
         print(encode_alone(flags.input, flags.tokenizer))
         return
     megabytes = sum(len(text.encode()) for text in texts(flags.input)) / 1e6
-    print(f"{flags.workers} workers on {prepare.cpus()} CPUs")
+    print(f"{flags.workers} workers on {parallel.cpus()} CPUs")
     print(f"{'':<34} {'text MB':>8} {'s':>8} {'MB/s':>8} {'largest, MB':>12} {'together, MB':>12}")
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.load(flags.tokenizer).save(f"{folder}/tok")

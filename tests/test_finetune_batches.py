@@ -40,13 +40,34 @@ def test_an_epoch_has_every_row_once_for_each_seed():
             if weight
         ]
         assert sorted(seen) == list(range(70))
-    assert sum(batch["example_weights"][0].min() == 0 for batch in epoch) == 1  # the last one alone
+    (rest,) = [batch for batch in epoch if batch["example_weights"][0].min() == 0]
+    assert rest["input_ids"].shape[-1] == 32  # the shortest: what fills it up is computed too
     first = [batch["label"][0] for batch in epoch]
     assert any((a != batch["label"][1]).any() for a, batch in zip(first, epoch, strict=True))
     again = list(made.epoch((3,), 1))
     assert all((a == batch["label"][0]).all() for a, batch in zip(first, again, strict=True))
     other = list(made.epoch((3,), 2))
     assert any((a != batch["label"][0]).any() for a, batch in zip(first, other, strict=True))
+
+
+def test_one_batch_of_each_shape():
+    made = _batches(SIZES)
+    for in_order, batches_of_it in ((False, made.epoch((3,), 5)), (True, made.in_order())):
+        met = {
+            (each["input_ids"] if not in_order else each[1]["input_ids"]).shape[-1]
+            for each in batches_of_it
+        }
+        found = [each["input_ids"].shape for each in made.one_of_each_shape(in_order=in_order)]
+        assert len(found) == len(met)
+        assert {shape[-1] for shape in found} == met and {shape[0] for shape in found} == {8}
+
+
+def test_rest_that_the_shortest_bucket_does_not_fill_is_filled_by_the_next():
+    sizes = [5] * 3 + [60] * 11  # 14 rows in eights: 6 are the rest
+    epoch = list(_batches(sizes).epoch((0,), 0))
+    assert sorted(batch["example_weights"].sum() for batch in epoch) == [6, 8]
+    seen = np.concatenate([b["label"][b["example_weights"] > 0] for b in epoch])
+    assert sorted(seen) == list(range(14))
 
 
 def test_rows_keep_their_content_and_batches_are_short():

@@ -131,3 +131,8 @@ def _worker(
         if not isinstance(error, (errors.UserError, OSError)):
             error.add_note("".join(traceback.format_exception(error)))
         pipe.send(("failed", error))
+
+
+def cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

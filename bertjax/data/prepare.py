@@ -91,7 +91,7 @@ def prepare(
         tok.save(os.fspath(folder / store.TOKENIZER))
         job = prepare_unit.Job(output, tokenizer_path, splitter, text_field, text_split, on_error)
         units = _units(sources, shard_bytes, text_split, int(heldout_fraction * 2**64))
-        counts = _finish(job, units, workers or cpus(), on_progress)
+        counts = _finish(job, units, workers or parallel.cpus(), on_progress)
         if heldout_fraction:
             counts = _hold_one_out(job, units, counts)
         manifest = plan | _totals(counts, missing)
@@ -115,11 +115,6 @@ def _validate(options: dict[str, Any], workers: int | None, on_error: str) -> No
         raise errors.UserError(f"heldout_fraction is {fraction}: use 0 or more, less than 1")
     if options["shard_bytes"] < 1 or (workers is not None and workers < 1):
         raise errors.UserError("workers and shard_bytes are at least 1")
-
-
-def cpus() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # --- the folder -----------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """Rows of ids as batches of like length: few shapes, and the same ones in a row for every seed.
 
 A row belongs to the shortest bucket that holds it. An epoch shuffles the rows by seed and epoch;
-what a bucket has left after its full batches goes up into the next one, so that only the last
-batch of an epoch is not full, and an epoch has rows / batch_size steps, rounded up. Which bucket
-comes when depends on the epoch alone: seeds can share one compiled step, side by side.
+what a bucket has left after its full batches goes up into the next one. An epoch has rows /
+batch_size steps, rounded up: one batch at most is not full, and that is of the shortest rows, since
+what fills it up is computed too. Which bucket comes when depends on the epoch alone: seeds can
+share one compiled step, side by side.
 
 Every bucket is compiled, and every token that fills one up is computed. Rows that are read again
 and again have the buckets that cost the least together (`fitted`); others have common ones.
@@ -128,10 +129,13 @@ class Batches:
 
     def in_order(self) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
         """(numbers of the rows, batch), every row once, short ones first."""
-        order = np.argsort(self._lengths, kind="stable")
-        for start in range(0, len(order), self.batch_size):
-            numbers = order[start : start + self.batch_size]
-            yield numbers, self.batch(numbers, self._shape(self._buckets[numbers].max()))
+        for shape, numbers in self._ordered():
+            yield numbers, self.batch(numbers, shape)
+
+    def one_of_each_shape(self, in_order: bool) -> list[dict[str, np.ndarray]]:
+        """A batch of every shape that `in_order`, or else every epoch, has."""
+        batches = self._ordered() if in_order else self._plan(0, 0)
+        return [self.batch(numbers, shape) for shape, numbers in dict(batches).items()]
 
     def batch(self, numbers: np.ndarray, shape: Shape) -> dict[str, np.ndarray]:
         """The rows, filled up to `batch_size` by rows of weight 0."""
@@ -145,17 +149,27 @@ class Batches:
     def _shape(self, size: int) -> Shape:
         return Shape(int(size), self._target_lengths[size])
 
+    def _ordered(self) -> Iterator[tuple[Shape, np.ndarray]]:
+        order = np.argsort(self._lengths, kind="stable")
+        for start in range(0, len(order), self.batch_size):
+            numbers = order[start : start + self.batch_size]
+            yield self._shape(self._buckets[numbers].max()), numbers
+
     def _plan(self, seed: int, epoch: int) -> list[tuple[Shape, np.ndarray]]:
         """Each batch of an epoch: its shape and the numbers of its rows."""
         draws = rng.RowRandom(rng.row_keys(seed, epoch, np.array([0])))
         order = draws.permutation("finetune rows", len(self._rows))[0]
+        rest = len(self._rows) % self.batch_size
         plan, left = [], np.zeros(0, int)
         for size in np.unique(self._buckets):
             left = np.concatenate([left, order[self._buckets[order] == size]])
+            if 0 < rest <= len(left):
+                plan.append((self._shape(size), left[:rest]))
+                left, rest = left[rest:], 0
             full = len(left) // self.batch_size * self.batch_size
             plan += [(self._shape(size), part) for part in left[:full].reshape(-1, self.batch_size)]
             left = left[full:]
-        return [*plan, (self._shape(self._buckets.max()), left)] if len(left) else plan
+        return plan
 
 
 def row_lengths(

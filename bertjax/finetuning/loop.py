@@ -37,7 +37,8 @@ class Evaluation:
 class Run:
     """One seed at one learning rate. `others`: scores of splits but dev, of the best evaluation.
 
-    seconds: of training and evaluation, divided among the seeds that ran side by side.
+    seconds: of training, evaluation and, in the first, compilation, divided among the seeds that
+        ran side by side.
     """
 
     learning_rate: float
@@ -82,11 +83,11 @@ def train(
     runs = [Run(learning_rate, seed, parts.main) for seed in seeds]
     patience, evaluates = parts.config.early_stopping, evaluation_steps(parts)
     steps_per_epoch = parts.train_batches.steps_per_epoch
+    started = told = time.perf_counter()
     train_step = parts.train_step(len(seeds))
     state = parts.first_state(seeds)
     best = jax.tree.map(jnp.copy, state.params)
     losses = Losses()
-    started = told = time.perf_counter()
 
     for step, batch in enumerate(parts.batches(seeds), 1):
         state, report = train_step(state, batch, parts.frozen, learning_rate)

@@ -31,7 +31,7 @@ def needs(parts: parts_lib.Parts) -> tuple[int, int]:
     state = parts.first_state(seeds)
     batches = parts.train_batches.epoch(seeds, 0)
     longest = max(batches, key=lambda batch: sum(x.nbytes for x in batch.values()))
-    step = parts.train_step(1).lower(state, parts.place_stacked(longest), parts.frozen, 1e-5)
+    step = parts.jitted_train_step(1).lower(state, parts.place_stacked(longest), parts.frozen, 1e-5)
     analysis = step.compile().memory_analysis()
     shared = _size(parts.frozen)
     state_bytes = analysis.argument_size_in_bytes - shared

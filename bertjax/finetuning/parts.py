@@ -21,7 +21,7 @@ from bertjax import step as step_lib
 from bertjax.artifact import artifact
 from bertjax.finetuning import answering as answering_lib
 from bertjax.finetuning import batches as batches_lib
-from bertjax.finetuning import kind, recipe, splits, start, strategies, tasks
+from bertjax.finetuning import compiling, kind, recipe, splits, start, strategies, tasks
 from bertjax.finetuning import scores as scores_lib
 
 
@@ -170,15 +170,24 @@ class Parts:
         return self._compiled["init", len(seeds)](stacked, keys)
 
     def train_step(self, seeds: int) -> Callable[..., tuple[step_lib.TrainState, dict]]:
-        """The jitted step(state, batch, frozen, learning rate) of so many seeds side by side.
+        """step(state, batch, frozen, learning rate) of so many seeds, compiled for every batch.
 
         It consumes the state.
         """
         if ("train", seeds) not in self._compiled:
-            step = over_seeds(self._step, seeds, (True, True, False, False))
-            places = (self._state_places(), None)
-            self._compiled["train", seeds] = jax.jit(step, donate_argnums=0, out_shardings=places)
+            state = self._state_looks(seeds)
+            calls = [
+                (state, self.place_stacked(_stacked(batch, seeds)), self.frozen, 1.0)
+                for batch in self.train_batches.one_of_each_shape(in_order=False)
+            ]
+            compiled = compiling.for_calls(self.jitted_train_step(seeds), calls)
+            self._compiled["train", seeds] = compiled
         return self._compiled["train", seeds]
+
+    def jitted_train_step(self, seeds: int) -> Any:
+        """The train step of so many seeds, to be compiled."""
+        step = over_seeds(self._step, seeds, (True, True, False, False))
+        return jax.jit(step, donate_argnums=0, out_shardings=(self._state_places(), None))
 
     def _init(self, trained: Any, key: jax.Array) -> step_lib.TrainState:
         return step_lib.init_state(trained, self.tx(1.0), key)
@@ -232,11 +241,13 @@ class Parts:
         if hasattr(answering.kind, "predict_loop"):
             each = (jax.tree.map(lambda x, k=k: x[k], trained_K) for k in seeds)
             return [answering.answer_in_loop(self.pretrained(one), encoded) for one in each]
-        batches = self.batches_of(split)
-        if ("predict", len(seeds)) not in self._compiled:
-            step = over_seeds(self._predict, len(seeds), (True, False, False))
-            self._compiled["predict", len(seeds)] = jax.jit(step)
-        compiled = self._compiled["predict", len(seeds)]
+        batches, what = self.batches_of(split), (f"predict {split}", len(seeds))
+        if what not in self._compiled:
+            step = jax.jit(over_seeds(self._predict, len(seeds), (True, False, False)))
+            shapes = map(self.place, batches.one_of_each_shape(in_order=True))
+            calls = [(trained_K, batch, self.frozen) for batch in shapes]
+            self._compiled[what] = compiling.for_calls(step, calls)
+        compiled = self._compiled[what]
         stacked = answering_lib.forward(
             lambda trained, batch: compiled(trained, batch, self.frozen),
             trained_K, batches, self.place, axis=1,
@@ -299,6 +310,15 @@ class Parts:
         tree = {"params": params}
         return jax.device_put(tree, sharding.state_shardings(self.mesh, tree))["params"]
 
+    def _state_looks(self, seeds: int) -> step_lib.TrainState:
+        """The stacked state of so many seeds without its values."""
+        one = jax.eval_shape(self._init, self.split()[0], jax.random.key(0))
+        return jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype, sharding=place),
+            one,
+            self._state_places(),
+        )
+
     def _state_places(self) -> step_lib.TrainState:
         """Where the stacked state is kept: each seed's as the table has it."""
         one = jax.eval_shape(self._init, self.split()[0], jax.random.key(0))
@@ -332,6 +352,10 @@ def over_seeds(function: Callable, seeds: int, mapped: Sequence[bool]) -> Callab
         return jax.tree.map(lambda x: x[None], function(*parts))
 
     return alone
+
+
+def _stacked(batch: dict[str, np.ndarray], seeds: int) -> dict[str, np.ndarray]:
+    return {name: np.stack([x] * seeds) for name, x in batch.items()}
 
 
 def _dropout_rates(fields: Mapping[str, Any]) -> list[str]:

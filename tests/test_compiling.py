@@ -1,0 +1,40 @@
+"""Compilation for several shapes at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.finetuning import compiling
+
+
+def _batch(length):
+    return {"x": np.arange(float(length), dtype=np.float32)}
+
+
+def test_every_shape_is_compiled_once_and_before_the_first_call():
+    traced = []
+
+    def function(factor, batch, added):
+        traced.append(batch["x"].shape)
+        return factor * batch["x"].sum() + added
+
+    looks = jax.ShapeDtypeStruct((), jnp.float32)
+    calls = [(looks, _batch(length), 1.0) for length in (2, 3, 5)]
+    compiled = compiling.for_calls(jax.jit(function), calls)
+    assert sorted(traced) == [(2,), (3,), (5,)]
+    for _ in range(2):
+        for length in (5, 2, 3):
+            found = compiled(jnp.float32(2), _batch(length), 0.5)
+            assert found == 2 * sum(range(length)) + 0.5
+    assert len(traced) == 3
+    with pytest.raises(KeyError):
+        compiled(jnp.float32(2), _batch(4), 0.5)
+
+
+def test_what_cannot_be_compiled_is_raised():
+    def function(factor, batch):
+        raise ValueError(f"no {batch['x'].shape[0]}")
+
+    with pytest.raises(ValueError, match="no 2"):
+        compiling.for_calls(jax.jit(function), [(1.0, _batch(2)), (1.0, _batch(3))])
