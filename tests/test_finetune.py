@@ -15,7 +15,7 @@ from bertjax import __main__ as command_line
 from bertjax import config as config_lib
 from bertjax import errors, sharding
 from bertjax.artifact import loading
-from bertjax.finetuning import keys, loop, parts, predictor, recipe, report, run, tasks
+from bertjax.finetuning import batches, keys, loop, parts, predictor, recipe, report, run, tasks
 from tests import finetuning
 
 
@@ -250,6 +250,26 @@ def test_seeds_side_by_side_end_as_in_turn(root):
             assert a.dev == pytest.approx(b.dev, abs=1e-2)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3), ours, theirs)
     assert [e.epoch for e in one.evaluations][:2] == [pytest.approx(8 / 15), 1.0]
+
+
+@pytest.mark.parametrize("across_rows", [False, True])
+def test_a_cpu_takes_large_batches_in_parts(root, monkeypatch, across_rows):
+    config = finetuning.config(
+        "classification", root / "model", root, dropout_rate=0.0, num_epochs=1, batch_size=16
+    )
+    mesh = sharding.make_mesh("data:1", jax.devices()[:1])
+    counts, losses = [], []
+    for tokens in (10_000, 64):
+        monkeypatch.setattr(batches, "_CPU_TOKENS", tokens)
+        with jax.set_mesh(mesh):
+            made = parts.Parts(config, loading.load(config.model), mesh)
+            monkeypatch.setattr(made.answering.kind, "ACROSS_ROWS", across_rows, raising=False)
+            (batch, *_) = made.train_batches.one_of_each_shape(in_order=False)
+            counts.append(made._micro_batches(batch))
+            ((trained, _),) = loop.train(made, 1e-2, [0])
+        losses.append(trained.evaluations[0].loss)
+    assert counts[0] == 1 and (counts[1] == 1) == across_rows
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 def test_a_run_keeps_its_best_and_stops():

@@ -1,6 +1,6 @@
 """A jitted function, compiled for every shape of its batches before the first call, in threads.
 
-A compilation keeps little more than one core busy: on a host with many, ten shapes take hardly
+A compilation keeps little more than one core busy: where there are many, ten shapes take hardly
 longer than one.
 """
 
@@ -17,12 +17,11 @@ def for_calls(jitted: Any, calls: Sequence[tuple[Any, ...]]) -> Callable[..., An
     calls: arguments, or what they look like (jax.ShapeDtypeStruct). KeyError for other shapes.
     """
 
-    def compiled(call: tuple[Any, ...]) -> Callable[..., Any]:
-        return jitted.lower(*call).compile()
-
+    lowered = [jitted.lower(*call) for call in calls]  # here: a mesh is set for one thread only
     # An interrupt waits for what is being compiled, not for what has yet to be.
     with concurrent.futures.ThreadPoolExecutor(parallel.cpus()) as pool:
-        by_shape = dict(zip(map(_shapes, calls), pool.map(compiled, calls), strict=True))
+        compiled = pool.map(lambda each: each.compile(), lowered)
+        by_shape = dict(zip(map(_shapes, calls), compiled, strict=True))
     return lambda *args: by_shape[_shapes(args)](*args)
 
 

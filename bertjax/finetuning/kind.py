@@ -24,6 +24,7 @@ A kind is one file of `finetuning/kinds`, found by its name (`load`). It has
     predict_loop (optional): (config, pretrained model, encoded, prompt_ids) -> outputs, where an
         answer is not one forward pass (generation); prompt_ids: of a strategy, () for none
     for_model (optional): (config, artifact) -> the config as the model that starts needs it
+    ACROSS_ROWS (optional): True where the loss of a row is of the other rows of its batch too
 
 Rows are what the model sees: an example of question answering may be several (windows). A batch has
 the rows' arrays stacked and padded to common lengths, and "example_weights" float32[B], 0 for rows

@@ -204,9 +204,16 @@ class Parts:
             dict.fromkeys(jax.eval_shape(normalizers, batch), 1.0),
             self.tx(rate),
             optimizer.make_schedule(options, self.num_steps),
+            self._micro_batches(batch),
             combine=self.strategy.combine,
         )
         return step(state, batch, frozen)
+
+    def _micro_batches(self, batch: step_lib.Batch) -> int:
+        """How many, one after the other, a batch is in a step."""
+        if getattr(self.answering.kind, "ACROSS_ROWS", False) or answering_lib.CACHED in batch:
+            return 1
+        return batches_lib.micro_batches(batch, sharding.batch_shards(self.mesh))
 
     def batches(self, seeds: Sequence[int]) -> Iterator[dict[str, jax.Array]]:
         """The batches of all epochs, [K, B, ...], on the device."""
@@ -311,21 +318,18 @@ class Parts:
         return jax.device_put(tree, sharding.state_shardings(self.mesh, tree))["params"]
 
     def _state_looks(self, seeds: int) -> step_lib.TrainState:
-        """The stacked state of so many seeds without its values."""
+        """The stacked state of so many seeds, each as the table splits it, without values."""
         one = jax.eval_shape(self._init, self.split()[0], jax.random.key(0))
-        return jax.tree.map(
-            lambda x, place: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype, sharding=place),
-            one,
-            self._state_places(),
-        )
+
+        def stacked(x: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStruct:
+            place = NamedSharding(self.mesh, PartitionSpec(None, *place.spec))
+            return jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype, sharding=place)
+
+        return jax.tree.map(stacked, one, sharding.state_shardings(self.mesh, one))
 
     def _state_places(self) -> step_lib.TrainState:
-        """Where the stacked state is kept: each seed's as the table has it."""
-        one = jax.eval_shape(self._init, self.split()[0], jax.random.key(0))
-        places = sharding.state_shardings(self.mesh, one)
-        return jax.tree.map(
-            lambda place: NamedSharding(self.mesh, PartitionSpec(None, *place.spec)), places
-        )
+        """Where the stacked state is kept."""
+        return jax.tree.map(lambda x: x.sharding, self._state_looks(1))
 
     def _check_mesh(self) -> None:
         shards = sharding.batch_shards(self.mesh)

@@ -35,6 +35,7 @@ from bertjax.objectives import terms
 
 KINDS = ("encoder",)
 LIBRARIES = ()
+ACROSS_ROWS = True  # every other row of the batch is what a text is told from
 Example = examples_lib.Sentence
 LOSSES = ("ranking", "cosine")
 POOLINGS = ("mean", "cls")
