@@ -70,6 +70,16 @@ def test_rest_that_the_shortest_bucket_does_not_fill_is_filled_by_the_next():
     assert sorted(seen) == list(range(14))
 
 
+@pytest.mark.parametrize(
+    ("rows", "length", "shards", "count"),
+    [(32, 24, 1, 1), (32, 48, 1, 1), (32, 68, 1, 2), (32, 128, 1, 4), (32, 128, 16, 2),
+     (31, 64, 1, 1), (31, 512, 1, 1)],
+)  # fmt: skip
+def test_a_cpu_takes_a_batch_in_parts_that_are_not_small(rows, length, shards, count):
+    batch = {"input_ids": np.zeros((rows, length)), "example_weights": np.ones(rows)}
+    assert batches.micro_batches(batch, shards) == count
+
+
 def test_rows_keep_their_content_and_batches_are_short():
     lengths = []
     for batch in _batches(SIZES).epoch((0,), 0):

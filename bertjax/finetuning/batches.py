@@ -26,9 +26,9 @@ from bertjax.finetuning import kind
 _COMMON = (32, 64, 96, 128, 192, 256, 384, 512)
 _SHARE = 0.01  # of all tokens, that a bucket has to save
 _MOST = 10  # buckets
-# On a CPU a pass of so many tokens keeps two cores as busy as one of more. What it holds for the
-# backward pass (of MiniLM 0.27 MB a token) is allocated and cleared anew in every step.
-_CPU_TOKENS = 1536
+# On a CPU a pass of more tokens than these keeps two cores as busy as one of many more. What it
+# holds for the backward pass (of MiniLM 0.27 MB a token) is allocated and cleared in every step.
+_CPU_TOKENS = 768
 _TOKENS = ("input_ids", "decoder_input_ids")
 Row = Mapping[str, np.ndarray]
 
@@ -181,11 +181,11 @@ def micro_batches(batch: Mapping[str, jax.Array], shards: int) -> int:
 
     shards: that the rows of a part divide over.
     """
-    rows, tokens = len(batch["example_weights"]), sum(batch[n].size for n in _TOKENS if n in batch)
     if jax.default_backend() != "cpu":
         return 1
-    counts = [count for count in range(1, rows + 1) if rows % (count * shards) == 0]
-    return next((count for count in counts if tokens <= count * _CPU_TOKENS), counts[-1])
+    rows, tokens = len(batch["example_weights"]), sum(batch[n].size for n in _TOKENS if n in batch)
+    counts = [count for count in range(2, rows + 1) if rows % (count * shards) == 0]
+    return max((count for count in counts if tokens > count * _CPU_TOKENS), default=1)
 
 
 def row_lengths(

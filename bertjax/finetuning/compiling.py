@@ -16,7 +16,6 @@ def for_calls(jitted: Any, calls: Sequence[tuple[Any, ...]]) -> Callable[..., An
 
     calls: arguments, or what they look like (jax.ShapeDtypeStruct). KeyError for other shapes.
     """
-
     lowered = [jitted.lower(*call) for call in calls]  # here: a mesh is set for one thread only
     # An interrupt waits for what is being compiled, not for what has yet to be.
     with concurrent.futures.ThreadPoolExecutor(parallel.cpus()) as pool:

@@ -90,7 +90,7 @@ def train(
     losses = Losses()
 
     for step, batch in enumerate(parts.batches(seeds), 1):
-        state, report = train_step(state, batch, parts.frozen, learning_rate)
+        state, report = train_step(state, batch, parts.frozen, float(learning_rate))
         losses.add(report["loss"])
         if time.perf_counter() - told > TELL_EVERY:
             told = time.perf_counter()
