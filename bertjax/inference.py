@@ -251,9 +251,11 @@ class Pretrained:
             yield rows, {"input_ids": ids_BL, "attention_mask": mask_BL}
 
 
-def short(text: str) -> str:
-    """The text as an error message quotes it."""
-    return repr(text if len(text) <= 40 else text[:37] + "...")
+def short(given: Any) -> str:
+    """What was given as an error message quotes it."""
+    text = given if isinstance(given, str) else repr(given)
+    text = text if len(text) <= 40 else text[:37] + "..."
+    return repr(text) if isinstance(given, str) else text
 
 
 @functools.partial(jax.jit, static_argnames=("model", "pooling"))

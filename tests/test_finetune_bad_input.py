@@ -56,6 +56,7 @@ def _squad(answer, start):
         ("classification", "tsv", {"train": GOOD + "a dog\n"},
          "train.tsv:4: cells: 1, where the header has 2"),
         ("classification", "tsv", {"train": GOOD + "a dog\t\n"}, "train.tsv:4: no 'label'"),
+        ("classification", "tsv", {"train": GOOD + "a dog\t \n"}, "train.tsv:4: no 'label'"),
         ("classification", "tsv", {"train": ""}, "train.tsv: the file is empty"),
         ("ner", "conll", {"train": "the B-A\ncat O\nsat I-A\n"},
          "train.conll:3: tag 'I-A' goes on with an entity that has not begun"),
@@ -63,7 +64,7 @@ def _squad(answer, start):
         ("squad", "json", {"train": _squad("cat", 4), "dev": _squad("dog", 4)},
          "dev.json question q1: the answer 'dog' is not in its context at character 4"),
         ("text_to_text", "jsonl", {"train": '{"source": "a dog", "target": "a cat"}\n'},
-         "is a bert, an encoder"),
+         "is a bert, of the kind encoder"),
     ],
 )  # fmt: skip
 def test_bad_data_is_one_line(finetune, task, suffix, files, expected):
@@ -85,3 +86,10 @@ def test_what_is_only_suspicious_is_warned_of_and_trained_on(finetune, tmp_path)
     assert "50.0% of the examples of train lose text behind 16 tokens" in text
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["labels"] == ["negative", "positive"] and len(report["warnings"]) >= 3
+
+
+def test_a_prompt_that_leaves_no_room_is_refused(finetune):
+    flags = "--strategy=prompts", "--config.strategy.length=60"
+    code, lines = finetune("classification", {"train": GOOD, "dev": GOOD}, *flags)
+    assert code == 2
+    assert "config.strategy.length = 60: must be 32 or less: the model reads 40 tokens" in lines[-1]

@@ -1,10 +1,12 @@
-"""What is said of labelled data that can be trained on, but looks wrong."""
+"""What is said of labelled data and of recipes that can be trained with, but look wrong."""
+
+import types
 
 import numpy as np
 import pytest
 
 from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetuning import checks
+from bertjax.finetuning import checks, recipe
 from bertjax.finetuning.examples import Question, Sentence, Words
 from bertjax.finetuning.kind import Lengths
 
@@ -43,6 +45,8 @@ def test_labels_that_never_occur_and_skew():
     assert line.startswith("1 of 3 labels never occur in the 4 examples of train and")
     assert line.endswith("cannot be learned: 'maybe'")
     (line,) = checks.labels(_labelled(yes=11, no=1), ["no", "yes"])
+    assert "class_weights" not in line
+    (line,) = checks.labels(_labelled(yes=11, no=1), ["no", "yes"], weigh=True)
     assert "11 of 'yes' and 1 of 'no'" in line and "class_weights" in line
     assert checks.labels([Sentence(("A.",), 2.5)], []) == []
 
@@ -54,6 +58,8 @@ def test_truncation_counts_from_five_percent_on():
     assert line.startswith("6.0% of the examples of train lose text behind 128 tokens: raise")
     (line,) = checks.truncation(np.arange(100) < 6, "train", Lengths(128), most=128)
     assert line.endswith("behind 128 tokens")
+    (line,) = checks.truncation(np.arange(100) < 6, "dev", Lengths(384), question_length=64)
+    assert "6.0% of the questions of dev" in line and "config.kind.max_query_length" in line
     (line,) = checks.truncation(np.arange(100) < 6, "train", Lengths(128, 16), most=128)
     assert line.endswith("target behind 16: raise --config.kind.max_target_length")
 
@@ -92,9 +98,38 @@ def test_everything_names_the_split(uncased):
     train = [Sentence((text,), "x") for text in TEXTS]
     examples = {"train": train, "dev": train[:1], "test": [Sentence(("A mat sat.",))]}
     truncated = {split: np.full(len(own), split == "test") for split, own in examples.items()}
-    found = checks.everything(examples, truncated, ["x", "y"], uncased, Lengths(16), 512)
+    own = types.SimpleNamespace(
+        labels=["x", "y"], tokenizer=uncased, lengths=Lengths(16), config=None
+    )
+    found = checks.everything(examples, truncated, own, 512)
     assert [line.split(":")[0].split(" (")[0] for line in found] == [
         "1 of 2 labels never occur in the 40 examples of train and cannot be learned",
         "1 of 1 examples of dev",
         "100.0% of the examples of test lose text behind 16 tokens",
     ]
+
+
+def test_guard_rails_speak():
+    config = recipe.default("classification")
+    config.update(learning_rates=(2e-5, 5e-4), num_epochs=12)
+    whole = recipe.guard_rails(config, "encoder")
+    assert len(whole) == 2 and "5e-4" in whole[0].replace("0.0005", "5e-4")
+    assert "12 epochs" in whole[1]
+    config = recipe.default("classification", "lora")
+    config.update(learning_rates=(5e-4,))
+    assert recipe.guard_rails(config, "encoder") == []
+    config = recipe.default("translation")
+    config.update(learning_rates=(5e-4,))
+    assert recipe.guard_rails(config, "encoder_decoder") == []
+    assert "5e-5" in recipe.guard_rails(config, "decoder")[0]
+
+
+def test_rates_suit_what_is_trained():
+    def rates(model_kind, *names):
+        return recipe.with_rates(recipe.default(*names), model_kind).learning_rates
+
+    assert rates("encoder", "sst2") == rates("encoder", "sst2", "partial") == (2e-5, 3e-5, 5e-5)
+    assert min(rates("encoder", "sst2", "lora")) > 1e-4
+    assert max(rates("encoder_decoder", "translation")) == 1e-3
+    assert max(rates("decoder", "translation")) == 5e-5
+    assert max(rates("encoder_decoder", "translation", "prompts")) > 1e-3

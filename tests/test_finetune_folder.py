@@ -9,7 +9,7 @@ import pytest
 import bertjax
 from bertjax import errors, sharding
 from bertjax.artifact import artifact, loading
-from bertjax.finetuning import loop, memory, parts, report, run
+from bertjax.finetuning import loop, memory, parts, recipe, report, run
 from tests import finetuning
 
 
@@ -76,6 +76,41 @@ def test_what_has_no_labels_is_answered_by_the_best_seed_alone(root, tmp_path, m
     config.data.test = str(bare)
     run.finetune(config, tmp_path / "out")
     assert splits.count("test") == 1
+
+
+def test_a_submission_is_of_the_best_model_or_of_none(root, tmp_path):
+    def config(**values):
+        found = recipe.make("sst2", None, {}, {**finetuning.QUICK, "num_epochs": 1, **values})
+        found.model, found.data.train, found.data.dev = str(root / "model"), *files
+        return found
+
+    files = [str(tmp_path / f"{split}.tsv") for split in ("train", "dev")]
+    for split in ("train", "dev", "test"):
+        text = (root / f"{split}.tsv").read_text()
+        text = text.replace("\tcat", "\t0").replace("\tdog", "\t1")
+        (tmp_path / f"{split}.tsv").write_text(text)
+    first = config()
+    first.data.test = str(tmp_path / "test.tsv")
+    run.finetune(first, tmp_path / "out")
+    assert (tmp_path / "out" / "submission" / "SST-2.tsv").exists()
+    run.finetune(config(seed=1), tmp_path / "out")
+    assert not (tmp_path / "out" / "submission").exists()
+
+
+def test_what_is_trained_again_for_a_new_test_file_is_told(root, tmp_path):
+    told, without = [], _config(root, seeds=2)
+    without.data.test = ""
+    run.finetune(without, tmp_path / "out")
+    found = run.finetune(_config(root, seeds=2), tmp_path / "out", told.append)
+    again = [line for line in told if "trained again for its scores" in line]
+    assert len(again) == 2 and not any("warning: rate" in line for line in told)
+    assert len(found.report["splits"]["test"]["accuracy"]["values"]) == 2
+
+
+def test_a_job_of_several_processes_is_refused(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(errors.UserError, match="fine-tuning runs on one host"):
+        run.finetune(_config(root), tmp_path / "out")
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])

@@ -67,6 +67,9 @@ def test_answers_and_the_threshold_of_none(root, tmp_path, capsys):
     tuned = model.source.task["config"]["null_threshold"]
     answers = [each["prediction"]["answer"] for each in stored]
     assert [each["answer"] for each in model.predict(asked)] == answers
+    for wrong in (None, 7, {"question": "who"}):
+        with pytest.raises(errors.UserError, match="answers a question on a context, not "):
+            model.predict(wrong)
     assert model.predict([{"id": "q7", **asked[0]}])[0]["id"] == "q7"
     assert tuned != 0.0 and done.report["splits"]["dev"]["f1"]["mean"] == pytest.approx(
         done.report["splits"]["dev"]["best_f1"]["mean"]
@@ -142,6 +145,8 @@ def test_vectors_of_texts_that_match(root, tmp_path, capsys):
     assert command_line.main(["predict", f"--model={tmp_path / 'out'}", "--text=the dog ran"]) == 0
     vector = json.loads(capsys.readouterr().out.splitlines()[1])
     assert vector == [float(f"{x:.6g}") for x in loaded.predict("the dog ran")["vector"]]
+    with pytest.raises(errors.UserError, match="give pairs, sentence1 and sentence2, or single"):
+        loaded.predict(["the dog ran", ("the dog", "the cat")])
     (tmp_path / "test.txt").write_text("the dog ran\n")  # given vectors, and not scored
     config.data.test = str(tmp_path / "test.txt")
     assert "test" not in run.finetune(config, tmp_path / "out").report["splits"]
@@ -153,7 +158,7 @@ def test_vectors_of_texts_that_match(root, tmp_path, capsys):
 
 def test_a_wrong_family_is_named(root):
     config = recipe.make("translation", None, {}, {"model": str(root / "model")})
-    with pytest.raises(errors.UserError, match="is for an encoder_decoder or decoder"):
+    with pytest.raises(errors.UserError, match="of the kind encoder_decoder or decoder, and"):
         parts.Parts(config, loading.load(config.model), sharding.make_mesh())
 
 
@@ -260,6 +265,25 @@ def test_a_suite_runs_what_it_lacks_and_reports_all(root, tmp_path, monkeypatch,
     assert command_line.main(words) == 0 and capsys.readouterr().out == table
     file.write_text(SUITE.replace('Item("ner"', 'Item("nre"'))
     assert command_line.main(words) == 2 and "--task=nre: there are" in capsys.readouterr().err
+
+
+def test_items_of_a_suite_have_a_name_each(root, tmp_path):
+    file = tmp_path / "two.py"
+    items = [("", "again"), ("again", "again"), ("", "")]
+    for (first, second), fine in zip(items, (True, False, False), strict=True):
+        file.write_text(
+            "from bertjax.finetuning import suite\n"
+            "def get_suite(arg=''):\n"
+            f"    items = [suite.Item('classification', name=n) for n in {(first, second)}]\n"
+            "    return suite.Suite('two', items)\n"
+        )
+        values = {**finetuning.QUICK, "num_epochs": 1, "model": str(root / "model")}
+        if fine:
+            found = suite.run(str(file), tmp_path / "out", root, values)
+            assert "| classification | dev |" in found and "| again | dev |" in found
+        else:
+            with pytest.raises(errors.UserError, match="the suite 'two' has two '"):
+                suite.run(str(file), tmp_path / "out", root, values)
 
 
 def test_the_suite_of_glue_is_one():

@@ -90,6 +90,12 @@ def test_labels_that_are_numbers_in_json_count_from_zero(tmp_path):
     assert [e.label for e in _read("qnli", path)] == ["not_entailment", "entailment"]
     path = _write(tmp_path / "a.jsonl", json.dumps(rows[0] | {"label": -1}))
     assert _read("qnli", path, "test")[0].label is None
+    path = _write(tmp_path / "a.tsv", "question\tsentence\tlabel\nA?\tB.\t-1\n")
+    assert _read("qnli", path, "test")[0].label is None
+    scored = {"sentence1": "A", "sentence2": "B", "label": -1.0}
+    path = _write(tmp_path / "a.jsonl", json.dumps(scored))
+    assert _read("stsb", path, "test")[0].label is None
+    assert _read("regression", path, "test")[0].label == -1
     path = _write(tmp_path / "a.jsonl", json.dumps(rows[0] | {"label": 2}))
     with pytest.raises(errors.UserError, match="label '2' is not one of the task qnli"):
         _read("qnli", path)

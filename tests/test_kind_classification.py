@@ -68,6 +68,24 @@ def test_rows_are_those_of_the_exported_tokenizer(tmp_path, name, length):
             assert row["token_type_ids"].tolist() == theirs.type_ids
 
 
+def test_rows_of_xlm_r_part_a_pair_as_its_own_tokenizer_does(tmp_path):
+    names = ["<s>", "<pad>", "</s>", "<unk>"]
+    pieces = [(name, 0.0) for name in [*names, "\u2581", *"abcdefgh"]]
+    library = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=3))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    library.add_special_tokens(names)
+    library.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
+    )
+    library.save(str(tmp_path / "tokenizer.json"))
+    loaded, groups = tokenizer_lib.load(tmp_path), [["a bad cab"], ["a bad cab", "fed"]]
+    form = rows.Form(loaded)
+    for group, ids in zip(groups, rows.encode(loaded, groups), strict=True):
+        assert form.enclose(ids, 24).row["input_ids"].tolist() == library.encode(*group).ids
+
+
 def test_a_decoder_reads_texts_with_the_end_of_text_between_them(tmp_path):
     form, end = rows.Form(gpt2(tmp_path)), 27
     assert form.enclose([[1, 2]], 8).row["input_ids"].tolist() == [1, 2]

@@ -233,9 +233,15 @@ def test_blocks_make_no_difference(monkeypatch):
     first, second = draws / np.linalg.norm(draws, axis=-1, keepdims=True)
     examples = pairs(*[(f"a{i}", f"b{i % 5}", None) for i in range(7)])
     whole = decode(examples, first, second)
-    monkeypatch.setattr(embeddings, "BLOCK", 3)
+    monkeypatch.setattr(embeddings, "SIMILARITIES", 15)
     for a, b in zip(whole, decode(examples, first, second), strict=True):
         assert a == {**b, "similarity": pytest.approx(b["similarity"], abs=1e-6)}
+
+
+def test_pairs_with_scores_are_not_ranked():
+    vectors = np.stack([angle(0), angle(60)], axis=1).astype(np.float32)
+    found = embeddings.decode(COSINE, pairs(("a", "b", 2.0)), None, {"vectors": vectors}, [], None)
+    assert found == [{"similarity": pytest.approx(0.5)}]
 
 
 def test_pairs_with_scores_are_correlated():
@@ -250,7 +256,7 @@ def test_pairs_with_scores_are_correlated():
 @pytest.mark.parametrize(
     "config, texts, label, says",
     [
-        (RANKING, ("a",), None, "train.tsv:3: 1 texts: give pairs, sentence1 and sentence2"),
+        (RANKING, ("a",), None, "train.tsv:3: texts: 1; give pairs, sentence1 and sentence2"),
         (COSINE, ("a", "b"), 6.0, "train.tsv:3: score 6.0 is not between 0 and config.kind.max_"),
         (COSINE, ("a", "b"), "yes", "train.tsv:3: score 'yes' is not between"),
         (RANKING, ("a", "b"), "0", "train.tsv:3: label '0', but .* takes pairs that match"),

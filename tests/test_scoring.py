@@ -283,6 +283,8 @@ def test_a_bad_file_is_one_line(content, message, tmp_path, capsys):
         (["--data=d", "--task=blimp:f"], "give either --data or --task"),
         (["--task=glue"], "--task=glue: there is blimp:FILE"),
         (["--task=blimp:f", "--max_pairs=0"], "--max_pairs=0: give a positive number"),
+        (["--data=d", "--batch_size=0"], "--batch_size=0: give a positive number"),
+        (["--task=blimp:f", "--length=0"], "--length goes with --data; leave it out"),
     ],
 )
 def test_bad_flags_are_one_line(flags, message, capsys):

@@ -45,6 +45,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag(
         "--within_word",
         action="store_true",
+        default=None,
         help="of the task: a masked model does not see the rest of a word behind a token either",
     )
     flag("--json", help="file to write the numbers to as well")
@@ -57,9 +58,13 @@ def run(flags: argparse.Namespace) -> None:
         raise errors.UserError("give either --data or --task, what the model is scored on")
     unread = OF_DATA if flags.task else OF_TASK
     for name in unread:
-        if getattr(flags, name):
+        if getattr(flags, name) is not None:
             other = "--data" if flags.task else "--task"
             raise errors.UserError(f"--{name} goes with {other}; leave it out")
+    for name in (*OF_DATA, "max_pairs"):
+        value = getattr(flags, name)
+        if value is not None and value < 1:
+            raise errors.UserError(f"--{name}={value}: give a positive number")
     if flags.task:
         values = _blimp(flags)
     else:
@@ -74,13 +79,11 @@ def _blimp(flags: argparse.Namespace) -> dict:
     name, _, file = flags.task.partition(":")
     if name != "blimp" or not file:
         raise errors.UserError(f"--task={flags.task}: there is blimp:FILE")
-    if flags.max_pairs is not None and flags.max_pairs < 1:
-        raise errors.UserError(f"--max_pairs={flags.max_pairs}: give a positive number")
     pairs = blimp.read(file, flags.max_pairs)
     source = loading.load(flags.model)
     model = inference.Pretrained(source)
     how = scoring.describe(model)
-    accuracy = blimp.evaluate(model, pairs, within_word=flags.within_word)
+    accuracy = blimp.evaluate(model, pairs, within_word=bool(flags.within_word))
     print(f"{_title(flags, source)}, on {file}, by {how}: accuracy")
     print(blimp.table(accuracy, pairs))
     return {"score": how, **accuracy._asdict()}
@@ -92,7 +95,7 @@ def _title(flags: argparse.Namespace, model: artifact.Artifact) -> str:
 
 def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str, float]:
     for name in OF_DATA:
-        if getattr(flags, name):
+        if getattr(flags, name) is not None:
             raise errors.UserError(f"--{name} is for prepared data; --model is fine-tuned")
     model = predictor.Predictor(source)
     skipped: collections.Counter[str] = collections.Counter()

@@ -11,7 +11,7 @@ import json
 
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, pre_tokenizers, processors
+from tokenizers import AddedToken, processors
 
 from bertjax.data import library_model, tokenizer_files, unigram_model, vocabulary
 
@@ -88,9 +88,8 @@ def _template(
     if first is None and last is None:
         return None
     head, tail = [f"{first}:0"] * bool(first), [f"{last}:0"] * bool(last)
-    byte_level = isinstance(library.pre_tokenizer, pre_tokenizers.ByteLevel)
     # RoBERTa, which has no token types, parts a pair with two of them.
-    between = tail * 2 if byte_level and first and not token_types else tail
+    between = tail * 2 if first == "<s>" and not token_types else tail
     second = f"{{}}:{int(token_types)}".format
     return processors.TemplateProcessing(
         single=[*head, "$A:0", *tail],

@@ -7,7 +7,8 @@ what fills it up is computed too. Which bucket comes when depends on the epoch a
 share one compiled step, side by side.
 
 Every bucket is compiled, and every token that fills one up is computed. Rows that are read again
-and again have the buckets that cost the least together (`fitted`); others have common ones.
+and again have the buckets that cost the least together (`fitted`), on a CPU others than on an
+accelerator; the rest have common ones.
 
     batches = Batches(encoded.rows, kind.features(config), lengths, batch_size=32, passes=3)
     for batch in batches.epoch(seeds=(0, 1), epoch=0):      # {"input_ids": int[2, 32, 64], ...}

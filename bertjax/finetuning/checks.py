@@ -1,6 +1,6 @@
 """What is suspicious about labelled data, though it can be trained on, and about results.
 
-for line in checks.overlap(train, dev, "dev") + checks.labels(train, names): print(line)
+for line in checks.everything(examples, truncated, answering, most=512): print(line)
 """
 
 import collections
@@ -11,6 +11,7 @@ import numpy as np
 
 from bertjax import errors
 from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.finetuning import answering as answering_lib
 from bertjax.finetuning import examples as examples_lib
 from bertjax.finetuning import kind
 
@@ -25,20 +26,20 @@ Example = examples_lib.Example
 def everything(
     examples: Mapping[str, Sequence[Example]],
     truncated: Mapping[str, np.ndarray],
-    names: Sequence[str],
-    tokenizer: tokenizer_lib.Tokenizer,
-    lengths: kind.Lengths,
+    answering: answering_lib.Answering,
     most: int,
 ) -> list[str]:
-    """All that is suspicious about the splits; "train" is one of them. names: of the labels.
+    """All that is suspicious about the splits; "train" is one of them.
 
     most: tokens that the model can read.
     """
-    train = examples["train"]
-    found = labels(train, names) + tokens(train, tokenizer)
+    train, config = examples["train"], answering.config
+    found = labels(train, answering.labels, weigh=hasattr(config, "class_weights"))
+    found += tokens(train, answering.tokenizer)
+    question_length = getattr(config, "max_query_length", 0)
     for split, own in examples.items():
         found += overlap(train, own, split) if split != "train" else []
-        found += truncation(truncated[split], split, lengths, most)
+        found += truncation(truncated[split], split, answering.lengths, most, question_length)
     return found
 
 
@@ -54,8 +55,11 @@ def overlap(train: Sequence[Example], other: Sequence[Example], split: str) -> l
     ]
 
 
-def labels(train: Sequence[Example], names: Sequence[str]) -> list[str]:
-    """Labels that never occur in train, and those that are far rarer than others."""
+def labels(train: Sequence[Example], names: Sequence[str], *, weigh: bool = False) -> list[str]:
+    """Labels that never occur in train, and those that are far rarer than others.
+
+    weigh: whether they may be given weights.
+    """
     found = [e.label for e in train if isinstance(e, examples_lib.Sentence)]
     counts = collections.Counter(label for label in found if isinstance(label, str))
     if not counts:
@@ -72,19 +76,32 @@ def labels(train: Sequence[Example], names: Sequence[str]) -> list[str]:
     if many > SKEW * few:
         result.append(
             f"labels are skewed: train has {many} of {most!r} and {few} of {least!r}; accuracy "
-            "hides the rare ones: look at macro_f1, or set --config.kind.class_weights=true"
+            "hides the rare ones: look at macro_f1"
+            + ", or set --config.kind.class_weights=true" * weigh
         )
     return result
 
 
 def truncation(
-    truncated: np.ndarray, split: str, lengths: kind.Lengths, most: int | None = None
+    truncated: np.ndarray,
+    split: str,
+    lengths: kind.Lengths,
+    most: int | None = None,
+    question_length: int = 0,
 ) -> list[str]:
-    """truncated: bool[examples], as of `kind.Encoded`. most: tokens that the model can read."""
+    """truncated: bool[examples], as of `kind.Encoded`. most: tokens that the model can read.
+
+    question_length: where only questions are cut, the most tokens of one; else 0.
+    """
     max_length, target_length = lengths
     share = float(np.mean(truncated)) if len(truncated) else 0.0
     if share <= TRUNCATED:
         return []
+    if question_length:
+        return [
+            f"{share:.1%} of the questions of {split} lose their end behind {question_length} "
+            "tokens: raise --config.kind.max_query_length"
+        ]
     keys = ["max_length"] * (max_length != most) + ["kind.max_target_length"] * bool(target_length)
     raise_it = f": raise --config.{' or --config.'.join(keys)}" if keys else ""
     of_target = f", or of their target behind {target_length}" if target_length else ""

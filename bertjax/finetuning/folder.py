@@ -39,7 +39,7 @@ class Folder:
         self,
         path: str | os.PathLike,
         config: ConfigDict,
-        model: artifact.Artifact,
+        source: artifact.Artifact,
         examples: Mapping[str, Sequence[Any]],
     ):
         self.path = pathlib.Path(path)
@@ -47,7 +47,7 @@ class Folder:
             "format": FORMAT,
             "version": VERSION,
             "config": json.loads(json.dumps(_shared(config.to_dict()))),
-            "model": artifact.fingerprint(model) + model.tokenizer.fingerprint,
+            "model": artifact.fingerprint(source) + source.tokenizer.fingerprint,
             "data": {name: _digest(found) for name, found in examples.items()},
         }
         file = self.path / CONFIG
@@ -80,21 +80,21 @@ class Folder:
     def save(self, run: loop.Run, trained: Any = None) -> None:
         """A run that is finished, and what it trained."""
         if trained is not None:
-            weights = self._file(run.learning_rate, run.seed, "safetensors")
-            partial = weights.with_suffix(".partial")
+            file = self._file(run.learning_rate, run.seed, "safetensors")
+            partial = file.with_suffix(".partial")
             files.write_tensors(partial, artifact.flatten(trained))
-            partial.replace(weights)
+            partial.replace(file)
         # Last: without it the run is not finished.
         files.write_json(self._file(run.learning_rate, run.seed, "json"), dataclasses.asdict(run))
 
-    def weights(self, run: loop.Run) -> Any | None:
+    def params(self, run: loop.Run) -> Any | None:
         """What the run trained; None where it is no longer kept."""
         file = self._file(run.learning_rate, run.seed, "safetensors")
         if not file.exists():
             return None
         return artifact.unflatten(files.read_tensors(file, list(files.tensor_shapes(file))))
 
-    def drop_weights(self, run: loop.Run) -> None:
+    def drop_params(self, run: loop.Run) -> None:
         """Those of a run that is not the best."""
         self._file(run.learning_rate, run.seed, "safetensors").unlink(missing_ok=True)
 
@@ -105,9 +105,10 @@ class Folder:
     ) -> None:
         """Of each split a line of JSON an example: what it says, and what the model says of it.
 
-        Those of an earlier model go.
+        Those of an earlier model go, and what a leaderboard would have taken of them.
         """
-        shutil.rmtree(self.path / PREDICTIONS, ignore_errors=True)
+        for name in (PREDICTIONS, SUBMISSION):
+            shutil.rmtree(self.path / name, ignore_errors=True)
         (self.path / PREDICTIONS).mkdir()
         for split, found in predictions.items():
             files.write_text(self._predictions(split), prediction_lines(examples[split], found))

@@ -46,7 +46,7 @@ class Run:
     main: str  # name of the score that decides
     evaluations: list[Evaluation] = dataclasses.field(default_factory=list)
     best: int = -1
-    skipped: int = 0  # steps that were not finite
+    skipped: int = 0  # steps until the last evaluation that were not finite
     seconds: float = 0.0
     others: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
@@ -100,8 +100,10 @@ def train(
         means = losses.means()
         outputs = parts.outputs(state.params, "dev")
         gained = np.zeros(len(runs), bool)
+        skipped = np.asarray(state.skipped)
         for k, run in enumerate(runs):
             if not run.stopped(patience):
+                run.skipped = int(skipped[k])
                 _, _, dev = parts.on_dev(outputs[k])
                 gained[k] = run.add(Evaluation(step / steps_per_epoch, means[k], dev))
         if gained.any():
@@ -113,8 +115,6 @@ def train(
         if all(run.stopped(patience) for run in runs):
             break
 
-    for run, skipped in zip(runs, np.asarray(state.skipped), strict=True):
-        run.skipped = int(skipped)
     found = jax.device_get(best)
     return [(run, jax.tree.map(lambda x, k=k: x[k], found)) for k, run in enumerate(runs)]
 

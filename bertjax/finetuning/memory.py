@@ -15,8 +15,8 @@ def seeds_at_once(parts: parts_lib.Parts, seeds: int) -> int:
     A CPU has nothing left over for a second seed, so there they go one by one.
     """
     wanted = parts.config.seeds_at_once
-    if wanted or seeds == 1:
-        return min(wanted or 1, seeds)
+    if wanted or seeds <= 1:
+        return max(1, min(wanted, seeds))
     device = parts.mesh.devices.flat[0]
     stats = None if device.platform == "cpu" else device.memory_stats()
     if not stats or "bytes_limit" not in stats:
@@ -29,9 +29,10 @@ def needs(parts: parts_lib.Parts) -> tuple[int, int]:
     """(bytes that all seeds share, bytes of each): of the compiled step on the longest batch."""
     seeds = [parts.config.seed]
     state = parts.first_state(seeds)
-    batches = parts.train_batches.epoch(seeds, 0)
+    batches = parts.train_batches.one_of_each_shape(in_order=False)
     longest = max(batches, key=lambda batch: sum(x.nbytes for x in batch.values()))
-    step = parts.jitted_train_step(1).lower(state, parts.place_stacked(longest), parts.frozen, 1e-5)
+    stacked = parts.place_stacked({name: x[None] for name, x in longest.items()})
+    step = parts.jitted_train_step(1).lower(state, stacked, parts.frozen, 1e-5)
     analysis = step.compile().memory_analysis()
     shared = _size(parts.frozen)
     state_bytes = analysis.argument_size_in_bytes - shared

@@ -85,8 +85,9 @@ class Parts:
         found = build.family(self.source.family).KIND
         if found not in module.KINDS:
             raise errors.UserError(
-                f"config.task = {self.config.task!r} is for an {' or '.join(module.KINDS)}, and "
-                f"config.model = {self.config.model} is a {self.source.family}, an {found}"
+                f"config.task = {self.config.task!r} is for models of the kind "
+                f"{' or '.join(module.KINDS)}, and config.model = {self.config.model} is a "
+                f"{self.source.family}, of the kind {found}"
             )
 
     def _fields(self, module: Any, kind_config: Any, labels: Sequence[str]) -> dict[str, Any]:
@@ -104,8 +105,12 @@ class Parts:
         return self.source.fields["max_length"] - len(self.strategy.prompt_ids())
 
     def _max_length(self) -> int:
+        prompt = len(self.strategy.prompt_ids())
+        if prompt:
+            reads = self.longest + prompt
+            allowed = f"{reads - recipe.SHORTEST} or less: the model reads {reads} tokens"
+            errors.check(self.longest >= recipe.SHORTEST, "strategy.length", prompt, allowed)
         if self.config.max_length > self.longest:
-            prompt = len(self.strategy.prompt_ids())
             beside = f" beside the prompt of {prompt}" if prompt else ""
             self.notes.append(
                 f"max_length is {self.longest}, not {self.config.max_length}: the model reads no "
@@ -154,6 +159,11 @@ class Parts:
         config = recipe.run_optimizer(self.config, learning_rate, self.num_steps)
         steps_per_epoch = self.train_batches.steps_per_epoch
         return self.strategy.optimizer(config, self.num_steps, steps_per_epoch)
+
+    def place_trained(self, trained: Any) -> Any:
+        """What one seed trained, stacked, on the device: the parameters of a state."""
+        stacked = jax.tree.map(lambda x: x[None], trained)
+        return jax.device_put(stacked, self._state_places().params)
 
     def first_state(self, seeds: Sequence[int]) -> step_lib.TrainState:
         """The states before the first step; each is a function of its seed alone."""

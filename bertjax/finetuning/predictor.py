@@ -82,6 +82,9 @@ class Predictor(inference.Pretrained):
             fields = ({"id": ""} if reader == "questions" else {}) | fields
         else:
             fields = {}
+        for name in _LISTS & fields.keys():
+            if isinstance(fields[name], str):
+                raise errors.UserError(f"{name!r} is a list of texts, not {inference.short(given)}")
         try:
             return _TYPES[reader](**fields)
         except TypeError:
@@ -101,6 +104,7 @@ _TYPES: dict[str, type] = {
     "text_pairs": examples_lib.TextPair,
     "choices": examples_lib.Choice,
 }
+_LISTS = {"texts", "words", "tags", "targets", "choices", "answers"}
 _NEEDS = {
     "sentences": "a text, or a pair of texts",
     "words": "a text, or words",

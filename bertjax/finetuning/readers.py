@@ -268,7 +268,7 @@ def sentences(
         value = column(record, columns.label)
         yield examples.Sentence(
             tuple(text(record, name, empty=keep_empty) for name in names),
-            None if value is None or value == "" else label(record, value),
+            None if value is None or str(value).strip() == "" else label(record, value),
             _id(record, columns),
             record.where,
         )

@@ -12,7 +12,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -22,12 +22,24 @@ from bertjax.finetuning import kind, strategies, tasks
 from bertjax.finetuning import task as task_lib
 from bertjax.models import layers
 
+SHORTEST = 8  # tokens that a row must have room for
 # Keys that may differ when an output folder is gone on with: each (rate, seed) is a run of its own,
 # and of files and models the content counts.
 _FREE_KEYS = ("learning_rates", "seeds", "seed", "seeds_at_once", "mesh", "remat", "model")
-# A strategy that moves less than the whole model has its own `RATES`.
-_FIELD_RATES = (2e-5, 3e-5, 5e-5)
-_TEXT_RATES = (1e-4, 3e-4, 1e-3)  # to write (Raffel et al., arXiv 1910.10683, section 3.1.2)
+
+
+class _Field(NamedTuple):
+    """How the field trains all of a model: rates, the one above which it is risky, and in words."""
+
+    rates: tuple[float, ...]
+    risky: float
+    usual: str
+
+
+# A strategy that moves less than the whole model has its own `RATES`. Raffel et al., arXiv
+# 1910.10683, section 3.1.2; Devlin et al., appendix A.3.
+_T5 = _Field((1e-4, 3e-4, 1e-3), 1e-3, "1e-4 to 1e-3")
+_OTHERS = _Field((2e-5, 3e-5, 5e-5), 1e-4, "1e-5 to 5e-5")
 
 
 def default(task: str, strategy: str = "full") -> ConfigDict:
@@ -48,8 +60,7 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
 
     config.num_epochs = 3  # passes over the training data
     config.batch_size = 32  # rows a step, over all devices
-    whole = _TEXT_RATES if found.kind == "text_to_text" else _FIELD_RATES
-    config.learning_rates = strategies.rates(strategy) or whole  # the best on dev is taken
+    config.learning_rates = ()  # the best on dev is taken; (): those that suit strategy and model
     config.optimizer = ConfigDict(dataclasses.asdict(optimizer.Config()))
     config.optimizer.warmup_rate = 0.1  # of the steps
     for key in ("learning_rate", "warmup_steps", "decay_steps"):
@@ -130,10 +141,10 @@ def validate(config: ConfigDict) -> None:
         check(config_lib.value_of(config, key) >= 1, key, "1 or more")
     for key in ("data.max_train", "seeds_at_once", "early_stopping"):
         check(config_lib.value_of(config, key) >= 0, key, "0 or more")
-    check(config.max_length >= 8, "max_length", "8 or more")
+    check(config.max_length >= SHORTEST, "max_length", f"{SHORTEST} or more")
     check(0 <= config.seed < 2**32 - config.seeds, "seed", "between 0 and 2**32 - 1")
-    check(bool(config.learning_rates) and all(0 < r < math.inf for r in config.learning_rates),
-          "learning_rates", "one rate above 0 or more")  # fmt: skip
+    check(all(0 < rate < math.inf for rate in config.learning_rates), "learning_rates",
+          "rates above 0")  # fmt: skip
     check(len(set(config.learning_rates)) == len(config.learning_rates), "learning_rates",
           "different rates")  # fmt: skip
     check(0 < config.data.dev_fraction < 1, "data.dev_fraction", "above 0 and below 1")
@@ -146,7 +157,7 @@ def validate(config: ConfigDict) -> None:
     check(config.dtype in ("auto", "float32", "bfloat16"), "dtype", "auto, float32 or bfloat16")
     check(config.remat in layers.REMAT_POLICIES, "remat", ", ".join(layers.REMAT_POLICIES))
     sharding.parse_mesh(config.mesh)
-    optimizer.validate(run_optimizer(config, config.learning_rates[0], 1000), 1000)
+    optimizer.validate(run_optimizer(config, 1e-5, 1000), 1000)
     kind_config(config)
     strategies.config_of(config.strategy)
 
@@ -172,21 +183,28 @@ def run_optimizer(config: ConfigDict, learning_rate: float, num_steps: int) -> o
     )
 
 
-# The rate above which training all of a model is risky, and what the field takes: for a T5, and
-# for others (Devlin et al., appendix A.3).
-_RISKY = {"encoder_decoder": (1e-3, "1e-4 to 1e-3")}
-_RISKY_FOR_OTHERS = (1e-4, "1e-5 to 5e-5")
+def with_rates(config: ConfigDict, model_kind: str) -> ConfigDict:
+    """The config with rates, where it has none. model_kind: as a family's KIND."""
+    config = config.copy_and_resolve_references()
+    if not config.learning_rates:
+        usual = _field(model_kind).rates
+        config.learning_rates = strategies.rates(config.strategy.name) or usual
+    return config
+
+
+def _field(model_kind: str) -> _Field:
+    return _T5 if model_kind == "encoder_decoder" else _OTHERS
 
 
 def guard_rails(config: ConfigDict, model_kind: str) -> list[str]:
     """What the field has seen go wrong, one line each. model_kind: as a family's KIND."""
     found = []
     highest = max(config.learning_rates)
-    risky, usual = _RISKY.get(model_kind, _RISKY_FOR_OTHERS)
-    if config.strategy.name in ("full", "layerwise", "gradual") and highest > risky:
+    field = _field(model_kind)
+    if config.strategy.name in ("full", "layerwise", "gradual") and highest > field.risky:
         found.append(
-            f"a rate of {highest:g} for the whole model: above {risky:g} what was pretrained is "
-            f"often lost; the field takes {usual}"
+            f"a rate of {highest:g} for the whole model: above {field.risky:g} what was pretrained "
+            f"is often lost; the field takes {field.usual}"
         )
     if config.num_epochs > 10:
         found.append(

@@ -2,9 +2,9 @@
 
     [CLS] A [SEP]    [CLS] A [SEP] B [SEP]    <s> A </s></s> B </s>    A    A <|endoftext|> B
 
-The tokenizer decides the form: that of BERT, of RoBERTa (byte-level BPE where <s> and </s> are the
-ends of text as well), or of a decoder, which has neither a cls nor a sep token. transformers makes
-the same rows. Token types are 1 on B; a batch leaves them out for a model without two types.
+The tokenizer decides the form: that of BERT, of RoBERTa and XLM-R, whose cls token is <s>, or of a
+decoder, which has neither a cls nor a sep token. transformers makes the same rows. Token types are
+1 on B; a batch leaves them out for a model without two types.
 
     form = Form(tokenizer)
     form.enclose([a, b], length).row      # of the ids of two texts
@@ -47,8 +47,7 @@ class Form:
         self._head = [specials.cls] if specials.cls >= 0 else []
         self._tail = [specials.sep] if specials.sep >= 0 else []
         self._between = self._tail or [packing.end_of_text(specials)]
-        ends_text = (specials.cls, specials.sep) == (specials.bos, specials.eos)
-        if tokenizer.kind == "bpe" and self._head and ends_text:  # RoBERTa
+        if tokenizer.pieces(self._head) == ["<s>"]:  # RoBERTa
             self._between = self._tail * 2
 
     def overhead(self, num_texts: int) -> int:

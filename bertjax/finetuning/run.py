@@ -7,6 +7,7 @@ are scored on test, once; its best seed becomes the artifact.
 """
 
 import itertools
+import math
 import os
 import statistics
 import sys
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 
-from bertjax import build, sharding
+from bertjax import build, errors, sharding
 from bertjax.artifact import artifact, loading
 from bertjax.finetuning import checks, folder, loop, memory, predictor, recipe, report, tasks
 from bertjax.finetuning import parts as parts_lib
@@ -42,43 +43,59 @@ def finetune(
 ) -> Finetuned:
     """Trains what the output folder lacks, and writes all of it. UserError for what is wrong."""
     recipe.validate(config)
+    if jax.process_count() > 1:
+        raise errors.UserError(
+            f"fine-tuning runs on one host, and this is a job of {jax.process_count()} processes: "
+            "take a slice of one host"
+        )
     started = time.perf_counter()
     mesh = sharding.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        parts = parts_lib.Parts(config, loading.load(config.model), mesh)
+        source = loading.load(config.model)
+        model_kind = build.family(source.family).KIND
+        config = recipe.with_rates(config, model_kind)
+        parts = parts_lib.Parts(config, source, mesh)
         out = folder.Folder(output, config, parts.source, parts.examples)
-        rails = recipe.guard_rails(config, build.family(parts.source.family).KIND)
+        rails = recipe.guard_rails(config, model_kind)
         warnings = [*rails, *parts.notes, *suspicions(parts)]
         for line in warnings:
             tell(f"warning: {line}")
 
         seeds = range(config.seed, config.seed + config.seeds)
-        runs, trained = {}, 0
+        missing = {
+            rate: [seed for seed in seeds if out.run(rate, seed) is None]
+            for rate in config.learning_rates
+        }
+        if not any(missing.values()):
+            tell("all runs are finished: nothing to train")
+        together = memory.seeds_at_once(parts, max(map(len, missing.values())))
+        runs: dict[float, list[loop.Run]] = {}
         for rate in config.learning_rates:
-            trained += train_missing(parts, out, rate, seeds, tell)
+            train(parts, out, rate, missing[rate], together, tell)
             runs[rate] = [out.run(rate, seed) for seed in seeds]
             chosen = best_rate(runs)
             for other in runs.keys() - {chosen}:
                 for run in runs[other]:
-                    out.drop_weights(run)
-        if not trained:
-            tell("all runs are finished: nothing to train")
+                    out.drop_params(run)
         best = max(runs[chosen], key=lambda run: run.score)
         for run in runs[chosen]:
-            finish(parts, out, run, is_best=run is best)
+            finish(parts, out, run, is_best=run is best, tell=tell)
 
-        warnings += [
+        late = [
             f"rate {run.learning_rate:g}, seed {run.seed}: {run.skipped} of {parts.num_steps} "
             "steps were not finite and changed nothing; lower the rate"
             for run in itertools.chain.from_iterable(runs.values())
             if run.skipped
         ]
         means = {rate: _mean(own) for rate, own in runs.items()}
-        warnings += checks.results(means, chosen, out.predictions("dev"))
-        content = report.make(parts, runs, chosen, best, warnings, time.perf_counter() - started)
+        late += checks.results(means, chosen, out.predictions("dev"))
+        for line in late:
+            tell(f"warning: {line}")
+        seconds = time.perf_counter() - started
+        content = report.make(parts, runs, chosen, best, warnings + late, seconds)
         report.write(content, out.path)
         for run in runs[chosen]:
-            out.drop_weights(run)
+            out.drop_params(run)
         model = predictor.Predictor(artifact.read(out.path / folder.ARTIFACT))
     return Finetuned(content, model)
 
@@ -86,27 +103,22 @@ def finetune(
 def suspicions(parts: parts_lib.Parts) -> list[str]:
     """What `checks` says of the data."""
     truncated = {split: encoded.truncated for split, encoded in parts.encoded.items()}
-    own = parts.answering
-    return checks.everything(
-        parts.examples, truncated, own.labels, own.tokenizer, own.lengths, parts.longest
-    )
+    return checks.everything(parts.examples, truncated, parts.answering, parts.longest)
 
 
-def train_missing(
+def train(
     parts: parts_lib.Parts,
     out: folder.Folder,
     learning_rate: float,
     seeds: Sequence[int],
+    together: int,
     tell: Callable[[str], None],
-) -> int:
-    """Trains and saves the runs that are not finished. Returns how many."""
-    missing = [seed for seed in seeds if out.run(learning_rate, seed) is None]
-    together = memory.seeds_at_once(parts, len(missing)) if missing else 1
-    for start in range(0, len(missing), together):
-        group = missing[start : start + together]
+) -> None:
+    """Trains and saves the runs of these seeds, so many side by side."""
+    for start in range(0, len(seeds), together):
+        group = seeds[start : start + together]
         for run, trained in loop.train(parts, learning_rate, group, tell):
             out.save(run, trained)
-    return len(missing)
 
 
 def best_rate(runs: dict[float, list[loop.Run]]) -> float:
@@ -118,17 +130,32 @@ def _mean(runs: Sequence[loop.Run]) -> float:
     return statistics.fmean(run.score for run in runs)
 
 
-def finish(parts: parts_lib.Parts, out: folder.Folder, run: loop.Run, *, is_best: bool) -> None:
+def finish(
+    parts: parts_lib.Parts,
+    out: folder.Folder,
+    run: loop.Run,
+    *,
+    is_best: bool,
+    tell: Callable[[str], None],
+) -> None:
     """Scores a run on what is neither train nor dev; of the best one writes what it has learned."""
     others = [split for split in parts.examples if split not in ("train", "dev")]
     scored = [split for split in others if parts.can_be_scored(split)]
     if run.others.keys() >= set(scored) and (not is_best or out.holds(run, ["dev", *others])):
         return
-    trained = out.weights(run)
-    if trained is None:  # an earlier call had another best one
-        ((_, trained),) = loop.train(parts, run.learning_rate, [run.seed])
-    alone = jax.tree.map(lambda x: x[None], trained)
-    answering, found, _ = parts.on_dev(parts.outputs(alone, "dev")[0])
+    trained = out.params(run)
+    again = trained is None  # an earlier call had another best one
+    if again:
+        what = f"rate {run.learning_rate:g}, seed {run.seed}"
+        tell(f"{what}: trained again for its scores, since its parameters were not kept")
+        ((_, trained),) = loop.train(parts, run.learning_rate, [run.seed], tell)
+    alone = parts.place_trained(trained)
+    answering, found, dev = parts.on_dev(parts.outputs(alone, "dev")[0])
+    if again and not math.isclose(dev[run.main], run.score, abs_tol=0.01):
+        tell(
+            f"warning: {what}: dev {run.main} is {dev[run.main]:.2f} now and was {run.score:.2f}: "
+            "on another machine or mesh; what is scored now is the model of now"
+        )
     predictions = {"dev": found}
     for split in others if is_best else scored:
         outputs = parts.outputs(alone, split)[0]

@@ -24,16 +24,19 @@ class Item:
     """A task of a suite.
 
     values: keys of its recipe. data: its folder under the suite's; "": that folder itself.
+    name: in the report and of its folder; "": the task's. A suite has each name once.
     """
 
     task: str
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     data: str = ""
+    name: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """Numbers of others. scores: {task: {split: its main score}}; source: where they stand."""
+    """Numbers of others. scores: {name of an item: {split: its main score}}; source: where they
+    stand."""
 
     name: str
     source: str
@@ -86,19 +89,22 @@ def run(
 def _configs(
     suite: Suite, data: str, values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """({task: config}, tasks without files)."""
+    """({name: config}, names of tasks without files)."""
     configs, absent = {}, []
     for item in suite.items:
+        name = item.name or item.task
+        if name in configs or name in absent:
+            raise errors.UserError(f"the suite {suite.title!r} has two {name!r}: name one of them")
         root = os.path.join(data, item.data) if item.data else data
         task = tasks.find(item.task)
         try:
             tasks.files(task, root)
         except errors.UserError:
-            absent.append(item.task)
+            absent.append(name)
             continue
         config = recipe.make(item.task, root, {}, {**item.values, **values})
         recipe.validate(config)
-        configs[item.task] = config
+        configs[name] = config
     return configs, absent
 
 
@@ -123,7 +129,7 @@ def table(
     ]
     for name, content in reports.items():
         main, rate = content["metrics"][0], content["best"]["learning_rate"]
-        for split, scores in _rows(suite, content):
+        for split, scores in _rows(suite, name, content):
             others = [_published(p, name, split) for p in suite.published]
             known = [f"{value:g}" if value is not None else "" for value in others]
             found = report.cells(scores[main]) if main in scores else [""] * 4
@@ -137,17 +143,19 @@ def table(
     return "\n".join(lines)
 
 
-def _rows(suite: Suite, content: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+def _rows(
+    suite: Suite, name: str, content: Mapping[str, Any]
+) -> list[tuple[str, Mapping[str, Any]]]:
     """(split, scores): those we have, and those without labels that others have published."""
     own = dict(content["splits"])
     for published in suite.published:
-        for split in published.scores.get(content["task"], {}):
+        for split in published.scores.get(name, {}):
             own.setdefault(split, {})
     return list(own.items())
 
 
-def _published(published: Published, task: str, split: str) -> float | None:
-    own = published.scores[task] if task in published.scores else {}
+def _published(published: Published, name: str, split: str) -> float | None:
+    own = published.scores[name] if name in published.scores else {}
     return own[split] if split in own else None
 
 

@@ -48,6 +48,7 @@ _SUFFIXES = {
     "text_pairs": (".jsonl", ".tsv"),
     "choices": (".jsonl",),
 }
+_KEPT_BACK = -1  # the label that a leaderboard keeps to itself
 _TFDS_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 _WORDS = readers.Columns((("words",), ("tokens",)), ("tags", "ner_tags", "ner"))
 _SPANS = readers.Columns((("question", "context"),), ("answers",))
@@ -165,14 +166,10 @@ def _is_beside(folder: epath.Path, name: str) -> bool:
 def _in_tfds(task: Task, path: str, splits: Sequence[str]) -> dict[str, str]:
     names = _TFDS_SPLITS | dict(task.tfds_splits)
     found = {}
-    for split in (split for split in splits if split in names):
-        try:
-            corpus_records.opened(f"{path}:{names[split]}")
-        except errors.UserError:
-            if split == splits[0]:
-                raise
-            continue
-        found[split] = f"{path}:{names[split]}"
+    there = corpus_records.opened(f"{path}:{names[splits[0]]}").dataset_info.splits
+    for split in splits:
+        if split in names and names[split] in there:
+            found[split] = f"{path}:{names[split]}"
     return found
 
 
@@ -246,14 +243,16 @@ def _examples(
 
 def _number(task: Task, record: readers.Record, value: Any) -> float | None:
     score = readers.number(record, value)
-    kept_back = score == -1 and record.where.startswith("tfds:glue/")  # by the leaderboard
-    return None if kept_back else score
+    of_glue = task.name.partition(":")[0] in glue.TASKS or record.where.startswith("tfds:glue/")
+    return None if of_glue and score == _KEPT_BACK else score
 
 
 def _name(task: Task, record: readers.Record, value: Any) -> str | None:
-    if type(value) is int and task.labels and -1 <= value < len(task.labels):
-        return None if value == -1 else task.labels[value]  # as Hugging Face's datasets have them
+    if type(value) is int and task.labels and _KEPT_BACK <= value < len(task.labels):
+        return None if value == _KEPT_BACK else task.labels[value]  # as in Hugging Face's datasets
     label = readers.name(record, value)
+    if task.labels and label == str(_KEPT_BACK):
+        return None
     spelled = {text: name for name, text in task.spelling.items()}
     label = spelled[label] if label in spelled else label
     if task.labels and label not in task.labels:

@@ -39,7 +39,7 @@ ACROSS_ROWS = True  # every other row of the batch is what a text is told from
 Example = examples_lib.Sentence
 LOSSES = ("ranking", "cosine")
 POOLINGS = ("mean", "cls")
-BLOCK = 1024  # first texts whose similarities with all second ones are in memory at once
+SIMILARITIES = 2**25  # that are in memory at once, of some first texts with all second ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +85,10 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
     Single texts can only be given vectors.
     """
     for example in examples:
-        place, score = example.where or where, example.label
-        if len(example.texts) != 2 and (score is not None or len(examples[0].texts) == 2):
+        place, score, texts = example.where or where, example.label, len(example.texts)
+        if texts != len(examples[0].texts) or (texts != 2 and score is not None):
             raise errors.UserError(
-                f"{place}: {len(example.texts)} texts: give pairs, sentence1 and sentence2"
+                f"{place}: texts: {texts}; give pairs, sentence1 and sentence2, or single texts"
             )
         if score is None:
             continue
@@ -174,8 +174,9 @@ def decode(
     labels: Sequence[str],
     tokenizer: tokenizer_lib.Tokenizer,
 ) -> list[dict[str, Any]]:
-    """Of a pair {"similarity": cosine, "rank": of its second text as an answer to the first, or of
-    another that is paired with it, "nearest": the answer}; of a single text {"vector": [D]}.
+    """Of a pair {"similarity": cosine}, with loss "ranking" also {"rank": of its second text as an
+    answer to the first, or of another that is paired with it, "nearest": the answer}; of a single
+    text {"vector": [D]}.
 
     A text is no answer to itself. What is as near as a right answer stands before it.
     """
@@ -183,15 +184,17 @@ def decode(
     if len(vectors_NBD) == 1:
         return [{"vector": vector.tolist()} for vector in vectors_NBD[0]]
     first_BD, second_BD = vectors_NBD
+    similarity_B = np.einsum("bd,bd->b", first_BD, second_BD)
+    if config.loss != "ranking":
+        return [{"similarity": similarity} for similarity in similarity_B.tolist()]
     first_B, second_B = _numbers(examples).T
     numbers_M, column_M = np.unique(second_B, return_index=True)  # each of the second texts once
     right = collections.defaultdict(list)
     for first, second in zip(first_B, second_B, strict=True):
         right[first].append(second)
-    similarity_B = np.einsum("bd,bd->b", first_BD, second_BD)
-    found = []
-    for start in range(0, len(examples), BLOCK):
-        cosines_RM = first_BD[start : start + BLOCK] @ second_BD[column_M].T
+    found, size = [], max(1, SIMILARITIES // len(column_M))
+    for start in range(0, len(examples), size):
+        cosines_RM = first_BD[start : start + size] @ second_BD[column_M].T
         for i, cosines_M in enumerate(cosines_RM, start):
             right_M = np.zeros(len(column_M), bool)
             right_M[np.searchsorted(numbers_M, right[first_B[i]])] = True

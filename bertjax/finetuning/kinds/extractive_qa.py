@@ -311,7 +311,7 @@ def _known(
     pairs = [
         ([text for text, _ in example.answers], prediction)
         for example, prediction in zip(examples, predictions, strict=True)
-        if example.answers or example.impossible
+        if examples_lib.is_labelled(example)
     ]
     return [answers for answers, _ in pairs], [prediction for _, prediction in pairs]
 

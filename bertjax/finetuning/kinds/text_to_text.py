@@ -34,6 +34,7 @@ LIBRARIES = ("sacrebleu", "rouge_score", "sklearn")
 Example = examples_lib.Example  # of any kind; TextPair as it is, the others by `text_forms`
 ANSWERS = ("write", "choose")
 ROWS = 32  # of a batch that is scored
+SUMS = ("log_likelihood", "right", "tokens")  # over a target, of `outputs`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,11 +176,8 @@ def outputs(
     own_BT = jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)[..., 0]
     own_BT -= jax.nn.logsumexp(logits_BTV, axis=-1)
     right_BT = jnp.argmax(logits_BTV, axis=-1) == targets_BT
-    return {
-        "log_likelihood": (own_BT * weights_BT).sum(axis=1),
-        "right": (right_BT * weights_BT).sum(axis=1),
-        "tokens": weights_BT.sum(axis=1),
-    }
+    sums = (own_BT * weights_BT, right_BT * weights_BT, weights_BT)
+    return {name: x_BT.sum(axis=1) for name, x_BT in zip(SUMS, sums, strict=True)}
 
 
 def predict_loop(
@@ -300,7 +298,9 @@ def scores(
 def _forced(
     config: Config, model: inference.Pretrained, rows: Sequence[text_rows.Row]
 ) -> dict[str, np.ndarray]:
-    """`outputs` of all rows: of the targets that are in them."""
+    """`outputs` of all rows: of the targets that are in them; zeros where there are none."""
+    if not any(row["loss_weights"].any() for row in rows):
+        return {name: np.zeros(len(rows), np.float32) for name in SUMS}
     table = features(config)
     longest = int(batches.row_lengths(rows, table, "length").max())
     lengths = kind.Lengths(
