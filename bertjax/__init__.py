@@ -27,7 +27,7 @@ def load(path: Path) -> "Pretrained":
 
     The result has `model`, `params`, `tokenizer`, `encode(texts)`, `fill_mask(text)`,
     `generate(prompts)`, and computes in float32. One that was fine-tuned also has
-    `predict(inputs)` and `evaluate(examples)`. Raises `errors.UserError` naming the file that is
+    `predict(inputs)` and `evaluate(file)`. Raises `errors.UserError` naming the file that is
     absent or damaged.
     """
     # Imported here: jax and flax take seconds, and the verbs that read text need neither.

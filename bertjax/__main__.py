@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NoReturn
 
 from bertjax import backend, errors
 
@@ -40,9 +41,16 @@ def _usage() -> str:
     )
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, as all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise errors.UserError(f"{message} (see `{self.prog} --help`)")
+
+
 def _run(verb: str, argv: Sequence[str]) -> None:
     command = importlib.import_module(f"bertjax.commands.{verb}")
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"bertjax {verb}",
         description=command.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -57,7 +65,7 @@ def _run(verb: str, argv: Sequence[str]) -> None:
         key, equals, value = word.removeprefix("--config.").partition("=")
         if not (word.startswith("--config.") and equals and "config" in flags):
             hint = _hint(word, list(vars(flags)), command)
-            parser.error(f"unknown flag {word}; {hint}`bertjax {verb} --help` lists them")
+            parser.error(f"unknown flag {word}{hint}")
         overrides[key] = value
     flags.overrides = overrides
     command.run(flags)
@@ -66,12 +74,13 @@ def _run(verb: str, argv: Sequence[str]) -> None:
 def _hint(word: str, flags: Sequence[str], command: ModuleType) -> str:
     """What an unknown word may have been meant for, of the verb's flags and keys of its config."""
     if not word.startswith("-"):
-        return "several values take commas between them, a text with spaces quotes; "
+        return "; several values take commas between them, a text with spaces quotes"
     key = word.lstrip("-").removeprefix("config.").partition("=")[0]
-    meant = [f"--{name}" for name in difflib.get_close_matches(key, flags, 1, 0.7)]
+    leaf = key.split(".")[-1]
+    meant = [f"--{name}" for name in difflib.get_close_matches(leaf, flags, 1, 0.7)]
     if hasattr(command, "config_keys"):
         meant += [f"--config.{name}=..." for name in errors.near(key, command.config_keys())]
-    return f"did you mean {' or '.join(meant)}? " if meant else ""
+    return f"; did you mean {' or '.join(meant)}?" if meant else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if argv else errors.EXIT_BAD_INPUT
     verb = argv.pop(0)
     if verb not in VERBS:
-        print(f"bertjax: error: no verb {verb!r}; there are {', '.join(VERBS)}", file=sys.stderr)
+        meant = errors.did_you_mean(verb.lower().replace("-", ""), VERBS)
+        print(
+            f"bertjax: error: no verb {verb!r}; {meant}there are {', '.join(VERBS)}",
+            file=sys.stderr,
+        )
         return errors.EXIT_BAD_INPUT
     if is_program and verb in _COMPUTES:
         backend.start_with_huge_pages()

@@ -54,8 +54,17 @@ def exit_code(error: BaseException) -> int:
 def near(key: str, known: Sequence[str]) -> list[str]:
     """Those of the known keys, "a.b", that `key` may have been meant for."""
     leaf = key.split(".")[-1]
-    same = [each for each in known if each.split(".")[-1] == leaf]
-    return same or difflib.get_close_matches(key, known, n=2)
+    by_leaf: dict[str, list[str]] = {}
+    for each in known:
+        by_leaf.setdefault(each.split(".")[-1], []).append(each)
+    close = [leaf] if leaf in by_leaf else difflib.get_close_matches(leaf, by_leaf, n=1)
+    return [each for name in close for each in by_leaf[name]][:3]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint in front of the list of what there is; "" where nothing is like `name`."""
+    meant = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {meant[0]}? " if meant else ""
 
 
 def several(names: Iterable[str], most: int = 10) -> str:
@@ -66,9 +75,11 @@ def several(names: Iterable[str], most: int = 10) -> str:
 
 
 def file_to_write(flag: str, path: str | None) -> None:
-    """UserError where --FLAG names a file in no folder; found before the work and not after it."""
+    """UserError where --FLAG is a folder, or in none; found before the work and not after it."""
     if path and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
         raise UserError(f"--{flag}={path}: there is no such folder to write to")
+    if path and os.path.isdir(path):
+        raise UserError(f"--{flag}={path}: is a folder; name a file")
 
 
 def check(ok: bool, key: str, value: object, allowed: str) -> None:

@@ -29,6 +29,15 @@ def _labelled(**counts):
     ]
 
 
+def test_texts_in_quotation_marks_and_labels_that_are_texts(cased):
+    quoted = [Sentence((f'"The cat sat {i}."',), "x") for i in range(4)]
+    (line,) = [line for line in checks.tokens(quoted, cased) if "quotation" in line]
+    assert line.startswith("100% of the examples of train have a text in quotation marks")
+    swapped = [Sentence(("x",), f"The cat sat {i}.") for i in range(12)]
+    (line,) = checks.labels(swapped, [])
+    assert line.startswith("train has 12 different labels in 12 examples")
+
+
 def test_overlap_ignores_case_and_spaces():
     train = [Sentence(("A  Cat.", "B."), "x", "", "t:2")]
     dev = [Sentence(("a cat.", "b."), "y", "", "d:2"), Sentence(("A cat.", "C."), "x", "", "d:3")]

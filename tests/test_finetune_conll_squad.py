@@ -227,3 +227,18 @@ def test_real_questions(shared_data, file, task, questions, impossible):
     found = tasks.read(tasks.find(task), path, "dev")
     assert len(found) == questions and sum(q.impossible for q in found) == impossible
     assert all(q.context[start:].startswith(text) for q in found for text, start in q.answers)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("Ada lives in London.\n", [("Ada", "lives", "in", "London", ".")]),
+        ("I ran.\n\nHe flew home\n", [("I", "ran", "."), ("He", "flew", "home")]),
+        ("I\nran\n\nHe\n", [("I", "ran"), ("He",)]),
+        ("Ada B-PER\nran O\n", [("Ada", "ran")]),
+    ],
+)
+def test_a_text_a_line_is_cut_into_words(tmp_path, content, words):
+    (tmp_path / "a.txt").write_text(content)
+    found = tasks.read(tasks.find("ner"), str(tmp_path / "a.txt"), "test", scored=False)
+    assert [example.words for example in found] == words

@@ -78,6 +78,37 @@ def test_what_has_no_labels_is_answered_by_the_best_seed_alone(root, tmp_path, m
     assert splits.count("test") == 1
 
 
+def test_a_folder_of_something_else_is_left_alone(root, tmp_path):
+    (tmp_path / "out" / "predictions").mkdir(parents=True)
+    (tmp_path / "out" / "report.md").write_text("mine")
+    with pytest.raises(errors.UserError, match=r"holds predictions, report\.md, which would"):
+        run.finetune(_config(root), tmp_path / "out")
+    assert (tmp_path / "out" / "report.md").read_text() == "mine"
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_what_will_be_trained_and_what_is_left_out_is_told(root, tmp_path):
+    told = []
+    run.finetune(_config(root, learning_rates="1e-3"), tmp_path / "out", told.append)
+    assert "examples: train 24, dev 8, test 8" in told
+    assert "1 runs of 3 steps, at rates 0.001; the first one compiles" in told
+    told.clear()
+    run.finetune(_config(root, learning_rates="1e-5"), tmp_path / "out", told.append)
+    (line,) = [line for line in told if "leave out" in line]
+    assert line.endswith("not compared: rate 0.001 seed 0")
+
+
+def test_an_output_that_is_not_finished_is_named(root, tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "train", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run.finetune(_config(root), tmp_path / "out")
+    with pytest.raises(errors.UserError, match="out: a fine-tuning that is not finished; start"):
+        bertjax.load(tmp_path / "out")
+
+
 def test_a_submission_is_of_the_best_model_or_of_none(root, tmp_path):
     def config(**values):
         found = recipe.make("sst2", None, {}, {**finetuning.QUICK, "num_epochs": 1, **values})

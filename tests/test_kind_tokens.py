@@ -254,7 +254,7 @@ def test_nothing_found_scores_zero_and_other_tags_have_an_accuracy():
 
 
 def test_text_is_cut_into_words():
-    assert tokens.split("Ms Br\u00fchl's U.N. flat, 3rd floor") == (
+    assert examples_lib.split("Ms Br\u00fchl's U.N. flat, 3rd floor") == (
         "Ms", "Br\u00fchl", "'", "s", "U", ".", "N", ".", "flat", ",", "3rd", "floor",
     )  # fmt: skip
 

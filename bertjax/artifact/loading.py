@@ -38,6 +38,7 @@ class Place:
     step: int | None = None
 
 
+FINETUNING = "bertjax-finetuning"  # the format of the output folder of a fine-tuning
 READERS = {"artifact": artifact.read, "huggingface": huggingface.read, "t5x": t5x.read}
 
 
@@ -45,7 +46,10 @@ def find(path: str | os.PathLike) -> Place:
     """What is at `path`. UserError if it is none of these."""
     folder = epath.Path(path)
     if not folder.exists() and not folder.name.isdigit():
-        raise errors.UserError(f"{path}: there is nothing; give {_CHOICES}")
+        raise errors.UserError(
+            f"{path}: there is nothing; give {_CHOICES}. Models are not downloaded: `hf download "
+            "NAME --local-dir=FOLDER` gets one of Hugging Face"
+        )
     if (folder / "artifact" / "config.json").exists():  # the output of a fine-tuning
         folder = folder / "artifact"
     kind = _kind(folder)
@@ -193,6 +197,10 @@ def _kind(folder: epath.Path) -> str | None:
         raise errors.UserError(f"{file}: not JSON ({error}); restore it from a copy") from error
     if not isinstance(content, dict):
         return None
+    if content.get("format") == FINETUNING:
+        raise errors.UserError(
+            f"{folder}: a fine-tuning that is not finished; start the same command again"
+        )
     kinds = {workdir.FORMAT: "workdir", artifact.FORMAT: "artifact"}
     if content.get("format") in kinds:
         return kinds[content["format"]]

@@ -13,6 +13,7 @@ Example:
 import argparse
 import collections
 import json
+import os
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -122,6 +123,11 @@ def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str,
 
 
 def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, float]:
+    if os.path.isfile(flags.data):
+        raise errors.UserError(
+            f"--data={flags.data} is a file, and --model={flags.model} is not fine-tuned: give a "
+            "folder that `bertjax prepare` wrote, or a model that `bertjax finetune` made"
+        )
     config = _config(model, flags)
     config_lib.validate(config)
     dataset = store.open_heldout(flags.data)

@@ -18,6 +18,7 @@ from bertjax.finetuning import kind
 SKEW = 10  # examples of the most frequent label for one of the rarest
 TRUNCATED = 0.05  # share of examples that lose text
 UNKNOWN = 0.01  # share of tokens
+QUOTED = 0.5  # share of examples with a text in quotation marks
 _SAMPLE, _CHARACTERS = 1000, 1000  # examples, and characters of a text, that are looked at
 
 Example = examples_lib.Example
@@ -66,6 +67,11 @@ def labels(train: Sequence[Example], names: Sequence[str], *, weigh: bool = Fals
         return []
     absent = [name for name in names if name not in counts]
     result = []
+    if len(counts) > max(len(found) / 2, SKEW):
+        result.append(
+            f"train has {len(counts):,} different labels in {len(found):,} examples: is the label "
+            "in its own column?"
+        )
     if absent:
         shown = errors.several(map(repr, absent))
         result.append(
@@ -133,10 +139,16 @@ def results(
 
 
 def tokens(train: Sequence[Example], tokenizer: tokenizer_lib.Tokenizer) -> list[str]:
-    """Texts that the tokenizer was not made for: unknown pieces, names without capital letters."""
+    """Texts that the tokenizer was not made for: quoted, unknown pieces, names in small letters."""
     step = max(1, len(train) // _SAMPLE)
     texts = [text[:_CHARACTERS] for example in train[::step] for text in _texts(example)]
     result = []
+    quoted = [any(text[:1] == text[-1:] == '"' for text in _texts(e)) for e in train[::step]]
+    if np.mean(quoted) > QUOTED:
+        result.append(
+            f"{np.mean(quoted):.0%} of the examples of train have a text in quotation marks, which "
+            "are read as a part of it: TSV has no quoting"
+        )
     share = _unknown(texts, tokenizer)
     if share > UNKNOWN:
         lowered = _unknown([text.lower() for text in texts], tokenizer)

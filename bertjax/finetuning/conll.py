@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from bertjax import errors
+from bertjax.data import corpus_files
 from bertjax.finetuning import examples, readers
 
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
@@ -48,6 +49,19 @@ def read(path: str, *, entities: bool) -> list[examples.Words]:
         examples.Words(tuple(word for word, _, _ in sentence), tags, f"{path}:{sentence[0][2]}")
         for sentence, tags in zip(sentences, tagged, strict=True)
     ]
+
+
+def is_plain(path: str, *, entities: bool) -> bool:
+    """Whether a .txt file has a text a line: no tabs, and lines that are no word and its tag."""
+    if corpus_files.suffix(path) != ".txt":
+        return False
+    found = [line for _, line in readers.lines(path) if line.strip()]
+    rows = [line.split() for line in found if not _COMMENT.match(line)]
+    if any("\t" in line for line in found) or not rows:
+        return False
+    tags = {row[-1] for row in rows}
+    several = len(rows[0]) > 1 and entities and not all(map(_ENTITY.fullmatch, tags))
+    return several or len(set(map(len, rows))) > 1
 
 
 def _sentences(path: str) -> Iterator[list[Line]]:

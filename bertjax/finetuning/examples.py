@@ -4,7 +4,10 @@
 predict have the same examples without labels: None, or () where there may be several.
 """
 
+import re
 from typing import NamedTuple
+
+_WORD = re.compile(r"\w+|[^\w\s]")
 
 
 class Sentence(NamedTuple):
@@ -88,6 +91,11 @@ def unlabelled(example: Example) -> Example:
             return example._replace(targets=())
         case _:
             return example._replace(label=None)
+
+
+def split(text: str) -> tuple[str, ...]:
+    """The words of a text that nobody cut: runs of letters and digits, and every other mark."""
+    return tuple(_WORD.findall(text))
 
 
 def squeezed(text: str) -> str:

@@ -22,10 +22,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from bertjax import errors
-from bertjax.artifact import artifact, files
+from bertjax.artifact import artifact, files, loading
 from bertjax.finetuning import loop, recipe
 
-FORMAT = "bertjax-finetuning"
+FORMAT = loading.FINETUNING
 VERSION = 1
 CONFIG, RUNS, ARTIFACT = "config.json", "runs", "artifact"
 PREDICTIONS, SUBMISSION = "predictions", "submission"
@@ -51,6 +51,7 @@ class Folder:
             "data": {name: _digest(found) for name, found in examples.items()},
         }
         file = self.path / CONFIG
+        _check_own(self.path)
         if file.exists():
             stored = files.read_json(file)
             _check(self.path, mine, stored)
@@ -76,6 +77,13 @@ class Folder:
             raise errors.UserError(
                 f"{file}: not a finished run ({error!r:.80}); remove it, and it is trained again"
             ) from error
+
+    def left_out(self, rates: Sequence[float], seeds: Sequence[int]) -> list[tuple[float, int]]:
+        """(rate, seed) of the finished runs that are none of these."""
+        names = (file.stem for file in (self.path / RUNS).glob("lr*-seed*.json"))
+        pairs = (name.removeprefix("lr").split("-seed") for name in names)
+        found = sorted((float(rate), int(seed)) for rate, seed in pairs)
+        return [(rate, seed) for rate, seed in found if rate not in rates or seed not in seeds]
 
     def save(self, run: loop.Run, trained: Any = None) -> None:
         """A run that is finished, and what it trained."""
@@ -156,6 +164,16 @@ def _shared(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         elif not recipe.is_free(prefix + key):
             flat[prefix + key] = value
     return flat
+
+
+def _check_own(path: pathlib.Path) -> None:
+    """UserError for a folder of something else that has what a fine-tuning would write over."""
+    own = (RUNS, ARTIFACT, PREDICTIONS, SUBMISSION, REPORT, TABLE, PLOT)
+    there = [name for name in own if (path / name).exists()]
+    if there and not (path / CONFIG).exists():
+        raise errors.UserError(
+            f"{path}: holds {', '.join(there)}, which would be lost; give another --output"
+        )
 
 
 def _check(path: pathlib.Path, mine: Mapping[str, Any], stored: Mapping[str, Any]) -> None:

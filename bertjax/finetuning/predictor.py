@@ -3,11 +3,12 @@
 model = bertjax.load("out/")
 model.predict("I loved this movie")        # {"label": "positive", "probabilities": {...}}
 model.predict([{"question": "Who?", "context": "Ada wrote it."}])      # [{"answer": "Ada", ...}]
-model.evaluate(examples)                   # {"accuracy": 93.1, ...}
+model.evaluate("dev.tsv")                  # {"accuracy": 93.1, ...}
 """
 
 import functools
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,8 +46,12 @@ class Predictor(inference.Pretrained):
             return self.answer([self.example(each) for each in inputs])[1]
         return self.answer([self.example(inputs)])[1][0]
 
-    def evaluate(self, examples: Sequence[examples_lib.Example]) -> dict[str, float]:
-        """Every score that the kind of the task has, of labelled examples."""
+    def evaluate(
+        self, examples: str | os.PathLike | Sequence[examples_lib.Example]
+    ) -> dict[str, float]:
+        """Every score that the kind of the task has, of a labelled file or of its examples."""
+        if isinstance(examples, str | os.PathLike):
+            examples = tasks.read(self.task, os.fspath(examples), "dev")
         return self.answering.scores(examples, self.answer(examples)[1])
 
     def answer(
@@ -72,7 +77,7 @@ class Predictor(inference.Pretrained):
         if isinstance(given, str) and reader in ("sentences", "words", "text_pairs"):
             fields = {
                 "sentences": lambda: {"texts": (given,)},
-                "words": lambda: {"words": tokens.split(given)},
+                "words": lambda: {"words": examples_lib.split(given)},
                 "text_pairs": lambda: {"source": given},
             }[reader]()
         elif isinstance(given, tuple) and reader == "sentences":

@@ -219,10 +219,12 @@ def columns_there(record: Record) -> str:
     return ", ".join(map(repr, list(record.fields)[:12]))[:200]
 
 
-def _absent(record: Record, name: str) -> errors.UserError:
+def _absent(record: Record, name: str, known: str = "") -> errors.UserError:
+    """known: all names that would do."""
+    rename = f": rename the ones that are meant to one of {known}" if known else ""
     return errors.UserError(
-        f"{record.where}: no column {name!r}; there are {columns_there(record)} (a TSV file begins "
-        "with a line of column names)"
+        f"{record.where}: no column {name!r}; there are {columns_there(record)}{rename} (a TSV "
+        "file begins with a line of column names)"
     )
 
 
@@ -280,7 +282,8 @@ def _alternative(record: Record, texts: tuple[tuple[str, ...], ...]) -> tuple[st
             return names
     # The alternative that most of is there tells best what is absent.
     best = max(texts, key=lambda names: sum(name in record.fields for name in names))
-    raise _absent(record, next(name for name in best if name not in record.fields))
+    known = "; ".join(", ".join(names) for names in texts) if len(texts) > 1 else ""
+    raise _absent(record, next(name for name in best if name not in record.fields), known)
 
 
 def _id(record: Record, columns: Columns) -> str:
@@ -332,7 +335,10 @@ def words(found: Iterable[Record], columns: Columns) -> Iterator[examples.Words]
         cells, tags = record.fields[tokens], column(record, columns.label)
         for value in (cells, *([] if tags is None else [tags])):
             if not (isinstance(value, list) and value and all(isinstance(v, str) for v in value)):
-                raise errors.UserError(f"{record.where}: words and tags are lists of texts")
+                raise errors.UserError(
+                    f"{record.where}: words and tags are lists of texts; tags that are numbers are "
+                    "to be written by their names (B-PER, O, ...)"
+                )
         if not all(word.strip() for word in cells):
             raise errors.UserError(f"{record.where}: a word of {tokens!r} is empty")
         if tags is not None and len(tags) != len(cells):

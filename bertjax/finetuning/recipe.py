@@ -53,7 +53,7 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
 
     config.data = ConfigDict()
     for split in splits(found):
-        config.data[split] = ""  # a file; without one of dev a part of train is it
+        config.data[split] = ""  # its file; without one of dev a part of train is held out
     config.data.dev_fraction = 0.1  # of the examples of train, where dev has no file
     config.data.max_train = 0  # examples, the same share of every label; 0: all
     config.max_length = found.max_length  # tokens a row, specials included
@@ -107,6 +107,8 @@ def make(
     for key, value in values.items():
         if key == "task":
             raise errors.UserError(f"config.task = {value}: the task is given by --task={value}")
+        if key.split(".")[-1] in ("lr", "learning_rate"):
+            raise errors.UserError(f"config.{key}: rates are given by --lr={value}")
         if key == "learning_rates":
             config.learning_rates = rates(value)
             continue

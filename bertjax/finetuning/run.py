@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -66,8 +66,8 @@ def finetune(
             rate: [seed for seed in seeds if out.run(rate, seed) is None]
             for rate in config.learning_rates
         }
-        if not any(missing.values()):
-            tell("all runs are finished: nothing to train")
+        for line in plan(parts, config, out.left_out(config.learning_rates, seeds), missing):
+            tell(line)
         together = memory.seeds_at_once(parts, max(map(len, missing.values())))
         runs: dict[float, list[loop.Run]] = {}
         for rate in config.learning_rates:
@@ -98,6 +98,32 @@ def finetune(
             out.drop_params(run)
         model = predictor.Predictor(artifact.read(out.path / folder.ARTIFACT))
     return Finetuned(content, model)
+
+
+def plan(
+    parts: parts_lib.Parts,
+    config: ml_collections.ConfigDict,
+    left_out: Sequence[tuple[float, int]],
+    missing: Mapping[float, Sequence[int]],
+) -> list[str]:
+    """What will be trained on what, in words. left_out: (rate, seed) of runs of earlier calls."""
+    lines = []
+    if left_out:
+        runs = errors.several(f"rate {rate:g} seed {seed}" for rate, seed in left_out)
+        lines.append(
+            f"finished runs that --lr and --seeds leave out, and that are not compared: {runs}"
+        )
+    count = sum(map(len, missing.values()))
+    if not count:
+        return [*lines, "all runs are finished"]
+    sizes = [f"{split} {len(own):,}" for split, own in parts.examples.items()]
+    cut = "" if config.data.dev else f", dev being {config.data.dev_fraction:g} of train"
+    rates = ", ".join(f"{rate:g}" for rate in missing)
+    return [
+        *lines,
+        f"examples: {', '.join(sizes)}{cut}",
+        f"{count} runs of {parts.num_steps:,} steps, at rates {rates}; the first one compiles",
+    ]
 
 
 def suspicions(parts: parts_lib.Parts) -> list[str]:

@@ -37,8 +37,12 @@ def read(config: ConfigDict, notes: list[str]) -> dict[str, list[Example]]:
     if "dev" not in found:
         found["train"], found["dev"] = held_out(found["train"], config.data.dev_fraction)
         if not (found["train"] and found["dev"]):
+            whole = found["train"] + found["dev"]
+            labels = {label for example in whole for label in _labels(example)}
+            several = f" with {len(labels):,} labels" if labels else ""
             raise errors.UserError(
-                f"{config.data.train} is too small to be cut into train and dev: give --dev=FILE"
+                f"{config.data.train} cannot be cut into train and dev: {len(whole):,} examples"
+                f"{several}; give --dev=FILE" + " (is the label in its own column?)" * bool(labels)
             )
     return found
 

@@ -112,8 +112,10 @@ def find(name: str) -> Task:
     """The task of a name, or of NAME:text_to_text. UserError for a name that is not in TASKS."""
     known, _, kind = name.partition(":")
     if known not in TASKS or kind not in ("", _WRITTEN):
+        meant = errors.did_you_mean(known.lower().replace("-", ""), TASKS)
         raise errors.UserError(
-            f"--task={name}: there are {', '.join(sorted(TASKS))}, and most as NAME:{_WRITTEN}"
+            f"--task={name}: {meant}there are {', '.join(sorted(TASKS))}, and most as "
+            f"NAME:{_WRITTEN}"
         )
     task = TASKS[known]
     if not kind or task.kind == kind:
@@ -184,7 +186,7 @@ def read(
     """The examples of a file, in its order; at least one.
 
     split: "train" and "dev" need labels; other files have them for all examples or for none, and
-        for tasks of one text may be .txt with a text a line.
+        for tasks of one text, or of its words, may be .txt with a text a line.
     scored: False where labels do not matter: they may be there or not.
     skipped: counts what is left out of the files of a task that is published with damaged rows;
         without it they are errors, for a leaderboard wants every row of its test data.
@@ -194,7 +196,7 @@ def read(
     if task.reader == "questions":
         many = task.kind == "text_to_text" or "impossible" in task.options
         found = squad.read(path, impossible=many)
-    elif not training and task.reader != "words" and readers.is_plain(path, task.columns):
+    elif not training and _is_plain(task, path):
         return _of_plain_text(task, path)
     elif task.reader == "words" and not readers.has_fields(path):
         found = conll.read(path, entities=_marks_entities(task))
@@ -207,9 +209,18 @@ def read(
     return found
 
 
+def _is_plain(task: Task, path: str) -> bool:
+    if task.reader == "words":
+        return conll.is_plain(path, entities=_marks_entities(task))
+    return readers.is_plain(path, task.columns)
+
+
 def _of_plain_text(task: Task, path: str) -> list[examples_lib.Example]:
     if task.reader == "text_pairs":
         return [examples_lib.TextPair(text, where=where) for where, text in readers.plain(path)]
+    if task.reader == "words":
+        lines = readers.plain(path)
+        return [examples_lib.Words(examples_lib.split(text), where=where) for where, text in lines]
     several = all(len(names) > 1 for names in task.columns.texts) and not task.any_texts
     if several or task.reader == "choices":
         needed = [*task.columns.texts[0], *["choices"] * (task.reader == "choices")]
@@ -294,7 +305,9 @@ def _check_labels(
     if bare and (needed or (all_or_none and len(bare) < len(found))):
         why = "training and dev data need one" if needed else "others in the file have one"
         there = columns_there(task, path, bare[0].where)
-        raise errors.UserError(f"{bare[0].where}: no {task.columns.label[0]!r}{there}; {why}")
+        rename = ", and rename the one that is meant" if there else ""
+        label = repr(task.columns.label[0])
+        raise errors.UserError(f"{bare[0].where}: no {label}{there}; {why}{rename}")
 
 
 def can_be_scored(task: Task, examples: Sequence[examples_lib.Example]) -> bool:

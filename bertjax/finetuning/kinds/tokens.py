@@ -13,7 +13,6 @@ Shapes: B batch, L length, C labels.
 import bisect
 import dataclasses
 import itertools
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -32,7 +31,6 @@ KINDS = ("encoder",)
 LIBRARIES = ("seqeval",)
 Example = examples_lib.Words
 OUTSIDE = "O"
-_WORD = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,11 +267,6 @@ def repaired(tags: Sequence[str]) -> list[str]:
     """The same entities, each beginning with its B."""
     starts = {span.start for span in spans(tags)}
     return [f"B{tag[1:]}" if place in starts else tag for place, tag in enumerate(tags)]
-
-
-def split(text: str) -> tuple[str, ...]:
-    """The words of a text that nobody cut: runs of letters and digits, and every other mark."""
-    return tuple(_WORD.findall(text))
 
 
 _NAMES = ("f1", "precision", "recall")
