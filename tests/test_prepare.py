@@ -23,7 +23,9 @@ from tests import buckets, corpora, preparing
 from tests.preparing import TEXTS, UNIT
 
 # The front door, with small units so that a small corpus has many.
+# Ctrl-C is heard, as in a terminal, also where the tests run in the background.
 DRIVER = f"""
+import signal
 import sys
 from bertjax import __main__
 from bertjax.data import prepare
@@ -37,6 +39,7 @@ def loud(job, units, workers, on_progress):
     return hear(job, units, workers, report)
 
 prepare._finish = loud
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if __name__ == "__main__":
     sys.exit(__main__.main())
 """
