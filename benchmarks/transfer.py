@@ -9,7 +9,7 @@ tokenizer. Of each task COUNTS labelled examples are taken (0: all), the same sh
 and the same ones for all three. A source's rate is the best of `RATES` with 1,000 labels and one
 seed on a part of the training file that is held out beforehand; the best epoch is chosen there too.
 Reported is the file that the task calls dev, scored once by each seed. All have as many epochs as
-give `MIN_STEPS` steps, and 2 at least: few labels are seen more often.
+give `MIN_STEPS` steps, and 3 at least: few labels are seen more often.
 
 Each (task, source, count) is a folder of OUTPUT that `bertjax finetune` goes on with, so a stopped
 benchmark goes on where it was. Writes transfer.png and table.md, and says how many labels from
@@ -39,7 +39,7 @@ TASKS = {
 SOURCES = ("real", "ours", "scratch")
 COLOURS = {"real": plot.TRAIN, "ours": plot.HELDOUT, "scratch": plot.QUIET}
 RATES = (1e-4, 3e-4, 1e-3)
-MIN_STEPS = 200
+MIN_STEPS = 500
 DEV_FRACTION = 0.02  # of the training file
 BATCH_SIZE = 32
 REFERENCE = 1000  # labels
@@ -56,8 +56,8 @@ def scratch(ours: str, folder: pathlib.Path) -> pathlib.Path:
 
 
 def epochs(count: int) -> int:
-    """So many that there are MIN_STEPS steps, and 2 at least."""
-    return max(2, math.ceil(MIN_STEPS / math.ceil(count / BATCH_SIZE)))
+    """So many that there are MIN_STEPS steps, and 3 at least."""
+    return max(3, math.ceil(MIN_STEPS / math.ceil(count / BATCH_SIZE)))
 
 
 def swept(rates: Sequence[float], seeds: int, **fields: Any) -> dict[str, Any]:
