@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 
-from bertjax import build, errors, sharding
+from bertjax import build, distributed, errors, sharding
 from bertjax.artifact import artifact, loading
 from bertjax.finetuning import checks, folder, loop, memory, predictor, recipe, report, tasks
 from bertjax.finetuning import parts as parts_lib
@@ -43,10 +43,9 @@ def finetune(
 ) -> Finetuned:
     """Trains what the output folder lacks, and writes all of it. UserError for what is wrong."""
     recipe.validate(config)
-    if jax.process_count() > 1:
+    if distributed.on_several_hosts() or jax.process_count() > 1:
         raise errors.UserError(
-            f"fine-tuning runs on one host, and this is a job of {jax.process_count()} processes: "
-            "take a slice of one host"
+            "fine-tuning runs on one host, and this is a slice or a job of several: take one host"
         )
     started = time.perf_counter()
     mesh = sharding.make_mesh(config.mesh)
@@ -122,7 +121,7 @@ def plan(
     return [
         *lines,
         f"examples: {', '.join(sizes)}{cut}",
-        f"{count} runs of {parts.num_steps:,} steps, at rates {rates}; the first one compiles",
+        f"runs: {count}, of {parts.num_steps:,} steps, at rates {rates}; the first one compiles",
     ]
 
 
