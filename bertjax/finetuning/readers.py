@@ -220,8 +220,8 @@ def columns_there(record: Record) -> str:
 
 
 def _absent(record: Record, name: str, known: str = "") -> errors.UserError:
-    """known: all names that would do."""
-    rename = f": rename the ones that are meant to one of {known}" if known else ""
+    """known: names that would do."""
+    rename = f": rename what is meant to {known}" if known else ""
     return errors.UserError(
         f"{record.where}: no column {name!r}; there are {columns_there(record)}{rename} (a TSV "
         "file begins with a line of column names)"
@@ -282,7 +282,7 @@ def _alternative(record: Record, texts: tuple[tuple[str, ...], ...]) -> tuple[st
             return names
     # The alternative that most of is there tells best what is absent.
     best = max(texts, key=lambda names: sum(name in record.fields for name in names))
-    known = "; ".join(", ".join(names) for names in texts) if len(texts) > 1 else ""
+    known = " or ".join(" and ".join(names) for names in texts[:3]) if len(texts) > 1 else ""
     raise _absent(record, next(name for name in best if name not in record.fields), known)
 
 
