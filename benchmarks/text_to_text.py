@@ -4,10 +4,10 @@
         [--tasks=wikisplit,tatoeba_en_es] [--seeds=3] [--max_train=5000] [--num_epochs=4]
 
 --model is a T5 that was pretrained (configs/mini.py:t5, say). Both starts have the same batches,
-epochs and rates (`RATES`; each takes the one that is best for its first seed), so what differs is
-what was learned from raw text. Text is written greedily; rate and epoch are chosen on the first 200
-examples of the dev file, and BLEU, sacrebleu's, is that of the next 1,000. Beside it stands the
-BLEU of copying the source, which in WikiSplit says almost all that the target says.
+epochs and rate, so what differs is what was learned from raw text. Text is written greedily; the
+epoch is chosen on the first 200 examples of the dev file, and BLEU, sacrebleu's, is that of the
+next 1,000. Beside it stands the BLEU of copying the source, which in WikiSplit says almost all that
+the target says.
 
 Each (task, start) is a folder of OUTPUT that goes on where it was stopped. Writes table.md with
 some of the texts.
@@ -19,6 +19,7 @@ import pathlib
 import sys
 from typing import Any
 
+import bertjax
 from benchmarks import transfer
 from bertjax import backend
 from bertjax.finetuning import scores, tasks
@@ -27,7 +28,7 @@ TASKS = {  # folder, tokens of a source, of a target, in front of every source
     "wikisplit": ("text2text/wikisplit", 96, 96, ""),
     "tatoeba_en_es": ("text2text/tatoeba_en_es", 48, 48, "translate English to Spanish: "),
 }
-RATES = (1e-3, 3e-3)
+RATE = 1e-3  # of the field; 3e-3 was worse on WikiSplit from either start
 DEV, TEST = 200, 1_000  # examples of the dev file
 STARTS = ("pretrained", "scratch")
 SHOWN = 3  # texts of each
@@ -47,9 +48,9 @@ def cut(task: str, flags: argparse.Namespace) -> dict[str, pathlib.Path]:
 def run(task: str, start: str, model: str, flags: argparse.Namespace) -> dict[str, Any]:
     """The report of a start."""
     _, length, target_length, prefix = TASKS[task]
-    return transfer.swept(
-        RATES,
-        flags.seeds,
+    return bertjax.finetune(
+        learning_rates=(RATE,),
+        seeds=flags.seeds,
         model=model,
         task="translation",
         **cut(task, flags),
@@ -62,7 +63,7 @@ def run(task: str, start: str, model: str, flags: argparse.Namespace) -> dict[st
             "kind.prefix": prefix,
             "kind.max_target_length": target_length,
         },
-    )
+    ).report
 
 
 def copied(task: str, flags: argparse.Namespace) -> float:
@@ -86,14 +87,13 @@ def texts(task: str, start: str, flags: argparse.Namespace) -> list[tuple[str, s
 
 def table(results: dict[str, dict[str, Any]], flags: argparse.Namespace) -> str:
     """BLEU in Markdown, then some texts."""
-    lines = ["| task | start | BLEU | seeds | rate | source copied |", "|---|---|---|---|---|---|"]
+    lines = ["| task | start | BLEU | seeds | source copied |", "|---|---|---|---|---|"]
     for task, found in results.items():
         for start, report in found["reports"].items():
             bleu = report["splits"]["test"]["bleu"]
             std = "" if bleu["std"] is None else f" +- {bleu['std']:.2f}"
             seeds = ", ".join(f"{value:.2f}" for value in bleu["values"])
-            rate = f"{report['best']['learning_rate']:g}"
-            cells = [task, start, f"{bleu['mean']:.2f}{std}", seeds, rate, f"{found['copied']:.2f}"]
+            cells = [task, start, f"{bleu['mean']:.2f}{std}", seeds, f"{found['copied']:.2f}"]
             lines.append(f"| {' | '.join(cells)} |")
     for task, found in results.items():
         for start in found["reports"]:
