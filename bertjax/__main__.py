@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if argv else errors.EXIT_BAD_INPUT
     verb = argv.pop(0)
     if verb not in VERBS:
-        meant = errors.did_you_mean(verb.lower().replace("-", ""), VERBS)
+        meant = errors.did_you_mean(verb, VERBS)
         print(
             f"bertjax: error: no verb {verb!r}; {meant}there are {', '.join(VERBS)}",
             file=sys.stderr,

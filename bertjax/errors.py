@@ -62,8 +62,11 @@ def near(key: str, known: Sequence[str]) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint in front of the list of what there is; "" where nothing is like `name`."""
-    meant = difflib.get_close_matches(name, list(known), n=1)
+    """A hint in front of the list of what there is; "" where nothing is like `name`.
+
+    known: in small letters without hyphens.
+    """
+    meant = difflib.get_close_matches(name.lower().replace("-", ""), list(known), n=1)
     return f"did you mean {meant[0]}? " if meant else ""
 
 

@@ -236,9 +236,20 @@ def test_real_questions(shared_data, file, task, questions, impossible):
         ("I ran.\n\nHe flew home\n", [("I", "ran", "."), ("He", "flew", "home")]),
         ("I\nran\n\nHe\n", [("I", "ran"), ("He",)]),
         ("Ada B-PER\nran O\n", [("Ada", "ran")]),
+        ("-DOCSTART-\n\nAda B-PER\nran O\n", [("Ada", "ran")]),
     ],
 )
 def test_a_text_a_line_is_cut_into_words(tmp_path, content, words):
     (tmp_path / "a.txt").write_text(content)
     found = tasks.read(tasks.find("ner"), str(tmp_path / "a.txt"), "test", scored=False)
     assert [example.words for example in found] == words
+
+
+def test_a_row_that_lacks_its_tag_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_text("Ada B-PER\nran\n")
+    for scored in (True, False):
+        with pytest.raises(errors.UserError, match="columns: 1, where the lines above have 2"):
+            tasks.read(tasks.find("ner"), str(tmp_path / "a.txt"), "test", scored=scored)
+    (tmp_path / "a.txt").write_text("I ran.\nHe flew home\n")
+    with pytest.raises(errors.UserError, match="columns: 3, where the lines above have 2"):
+        tasks.read(tasks.find("ner"), str(tmp_path / "a.txt"), "test")

@@ -36,7 +36,7 @@ def everything(
     """
     train, config = examples["train"], answering.config
     found = labels(train, answering.labels, weigh=hasattr(config, "class_weights"))
-    found += tokens(train, answering.tokenizer)
+    found += quotes(train) + tokens(train, answering.tokenizer)
     question_length = getattr(config, "max_query_length", 0)
     for split, own in examples.items():
         found += overlap(train, own, split) if split != "train" else []
@@ -138,17 +138,26 @@ def results(
     return found
 
 
+def quotes(train: Sequence[Example]) -> list[str]:
+    """Quotation marks around texts, as other forms than TSV have them."""
+    quoted = [any(text[:1] == text[-1:] == '"' for text in _texts(e)) for e in _some(train)]
+    share = float(np.mean(quoted))
+    if share <= QUOTED:
+        return []
+    return [
+        f"{share:.0%} of the examples of train have a text in quotation marks, which are read as a "
+        "part of it: TSV has no quoting"
+    ]
+
+
+def _some(train: Sequence[Example]) -> Sequence[Example]:
+    return train[:: max(1, len(train) // _SAMPLE)]
+
+
 def tokens(train: Sequence[Example], tokenizer: tokenizer_lib.Tokenizer) -> list[str]:
-    """Texts that the tokenizer was not made for: quoted, unknown pieces, names in small letters."""
-    step = max(1, len(train) // _SAMPLE)
-    texts = [text[:_CHARACTERS] for example in train[::step] for text in _texts(example)]
+    """Texts that the tokenizer was not made for: unknown pieces, names without capital letters."""
+    texts = [text[:_CHARACTERS] for example in _some(train) for text in _texts(example)]
     result = []
-    quoted = [any(text[:1] == text[-1:] == '"' for text in _texts(e)) for e in train[::step]]
-    if np.mean(quoted) > QUOTED:
-        result.append(
-            f"{np.mean(quoted):.0%} of the examples of train have a text in quotation marks, which "
-            "are read as a part of it: TSV has no quoting"
-        )
     share = _unknown(texts, tokenizer)
     if share > UNKNOWN:
         lowered = _unknown([text.lower() for text in texts], tokenizer)

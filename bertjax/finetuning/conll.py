@@ -52,23 +52,30 @@ def read(path: str, *, entities: bool) -> list[examples.Words]:
 
 
 def is_plain(path: str, *, entities: bool) -> bool:
-    """Whether a .txt file has a text a line: no tabs, and lines that are no word and its tag."""
+    """Whether a .txt file has a text a line: no tabs, and lines that are no word and its tag.
+
+    entities: as of `bio2`. Of other tags, which may be any word, only their number tells.
+    """
     if corpus_files.suffix(path) != ".txt":
         return False
-    found = [line for _, line in readers.lines(path) if line.strip()]
-    rows = [line.split() for line in found if not _COMMENT.match(line)]
-    if any("\t" in line for line in found) or not rows:
+    lines = [line for _, line in readers.lines(path) if not _ends_sentence(line)]
+    rows = [line.split() for line in lines if not _COMMENT.match(line)]
+    if any("\t" in line for line in lines):
         return False
-    tags = {row[-1] for row in rows}
-    several = len(rows[0]) > 1 and entities and not all(map(_ENTITY.fullmatch, tags))
-    return several or len(set(map(len, rows))) > 1
+    if not entities:
+        return len(set(map(len, rows))) > 1
+    return not all(len(row) == 1 or _ENTITY.fullmatch(row[-1]) for row in rows)
+
+
+def _ends_sentence(line: str) -> bool:
+    return not line.strip(" \t") or line.startswith("-DOCSTART-")
 
 
 def _sentences(path: str) -> Iterator[list[Line]]:
     sentence: list[Line] = []
     columns = 0
     for number, line in readers.lines(path):
-        if not line.strip(" \t") or line.startswith("-DOCSTART-"):
+        if _ends_sentence(line):
             if sentence:
                 yield sentence
             sentence = []

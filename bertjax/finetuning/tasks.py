@@ -112,7 +112,7 @@ def find(name: str) -> Task:
     """The task of a name, or of NAME:text_to_text. UserError for a name that is not in TASKS."""
     known, _, kind = name.partition(":")
     if known not in TASKS or kind not in ("", _WRITTEN):
-        meant = errors.did_you_mean(known.lower().replace("-", ""), TASKS)
+        meant = errors.did_you_mean(known, TASKS)
         raise errors.UserError(
             f"--task={name}: {meant}there are {', '.join(sorted(TASKS))}, and most as "
             f"NAME:{_WRITTEN}"
@@ -186,8 +186,9 @@ def read(
     """The examples of a file, in its order; at least one.
 
     split: "train" and "dev" need labels; other files have them for all examples or for none, and
-        for tasks of one text, or of its words, may be .txt with a text a line.
-    scored: False where labels do not matter: they may be there or not.
+        for tasks of one text may be .txt with a text a line.
+    scored: False where labels do not matter: they may be there or not, and a .txt for a task of
+        words may have a text a line.
     skipped: counts what is left out of the files of a task that is published with damaged rows;
         without it they are errors, for a leaderboard wants every row of its test data.
     UserError, naming file and line, for whatever is wrong otherwise.
@@ -196,7 +197,7 @@ def read(
     if task.reader == "questions":
         many = task.kind == "text_to_text" or "impossible" in task.options
         found = squad.read(path, impossible=many)
-    elif not training and _is_plain(task, path):
+    elif not training and _is_plain(task, path, scored=scored):
         return _of_plain_text(task, path)
     elif task.reader == "words" and not readers.has_fields(path):
         found = conll.read(path, entities=_marks_entities(task))
@@ -209,9 +210,9 @@ def read(
     return found
 
 
-def _is_plain(task: Task, path: str) -> bool:
-    if task.reader == "words":
-        return conll.is_plain(path, entities=_marks_entities(task))
+def _is_plain(task: Task, path: str, *, scored: bool) -> bool:
+    if task.reader == "words":  # what is to be scored has tags, and a row without one is an error
+        return not scored and conll.is_plain(path, entities=_marks_entities(task))
     return readers.is_plain(path, task.columns)
 
 
