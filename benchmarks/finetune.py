@@ -66,8 +66,8 @@ TASKS = {
     "wnut17": Case("ner", "ner/wnut17", "train.conll", "dev.conll", 0, 3, 2e-4),
     "uner_ewt": Case("ner", "ner/uner_ewt", "train.conll", "dev.conll", 3000, 3, 2e-4),
     "wikigold": Case("ner", "ner/wikigold", "train.conll", "dev.conll", 0, 4, 2e-4),
-    "squad11": Case("squad", "qa", "squad11_train.json", "squad11_dev.json", 5000, 2, 2e-4, 384),
-    "squad20": Case("squad_v2", "qa", "squad20_train.json", "squad20_dev.json", 5000, 2, 2e-4, 384),
+    "squad11": Case("squad", "qa", "squad11_train.json", "squad11_dev.json", 3000, 2, 2e-4, 384),
+    "squad20": Case("squad_v2", "qa", "squad20_train.json", "squad20_dev.json", 3000, 2, 2e-4, 384),
 }
 MAIN = {"classification": "accuracy", "pair": "accuracy", "ner": "f1", "squad": "f1",
         "squad_v2": "f1"}  # fmt: skip
