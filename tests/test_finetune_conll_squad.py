@@ -253,3 +253,14 @@ def test_a_row_that_lacks_its_tag_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_text("I ran.\nHe flew home\n")
     with pytest.raises(errors.UserError, match="columns: 3, where the lines above have 2"):
         tasks.read(tasks.find("ner"), str(tmp_path / "a.txt"), "test")
+
+
+@pytest.mark.parametrize("scored", [True, False])
+@pytest.mark.parametrize("line", [1, 2])
+def test_a_line_of_white_space_that_ends_no_sentence(tmp_path, line, scored):
+    rows = ["Ada B-PER", "ran O"]
+    rows.insert(line - 1, "\N{NO-BREAK SPACE}")
+    (tmp_path / "a.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    said = {1: ":1: the first column, the word, is empty", 2: ":2: columns: 0, where the lines"}
+    with pytest.raises(errors.UserError, match=said[line]):
+        tasks.read(tasks.find("ner"), str(tmp_path / "a.txt"), "test", scored=scored)

@@ -150,10 +150,6 @@ def quotes(train: Sequence[Example]) -> list[str]:
     ]
 
 
-def _some(train: Sequence[Example]) -> Sequence[Example]:
-    return train[:: max(1, len(train) // _SAMPLE)]
-
-
 def tokens(train: Sequence[Example], tokenizer: tokenizer_lib.Tokenizer) -> list[str]:
     """Texts that the tokenizer was not made for: unknown pieces, names without capital letters."""
     texts = [text[:_CHARACTERS] for example in _some(train) for text in _texts(example)]
@@ -188,6 +184,10 @@ def _unknown(texts: Sequence[str], tokenizer: tokenizer_lib.Tokenizer) -> float:
 
 def _squeezed(example: Example) -> str:
     return "\n".join(map(examples_lib.squeezed, _texts(example)))
+
+
+def _some(train: Sequence[Example]) -> Sequence[Example]:
+    return train[:: max(1, len(train) // _SAMPLE)]
 
 
 def _texts(example: Example) -> list[str]:

@@ -59,7 +59,7 @@ def is_plain(path: str, *, entities: bool) -> bool:
     if corpus_files.suffix(path) != ".txt":
         return False
     lines = [line for _, line in readers.lines(path) if not _ends_sentence(line)]
-    rows = [line.split() for line in lines if not _COMMENT.match(line)]
+    rows = [row for line in lines if not _COMMENT.match(line) and (row := line.split())]
     if any("\t" in line for line in lines):
         return False
     if not entities:
@@ -86,7 +86,7 @@ def _sentences(path: str) -> Iterator[list[Line]]:
                 raise errors.UserError(
                     f"{path}:{number}: columns: {len(cells)}, where the lines above have {columns}"
                 )
-            if not cells[0]:
+            if not any(cells[:1]):
                 raise errors.UserError(f"{path}:{number}: the first column, the word, is empty")
             sentence.append((cells[0], cells[-1].strip() if columns > 1 else "", number))
     if sentence:
