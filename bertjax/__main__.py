@@ -80,7 +80,7 @@ def _hint(word: str, flags: Sequence[str], command: ModuleType) -> str:
     meant = [f"--{name}" for name in difflib.get_close_matches(leaf, flags, 1, 0.7)]
     if hasattr(command, "config_keys"):
         meant += [f"--config.{name}=..." for name in errors.near(key, command.config_keys())]
-    return f"; did you mean {' or '.join(meant)}?" if meant else ""
+    return errors.hint(meant)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -214,8 +214,7 @@ def keys(config: ConfigDict, prefix: str = "") -> list[str]:
 def override(config: ConfigDict, key: str, text: str) -> None:
     """Sets `key` ("a.b") to `text` read as the type that the key has."""
     if key not in keys(config):
-        meant = errors.near(key, keys(config))
-        hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
+        hint = errors.hint(errors.near(key, keys(config)))
         raise errors.UserError(f"unknown config key {key!r}{hint}")
     *parents, leaf = key.split(".")
     for parent in parents:

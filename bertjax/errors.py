@@ -61,6 +61,11 @@ def near(key: str, known: Sequence[str]) -> list[str]:
     return [each for name in close for each in by_leaf[name]][:3]
 
 
+def hint(meant: Sequence[str]) -> str:
+    """The end of a message that something is unknown; "" where nothing is like it."""
+    return f"; did you mean {' or '.join(meant)}?" if meant else ""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint in front of the list of what there is; "" where nothing is like `name`.
 
