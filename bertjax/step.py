@@ -102,10 +102,9 @@ def make_train_step(
     def loss_fn(params, batch, weights, rng, frozen):
         whole = combine(params, frozen)
 
-        def apply(*args, **kwargs):
-            return model.apply(
-                {"params": whole}, *args, deterministic=False, rngs={"dropout": rng}, **kwargs
-            )
+        def apply(*args, deterministic=False, **kwargs):
+            dropout = {"deterministic": deterministic, "rngs": {"dropout": rng}}
+            return model.apply({"params": whole}, *args, **dropout, **kwargs)
 
         terms = loss(apply, batch, **bound(frozen_models, frozen))
         shares = {name: terms[name][0] / jnp.where(w > 0, w, 1.0) for name, w in weights.items()}

@@ -13,8 +13,7 @@ import bertjax
 from bertjax import __main__ as command_line
 from bertjax import errors, sharding
 from bertjax.artifact import artifact, loading
-from bertjax.finetuning import loop, parts, predictor, recipe, run, suite, tasks
-from bertjax.finetuning.strategies import features
+from bertjax.finetuning import loop, parts, predictor, recipe, run, still, strategy, suite, tasks
 from tests import encoders, finetuning
 
 GLUE = pathlib.Path(__file__).resolve().parent.parent / "configs" / "suites" / "glue.py"
@@ -171,11 +170,8 @@ def test_a_question_without_an_answer_says_so():
 # Strategies
 
 
-def _trained(root, strategy, **values):
-    config = finetuning.config(
-        "classification", root / "model", root,
-        **{"strategy.name": strategy, "num_epochs": 2, **values},
-    )  # fmt: skip
+def _trained(root, task, data, **values):
+    config = finetuning.config(task, root / "model", data, **{"num_epochs": 2, **values})
     mesh = sharding.make_mesh("data:1", jax.devices()[:1])
     with jax.set_mesh(mesh):
         made = parts.Parts(config, loading.load(config.model), mesh)
@@ -183,32 +179,46 @@ def _trained(root, strategy, **values):
         return made, found, made.artifact(trained)
 
 
-def test_features_are_computed_once_and_change_nothing(root, monkeypatch):
-    cached, first, model = _trained(root, "features")
+@pytest.mark.parametrize(
+    ("task", "data", "kept"),
+    [
+        ("classification", None, {"class_features": (1, 8, 1, 16)}),
+        ("ner", finetuning.entities, {"last_hidden_state": (1, 8, 16, None)}),
+        ("squad_v2", finetuning.questions, {"last_hidden_state": (1, 8, 16, None)}),
+    ],
+)
+def test_features_are_computed_once_and_change_nothing(
+    root, task, data, kept, tmp_path, monkeypatch
+):
+    given = (task, data(tmp_path) if data else root)
+    # The body has no dropout, or its features could not be kept; the head has its own.
+    values = {"strategy__name": "features", "dropout_rate": 0.5}
+    cached, first, model = _trained(root, *given, **values)
     batch = next(cached.train_batches.epoch([0], 0))
-    assert batch["class_features"].shape == (1, 8, 1, 16)
-    monkeypatch.setattr(features.Strategy, "caches", False)
-    _, second, other = _trained(root, "features")
+    for name, shape in kept.items():
+        length = batch["input_ids"].shape[-1]
+        assert batch[name].shape == tuple(size or length for size in shape)
+    monkeypatch.setattr(still, "MOST", 0)
+    computed, second, other = _trained(root, *given, **values)
+    assert not kept.keys() & next(computed.train_batches.epoch([0], 0)).keys()
     for a, b in zip(first.evaluations, second.evaluations, strict=True):
         assert a.loss == pytest.approx(b.loss, rel=1e-4) and a.dev == pytest.approx(b.dev)
     source = artifact.flatten(loading.load(root / "model").params)
     for name, leaf in artifact.flatten(model.params).items():
         np.testing.assert_allclose(leaf, artifact.flatten(other.params)[name], atol=1e-4)
-        frozen = not name.startswith(("pooler", "classifier"))
+        frozen = not name.startswith(strategy.HEADS)
         assert not frozen or (leaf == source[name]).all(), name
+    assert model.fields["dropout_rate"] == 0.5
 
 
-def test_a_body_that_stays_has_no_dropout(root, tmp_path):
-    data = finetuning.entities(tmp_path, count=16)
-    curves = []
-    for rate in (0.0, 0.5):
-        config = finetuning.config(
-            "ner", root / "model", data, strategy__name="features", num_epochs=1, dropout_rate=rate
-        )
-        done = run.finetune(config, tmp_path / f"{rate}")
-        curves.append(done.report["runs"][0]["evaluations"])
-        assert done.model.source.fields["dropout_rate"] == rate
-    assert curves[0] == curves[1]
+def test_the_head_on_a_body_that_stays_has_dropout(root):
+    losses = [
+        _trained(root, "classification", root, strategy__name="features", dropout_rate=rate)[1]
+        .evaluations[0]
+        .loss
+        for rate in (0.0, 0.5)
+    ]
+    assert losses[0] != pytest.approx(losses[1], rel=1e-3)
 
 
 def test_a_model_that_evaluates_stays_split(root):
@@ -221,9 +231,10 @@ def test_a_model_that_evaluates_stays_split(root):
     assert table.addressable_shards[0].data.size * 8 == table.size
 
 
-@pytest.mark.parametrize("strategy", ["lora", "prompts", "adapters"])
-def test_what_a_strategy_adds_is_in_the_artifact(root, tmp_path, strategy):
-    made, found, model = _trained(root, strategy, num_epochs=1)
+@pytest.mark.parametrize("name", ["lora", "prompts", "adapters"])
+def test_what_a_strategy_adds_is_in_the_artifact(root, tmp_path, name):
+    values = {"strategy__name": name, "num_epochs": 1}
+    made, found, model = _trained(root, "classification", root, **values)
     assert made.counts["trained"] < made.counts["total"]
     artifact.write(model, tmp_path / "art")
     loaded = bertjax.load(tmp_path / "art")

@@ -25,9 +25,7 @@ from bertjax.data import tokenizer as tokenizer_lib
 from bertjax.finetuning import batches as batches_lib
 from bertjax.finetuning import examples as examples_lib
 from bertjax.finetuning import kind as kind_lib
-
-# What the head reads, of a body that stays as it is: an output of the model that rows may keep.
-CACHED = "class_features"
+from bertjax.finetuning import still
 
 Apply = Callable[..., dict[str, jax.Array]]
 # Outputs of an encoder or a decoder that have a place for every token of the input.
@@ -76,9 +74,7 @@ class Answering:
         self, encoded: kind_lib.Encoded, batch_size: int, passes: int = 0
     ) -> batches_lib.Batches:
         """The rows in batches; passes: how often they will be read, 0 where nobody knows."""
-        table = dict(self.kind.features(self.config))
-        if CACHED in encoded.rows[0]:
-            table[CACHED] = kind_lib.Feature(np.float32, 0, "")
+        table = self.kind.features(self.config) | still.features(encoded.rows[0])
         read = {name: feature for name, feature in table.items() if name not in self.absent}
         return batches_lib.Batches(encoded.rows, read, self.lengths, batch_size, passes)
 
@@ -220,7 +216,7 @@ def forward(
 
     Arrays whose batches differ in length are padded with zeros. place: puts a batch on the device.
     """
-    parts = list(_parts(step, params, batches, place))
+    parts = list(by_batch(step, params, batches, place))
     joined = {}
     for name in parts[0][1]:
         shapes = [outputs[name].shape for _, outputs in parts]
@@ -234,12 +230,13 @@ def forward(
     return joined
 
 
-def _parts(
+def by_batch(
     step: Callable[..., dict[str, jax.Array]],
     params: Any,
     batches: batches_lib.Batches,
-    place: Callable[[dict[str, np.ndarray]], dict[str, Any]],
+    place: Callable[[dict[str, np.ndarray]], dict[str, Any]] = dict,
 ) -> Iterator[tuple[np.ndarray, Mapping[str, np.ndarray]]]:
+    """(numbers of the rows of a batch, what `step` says of them and of what fills it up)."""
     for numbers, batch in batches.in_order():
         # Reading each one also keeps old CPU backends from deadlock in collectives.
         yield numbers, jax.device_get(step(params, place(batch)))

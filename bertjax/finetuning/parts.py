@@ -6,7 +6,8 @@ states are [K, ...], batches [K, B, ...], and K seeds make their steps side by s
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from bertjax import step as step_lib
 from bertjax.artifact import artifact
 from bertjax.finetuning import answering as answering_lib
 from bertjax.finetuning import batches as batches_lib
-from bertjax.finetuning import compiling, kind, recipe, splits, start, strategies, tasks
+from bertjax.finetuning import compiling, kind, recipe, splits, start, still, strategies, tasks
 from bertjax.finetuning import scores as scores_lib
 
 
@@ -67,14 +68,11 @@ class Parts:
         self.heads = module.heads(kind_config)
         self.family, self.fields, self._first = self._first_params(0)
         self.model = build.model(self.family, self.fields, build.compute(config))
-        # A body that stays as it is shows the head what it will show it at prediction.
-        still = _without_dropout(self.fields) if self.strategy.caches else self.fields
-        self._trained_model = build.model(self.family, still, build.compute(config))
         trained, frozen = self.split()
         self.counts = strategies.counts(trained, frozen, self.fields["vocab_size"])
         self.frozen = self._put(frozen)
-        if self.strategy.caches:
-            self._cache_features(trained)
+        if self.strategy.body_stays:
+            self._keep_features(trained)
         self.train_batches = self.batches_of("train")
         self.num_steps = config.num_epochs * self.train_batches.steps_per_epoch
         self._check_mesh()
@@ -96,7 +94,8 @@ class Parts:
         if module.heads(kind_config):
             fields["num_labels"] = module.num_labels(kind_config, labels)
         if self.config.dropout_rate >= 0:
-            fields |= dict.fromkeys(_dropout_rates(fields), self.config.dropout_rate)
+            rates = [name for name in fields if name.endswith("dropout_rate")]
+            fields |= dict.fromkeys(rates, self.config.dropout_rate)
         return fields
 
     @property
@@ -208,8 +207,8 @@ class Parts:
         normalizers = functools.partial(self.answering.kind.normalizers, self.answering.config)
         options = recipe.run_optimizer(self.config, rate, self.num_steps)
         step = step_lib.make_train_step(
-            self.model if answering_lib.CACHED in batch else self._trained_model,
-            lambda apply, batch: self.answering.loss(_reading(apply, batch), batch),
+            self.model,
+            lambda apply, batch: self.answering.loss(self._reading(apply, batch), batch),
             normalizers,
             dict.fromkeys(jax.eval_shape(normalizers, batch), 1.0),
             self.tx(rate),
@@ -221,7 +220,7 @@ class Parts:
 
     def _micro_batches(self, batch: step_lib.Batch) -> int:
         """How many, one after the other, a batch is in a step."""
-        if getattr(self.answering.kind, "ACROSS_ROWS", False) or answering_lib.CACHED in batch:
+        if getattr(self.answering.kind, "ACROSS_ROWS", False) or still.is_kept(batch):
             return 1
         return batches_lib.micro_batches(batch, sharding.batch_shards(self.mesh))
 
@@ -291,34 +290,25 @@ class Parts:
     def _predict(self, trained: Any, batch: step_lib.Batch, frozen: Any) -> dict[str, jax.Array]:
         params = {"params": self.strategy.combine(trained, frozen)}
         apply = functools.partial(self.model.apply, params, deterministic=True)
-        return self.answering.outputs(_reading(apply, batch), batch)
+        return self.answering.outputs(self._reading(apply, batch), batch)
 
-    def _cache_features(self, trained: Any) -> None:
-        """Puts what the head reads into the rows of train and dev, where the model says it."""
+    def _reading(self, apply: Callable, batch: step_lib.Batch) -> Callable:
+        """The model as the kind takes it."""
+        if not self.strategy.body_stays:
+            return apply
+        return still.head_alone(apply, *self.heads, batch)
 
-        def features(params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            read = {}
-
-            def apply(*args: Any, **kwargs: Any) -> dict[str, jax.Array]:
-                outputs = self.model.apply({"params": params}, *args, deterministic=True, **kwargs)
-                read.update(
-                    {name: outputs[name] for name in (answering_lib.CACHED,) if name in outputs}
-                )
-                return outputs
-
-            self.answering.outputs(apply, batch)
-            rows = len(batch["example_weights"])
-            return {name: x.reshape(rows, -1, x.shape[-1]) for name, x in read.items()}
-
+    def _keep_features(self, trained: Any) -> None:
+        """Puts what the head reads into the rows of train and dev, unless that is too much."""
+        splits_kept = [self.encoded[split].rows for split in ("train", "dev")]
+        if not still.fits(*self.heads, self.model, list(itertools.chain(*splits_kept))):
+            return
+        step = jax.jit(still.step(self.answering, self.model, *self.heads))
         params = self._put(self.strategy.combine(trained, jax.device_get(self.frozen)))
         for split in ("train", "dev"):
-            encoded = self.encoded[split]
             batches = self.batches_of(split)
-            found = answering_lib.forward(jax.jit(features), params, batches, self.place)
-            for row, x in zip(
-                encoded.rows, found[answering_lib.CACHED] if found else (), strict=bool(found)
-            ):
-                row[answering_lib.CACHED] = x
+            for numbers, found in answering_lib.by_batch(step, params, batches, self.place):
+                still.keep(self.encoded[split].rows, numbers, found)
 
     # Places
 
@@ -370,22 +360,6 @@ def over_seeds(function: Callable, seeds: int, mapped: Sequence[bool]) -> Callab
 
 def _stacked(batch: dict[str, np.ndarray], seeds: int) -> dict[str, np.ndarray]:
     return {name: np.stack([x] * seeds) for name, x in batch.items()}
-
-
-def _dropout_rates(fields: Mapping[str, Any]) -> list[str]:
-    return [name for name in fields if name.endswith("dropout_rate")]
-
-
-def _without_dropout(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {**fields, **dict.fromkeys(_dropout_rates(fields), 0.0)}
-
-
-def _reading(apply: Callable, batch: dict[str, jax.Array]) -> Callable:
-    """The model, or of rows whose features are known its head alone."""
-    if answering_lib.CACHED not in batch:
-        return apply
-    x_BD = batch[answering_lib.CACHED].reshape(-1, batch[answering_lib.CACHED].shape[-1])
-    return lambda *args, **kwargs: {"class_logits": apply(x_BD, method="classify")}
 
 
 def _key(seed: int, what: str) -> jax.Array:

@@ -45,7 +45,7 @@ class Strategy(abc.ABC):
     """
 
     name = "full"
-    caches = False  # the encoder is frozen and gives the head the same features at every epoch
+    body_stays = False  # it is frozen and tells the head the same at every epoch
 
     def __init__(self, config: Any, model: dict[str, Any], head_rate_factor: float = 1.0):
         self.config = config

@@ -183,7 +183,7 @@ class Model(heads.Model):
             outputs["last_hidden_state"] = x_BLD
             if output_hidden_states:
                 outputs["hidden_states"] = jnp.concatenate([first_BLD[None], hidden])
-            self.add_downstream(outputs, attention_mask, deterministic=deterministic)
+            outputs = self.add_downstream(outputs, attention_mask, deterministic=deterministic)
             if "rtd" in run:
                 outputs["rtd_logits"] = self.rtd_head(x_BLD)
         if "mlm" in run:

@@ -18,7 +18,15 @@ import jax.numpy as jnp
 from bertjax import errors, sharding
 from bertjax.models import activations, layers
 
-DOWNSTREAM = ("classifier", "token_classifier", "span")
+# The heads for tasks, and the output of the body that each of them reads.
+READS: Mapping[str, str] = MappingProxyType(
+    {
+        "classifier": "class_features",
+        "token_classifier": "last_hidden_state",
+        "span": "last_hidden_state",
+    }
+)
+DOWNSTREAM = tuple(READS)
 _ACTIVATIONS = {**activations.FUNCTIONS, "tanh": jnp.tanh}
 
 
@@ -191,6 +199,15 @@ class Model(nn.Module):
             features_BD = self.pooler(features_BD)
         return self.classifier(features_BD, deterministic)
 
+    def tell_tokens(self, x_BLD: jax.Array, *, deterministic: bool = True) -> dict[str, jax.Array]:
+        """Of last_hidden_state token_logits and span_logits, by the heads; no encoder runs."""
+        found = {}
+        if "token_classifier" in self.config.heads:
+            found["token_logits"] = self.token_classifier(x_BLD, deterministic)
+        if "span" in self.config.heads:
+            found["span_logits"] = self.span(x_BLD, deterministic)
+        return found
+
     def add_downstream(
         self,
         outputs: dict[str, jax.Array],
@@ -204,13 +221,10 @@ class Model(nn.Module):
         [B, L, C]; span_logits [B, L, 2], of an answer's first and of its last token.
         """
         heads, x_BLD = self.config.heads, outputs["last_hidden_state"]
+        found = self.tell_tokens(x_BLD, deterministic=deterministic)
         if "classifier" in heads:
             features_BD = self.class_features(x_BLD, attention_mask)
             read = outputs["pooled_output"] if "pooler" in heads else features_BD
-            outputs["class_features"] = features_BD
-            outputs["class_logits"] = self.classifier(read, deterministic)
-        if "token_classifier" in heads:
-            outputs["token_logits"] = self.token_classifier(x_BLD, deterministic)
-        if "span" in heads:
-            outputs["span_logits"] = self.span(x_BLD, deterministic)
-        return outputs
+            found["class_features"] = features_BD
+            found["class_logits"] = self.classifier(read, deterministic)
+        return outputs | found

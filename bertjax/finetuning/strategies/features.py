@@ -1,7 +1,7 @@
 """Only the head is trained (Devlin et al., arXiv 1810.04805, section 5.3: feature-based approach).
 
-The body gives the same features at every epoch, so they are computed once and kept. It has no
-dropout then: what the head reads is what it will read at prediction.
+The body gives the same features at every epoch, so they are computed once and kept, and it has no
+dropout: what the head reads is what it will read at prediction (`finetuning.still`).
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ class Strategy(strategy.Strategy):
     """The body stays."""
 
     name = "features"
-    caches = True
+    body_stays = True
 
     def moves(self, path: str) -> bool:
         """Nothing of the body."""
