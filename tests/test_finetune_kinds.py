@@ -201,6 +201,7 @@ def test_features_are_computed_once_and_change_nothing(
     monkeypatch.setattr(still, "MOST", 0)
     computed, second, other = _trained(root, *given, **values)
     assert not kept.keys() & next(computed.train_batches.epoch([0], 0)).keys()
+    assert any("every step computes it again" in note for note in computed.notes)
     for a, b in zip(first.evaluations, second.evaluations, strict=True):
         assert a.loss == pytest.approx(b.loss, rel=1e-4) and a.dev == pytest.approx(b.dev)
     source = artifact.flatten(loading.load(root / "model").params)

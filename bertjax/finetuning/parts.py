@@ -6,7 +6,6 @@ states are [K, ...], batches [K, B, ...], and K seeds make their steps side by s
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -300,8 +299,13 @@ class Parts:
 
     def _keep_features(self, trained: Any) -> None:
         """Puts what the head reads into the rows of train and dev, unless that is too much."""
-        splits_kept = [self.encoded[split].rows for split in ("train", "dev")]
-        if not still.fits(*self.heads, self.model, list(itertools.chain(*splits_kept))):
+        rows = [row for split in ("train", "dev") for row in self.encoded[split].rows]
+        size = still.size(*self.heads, self.model, rows)
+        if size > still.MOST:
+            self.notes.append(
+                f"what the head reads takes {size / 2**30:,.1f} GiB, and {still.MOST / 2**30:g} "
+                "are kept at most: every step computes it again"
+            )
             return
         step = jax.jit(still.step(self.answering, self.model, *self.heads))
         params = self._put(self.strategy.combine(trained, jax.device_get(self.frozen)))

@@ -28,13 +28,13 @@ _LENGTHS = {"class_features": "", "last_hidden_state": "length"}
 Batch = Mapping[str, jax.Array]
 
 
-def fits(head: str, model: Any, rows: Sequence[Mapping[str, np.ndarray]]) -> bool:
-    """Whether rows can keep what the head reads."""
+def size(head: str, model: Any, rows: Sequence[Mapping[str, np.ndarray]]) -> int:
+    """Bytes of what the head reads of rows."""
     shapes = [row["input_ids"].shape for row in rows]
     if not _LENGTHS[heads.READS[head]]:
         shapes = [shape[:-1] for shape in shapes]
     bytes_each = model.config.hidden_size * jnp.dtype(model.config.dtype).itemsize
-    return bytes_each * sum(map(math.prod, shapes)) <= MOST
+    return bytes_each * sum(map(math.prod, shapes))
 
 
 def features(row: Mapping[str, np.ndarray]) -> dict[str, kind.Feature]:
