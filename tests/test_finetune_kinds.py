@@ -13,7 +13,7 @@ import bertjax
 from bertjax import __main__ as command_line
 from bertjax import errors, sharding
 from bertjax.artifact import artifact, loading
-from bertjax.finetuning import loop, parts, predictor, recipe, run, still, strategy, suite, tasks
+from bertjax.finetuning import loop, parts, predictor, recipe, run, still, suite, tasks
 from tests import encoders, finetuning
 
 GLUE = pathlib.Path(__file__).resolve().parent.parent / "configs" / "suites" / "glue.py"
@@ -180,15 +180,16 @@ def _trained(root, task, data, **values):
 
 
 @pytest.mark.parametrize(
-    ("task", "data", "kept"),
+    ("task", "data", "heads", "kept"),
     [
-        ("classification", None, {"class_features": (1, 8, 1, 16)}),
-        ("ner", finetuning.entities, {"last_hidden_state": (1, 8, 16, None)}),
-        ("squad_v2", finetuning.questions, {"last_hidden_state": (1, 8, 16, None)}),
+        ("classification", None, ("pooler", "classifier"), {"class_features": (1, 8, 1, 16)}),
+        ("ner", finetuning.entities, ("token_classifier",),
+         {"last_hidden_state": (1, 8, 16, None)}),
+        ("squad_v2", finetuning.questions, ("span",), {"last_hidden_state": (1, 8, 16, None)}),
     ],
-)
+)  # fmt: skip
 def test_features_are_computed_once_and_change_nothing(
-    root, task, data, kept, tmp_path, monkeypatch
+    root, task, data, heads, kept, tmp_path, monkeypatch
 ):
     given = (task, data(tmp_path) if data else root)
     # The body has no dropout, or its features could not be kept; the head has its own.
@@ -207,9 +208,23 @@ def test_features_are_computed_once_and_change_nothing(
     source = artifact.flatten(loading.load(root / "model").params)
     for name, leaf in artifact.flatten(model.params).items():
         np.testing.assert_allclose(leaf, artifact.flatten(other.params)[name], atol=1e-4)
-        frozen = not name.startswith(strategy.HEADS)
+        frozen = not name.startswith(heads)
         assert not frozen or (leaf == source[name]).all(), name
     assert model.fields["dropout_rate"] == 0.5
+
+
+def test_a_body_that_stays_has_no_dropout(root, tmp_path):
+    data = finetuning.questions(tmp_path)
+    curves = []
+    for rate in (0.0, 0.5):  # of the body: the head for answers never has any
+        config = finetuning.config(
+            "squad_v2", root / "model", data,
+            strategy__name="features", num_epochs=1, dropout_rate=rate,
+        )  # fmt: skip
+        done = run.finetune(config, tmp_path / f"{rate}")
+        curves.append(done.report["runs"][0]["evaluations"])
+        assert done.model.source.fields["dropout_rate"] == rate
+    assert curves[0] == curves[1]
 
 
 def test_the_head_on_a_body_that_stays_has_dropout(root):

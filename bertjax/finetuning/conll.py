@@ -86,7 +86,7 @@ def _sentences(path: str) -> Iterator[list[Line]]:
                 raise errors.UserError(
                     f"{path}:{number}: columns: {len(cells)}, where the lines above have {columns}"
                 )
-            if not any(cells[:1]):
+            if not (cells and cells[0]):
                 raise errors.UserError(f"{path}:{number}: the first column, the word, is empty")
             sentence.append((cells[0], cells[-1].strip() if columns > 1 else "", number))
     if sentence:

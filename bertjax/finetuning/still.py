@@ -1,7 +1,7 @@
 """A body that stays as it is: what the head reads of it is computed once and kept in the rows.
 
-It says the same at every epoch, without dropout; only the head has some. Where that is more than
-`MOST`, rows keep nothing and every step computes it again, to the same end.
+It has no dropout, so it says the same at every epoch; only the head has some. Where what it says
+takes more than `MOST`, rows keep nothing and every step computes it again, to the same end.
 
     step = jax.jit(still.step(answering, model, "classifier"))
     for numbers, found in answering_lib.by_batch(step, params, batches):
@@ -21,7 +21,7 @@ import numpy as np
 from bertjax.finetuning import kind
 from bertjax.models import heads
 
-MOST = 2**32  # bytes
+MOST = 2**32  # bytes that rows keep
 # What rows keep, [N, D] and [D, L], and to which length its last axis is padded.
 _LENGTHS = {"class_features": "", "last_hidden_state": "length"}
 
