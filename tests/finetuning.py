@@ -89,6 +89,20 @@ def questions(folder: pathlib.Path, count: int = 16) -> pathlib.Path:
     return folder
 
 
+def choices(folder: pathlib.Path, count: int = 48) -> pathlib.Path:
+    """train.jsonl and dev.jsonl: which of two ends is about the animal of the context."""
+    for seed, split in enumerate(("train", "dev")):
+        draw, lines = random.Random(seed), []
+        for _ in range(count):
+            animals = draw.sample(["cat", "dog"], 2)
+            text, label = f"{draw.choice(animals)} ran home", draw.randrange(2)
+            right = animals.index(text[:3])
+            ends = [f"the {animals[right if n == label else 1 - right]} ran" for n in range(2)]
+            lines.append(json.dumps({"context": text, "choices": ends, "label": label}))
+        (folder / f"{split}.jsonl").write_text("\n".join(lines))
+    return folder
+
+
 def config(task: str, model: pathlib.Path, data: pathlib.Path, **values: object):
     """A quick recipe; values by keys whose dots are written as two underscores."""
     dotted = {key.replace("__", "."): value for key, value in values.items()}

@@ -104,15 +104,7 @@ def test_texts_for_texts(tmp_path):
 
 
 def test_the_choice_that_fits(root, tmp_path, capsys):
-    for split, seed in (("train", 0), ("dev", 1)):
-        draw, lines = random.Random(seed), []
-        for _ in range(48):
-            animals = draw.sample(["cat", "dog"], 2)
-            text, label = f"{draw.choice(animals)} ran home", draw.randrange(2)
-            right = animals.index(text[:3])
-            ends = [f"the {animals[right if n == label else 1 - right]} ran" for n in range(2)]
-            lines.append(json.dumps({"context": text, "choices": ends, "label": label}))
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
+    finetuning.choices(tmp_path)
     config = finetuning.config("multiple_choice", root / "model", tmp_path, num_epochs=2)
     done = run.finetune(config, tmp_path / "out")
     assert done.report["splits"]["dev"]["accuracy"]["mean"] > 80
@@ -183,6 +175,8 @@ def _trained(root, task, data, **values):
     ("task", "data", "heads", "kept"),
     [
         ("classification", None, ("pooler", "classifier"), {"class_features": (1, 8, 1, 16)}),
+        ("multiple_choice", finetuning.choices, ("pooler", "classifier"),
+         {"class_features": (1, 8, 2, 16)}),
         ("ner", finetuning.entities, ("token_classifier",),
          {"last_hidden_state": (1, 8, 16, None)}),
         ("squad_v2", finetuning.questions, ("span",), {"last_hidden_state": (1, 8, 16, None)}),

@@ -65,6 +65,7 @@ class Parts:
         )
         self.encoded = {name: self.answering.encode(e) for name, e in self.examples.items()}
         self.heads = module.heads(kind_config)
+        self.head = self.heads[-1] if self.heads else ""  # a pooler comes before it
         self.family, self.fields, self._first = self._first_params(0)
         self.model = build.model(self.family, self.fields, build.compute(config))
         trained, frozen = self.split()
@@ -295,19 +296,19 @@ class Parts:
         """The model as the kind takes it."""
         if not self.strategy.body_stays:
             return apply
-        return still.head_alone(apply, *self.heads, batch)
+        return still.head_alone(apply, self.head, batch)
 
     def _keep_features(self, trained: Any) -> None:
         """Puts what the head reads into the rows of train and dev, unless that is too much."""
         rows = [row for split in ("train", "dev") for row in self.encoded[split].rows]
-        size = still.size(*self.heads, self.model, rows)
+        size = still.size(self.head, self.model, rows)
         if size > still.MOST:
             self.notes.append(
                 f"what the head reads takes {size / 2**30:,.1f} GiB, and {still.MOST / 2**30:g} "
                 "are kept at most: every step computes it again"
             )
             return
-        step = jax.jit(still.step(self.answering, self.model, *self.heads))
+        step = jax.jit(still.step(self.answering, self.model, self.head))
         params = self._put(self.strategy.combine(trained, jax.device_get(self.frozen)))
         for split in ("train", "dev"):
             batches = self.batches_of(split)
