@@ -93,26 +93,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = argv.pop(0)
     if verb not in VERBS:
         meant = errors.did_you_mean(verb, VERBS)
-        print(
-            f"bertjax: error: no verb {verb!r}; {meant}there are {', '.join(VERBS)}",
-            file=sys.stderr,
-        )
+        errors.tell(f"error: no verb {verb!r}; {meant}there are {', '.join(VERBS)}")
         return errors.EXIT_BAD_INPUT
     if is_program and verb in _COMPUTES:
         backend.start_with_huge_pages()
     try:
         _run(verb, argv)
     except errors.Preempted as stop:
-        print(f"bertjax: {errors.one_line(stop)}", file=sys.stderr)
+        errors.tell(errors.one_line(stop))
         return errors.EXIT_RESTART
     except KeyboardInterrupt:
         goes_on = f"; {RESUMABLE[verb]}" if verb in RESUMABLE else ""
-        print(f"bertjax: interrupted{goes_on}", file=sys.stderr)
+        errors.tell(f"interrupted{goes_on}")
         return errors.EXIT_INTERRUPTED
     except (errors.UserError, OSError) as error:
         if os.environ.get("BERTJAX_TRACEBACK") or not errors.of_the_user(error):
             raise
-        print(f"bertjax: error: {errors.one_line(error)}", file=sys.stderr)
+        errors.tell(f"error: {errors.one_line(error)}")
         return errors.EXIT_BAD_INPUT
     return 0
 

@@ -215,7 +215,7 @@ def _end_of_process(goes_on: Callable[[], str]) -> Callable[[str, int], None]:
         me = jax_distributed.global_state.process_id
         try:
             restart = f": {goes_on()}" if code == errors.EXIT_RESTART else ""
-            print(f"bertjax: process {me}: {text}{restart}", file=sys.stderr, flush=True)
+            errors.tell(f"process {me}: {text}{restart}")
         finally:
             os._exit(code)
 

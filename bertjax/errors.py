@@ -1,4 +1,4 @@
-"""The exceptions that a user meets.
+"""The exceptions that a user meets, and lines of progress.
 
 A `UserError` is one line that names the file, record or key and says what to do about it. The
 command line prints that line and nothing else; what is not a `UserError` is a bug and keeps its
@@ -8,6 +8,7 @@ traceback.
 import difflib
 import errno
 import os
+import sys
 from collections.abc import Iterable, Sequence
 
 EXIT_BUG = 1  # of the interpreter, after a traceback
@@ -26,6 +27,11 @@ class Preempted(Exception):
 
 class Interrupted(KeyboardInterrupt):
     """The run was asked to stop by Ctrl-C, and saved its state first."""
+
+
+def tell(line: str) -> None:
+    """A line of progress, beside what a command prints."""
+    print(f"bertjax: {line}", file=sys.stderr, flush=True)
 
 
 def of_the_user(error: BaseException) -> bool:

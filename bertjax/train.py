@@ -10,7 +10,6 @@ again does what it would have done.
 import contextlib
 import functools
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -129,7 +128,7 @@ def make_mesh(config: ml_collections.ConfigDict) -> jax.sharding.Mesh:
     """The mesh of `config.mesh`; where that is "auto", says which one it has chosen."""
     mesh = auto.mesh_of(config, jax.devices())
     if config.mesh == "auto" and mesh != "data:1" and jax.process_index() == 0:
-        print(f"bertjax: mesh {mesh} of {jax.device_count()} devices", file=sys.stderr, flush=True)
+        errors.tell(f"mesh {mesh} of {jax.device_count()} devices")
     return sharding.make_mesh(mesh)
 
 

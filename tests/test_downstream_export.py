@@ -150,6 +150,7 @@ def test_what_a_folder_says_of_labels(tmp_path):
         ({"id2label": {"0": "a", "2": "b"}}, "id2label"),
         ({"id2label": {"0": "a", "1": "b"}}, "classifier"),
         ({"problem_type": "multi_label_classification"}, "multi_label"),
+        ({"problem_type": "regression"}, "regression to [23] numbers: 1 is supported"),
     ):
         huggingface.write(model, tmp_path / "hf")
         _configure(tmp_path / "hf", bertjax=..., **change)

@@ -185,6 +185,16 @@ def test_no_heads_keep_what_writes_text_and_leave_the_pooler():
         assert not any(path.startswith("mlm_head") for path in flat)
 
 
+def test_a_decoder_that_classified_writes_again():
+    source = encoders.make_artifact("gpt2", "bpe")
+    name, fields, params = start.model(source, ("classifier",), {"num_labels": 3}, KEY)
+    assert fields["heads"] == ("classifier",)
+    classifier = dataclasses.replace(source, fields=fields, params=params)
+    _, fields, params = start.model(classifier, (), {}, KEY)
+    assert fields["heads"] == ("lm",) and name == "gpt2"
+    downstream.assert_same_params(params, source.params)
+
+
 def test_roberta_reads_the_pooler_for_multiple_choice():
     model, flat = _start("roberta", ("pooler", "classifier"), num_labels=1)
     assert model.config.heads == ("pooler", "classifier")

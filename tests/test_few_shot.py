@@ -195,11 +195,20 @@ def test_predict_goes_on_with_prompts(tmp_path, capsys, gpt):
         assert out == "".join(f"{p}\n  {t}\n" for p, t in zip(("the", "a"), wanted, strict=True))
 
 
+def test_predict_tells_which_choice_goes_on(tmp_path, capsys, gpt):
+    artifact.write(gpt.source, tmp_path / "art")
+    words = (f"--model={tmp_path / 'art'}", "--prompt=the", "--choice=cat sat", "--choice=dog")
+    code, out, _ = _predict(capsys, *words)
+    (found,) = prompting.choose(gpt, ["the"], ["cat sat", "dog"])
+    assert code == 0 and out.startswith(f"the\n  {found.text} {max(found.scores):.3f}   ")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--prompt=the", "--top=3"), "--top goes with --text"),
         (("--text=the [MASK]", "--num_beams=3"), "--num_beams is for --prompt"),
+        (("--prompt=the", "--choice=cat", "--num_beams=3"), "without --choice"),
         (("--text=the [MASK]",), "no masked language model head"),
         (("--prompt=the", "--top_p=0.9"), "top_p = 0.9: must be left out"),
     ],

@@ -88,6 +88,22 @@ def test_what_is_only_suspicious_is_warned_of_and_trained_on(finetune, tmp_path)
     assert report["labels"] == ["negative", "positive"] and len(report["warnings"]) >= 3
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--config.attention=flash"], "config.attention = 'flash': must be xla or cudnn"),
+        (["--config.attention=splash"], "config.attention = 'splash': must be xla or cudnn"),
+        (["--config.attention=cudnn"], "config.attention = 'cudnn': must be xla on a cpu"),
+        (["--output=gs://bucket/out"], "gs://bucket/out: not a local folder"),
+        (["--strategy=features", "--config.batch_size=3"], "config.batch_size = 3 does not divide"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(finetune, flags, message):
+    code, lines = finetune("classification", {"train": GOOD, "dev": GOOD}, *flags)
+    assert code == errors.EXIT_BAD_INPUT and len(lines) == 1
+    assert lines[0].startswith(f"bertjax: error: {message}")
+
+
 def test_a_prompt_that_leaves_no_room_is_refused(finetune):
     flags = "--strategy=prompts", "--config.strategy.length=60"
     code, lines = finetune("classification", {"train": GOOD, "dev": GOOD}, *flags)

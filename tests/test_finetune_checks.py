@@ -94,6 +94,22 @@ def test_text_of_another_language_or_case(uncased, cased):
     assert checks.tokens([Sentence((text,)) for text in TEXTS], cased) == []
 
 
+def test_embeddings_of_another_tokenizer(uncased):
+    assert checks.table(uncased, uncased.size + 128) == []  # as T5 has
+    (line,) = checks.table(uncased, uncased.size + 1000)
+    assert line.endswith(f"embeddings of {uncased.size + 1000:,}: is it another checkpoint's?")
+
+
+def test_what_a_trained_model_does_not_read():
+    own = types.SimpleNamespace(lengths=Lengths(16), config=None)
+    assert checks.unread(np.zeros(3, bool), own) == []
+    (line,) = checks.unread(np.array([True, False, True]), own)
+    assert line.startswith("2 of 3 examples lose text behind 16 tokens: ")
+    own.config = types.SimpleNamespace(max_query_length=64)
+    (line,) = checks.unread(np.array([True]), own)
+    assert line.startswith("1 of 1 examples lose the end of their question behind 64 tokens: ")
+
+
 def test_entities_and_a_tokenizer_without_capital_letters(uncased, cased):
     train = [Words(("A", "dog", "ran", "to", "Paris"), ("O", "O", "O", "O", "B-LOC"))]
     (line,) = checks.tokens(train, uncased)
@@ -110,7 +126,7 @@ def test_everything_names_the_split(uncased):
     own = types.SimpleNamespace(
         labels=["x", "y"], tokenizer=uncased, lengths=Lengths(16), config=None
     )
-    found = checks.everything(examples, truncated, own, 512)
+    found = checks.everything(examples, truncated, own, 512, uncased.size)
     assert [line.split(":")[0].split(" (")[0] for line in found] == [
         "1 of 2 labels never occur in the 40 examples of train and cannot be learned",
         "1 of 1 examples of dev",

@@ -7,6 +7,7 @@ import pytest
 
 from bertjax import errors
 from bertjax.finetuning import conll, tasks
+from bertjax.finetuning.examples import Words
 
 
 def _words(tmp_path, *lines, entities=True):
@@ -102,7 +103,7 @@ def test_words_in_json_lines(tmp_path):
     row = {"tokens": ["Ada", "spoke"], "ner_tags": ["I-PER", "O"]}
     path.write_text(json.dumps(row) + "\n")
     (sentence,) = tasks.read(tasks.find("ner"), os.fspath(path), "train")
-    assert sentence == (("Ada", "spoke"), ("B-PER", "O"), f"{path}:1")
+    assert sentence == Words(("Ada", "spoke"), ("B-PER", "O"), f"{path}:1")
     for change, expected in (
         ({"ner_tags": ["B-PER", "I-LOC"]}, "a.jsonl:1 word 2: tag 'I-LOC' goes on"),
         ({"ner_tags": ["B-PER"]}, "a.jsonl:1: 2 words and 1 tags"),
@@ -243,6 +244,14 @@ def test_a_text_a_line_is_cut_into_words(tmp_path, content, words):
     (tmp_path / "a.txt").write_text(content)
     found = tasks.read(tasks.find("ner"), str(tmp_path / "a.txt"), "test", scored=False)
     assert [example.words for example in found] == words
+
+
+def test_tags_do_not_matter_where_nothing_is_scored(tmp_path):
+    (tmp_path / "a.conll").write_text("Ada I-PER\nran NOUN\n")
+    (tmp_path / "a.jsonl").write_text('{"words": ["Ada", "ran"], "tags": ["I-PER", "NOUN"]}\n')
+    for name in ("a.conll", "a.jsonl"):
+        (found,) = tasks.read(tasks.find("ner"), str(tmp_path / name), "test", scored=False)
+        assert found[:2] == (("Ada", "ran"), ("I-PER", "NOUN"))
 
 
 def test_a_row_that_lacks_its_tag_is_no_text(tmp_path):

@@ -54,6 +54,8 @@ def test_entities(root, tmp_path, capsys):
     assert "| dev | f1/ANIMAL |" in (tmp_path / "out" / "report.md").read_text()
     assert command_line.main(["predict", f"--model={tmp_path / 'out'}", "--text=the dog ran"]) == 0
     assert "ANIMAL: dog" in capsys.readouterr().out
+    (found,) = done.model.predict("  the dog-ran")["entities"]
+    assert (found["text"], found["characters"], found["start"]) == ("dog", [6, 9], 1)
 
 
 def test_answers_and_the_threshold_of_none(root, tmp_path, capsys):
@@ -70,6 +72,10 @@ def test_answers_and_the_threshold_of_none(root, tmp_path, capsys):
         with pytest.raises(errors.UserError, match="answers a question on a context, not "):
             model.predict(wrong)
     assert model.predict([{"id": "q7", **asked[0]}])[0]["id"] == "q7"
+    foreign = {**model.source.task, "name": "qa", "config": {}}  # as of transformers
+    other = predictor.Predictor(dataclasses.replace(model.source, task=foreign))
+    assert "no_answer_accuracy" in other.evaluate(data / "dev.json")
+    assert other.predict(asked[0]).keys() == stored[0]["prediction"].keys() - {"null_odds"}
     assert tuned != 0.0 and done.report["splits"]["dev"]["f1"]["mean"] == pytest.approx(
         done.report["splits"]["dev"]["best_f1"]["mean"]
     )
@@ -124,7 +130,8 @@ def test_vectors_of_texts_that_match(root, tmp_path, capsys):
             shared = draw.sample(words, 3)
             lines.append("\t".join(" ".join(draw.sample(shared, 3)) for _ in range(2)))
         (tmp_path / f"{split}.tsv").write_text("\n".join(lines) + "\n")
-    config = finetuning.config("embeddings", root / "model", tmp_path, num_epochs=3)
+    values = {"num_epochs": 3, "kind__pooling": "cls"}
+    config = finetuning.config("embeddings", root / "model", tmp_path, **values)
     done = run.finetune(config, tmp_path / "out")
     scores = done.report["splits"]["dev"]
     assert scores["accuracy_at_1"]["mean"] > 50  # of 60 texts
@@ -136,6 +143,9 @@ def test_vectors_of_texts_that_match(root, tmp_path, capsys):
     assert command_line.main(["predict", f"--model={tmp_path / 'out'}", "--text=the dog ran"]) == 0
     vector = json.loads(capsys.readouterr().out.splitlines()[1])
     assert vector == [float(f"{x:.6g}") for x in loaded.predict("the dog ran")["vector"]]
+    assert loaded.encode("the dog ran", normalize=True)[0] == pytest.approx(vector, abs=1e-5)
+    loaded.predict("the dog ran home " * 20)
+    assert "1 of 1 examples lose text behind 40 tokens" in capsys.readouterr().err
     with pytest.raises(errors.UserError, match="give pairs, sentence1 and sentence2, or single"):
         loaded.predict(["the dog ran", ("the dog", "the cat")])
     (tmp_path / "test.txt").write_text("the dog ran\n")  # given vectors, and not scored

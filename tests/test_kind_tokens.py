@@ -254,9 +254,12 @@ def test_nothing_found_scores_zero_and_other_tags_have_an_accuracy():
 
 
 def test_text_is_cut_into_words():
-    assert examples_lib.split("Ms Br\u00fchl's U.N. flat, 3rd floor") == (
+    text = "Ms Br\u00fchl's U.N. flat, 3rd floor"
+    assert examples_lib.cut(text).words == (
         "Ms", "Br\u00fchl", "'", "s", "U", ".", "N", ".", "flat", ",", "3rd", "floor",
     )  # fmt: skip
+    start, stop = examples_lib.characters(text, 1, 4)
+    assert text[start:stop] == "Br\u00fchl's"
 
 
 # --- training ------------------------------------------------------------------------------------

@@ -195,6 +195,14 @@ def test_layers_begin_to_move_at_their_epoch():
         assert parted.moved(states[step], states[step + 1]) == expected, step
 
 
+def test_what_never_moves_is_told():
+    method = parted.make("gradual")
+    _, params = parted.model_of(method)  # of three layers
+    assert method.unmoved(params, 6, 2) == "the embeddings"
+    assert method.unmoved(params, 2, 2) == "the embeddings and 2 of 3 layers"
+    assert method.unmoved(params, 8, 2) == parted.make("full").unmoved(params, 2, 2) == ""
+
+
 def test_a_layer_that_joins_takes_steps_of_the_usual_size():
     method = parted.make("gradual", layers_per_epoch=3)
     _, params = parted.model_of(method)
@@ -286,6 +294,11 @@ def test_a_pooler_that_nobody_reads_is_not_trained():
     fields = {**encoders.FIELDS, "heads": ("pooler", "token_classifier"), **LABELS}
     trained, frozen, _ = parted.abstract("bert", "features", fields)
     assert set(trained) == {"token_classifier"} and "pooler" in frozen
+
+
+def test_nothing_to_train_is_refused():
+    with pytest.raises(errors.UserError, match="the model has no layer left to train"):
+        parted.abstract("bert", "partial", {**encoders.FIELDS, "heads": (), "num_layers": 2})
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,13 @@ from bertjax import errors
 AGAIN = "export or copy the folder again"
 
 
+def local(path: str | os.PathLike) -> pathlib.Path:
+    """The folder of that name on this machine. UserError for one in a bucket."""
+    if "://" in os.fspath(path):
+        raise errors.UserError(f"{path}: not a local folder; write to one and copy it there")
+    return pathlib.Path(path)
+
+
 @contextlib.contextmanager
 def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     """Yields an empty folder that takes the name `path` when the block ends without an error.
@@ -28,9 +35,7 @@ def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     An older folder there is replaced, unless it holds anything that the new one does not: that is
     a UserError, and nothing is touched.
     """
-    if "://" in os.fspath(path):
-        raise errors.UserError(f"{path}: not a local folder; write to one and copy it there")
-    target = pathlib.Path(os.path.abspath(path))
+    target = pathlib.Path(os.path.abspath(local(path)))
     if target.exists() and not target.is_dir():
         raise errors.UserError(f"{path}: is a file; give the name of a folder to write")
     try:

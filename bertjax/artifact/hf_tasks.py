@@ -134,6 +134,16 @@ def generation_config(model: artifact.Artifact, content: Mapping[str, Any]) -> d
     return {key: value for key, value in found.items() if value is not None}
 
 
+def max_length(model: artifact.Artifact) -> int:
+    """Where the tokenizer of transformers cuts a text: where a fine-tuned model does here.
+
+    A sentence of words that is too long for its task is split here, and there it is read as it is.
+    """
+    if model.task is None or model.task["kind"] == "tokens":
+        return model.fields["max_length"]
+    return min(model.task["max_length"], model.fields["max_length"])
+
+
 def num_labels(content: Mapping[str, Any], ending: str, where: Any) -> int:
     """Of the model that a class has: 1 for choices, 0 for spans. UserError names `where`."""
     if ending in _LABELLED:
@@ -163,6 +173,8 @@ def read(content: Mapping[str, Any], ending: str, max_length: int, where: Any) -
         problem = content.get("problem_type") or "single_label_classification"
         if problem == "multi_label_classification":
             raise errors.UserError(f"{where}: problem_type {problem!r} is not supported")
+        if problem == "regression" and len(labels) > 1:
+            raise errors.UserError(f"{where}: {problem} to {len(labels)} numbers: 1 is supported")
         if problem == "regression" or len(labels) == 1:
             name, labels, config = "regression", [], {"regression": True}
     return {"name": name, "kind": kind, "config": config, "labels": labels,

@@ -110,7 +110,7 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
             new,
             kind=module.KIND,
             token_types=model.fields.get("type_vocab_size", 1) > 1,
-            max_length=model.fields["max_length"],
+            max_length=hf_tasks.max_length(model),
         )
 
 

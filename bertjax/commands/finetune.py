@@ -6,7 +6,7 @@ Examples:
       --test=test.conll --seeds=5 --lr=2e-5,3e-5,5e-5 --output=out/
   bertjax finetune --model=run/ --task=classification --train=train.tsv --strategy=lora \\
       --config.strategy.rank=16 --config.num_epochs=4 --output=out/
-  bertjax finetune --suite=configs/suites/glue.py --output=glue/ --config.model=run/
+  bertjax finetune --suite=configs/suites/glue.py --model=run/ --data=glue/ --output=out/
 
 Without --dev a tenth of the training data is it. The rate of the best mean on dev is taken, and its
 runs are scored on test, once. --output gets report.md, report.json, scores.png, the predictions and

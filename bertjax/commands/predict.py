@@ -5,6 +5,7 @@ Examples:
   bertjax predict --model=gpt2/ --prompt='The cat sat on' --max_new_tokens=20
   bertjax predict --model=gpt2/ --prompt='The cat' --temperature=0.8 --top_p=0.95 --seed=1
   bertjax predict --model=t5/ --prompt='The <extra_id_0> sat on the mat.' --num_beams=4
+  bertjax predict --model=gpt2/ --prompt='The sky is' --choice=blue --choice=made
 
 Fine-tuned models (labels with probabilities, entities, answers, texts):
   bertjax predict --model=out/ --text='I loved this movie'
@@ -15,16 +16,17 @@ Fine-tuned models (labels with probabilities, entities, answers, texts):
 
 --text and --prompt may be given several times. Each mask gets the likeliest pieces with their
 probabilities. A prompt goes on with the likeliest token each time, unless --temperature asks for
-draws or --num_beams for a beam search; the text ends with the end-of-text token.
+draws or --num_beams for a beam search; the text ends with the end-of-text token. With choices it
+gets their log probabilities in nats a token, the likeliest first.
 """
 
 import argparse
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import bertjax
-from bertjax import errors
+from bertjax import errors, inference, prompting
 from bertjax.artifact import files
 from bertjax.finetuning import examples as examples_lib
 from bertjax.finetuning import folder, predictor, tasks
@@ -62,10 +64,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--pair", action="append", help="the second text of each --text, for tasks of pairs")
     flag("--question", action="append", help="to answer from --context; may be repeated")
     flag("--context", help="text with the answers, or what the choices are about")
-    flag("--choice", action="append", help="one of several, for --context")
+    flag("--choice", action="append", help="one of several, for --context or --prompt")
     flag("--data", help="file of examples to answer; .txt: a text a line, or columns of words")
     flag("--output", help="with --data: file for a line of JSON an example; default: the screen")
-    flag("--top", type=int, help="guesses a mask, or labels, default: 5")
+    flag("--top", type=int, help="guesses a mask, or labels, 10 at most, default: 5")
     options = parser.add_argument_group("with --prompt")
     for name, (kind, summary) in OPTIONS.items():
         options.add_argument(f"--{name}", type=kind, help=summary)
@@ -76,9 +78,11 @@ def run(flags: argparse.Namespace) -> None:
     given = {name: getattr(flags, name) for name in OPTIONS}
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
-        if flags.prompt is None:
-            raise errors.UserError(f"--{name} is for --prompt")
+        if flags.prompt is None or flags.choice:
+            raise errors.UserError(f"--{name} is for --prompt, without --choice")
     asked = [name for name in WHAT if getattr(flags, name)]
+    if asked == ["prompt", "choice"]:
+        asked = ["prompt"]
     if len(asked) != 1:
         raise errors.UserError(f"give one of {_flags(WHAT)}")
     for name, owners in WITH.items():
@@ -90,6 +94,10 @@ def run(flags: argparse.Namespace) -> None:
     model = bertjax.load(flags.model)
     if isinstance(model, predictor.Predictor):
         _answer(model, flags)
+    elif flags.prompt and flags.choice:
+        for prompt, found in zip(flags.prompt, _chosen(model, flags), strict=True):
+            print(prompt)
+            print(f"  {found}")
     elif flags.prompt:
         for prompt, text in zip(flags.prompt, model.generate(flags.prompt, **given), strict=True):
             print(prompt)
@@ -106,13 +114,20 @@ def run(flags: argparse.Namespace) -> None:
                 print("  " + "   ".join(f"{fill.piece} {fill.probability:.3f}" for fill in best))
 
 
+def _chosen(model: inference.Pretrained, flags: argparse.Namespace) -> Iterator[str]:
+    """For each prompt the choices with their scores, best first."""
+    for found in prompting.choose(model, flags.prompt, flags.choice):
+        pairs = sorted(zip(found.scores, flags.choice, strict=True), reverse=True)
+        yield "   ".join(f"{choice} {score:.3f}" for score, choice in pairs)
+
+
 def _answer(model: predictor.Predictor, flags: argparse.Namespace) -> None:
     top = flags.top or 5
     if flags.data:
         _answer_file(model, flags.data, flags.output)
         return
     name, needed = ASKED.get(model.task.reader, ("text", "--text"))
-    if not getattr(flags, name):
+    if flags.prompt or not getattr(flags, name):
         raise errors.UserError(f"the task {model.task.name} answers {needed}, or --data")
     if flags.question:
         if not (flags.context or "").strip():

@@ -1,6 +1,6 @@
 """What is suspicious about labelled data, though it can be trained on, and about results.
 
-for line in checks.everything(examples, truncated, answering, most=512): print(line)
+for line in checks.everything(examples, truncated, answering, most=512, rows=30522): print(line)
 """
 
 import collections
@@ -18,6 +18,7 @@ from bertjax.finetuning import kind
 SKEW = 10  # examples of the most frequent label for one of the rarest
 TRUNCATED = 0.05  # share of examples that lose text
 UNKNOWN = 0.01  # share of tokens
+SPARE = 256  # rows of the embeddings, of sentinels and to a round number
 QUOTED = 0.5  # share of examples with a text in quotation marks
 _SAMPLE, _CHARACTERS = 1000, 1000  # examples, and characters of a text, that are looked at
 
@@ -29,14 +30,15 @@ def everything(
     truncated: Mapping[str, np.ndarray],
     answering: answering_lib.Answering,
     most: int,
+    rows: int,
 ) -> list[str]:
     """All that is suspicious about the splits; "train" is one of them.
 
-    most: tokens that the model can read.
+    most: tokens that the model can read. rows: pieces that its embeddings have.
     """
     train, config = examples["train"], answering.config
     found = labels(train, answering.labels, weigh=hasattr(config, "class_weights"))
-    found += quotes(train) + tokens(train, answering.tokenizer)
+    found += quotes(train) + tokens(train, answering.tokenizer) + table(answering.tokenizer, rows)
     question_length = getattr(config, "max_query_length", 0)
     for split, own in examples.items():
         found += overlap(train, own, split) if split != "train" else []
@@ -99,7 +101,6 @@ def truncation(
 
     question_length: where only questions are cut, the most tokens of one; else 0.
     """
-    max_length, target_length = lengths
     share = float(np.mean(truncated)) if len(truncated) else 0.0
     if share <= TRUNCATED:
         return []
@@ -108,12 +109,26 @@ def truncation(
             f"{share:.1%} of the questions of {split} lose their end behind {question_length} "
             "tokens: raise --config.kind.max_query_length"
         ]
-    keys = ["max_length"] * (max_length != most) + ["kind.max_target_length"] * bool(target_length)
+    keys = ["max_length"] * (lengths.length != most)
+    keys += ["kind.max_target_length"] * bool(lengths.target_length)
     raise_it = f": raise --config.{' or --config.'.join(keys)}" if keys else ""
-    of_target = f", or of their target behind {target_length}" if target_length else ""
+    return [f"{share:.1%} of the examples of {split} lose text behind {_most(lengths)}{raise_it}"]
+
+
+def unread(truncated: np.ndarray, answering: answering_lib.Answering) -> list[str]:
+    """What a model that is trained does not read of examples to answer."""
+    count = int(np.sum(truncated))
+    if not count:
+        return []
+    question_length = getattr(answering.config, "max_query_length", 0)
+    what = (
+        f"the end of their question behind {question_length} tokens"
+        if question_length
+        else f"text behind {_most(answering.lengths)}"
+    )
     return [
-        f"{share:.1%} of the examples of {split} lose text behind {max_length} tokens{of_target}"
-        f"{raise_it}"
+        f"{count:,} of {len(truncated):,} examples lose {what}: the model was fine-tuned to read "
+        "no more"
     ]
 
 
@@ -173,6 +188,16 @@ def tokens(train: Sequence[Example], tokenizer: tokenizer_lib.Tokenizer) -> list
     return result
 
 
+def table(tokenizer: tokenizer_lib.Tokenizer, rows: int) -> list[str]:
+    """Embeddings of far more pieces than the tokenizer has: rows to fill up are few."""
+    if rows - tokenizer.size <= SPARE:
+        return []
+    return [
+        f"the tokenizer has {tokenizer.size:,} pieces and the model embeddings of {rows:,}: is it "
+        "another checkpoint's?"
+    ]
+
+
 def _is_entity(example: examples_lib.Words) -> bool:
     return any(tag.startswith("B-") for tag in example.tags or ())
 
@@ -180,6 +205,11 @@ def _is_entity(example: examples_lib.Words) -> bool:
 def _unknown(texts: Sequence[str], tokenizer: tokenizer_lib.Tokenizer) -> float:
     ids = np.concatenate([np.array(own, int) for own in tokenizer.encode_batch(texts)] or [[]])
     return float(np.mean(ids == tokenizer.specials.unk)) if len(ids) else 0.0
+
+
+def _most(lengths: kind.Lengths) -> str:
+    target = lengths.target_length
+    return f"{lengths.length} tokens" + f", or of their target behind {target}" * bool(target)
 
 
 def _squeezed(example: Example) -> str:

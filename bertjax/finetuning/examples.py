@@ -23,11 +23,15 @@ class Sentence(NamedTuple):
 
 
 class Words(NamedTuple):
-    """A sentence cut into words, and a tag for each word in the BIO2 scheme or any other."""
+    """A sentence cut into words, and a tag for each word in the BIO2 scheme or any other.
+
+    text: what `cut` cut the words from; "" where they came as words.
+    """
 
     words: tuple[str, ...]
     tags: tuple[str, ...] | None = None
     where: str = ""
+    text: str = ""
 
 
 class Question(NamedTuple):
@@ -93,9 +97,15 @@ def unlabelled(example: Example) -> Example:
             return example._replace(label=None)
 
 
-def split(text: str) -> tuple[str, ...]:
-    """The words of a text that nobody cut: runs of letters and digits, and every other mark."""
-    return tuple(_WORD.findall(text))
+def cut(text: str, where: str = "") -> Words:
+    """A text that nobody cut into words: runs of letters and digits, and every other mark."""
+    return Words(tuple(_WORD.findall(text)), where=where, text=text)
+
+
+def characters(text: str, start: int, stop: int) -> tuple[int, int]:
+    """Where words [start, stop) that `cut` found stand in the text."""
+    found = list(_WORD.finditer(text))
+    return found[start].start(), found[stop - 1].end()
 
 
 def squeezed(text: str) -> str:

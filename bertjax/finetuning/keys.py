@@ -35,10 +35,25 @@ def table() -> list[str]:
     for name, group in _of_kinds().items():
         of_kind = [task.name for task in tasks.TASKS.values() if task.kind == name]
         groups[f"with the tasks {', '.join(sorted(of_kind))}"] = group
+    for group in groups.values():
+        for key, (value, comment) in group.items():
+            group[key] = value, comment + _of_tasks(key, value)
     lines = []
     for title, group in groups.items():
         lines += [*textwrap.wrap(f"{title}:", _WIDTH), *map(_line, group.items()), ""]
     return lines[:-1]
+
+
+def _of_tasks(key: str, default: Any) -> str:
+    """Which tasks have another value than `default`, for the end of a comment."""
+    found: dict[Any, list[str]] = {}
+    for task in tasks.TASKS.values():
+        own = {f"kind.{name}": value for name, value in task.options.items()}
+        own["max_length"] = task.max_length
+        if own.get(key, default) != default:
+            found.setdefault(own[key], []).append(task.name)
+    told = [f"{value!r} with {', '.join(names)}" for value, names in found.items()]
+    return f"; {'; '.join(told)}" * bool(told)
 
 
 def _line(pair: tuple[str, tuple[Any, str]]) -> str:

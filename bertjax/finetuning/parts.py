@@ -23,6 +23,7 @@ from bertjax.finetuning import answering as answering_lib
 from bertjax.finetuning import batches as batches_lib
 from bertjax.finetuning import compiling, kind, recipe, splits, start, still, strategies, tasks
 from bertjax.finetuning import scores as scores_lib
+from bertjax.models import kernels
 
 
 class Parts:
@@ -41,6 +42,7 @@ class Parts:
         self._compiled: dict[tuple[str, int], Callable] = {}
         module, kind_config = kind.load(self.task.kind), recipe.kind_config(config)
         self._check_family(module)
+        self._check_mesh()
         for name in module.LIBRARIES:  # not after hours of training
             scores_lib.library(name)
         if hasattr(module, "for_model"):
@@ -68,6 +70,7 @@ class Parts:
         self.head = self.heads[-1] if self.heads else ""  # a pooler comes before it
         self.family, self.fields, self._first = self._first_params(0)
         self.model = build.model(self.family, self.fields, build.compute(config))
+        kernels.check(config.attention, self.model.config, self.model.config.dtype, {}, ())
         trained, frozen = self.split()
         self.counts = strategies.counts(trained, frozen, self.fields["vocab_size"])
         self.frozen = self._put(frozen)
@@ -75,7 +78,13 @@ class Parts:
             self._keep_features(trained)
         self.train_batches = self.batches_of("train")
         self.num_steps = config.num_epochs * self.train_batches.steps_per_epoch
-        self._check_mesh()
+        steps_per_epoch = self.train_batches.steps_per_epoch
+        unmoved = self.strategy.unmoved(trained, self.num_steps, steps_per_epoch)
+        if unmoved:
+            self.notes.append(
+                f"{unmoved} never move in {config.num_epochs} epochs: raise "
+                "--config.strategy.layers_per_epoch or --config.num_epochs"
+            )
 
     # The model
 
@@ -150,6 +159,10 @@ class Parts:
         """The fine-tuned model, whole, with its task, on the host. trained: of one seed."""
         params = self.strategy.combine(jax.device_get(trained), jax.device_get(self.frozen))
         return self._finished(jax.device_get(params), answering)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of one run: see `strategies.memory`."""
+        return strategies.memory(*self.split(), self.tx(1.0))
 
     # States and steps. The rate is an argument, so that a sweep compiles nothing twice.
 
@@ -337,6 +350,7 @@ class Parts:
         return jax.tree.map(lambda x: x.sharding, self._state_looks(1))
 
     def _check_mesh(self) -> None:
+        kernels.check_mesh(self.config.attention, self.mesh)
         shards = sharding.batch_shards(self.mesh)
         if self.config.batch_size % shards:
             raise errors.UserError(

@@ -6,6 +6,8 @@ model.predict([{"question": "Who?", "context": "Ada wrote it."}])      # [{"answ
 model.evaluate("dev.tsv")                  # {"accuracy": 93.1, ...}
 """
 
+import collections
+import dataclasses
 import functools
 import json
 import os
@@ -18,9 +20,9 @@ import numpy as np
 from bertjax import errors, inference
 from bertjax.artifact import artifact
 from bertjax.finetuning import answering as answering_lib
+from bertjax.finetuning import checks, kind, tasks
 from bertjax.finetuning import examples as examples_lib
-from bertjax.finetuning import kind, tasks
-from bertjax.finetuning.kinds import tokens
+from bertjax.finetuning.kinds import embeddings, extractive_qa, tokens
 from bertjax.models import layers
 
 BATCH_SIZE = 32
@@ -33,7 +35,8 @@ class Predictor(inference.Pretrained):
     def __init__(self, source: artifact.Artifact, compute: layers.Compute | None = None):
         super().__init__(source, compute)
         self.answering = answering_lib.from_artifact(source)
-        self.task = tasks.find(self.answering.task)
+        any_texts = not self.answering.num_texts
+        self.task = tasks.answered(self.answering.task, any_texts=any_texts)
 
     def predict(self, inputs: Input | Sequence[Input]) -> Any:
         """The prediction of one input, or of each of a list.
@@ -46,28 +49,53 @@ class Predictor(inference.Pretrained):
             return self.answer([self.example(each) for each in inputs])[1]
         return self.answer([self.example(inputs)])[1][0]
 
+    def encode(self, texts: Sequence[str], pooling: str = "", **options: bool) -> np.ndarray:
+        """As `Pretrained.encode`; the pooling is "mean", or what embeddings were trained with.
+
+        Raises UserError for embeddings that were trained behind a prompt: only `predict` has it.
+        """
+        config = self.answering.config
+        trained = isinstance(config, embeddings.Config)
+        if trained and self.answering.prompt_ids:
+            raise errors.UserError(
+                "this model gives vectors behind a trained prompt: take those of `predict`"
+            )
+        return super().encode(texts, pooling or (config.pooling if trained else "mean"), **options)
+
     def evaluate(
         self, examples: str | os.PathLike | Sequence[examples_lib.Example]
     ) -> dict[str, float]:
         """Every score that the kind of the task has, of a labelled file or of its examples."""
         if isinstance(examples, str | os.PathLike):
-            examples = tasks.read(self.task, os.fspath(examples), "dev")
-        return self.answering.scores(examples, self.answer(examples)[1])
+            damaged: collections.Counter[str] = collections.Counter()
+            examples = tasks.read(self.task, os.fspath(examples), "dev", skipped=damaged)
+        return self._answering(examples).scores(examples, self.answer(examples)[1])
 
     def answer(
         self, examples: Sequence[examples_lib.Example]
     ) -> tuple[kind.Encoded, list[dict[str, Any]]]:
-        """(the rows they became, one prediction an example)."""
-        answering = self.answering
+        """(the rows they became, one prediction an example). Says how many of them lose text."""
+        answering = self._answering(examples)
         if not examples:
             return kind.Encoded([], np.zeros(0, int), np.zeros(0, bool)), []
         encoded = answering.encode(examples)
+        for line in checks.unread(encoded.truncated, answering):
+            errors.tell(f"warning: {line}")
         if hasattr(answering.kind, "predict_loop"):
             outputs = answering.answer_in_loop(self, encoded)
         else:
             batches = answering.batches(encoded, min(BATCH_SIZE, len(encoded.rows)))
             outputs = answering_lib.forward(self._step, self.params, batches)
         return encoded, answering.decode(examples, encoded, outputs)
+
+    def _answering(self, examples: Sequence[examples_lib.Example]) -> answering_lib.Answering:
+        """How it answers these; where one has no answer, a model of SQuAD 1.1 may give none too."""
+        config = self.answering.config
+        silent = isinstance(config, extractive_qa.Config) and any(e.impossible for e in examples)
+        if not silent or config.impossible:
+            return self.answering
+        config = dataclasses.replace(config, impossible=True)
+        return dataclasses.replace(self.answering, config=config)
 
     def example(self, given: Input) -> examples_lib.Example:
         """An input as the example that the task has. UserError for one that does not fit."""
@@ -77,7 +105,7 @@ class Predictor(inference.Pretrained):
         if isinstance(given, str) and reader in ("sentences", "words", "text_pairs"):
             fields = {
                 "sentences": lambda: {"texts": (given,)},
-                "words": lambda: {"words": examples_lib.split(given)},
+                "words": lambda: examples_lib.cut(given)._asdict(),
                 "text_pairs": lambda: {"source": given},
             }[reader]()
         elif isinstance(given, tuple) and reader == "sentences":

@@ -77,7 +77,7 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
 
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
-    config.attention = "xla"  # or a kernel: splash on TPUs, cudnn on GPUs; see models/kernels.py
+    config.attention = "xla"  # or a kernel: cudnn on GPUs; see models/kernels.py
     config.mesh = "data:-1"  # or "fsdp:4,tensor:2", also sequence; -1: the devices that are left
     return config.lock()
 
@@ -157,6 +157,8 @@ def validate(config: ConfigDict) -> None:
     check(config.optimizer.schedule != "wsd", "optimizer.schedule",
           "another one: wsd is for a run that will go on")  # fmt: skip
     check(config.dtype in ("auto", "float32", "bfloat16"), "dtype", "auto, float32 or bfloat16")
+    check(config.attention in ("xla", "cudnn"), "attention",
+          "xla or cudnn; splash needs lengths in multiples of 128, and batches here are shorter")
     check(config.remat in layers.REMAT_POLICIES, "remat", ", ".join(layers.REMAT_POLICIES))
     sharding.parse_mesh(config.mesh)
     optimizer.validate(run_optimizer(config, 1e-5, 1000), 1000)

@@ -10,7 +10,7 @@ from typing import Any
 
 from bertjax import plot
 from bertjax.artifact import files
-from bertjax.finetuning import folder, loop, strategies
+from bertjax.finetuning import folder, loop
 from bertjax.finetuning import parts as parts_lib
 
 Runs = Mapping[float, Sequence[loop.Run]]
@@ -41,7 +41,7 @@ def make(
         "family": parts.family,
         "strategy": parts.config.strategy.name,
         "parameters": parts.counts,
-        "memory": strategies.memory(*parts.split(), parts.tx(chosen)),
+        "memory": parts.memory(),
         "labels": list(parts.answering.labels),
         "examples": {split: len(found) for split, found in parts.examples.items()},
         "steps": parts.num_steps,
@@ -90,14 +90,13 @@ def write(content: Mapping[str, Any], path: pathlib.Path) -> None:
 
 def table(content: Mapping[str, Any]) -> str:
     """The report as Markdown."""
-    main, metrics = content["metrics"][0], _reported(content)
-    counts, best = content["parameters"], content["best"]
+    main, metrics, best = content["metrics"][0], _reported(content), content["best"]
+    moves = what_moves(content["strategy"], content["parameters"], content["memory"])
     sizes = ", ".join(f"{n:,} {split}" for split, n in content["examples"].items())
     lines = [
         f"# {content['task']}: {content['family']} of {content['model']}",
         "",
-        f"Strategy {content['strategy']}: {counts['trained']:,} of {counts['total']:,} parameters "
-        f"are trained. Examples: {sizes}. {content['steps']:,} steps a run.",
+        f"Strategy {moves}. Examples: {sizes}. {content['steps']:,} steps a run.",
         "",
         f"The rate {best['learning_rate']:g} has the best mean of {main} on dev. Its seeds:",
         "",
@@ -108,6 +107,10 @@ def table(content: Mapping[str, Any]) -> str:
         for name in metrics:
             if name in scores:
                 lines.append(f"| {split} | {name} | {' | '.join(cells(scores[name]))} |")
+    answers = content["config"]["kind"]
+    if answers.get("impossible") and answers.get("tune_threshold"):
+        chosen = "The threshold of no answer is chosen on dev, where no other scores better."
+        lines += ["", chosen]
     others = [split for split in content["splits"] if split != "dev"]
     header = " | ".join(["rate", "seed", f"best dev {main}", "after epoch", *others, "seconds"])
     lines += ["", "All runs; the first of a call waits for compilation:", ""]
@@ -128,6 +131,14 @@ def table(content: Mapping[str, Any]) -> str:
         lines += ["", "Warnings:", "", *(f"- {line}" for line in content["warnings"])]
     lines += ["", f"![dev scores]({folder.PLOT})", ""]
     return "\n".join(lines)
+
+
+def what_moves(strategy: str, counts: Mapping[str, int], memory: Mapping[str, int]) -> str:
+    """How many parameters a strategy trains and what that takes; see `strategies` for both."""
+    return (
+        f"{strategy}: {counts['trained']:,} of {counts['total']:,} parameters are trained; "
+        f"parameters, gradients and moments take {sum(memory.values()) / 1e6:,.0f} MB"
+    )
 
 
 def summary_lines(content: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,6 @@ import itertools
 import math
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ import jax
 import ml_collections
 
 from bertjax import build, distributed, errors, sharding
-from bertjax.artifact import artifact, loading
+from bertjax.artifact import artifact, files, loading
 from bertjax.finetuning import checks, folder, loop, memory, predictor, recipe, report, tasks
 from bertjax.finetuning import parts as parts_lib
 
@@ -31,18 +30,14 @@ class Finetuned(NamedTuple):
     model: predictor.Predictor
 
 
-def tell(line: str) -> None:
-    """A line of progress."""
-    print(f"bertjax: {line}", file=sys.stderr, flush=True)
-
-
 def finetune(
     config: ml_collections.ConfigDict,
     output: str | os.PathLike,
-    tell: Callable[[str], None] = tell,
+    tell: Callable[[str], None] = errors.tell,
 ) -> Finetuned:
     """Trains what the output folder lacks, and writes all of it. UserError for what is wrong."""
     recipe.validate(config)
+    output = files.local(output)
     if distributed.on_several_hosts() or jax.process_count() > 1:
         raise errors.UserError(
             "fine-tuning runs on one host, and this is a slice or a job of several: take one host"
@@ -120,6 +115,7 @@ def plan(
     rates = ", ".join(f"{rate:g}" for rate in missing)
     return [
         *lines,
+        f"strategy {report.what_moves(config.strategy.name, parts.counts, parts.memory())}",
         f"examples: {', '.join(sizes)}{cut}",
         f"runs: {count}, of {parts.num_steps:,} steps, at rates {rates}; the first one compiles",
     ]
@@ -128,7 +124,8 @@ def plan(
 def suspicions(parts: parts_lib.Parts) -> list[str]:
     """What `checks` says of the data."""
     truncated = {split: encoded.truncated for split, encoded in parts.encoded.items()}
-    return checks.everything(parts.examples, truncated, parts.answering, parts.longest)
+    rows = parts.source.fields["vocab_size"]
+    return checks.everything(parts.examples, truncated, parts.answering, parts.longest, rows)
 
 
 def train(

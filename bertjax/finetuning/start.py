@@ -29,7 +29,7 @@ def model(
     """(family, fields, params): what the source has, and what it lacks drawn by the key.
 
     heads: of the task, in place of the source's, with the pooler where the family's classifier
-    reads it; () keeps a decoder's own, and leaves an encoder its pooler alone. fields: of the
+    reads it; () is the map to the vocabulary, and of an encoder the pooler alone. fields: of the
     model that differ from the source's (num_labels, adapter_size, dropout rates, vocab_size).
     labels: of the task; a head of the source stays only if it was trained for these.
 
@@ -71,8 +71,9 @@ def _heads(
 ) -> tuple[str, ...]:
     """The heads in the family's order, with the pooler or without, as `model` says."""
     if not heads:
-        own = source.fields["heads"]
-        return own if module.KIND != "encoder" else tuple(h for h in own if h == "pooler")
+        if module.KIND != "encoder":
+            return ("lm",)
+        return tuple(head for head in source.fields["heads"] if head == "pooler")
     unknown = set(heads) - {*module.HEADS, "pooler"}
     if unknown:
         raise errors.UserError(

@@ -10,7 +10,7 @@ is the same for every key, so that runs of many seeds can share it.
 """
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -89,6 +89,15 @@ class Strategy(abc.ABC):
         del height, step, steps_per_epoch
         return 1.0
 
+    def unmoved(self, trained: Any, num_steps: int, steps_per_epoch: int) -> str:
+        """What of `trained` has a rate of zero to the last step, in words; "" where all moves."""
+        num_layers = stacked(artifact.flatten(trained))
+        below = np.arange(1, num_layers + 2)
+        factor = self.rate_factor(below, num_steps - 1, steps_per_epoch)
+        count = int(np.sum(np.broadcast_to(factor, below.shape) == 0))
+        layers = f" and {count - 1} of {num_layers} layers" * (count > 1)
+        return f"the embeddings{layers}" * (count > 0)
+
     def optimizer(
         self, config: Any, num_steps: int, steps_per_epoch: int
     ) -> optax.GradientTransformation:
@@ -121,6 +130,11 @@ def heights(path: str, shape: tuple[int, ...], num_layers: int) -> np.ndarray:
     return found.astype(np.float32)
 
 
+def stacked(flat: Mapping[str, Any]) -> int:
+    """Layers of the deepest stack among arrays by their paths."""
+    return max((x.shape[0] for path, x in flat.items() if "/layers/" in path), default=0)
+
+
 class HeightState(NamedTuple):
     """count: int32, the steps so far."""
 
@@ -138,8 +152,7 @@ def scale_by_height(
 
     def update_fn(updates: Any, state: HeightState, params: Any = None) -> tuple[Any, HeightState]:
         del params
-        flat = artifact.flatten(updates)
-        num_layers = max((x.shape[0] for p, x in flat.items() if "/layers/" in p), default=0)
+        num_layers = stacked(artifact.flatten(updates))
 
         def one(path: Any, update: jax.Array) -> jax.Array:
             height = heights(sharding.path_name(path), update.shape, num_layers)

@@ -63,21 +63,20 @@ def run(
     output: str | os.PathLike,
     data: str | os.PathLike | None,
     values: Mapping[str, Any],
-    tell: Callable[[str], None] = run_lib.tell,
+    tell: Callable[[str], None] = errors.tell,
 ) -> str:
     """Fine-tunes on every task whose files are there, and returns the report.
 
     data: the suite's folder. values: keys of all recipes; they win over those of an `Item`.
     UserError, before anything is trained, for what is wrong with a config.
     """
-    suite = load(path)
+    suite, out = load(path), files.local(output)
     if data is None or "model" not in values:
         raise errors.UserError("a suite needs --model and --data, the folder of its tasks")
     configs, absent = _configs(suite, os.fspath(data), values)
     if not configs:
         raise errors.UserError(f"--data={data}: has the files of none of the suite's tasks")
     backend.configure(next(iter(configs.values())).dtype)  # once, before the first device
-    out = pathlib.Path(output)
     reports: dict[str, Mapping[str, Any]] = {}
     for place, (name, config) in enumerate(configs.items(), 1):
         tell(f"task {place} of {len(configs)}: {name}")

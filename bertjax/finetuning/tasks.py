@@ -95,7 +95,8 @@ TASKS: dict[str, Task] = glue.TASKS | {
              ("accuracy",)),
         Task("text_to_text", "text_to_text", "text_pairs", _SOURCE, ("bleu", *_ROUGE)),
         Task("translation", "text_to_text", "text_pairs", _SOURCE, ("bleu",)),
-        Task("summarization", "text_to_text", "text_pairs", _SOURCE, _ROUGE, max_length=512),
+        Task("summarization", "text_to_text", "text_pairs", _SOURCE, _ROUGE, max_length=512,
+             options={"prefix": "summarize: "}),
         Task("generative_qa", "text_to_text", "text_pairs", _SOURCE, _SQUAD_SCORES,
              max_length=512),
         Task("embeddings", "embeddings", "sentences",
@@ -129,6 +130,20 @@ def find(name: str) -> Task:
         options={"task": known} if known in glue.TASKS else {},
         metrics=tuple(score for score in task.metrics if score in _SCORES_OF_TEXT[task.reader]),
     )
+
+
+def answered(name: str, *, any_texts: bool) -> Task:
+    """The task of a model that answers, whose files may hold what it was not trained on.
+
+    any_texts: whether it takes pairs as well as single texts, as one from elsewhere may.
+    """
+    task = find(name)
+    if task.reader == "questions":  # some may have no answer
+        return dataclasses.replace(task, options={**task.options, "impossible": True})
+    if any_texts and task.name == "classification":
+        columns = task.columns._replace(texts=(*_PAIRS, *_TEXT))
+        return dataclasses.replace(task, columns=columns)
+    return task
 
 
 def files(task: Task, folder: str) -> dict[str, str]:
@@ -187,8 +202,8 @@ def read(
 
     split: "train" and "dev" need labels; other files have them for all examples or for none, and
         for tasks of one text may be .txt with a text a line.
-    scored: False where labels do not matter: they may be there or not, and a .txt for a task of
-        words may have a text a line.
+    scored: False where labels do not matter: they may be there or not, of this task or another,
+        and a .txt for a task of words may have a text a line.
     skipped: counts what is left out of the files of a task that is published with damaged rows;
         without it they are errors, for a leaderboard wants every row of its test data.
     UserError, naming file and line, for whatever is wrong otherwise.
@@ -200,11 +215,11 @@ def read(
     elif not training and _is_plain(task, path, scored=scored):
         return _of_plain_text(task, path)
     elif task.reader == "words" and not readers.has_fields(path):
-        found = conll.read(path, entities=_marks_entities(task))
+        found = conll.read(path, entities=_marks_entities(task) if scored else None)
     else:
         left_out = skipped if task.damaged else None
         records = readers.records(path, headerless=task.headerless, skipped=left_out)
-        found = _examples(task, records, left_out, keep_empty=task.damaged)
+        found = _examples(task, records, left_out, keep_empty=task.damaged, scored=scored)
     needed = training and task.labelled
     _check_labels(task, path, found, needed=needed, all_or_none=scored)
     return found
@@ -220,8 +235,7 @@ def _of_plain_text(task: Task, path: str) -> list[examples_lib.Example]:
     if task.reader == "text_pairs":
         return [examples_lib.TextPair(text, where=where) for where, text in readers.plain(path)]
     if task.reader == "words":
-        lines = readers.plain(path)
-        return [examples_lib.Words(examples_lib.split(text), where=where) for where, text in lines]
+        return [examples_lib.cut(text, where) for where, text in readers.plain(path)]
     several = all(len(names) > 1 for names in task.columns.texts) and not task.any_texts
     if several or task.reader == "choices":
         needed = [*task.columns.texts[0], *["choices"] * (task.reader == "choices")]
@@ -238,9 +252,11 @@ def _examples(
     skipped: collections.Counter[str] | None,
     *,
     keep_empty: bool,
+    scored: bool,
 ) -> list[examples_lib.Example]:
     if task.reader == "sentences":
-        label = functools.partial(_number if task.numbers else _name, task)
+        checked = functools.partial(_number if task.numbers else _name, task)
+        label = checked if scored else _as_it_is
         found = readers.sentences(
             records, task.columns, label, skipped=skipped, keep_empty=keep_empty
         )
@@ -249,8 +265,13 @@ def _examples(
     elif task.reader == "choices":
         found = readers.choices(records, task.columns)
     else:
-        found = _in_bio2(task, list(readers.words(records, task.columns)))
+        found = list(readers.words(records, task.columns))
+        found = _in_bio2(task, found) if scored else found
     return list(found)
+
+
+def _as_it_is(record: readers.Record, value: Any) -> str | float | None:
+    return value if isinstance(value, str | float | int) else None
 
 
 def _number(task: Task, record: readers.Record, value: Any) -> float | None:

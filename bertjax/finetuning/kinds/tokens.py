@@ -197,7 +197,8 @@ def decode(
 ) -> list[dict[str, Any]]:
     """{"tags", "probabilities": of each word, "entities": [{"type", "text", "start", "stop"}]}.
 
-    start and stop count words. A word that was cut off has a probability of 0, and is O; "" where
+    start and stop count words; of a text that was cut into words "characters": [start, stop) say
+    where an entity stands in it. A word that was cut off has a probability of 0, and is O; "" where
     the tags have no O.
     """
     outside = OUTSIDE if OUTSIDE in labels else ""
@@ -322,9 +323,8 @@ def _inner(target: int, labels: Sequence[str]) -> int:
 
 
 def _entity(example: Example, span: Span) -> dict[str, Any]:
-    return {
-        "type": span.type,
-        "text": " ".join(example.words[span.start : span.stop]),
-        "start": span.start,
-        "stop": span.stop,
-    }
+    found = {"type": span.type, "start": span.start, "stop": span.stop}
+    if not example.text:
+        return found | {"text": " ".join(example.words[span.start : span.stop])}
+    start, stop = examples_lib.characters(example.text, span.start, span.stop)
+    return found | {"text": example.text[start:stop], "characters": [start, stop]}

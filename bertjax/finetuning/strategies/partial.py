@@ -47,6 +47,7 @@ class Strategy(strategy.Strategy):
                 trained[path] = stack[count:]
             if count > 0:
                 frozen[path] = stack[:count]
+        self.needs(bool(trained), "layer left to train")
         return artifact.unflatten(trained), artifact.unflatten(frozen)
 
     def combine(self, trained: Any, frozen: Any) -> Any:
