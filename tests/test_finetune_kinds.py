@@ -251,16 +251,25 @@ def test_a_model_that_evaluates_stays_split(root):
     assert table.addressable_shards[0].data.size * 8 == table.size
 
 
-@pytest.mark.parametrize("name", ["lora", "prompts", "adapters"])
-def test_what_a_strategy_adds_is_in_the_artifact(root, tmp_path, name):
-    values = {"strategy__name": name, "num_epochs": 1}
-    made, found, model = _trained(root, "classification", root, **values)
-    assert made.counts["trained"] < made.counts["total"]
-    artifact.write(model, tmp_path / "art")
-    loaded = bertjax.load(tmp_path / "art")
-    assert not any("lora" in name for name in artifact.flatten(loaded.params))
-    scores = loaded.evaluate(made.examples["dev"])
-    assert scores == pytest.approx(found.evaluations[0].dev, abs=1e-3)
+@pytest.mark.parametrize(
+    "name", ["layerwise", "partial", "bitfit", "lora", "prompts", "adapters"]
+)  # fmt: skip
+def test_a_strategy_by_its_flag(root, tmp_path, name):
+    out, scores = tmp_path / "out", tmp_path / "scores.json"
+    keys = {"max_length": 40, "batch_size": 8, "num_epochs": 1}
+    keys |= {"strategy.frozen_layers": 1} if name == "partial" else {}
+    words = ["--task=classification", f"--model={root / 'model'}", f"--data={root}"]
+    words += ["--lr=1e-2", f"--strategy={name}", f"--output={out}"]
+    words += [f"--config.{key}={value}" for key, value in keys.items()]
+    assert command_line.main(["finetune", *words]) == 0
+    report = json.loads((out / "report.json").read_text())
+    trained, total = report["parameters"]["trained"], report["parameters"]["total"]
+    assert trained == total if name == "layerwise" else 0 < trained < total
+    assert not any("lora" in path for path in artifact.flatten(bertjax.load(out).params))
+    words = [f"--model={out}", f"--data={root / 'dev.tsv'}", f"--json={scores}"]
+    assert command_line.main(["evaluate", *words]) == 0
+    (found,) = report["splits"]["dev"]["accuracy"]["values"]
+    assert json.loads(scores.read_text())["accuracy"] == pytest.approx(found, abs=1e-3)
 
 
 # Suites

@@ -33,11 +33,12 @@ def _bare(examples):
     return [example._replace(where="") for example in examples]
 
 
-def test_a_classifier_from_elsewhere_reads_pairs_too(tmp_path):
-    task = tasks.answered("classification", any_texts=True)
+@pytest.mark.parametrize("name", ["classification", "embeddings"])  # from elsewhere, the first
+def test_models_that_take_any_texts_read_single_ones_and_pairs(tmp_path, name):
+    task = tasks.answered(name, any_texts=True)
     for columns, texts in (("sentence1\tsentence2", ("a", "b")), ("text\tx", ("a",))):
         (tmp_path / "a.tsv").write_text(f"{columns}\tlabel\na\tb\tyes\n")
-        assert tasks.read(task, str(tmp_path / "a.tsv"), "dev")[0].texts == texts
+        assert tasks.read(task, str(tmp_path / "a.tsv"), "test")[0].texts == texts
     assert tasks.answered("classification", any_texts=False) == tasks.find("classification")
 
 

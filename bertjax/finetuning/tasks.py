@@ -135,12 +135,12 @@ def find(name: str) -> Task:
 def answered(name: str, *, any_texts: bool) -> Task:
     """The task of a model that answers, whose files may hold what it was not trained on.
 
-    any_texts: whether it takes pairs as well as single texts, as one from elsewhere may.
+    any_texts: whether it takes pairs as well as single texts, as one of vectors, or from elsewhere.
     """
     task = find(name)
     if task.reader == "questions":  # some may have no answer
         return dataclasses.replace(task, options={**task.options, "impossible": True})
-    if any_texts and task.name == "classification":
+    if any_texts and task.reader == "sentences":
         columns = task.columns._replace(texts=(*_PAIRS, *_TEXT))
         return dataclasses.replace(task, columns=columns)
     return task
