@@ -101,6 +101,7 @@ def test_a_t5_writes_in_transformers_what_it_writes_here(tmp_path, num_beams):
     huggingface.write(model.source, tmp_path / "hf")
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "hf").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert theirs.config.prefix == "saw: " and tokenizer.model_max_length == 24
     texts = ["the cat", "a dog ran home", "letters", "and saw many words"]
     found = []
     for text in texts:

@@ -104,10 +104,10 @@ def test_what_a_trained_model_does_not_read():
     own = types.SimpleNamespace(lengths=Lengths(16), config=None)
     assert checks.unread(np.zeros(3, bool), own) == []
     (line,) = checks.unread(np.array([True, False, True]), own)
-    assert line.startswith("2 of 3 examples lose text behind 16 tokens: ")
+    assert line.startswith("2 of 3 examples lose text: the model was fine-tuned to read rows of 16")
     own.config = types.SimpleNamespace(max_query_length=64)
     (line,) = checks.unread(np.array([True]), own)
-    assert line.startswith("1 of 1 examples lose the end of their question behind 64 tokens: ")
+    assert line.startswith("1 of 1 examples lose the end of their question: ")
 
 
 def test_entities_and_a_tokenizer_without_capital_letters(uncased, cased):

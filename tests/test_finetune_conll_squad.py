@@ -251,7 +251,10 @@ def test_tags_do_not_matter_where_nothing_is_scored(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"words": ["Ada", "ran"], "tags": ["I-PER", "NOUN"]}\n')
     for name in ("a.conll", "a.jsonl"):
         (found,) = tasks.read(tasks.find("ner"), str(tmp_path / name), "test", scored=False)
-        assert found[:2] == (("Ada", "ran"), ("I-PER", "NOUN"))
+        assert found[:2] == (("Ada", "ran"), None)
+    (tmp_path / "a.conll").write_text("Ada I-PER\nran O\n")
+    (found,) = tasks.read(tasks.find("ner"), str(tmp_path / "a.conll"), "test", scored=False)
+    assert found.tags == ("B-PER", "O")
 
 
 def test_a_row_that_lacks_its_tag_is_no_text(tmp_path):

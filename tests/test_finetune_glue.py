@@ -114,8 +114,10 @@ def test_damaged_rows_of_qqp_are_left_out_of_training_and_counted(tmp_path):
     with pytest.raises(errors.UserError, match=r"train\.tsv:3"):
         _read("qqp", path)
     path = _write(tmp_path / "test.tsv", _lines("question1\tquestion2\tis_duplicate", "A?\tB?\tx"))
-    (found,) = tasks.read(tasks.find("qqp"), str(path), "test", scored=False)
-    assert found.label == "x"  # of no matter there
+    (found,) = _read("qqp", path, "test", scored=False)
+    assert found.label is None and found.texts == ("A?", "B?")
+    path = _write(tmp_path / "test.tsv", _lines("question1\tquestion2\tis_duplicate", "A?\tB?\t1"))
+    assert _read("qqp", path, "test", scored=False)[0].label == "duplicate"
     # The leaderboard wants an answer to each row of its test data.
     path = _write(tmp_path / "test.tsv", _lines("id\tquestion1\tquestion2", "0\tA?\tB?", "1\tA?\t"))
     assert [e.texts[1] for e in _read("qqp", path, "test")] == ["B?", ""]

@@ -83,6 +83,7 @@ def test_answers_and_the_threshold_of_none(root, tmp_path, capsys):
     assert command_line.main(["predict", f"--model={tmp_path / 'out'}", *words]) == 0
     assert "best: " in capsys.readouterr().out
     table = (tmp_path / "out" / "report.md").read_text()
+    assert "is chosen on dev" in table
     assert "| dev | has_answer_f1 |" in table and "| dev | no_answer_accuracy |" in table
     words = ["evaluate", f"--model={tmp_path / 'out'}", f"--data={tmp_path / 'dev.json'}"]
     assert command_line.main(words) == 0
@@ -145,7 +146,11 @@ def test_vectors_of_texts_that_match(root, tmp_path, capsys):
     assert vector == [float(f"{x:.6g}") for x in loaded.predict("the dog ran")["vector"]]
     assert loaded.encode("the dog ran", normalize=True)[0] == pytest.approx(vector, abs=1e-5)
     loaded.predict("the dog ran home " * 20)
-    assert "1 of 1 examples lose text behind 40 tokens" in capsys.readouterr().err
+    assert "1 of 1 examples lose text: the model" in capsys.readouterr().err
+    loaded.answering = dataclasses.replace(loaded.answering, prompt_ids=(5,))
+    with pytest.raises(errors.UserError, match="behind a trained prompt: take those of `predict`"):
+        loaded.encode("the dog ran")
+    loaded = bertjax.load(tmp_path / "out")
     with pytest.raises(errors.UserError, match="give pairs, sentence1 and sentence2, or single"):
         loaded.predict(["the dog ran", ("the dog", "the cat")])
     (tmp_path / "test.txt").write_text("the dog ran\n")  # given vectors, and not scored

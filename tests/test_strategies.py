@@ -198,9 +198,9 @@ def test_layers_begin_to_move_at_their_epoch():
 def test_what_never_moves_is_told():
     method = parted.make("gradual")
     _, params = parted.model_of(method)  # of three layers
-    assert method.unmoved(params, 6, 2) == "the embeddings"
-    assert method.unmoved(params, 2, 2) == "the embeddings and 2 of 3 layers"
-    assert method.unmoved(params, 8, 2) == parted.make("full").unmoved(params, 2, 2) == ""
+    assert "the embeddings never move" in method.notes(params, 3)[0]
+    assert "the embeddings and the lowest 2 of 3 layers never move" in method.notes(params, 1)[0]
+    assert method.notes(params, 4) == parted.make("full").notes(params, 1) == []
 
 
 def test_a_layer_that_joins_takes_steps_of_the_usual_size():
@@ -297,7 +297,7 @@ def test_a_pooler_that_nobody_reads_is_not_trained():
 
 
 def test_nothing_to_train_is_refused():
-    with pytest.raises(errors.UserError, match="the model has no layer left to train"):
+    with pytest.raises(errors.UserError, match="frozen_layers = 2: must be less: nothing is"):
         parted.abstract("bert", "partial", {**encoders.FIELDS, "heads": (), "num_layers": 2})
 
 

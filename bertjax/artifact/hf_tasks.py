@@ -112,7 +112,10 @@ def to_config(model: artifact.Artifact, ending: str) -> dict[str, Any]:
             specials = model.tokenizer.specials
             end = packing.end_of_text(specials)
             content["pad_token_id"] = specials.pad if specials.pad >= 0 else end
-    return content if model.task is None else {**content, KEY: {"task": model.task}}
+    if model.task is None:
+        return content
+    prefix = model.task["config"].get("prefix")
+    return {**content, **({"prefix": prefix} if prefix else {}), KEY: {"task": model.task}}
 
 
 def generation_config(model: artifact.Artifact, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,13 +138,15 @@ def generation_config(model: artifact.Artifact, content: Mapping[str, Any]) -> d
 
 
 def max_length(model: artifact.Artifact) -> int:
-    """Where the tokenizer of transformers cuts a text: where a fine-tuned model does here.
+    """Where the tokenizer of transformers cuts a text: at the rows that a task was trained with.
 
-    A sentence of words that is too long for its task is split here, and there it is read as it is.
+    A sentence of words that is too long for them is split here, and there it is read as it is.
     """
-    if model.task is None or model.task["kind"] == "tokens":
-        return model.fields["max_length"]
-    return min(model.task["max_length"], model.fields["max_length"])
+    task, most = model.task, model.fields["max_length"]
+    if task is None:
+        return most
+    windows = task["kind"] == "tokens" and task["config"].get("long_sentences") != "truncate"
+    return most if windows else min(task["max_length"], most)
 
 
 def num_labels(content: Mapping[str, Any], ending: str, where: Any) -> int:

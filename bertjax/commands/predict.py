@@ -67,7 +67,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--choice", action="append", help="one of several, for --context or --prompt")
     flag("--data", help="file of examples to answer; .txt: a text a line, or columns of words")
     flag("--output", help="with --data: file for a line of JSON an example; default: the screen")
-    flag("--top", type=int, help="guesses a mask, or labels, 10 at most, default: 5")
+    flag("--top", type=int, help="guesses a mask, or labels (10 at most); default: 5")
     options = parser.add_argument_group("with --prompt")
     for name, (kind, summary) in OPTIONS.items():
         options.add_argument(f"--{name}", type=kind, help=summary)
@@ -83,6 +83,9 @@ def run(flags: argparse.Namespace) -> None:
     asked = [name for name in WHAT if getattr(flags, name)]
     if asked == ["prompt", "choice"]:
         asked = ["prompt"]
+        for name in ("context", "top"):
+            if getattr(flags, name) is not None:
+                raise errors.UserError(f"--{name} is not for --prompt; leave it out")
     if len(asked) != 1:
         raise errors.UserError(f"give one of {_flags(WHAT)}")
     for name, owners in WITH.items():

@@ -78,6 +78,12 @@ class Answering:
         read = {name: feature for name, feature in table.items() if name not in self.absent}
         return batches_lib.Batches(encoded.rows, read, self.lengths, batch_size, passes)
 
+    def asked(self, examples: Sequence[examples_lib.Example]) -> "Answering":
+        """For examples that may ask for more than training did; most kinds answer all alike."""
+        if not hasattr(self.kind, "asked"):
+            return self
+        return dataclasses.replace(self, config=self.kind.asked(self.config, examples))
+
     def tuned(
         self, examples: Sequence[examples_lib.Example], predictions: Sequence[Any]
     ) -> "Answering":

@@ -112,7 +112,9 @@ def truncation(
     keys = ["max_length"] * (lengths.length != most)
     keys += ["kind.max_target_length"] * bool(lengths.target_length)
     raise_it = f": raise --config.{' or --config.'.join(keys)}" if keys else ""
-    return [f"{share:.1%} of the examples of {split} lose text behind {_most(lengths)}{raise_it}"]
+    target = lengths.target_length
+    behind = f"{lengths.length} tokens" + f", or of their target behind {target}" * bool(target)
+    return [f"{share:.1%} of the examples of {split} lose text behind {behind}{raise_it}"]
 
 
 def unread(truncated: np.ndarray, answering: answering_lib.Answering) -> list[str]:
@@ -121,14 +123,12 @@ def unread(truncated: np.ndarray, answering: answering_lib.Answering) -> list[st
     if not count:
         return []
     question_length = getattr(answering.config, "max_query_length", 0)
-    what = (
-        f"the end of their question behind {question_length} tokens"
-        if question_length
-        else f"text behind {_most(answering.lengths)}"
-    )
+    lost, read = "text", f"rows of {answering.lengths.length}"
+    if question_length:
+        lost, read = "the end of their question", f"questions of {question_length}"
     return [
-        f"{count:,} of {len(truncated):,} examples lose {what}: the model was fine-tuned to read "
-        "no more"
+        f"{count:,} of {len(truncated):,} examples lose {lost}: the model was fine-tuned to read "
+        f"{read} tokens"
     ]
 
 
@@ -205,11 +205,6 @@ def _is_entity(example: examples_lib.Words) -> bool:
 def _unknown(texts: Sequence[str], tokenizer: tokenizer_lib.Tokenizer) -> float:
     ids = np.concatenate([np.array(own, int) for own in tokenizer.encode_batch(texts)] or [[]])
     return float(np.mean(ids == tokenizer.specials.unk)) if len(ids) else 0.0
-
-
-def _most(lengths: kind.Lengths) -> str:
-    target = lengths.target_length
-    return f"{lengths.length} tokens" + f", or of their target behind {target}" * bool(target)
 
 
 def _squeezed(example: Example) -> str:

@@ -29,24 +29,22 @@ Line = tuple[str, str, int]  # word, tag ("" where there is none), line number
 def read(path: str, *, entities: bool | None) -> list[examples.Words]:
     """The sentences of a file, without tags where no line has any; at least one.
 
-    entities: as of `bio2`; None leaves all tags as they are. UserError for tags that it refuses,
-    lines of unlike columns, and words without a tag among others.
+    entities: as of `bio2`; None leaves all tags out. UserError for tags that it refuses, lines of
+    unlike columns, and words without a tag among others.
     """
     sentences = list(_sentences(path))
     if not sentences:
         raise errors.UserError(f"{path}: holds no sentence")
     tagged = [None] * len(sentences)
-    if any(tag for sentence in sentences for _, tag, _ in sentence):
+    if entities is not None and any(tag for sentence in sentences for _, tag, _ in sentence):
         for word, tag, line in (line for sentence in sentences for line in sentence):
             if not tag:
                 raise errors.UserError(f"{path}:{line}: no tag beside {word!r:.40}")
-        tagged = [tuple(tag for _, tag, _ in sentence) for sentence in sentences]
-        if entities is not None:
-            tagged = bio2(
-                tagged,
-                lambda sentence, word: f"{path}:{sentences[sentence][word][2]}",
-                entities=entities,
-            )
+        tagged = bio2(
+            [[tag for _, tag, _ in sentence] for sentence in sentences],
+            lambda sentence, word: f"{path}:{sentences[sentence][word][2]}",
+            entities=entities,
+        )
     return [
         examples.Words(tuple(word for word, _, _ in sentence), tags, f"{path}:{sentence[0][2]}")
         for sentence, tags in zip(sentences, tagged, strict=True)

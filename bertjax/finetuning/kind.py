@@ -21,6 +21,8 @@ A kind is one file of `finetuning/kinds`, found by its name (`load`). It has
         0 to 100 where the field does so (accuracy, F1, BLEU); the task names the main one
     tuned (optional): (config, labelled examples of dev, predictions) -> Config with what is chosen
         on dev, to `decode` with from then on and to keep (the null threshold of SQuAD 2.0)
+    asked (optional): (config, examples to answer) -> Config for them, which may ask for more than
+        those of training did (questions without an answer)
     predict_loop (optional): (config, pretrained model, encoded, prompt_ids) -> outputs, where an
         answer is not one forward pass (generation); prompt_ids: of a strategy, () for none
     for_model (optional): (config, artifact) -> the config as the model that starts needs it

@@ -70,7 +70,7 @@ class Parts:
         self.head = self.heads[-1] if self.heads else ""  # a pooler comes before it
         self.family, self.fields, self._first = self._first_params(0)
         self.model = build.model(self.family, self.fields, build.compute(config))
-        kernels.check(config.attention, self.model.config, self.model.config.dtype, {}, ())
+        self._check_attention()
         trained, frozen = self.split()
         self.counts = strategies.counts(trained, frozen, self.fields["vocab_size"])
         self.frozen = self._put(frozen)
@@ -78,13 +78,7 @@ class Parts:
             self._keep_features(trained)
         self.train_batches = self.batches_of("train")
         self.num_steps = config.num_epochs * self.train_batches.steps_per_epoch
-        steps_per_epoch = self.train_batches.steps_per_epoch
-        unmoved = self.strategy.unmoved(trained, self.num_steps, steps_per_epoch)
-        if unmoved:
-            self.notes.append(
-                f"{unmoved} never move in {config.num_epochs} epochs: raise "
-                "--config.strategy.layers_per_epoch or --config.num_epochs"
-            )
+        self.notes += self.strategy.notes(trained, config.num_epochs)
 
     # The model
 
@@ -349,8 +343,17 @@ class Parts:
         """Where the stacked state is kept."""
         return jax.tree.map(lambda x: x.sharding, self._state_looks(1))
 
+    def _check_attention(self) -> None:
+        name, model = self.config.attention, self.model.config
+        rate = getattr(model, "attention_dropout_rate", 0.0)
+        errors.check(name == "xla" or rate == 0, "dropout_rate", self.config.dropout_rate,
+                     f"0 with config.attention = {name!r}, which has no dropout")  # fmt: skip
+        kernels.check(name, model, model.dtype, {}, ())
+
     def _check_mesh(self) -> None:
-        kernels.check_mesh(self.config.attention, self.mesh)
+        name, platform = self.config.attention, self.mesh.devices.flat[0].platform
+        errors.check(name == "xla" or platform == "gpu", "attention", name, f"xla on a {platform}")
+        kernels.check_mesh(name, self.mesh)
         shards = sharding.batch_shards(self.mesh)
         if self.config.batch_size % shards:
             raise errors.UserError(

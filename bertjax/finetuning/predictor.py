@@ -7,7 +7,6 @@ model.evaluate("dev.tsv")                  # {"accuracy": 93.1, ...}
 """
 
 import collections
-import dataclasses
 import functools
 import json
 import os
@@ -22,7 +21,7 @@ from bertjax.artifact import artifact
 from bertjax.finetuning import answering as answering_lib
 from bertjax.finetuning import checks, kind, tasks
 from bertjax.finetuning import examples as examples_lib
-from bertjax.finetuning.kinds import embeddings, extractive_qa, tokens
+from bertjax.finetuning.kinds import tokens
 from bertjax.models import layers
 
 BATCH_SIZE = 32
@@ -49,18 +48,26 @@ class Predictor(inference.Pretrained):
             return self.answer([self.example(each) for each in inputs])[1]
         return self.answer([self.example(inputs)])[1][0]
 
-    def encode(self, texts: Sequence[str], pooling: str = "", **options: bool) -> np.ndarray:
+    def encode(
+        self,
+        texts: Sequence[str],
+        pooling: str = "",
+        *,
+        normalize: bool = False,
+        truncate: bool = False,
+    ) -> np.ndarray:
         """As `Pretrained.encode`; the pooling is "mean", or what embeddings were trained with.
 
-        Raises UserError for embeddings that were trained behind a prompt: only `predict` has it.
+        It reads as much as the model can, `predict` as much as in training. Raises UserError for
+        embeddings that were trained behind a prompt: only `predict` has it.
         """
-        config = self.answering.config
-        trained = isinstance(config, embeddings.Config)
+        trained = getattr(self.answering.config, "pooling", "")
         if trained and self.answering.prompt_ids:
             raise errors.UserError(
                 "this model gives vectors behind a trained prompt: take those of `predict`"
             )
-        return super().encode(texts, pooling or (config.pooling if trained else "mean"), **options)
+        how = pooling or trained or "mean"
+        return super().encode(texts, how, normalize=normalize, truncate=truncate)
 
     def evaluate(
         self, examples: str | os.PathLike | Sequence[examples_lib.Example]
@@ -68,14 +75,17 @@ class Predictor(inference.Pretrained):
         """Every score that the kind of the task has, of a labelled file or of its examples."""
         if isinstance(examples, str | os.PathLike):
             damaged: collections.Counter[str] = collections.Counter()
-            examples = tasks.read(self.task, os.fspath(examples), "dev", skipped=damaged)
-        return self._answering(examples).scores(examples, self.answer(examples)[1])
+            path = os.fspath(examples)
+            examples = tasks.read(self.task, path, "dev", skipped=damaged)
+            for why, count in damaged.items():
+                errors.tell(f"{path}: {count} {why}, left out")
+        return self.answering.asked(examples).scores(examples, self.answer(examples)[1])
 
     def answer(
         self, examples: Sequence[examples_lib.Example]
     ) -> tuple[kind.Encoded, list[dict[str, Any]]]:
         """(the rows they became, one prediction an example). Says how many of them lose text."""
-        answering = self._answering(examples)
+        answering = self.answering.asked(examples)
         if not examples:
             return kind.Encoded([], np.zeros(0, int), np.zeros(0, bool)), []
         encoded = answering.encode(examples)
@@ -87,15 +97,6 @@ class Predictor(inference.Pretrained):
             batches = answering.batches(encoded, min(BATCH_SIZE, len(encoded.rows)))
             outputs = answering_lib.forward(self._step, self.params, batches)
         return encoded, answering.decode(examples, encoded, outputs)
-
-    def _answering(self, examples: Sequence[examples_lib.Example]) -> answering_lib.Answering:
-        """How it answers these; where one has no answer, a model of SQuAD 1.1 may give none too."""
-        config = self.answering.config
-        silent = isinstance(config, extractive_qa.Config) and any(e.impossible for e in examples)
-        if not silent or config.impossible:
-            return self.answering
-        config = dataclasses.replace(config, impossible=True)
-        return dataclasses.replace(self.answering, config=config)
 
     def example(self, given: Input) -> examples_lib.Example:
         """An input as the example that the task has. UserError for one that does not fit."""

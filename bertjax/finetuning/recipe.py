@@ -158,7 +158,7 @@ def validate(config: ConfigDict) -> None:
           "another one: wsd is for a run that will go on")  # fmt: skip
     check(config.dtype in ("auto", "float32", "bfloat16"), "dtype", "auto, float32 or bfloat16")
     check(config.attention in ("xla", "cudnn"), "attention",
-          "xla or cudnn; splash needs lengths in multiples of 128, and batches here are shorter")
+          "xla or cudnn; splash needs lengths in multiples of 128, as batches here seldom have")
     check(config.remat in layers.REMAT_POLICIES, "remat", ", ".join(layers.REMAT_POLICIES))
     sharding.parse_mesh(config.mesh)
     optimizer.validate(run_optimizer(config, 1e-5, 1000), 1000)

@@ -89,14 +89,10 @@ class Strategy(abc.ABC):
         del height, step, steps_per_epoch
         return 1.0
 
-    def unmoved(self, trained: Any, num_steps: int, steps_per_epoch: int) -> str:
-        """What of `trained` has a rate of zero to the last step, in words; "" where all moves."""
-        num_layers = stacked(artifact.flatten(trained))
-        below = np.arange(1, num_layers + 2)
-        factor = self.rate_factor(below, num_steps - 1, steps_per_epoch)
-        count = int(np.sum(np.broadcast_to(factor, below.shape) == 0))
-        layers = f" and {count - 1} of {num_layers} layers" * (count > 1)
-        return f"the embeddings{layers}" * (count > 0)
+    def notes(self, trained: Any, num_epochs: int) -> list[str]:
+        """What a user may not expect of so many epochs."""
+        del trained, num_epochs
+        return []
 
     def optimizer(
         self, config: Any, num_steps: int, steps_per_epoch: int

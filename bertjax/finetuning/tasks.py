@@ -202,12 +202,29 @@ def read(
 
     split: "train" and "dev" need labels; other files have them for all examples or for none, and
         for tasks of one text may be .txt with a text a line.
-    scored: False where labels do not matter: they may be there or not, of this task or another,
-        and a .txt for a task of words may have a text a line.
+    scored: False where labels do not matter: they may be there or not, those that are not of the
+        task are left out, and a .txt for a task of words may have a text a line.
     skipped: counts what is left out of the files of a task that is published with damaged rows;
         without it they are errors, for a leaderboard wants every row of its test data.
     UserError, naming file and line, for whatever is wrong otherwise.
     """
+    if scored:
+        return _read(task, path, split, skipped, scored=True)
+    try:
+        return _read(task, path, split, skipped, scored=False)
+    except errors.UserError:
+        columns = task.columns._replace(label=(), refused=())
+        return _read(dataclasses.replace(task, columns=columns), path, split, skipped, scored=False)
+
+
+def _read(
+    task: Task,
+    path: str,
+    split: str,
+    skipped: collections.Counter[str] | None,
+    *,
+    scored: bool,
+) -> list[examples_lib.Example]:
     training = split == "train" or split.startswith("dev")
     if task.reader == "questions":
         many = task.kind == "text_to_text" or "impossible" in task.options
@@ -215,11 +232,11 @@ def read(
     elif not training and _is_plain(task, path, scored=scored):
         return _of_plain_text(task, path)
     elif task.reader == "words" and not readers.has_fields(path):
-        found = conll.read(path, entities=_marks_entities(task) if scored else None)
+        found = conll.read(path, entities=_marks_entities(task) if task.columns.label else None)
     else:
         left_out = skipped if task.damaged else None
         records = readers.records(path, headerless=task.headerless, skipped=left_out)
-        found = _examples(task, records, left_out, keep_empty=task.damaged, scored=scored)
+        found = _examples(task, records, left_out, keep_empty=task.damaged)
     needed = training and task.labelled
     _check_labels(task, path, found, needed=needed, all_or_none=scored)
     return found
@@ -252,11 +269,9 @@ def _examples(
     skipped: collections.Counter[str] | None,
     *,
     keep_empty: bool,
-    scored: bool,
 ) -> list[examples_lib.Example]:
     if task.reader == "sentences":
-        checked = functools.partial(_number if task.numbers else _name, task)
-        label = checked if scored else _as_it_is
+        label = functools.partial(_number if task.numbers else _name, task)
         found = readers.sentences(
             records, task.columns, label, skipped=skipped, keep_empty=keep_empty
         )
@@ -265,13 +280,8 @@ def _examples(
     elif task.reader == "choices":
         found = readers.choices(records, task.columns)
     else:
-        found = list(readers.words(records, task.columns))
-        found = _in_bio2(task, found) if scored else found
+        found = _in_bio2(task, list(readers.words(records, task.columns)))
     return list(found)
-
-
-def _as_it_is(record: readers.Record, value: Any) -> str | float | None:
-    return value if isinstance(value, str | float | int) else None
 
 
 def _number(task: Task, record: readers.Record, value: Any) -> float | None:

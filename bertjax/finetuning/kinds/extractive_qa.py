@@ -226,6 +226,13 @@ def scores(
     return result
 
 
+def asked(config: Config, examples: Sequence[Example]) -> Config:
+    """With no answer as one where some of these have none: above null odds of 0 if never tuned."""
+    return dataclasses.replace(
+        config, impossible=config.impossible or any(example.impossible for example in examples)
+    )
+
+
 def tuned(
     config: Config, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
 ) -> Config:

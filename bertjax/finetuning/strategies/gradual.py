@@ -12,6 +12,8 @@ from typing import Any
 import jax
 
 from bertjax import errors
+from bertjax.artifact import artifact
+from bertjax.finetuning import strategy
 from bertjax.finetuning.strategies import full
 
 
@@ -30,6 +32,18 @@ class Strategy(full.Strategy):
     """Rates that are zero until a layer's epoch."""
 
     name = "gradual"
+
+    def notes(self, trained: Any, num_epochs: int) -> list[str]:
+        """The layers that never move."""
+        num_layers = strategy.stacked(artifact.flatten(trained))
+        lowest = num_layers - self.config.layers_per_epoch * num_epochs
+        if lowest < 0:
+            return []
+        layers = f" and the lowest {lowest} of {num_layers} layers" * (lowest > 0)
+        return [
+            f"strategy gradual: the embeddings{layers} never move, for the epochs are too few: "
+            "raise --config.strategy.layers_per_epoch or --config.num_epochs"
+        ]
 
     def rate_factor(self, height: Any, step: jax.Array, steps_per_epoch: int) -> Any:
         """1 for what moves by now, 0 for what does not."""

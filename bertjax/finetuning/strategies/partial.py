@@ -47,7 +47,8 @@ class Strategy(strategy.Strategy):
                 trained[path] = stack[count:]
             if count > 0:
                 frozen[path] = stack[:count]
-        self.needs(bool(trained), "layer left to train")
+        errors.check(bool(trained), "strategy.frozen_layers", count,
+                     "less: nothing is left to train")  # fmt: skip
         return artifact.unflatten(trained), artifact.unflatten(frozen)
 
     def combine(self, trained: Any, frozen: Any) -> Any:
