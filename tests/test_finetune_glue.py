@@ -7,7 +7,7 @@ import os
 import pytest
 
 from bertjax import errors
-from bertjax.finetuning import tasks
+from bertjax.finetuning import submission, tasks
 from bertjax.finetuning.examples import Question, Sentence
 
 
@@ -140,7 +140,7 @@ def test_damaged_rows_of_qqp_are_left_out_of_training_and_counted(tmp_path):
 def test_submissions(tmp_path, name, split, file, labels, written):
     examples = [Sentence(("A.",), id="7"), Sentence(("B.",))]
     predictions = [{"label": label} for label in labels]
-    path = tasks.write_submission(tasks.find(name), tmp_path / "s", examples, predictions, split)
+    path = submission.write(tasks.find(name), tmp_path / "s", examples, predictions, split)
     assert path == os.fspath(tmp_path / "s" / file)
     first, second = written or labels
     assert (tmp_path / "s" / file).read_text() == f"index\tprediction\n7\t{first}\n1\t{second}\n"
@@ -149,12 +149,12 @@ def test_submissions(tmp_path, name, split, file, labels, written):
 def test_submission_of_squad_and_of_what_has_no_leaderboard(tmp_path):
     examples = [Question("q1", "Who?", "Ada."), Question("q2", "Why?", "Ada.")]
     predictions = [{"answer": "Ada"}, {"answer": ""}]
-    path = tasks.write_submission(tasks.find("squad_v2"), tmp_path, examples, predictions)
+    path = submission.write(tasks.find("squad_v2"), tmp_path, examples, predictions)
     with open(path) as file:
         assert json.load(file) == {"q1": "Ada", "q2": ""}
     predictions[1]["answer"] = "\ud83d"  # half of a character, as a window may cut it
-    tasks.write_submission(tasks.find("squad_v2"), tmp_path, examples, predictions)
+    submission.write(tasks.find("squad_v2"), tmp_path, examples, predictions)
     with open(path) as file:
         assert json.load(file) == {"q1": "Ada", "q2": "\ud83d"}
     with pytest.raises(errors.UserError, match="--task=ner: no leaderboard"):
-        tasks.write_submission(tasks.find("ner"), tmp_path, [], [])
+        submission.write(tasks.find("ner"), tmp_path, [], [])

@@ -19,7 +19,16 @@ import ml_collections
 
 from bertjax import build, distributed, errors, sharding
 from bertjax.artifact import artifact, files, loading
-from bertjax.finetuning import checks, folder, loop, memory, predictor, recipe, report, tasks
+from bertjax.finetuning import (
+    checks,
+    folder,
+    loop,
+    memory,
+    predictor,
+    recipe,
+    report,
+    submission,
+)
 from bertjax.finetuning import parts as parts_lib
 
 
@@ -192,5 +201,5 @@ def finish(
         for split, answers in predictions.items():
             if split in parts.task.submissions:
                 place = os.fspath(out.path / folder.SUBMISSION)
-                tasks.write_submission(parts.task, place, parts.examples[split], answers, split)
+                submission.write(parts.task, place, parts.examples[split], answers, split)
     out.save(run)

@@ -10,16 +10,13 @@
 import collections
 import dataclasses
 import functools
-import json
 import os
-import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from etils import epath
 
 from bertjax import errors
-from bertjax.artifact import files as files_lib
 from bertjax.data import corpus_records
 from bertjax.finetuning import conll, glue, readers, squad
 from bertjax.finetuning import examples as examples_lib
@@ -55,7 +52,7 @@ _SPANS = readers.Columns((("question", "context"),), ("answers",))
 _SOURCE = readers.Columns((("source",),), ("targets", "target"))
 _ENTITY_SCORES = ("f1", "precision", "recall", "accuracy")
 _SQUAD_SCORES = ("f1", "exact_match")
-_WRITTEN = "text_to_text"
+WRITTEN = "text_to_text"
 _SCORES_OF_TEXT = {
     "sentences": ("accuracy", "macro_f1", "f1", "mcc", "spearman", "pearson"),
     "words": ("f1", "precision", "recall"),
@@ -112,11 +109,11 @@ TASKS: dict[str, Task] = glue.TASKS | {
 def find(name: str) -> Task:
     """The task of a name, or of NAME:text_to_text. UserError for a name that is not in TASKS."""
     known, _, kind = name.partition(":")
-    if known not in TASKS or kind not in ("", _WRITTEN):
+    if known not in TASKS or kind not in ("", WRITTEN):
         meant = errors.did_you_mean(known, TASKS)
         raise errors.UserError(
             f"--task={name}: {meant}there are {', '.join(sorted(TASKS))}, and most as "
-            f"NAME:{_WRITTEN}"
+            f"NAME:{WRITTEN}"
         )
     task = TASKS[known]
     if not kind or task.kind == kind:
@@ -361,42 +358,3 @@ def columns_there(task: Task, path: str, where: str) -> str:
     if record is None or any(name in record.fields for name in task.columns.label):
         return ""
     return f"; there are {readers.columns_there(record)}"
-
-
-def write_submission(
-    task: Task,
-    folder: str,
-    examples: Sequence[examples_lib.Example],
-    predictions: Sequence[Mapping[str, Any]],
-    split: str = "test",
-) -> str:
-    """Writes the file that the task's leaderboard takes, and returns its path.
-
-    predictions: one an example, as the kind decodes them. GLUE: a table of index and prediction
-    (gluebenchmark.com/faq), scores of STS-B within 0 to 5. SQuAD: {question id: answer}.
-    UserError for a task without a leaderboard.
-    """
-    if split not in task.submissions:
-        raise errors.UserError(f"--task={task.name}: no leaderboard takes a file of its {split}")
-    path = pathlib.Path(folder) / task.submissions[split]
-    pairs = list(zip(examples, predictions, strict=True))
-    if task.reader == "questions":
-        key = "text" if task.kind == _WRITTEN else "answer"
-        content = json.dumps({e.id: p[key] for e, p in pairs}, ensure_ascii=False)
-    else:
-        rows = [
-            (example.id or str(number), _spelled(task, prediction["label"]))
-            for number, (example, prediction) in enumerate(pairs)
-        ]
-        content = "".join(f"{a}\t{b}\n" for a, b in [("index", "prediction"), *rows])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files_lib.write_text(path, content)
-    return os.fspath(path)
-
-
-def _spelled(task: Task, label: str | float | None) -> str:
-    """As the leaderboard has it; written text may be no label, and is then the first one."""
-    if task.numbers:
-        return f"{min(max(float(label or 0), 0.0), 5.0):.3f}"
-    label = task.labels[0] if label is None else str(label)
-    return task.spelling[label] if label in task.spelling else label

@@ -1,0 +1,52 @@
+"""The files that the leaderboards of GLUE and SQuAD take."""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bertjax import errors
+from bertjax.artifact import files
+from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning import task as task_lib
+from bertjax.finetuning import tasks
+
+
+def write(
+    task: task_lib.Task,
+    folder: str,
+    examples: Sequence[examples_lib.Example],
+    predictions: Sequence[Mapping[str, Any]],
+    split: str = "test",
+) -> str:
+    """Writes the file that the task's leaderboard takes, and returns its path.
+
+    predictions: one an example, as the kind decodes them. GLUE: a table of index and prediction
+    (gluebenchmark.com/faq), scores of STS-B within 0 to 5. SQuAD: {question id: answer}.
+    UserError for a task without a leaderboard.
+    """
+    if split not in task.submissions:
+        raise errors.UserError(f"--task={task.name}: no leaderboard takes a file of its {split}")
+    path = pathlib.Path(folder) / task.submissions[split]
+    pairs = list(zip(examples, predictions, strict=True))
+    if task.reader == "questions":
+        key = "text" if task.kind == tasks.WRITTEN else "answer"
+        content = json.dumps({e.id: p[key] for e, p in pairs}, ensure_ascii=False)
+    else:
+        rows = [
+            (example.id or str(number), _spelled(task, prediction["label"]))
+            for number, (example, prediction) in enumerate(pairs)
+        ]
+        content = "".join(f"{a}\t{b}\n" for a, b in [("index", "prediction"), *rows])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_text(path, content)
+    return os.fspath(path)
+
+
+def _spelled(task: task_lib.Task, label: str | float | None) -> str:
+    """As the leaderboard has it; written text may be no label, and is then the first one."""
+    if task.numbers:
+        return f"{min(max(float(label or 0), 0.0), 5.0):.3f}"
+    label = task.labels[0] if label is None else str(label)
+    return task.spelling[label] if label in task.spelling else label
