@@ -13,7 +13,8 @@ give `MIN_STEPS` steps, and 3 at least: few labels are seen more often.
 
 Each (task, source, count) is a folder of OUTPUT that `bertjax finetune` goes on with, so a stopped
 benchmark goes on where it was. Writes transfer.png and table.md, and says how many labels from
-scratch are worth 1,000 with pretraining: interpolated in the logarithm of the number of labels.
+scratch are worth 1,000 with pretraining: by medians, for a seed from scratch may go to pieces,
+interpolated in the logarithm of the number of labels.
 """
 
 import argparse
@@ -115,21 +116,21 @@ def worth(counts: list[int], scores: list[float], score: float) -> float | None:
     return float(np.exp(np.interp(score, best, np.log(counts))))
 
 
-def conclusions(counts: list[int], means: dict[str, list[float]]) -> list[str]:
+def conclusions(counts: list[int], scores: dict[str, list[float]]) -> list[str]:
     """How many labels from scratch are worth REFERENCE with each pretraining."""
     lines = []
-    for source in means.keys() - {"scratch"}:
-        if REFERENCE not in counts or "scratch" not in means:
+    for source in scores.keys() - {"scratch"}:
+        if REFERENCE not in counts or "scratch" not in scores:
             continue
-        score = means[source][counts.index(REFERENCE)]
-        found = worth(counts, means["scratch"], score)
+        score = scores[source][counts.index(REFERENCE)]
+        found = worth(counts, scores["scratch"], score)
         many = f"about {found:,.0f}" if found else f"more than all {counts[-1]:,}"
         lines.append(f"{REFERENCE:,} labels from {source}: {score:.1f}; from scratch: {many}")
     return sorted(lines)
 
 
 def draw(results: dict[str, dict[str, Any]], file: pathlib.Path) -> None:
-    """A panel a task, a line a source: the mean of the seeds, and every seed."""
+    """A panel a task, a line a source: the median of the seeds, and every seed."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -140,8 +141,8 @@ def draw(results: dict[str, dict[str, Any]], file: pathlib.Path) -> None:
         ):
             for source, scores in found["scores"].items():
                 colour = COLOURS[source]
-                means = [np.mean(each) for each in scores]
-                axes.plot(found["counts"], means, "o-", color=colour, label=source)
+                middle = [np.median(each) for each in scores]
+                axes.plot(found["counts"], middle, "o-", color=colour, label=source)
                 for count, each in zip(found["counts"], scores, strict=True):
                     axes.plot([count] * len(each), each, ".", color=colour, alpha=0.4)
             axes.set_xscale("log")
@@ -166,8 +167,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
                 f"{np.mean(s):.1f} +- {np.std(s, ddof=min(1, len(s) - 1)):.1f}" for s in scores
             ]
             lines.append(f"| {source} | {' | '.join(cells)} |")
-        means = {s: [float(np.mean(each)) for each in v] for s, v in found["scores"].items()}
-        lines += ["", *conclusions(counts, means), ""]
+        middle = {s: [float(np.median(each)) for each in v] for s, v in found["scores"].items()}
+        lines += ["", *conclusions(counts, middle), ""]
     return "\n".join(lines) + "\n"
 
 
