@@ -337,6 +337,9 @@ def test_the_help_lists_every_key_with_what_it_says(capsys):
         command_line.main(["finetune", "--help"])
     lines = capsys.readouterr().out.splitlines()
     assert "  num_epochs=3                      passes over the training data" in lines
+    text = " ".join(" ".join(lines).split())
+    assert "specials included; 384 with squad, squad_v2, qa; 512 with summarization" in text
+    assert "questions may have no answer; True with squad_v2" in text
     config = recipe.default("classification")
     for key in keys.names():
         (line,) = [line for line in lines if line.startswith(f"  {key}=")]

@@ -91,6 +91,7 @@ def test_what_will_be_trained_and_what_is_left_out_is_told(root, tmp_path):
     told = []
     run.finetune(_config(root, learning_rates="1e-3"), tmp_path / "out", told.append)
     assert "examples: train 24, dev 8, test 8" in told
+    assert any(line.startswith("strategy full: ") and line.endswith(" MB") for line in told)
     assert "runs: 1, of 3 steps, at rates 0.001; the first one compiles" in told
     told.clear()
     run.finetune(_config(root, learning_rates="1e-5"), tmp_path / "out", told.append)
