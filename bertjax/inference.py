@@ -62,7 +62,7 @@ class Pretrained:
     def encode(
         self,
         texts: Sequence[str],
-        pooling: str = "mean",
+        pooling: str = "",
         *,
         normalize: bool = False,
         truncate: bool = False,
@@ -70,9 +70,11 @@ class Pretrained:
         """One vector a text: float32[B, D].
 
         pooling: "mean" over the last states of all tokens, [CLS] and [SEP] included, or "cls", the
-        last state of the first token. normalize: to length 1. truncate: cut texts that are longer
-        than the model; without it they are a UserError.
+        last state of the first token; "" is what embeddings were trained with, else "mean".
+        normalize: to length 1. truncate: cut texts that are longer than the model; without it they
+        are a UserError.
         """
+        pooling = self._pooling(pooling)
         if pooling not in ("mean", "cls"):
             raise errors.UserError(f"pooling = {pooling!r}: must be 'mean' or 'cls'")
         texts = [texts] if isinstance(texts, str) else list(texts)
@@ -87,6 +89,10 @@ class Pretrained:
         if normalize:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors
+
+    def _pooling(self, asked: str) -> str:
+        """Of `encode`, where nothing may be asked."""
+        return asked or "mean"
 
     def fill_mask(
         self, text: str | Sequence[str], top: int = 5

@@ -112,10 +112,11 @@ def to_config(model: artifact.Artifact, ending: str) -> dict[str, Any]:
             specials = model.tokenizer.specials
             end = packing.end_of_text(specials)
             content["pad_token_id"] = specials.pad if specials.pad >= 0 else end
-    if model.task is None:
-        return content
-    prefix = model.task["config"].get("prefix")
-    return {**content, **({"prefix": prefix} if prefix else {}), KEY: {"task": model.task}}
+    if model.task is not None:
+        if model.task["config"].get("prefix"):
+            content["prefix"] = model.task["config"]["prefix"]
+        content[KEY] = {"task": model.task}
+    return content
 
 
 def generation_config(model: artifact.Artifact, content: Mapping[str, Any]) -> dict[str, Any]:

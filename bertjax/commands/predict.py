@@ -83,14 +83,13 @@ def run(flags: argparse.Namespace) -> None:
     asked = [name for name in WHAT if getattr(flags, name)]
     if asked == ["prompt", "choice"]:
         asked = ["prompt"]
-        for name in ("context", "top"):
-            if getattr(flags, name) is not None:
-                raise errors.UserError(f"--{name} is not for --prompt; leave it out")
     if len(asked) != 1:
         raise errors.UserError(f"give one of {_flags(WHAT)}")
     for name, owners in WITH.items():
         if getattr(flags, name) is not None and asked[0] not in owners:
-            raise errors.UserError(f"--{name} goes with {_flags(owners)}; leave it out")
+            raise errors.UserError(
+                f"--{name} goes with {_flags(owners)}; leave it out beside --{asked[0]}"
+            )
     errors.file_to_write("output", flags.output)
     if flags.top is not None and flags.top < 1:
         raise errors.UserError(f"--top={flags.top}: must be 1 or more")

@@ -199,8 +199,11 @@ def _check(path: pathlib.Path, mine: Mapping[str, Any], stored: Mapping[str, Any
 
 
 def _said(example: Any) -> dict[str, Any]:
-    said = {name: value for name, value in example._asdict().items() if name != "where"}
-    return {name: value for name, value in said.items() if name != "text" or value}
+    return {
+        name: value
+        for name, value in example._asdict().items()
+        if name != "where" and (name != "text" or value)
+    }
 
 
 def _digest(examples: Sequence[Any]) -> str:

@@ -35,9 +35,6 @@ def table() -> list[str]:
     for name, group in _of_kinds().items():
         of_kind = [task.name for task in tasks.TASKS.values() if task.kind == name]
         groups[f"with the tasks {', '.join(sorted(of_kind))}"] = group
-    for group in groups.values():
-        for key, (value, comment) in group.items():
-            group[key] = value, comment + _of_tasks(key, value)
     lines = []
     for title, group in groups.items():
         lines += [*textwrap.wrap(f"{title}:", _WIDTH), *map(_line, group.items()), ""]
@@ -58,6 +55,7 @@ def _of_tasks(key: str, default: Any) -> str:
 
 def _line(pair: tuple[str, tuple[Any, str]]) -> str:
     key, (value, comment) = pair
+    comment += _of_tasks(key, value)
     value = ",".join(f"{one:g}" for one in value) if isinstance(value, tuple) else value
     value = value.encode("unicode_escape").decode() if isinstance(value, str) else value
     first = f"  {f'{key}={value}':<{_COLUMN - 4}}  "

@@ -78,6 +78,7 @@ class Parts:
             self._keep_features(trained)
         self.train_batches = self.batches_of("train")
         self.num_steps = config.num_epochs * self.train_batches.steps_per_epoch
+        self.memory = strategies.memory(trained, frozen, self.tx(1.0))
         self.notes += self.strategy.notes(trained, config.num_epochs)
 
     # The model
@@ -153,10 +154,6 @@ class Parts:
         """The fine-tuned model, whole, with its task, on the host. trained: of one seed."""
         params = self.strategy.combine(jax.device_get(trained), jax.device_get(self.frozen))
         return self._finished(jax.device_get(params), answering)
-
-    def memory(self) -> dict[str, int]:
-        """Bytes of one run: see `strategies.memory`."""
-        return strategies.memory(*self.split(), self.tx(1.0))
 
     # States and steps. The rate is an argument, so that a sweep compiles nothing twice.
 
@@ -345,8 +342,9 @@ class Parts:
 
     def _check_attention(self) -> None:
         name, model = self.config.attention, self.model.config
-        rate = getattr(model, "attention_dropout_rate", 0.0)
-        errors.check(name == "xla" or rate == 0, "dropout_rate", self.config.dropout_rate,
+        if name == "xla":
+            return
+        errors.check(model.attention_dropout_rate == 0, "dropout_rate", self.config.dropout_rate,
                      f"0 with config.attention = {name!r}, which has no dropout")  # fmt: skip
         kernels.check(name, model, model.dtype, {}, ())
 

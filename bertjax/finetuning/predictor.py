@@ -48,26 +48,17 @@ class Predictor(inference.Pretrained):
             return self.answer([self.example(each) for each in inputs])[1]
         return self.answer([self.example(inputs)])[1][0]
 
-    def encode(
-        self,
-        texts: Sequence[str],
-        pooling: str = "",
-        *,
-        normalize: bool = False,
-        truncate: bool = False,
-    ) -> np.ndarray:
-        """As `Pretrained.encode`; the pooling is "mean", or what embeddings were trained with.
+    def _pooling(self, asked: str) -> str:
+        """Of `encode`, which reads as much as the model can, `predict` as much as in training.
 
-        It reads as much as the model can, `predict` as much as in training. Raises UserError for
-        embeddings that were trained behind a prompt: only `predict` has it.
+        UserError for embeddings that were trained behind a prompt: only `predict` has it.
         """
         trained = getattr(self.answering.config, "pooling", "")
         if trained and self.answering.prompt_ids:
             raise errors.UserError(
                 "this model gives vectors behind a trained prompt: take those of `predict`"
             )
-        how = pooling or trained or "mean"
-        return super().encode(texts, how, normalize=normalize, truncate=truncate)
+        return asked or trained or super()._pooling(asked)
 
     def evaluate(
         self, examples: str | os.PathLike | Sequence[examples_lib.Example]

@@ -41,7 +41,7 @@ def make(
         "family": parts.family,
         "strategy": parts.config.strategy.name,
         "parameters": parts.counts,
-        "memory": parts.memory(),
+        "memory": parts.memory,
         "labels": list(parts.answering.labels),
         "examples": {split: len(found) for split, found in parts.examples.items()},
         "steps": parts.num_steps,

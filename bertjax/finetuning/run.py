@@ -124,7 +124,7 @@ def plan(
     rates = ", ".join(f"{rate:g}" for rate in missing)
     return [
         *lines,
-        f"strategy {report.what_moves(config.strategy.name, parts.counts, parts.memory())}",
+        f"strategy {report.what_moves(config.strategy.name, parts.counts, parts.memory)}",
         f"examples: {', '.join(sizes)}{cut}",
         f"runs: {count}, of {parts.num_steps:,} steps, at rates {rates}; the first one compiles",
     ]

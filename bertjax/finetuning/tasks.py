@@ -205,11 +205,11 @@ def read(
         without it they are errors, for a leaderboard wants every row of its test data.
     UserError, naming file and line, for whatever is wrong otherwise.
     """
-    if scored:
-        return _read(task, path, split, skipped, scored=True)
     try:
-        return _read(task, path, split, skipped, scored=False)
+        return _read(task, path, split, skipped, scored=scored)
     except errors.UserError:
+        if scored:
+            raise
         columns = task.columns._replace(label=(), refused=())
         return _read(dataclasses.replace(task, columns=columns), path, split, skipped, scored=False)
 
