@@ -258,8 +258,8 @@ def test_text_is_cut_into_words():
     assert examples_lib.cut(text).words == (
         "Ms", "Br\u00fchl", "'", "s", "U", ".", "N", ".", "flat", ",", "3rd", "floor",
     )  # fmt: skip
-    start, stop = examples_lib.characters(text, 1, 4)
-    assert text[start:stop] == "Br\u00fchl's"
+    places = examples_lib.places(text)
+    assert text[places[1][0] : places[3][1]] == "Br\u00fchl's"
 
 
 # --- training ------------------------------------------------------------------------------------

@@ -102,10 +102,9 @@ def cut(text: str, where: str = "") -> Words:
     return Words(tuple(_WORD.findall(text)), where=where, text=text)
 
 
-def characters(text: str, start: int, stop: int) -> tuple[int, int]:
-    """Where words [start, stop) that `cut` found stand in the text."""
-    found = list(_WORD.finditer(text))
-    return found[start].start(), found[stop - 1].end()
+def places(text: str) -> list[tuple[int, int]]:
+    """The characters [start, stop) of each word that `cut` finds."""
+    return [found.span() for found in _WORD.finditer(text)]
 
 
 def squeezed(text: str) -> str:

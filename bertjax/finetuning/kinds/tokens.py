@@ -216,7 +216,7 @@ def decode(
         {
             "tags": found,
             "probabilities": p,
-            "entities": [_entity(example, span) for span in spans(found)] if entities else [],
+            "entities": _entities(example, spans(found)) if entities else [],
         }
         for example, found, p in zip(examples, tags, chances, strict=True)
     ]
@@ -322,9 +322,15 @@ def _inner(target: int, labels: Sequence[str]) -> int:
     return list(labels).index(inner) if tag.startswith("B-") and inner in labels else target
 
 
-def _entity(example: Example, span: Span) -> dict[str, Any]:
-    found = {"type": span.type, "start": span.start, "stop": span.stop}
-    if not example.text:
-        return found | {"text": " ".join(example.words[span.start : span.stop])}
-    start, stop = examples_lib.characters(example.text, span.start, span.stop)
-    return found | {"text": example.text[start:stop], "characters": [start, stop]}
+def _entities(example: Example, found: Sequence[Span]) -> list[dict[str, Any]]:
+    places = examples_lib.places(example.text)
+    entities = []
+    for span in found:
+        entity = {"type": span.type, "start": span.start, "stop": span.stop}
+        if example.text:
+            start, stop = places[span.start][0], places[span.stop - 1][1]
+            entity |= {"text": example.text[start:stop], "characters": [start, stop]}
+        else:
+            entity["text"] = " ".join(example.words[span.start : span.stop])
+        entities.append(entity)
+    return entities
