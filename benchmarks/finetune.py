@@ -1,14 +1,16 @@
 """Fine-tuning of the same weights by bertjax and by transformers on PyTorch: scores and wall time.
 
     python -m benchmarks.finetune --model=minilm/ --data=shared/data/ --output=finetune/ \\
-        [--tasks=banking77,snips] [--seeds=3] [--dtype=bfloat16] [--whole] \\
+        [--tasks=banking77,snips] [--seeds=3] [--dtype=bfloat16] \\
+        [--max_train=0] [--num_epochs=3] [--max_length=512] [--learning_rate=1e-4] \\
         [--at_once] [--jax_python=PYTHON] [--torch_python=PYTHON]
 
 Both have the recipe of `TASKS`: AdamW with weight decay 0.01 but on biases and norms, warm-up over
 a tenth of the steps and a linear fall, gradients clipped at norm 1, the checkpoint's dropout,
 batches of rows of like length, dev scored after every epoch and the best epoch taken. The rate is
 fixed, no sweep. Of WNUT-17, UNER and WikiGold it is the dev split that is scored. Both train on the
-same examples: as many as `TASKS` says, the same share of every label, or with --whole on all.
+same examples: as many as `TASKS` says, the same share of every label. Flags of the recipe hold for
+all tasks of the call, with max_train=0 for all examples.
 
 All seeds of a contender on a task are one process, and the two take turns, task by task; --at_once,
 for machines whose speed changes (Linux), runs both at the same time, each on half of the cores.
@@ -69,6 +71,7 @@ TASKS = {
     "squad11": Case("squad", "qa", "squad11_train.json", "squad11_dev.json", 3000, 2, 2e-4, 384),
     "squad20": Case("squad_v2", "qa", "squad20_train.json", "squad20_dev.json", 3000, 2, 2e-4, 384),
 }
+RECIPE = {"max_train": int, "num_epochs": int, "learning_rate": float, "max_length": int}
 MAIN = {"classification": "accuracy", "pair": "accuracy", "ner": "f1", "squad": "f1",
         "squad_v2": "f1"}  # fmt: skip
 
@@ -134,7 +137,12 @@ def theirs(case: Case, flags: argparse.Namespace) -> dict[str, Any]:
 
 def chosen(name: str, flags: argparse.Namespace) -> Case:
     """The case as the flags want it."""
-    return dataclasses.replace(TASKS[name], max_train=0) if flags.whole else TASKS[name]
+    return dataclasses.replace(TASKS[name], **_asked(flags))
+
+
+def _asked(flags: argparse.Namespace) -> dict[str, Any]:
+    """Of the recipe: what the flags give."""
+    return {key: getattr(flags, key) for key in RECIPE if getattr(flags, key) is not None}
 
 
 def figures(
@@ -165,10 +173,9 @@ def _run(commands: Iterable[list[str]]) -> None:
 
 def _worker(name: str, contender: str, flags: argparse.Namespace) -> list[str]:
     python = flags.jax_python if contender == "bertjax" else flags.torch_python
-    shared = [f"--{key}={getattr(flags, key)}" for key in
-              ("model", "data", "output", "dtype", "seeds")]  # fmt: skip
-    worker = [f"--worker={contender}", f"--tasks={name}", *["--whole"] * flags.whole]
-    return [python, "-m", "benchmarks.finetune", *shared, *worker]
+    given = {key: getattr(flags, key) for key in ("model", "data", "output", "dtype", "seeds")}
+    given |= {"worker": contender, "tasks": name, **_asked(flags)}
+    return [python, "-m", "benchmarks.finetune", *(f"--{key}={given[key]}" for key in given)]
 
 
 def work(flags: argparse.Namespace) -> None:
@@ -225,7 +232,8 @@ def main() -> int:
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--whole", action="store_true", help="train on all examples")
+    for key, type_ in RECIPE.items():
+        parser.add_argument(f"--{key}", type=type_, help="of the recipe, for all tasks")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--at_once", action="store_true", help="each on its share of the cores")
     parser.add_argument("--jax_python", default=sys.executable)

@@ -100,9 +100,7 @@ class Layout:
         total = None
         step = self.experiment.eval_step()
         sampling, transform = self.experiment.sampling(self.phase.length, words())
-        batches = loader.eval_batches(
-            self.data, sampling, transform, batch_size=BATCH_SIZE, seed=0
-        )
+        batches = loader.eval_batches(self.data, sampling, transform, batch_size=BATCH_SIZE, seed=0)
         with jax.set_mesh(self.mesh):
             for batch in batches:
                 total = metrics.add(total, jax.device_get(step(self.state.params, batch)))
