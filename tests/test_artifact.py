@@ -108,7 +108,7 @@ def test_a_failed_write_leaves_nothing(tmp_path):
     class Broken:
         fingerprint = "x"
 
-        def save(self, folder):
+        def save(self, folder, token_types):
             raise OSError(28, "No space left on device")
 
     older = tiny_model.make(seed=1)

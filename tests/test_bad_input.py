@@ -3,8 +3,10 @@
 What one module finds wrong in its own input is tested with that module; here the command runs.
 """
 
+import io
 import json
 import shutil
+import sys
 
 import pytest
 
@@ -133,3 +135,12 @@ def test_unknown_verb_and_flag(capsys):
     assert line.startswith("bertjax: error: unknown flag --inputs=x; did you mean --input?")
     assert cli.main(["fine-tune"]) == 2
     assert "no verb 'fine-tune'; did you mean finetune?" in capsys.readouterr().err
+
+
+def test_a_terminal_without_the_letters_is_no_error(monkeypatch):
+    shown = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.setattr(sys, "argv", ["bertjax", "--help"])
+    assert cli.main() == 0
+    print("caf\u00e9 \ud83d", flush=True)  # the second: half of a character
+    assert shown.buffer.getvalue().decode().endswith("caf\\xe9 \\ud83d\n")

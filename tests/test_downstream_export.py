@@ -197,10 +197,15 @@ def test_what_no_class_can_hold_is_refused(change, word, tmp_path):
     assert "--format=artifact" in str(caught.value) and not (tmp_path / "hf").exists()
 
 
-def test_a_prompt_and_choices_without_their_class_are_refused(tmp_path):
+def test_what_theirs_reads_otherwise_is_refused(tmp_path):
     prompted = downstream.make(*BERT, prompt_ids=[60, 61])
     with pytest.raises(errors.UserError, match="prompt"):
         huggingface.write(prompted, tmp_path / "hf")
+    task = {"name": "text_to_text", "kind": "text_to_text", "labels": [], "max_length": 24,
+            "config": dataclasses.asdict(text_to_text.Config(reader="prefix"))}  # fmt: skip
+    prefix = dataclasses.replace(encoders.make_artifact("gpt2"), task=task)
+    with pytest.raises(errors.UserError, match=r"both directions .* --format=artifact"):
+        huggingface.write(prefix, tmp_path / "hf")
     for family in ("roberta", "gpt2"):  # theirs reads the pooler; there is none
         model = downstream.make(family, "ForSequenceClassification", kind="multiple_choice")
         with pytest.raises(errors.UserError, match="multiple choice"):

@@ -23,7 +23,7 @@ def _source(family):
 
 
 def _start(family, heads, key=KEY, labels=(), **fields):
-    name, fields, params = start.model(_source(family), heads, fields, key, labels)
+    name, fields, params = start.model(_source(family), heads, fields, key, labels=labels)
     return build.model(name, fields), artifact.flatten(params)
 
 
@@ -159,17 +159,17 @@ def test_modernberts_heads_start_with_its_mlm_head():
         np.testing.assert_array_equal(flat[f"span/{name}"], theirs[f"mlm_head/{name}"])
 
 
-def test_a_head_stays_only_for_the_same_labels():
+def test_a_head_stays_only_for_the_same_kind_and_labels():
     source = downstream.make("bert", "ForSequenceClassification")
     own = source.params["classifier"]["logits"]["kernel"]
 
-    def kernel(labels, heads=("classifier",), count=3):
-        return start.model(source, heads, {"num_labels": count}, KEY, labels)[2]["classifier"][
-            "logits"
-        ]["kernel"]
+    def kernel(labels, heads=("classifier",), count=3, kind="classification"):
+        params = start.model(source, heads, {"num_labels": count}, KEY, kind, labels)[2]
+        return params["classifier"]["logits"]["kernel"]
 
     np.testing.assert_array_equal(kernel(downstream.LABELS), own)
     assert (kernel(downstream.LABELS[::-1]) != own).any()
+    assert (kernel(downstream.LABELS, kind="multiple_choice") != own).any()
     assert kernel(["a", "b"], count=2).shape == (16, 2)
 
 

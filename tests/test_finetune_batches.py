@@ -8,9 +8,9 @@ import pytest
 from bertjax.finetuning import answering, batches, examples, kind, splits
 
 FEATURES = {
-    "input_ids": kind.Feature(np.int32, 7),
-    "targets": kind.Feature(np.int32, -1, "target_length"),
-    "label": kind.Feature(np.float32, 0, ""),
+    "input_ids": kind.Feature(np.int32),
+    "targets": kind.Feature(np.int32, "target_length"),
+    "label": kind.Feature(np.float32, ""),
 }
 
 
@@ -19,7 +19,7 @@ LENGTHS = kind.Lengths(100, 50)
 
 def _batches(sizes, batch_size=8, lengths=LENGTHS, targets=None, passes=0):
     rows = [
-        {"input_ids": np.full(n, i), "targets": np.full(t, i), "label": np.array(i)}
+        {"input_ids": np.full(n, i + 1), "targets": np.full(t, i), "label": np.array(i)}
         for i, (n, t) in enumerate(zip(sizes, targets or [3] * len(sizes), strict=True))
     ]
     return batches.Batches(rows, FEATURES, lengths, batch_size, passes)
@@ -87,7 +87,7 @@ def test_rows_keep_their_content_and_batches_are_short():
         lengths.append(ids_BL.shape[1])
         for label, row in zip(batch["label"][0], ids_BL, strict=True):
             size = SIZES[int(label)]
-            assert (row[:size] == label).all() and (row[size:] == 7).all()
+            assert (row[:size] == label + 1).all() and (row[size:] == 0).all()
         assert batch["targets"].shape[-1] == 32
     assert set(lengths) <= {32, 64, 96, 100} and lengths.count(32) == 4  # 35 rows fit into 32
 
@@ -140,7 +140,7 @@ def test_outputs_come_in_the_order_of_the_rows():
         return {"sum": batch["input_ids"] + params, "label": batch["label"][None]}
 
     found = answering.forward(step, 1, _batches(SIZES))
-    assert (found["sum"][:, 0] == np.arange(70) + 1).all() and found["sum"].shape == (70, 96)
+    assert (found["sum"][:, 0] == np.arange(70) + 2).all() and found["sum"].shape == (70, 96)
     assert found["sum"][0, 40] == 0  # beyond its batch
     with_seeds = answering.forward(
         lambda params, batch: {"label": np.stack([batch["label"], -batch["label"]])},
@@ -156,9 +156,9 @@ def test_a_prompt_is_read_behind_the_first_token_and_told_of_nowhere():
         read.update(ids=input_ids, mask=attention_mask)
         return {"token_logits": input_ids[..., None] * 1.0, "class_logits": input_ids[:, :2]}
 
-    ids_BL = np.array([[1, 5, 6], [1, 7, 0]])
+    ids_BL = np.array([[1, 5, 6], [1, 7, 0]], np.int32)
     prompted = answering.prompted(apply, (90, 91))
-    outputs = prompted(input_ids=ids_BL, attention_mask=np.array([[1, 1, 1], [1, 1, 0]]))
+    outputs = prompted(input_ids=ids_BL, attention_mask=np.array([[1, 1, 1], [1, 1, 0]], np.int32))
     assert read["ids"].tolist() == [[1, 90, 91, 5, 6], [1, 90, 91, 7, 0]]
     assert read["mask"].tolist() == [[1] * 5, [1, 1, 1, 1, 0]]
     assert outputs["token_logits"][..., 0].tolist() == ids_BL.tolist()
@@ -184,10 +184,13 @@ def test_held_out_is_what_train_does_not_show():
     twice = _sentences(["a", "b"] * 100) * 2
     pairs = [examples.Sentence((f"Premise {i // 4}", f"{i}"), "no") for i in range(80)]
     choices = [examples.Choice(f"passage {i // 4}", ("a", f"{i}"), 0) for i in range(80)]
+    asked = [each._replace(context=f"{each.context} {i}?", passage=each.context)
+             for i, each in enumerate(choices)]  # fmt: skip
     for found, text in (
         (twice, lambda e: e.texts[0]),
         (pairs, lambda e: e.texts[0]),
         (choices, lambda e: e.context),
+        (asked, lambda e: e.passage),
     ):
         train, dev = splits.held_out(found, 0.1)
         assert 0 < len(dev) <= len(found) // 10 + 4 and len(train) + len(dev) == len(found)

@@ -303,11 +303,14 @@ def test_a_suite_runs_what_it_lacks_and_reports_all(root, tmp_path, monkeypatch,
     assert command_line.main(words) == 0
     table = capsys.readouterr().out
     assert "| classification | dev | accuracy |" in table and "| 88.5 |" in table
-    assert "Without files: ner." in table and "- others: a paper" in table
+    assert f"Without files:\n\n- ner: {root / 'ner'}: no such folder\n" in table
+    assert "- others: a paper" in table
     assert (tmp_path / "out" / "report.md").read_text() in table
     assert (tmp_path / "out" / "scores.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(loop, "train", lambda *_: pytest.fail("trained again"))
     assert command_line.main(words) == 0 and capsys.readouterr().out == table
+    assert command_line.main([*words, "--data=glu/"]) == 2
+    assert "of classification: glu/: no such folder" in capsys.readouterr().err
     file.write_text(SUITE.replace('Item("ner"', 'Item("nre"'))
     assert command_line.main(words) == 2
     assert "--task=nre: did you mean rte? there are" in capsys.readouterr().err

@@ -133,7 +133,7 @@ def test_choices(tmp_path):
     ]
     path = _write(tmp_path / "a.jsonl", _lines(*map(json.dumps, rows)))
     assert _bare(_read("multiple_choice", path)) == [
-        Choice("It rained. Why?", ("Clouds.", "Sun."), 0),
+        Choice("It rained. Why?", ("Clouds.", "Sun."), 0, passage="It rained."),
         Choice("Who?", ("Ada.", "Bob.", "Cy."), 2),
     ]
 

@@ -228,6 +228,20 @@ def test_pairs_with_scores_are_not_trained_as_matches():
         embeddings.labels(RANKING, pairs(("a", "b", 0.0)))
 
 
+def test_pairs_without_scores_are_not_trained_towards_any():
+    with pytest.raises(errors.UserError, match=r"train.tsv:3: no score, .* 'ranking'"):
+        embeddings.labels(COSINE, pairs(("a", "b", 0.0), ("a", "c", None)))
+
+
+@pytest.mark.parametrize(
+    ("prediction", "says"),
+    [({"vector": [1.0]}, "single texts"), ({"similarity": 0.5}, "pairs without scores")],
+)
+def test_what_has_no_rank_is_not_scored(prediction, says):
+    with pytest.raises(errors.UserError, match=f"{says} cannot be scored"):
+        embeddings.scores(COSINE, pairs(("a", "b", None)), [prediction], [])
+
+
 def test_blocks_make_no_difference(monkeypatch):
     draws = np.random.default_rng(0).normal(size=(2, 7, 3))
     first, second = draws / np.linalg.norm(draws, axis=-1, keepdims=True)

@@ -140,6 +140,8 @@ def test_the_model_decides_the_reader():
     prefix = dataclasses.replace(gpt2, objective={"name": "prefix_lm"})
     assert text_to_text.for_model(causal, prefix).reader == "causal"
     assert text_to_text.for_model(CONFIG, gpt2).reader == "causal"
+    task = {"kind": "text_to_text", "config": {"reader": "prefix"}}
+    assert text_to_text.for_model(CONFIG, dataclasses.replace(gpt2, task=task)).reader == "prefix"
 
 
 def test_bad_configs_and_labels():

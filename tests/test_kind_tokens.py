@@ -199,6 +199,15 @@ def test_repair_begins_entities_and_changes_none():
         assert found["tags"] == expected
 
 
+def test_repair_leaves_tags_that_mark_no_entities():
+    example, labels = Words(("a",) * 3), ["DET", "NOUN", "VERB"]
+    encoded = _encode(Config(), [example])
+    outputs = _told(encoded)
+    outputs["tags"][0, 1:4] = [0, 1, 2]
+    (found,) = _decode(Config(repair=True), [example], encoded, outputs, labels)
+    assert found["tags"] == labels and found["entities"] == []
+
+
 def test_entities_are_told_as_words():
     encoded = _encode(Config(), SENTENCES)
     found = _decode(Config(), SENTENCES, encoded, _told(encoded))

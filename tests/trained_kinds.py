@@ -40,7 +40,7 @@ def batch_of(module: Any, config: Any, encoded: kind.Encoded, model: Any = None)
             room = [LENGTHS.length - array.shape[-1] for array in arrays]
             pads = [[(0, 0)] * (array.ndim - 1) for array in arrays]
             arrays = [
-                np.pad(array, [*pad, (0, n)], constant_values=feature.fill)
+                np.pad(array, [*pad, (0, n)])
                 for array, pad, n in zip(arrays, pads, room, strict=True)
             ]
         batch[name] = np.stack(arrays)

@@ -117,6 +117,11 @@ def fingerprint(model: Artifact) -> str:
     return digest.hexdigest()
 
 
+def has_token_types(fields: Mapping[str, Any]) -> bool:
+    """Whether a model with these fields tells two texts apart by the types of their tokens."""
+    return fields.get("type_vocab_size", 0) >= 2
+
+
 def part(model: Artifact, name: str = "") -> Artifact:
     """The part of a model that is several in one (ELECTRA's generator, say); "" is the first part.
 
@@ -141,7 +146,7 @@ def write(model: Artifact, folder: str | os.PathLike) -> None:
     """Writes the folder, whole or not at all; an earlier artifact there is replaced."""
     with files.new_folder(folder) as new:
         files.write_tensors(new / PARAMS, flatten(jax.device_get(model.params)))
-        model.tokenizer.save(new / TOKENIZER)
+        model.tokenizer.save(new / TOKENIZER, token_types=has_token_types(model.fields))
         content = {
             "format": FORMAT,
             "version": VERSION,

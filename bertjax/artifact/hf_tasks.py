@@ -12,6 +12,7 @@ from typing import Any
 
 from bertjax import build, errors
 from bertjax.artifact import artifact
+from bertjax.data import ends as ends_lib
 from bertjax.data import packing
 from bertjax.models import heads as heads_lib
 
@@ -35,8 +36,8 @@ _LEAVES = {
 def ending_of(model: artifact.Artifact) -> str:
     """The end of the name of the class for the model's head; "" without a head for a task.
 
-    Raises UserError where they have no class with these heads, and no place for its adapters or
-    its prompt.
+    Raises UserError where they have no class with these heads, no place for its adapters or its
+    prompt, and no decoder that reads a source in both directions.
     """
     flat = artifact.flatten(model.params)
     if any("/adapter/" in path for path in flat):
@@ -48,6 +49,11 @@ def ending_of(model: artifact.Artifact) -> str:
         raise errors.UserError(
             "this model reads a trained prompt in front of every text, which transformers does not "
             "put there: export it with --format=artifact"
+        )
+    if _reader(model) == "prefix":
+        raise errors.UserError(
+            f"this {model.family} reads a source in both directions (kind.reader = 'prefix'), and "
+            "transformers' reads it from left to right: export it with --format=artifact"
         )
     found = [head for head in model.fields["heads"] if head in heads_lib.DOWNSTREAM]
     if not found:
@@ -141,13 +147,31 @@ def generation_config(model: artifact.Artifact, content: Mapping[str, Any]) -> d
 def max_length(model: artifact.Artifact) -> int:
     """Where the tokenizer of transformers cuts a text: at the rows that a task was trained with.
 
-    A sentence of words that is too long for them is split here, and there it is read as it is.
+    A sentence of words that is too long for them is split here, and there it is read as it is. What
+    a decoder writes is in its rows too, and in no text that it is given.
     """
     task, most = model.task, model.fields["max_length"]
     if task is None:
         return most
     windows = task["kind"] == "tokens" and task["config"].get("long_sentences") != "truncate"
-    return most if windows else min(task["max_length"], most)
+    written = task["config"]["max_target_length"] if _reader(model) == "causal" else 0
+    return most if windows else min(task["max_length"], most) - written
+
+
+def ends(model: artifact.Artifact) -> ends_lib.Ends | None:
+    """What the tokenizer of transformers puts around a text; None: what the model's kind has."""
+    if model.task is None or _reader(model) == "encoder":
+        return None
+    if model.task["kind"] == "text_to_text":
+        return ends_lib.of_source(model.tokenizer, model.task["config"]["separator"])
+    return ends_lib.of_rows(model.tokenizer)
+
+
+def _reader(model: artifact.Artifact) -> str:
+    """What reads the source of a text to text; "" for other tasks and without one."""
+    if model.task is None or model.task["kind"] != "text_to_text":
+        return ""
+    return model.task["config"]["reader"]
 
 
 def num_labels(content: Mapping[str, Any], ending: str, where: Any) -> int:

@@ -109,8 +109,9 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
         model.tokenizer.save(
             new,
             kind=module.KIND,
-            token_types=model.fields.get("type_vocab_size", 1) > 1,
+            token_types=artifact.has_token_types(model.fields),
             max_length=hf_tasks.max_length(model),
+            ends=hf_tasks.ends(model),
         )
 
 

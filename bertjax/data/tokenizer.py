@@ -151,12 +151,14 @@ class Tokenizer:
         kind: str = "encoder",
         token_types: bool = True,
         max_length: int | None = None,
+        ends: tokenizer_export.Ends | None = None,
     ) -> None:
         """Writes every file form that the kind has; transformers' AutoTokenizer loads the folder.
 
         The rest says what transformers makes of a text. kind: of the model: "encoder" puts [CLS]
         and [SEP] around it, "decoder" nothing, "encoder_decoder" the end of text behind it.
         token_types: the model tells two texts apart by them. max_length: its longest input.
+        ends: what a fine-tuned model reads around texts instead.
         """
         target = epath.Path(folder)
         target.mkdir(parents=True, exist_ok=True)
@@ -167,6 +169,7 @@ class Tokenizer:
             kind=kind,
             token_types=token_types,
             max_length=max_length,
+            ends=ends,
         )
         for name, data in files.items():
             (target / name).write_bytes(data)

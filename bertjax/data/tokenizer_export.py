@@ -5,15 +5,32 @@ What transformers puts around a text depends on the model that the tokenizer is 
     encoder            [CLS] text [SEP]    the roles that the vocabulary has; T5's: text </s>
     decoder            text
     encoder_decoder    text </s>           eos, or sep where there is none; sentinels are declared
+
+A model that was fine-tuned says itself what it reads (`data.ends`).
 """
 
 import json
+from typing import NamedTuple
 
 import numpy as np
 import tokenizers
 from tokenizers import AddedToken, processors
 
 from bertjax.data import library_model, tokenizer_files, unigram_model, vocabulary
+
+
+class Ends(NamedTuple):
+    """Ids of the special tokens in front of a text, between two, and behind the last one."""
+
+    head: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    tail: tuple[int, ...] = ()
+
+
+def encoder_ends(cls: int, sep: int, *, between: int = 1) -> Ends:
+    """[CLS] A [SEP] B [SEP], with so many [SEP] between; without those that are -1."""
+    tail = (sep,) if sep >= 0 else ()
+    return Ends((cls,) if cls >= 0 else (), tail * between, tail)
 
 
 def contents(
@@ -24,11 +41,12 @@ def contents(
     kind: str,
     token_types: bool,
     max_length: int | None,
+    ends: Ends | None,
 ) -> dict[str, bytes]:
     """File name -> bytes of every form; transformers loads the folder, 4 and 5 alike.
 
-    names: role -> piece. sentinels: their ids. kind, token_types, max_length: of the model that
-    the tokenizer is for, see `Tokenizer.save`.
+    names: role -> piece. sentinels: their ids. kind, token_types, max_length, ends: of the model
+    that the tokenizer is for, see `Tokenizer.save`.
     """
     special_tokens = {f"{role}_token": piece for role, piece in names.items()}
     inputs = ["input_ids", *["token_type_ids"] * token_types, "attention_mask"]
@@ -47,8 +65,9 @@ def contents(
         library = _library(model, names)
         if kind == "encoder_decoder":
             _declare(library, sentinels)
-        if kind != "encoder" or library.post_processor is None:
-            library.post_processor = _template(library, _ends(names, kind), token_types=token_types)
+        if kind != "encoder" or _has_template(library):  # others' also know where words begin
+            found = _ends(library, names, kind, token_types=token_types) if ends is None else ends
+            library.post_processor = _template(library, found, token_types=token_types)
         pipeline = json.loads(library.to_str())
         config |= _class_options(model, pipeline, kind)
         files = _vocabulary_files(model, pipeline) | {"tokenizer.json": _json(pipeline)}
@@ -72,29 +91,44 @@ def _declare(library: tokenizers.Tokenizer, sentinels: np.ndarray) -> None:
     library.add_special_tokens([AddedToken(by_id[i], special=True) for i in new])
 
 
-def _ends(names: dict[str, str], kind: str) -> tuple[str | None, str | None]:
-    """The pieces in front of a text and behind it."""
+def _has_template(library: tokenizers.Tokenizer) -> bool:
+    """Whether what is put around a text is ours to say: nothing yet, or mere tokens."""
+    found = library.post_processor
+    return found is None or isinstance(found, processors.TemplateProcessing)
+
+
+def _ends(
+    library: tokenizers.Tokenizer, names: dict[str, str], kind: str, *, token_types: bool
+) -> Ends:
+    def number(*roles: str) -> int:
+        return next((library.token_to_id(names[role]) for role in roles if role in names), -1)
+
     if kind == "decoder":
-        return None, None
+        return Ends()
     if kind == "encoder_decoder":
-        return None, names.get("eos") or names.get("sep")
-    return names.get("cls"), names.get("sep")
+        return encoder_ends(-1, number("eos", "sep"))
+    # RoBERTa, which has no token types, parts a pair with two of them.
+    roberta = names.get("cls") == "<s>" and not token_types
+    return encoder_ends(number("cls"), number("sep"), between=1 + roberta)
 
 
 def _template(
-    library: tokenizers.Tokenizer, ends: tuple[str | None, str | None], *, token_types: bool
+    library: tokenizers.Tokenizer, ends: Ends, *, token_types: bool
 ) -> processors.PostProcessor | None:
-    first, last = ends
-    if first is None and last is None:
+    if not any(ends):
         return None
-    head, tail = [f"{first}:0"] * bool(first), [f"{last}:0"] * bool(last)
-    # RoBERTa, which has no token types, parts a pair with two of them.
-    between = tail * 2 if first == "<s>" and not token_types else tail
-    second = f"{{}}:{int(token_types)}".format
+    tokens = {i: library.id_to_token(i) for part in ends for i in part}
+    second = int(token_types)
+
+    def typed(part: tuple[int, ...], number: int) -> list[str]:
+        return [f"{tokens[i]}:{number}" for i in part]
+
+    head = typed(ends.head, 0)
+    between, last = typed(ends.between, 0), typed(ends.tail, second)
     return processors.TemplateProcessing(
-        single=[*head, "$A:0", *tail],
-        pair=[*head, "$A:0", *between, second("$B"), *[second(last)] * bool(last)],
-        special_tokens=[(name, library.token_to_id(name)) for name in ends if name],
+        single=[*head, "$A:0", *typed(ends.tail, 0)],
+        pair=[*head, "$A:0", *between, f"$B:{second}", *last],
+        special_tokens=[(piece, i) for i, piece in tokens.items()],
     )
 
 

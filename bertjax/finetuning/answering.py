@@ -181,8 +181,7 @@ def lengths(config: Any, max_length: int) -> kind_lib.Lengths:
 
 def absent(fields: Mapping[str, Any]) -> tuple[str, ...]:
     """Features that a model with these fields does not read: types where it has not two."""
-    two = "type_vocab_size" in fields and fields["type_vocab_size"] >= 2
-    return () if two else ("token_type_ids",)
+    return () if artifact.has_token_types(fields) else ("token_type_ids",)
 
 
 def prompted(apply: Apply, ids: Sequence[int]) -> Apply:

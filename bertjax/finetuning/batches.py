@@ -202,7 +202,7 @@ def _stack(rows: Sequence[Row], name: str, feature: kind.Feature, shape: Shape) 
         return np.stack([np.asarray(row[name], feature.dtype) for row in rows])
     first = rows[0][name]
     whole = (len(rows), *first.shape[:-1], getattr(shape, feature.length))
-    stacked = np.full(whole, feature.fill, feature.dtype)
+    stacked = np.zeros(whole, feature.dtype)
     for i, row in enumerate(rows):
         stacked[i, ..., : row[name].shape[-1]] = row[name]
     return stacked

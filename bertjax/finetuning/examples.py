@@ -59,13 +59,17 @@ class TextPair(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A context (or question), its continuations or answers, and the number of the right one."""
+    """A context (or question), its continuations or answers, and the number of the right one.
+
+    passage: of a context that is a passage with a question, what other questions may be asked of.
+    """
 
     context: str
     choices: tuple[str, ...]
     label: int | None = None
     id: str = ""
     where: str = ""
+    passage: str = ""
 
 
 Example = Sentence | Words | Question | TextPair | Choice

@@ -48,19 +48,18 @@ from bertjax.finetuning import kinds
 
 
 class Feature(NamedTuple):
-    """An array of a row: its type, what its last axis is padded with, and to which length.
+    """An array of a row: its type, and to which length its last axis is padded with zeros.
 
     length: "length" (of the input), "target_length" (of a decoder), or "" for a scalar or an array
     of a fixed shape.
     """
 
     dtype: type
-    fill: float = 0
     length: str = "length"
 
 
 class Lengths(NamedTuple):
-    """The most tokens of a row: specials and prompts included."""
+    """The most tokens of a row: special tokens included, the prompt of a strategy not."""
 
     length: int
     target_length: int = 0

@@ -122,8 +122,9 @@ class Parts:
         return min(self.config.max_length, self.longest)
 
     def _first_params(self, seed: int) -> tuple[str, dict[str, Any], Any]:
-        fields, labels = self.strategy.fields(), self.answering.labels
-        return start.model(self.source, self.heads, fields, _key(seed, "heads"), labels)
+        fields, key = self.strategy.fields(), _key(seed, "heads")
+        kind_name, labels = self.answering.kind_name, self.answering.labels
+        return start.model(self.source, self.heads, fields, key, kind_name, labels)
 
     def split(self) -> tuple[Any, Any]:
         """(trained, frozen) before the first step, of seed 0."""

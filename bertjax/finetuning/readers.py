@@ -363,5 +363,12 @@ def choices(found: Iterable[Record], columns: Columns) -> Iterator[examples.Choi
                 f"{record.where}: label {label!r:.40} is not the number of a choice, "
                 f"0 to {len(options) - 1}"
             )
-        context = " ".join(text(record, name) for name in names)
-        yield examples.Choice(context, tuple(options), label, _id(record, columns), record.where)
+        texts = [text(record, name) for name in names]
+        yield examples.Choice(
+            " ".join(texts),
+            tuple(options),
+            label,
+            _id(record, columns),
+            record.where,
+            texts[0] if len(texts) > 1 else "",
+        )

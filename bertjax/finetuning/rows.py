@@ -1,10 +1,6 @@
-"""One text or two between the special tokens of a tokenizer, as rows that encoders are trained on.
+"""One text or two between the special tokens of a tokenizer (`data.ends`), as rows to train on.
 
-    [CLS] A [SEP]    [CLS] A [SEP] B [SEP]    <s> A </s></s> B </s>    A    A <|endoftext|> B
-
-The tokenizer decides the form: that of BERT, of RoBERTa and XLM-R, whose cls token is <s>, or of a
-decoder, which has neither a cls nor a sep token. transformers makes the same rows. Token types are
-1 on B; a batch leaves them out for a model without two types.
+Token types are 1 on B; a batch leaves them out for a model without two types.
 
     form = Form(tokenizer)
     form.enclose([a, b], length).row      # of the ids of two texts
@@ -16,7 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from bertjax.data import packing
+from bertjax.data import ends
 from bertjax.data import tokenizer as tokenizer_lib
 from bertjax.finetuning import kind
 
@@ -43,12 +39,7 @@ class Form:
     """Where the special tokens stand."""
 
     def __init__(self, tokenizer: tokenizer_lib.Tokenizer):
-        specials = tokenizer.specials
-        self._head = [specials.cls] if specials.cls >= 0 else []
-        self._tail = [specials.sep] if specials.sep >= 0 else []
-        self._between = self._tail or [packing.end_of_text(specials)]
-        if tokenizer.pieces(self._head) == ["<s>"]:  # RoBERTa
-            self._between = self._tail * 2
+        self._head, self._between, self._tail = ends.of_rows(tokenizer)
 
     def overhead(self, num_texts: int) -> int:
         """Tokens of a row that are no text."""
@@ -66,7 +57,7 @@ class Form:
             ids += self._between if starts else []
             starts.append(len(ids))
             ids += text[:size]
-        ids = np.array([*ids, *self._tail] or self._between, np.int32)
+        ids = np.array([*ids, *self._tail] or list(self._between), np.int32)
         in_second = np.arange(len(ids)) >= (starts[1] if len(texts) == 2 else len(ids))
         row = {
             "input_ids": ids,

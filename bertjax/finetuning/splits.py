@@ -99,6 +99,8 @@ def _together(index: int, example: Example) -> Hashable:
             return example.words
         case examples_lib.TextPair():
             return example.source
+        case examples_lib.Choice() if example.passage:
+            return example.passage
     return example.context or index
 
 

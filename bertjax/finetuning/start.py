@@ -24,6 +24,7 @@ def model(
     heads: tuple[str, ...],
     fields: Mapping[str, Any],
     key: jax.Array,
+    kind: str = "",
     labels: Sequence[str] = (),
 ) -> tuple[str, dict[str, Any], Any]:
     """(family, fields, params): what the source has, and what it lacks drawn by the key.
@@ -31,7 +32,7 @@ def model(
     heads: of the task, in place of the source's, with the pooler where the family's classifier
     reads it; () is the map to the vocabulary, and of an encoder the pooler alone. fields: of the
     model that differ from the source's (num_labels, adapter_size, dropout rates, vocab_size).
-    labels: of the task; a head of the source stays only if it was trained for these.
+    kind, labels: of the task; a head of the source stays only if it was trained for these.
 
     Of an ELECTRA that is generator and discriminator, the discriminator. The returned fields are
     all of the family's Config but how it is computed; params are on the host, float32. Raises
@@ -46,7 +47,10 @@ def model(
     shapes = {
         name: leaf.shape for name, leaf in artifact.flatten(build.abstract_params(made)).items()
     }
-    found = _found(source, made, shapes, labels)
+    keeps_heads = source.task is not None and (
+        (source.task["kind"], list(source.task["labels"])) == (kind, list(labels))
+    )
+    found = _found(source, made, shapes, keeps_heads=keeps_heads)
     rows, pieces = source.fields["vocab_size"], whole["vocab_size"]
     errors.check(pieces >= rows, "model.vocab_size", pieces, f"{rows} of the model or more")
     lacking = tuple(
@@ -96,18 +100,17 @@ def _whole(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _found(
-    source: artifact.Artifact, made: Any, shapes: Mapping[str, Any], labels: Sequence[str]
+    source: artifact.Artifact, made: Any, shapes: Mapping[str, Any], *, keeps_heads: bool
 ) -> dict[str, np.ndarray]:
     """What of the source the model starts with, by the model's paths."""
     theirs = artifact.flatten(source.params)
-    trained_for = None if source.task is None else list(source.task["labels"])
     found = {}
     for name in shapes:
         head, _, rest = name.partition("/")
         if head not in heads_lib.DOWNSTREAM:
             found[name] = theirs.get(name)
             continue
-        if trained_for == list(labels) and np.shape(theirs.get(name)) == shapes[name]:
+        if keeps_heads and np.shape(theirs.get(name)) == shapes[name]:
             found[name] = theirs[name]
         elif begins := made.layouts[head].starts_as:
             found[name] = theirs.get(f"{begins}/{rest}")

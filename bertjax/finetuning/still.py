@@ -40,7 +40,7 @@ def size(head: str, model: Any, rows: Sequence[Mapping[str, np.ndarray]]) -> int
 def features(row: Mapping[str, np.ndarray]) -> dict[str, kind.Feature]:
     """The arrays that `keep` put into a row."""
     return {
-        name: kind.Feature(row[name].dtype.type, 0, length)
+        name: kind.Feature(row[name].dtype.type, length)
         for name, length in _LENGTHS.items()
         if name in row
     }

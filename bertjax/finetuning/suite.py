@@ -75,7 +75,10 @@ def run(
         raise errors.UserError("a suite needs --model and --data, the folder of its tasks")
     configs, absent = _configs(suite, os.fspath(data), values)
     if not configs:
-        raise errors.UserError(f"--data={data}: has the files of none of the suite's tasks")
+        name, why = next(iter(absent.items()))
+        raise errors.UserError(
+            f"--data={data}: has the files of none of the suite's tasks; of {name}: {why}"
+        )
     backend.configure(next(iter(configs.values())).dtype)  # once, before the first device
     reports: dict[str, Mapping[str, Any]] = {}
     for place, (name, config) in enumerate(configs.items(), 1):
@@ -87,9 +90,9 @@ def run(
 
 def _configs(
     suite: Suite, data: str, values: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """({name: config}, names of tasks without files)."""
-    configs, absent = {}, []
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """({name: config}, {name of a task without files: why})."""
+    configs, absent = {}, {}
     for item in suite.items:
         name = item.name or item.task
         if name in configs or name in absent:
@@ -98,8 +101,8 @@ def _configs(
         task = tasks.find(item.task)
         try:
             tasks.files(task, root)
-        except errors.UserError:
-            absent.append(name)
+        except errors.UserError as error:
+            absent[name] = str(error)
             continue
         config = recipe.make(item.task, root, {}, {**item.values, **values})
         recipe.validate(config)
@@ -108,16 +111,17 @@ def _configs(
 
 
 def _write(
-    suite: Suite, reports: Mapping[str, Mapping[str, Any]], absent: Sequence[str], out: pathlib.Path
+    suite: Suite,
+    reports: Mapping[str, Mapping[str, Any]],
+    absent: Mapping[str, str],
+    out: pathlib.Path,
 ) -> None:
     files.write_text(out / folder.TABLE, table(suite, reports, absent))
     files.write_json(out / folder.REPORT, {"title": suite.title, "tasks": dict(reports)})
     draw(suite, reports, out / folder.PLOT)
 
 
-def table(
-    suite: Suite, reports: Mapping[str, Mapping[str, Any]], absent: Sequence[str] = ()
-) -> str:
+def table(suite: Suite, reports: Mapping[str, Mapping[str, Any]], absent: Mapping[str, str]) -> str:
     """The report of all tasks as Markdown."""
     names = [published.name for published in suite.published]
     lines = [
@@ -135,7 +139,7 @@ def table(
             cells = [name, split, main, *found, f"{rate:g}", *known]
             lines.append(f"| {' | '.join(cells)} |")
     if absent:
-        lines += ["", f"Without files: {', '.join(absent)}."]
+        lines += ["", "Without files:", "", *(f"- {name}: {why}" for name, why in absent.items())]
     sources = [f"- {published.name}: {published.source}" for published in suite.published]
     notes = [suite.note] if suite.note else []
     lines += ["", *notes, *([""] if notes else []), *sources, "", f"![scores]({folder.PLOT})", ""]

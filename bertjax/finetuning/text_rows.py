@@ -4,8 +4,8 @@
     causal     <start> source SEPARATOR target          of which           target </s> is trained on
     prefix     the same, and all of <start> source SEPARATOR sees all of it
 
-The separator is text, or the end of text where the tokenizer has no token for it. As in seqio's
-feature converters, but for the separator (Radford et al. 2018, section 3.3).
+As in seqio's feature converters, but for the separator (Radford et al. 2018, section 3.3;
+`data.ends`).
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bertjax import errors
-from bertjax.data import packing
+from bertjax.data import ends, packing
 from bertjax.data import tokenizer as tokenizer_lib
 from bertjax.finetuning import kind
 
@@ -27,12 +27,12 @@ def features(reader: str) -> dict[str, kind.Feature]:
     length = "target_length" if reader == "encoder" else "length"
     table = {"input_ids": kind.Feature(np.int32), "attention_mask": kind.Feature(np.int32)}
     if reader == "encoder":
-        table["decoder_input_ids"] = kind.Feature(np.int32, 0, length)
+        table["decoder_input_ids"] = kind.Feature(np.int32, length)
     if reader == "prefix":
         table["prefix_mask"] = kind.Feature(np.int32)
     return table | {
-        "targets": kind.Feature(np.int32, 0, length),
-        "loss_weights": kind.Feature(np.float32, 0, length),
+        "targets": kind.Feature(np.int32, length),
+        "loss_weights": kind.Feature(np.float32, length),
     }
 
 
@@ -53,12 +53,11 @@ class Form:
         specials = tokenizer.specials
         self.end, self.pad = packing.end_of_text(specials), packing.padding(specials)
         self._tokenizer, self._reader, self._target_length = tokenizer, reader, target_length
-        self._front, self._back, self._space = [], [self.end], ""
+        self._front, self._back, self._space = (), (self.end,), ""
         if reader != "encoder":
-            self._front = [packing.start_of_text(specials)]
-            separating = tokenizer.encode(separator)
-            self._back = separating or self._back
-            self._space = " " if separating and not separator[-1].isspace() else ""
+            self._front, _, self._back = ends.of_source(tokenizer, separator)
+            if self._back != (self.end,) and not separator[-1].isspace():
+                self._space = " "
 
     def room(self, length: int) -> int:
         """The most tokens of a source in a row of `length`. UserError if there is none."""

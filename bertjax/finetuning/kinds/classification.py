@@ -86,8 +86,8 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
 
 def features(config: Config) -> dict[str, kind.Feature]:
     """Every array of a row."""
-    label = kind.Feature(np.float32 if config.regression else np.int32, 0, "")
-    return {**rows.FEATURES, "label": label, "label_weight": kind.Feature(np.float32, 0, "")}
+    label = kind.Feature(np.float32 if config.regression else np.int32, "")
+    return {**rows.FEATURES, "label": label, "label_weight": kind.Feature(np.float32, "")}
 
 
 def encode(

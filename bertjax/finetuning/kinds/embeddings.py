@@ -72,10 +72,15 @@ def num_labels(config: Config, labels: Sequence[str]) -> int:
 
 
 def labels(config: Config, examples: Sequence[Example]) -> list[str]:
-    """None: a pair has a score, or matches. UserError for scores where pairs are to match."""
+    """None: a pair has a score, or matches. UserError for pairs that are of the other loss."""
     for example in examples:
         if config.loss == "ranking" and example.label is not None:
             raise _labelled_match(example, "train")
+        if config.loss == "cosine" and example.label is None:
+            raise errors.UserError(
+                f"{example.where or 'train'}: no score, which config.kind.loss = 'cosine' learns; "
+                "leave it at 'ranking' for pairs that match"
+            )
     return []
 
 
@@ -103,8 +108,8 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
 
 def features(config: Config) -> dict[str, kind.Feature]:
     """Every array of a row; the inputs are [N, L]."""
-    label = kind.Feature(np.float32 if config.loss == "cosine" else np.int32, 0, "")
-    return {**rows.FEATURES, "label": label, "label_weight": kind.Feature(np.float32, 0, "")}
+    label = kind.Feature(np.float32 if config.loss == "cosine" else np.int32, "")
+    return {**rows.FEATURES, "label": label, "label_weight": kind.Feature(np.float32, "")}
 
 
 def encode(
@@ -216,7 +221,10 @@ def scores(
     predictions: Sequence[dict[str, Any]],
     labels: Sequence[str],
 ) -> dict[str, float]:
-    """pearson and spearman of the pairs that have a score; without any accuracy_at_1 and mrr."""
+    """pearson and spearman of the pairs that have a score; without any accuracy_at_1 and mrr.
+
+    UserError for what can only be given vectors, or no ranks.
+    """
     pairs = [
         (example.label, prediction["similarity"])
         for example, prediction in zip(examples, predictions, strict=True)
@@ -224,6 +232,12 @@ def scores(
     ]
     if pairs:
         return scores_lib.correlations(*zip(*pairs, strict=True))
+    if "rank" not in predictions[0]:
+        what = "pairs without scores" if "similarity" in predictions[0] else "single texts"
+        asked = "pairs with scores" if config.loss == "cosine" else "pairs"
+        raise errors.UserError(
+            f"{examples[0].where or 'examples'}: {what} cannot be scored here; give {asked}"
+        )
     return scores_lib.retrieval([prediction["rank"] for prediction in predictions])
 
 

@@ -64,9 +64,9 @@ def features(config: Config) -> dict[str, kind.Feature]:
     """Every array of a row; the inputs are [N, L]."""
     return {
         **rows.FEATURES,
-        "choice_mask": kind.Feature(np.int32, 0, ""),
-        "label": kind.Feature(np.int32, 0, ""),
-        "label_weight": kind.Feature(np.float32, 0, ""),
+        "choice_mask": kind.Feature(np.int32, ""),
+        "label": kind.Feature(np.int32, ""),
+        "label_weight": kind.Feature(np.float32, ""),
     }
 
 

@@ -63,7 +63,8 @@ class Config:
 def for_model(config: Config, source: artifact.Artifact) -> Config:
     """The config with the reader that this model has.
 
-    A decoder that `objectives.prefix_lm` trained reads a prefix, unless `causal` is asked for.
+    Where none is asked for, a decoder reads as it did: a prefix, if `objectives.prefix_lm` or
+    another task trained it so.
     """
     if build.family(source.family).KIND == "encoder_decoder":
         errors.check(config.reader == "encoder", "kind.reader", config.reader,
@@ -71,6 +72,8 @@ def for_model(config: Config, source: artifact.Artifact) -> Config:
         return config
     if config.reader != "encoder":
         return config
+    if source.task is not None and source.task["kind"] == "text_to_text":
+        return dataclasses.replace(config, reader=source.task["config"]["reader"])
     prefix = (source.objective or {"name": ""})["name"] == "prefix_lm"
     return dataclasses.replace(config, reader="prefix" if prefix else "causal")
 

@@ -209,9 +209,9 @@ def decode(
             word = row["words"][place] - 1
             tags[owner][word] = labels[outputs["tags"][number][place]]
             chances[owner][word] = float(outputs["probabilities"][number][place])
-    if config.repair:
-        tags = [repaired(sentence) for sentence in tags]
     entities = marks_entities(labels)
+    if config.repair and entities:
+        tags = [repaired(sentence) for sentence in tags]
     return [
         {
             "tags": found,
