@@ -86,8 +86,8 @@ def _hint(word: str, flags: Sequence[str], command: ModuleType) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb. Returns the exit code: 0 done, 2 bad input, 75 start me again."""
     is_program = argv is None
-    if is_program:  # texts may hold what the terminal's encoding has not
-        sys.stdout.reconfigure(errors="backslashreplace")
+    if is_program and sys.stdout is not None:  # of lines of JSON that hold half a character too
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_usage())

@@ -137,10 +137,13 @@ def test_unknown_verb_and_flag(capsys):
     assert "no verb 'fine-tune'; did you mean finetune?" in capsys.readouterr().err
 
 
-def test_a_terminal_without_the_letters_is_no_error(monkeypatch):
+def test_what_is_printed_is_utf_8_and_json_whatever_the_texts(monkeypatch):
     shown = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr(sys, "stdout", shown)
     monkeypatch.setattr(sys, "argv", ["bertjax", "--help"])
     assert cli.main() == 0
-    print("caf\u00e9 \ud83d", flush=True)  # the second: half of a character
-    assert shown.buffer.getvalue().decode().endswith("caf\\xe9 \\ud83d\n")
+    print(json.dumps("caf\u00e9 \ud83d", ensure_ascii=False), flush=True)  # half of a character
+    said = shown.buffer.getvalue().decode().splitlines()[-1]
+    assert said == '"caf\u00e9 \\ud83d"' and json.loads(said) == "caf\u00e9 \ud83d"
+    monkeypatch.setattr(sys, "stdout", None)  # closed
+    assert cli.main() == 0

@@ -9,7 +9,7 @@ import pytest
 import bertjax
 from bertjax import errors, sharding
 from bertjax.artifact import artifact, loading
-from bertjax.finetuning import loop, memory, parts, recipe, report, run
+from bertjax.finetuning import examples, folder, loop, memory, parts, recipe, report, run
 from tests import finetuning
 
 
@@ -181,3 +181,9 @@ def test_what_seeds_need_of_memory(root, devices):
     sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in (trained, frozen)]
     assert shared == sizes[1] > 0
     assert each > 4 * sizes[0]  # parameters, two moments, the best so far, and activations
+
+
+def test_what_only_the_cut_of_dev_needs_is_not_written():
+    one = examples.Choice("It rained. Why?", ("a", "b"), 0, passage="It rained.")
+    found = json.loads(folder.prediction_lines([one], [{"label": 0}]))["example"]
+    assert found.keys() == {"context", "choices", "label", "id"}

@@ -159,11 +159,15 @@ def max_length(model: artifact.Artifact) -> int:
 
 
 def ends(model: artifact.Artifact) -> ends_lib.Ends | None:
-    """What the tokenizer of transformers puts around a text; None: what the model's kind has."""
-    if model.task is None or _reader(model) == "encoder":
+    """What the tokenizer of transformers puts around a text; None: what the model's kind has.
+
+    Of a model that was trained elsewhere, and came without `num_texts`, nobody knows more.
+    """
+    task = model.task
+    if task is None or "num_texts" not in task or _reader(model) == "encoder":
         return None
-    if model.task["kind"] == "text_to_text":
-        return ends_lib.of_source(model.tokenizer, model.task["config"]["separator"])
+    if task["kind"] == "text_to_text":
+        return ends_lib.of_source(model.tokenizer, task["config"]["separator"])
     return ends_lib.of_rows(model.tokenizer)
 
 

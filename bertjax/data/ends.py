@@ -3,8 +3,9 @@
     [CLS] A [SEP]    [CLS] A [SEP] B [SEP]    <s> A </s></s> B </s>    A    A <|endoftext|> B
 
 The form is that of BERT, of RoBERTa and XLM-R, whose cls token is <s>, or of a tokenizer that has
-neither a cls nor a sep token, as GPT-2's. The tokenizer that is exported with such a model puts
-them there too (`Tokenizer.save`).
+neither a cls nor a sep token, as GPT-2's; rows of pretraining with two types of tokens have one
+</s> between two texts all the same. The tokenizer that is exported with such a model puts them
+there too (`Tokenizer.save`).
 """
 
 from bertjax.data import packing

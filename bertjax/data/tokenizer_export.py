@@ -65,9 +65,7 @@ def contents(
         library = _library(model, names)
         if kind == "encoder_decoder":
             _declare(library, sentinels)
-        if kind != "encoder" or _has_template(library):  # others' also know where words begin
-            found = _ends(library, names, kind, token_types=token_types) if ends is None else ends
-            library.post_processor = _template(library, found, token_types=token_types)
+        _put(library, names, ends, kind=kind, token_types=token_types)
         pipeline = json.loads(library.to_str())
         config |= _class_options(model, pipeline, kind)
         files = _vocabulary_files(model, pipeline) | {"tokenizer.json": _json(pipeline)}
@@ -91,14 +89,45 @@ def _declare(library: tokenizers.Tokenizer, sentinels: np.ndarray) -> None:
     library.add_special_tokens([AddedToken(by_id[i], special=True) for i in new])
 
 
-def _has_template(library: tokenizers.Tokenizer) -> bool:
-    """Whether what is put around a text is ours to say: nothing yet, or mere tokens."""
+def _put(
+    library: tokenizers.Tokenizer,
+    names: dict[str, str],
+    ends: Ends | None,
+    *,
+    kind: str,
+    token_types: bool,
+) -> None:
+    """Makes the library put `ends` around texts, or what the kind of model has.
+
+    What an encoder's tokenizer came with stays where nobody says better, or where it does the same:
+    it may know more, as RoBERTa's does of the spaces in front of words.
+    """
+    if ends is not None:
+        if not _puts(library, ends, token_types=token_types):
+            library.post_processor = _template(library, ends, token_types=token_types)
+        return
+    usual = _template(library, _ends(library, names, kind), token_types=True)  # of no known model
     found = library.post_processor
-    return found is None or isinstance(found, processors.TemplateProcessing)
+    if kind != "encoder" or found is None or repr(found) == repr(usual):
+        # RoBERTa, which has no token types, parts a pair with two of them.
+        roberta = names.get("cls") == "<s>" and not token_types
+        ends = _ends(library, names, kind, between=1 + roberta)
+        library.post_processor = _template(library, ends, token_types=token_types)
+
+
+def _puts(library: tokenizers.Tokenizer, ends: Ends, *, token_types: bool) -> bool:
+    """Whether the library does so already."""
+    a, b = (library.encode(text, add_special_tokens=False) for text in "ab")
+    one, two = library.post_process(a), library.post_process(a, b)
+    first = [*ends.head, *a.ids, *ends.between]
+    second = [*b.ids, *ends.tail]
+    types = [0] * len(first) + [int(token_types)] * len(second)
+    alone = [*ends.head, *a.ids, *ends.tail]
+    return (one.ids, two.ids, two.type_ids) == (alone, first + second, types)
 
 
 def _ends(
-    library: tokenizers.Tokenizer, names: dict[str, str], kind: str, *, token_types: bool
+    library: tokenizers.Tokenizer, names: dict[str, str], kind: str, *, between: int = 1
 ) -> Ends:
     def number(*roles: str) -> int:
         return next((library.token_to_id(names[role]) for role in roles if role in names), -1)
@@ -107,9 +136,7 @@ def _ends(
         return Ends()
     if kind == "encoder_decoder":
         return encoder_ends(-1, number("eos", "sep"))
-    # RoBERTa, which has no token types, parts a pair with two of them.
-    roberta = names.get("cls") == "<s>" and not token_types
-    return encoder_ends(number("cls"), number("sep"), between=1 + roberta)
+    return encoder_ends(number("cls"), number("sep"), between=between)
 
 
 def _template(
@@ -118,17 +145,25 @@ def _template(
     if not any(ends):
         return None
     tokens = {i: library.id_to_token(i) for part in ends for i in part}
-    second = int(token_types)
+    # In a template a colon and a dollar sign have a meaning of their own.
+    names = {i: f"token {i}" if {*piece} & {*":$"} else piece for i, piece in tokens.items()}
 
     def typed(part: tuple[int, ...], number: int) -> list[str]:
-        return [f"{tokens[i]}:{number}" for i in part]
+        return [f"{names[i]}:{number}" for i in part]
 
-    head = typed(ends.head, 0)
-    between, last = typed(ends.between, 0), typed(ends.tail, second)
+    second = int(token_types)
     return processors.TemplateProcessing(
-        single=[*head, "$A:0", *typed(ends.tail, 0)],
-        pair=[*head, "$A:0", *between, f"$B:{second}", *last],
-        special_tokens=[(piece, i) for i, piece in tokens.items()],
+        single=[*typed(ends.head, 0), "$A:0", *typed(ends.tail, 0)],
+        pair=[
+            *typed(ends.head, 0),
+            "$A:0",
+            *typed(ends.between, 0),
+            f"$B:{second}",
+            *typed(ends.tail, second),
+        ],
+        special_tokens=[
+            {"id": names[i], "ids": [i], "tokens": [piece]} for i, piece in tokens.items()
+        ],
     )
 
 

@@ -202,7 +202,7 @@ def _said(example: Any) -> dict[str, Any]:
     return {
         name: value
         for name, value in example._asdict().items()
-        if name != "where" and (name != "text" or value)
+        if name not in ("where", "passage") and (name != "text" or value)
     }
 
 

@@ -57,7 +57,7 @@ class Form:
             ids += self._between if starts else []
             starts.append(len(ids))
             ids += text[:size]
-        ids = np.array([*ids, *self._tail] or list(self._between), np.int32)
+        ids = np.array([*ids, *self._tail] or self._between, np.int32)
         in_second = np.arange(len(ids)) >= (starts[1] if len(texts) == 2 else len(ids))
         row = {
             "input_ids": ids,
