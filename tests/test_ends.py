@@ -1,7 +1,6 @@
 """Special tokens around texts: those of the training are those of the exported tokenizer."""
 
 import dataclasses
-import json
 
 import pytest
 import tokenizers
@@ -61,10 +60,7 @@ def test_an_exported_tokenizer_makes_the_rows_that_were_trained(family, tokenize
 
 
 def test_a_decoder_without_other_special_tokens_has_the_end_of_text_between_two(tmp_path):
-    letters = [*"abcdefghijklmnopqrstuvwxyz", "\u0120", "<|endoftext|>"]
-    (tmp_path / "vocab.json").write_text(json.dumps({c: i for i, c in enumerate(letters)}))
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n", "utf-8")
-    tokenizer = tokenizer_lib.load(tmp_path)
+    tokenizer = tiny_model.gpt2_tokenizer(tmp_path)
     heads = {"heads": ("classifier",), "num_labels": 2, "vocab_size": tokenizer.size}
     made = encoders.make_artifact("gpt2", **heads)
     library = _exported(dataclasses.replace(made, tokenizer=tokenizer, task=TASK), tmp_path / "hf")

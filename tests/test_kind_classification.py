@@ -41,14 +41,6 @@ CATS = sentences(
 # Rows
 
 
-def gpt2(folder):
-    """A byte-level BPE with an end of text and no other special token."""
-    letters = [*"abcdefghijklmnopqrstuvwxyz", "\u0120", "<|endoftext|>"]
-    (folder / "vocab.json").write_text(json.dumps({c: i for i, c in enumerate(letters)}))
-    (folder / "merges.txt").write_text("#version: 0.2\n", "utf-8")
-    return tokenizer_lib.load(folder)
-
-
 @pytest.mark.parametrize("name", ["wordpiece", "bpe", "unigram"])
 @pytest.mark.parametrize("length", [24, 17, 16, 9, 8])
 def test_rows_are_those_of_the_exported_tokenizer(tmp_path, name, length):
@@ -87,7 +79,7 @@ def test_rows_of_xlm_r_part_a_pair_as_its_own_tokenizer_does(tmp_path):
 
 
 def test_a_decoder_reads_texts_with_the_end_of_text_between_them(tmp_path):
-    form, end = rows.Form(gpt2(tmp_path)), 27
+    form, end = rows.Form(tiny_model.gpt2_tokenizer(tmp_path)), 27
     assert form.enclose([[1, 2]], 8).row["input_ids"].tolist() == [1, 2]
     assert form.enclose([[1, 2], [3]], 8).row["input_ids"].tolist() == [1, 2, end, 3]
     assert form.enclose([[]], 8).row["input_ids"].tolist() == [end]

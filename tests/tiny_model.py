@@ -1,6 +1,8 @@
 """A BERT of a few thousand random parameters with a tokenizer, for tests of what is around it."""
 
 import functools
+import json
+import pathlib
 from typing import Any
 
 import jax
@@ -34,6 +36,14 @@ def tokenizer(kind: str = "wordpiece") -> tokenizer_lib.Tokenizer:
     """A tokenizer trained on three sentences."""
     sizes = {"wordpiece": 60, "bpe": 280, "unigram": 28}
     return tokenizer_lib.train(kind, list(TEXTS) * 20, sizes[kind])
+
+
+def gpt2_tokenizer(folder: pathlib.Path) -> tokenizer_lib.Tokenizer:
+    """A byte-level BPE with an end of text and no other special token."""
+    letters = [*"abcdefghijklmnopqrstuvwxyz", "\u0120", "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({c: i for i, c in enumerate(letters)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n", "utf-8")
+    return tokenizer_lib.load(folder)
 
 
 def make(kind: str = "wordpiece", seed: int = 0, **fields: Any) -> artifact.Artifact:
