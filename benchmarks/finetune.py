@@ -34,7 +34,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from bertjax import backend
+from bertjax import backend, schema
 from bertjax.artifact import files
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -160,7 +160,7 @@ def figures(
     else:
         for each in missing:
             _run([_worker(name, each, flags)])
-    return {each: files.read_json(file) for each, file in found.items()}
+    return {each: schema.read_object(file, files.AGAIN) for each, file in found.items()}
 
 
 def _run(commands: Iterable[list[str]]) -> None:

@@ -248,11 +248,11 @@ def _questions(
         answers = [text for _, text in best]
         if impossible:
             odds = np.array([n - s for n, (s, _) in zip(null, best, strict=True)])
-            _, f1 = squad_scores.of_answers(references, answers)
+            _, f1 = squad_scores.of_answers(references, answers, impossible=True)
             answered = squad_scores.has_answer(references)
             threshold = squad_scores.best_threshold(f1, answered, odds).threshold
             answers = [a if o <= threshold else "" for a, o in zip(answers, odds, strict=True)]
-        return squad_scores.scores(references, answers)
+        return squad_scores.scores(references, answers, impossible=impossible)
 
     model = transformers.AutoModelForQuestionAnswering
     return Problem(model, {}, train_rows, dev_rows, score)

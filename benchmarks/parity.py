@@ -141,9 +141,10 @@ def differences(
 
 
 def write_vocabulary(folder: pathlib.Path) -> None:
-    """A small WordPiece vocabulary, since a model does not go without its tokenizer."""
+    """Writes a small WordPiece tokenizer, without which no model is read."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
 
 
 def compare(case: ModuleType, shape: dict[str, Any]) -> dict[str, float]:

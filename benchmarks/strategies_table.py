@@ -24,7 +24,7 @@ import sys
 from typing import Any
 
 from benchmarks import finetune
-from bertjax import backend
+from bertjax import backend, schema
 from bertjax.artifact import files
 
 # name: (strategy, its fields, rates, rate of the head in rates of the body)
@@ -97,7 +97,7 @@ def cell(task: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
         worker = ["--worker", f"--tasks={task}", f"--only={name}"]
         command = [sys.executable, "-m", "benchmarks.strategies_table", *shared, *worker]
         subprocess.run(command, check=True, cwd=finetune.REPOSITORY)
-    return files.read_json(file)
+    return schema.read_object(file, files.AGAIN)
 
 
 def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from bertjax.finetuning.run import Finetuned
     from bertjax.inference import Pretrained
 
+__version__ = "0.1.0"  # setup.py reads this line
+
 Path = str | os.PathLike
 
 

@@ -4,12 +4,14 @@ import argparse
 import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from bertjax import backend, errors
+import bertjax
+from bertjax import backend, errors, progress
 
 VERBS = {
     "tokenizer": "train a tokenizer on text",
@@ -37,7 +39,7 @@ def _usage() -> str:
     verbs = "\n".join(f"  {verb:<10} {summary}" for verb, summary in VERBS.items())
     return (
         f"usage: bertjax VERB [--flag=value ...]\n\n{verbs}\n\n"
-        "`bertjax VERB --help` shows the flags and an example."
+        "`bertjax VERB --help` shows the flags and an example, `bertjax --version` the version."
     )
 
 
@@ -49,7 +51,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _run(verb: str, argv: Sequence[str]) -> None:
-    command = importlib.import_module(f"bertjax.commands.{verb}")
+    with progress.stage("loading bertjax", shown=sys.stderr is not None and sys.stderr.isatty()):
+        command = importlib.import_module(f"bertjax.commands.{verb}")
     parser = _Parser(
         prog=f"bertjax {verb}",
         description=command.__doc__,
@@ -57,24 +60,60 @@ def _run(verb: str, argv: Sequence[str]) -> None:
         allow_abbrev=False,
     )
     command.add_flags(parser)
+    argv = _joined(argv)
     if hasattr(command, "config_help") and {"-h", "--help"} & set(argv):  # takes a while to make
-        parser.epilog = command.config_help()
+        files = [word.partition("=")[2] for word in argv if word.startswith("--config=")]
+        parser.epilog = "\n".join(command.config_help(files[-1] if files else None))
     flags, rest = parser.parse_known_args(argv)
     overrides = {}
     for word in rest:
         key, equals, value = word.removeprefix("--config.").partition("=")
-        if not (word.startswith("--config.") and equals and "config" in flags):
-            hint = _hint(word, list(vars(flags)), command)
-            parser.error(f"unknown flag {word}{hint}")
+        if not (word.startswith("--config.") and "config" in flags):
+            raise errors.UserError(_unknown(word, argv, flags, command, parser.prog))
+        if not equals:
+            parser.error(f"{word} has no value: give {word}=VALUE")
         overrides[key] = value
     flags.overrides = overrides
+    for name in ("output", "workdir"):
+        if getattr(flags, name, None) == "":  # else the current folder would be written to
+            parser.error(f"--{name}= is empty: name a folder")
     command.run(flags)
 
 
+def _joined(argv: Sequence[str]) -> list[str]:
+    """Returns `argv` with `--config VALUE` and `--config.KEY VALUE` as one word, with `=`."""
+    words: list[str] = []
+    for word in argv:
+        last = words[-1] if words else ""
+        waits = re.fullmatch(r"--config(\.[^=]*)?", last)
+        if waits and not word.startswith("--") and word != "-h":
+            words[-1] = f"{last}={word}"
+        else:
+            words.append(word)
+    return words
+
+
+def _unknown(
+    word: str, argv: Sequence[str], flags: argparse.Namespace, command: ModuleType, prog: str
+) -> str:
+    """Returns the message for a word that is neither a flag of the verb nor the value of one."""
+    more = f" (see `{prog} --help`)"
+    if word.startswith("-"):
+        return f"unknown flag {word}{_hint(word, list(vars(flags)), command)}{more}"
+    place = len(argv) - 1 - argv[::-1].index(word)
+    before = [each for each in argv[:place] if each.startswith("--")]
+    if not before:
+        return f"{word} belongs to no flag: give --flag={word}{more}"
+    flag = before[-1].partition("=")[0]
+    if isinstance(getattr(flags, flag[2:], None), list):
+        advice = f"repeat {flag} for several; quote a text with spaces or a pattern with *"
+    else:
+        advice = "quote a text with spaces; several numbers take commas between them"
+    return f"{flag} takes one value, and {word} is a second one: {advice}{more}"
+
+
 def _hint(word: str, flags: Sequence[str], command: ModuleType) -> str:
-    """What an unknown word may have been meant for, of the verb's flags and keys of its config."""
-    if not word.startswith("-"):
-        return "; several values take commas between them, a text with spaces quotes"
+    """What an unknown flag may have been meant for, of the verb's flags and keys of its config."""
     key = word.lstrip("-").removeprefix("config.").partition("=")[0]
     leaf = key.split(".")[-1]
     meant = [f"--{name}" for name in difflib.get_close_matches(leaf, flags, 1, 0.7)]
@@ -85,6 +124,20 @@ def _hint(word: str, flags: Sequence[str], command: ModuleType) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb. Returns the exit code: 0 done, 2 bad input, 75 start me again."""
+    try:
+        try:
+            return _main(argv)
+        finally:  # argparse ends with SystemExit once it has printed the help
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        if not errors.output_is_unread():
+            raise
+        errors.discard_output()
+        return errors.EXIT_UNREAD
+
+
+def _main(argv: Sequence[str] | None) -> int:
     is_program = argv is None
     if is_program and sys.stdout is not None:  # of lines of JSON that hold half a character too
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
@@ -92,6 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0 if argv else errors.EXIT_BAD_INPUT
+    if argv[0] in ("-V", "--version"):
+        print(f"bertjax {bertjax.__version__}")
+        return 0
     verb = argv.pop(0)
     if verb not in VERBS:
         meant = errors.did_you_mean(verb, VERBS)

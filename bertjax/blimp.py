@@ -10,15 +10,13 @@ original files, UID, linguistics_term, sentence_good and sentence_bad, are read 
 
 import collections
 import itertools
-import json
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from etils import epath
 
-from bertjax import errors, inference, scoring
+from bertjax import errors, inference, paths, schema, scoring
 
 _ORIGINAL = {
     "uid": "UID",
@@ -51,19 +49,19 @@ def read(file: str | os.PathLike, max_pairs: int | None = None) -> list[Pair]:
 
     Raises UserError naming the file and the line that is no pair.
     """
-    path = epath.Path(file)
+    path = paths.of(file)
     if not path.is_file():
         raise errors.UserError(f"{file}: there is no such file; give BLiMP as JSON lines")
     pairs = []
     taken: collections.Counter[str] = collections.Counter()
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text().split("\n")
     except UnicodeDecodeError as error:
         raise errors.UserError(f"{file}: not UTF-8 ({error}); save it as UTF-8") from error
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        pair = _pair(line, f"{file}: line {number}")
+        pair = _pair(line, file, number)
         taken[pair.uid] += 1
         if max_pairs is None or taken[pair.uid] <= max_pairs:
             pairs.append(pair)
@@ -97,18 +95,15 @@ def table(accuracy: Accuracy, pairs: Sequence[Pair]) -> str:
     return "\n".join(lines)
 
 
-def _pair(line: str, where: str) -> Pair:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise errors.UserError(f"{where} is not JSON: {error.msg}") from error
-    if not isinstance(record, dict):
-        raise errors.UserError(f"{where} is not a JSON object")
+def _pair(line: str, file: str | os.PathLike, number: int) -> Pair:
+    record = schema.parse(line, file, "each line is one pair of BLiMP", number=number)
     values = {}
     for name, original in _ORIGINAL.items():
         value = record[original] if original in record else record.get(name)
         if not isinstance(value, str) or not value.strip():
-            raise errors.UserError(f"{where} has no text under {name!r} (or {original!r})")
+            raise errors.UserError(
+                f"{file}:{number}: has no text under {name!r} (or {original!r})"
+            )
         values[name] = value
     return Pair(**values)
 

@@ -7,6 +7,8 @@ it, and `checksums.json`. What holds:
   at the end (on gs:// it writes a commit file last): a killed save leaves nothing that is loaded.
 - What is restored is what was saved, bit for bit. Orbax loads flipped bytes of an array without a
   word, so every file is listed with its checksum before the rename and verified before use.
+- A checkpoint that is no longer kept is renamed into `.deleted` before it is deleted, so a kill
+  leaves no half of it under its number (on gs:// Orbax deletes it in place).
 
 In a run of many processes every process makes every call.
 
@@ -18,11 +20,12 @@ Example:
 """
 
 import contextlib
+import errno
 import logging
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,11 +36,12 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from bertjax import checksums, errors
+from bertjax import checksums, errors, schema
 
 # Processes of a job wait for each other so long when they save; a save that takes longer fails.
 _SAVE_SECONDS = 1200
-_NO_ROOM = ("No space left on device", "Disk quota exceeded", "File too large")
+_DELETED = ".deleted"
+_DISK_FAILED = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)))
 
 
 def _one_voice() -> None:
@@ -57,18 +61,60 @@ def _one_voice() -> None:
 _one_voice()
 
 
+class _Manager(ocp.CheckpointManager):
+    """Orbax's manager, which reads the metrics of a checkpoint only if they are as written."""
+
+    def metrics(self, step: int) -> dict[str, float] | None:
+        """The metrics of `step`; None where it has none, or they are damaged."""
+        folder = self.directory / str(step)
+        file = folder / "metrics" / "metrics"
+        if not file.exists() or checksums.damage(folder, under="metrics/"):
+            return None
+        try:
+            return schema.typed(schema.read_object(file, ""), dict[str, schema.Score], file, "")
+        except errors.UserError:
+            return None
+
+    def delete_unkept(self) -> None:
+        """Deletes the checkpoints that the policy does not keep; every process calls it."""
+        for step in self._get_old_steps_to_remove():
+            self.delete(step)
+
+
+class _Keep(preservation_policy.PreservationPolicy):
+    """Keeps the newest checkpoint, the `last` newest regular ones, and those that may not go.
+
+    A checkpoint that was saved in between, because the run was asked to stop, is not regular: a
+    finished run has the same checkpoints whether it was interrupted or not.
+    """
+
+    def __init__(self, last: int, regular: Callable[[int], bool], pinned: set[int]):
+        self._last, self._regular, self._pinned = last, regular, pinned
+
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: preservation_policy.PreservationContext
+    ) -> list[bool]:
+        """Whether each of the checkpoints, in ascending order, stays."""
+        del context
+        steps = [each.step for each in checkpoints]
+        kept = {*[s for s in steps if self._regular(s)][-self._last :], *steps[-1:], *self._pinned}
+        return [step in kept for step in steps]
+
+
 class Reader:
     """Reads the checkpoints of a folder and changes nothing: safe beside a run that writes."""
 
     def __init__(self, folder: str | os.PathLike):
-        self._open(folder, ocp.CheckpointManagerOptions(read_only=True))
+        # Lightweight: without the metrics, which only a writer ranks by.
+        options = ocp.CheckpointManagerOptions(read_only=True, lightweight_initialize=True)
+        self._open(folder, options)
 
     def _open(self, folder: str | os.PathLike, options: ocp.CheckpointManagerOptions) -> None:
         self.folder = epath.Path(folder)
         # Orbax wants an absolute path; resolve() and absolute() of epath would break gs://.
         remote = "://" in os.fspath(folder)
         self._root = self.folder if remote else epath.Path(os.path.abspath(folder))
-        self._manager = ocp.CheckpointManager(
+        self._manager = _Manager(
             self._root,
             options=options,
             item_handlers={
@@ -190,11 +236,14 @@ class Checkpoints(Reader):
         keep_last: int,
         keep_best: int,
         best_metric: str = "eval/loss",
+        regular: Callable[[int], bool] = lambda step: True,
     ):
-        """Makes `folder` where it is absent and clears half-written checkpoints out of it.
+        """Makes `folder` where it is absent; removes half-written and half-deleted checkpoints.
 
-        Keeps the `keep_last` newest checkpoints and the `keep_best` ones with the lowest
-        `best_metric`; one that was saved without a finite value of it is not among the best.
+        Keeps the newest checkpoint, the `keep_last` newest of the `regular` steps, and the
+        `keep_best` ones with the lowest `best_metric`; one that was saved without a finite value of
+        it is not among the best. A checkpoint whose metrics are damaged cannot be ranked, and
+        stays.
         """
         self._best_metric = best_metric
         self._saving: int | None = None
@@ -204,13 +253,13 @@ class Checkpoints(Reader):
             n=keep_best,
             keep_checkpoints_without_metrics=False,
         )
-        keep = preservation_policy.AnyPreservationPolicy(
-            [preservation_policy.LatestN(keep_last), best]
-        )
+        pinned: set[int] = set()
+        keep = preservation_policy.AnyPreservationPolicy([_Keep(keep_last, regular, pinned), best])
         options = ocp.CheckpointManagerOptions(
             cleanup_tmp_directories=True,
             best_fn=self._rank,  # without it Orbax does not store the metrics
             preservation_policy=keep,
+            todelete_subdir=_DELETED,
             async_options=ocp.AsyncOptions(
                 timeout_secs=_SAVE_SECONDS, post_finalization_callback=self._list_checksums
             ),
@@ -218,16 +267,28 @@ class Checkpoints(Reader):
         self.folder = epath.Path(folder)
         with self._writing():
             self._open(folder, options)
+            self._remove_deleted()
+        for step in self.steps():
+            damage = checksums.damage(self._root / str(step), under="metrics/")
+            if damage:
+                pinned.add(step)
+                if jax.process_index() == 0:
+                    errors.tell(
+                        f"warning: checkpoint {self.folder / str(step)} is damaged ({damage}): it "
+                        "is not ranked, and stays until you delete it"
+                    )
 
     def save(
         self, step: int, state: Any, meta: Mapping[str, Any], metrics: Mapping[str, float] | None
     ) -> None:
-        """Starts to save `state` as step `step`; does nothing where that step is saved already.
+        """Starts to save `state` as step `step`, unless that step is saved already.
 
         The caller may donate the arrays at once. Raises UserError where the disk is full or not
         writable, here or at a later call.
         """
         if step in self.steps():
+            with self._writing():
+                self._remove_unkept()
             return
         if metrics is not None and not math.isfinite(metrics.get(self._best_metric, math.nan)):
             metrics = None
@@ -245,11 +306,24 @@ class Checkpoints(Reader):
         """Blocks until what is being saved is complete on disk."""
         with self._writing():
             self._manager.wait_until_finished()
+            self._remove_deleted()
 
     def close(self) -> None:
         """Waits, then ends the background threads."""
         with self._writing():
             self._manager.close()
+            self._remove_deleted()
+
+    def _remove_unkept(self) -> None:
+        """Deletes what a save that was killed has left besides the checkpoints to keep."""
+        self._manager.wait_until_finished()
+        self._manager.delete_unkept()
+        self._remove_deleted()
+
+    def _remove_deleted(self) -> None:
+        folder = self._root / _DELETED
+        if jax.process_index() == 0 and folder.exists():
+            folder.rmtree()
 
     def _rank(self, metrics: Mapping[str, float]) -> float:
         return metrics[self._best_metric]
@@ -264,19 +338,19 @@ class Checkpoints(Reader):
         try:
             yield
         except Exception as error:
-            # TensorStore raises ValueError where the disk is full, so the text decides.
-            full = next((text for text in _NO_ROOM if text in str(error)), "")
-            if not full and not isinstance(error, OSError):
+            # TensorStore raises ValueError where the disk fails, so the text decides.
+            failure = next((text for text in _DISK_FAILED if text in str(error)), "")
+            if not failure and not isinstance(error, OSError):
                 raise
             if self._saving is None:
-                reason = full or error
+                reason = failure or error
                 raise errors.UserError(f"cannot write to {self.folder}: {reason}") from error
             self._manager.reload()
             latest = self.latest_step()
             kept = "no earlier one is there" if latest is None else f"step {latest} is complete"
             raise errors.UserError(
-                f"cannot write checkpoint {self.folder / str(self._saving)}: {full or error}; "
-                f"{kept}: make room, then start the same command again"
+                f"cannot write checkpoint {self.folder / str(self._saving)}: {failure or error}; "
+                f"{kept}: make room or mend the disk, then start the same command again"
             ) from error
 
 

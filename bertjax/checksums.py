@@ -5,15 +5,33 @@ Example:
     checksums.damage(folder)       # "" or "state/d/4f7a has 12 bytes, not 336"
 """
 
+import dataclasses
 import hashlib
-import json
 from collections.abc import Iterator
 from concurrent import futures
-from typing import Any
+from typing import Literal
 
 from etils import epath
 
+from bertjax import errors, schema
+
 FILE = "checksums.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+    """What is listed of a file. sha256: None of a remote one."""
+
+    size: schema.Count
+    sha256: schema.Sha256 | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _List:
+    """The content of checksums.json."""
+
+    version: Literal[1]
+    files: dict[str, _File]
 
 
 def write(folder: epath.Path) -> None:
@@ -25,9 +43,11 @@ def write(folder: epath.Path) -> None:
     paths = [path for item in folder.iterdir() if item.is_dir() for path in _files(item)]
     with futures.ThreadPoolExecutor() as pool:
         sums = pool.map(_checksum, paths)
-        listed = {str(p.relative_to(folder)): s for p, s in zip(paths, sums, strict=True)}
-    text = json.dumps({"version": 1, "files": listed}, indent=1, sort_keys=True)
-    (folder / FILE).write_text(text)
+        listed = {
+            str(path.relative_to(folder)): dataclasses.asdict(found)
+            for path, found in zip(paths, sums, strict=True)
+        }
+    schema.write(folder / FILE, {"version": 1, "files": dict(sorted(listed.items()))})
 
 
 def damage(folder: epath.Path, *, under: str = "", share: int = 0, shares: int = 1) -> str:
@@ -37,10 +57,10 @@ def damage(folder: epath.Path, *, under: str = "", share: int = 0, shares: int =
     `share`-th on: so many processes can divide the work.
     """
     try:
-        listed = json.loads((folder / FILE).read_text())["files"]
-        names = sorted(name for name in listed if name.startswith(under))[share::shares]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        listed = schema.read(folder / FILE, _List, "").files
+    except errors.UserError:
         return f"{FILE} is missing or unreadable"
+    names = sorted(name for name in listed if name.startswith(under))[share::shares]
     with futures.ThreadPoolExecutor() as pool:
         problems = pool.map(lambda name: _difference(folder / name, listed[name]), names)
         found = (f"{n} {problem}" for n, problem in zip(names, problems, strict=True) if problem)
@@ -55,25 +75,23 @@ def _files(folder: epath.Path) -> Iterator[epath.Path]:
             yield path
 
 
-def _checksum(path: epath.Path) -> dict[str, Any]:
+def _checksum(path: epath.Path) -> _File:
     size = path.stat().length
     if "://" in str(path):
-        return {"size": size, "sha256": None}
+        return _File(size, None)
     with path.open("rb") as file:
-        return {"size": size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return _File(size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
-def _difference(path: epath.Path, listed: dict[str, Any]) -> str:
+def _difference(path: epath.Path, listed: _File) -> str:
     try:
         size = path.stat().length
-        if size != listed["size"]:
-            return f"has {size} bytes, not {listed['size']}"
-        if listed["sha256"] and _checksum(path)["sha256"] != listed["sha256"]:
+        if size != listed.size:
+            return f"has {size} bytes, not {listed.size}"
+        if listed.sha256 and _checksum(path).sha256 != listed.sha256:
             return "has other bytes than were written"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
         return f"cannot be read: {error.strerror or error}"
-    except (KeyError, TypeError):
-        return f"is listed wrongly in {FILE}"
     return ""

@@ -29,10 +29,27 @@ FREE_KEYS = (
 )  # fmt: skip
 
 
+# The least and the most that a number may be.
+BOUNDS = {
+    "batch_size": (1, 2**24),
+    "num_steps": (1, 2**31 - 2),  # the optimizer counts them in 32 bits
+    "phase2.num_steps": (0, 2**31 - 2),
+    "phase2.batch_size": (1, 2**24),
+    "log_every": (1, 2**31),
+    "eval.every": (1, 2**31),
+    "eval.max_samples": (1, 2**31),
+    "checkpoint.every": (1, 2**31),
+    "checkpoint.keep_last": (1, 2**31),
+    "checkpoint.keep_best": (0, 2**31),
+    "max_bad_steps": (1, 2**31),
+}
+
+
 def default(family: str = "bert", variant: str = "base", objective: str = "") -> ConfigDict:
     """The config of a run, every key of it, with the recipe of the BERT paper (appendix A.2).
 
-    objective: a file of bertjax/objectives; "": the one that the family was published with.
+    family, objective: files of bertjax/models and bertjax/objectives, or dotted names of modules of
+        your own; objective "": the one that the family was published with.
     """
     module = build.family(family)
     if variant not in module.VARIANTS:
@@ -40,9 +57,11 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
             f"no variant {variant!r} of {family}: there are {', '.join(module.VARIANTS)}"
         )
     config = ConfigDict()
-    config.family = family  # a file of bertjax/models
+    config.family = family  # a file of bertjax/models, or a module of your own: package.module
     config.model = ConfigDict(layers.fields_of(module.Config(**module.VARIANTS[variant])))
     choose_objective(config, objective)
+    if config.objective.name == module.OBJECTIVE["name"]:
+        config.objective.update(getattr(module, "VARIANT_OBJECTIVES", {}).get(variant, {}))
 
     config.data = ConfigDict()
     config.data.path = ""  # folder written by `bertjax prepare`
@@ -68,14 +87,14 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
 
     config.init_from = ""  # artifact, workdir or Hugging Face folder with the first parameters
     config.init_vocabulary = "same"  # of init_from and the data; shared_pieces: keep those
-    config.log_every = 100
+    config.log_every = 100  # steps from one line of metrics to the next
     config.eval = ConfigDict()
-    config.eval.every = 10_000
+    config.eval.every = 10_000  # steps
     config.eval.max_samples = 10_000  # of the held-out split, always the same ones
     config.checkpoint = ConfigDict()
-    config.checkpoint.every = 5_000
-    config.checkpoint.keep_last = 3
-    config.checkpoint.keep_best = 1  # by held-out loss, of the last phase where there are two
+    config.checkpoint.every = 5_000  # steps
+    config.checkpoint.keep_last = 3  # how many of the newest
+    config.checkpoint.keep_best = 1  # how many, by held-out loss; of two phases those of the last
     config.max_bad_steps = 20  # non-finite steps in a row, each skipped, before the run stops
     return config.lock()
 
@@ -86,12 +105,8 @@ def choose_objective(config: ConfigDict, name: str = "") -> None:
     A model whose family was published with another one keeps only the heads that this one reads.
     """
     family = build.family(config.family)
-    allowed = build.objectives_of(family.KIND)
-    if name and name not in allowed:
-        raise errors.UserError(
-            f"config.objective.name = {name!r}: must be one of {', '.join(allowed)}, which train a "
-            f"{config.family}"
-        )
+    if name:
+        build.objective_for(config.family, name)
     with config.unlocked():
         config.objective = ConfigDict(_objective_fields(family, name))
     if config.objective.name != family.OBJECTIVE["name"]:
@@ -160,7 +175,9 @@ def load(path: str, overrides: Mapping[str, str] | None = None) -> ConfigDict:
             f"set in the config file, to one of {', '.join(build.families())}"
         )
     if "objective.name" in overrides:  # first of all: it decides which other keys there are
-        choose_objective(config, overrides.pop("objective.name"))
+        name = overrides.pop("objective.name")
+        if name != config.objective.name:
+            choose_objective(config, name)
     for key, value in overrides.items():
         override(config, key, value)
     validate(config)
@@ -287,18 +304,41 @@ def _check_one_of(config: ConfigDict, key: str, allowed: Sequence[str]) -> None:
     _check(value_of(config, key) in allowed, config, key, f"one of {', '.join(allowed)}")
 
 
+def check_keys(config: ConfigDict) -> None:
+    """Raises UserError unless every key that a config has is there, and has a value."""
+    for key in ("family", "model", "objective"):
+        errors.check(key in config and config[key] is not None, key, "absent", "set")
+    errors.check("name" in config.objective, "objective.name", "absent", "set")
+    family = build.family(config.family)
+    usual = default(config.family, next(iter(family.VARIANTS)), config.objective.name)
+    there = set(keys(config))
+    for key in keys(usual):
+        if key not in there and key.startswith("objective."):
+            build.objective_config(config)  # says that the other keys are of another objective
+        errors.check(key in there, key, "absent", "set; the config file has deleted it")
+        expected, value = value_of(usual, key), value_of(config, key)
+        number = type(expected) is float and type(value) is int
+        if type(value) is not type(expected) and not number:
+            errors.check(False, key, value, f"of type {type(expected).__name__}")
+
+
 def validate(config: ConfigDict) -> None:
     """Raises UserError naming the key, its value and what is allowed; compiles nothing."""
+    check_keys(config)
     family = build.family(config.family)
     model = family.Config(**config.model, attention=config.attention)  # checks its own fields
+    build.objective_for(config.family, config.objective.name)
     objective = build.objective_config(config)
-    allowed = build.objectives_of(family.KIND)
-    _check(config.objective.name in allowed, config, "objective.name",
-           f"one of {', '.join(allowed)}, which train a {config.family}")  # fmt: skip
     if "kind" in config.objective:
         _check(config.objective.kind == family.KIND, config, "objective.kind",
                f"{family.KIND}, which {config.family} is")  # fmt: skip
     for head in build.objective(config.objective.name).heads(objective):
+        if head not in family.HEADS:
+            having = [name for name in build.families() if head in build.family(name).HEADS]
+            raise errors.UserError(
+                f"config.objective reads the head {head!r}, which no {config.family} has; families "
+                f"that have it: {', '.join(having) or 'none'}"
+            )
         _check(head in config.model.heads, config, "model.heads",
                f"a tuple with {head!r}, which objective {config.objective.name} reads")  # fmt: skip
     _check_one_of(config, "init_vocabulary", ("same", "shared_pieces"))
@@ -309,13 +349,9 @@ def validate(config: ConfigDict) -> None:
     _check_one_of(config, "dtype", ("auto", "float32", "bfloat16"))
     _check_one_of(config, "remat", tuple(layers.REMAT_POLICIES))
     _check(0 <= config.seed < 2**32, config, "seed", "between 0 and 2**32 - 1")
-    _check(config.checkpoint.keep_best >= 0, config, "checkpoint.keep_best", "0 or more")
-    positive = (
-        "batch_size", "num_steps", "log_every", "eval.every", "eval.max_samples",
-        "checkpoint.every", "checkpoint.keep_last", "max_bad_steps", "phase2.batch_size",
-    )  # fmt: skip
-    for key in positive:
-        _check(value_of(config, key) >= 1, config, key, "1 or more")
+    for key, (low, high) in BOUNDS.items():
+        _check(value_of(config, key) >= low, config, key, f"{low} or more")
+        _check(value_of(config, key) <= high, config, key, f"{high:,} or less")
     _check(0 <= config.phase2.num_steps <= config.num_steps, config, "phase2.num_steps",
            f"between 0 and config.num_steps = {config.num_steps}")  # fmt: skip
     for phase in phases(config):

@@ -122,7 +122,7 @@ def _start_encoder_decoder(
     slots: int,
     num_beams: int,
 ) -> tuple[Step, Any, jax.Array]:
-    """(step, cache with what the encoder made of the prompts, the padding tokens to begin with)."""
+    """(step, cache with what the encoder made of the prompts, the tokens to begin with)."""
     apply = functools.partial(model.apply, {"params": params})
     cache = apply(batch["input_ids"], slots, batch["attention_mask"], method="start_cache")
 
@@ -130,7 +130,7 @@ def _start_encoder_decoder(
         logits_R1V, cache = apply(ids_R[:, None], cache, t, method="decode_step")
         return _known(logits_R1V[:, 0], numbers), cache
 
-    first_B = jnp.full(batch["live"].shape, numbers["pad"])
+    first_B = jnp.full(batch["live"].shape, numbers["start"])
     return step, _repeat(cache, num_beams), first_B
 
 

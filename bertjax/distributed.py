@@ -1,11 +1,15 @@
-"""A run as one process of several: how it joins the job, and how the job ends when one dies.
+"""Joins a job of several processes, and ends all of them when one dies.
 
     with distributed.job(distributed.Place("10.0.0.2:8476", 4, 2), goes_on=lambda: "..."):
         train.train_and_evaluate(config, workdir)
 
-What holds inside `job`: every wait has an end. A process that is gone, or stops by an error, ends
-all others within seconds, each with one line and an exit code that says whether a restart helps. A
-host that is lost as a whole is noticed after `heartbeat_seconds`.
+Inside `job` every wait has an end. A process that dies, or stops by an error, ends all others
+within seconds, each with one line and an exit code that says whether a restart helps. A host that
+fails as a whole is noticed after `heartbeat_seconds`.
+
+The processes share a random token, which process 0 publishes in the key-value store of JAX's
+coordination service; a stranger without it cannot disturb the lifeline. NOTE: JAX's service itself
+accepts whoever reaches the coordinator's port, so that port belongs in a private network.
 """
 
 import atexit
@@ -15,6 +19,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import sys
 import threading
 import urllib.request
@@ -33,6 +38,7 @@ HEARTBEAT_SECONDS = 100  # what JAX has by default
 STARTUP_SECONDS = 300  # of all processes to be there
 SHUTDOWN_SECONDS = 60  # of all processes to end, once one has ended
 
+_COORDINATOR = re.compile(r"([-.\w]+|\[[:.%\w]+\]):[0-9]{1,5}", re.ASCII)
 _LIFELINE = "bertjax/lifeline"  # key of its address
 _GRACE = 5  # seconds until a death that broke a collective is known by the lifeline too
 _LAST_WORDS = 10  # seconds that they may take
@@ -42,15 +48,16 @@ _METADATA = "http://{}/computeMetadata/v1/instance/attributes/worker-network-end
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a process stands in its job. Raises UserError for what cannot be."""
+    """A process's place in its job. Raises UserError if a value is impossible."""
 
     coordinator: str  # HOST:PORT; process 0 opens the port, the others reach it there
     num_processes: int
     process_id: int
 
     def __post_init__(self):
-        host, _, port = self.coordinator.rpartition(":")
-        if not (host and port.isdigit() and 0 < int(port) < 2**16):
+        if not _COORDINATOR.fullmatch(self.coordinator) or not (
+            0 < _host_and_port(self.coordinator)[1] < 2**16
+        ):
             raise errors.UserError(
                 f"--coordinator={self.coordinator}: must be HOST:PORT of process 0"
             )
@@ -66,7 +73,7 @@ class Place:
 def place(
     coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> Place | None:
-    """The place that three flags name, None where none is given. Raises UserError for a part."""
+    """Returns the place that three flags name; None without flags. Raises UserError for a part."""
     flags = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     absent = [f"--{name}" for name, value in flags.items() if value is None]
     if len(absent) == len(flags):
@@ -78,10 +85,10 @@ def place(
 
 
 def on_several_hosts() -> bool:
-    """Whether this is one of several hosts of a TPU slice, as Google Cloud tells it.
+    """Returns whether this is one of several hosts of a TPU slice of Google Cloud.
 
-    GKE sets environment variables, a TPU VM has a metadata server. Asks nobody where there is no
-    TPU or JAX_PLATFORMS leaves it out.
+    GKE sets environment variables, a TPU VM has a metadata server. Does not query the server if
+    there is no TPU or JAX_PLATFORMS excludes it.
     """
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if not _has_tpu() or (platforms and "tpu" not in platforms):
@@ -106,19 +113,20 @@ def _has_tpu() -> bool:
 
 
 def initialize(where: Place | None, heartbeat_seconds: int, startup_seconds: int) -> None:
-    """Joins the job; None: at the place that TPU metadata or SLURM tell. Touch no device before.
+    """Joins the job at `where`; None: at the place that JAX finds in TPU metadata or SLURM.
 
-    Raises UserError when nothing tells the place or the port is taken. JAX ends the process when
-    not all come in time, and when one is gone; it is given more time than `job` allows them.
+    NOTE: no device may be used before. Raises UserError if no place is found or the port is taken.
+    JAX aborts the process if not all processes start in time or if one dies; its limits are longer
+    than those of `job`, which exits with a line.
     """
     explicit: dict[str, Any] = {}
     if where is not None:
-        _check_port(where)
         explicit = {
             "coordinator_address": where.coordinator,
             "num_processes": where.num_processes,
             "process_id": where.process_id,
             "cluster_detection_method": "deactivate",
+            "coordinator_bind_address": _bind_address(where),
         }
     try:
         jax.distributed.initialize(
@@ -134,16 +142,30 @@ def initialize(where: Place | None, heartbeat_seconds: int, startup_seconds: int
         ) from error
 
 
-def _check_port(where: Place) -> None:
-    """Process 0 opens the port; where it is taken, JAX ends in a segmentation fault."""
-    if where.process_id == 0:
-        try:
-            lifeline.listen(int(where.coordinator.rpartition(":")[2])).close()
-        except OSError as error:
-            raise errors.UserError(
-                f"--coordinator={where.coordinator}: process 0 cannot open the port "
-                f"({error.strerror}): take a free one"
-            ) from error
+def _bind_address(where: Place) -> str | None:
+    """Returns where JAX's service shall listen on process 0; None: at every address.
+
+    Raises UserError if the port is taken; JAX itself ends in a segmentation fault then.
+    """
+    if where.process_id != 0:
+        return None
+    host, port = _host_and_port(where.coordinator)
+    try:
+        servers = lifeline.listen(host, port)
+    except OSError as error:
+        raise errors.UserError(
+            f"--coordinator={where.coordinator}: process 0 cannot open the port "
+            f"({error.strerror}): take a free one"
+        ) from error
+    everywhere = any(server.getsockname()[0] in ("::", "0.0.0.0") for server in servers)
+    for server in servers:
+        server.close()
+    return None if everywhere else where.coordinator
+
+
+def _host_and_port(coordinator: str) -> tuple[str, int]:
+    host, _, port = coordinator.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 @contextlib.contextmanager
@@ -154,10 +176,11 @@ def job(
     heartbeat_seconds: int = HEARTBEAT_SECONDS,
     startup_seconds: int = STARTUP_SECONDS,
 ) -> Iterator[None]:
-    """Joins the job as `initialize` does; inside, the end of one process is the end of all.
+    """Joins the job as `initialize` does; inside, the end of one process ends all.
 
-    A process for which the others do not come in time ends with a line and the code for a restart.
-    goes_on: what a restart does ("the run goes on from step 20 ..."), asked when a process is gone.
+    If not all processes start in time, those that did exit with a line and the code for a restart.
+    goes_on: returns what a restart does ("the run goes on from step 20 ..."); called when a
+    process is gone.
     """
     end = _end_of_process(goes_on)
     late = f"not all processes of the job came within {startup_seconds} s"
@@ -173,7 +196,7 @@ def job(
     me, count = state.process_id, state.num_processes
     line = lifeline.Lifeline(me, count, silence=heartbeat_seconds, on_end=end)
     try:
-        _open(line, startup_seconds)
+        _open(line, startup_seconds, end)
         timer.cancel()
         yield
     except BaseException as error:
@@ -198,14 +221,20 @@ def job(
         line.leave()
 
 
-def _open(line: lifeline.Lifeline, timeout: float) -> None:
+def _open(line: lifeline.Lifeline, timeout: float, end: Callable[[str, int], None]) -> None:
     state = jax_distributed.global_state
+    host, _ = _host_and_port(state.coordinator_address)
+    if state.num_processes == 1:
+        return
     if state.process_id == 0:
-        state.client.key_value_set(_LIFELINE, line.listen())
+        state.client.key_value_set(_LIFELINE, line.listen(host))
     else:
         address = state.client.blocking_key_value_get(_LIFELINE, int(timeout * 1000))
-        host = state.coordinator_address.rpartition(":")[0].strip("[]")
-        line.connect(host, address, timeout)
+        try:
+            line.connect(host, address, timeout)
+        except OSError as error:
+            gone = f"process 0 of {state.num_processes} is gone"
+            end(f"{gone}: its lifeline cannot be reached: {error}", errors.EXIT_RESTART)
     line.wait_for_all(timeout)
 
 
@@ -223,7 +252,7 @@ def _end_of_process(goes_on: Callable[[], str]) -> Callable[[str, int], None]:
 
 
 def _exit_in_time(code: int) -> None:
-    """Whatever hangs from here on, a file system or a thread, this process ends."""
+    """Ends this process after `_LAST_WORDS` seconds, whatever hangs until then."""
     timer = threading.Timer(_LAST_WORDS, os._exit, (code,))
     timer.daemon = True
     timer.start()
@@ -239,8 +268,8 @@ def _exit(line: lifeline.Lifeline, code: int) -> None:
 def check_same(things: Mapping[str, Any]) -> None:
     """Raises UserError, in every process, unless all processes have the same `things`.
 
-    things: JSON values by what they are called. Hosts have disks of their own, and a job in which
-    one reads other data would learn from no batch that anybody could name.
+    things: JSON values by what they are called. Hosts have disks of their own; if one read other
+    data than the rest, nobody could say what the job learned from.
     """
     if jax.process_count() == 1:
         return

@@ -8,12 +8,19 @@ traceback.
 import difflib
 import errno
 import os
+import select
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # raised by writes, which name no file
+BEFORE = "bertjax: "  # stands before each line of progress
 
 EXIT_BUG = 1  # of the interpreter, after a traceback
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
+EXIT_UNREAD = 141  # 128 + SIGPIPE, as a shell reports it
 EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, start the same command again
 
 
@@ -30,14 +37,43 @@ class Interrupted(KeyboardInterrupt):
 
 
 def tell(line: str) -> None:
-    """A line of progress, beside what a command prints."""
-    print(f"bertjax: {line}", file=sys.stderr, flush=True)
+    """Prints a line of progress on stderr; a terminal gets it cut between words."""
+    line = BEFORE + line
+    if sys.stderr.isatty():
+        line = textwrap.fill(
+            line, shutil.get_terminal_size().columns, subsequent_indent=" " * len(BEFORE),
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    print(line, file=sys.stderr, flush=True)
+
+
+def output_is_unread() -> bool:
+    """Returns whether stdout or stderr is a pipe whose reader has closed it, as `head` does."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            poll = select.poll()
+            poll.register(stream.fileno(), 0)  # errors are reported without being asked for
+        except (AttributeError, OSError, ValueError):  # closed, or not a file
+            continue
+        if any(event & select.POLLERR for _, event in poll.poll(0)):
+            return True
+    return False
+
+
+def discard_output() -> None:
+    """Sends the rest of stdout and stderr to the null device.
+
+    Without this the interpreter's last flush would fail again.
+    """
+    with open(os.devnull, "wb") as null:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            os.dup2(null.fileno(), stream.fileno())
 
 
 def of_the_user(error: BaseException) -> bool:
-    """Whether `error` is bad input or a full disk, told in one line, and no bug."""
+    """Returns whether `error` is bad input or a failing disk, and no bug."""
     if isinstance(error, OSError):
-        return error.filename is not None or error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return error.filename is not None or error.errno in _DISK
     return isinstance(error, UserError)
 
 

@@ -26,7 +26,8 @@ def evaluate(
     unigram: np.ndarray | None = None,
     frozen: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, float]:
-    """Means over all batches, "loss" (what training minimises) and "perplexity" (main loss).
+    """Means over all batches, and "loss" (what training minimises), "perplexity" (of the main
+    loss) and "samples", how many these numbers are of.
 
     scales: of the objective; the main loss is the first. frozen: parameters of frozen models.
     unigram: log probabilities, see `unigram_log_probs`; adds "unigram_loss", the nats that a model
@@ -38,15 +39,19 @@ def evaluate(
         terms = dict(eval_step(params, batch, dict(frozen)))
         if unigram is not None:
             terms["unigram"] = _unigram_term(unigram, *predicted(batch))
+        if "example_weights" in batch:
+            terms["samples"] = batch["example_weights"].sum(), 1.0
         # Waiting here also keeps old CPU backends from deadlock in collectives.
         total = metrics.add(total, jax.tree.map(float, jax.device_get(terms)))
-    values = metrics.means(total or {})
+    total = total or {}
+    samples = {"samples": total.pop("samples")[0]} if "samples" in total else {}
+    values = metrics.means(total)
     reference = {"unigram_loss": values.pop("unigram")} if "unigram" in values else {}
     values["loss"] = metrics.total_loss(values, scales)
     main = next(iter(scales))
     if main in values:
         values["perplexity"] = metrics.perplexity(values[main])
-    return values | reference
+    return values | reference | samples
 
 
 def predicted(batch: Mapping[str, Any]) -> tuple[Any, Any]:

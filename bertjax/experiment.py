@@ -12,10 +12,11 @@ import numpy as np
 from bertjax import build, errors, evaluate, optimizer, sharding
 from bertjax import config as config_lib
 from bertjax import step as step_lib
-from bertjax.data import loader
+from bertjax.data import loader, store
 from bertjax.data.vocabulary import Vocabulary
-from bertjax.models import kernels
+from bertjax.models import kernels, layers
 
+SPARE_ROWS = 1.1  # times the pieces; with more rows than that, a warning
 Batches = Iterator[dict[str, np.ndarray]]
 Rows = Callable[[int], slice | np.ndarray]  # batch size -> rows that this process holds
 
@@ -176,18 +177,69 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: Any, platform: str | Non
         )
 
 
+def check_pairs(config: ml_collections.ConfigDict, dataset: store.Dataset) -> None:
+    """Raises UserError when next sentences are to be told apart in a single document.
+
+    There is no other document to draw a wrong one from, so every label would be 0.
+    """
+    pair = config.objective.pair if "pair" in config.objective else "none"
+    if pair == "nsp" and dataset.num_documents == 1:
+        raise errors.UserError(
+            "config.objective.pair = 'nsp' draws wrong next sentences from other documents, and "
+            f"config.data.path = {config.data.path} has a single one to train on: prepare it with "
+            "--text_split=blank if blank lines separate its documents, or set "
+            "--config.objective.pair=none"
+        )
+
+
+def data_warnings(
+    config: ml_collections.ConfigDict,
+    vocabulary: Vocabulary,
+    heldout: store.Dataset,
+) -> list[str]:
+    """Returns warnings: rows of the embedding that nothing trains, held-out data too small."""
+    found = []
+    rows, used = config.model.vocab_size, _rows_needed(config, vocabulary)[0]
+    if rows > SPARE_ROWS * used + layers.VOCAB_MULTIPLE:
+        found.append(
+            f"config.model.vocab_size = {rows}: the tokenizer of config.data.path has {used} "
+            f"pieces, so {1 - used / rows:.0%} of the embedding's rows are never trained: set "
+            f"--config.model.vocab_size={used}"
+        )
+    small = store.too_small_to_rank(heldout.num_documents, heldout.num_tokens)
+    if small:
+        found.append(f"held-out data: {small}")
+    pair = config.objective.pair if "pair" in config.objective else "none"
+    if pair == "nsp" and heldout.num_documents == 1:
+        found.append(
+            "held-out data is one document, so all its pairs are true next sentences: "
+            "nsp_accuracy there says nothing"
+        )
+    return found
+
+
+def _rows_needed(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> tuple[int, str]:
+    """(rows of the embedding that the tokenizer needs, what they are)."""
+    if build.family(config.family).KIND == "encoder_decoder":
+        return max(vocabulary.size, *vocabulary.sentinels + 1), "pieces and sentinels"
+    return vocabulary.size, "pieces"
+
+
 def check_vocabulary(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
     """Raises UserError when the tokenizer has ids that the embedding has no row for.
 
     Or when its padding is not the one that the model counts its positions from.
     """
-    needed, what = vocabulary.size, "pieces"
-    if build.family(config.family).KIND == "encoder_decoder":
-        needed, what = max(needed, *vocabulary.sentinels + 1), "pieces and sentinels"
+    needed, what = _rows_needed(config, vocabulary)
     if needed > config.model.vocab_size:
         raise errors.UserError(
             f"the tokenizer of config.data.path = {config.data.path} has {needed} {what}, "
             f"more than config.model.vocab_size = {config.model.vocab_size}: set that high enough"
+        )
+    if "decoder_start_id" in config.model and config.model.decoder_start_id >= 0:
+        raise errors.UserError(
+            f"config.model.decoder_start_id = {config.model.decoder_start_id}: must be -1, since "
+            "decoders are pretrained with padding as their first token"
         )
     pad = vocabulary.specials.pad
     if "pad_id" in config.model and config.model.pad_id != pad:

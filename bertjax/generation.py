@@ -5,7 +5,7 @@
 
 What a prompt is continued with depends on the prompt, the options and its place in the list alone.
 A decoder reads prompts padded on the left, with positions of their own; an encoder-decoder reads
-them with its encoder, and its decoder begins with the padding token. Lengths are rounded up and
+them with its encoder, and its decoder begins with the token `Ids.start`. Lengths are rounded up and
 rows are filled up to a power of two, so that few shapes are compiled; every other number is an
 argument of what is compiled. Greedy and beam search choose the tokens that transformers 5 chooses.
 
@@ -80,12 +80,14 @@ class Options:
 class Ids(NamedTuple):
     """What decoding needs of a tokenizer: eos ends a text (-1: nothing does), pad fills rows.
 
-    vocabulary: ids below this number may be generated.
+    vocabulary: ids below this number may be generated. start: what an encoder-decoder's decoder
+    reads first.
     """
 
     eos: int
     pad: int
     vocabulary: int
+    start: int
 
 
 def generate(

@@ -1,15 +1,14 @@
-"""Random bits on the device as a function of a seed and a place, whatever the sharding."""
+"""Random bits on the device as a function of a seed and a place, whatever the sharding.
+
+    hash_bits(seed, (B, L, D)) >= rate * 2**32      # where an element of [B, L, D] is kept
+
+Each row (an index of the first axis) has a key, and a place in the row is hashed with it. The key
+goes in twice: with a single use, two keys that differ in their low bits only would give two rows
+the same bits in another order.
+"""
 
 import jax
 import jax.numpy as jnp
-
-
-def _mix32(x: jax.Array) -> jax.Array:
-    # The 32-bit finalizer of MurmurHash3 (Austin Appleby, public domain): a bijection whose every
-    # output bit depends on every input bit.
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
 
 
 def hash_bits(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -17,8 +16,8 @@ def hash_bits(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
     It fuses into its consumer, where threefry and rbg bits are written to memory and read back.
     """
-    row = jax.lax.broadcasted_iota(jnp.uint32, shape, 0)
-    return _mix32(_place_in_row(shape) ^ _mix32(row + seed))
+    row = jax.lax.broadcasted_iota(jnp.uint32, (shape[0],) + (1,) * (len(shape) - 1), 0)
+    return _hash(row + seed, shape)
 
 
 def hash_bits_by_row(seed_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -26,8 +25,23 @@ def hash_bits_by_row(seed_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
     seed_B: int32 or uint32[B]; shape: B first.
     """
-    seed = seed_B.astype(jnp.uint32).reshape(-1, *(1,) * (len(shape) - 1))
-    return _mix32(_place_in_row(shape) ^ _mix32(seed))
+    return _hash(seed_B.astype(jnp.uint32).reshape(-1, *(1,) * (len(shape) - 1)), shape)
+
+
+def _hash(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """uint32[shape]; seed: uint32[B, 1, ..., 1], one for each row."""
+    key = _mix32(seed, jnp.uint32(0))
+    return _mix32(_place_in_row(shape) ^ key, key)
+
+
+def _mix32(x: jax.Array, key: jax.Array) -> jax.Array:
+    # triple32 of Chris Wellons' hash-prospector (public domain), a bijection of x for each key.
+    # NOTE: three rounds, not the two of MurmurHash3's finalizer: with two, the bits of places that
+    # lie a multiple of 4096 apart are correlated by up to 1%.
+    x = (x ^ (x >> 17)) * jnp.uint32(0xED5AD4BB)
+    x = (x ^ (x >> 11)) * jnp.uint32(0xAC4C1B51)
+    x = (x ^ (x >> 15) ^ key) * jnp.uint32(0x31848BAB)
+    return x ^ (x >> 14)
 
 
 def _place_in_row(shape: tuple[int, ...]) -> jax.Array:

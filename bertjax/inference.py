@@ -28,10 +28,11 @@ from bertjax.models import heads, layers
 
 LENGTH_MULTIPLE = 32
 BATCH_SIZE = 32
+POOLINGS = ("mean", "cls", "last")
 
 
 class Fill(NamedTuple):
-    """One guess for a hidden token."""
+    """One guess for a hidden token. piece: as `Tokenizer.readable` writes it."""
 
     piece: str
     id: int
@@ -59,6 +60,9 @@ class Pretrained:
         self._words_V = real.copy()
         self._words_V[: self.tokenizer.size] &= ~self.tokenizer.special_mask()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.source.summary()}>"
+
     def encode(
         self,
         texts: Sequence[str],
@@ -69,14 +73,20 @@ class Pretrained:
     ) -> np.ndarray:
         """One vector a text: float32[B, D].
 
-        pooling: "mean" over the last states of all tokens, [CLS] and [SEP] included, or "cls", the
-        last state of the first token; "" is what embeddings were trained with, else "mean".
-        normalize: to length 1. truncate: cut texts that are longer than the model; without it they
-        are a UserError.
+        pooling: "mean" over the last states of all tokens, [CLS] and [SEP] included; "cls", the
+        last state of the first token, in a decoder refused, since that token sees nothing but
+        itself; "last", that of the last token; "" is what embeddings were trained with, else
+        "mean". normalize: to length 1. truncate: cut texts that are longer than the model; without
+        it they are a UserError.
         """
         pooling = self._pooling(pooling)
-        if pooling not in ("mean", "cls"):
-            raise errors.UserError(f"pooling = {pooling!r}: must be 'mean' or 'cls'")
+        if pooling not in POOLINGS:
+            raise errors.UserError(f"pooling = {pooling!r}: must be one of {', '.join(POOLINGS)}")
+        if pooling == "cls" and build.family_of(self.model).KIND == "decoder":
+            raise errors.UserError(
+                f"pooling = 'cls': the first token of a {self.source.family} sees nothing but "
+                "itself, so all texts would have much the same vector; take 'last' or 'mean'"
+            )
         texts = [texts] if isinstance(texts, str) else list(texts)
         sequences = [
             self.with_ends(ids, text, truncate)
@@ -162,7 +172,7 @@ class Pretrained:
         else:
             room -= max_new_tokens
             start = packing.start_of_text(specials)
-            if not ids or (self.source.objective is not None and ids[0] != start):
+            if not ids or (artifact.starts_texts(self.source) and ids[0] != start):
                 ids = [start, *ids]
         if len(ids) > room or max_new_tokens > self.max_length:
             raise errors.UserError(
@@ -189,7 +199,13 @@ class Pretrained:
             return "", None
         fields = artifact.model_fields(self.source.objective, "objective")
         name = fields.pop("name")
-        return name, build.objective(name).Config(**fields)
+        try:
+            return name, build.objective(name).Config(**fields)
+        except TypeError as error:
+            raise errors.UserError(
+                f"the model was trained with fields of the objective {name} that this version "
+                f"does not have: {error}"
+            ) from error
 
     def reads_prefixes(self) -> bool:
         """Whether the objective that made the model has a decoder read without direction."""
@@ -200,14 +216,20 @@ class Pretrained:
 
     def _ids(self) -> generation.Ids:
         specials = self.tokenizer.specials
-        top = self.tokenizer.size
-        if build.family_of(self.model).KIND == "encoder_decoder":  # sentinels may lie above
-            top = max(top, *(self.tokenizer.sentinels + 1))
-        top = min(top, self.model.config.vocab_size)
-        return generation.Ids(packing.end_of_text(specials), packing.padding(specials), top)
+        return generation.Ids(
+            packing.end_of_text(specials),
+            packing.padding(specials),
+            artifact.top_of_text(self.source),
+            self.decoder_start(),
+        )
+
+    def decoder_start(self) -> int:
+        """The id that the decoder of an encoder-decoder reads first."""
+        own = self.source.fields.get("decoder_start_id", -1)
+        return packing.decoder_start(self.tokenizer.specials, own)
 
     def _fills(self, ids_K: np.ndarray, probabilities_K: np.ndarray) -> list[Fill]:
-        pieces = self.tokenizer.pieces(ids_K)
+        pieces = self.tokenizer.readable(ids_K)
         return [
             Fill(piece, int(i), float(p))
             for piece, i, p in zip(pieces, ids_K, probabilities_K, strict=True)
@@ -267,7 +289,7 @@ def short(given: Any) -> str:
 @functools.partial(jax.jit, static_argnames=("model", "pooling"))
 def _pool(model: Any, params: Any, batch: dict[str, jax.Array], pooling: str) -> jax.Array:
     states_BLD = model.apply({"params": params}, **batch)["last_hidden_state"]
-    return heads.mean_or_first(states_BLD, batch["attention_mask"], pooling)
+    return heads.pool(states_BLD, batch["attention_mask"], pooling)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "top"))

@@ -1,53 +1,143 @@
-"""The lifeline of a job: a socket from every process to process 0. Who breaks it is gone.
+"""Detects dead processes: every process of a job keeps a socket open to process 0.
 
-Without it a collective waits for a dead process until the coordination service has missed its
-heartbeats, and then C++ ends the process without a word on who died and what comes next. A socket
-is closed by the kernel the moment its process ends, however it ends; a host that is lost as a whole
-falls silent, and that is noticed too.
+The kernel closes a socket when its process ends, however it ends, so a closed socket means a dead
+process. A host that fails as a whole sends nothing more, and its silence is noticed too. Without
+this, a collective waits for a dead process until the coordination service has missed its
+heartbeats, and then C++ aborts without a word on who died.
 
-A message is a line of JSON: {} (a beat), {"hello": process, "token": ...}, {"welcome": true} (all
-are there), {"left": true} (goes in peace), {"end": text, "code": exit code} (all shall stop).
+The protocol is binary, and every message has a bounded size. Process 0 sends a random challenge to
+whoever connects. The other side answers with its process number and an HMAC of challenge and
+number, whose key is the job's token; so a recorded answer is worthless. Until the answer is right,
+a connection may send `_HELLO.size` bytes in `_HANDSHAKE_SECONDS`, and at most `_MAX_PENDING`
+connections wait. When all processes have connected, process 0 stops listening. From then on both
+sides send frames: a header (kind, exit code, length of the text) and a text of at most `_MAX_TEXT`
+bytes.
 """
 
+import contextlib
 import dataclasses
-import json
+import errno
+import hmac
+import ipaddress
 import secrets
 import selectors
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from bertjax import errors
 
-_LONGEST_BEAT = 1.0  # seconds between two signs of life
+_LONGEST_BEAT = 1.0  # seconds between two beats
 _POLL = 0.1  # seconds until `close` is noticed
-_LINGER = 2.0  # seconds that process 0 leaves the others to read why they shall stop
-_STRANGER = 10.0  # seconds that a connection may take to say hello
+_LINGER = 2.0  # seconds in which process 0 lets the others read why they shall stop
+_HANDSHAKE_SECONDS = 10.0
+_MAX_PENDING = 64  # connections that have not answered the challenge; a newer one evicts the oldest
+
+_CHALLENGE_BYTES = 32
+_HELLO = struct.Struct(">I32s")  # process number, HMAC
+_ACCEPTED = b"\x01"
+_FRAME = struct.Struct(">BBH")  # kind, exit code, bytes of text
+_BEAT, _WELCOME, _LEFT, _END = range(4)  # WELCOME: all processes have connected
+_MAX_TEXT = 4096
 
 
-def listen(port: int) -> socket.socket:
-    """A socket that listens on all addresses of this host; port 0 is any free one."""
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Returns servers that listen at the addresses of this machine that `host` resolves to.
+
+    All have the same port; port 0 picks a free one. Listens at every address if the others of the
+    job reach this machine at an address that cannot be found here: `host` resolves to an address
+    of a router in between, or to the loopback because /etc/hosts says so on this machine alone.
+    Raises OSError if the port is taken.
+    """
+    for attempt in range(8):
+        servers: list[socket.socket] = []
+        try:
+            for address in _addresses(host):
+                chosen = servers[0].getsockname()[1] if servers else port
+                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                try:
+                    servers.append(socket.create_server((address, chosen), family=family))
+                except OSError as error:
+                    if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                        raise
+            return servers or [_listen_everywhere(port)]
+        except OSError as error:
+            for server in servers:
+                server.close()
+            # A port that was free at the first address may be taken at the second.
+            if port or error.errno != errno.EADDRINUSE or attempt == 7:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _listen_everywhere(port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
 
 
+def _addresses(host: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # UnicodeError: a part of the name is empty or too long
+        return []
+    addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
+    loopback = [each for each in addresses if ipaddress.ip_address(each.split("%")[0]).is_loopback]
+    return [] if loopback and host not in ("localhost", *loopback) else addresses
+
+
+def _signature(token: str, challenge: bytes, process: int) -> bytes:
+    return hmac.digest(token.encode(), challenge + struct.pack(">I", process), "sha256")
+
+
+def _frame(kind: int, code: int = 0, text: str = "") -> bytes:
+    data = text.encode(errors="replace")[:_MAX_TEXT]
+    return _FRAME.pack(kind, code, len(data)) + data
+
+
+def _receive(line: socket.socket, count: int) -> bytes:
+    """Returns exactly `count` bytes. Raises OSError if the connection closes before."""
+    data = b""
+    while len(data) < count:
+        more = line.recv(count - len(data))
+        if not more:
+            raise ConnectionResetError(errno.ECONNRESET, "the connection was closed")
+        data += more
+    return data
+
+
 @dataclasses.dataclass(eq=False)
 class _Peer:
+    """A connection. `process` is None until the peer has answered the challenge."""
+
     socket: socket.socket
-    process: int | None  # None: has not said hello
-    heard: float  # time.monotonic() of its last message
+    process: int | None
+    challenge: bytes = b""
+    heard: float = dataclasses.field(default_factory=time.monotonic)  # connected, or last frame
     left: bool = False
     unread: bytes = b""
 
+    def frames(self) -> Iterator[tuple[int, int, str]]:
+        """Yields (kind, exit code, text) of complete frames in `unread`. Raises ValueError."""
+        while len(self.unread) >= _FRAME.size:
+            kind, code, length = _FRAME.unpack_from(self.unread)
+            if kind > _END or length > _MAX_TEXT:
+                raise ValueError(f"no frame: {self.unread[: _FRAME.size]!r}")
+            end = _FRAME.size + length
+            if len(self.unread) < end:
+                return
+            text, self.unread = self.unread[_FRAME.size : end], self.unread[end:]
+            yield kind, code, text.decode(errors="replace")
+
 
 class Lifeline:
-    """One end of the line. Process 0 `listen`s, the others `connect`; then all `wait_for_all`.
+    """One process's end. Process 0 calls `listen`, the others `connect`; then all `wait_for_all`.
 
-    silence: seconds without a sign of life after which a process counts as gone. on_end(text,
-    code): called once, in a thread, when this process shall stop because of another one.
+    silence: seconds without a frame after which a process counts as dead. on_end(text, code):
+    called once, in a thread, when this process shall stop because of another one, or because the
+    thread that watches the others failed.
     """
 
     def __init__(
@@ -63,31 +153,48 @@ class Lifeline:
         self._beat = min(_LONGEST_BEAT, silence / 4)
         self._selector = selectors.DefaultSelector()
         self._peers: list[_Peer] = []
-        self._server: socket.socket | None = None
+        self._servers: list[socket.socket] = []
         self._token = ""
         self._sending, self._ending = threading.Lock(), threading.Lock()
         self._complete, self._closing = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
-        self.ended = threading.Event()  # somebody's end is known
+        self._thread = threading.Thread(target=self._run, name="lifeline", daemon=True)
+        self.ended = threading.Event()  # this process or another one has ended the job
 
-    def listen(self) -> str:
-        """Opens the line on process 0; returns the address that `connect` takes: "PORT TOKEN"."""
-        self._server = listen(0)
-        self._token = secrets.token_hex(16)
-        self._selector.register(self._server, selectors.EVENT_READ)
+    def listen(self, host: str) -> str:
+        """Opens process 0's end at `host`; returns the address for `connect`: "PORT TOKEN"."""
+        self._token = secrets.token_hex(32)
+        self._servers = listen(host, 0)
+        port = self._servers[0].getsockname()[1]
+        for server in self._servers:
+            server.setblocking(False)
+            self._selector.register(server, selectors.EVENT_READ)
         self._thread.start()
-        return f"{self._server.getsockname()[1]} {self._token}"
+        return f"{port} {self._token}"
 
     def connect(self, host: str, address: str, timeout: float) -> None:
-        """Takes hold of the line that process 0 opened on `host`. Raises OSError."""
+        """Connects to process 0 on `host`. Raises OSError if that fails for `timeout` seconds."""
         port, token = address.split()
-        line = socket.create_connection((host, int(port)), timeout=timeout)
-        peer = self._add(line, process=0)
-        self._send(peer, {"hello": self._process, "token": token})
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.1, deadline - time.monotonic())
+            line = socket.create_connection((host, int(port)), timeout=left)
+            try:
+                line.settimeout(min(left, _HANDSHAKE_SECONDS))
+                challenge = _receive(line, _CHALLENGE_BYTES)
+                signature = _signature(token, challenge, self._process)
+                line.sendall(_HELLO.pack(self._process, signature))
+                _receive(line, len(_ACCEPTED))
+                break
+            except OSError:  # a flood of strangers can evict a member; the next attempt may succeed
+                line.close()
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.05)
+        self._add(line, process=0)
         self._thread.start()
 
     def wait_for_all(self, timeout: float) -> None:
-        """Returns when every process holds the line. Raises UserError after `timeout` seconds."""
+        """Returns when every process has connected. Raises UserError after `timeout` seconds."""
         if self._num_processes > 1 and not self._complete.wait(timeout):
             raise errors.UserError(
                 f"not all of the {self._num_processes} processes came within {timeout:.0f} s: "
@@ -95,20 +202,20 @@ class Lifeline:
             )
 
     def fail(self, text: str, code: int) -> bool:
-        """Ends the job: the others stop with `text` and exit code. False: another was first."""
+        """Ends the job: the others stop with `text` and exit code. False: it has ended already."""
         with self._ending:
             if self.ended.is_set():
                 return False
             self.ended.set()
-        self._send_all({"end": text, "code": code})
+        self._send_all(_frame(_END, code, text))
         return True
 
     def leave(self) -> None:
-        """This process will end in peace, and its silence be no alarm."""
-        self._send_all({"left": True})
+        """Announces a normal exit: the closed socket that follows is not a failure."""
+        self._send_all(_frame(_LEFT))
 
     def linger(self) -> None:
-        """On process 0: gives the others the time to read the end before the line breaks."""
+        """On process 0, gives the others time to read the end before their sockets close."""
         until = time.monotonic() + _LINGER
         while self._process == 0 and self._peers and time.monotonic() < until:
             if threading.current_thread() is self._thread:
@@ -117,14 +224,24 @@ class Lifeline:
                 time.sleep(0.01)
 
     def close(self) -> None:
-        """Lets go of the line."""
+        """Stops the thread and closes all sockets."""
         self._closing.set()
         self._thread.join()
         for peer in list(self._peers):
             self._drop(peer)
-        if self._server is not None:
-            self._server.close()
+        self._stop_listening()
         self._selector.close()
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # without it this process would wait for dead ones for ever
+            text = f"{type(error).__name__}: {error}"
+            self._end(
+                f"process {self._process} of {self._num_processes} stopped: "
+                f"its lifeline failed: {text}",
+                errors.EXIT_RESTART,
+            )
 
     def _watch(self) -> None:
         beaten = time.monotonic()
@@ -133,24 +250,45 @@ class Lifeline:
             now = time.monotonic()
             if now - beaten >= self._beat:
                 beaten = now
-                self._send_all({})
+                self._send_all(_frame(_BEAT))
             for peer in list(self._peers):
-                if peer.process is None and now - peer.heard > _STRANGER:
-                    self._drop(peer)
+                if peer.process is None:
+                    if now - peer.heard > _HANDSHAKE_SECONDS:
+                        self._drop(peer)
                 elif now - peer.heard > self._silence and not peer.left:
                     self._gone(peer, f"is gone: silent for {self._silence:.0f} s")
 
     def _read_ready(self) -> None:
         for key, _ in self._selector.select(timeout=_POLL):
             if key.data is None:
-                self._add(key.fileobj.accept()[0], process=None)
-            elif key.data in self._peers:
-                self._read(key.data)
+                self._accept(key.fileobj)
+            elif key.data not in self._peers:
+                continue  # dropped by an earlier one of this round
+            elif key.data.process is None:
+                self._read_hello(key.data)
+            else:
+                self._read_frames(key.data)
+
+    def _accept(self, server: socket.socket) -> None:
+        pending = [peer for peer in self._peers if peer.process is None]
+        if len(pending) >= _MAX_PENDING:
+            self._drop(pending[0])
+        try:
+            peer = self._add(server.accept()[0], process=None)
+        except OSError:  # closed again, or this process has no file descriptor left
+            self._closing.wait(_POLL)
+            return
+        peer.challenge = secrets.token_bytes(_CHALLENGE_BYTES)
+        self._send(peer, peer.challenge)
 
     def _add(self, line: socket.socket, process: int | None) -> _Peer:
-        line.settimeout(self._silence)
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer = _Peer(line, process, time.monotonic())
+        try:
+            line.settimeout(self._silence)
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
+            line.close()
+            raise
+        peer = _Peer(line, process)
         self._peers.append(peer)
         self._selector.register(line, selectors.EVENT_READ, peer)
         return peer
@@ -160,56 +298,83 @@ class Lifeline:
         self._selector.unregister(peer.socket)
         peer.socket.close()
 
-    def _read(self, peer: _Peer) -> None:
+    def _stop_listening(self) -> None:
+        for server in self._servers:
+            self._selector.unregister(server)
+            server.close()
+        self._servers = []
+
+    def _read_hello(self, peer: _Peer) -> None:
+        try:
+            data = peer.socket.recv(_HELLO.size - len(peer.unread))
+        except OSError:
+            data = b""
+        peer.unread += data
+        if data and len(peer.unread) < _HELLO.size:
+            return
+        process = self._authenticated(peer) if data else None
+        if process is None:
+            self._drop(peer)
+            return
+        self._send(peer, _ACCEPTED)  # NOTE: before `process` is set, which lets frames be sent
+        peer.process, peer.unread, peer.heard = process, b"", time.monotonic()
+        if len([each for each in self._peers if each.process is not None]) == self._others():
+            self._stop_listening()
+            for each in list(self._peers):
+                if each.process is None:
+                    self._drop(each)
+            self._complete.set()
+            self._send_all(_frame(_WELCOME))
+
+    def _authenticated(self, peer: _Peer) -> int | None:
+        """The process number in the peer's hello; None if the hello is forged or has come twice."""
+        process, signature = _HELLO.unpack(peer.unread)
+        if not hmac.compare_digest(signature, _signature(self._token, peer.challenge, process)):
+            return None
+        known = [each.process for each in self._peers]
+        return process if 0 < process <= self._others() and process not in known else None
+
+    def _others(self) -> int:
+        return self._num_processes - 1
+
+    def _read_frames(self, peer: _Peer) -> None:
         try:
             data = peer.socket.recv(1 << 16)
-            *lines, peer.unread = (peer.unread + data).split(b"\n")
-            messages = [json.loads(line) for line in lines]
-        except (OSError, ValueError):  # broken, or a stranger who speaks another language
-            data, messages = b"", []
+            peer.unread += data
+            frames = list(peer.frames())
+        except (OSError, ValueError):  # a broken connection, or bytes that are no frame
+            data, frames = b"", []
         if not data:
             self._drop(peer)
-            if peer.process is not None and not peer.left:
+            if not peer.left:
                 self._gone(peer, "is gone")
             return
         peer.heard = time.monotonic()
-        for message in messages:
-            if peer in self._peers:
-                self._understand(peer, message)
-
-    def _understand(self, peer: _Peer, message: dict[str, Any]) -> None:
-        if peer.process is None:
-            if not isinstance(message, dict) or message.get("token") != self._token:
-                self._drop(peer)
-                return
-            peer.process = message["hello"]
-            known = [other for other in self._peers if other.process is not None]
-            if len(known) == self._num_processes - 1:
+        for kind, code, text in frames:
+            if kind == _WELCOME:
                 self._complete.set()
-                self._send_all({"welcome": True})
-        elif "welcome" in message:
-            self._complete.set()
-        elif "left" in message:
-            peer.left = True
-        elif "end" in message:
-            self._end(message["end"], message["code"])
+            elif kind == _LEFT:
+                peer.left = True
+            elif kind == _END:
+                self._end(text, code)
 
     def _gone(self, peer: _Peer, what: str) -> None:
         self._end(f"process {peer.process} of {self._num_processes} {what}", errors.EXIT_RESTART)
 
     def _end(self, text: str, code: int) -> None:
         if self.fail(text, code):
-            self.linger()
+            with contextlib.suppress(Exception):  # the end comes even if the others miss its text
+                self.linger()
             self._on_end(text, code)
 
-    def _send_all(self, message: dict[str, Any]) -> None:
+    def _send_all(self, data: bytes) -> None:
         for peer in list(self._peers):
             if peer.process is not None:
-                self._send(peer, message)
+                self._send(peer, data)
 
-    def _send(self, peer: _Peer, message: dict[str, Any]) -> None:
+    def _send(self, peer: _Peer, data: bytes) -> None:
         try:
             with self._sending:
-                peer.socket.sendall(json.dumps(message).encode() + b"\n")
+                peer.socket.sendall(data)
         except OSError:
-            pass  # what broke it is found by the next read
+            pass  # the next read finds what broke it

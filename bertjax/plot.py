@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from etils import epath
 
-from bertjax import errors
+from bertjax import errors, paths
 
 TRAIN, HELDOUT, REFERENCE, QUIET = "#3b76af", "#d1622b", "#5a5a5a", "#8a8a8a"
 # The main losses of the objectives, and what they are called above the curves.
@@ -81,7 +80,7 @@ def save(figure: Any, path: str | os.PathLike) -> None:
     """Writes a figure as PNG, whole or not at all."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
-    target = epath.Path(path)
+    target = paths.of(path)
     partial = target.with_name(target.name + ".partial")
     partial.write_bytes(picture.getvalue())
     partial.replace(target)

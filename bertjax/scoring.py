@@ -91,10 +91,9 @@ def log_likelihood_of_continuations(
         )
     specials, encode = model.tokenizer.specials, model.tokenizer.encode_batch
     if kind == "encoder_decoder":
-        end = packing.end_of_text(specials)
-        pad = packing.padding(specials)
+        end, start = packing.end_of_text(specials), model.decoder_start()
         sources = [np.array([*ids, end], np.int32) for ids in encode(list(contexts))]
-        targets = [np.array([pad, *ids, end], np.int32) for ids in encode(list(continuations))]
+        targets = [np.array([start, *ids, end], np.int32) for ids in encode(list(continuations))]
         _check(model, contexts, sources, model.max_length)
         _check(model, continuations, targets, model.max_length + 1)
         counts = np.array([len(target) - 1 for target in targets], int)
@@ -208,7 +207,7 @@ def _corrupted(model: inference.Pretrained, texts: list[str]) -> np.ndarray:
             f"the model has {model.model.config.vocab_size} embeddings, sentinel 0 is {sentinel}: "
             "its tokenizer is not one that T5 is trained with"
         )
-    end, pad = packing.end_of_text(specials), packing.padding(specials)
+    end, start = packing.end_of_text(specials), model.decoder_start()
     name, config = model.objective()
     modes = name == "denoisers" and config.mode_tokens
     front = [denoisers.mode_tokens(model.tokenizer.vocabulary())["R"]] if modes else []
@@ -228,7 +227,7 @@ def _corrupted(model: inference.Pretrained, texts: list[str]) -> np.ndarray:
             features = {
                 "input_ids": np.where(np.arange(ids_RL.shape[1]) == p, sentinel, ids_RL[r]),
                 "attention_mask": real_RL[r],
-                "decoder_input_ids": np.broadcast_to(np.int32([pad, sentinel]), (len(r), 2)),
+                "decoder_input_ids": np.broadcast_to(np.int32([start, sentinel]), (len(r), 2)),
             }
             targets_B2 = np.hstack([np.full_like(p, sentinel), np.take_along_axis(ids_RL[r], p, 1)])
             found.append(_log_probs(model.model, model.params, "logits", features, targets_B2))
@@ -238,9 +237,9 @@ def _corrupted(model: inference.Pretrained, texts: list[str]) -> np.ndarray:
 
 def _written(model: inference.Pretrained, texts: list[str]) -> np.ndarray:
     specials = model.tokenizer.specials
-    end, pad = packing.end_of_text(specials), packing.padding(specials)
+    end, start = packing.end_of_text(specials), model.decoder_start()
     encoded = model.tokenizer.encode_batch(texts)
-    sequences = [np.array([pad, *ids, end], np.int32) for ids in encoded]
+    sequences = [np.array([start, *ids, end], np.int32) for ids in encoded]
     _check(model, texts, sequences, model.max_length + 1)  # the end is not read
     return _answers(model, [np.array([end], np.int32)] * len(texts), sequences)
 

@@ -42,7 +42,8 @@ AXIS_RULES: dict[str, tuple[str, ...]] = {
 ACTIVATION_RULES = {**AXIS_RULES, "embed": ()}
 
 # The first pattern found in the path decides. Tables of a few hundred rows are not worth splitting.
-PARAM_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+# A family of another package inserts lines for parameter names of its own when it is imported.
+PARAM_AXES: list[tuple[str, tuple[str | None, ...]]] = [
     (r"word/embedding$", ("vocab", "embed")),
     (r"(position|token_type)/embedding$", (None, None)),
     (r"relative_bias/embedding$", (None, "heads")),
@@ -61,7 +62,7 @@ PARAM_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"(out|wo|dense|transform|project|classifier|logits|nsp_head|sop_head)/bias$", (None,)),
     (r"adapter/(down|up)/bias$", (None,)),
     (r"norm/(scale|bias)$", (None,)),
-)
+]
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -97,6 +98,12 @@ def mesh_sizes(text: str, num_devices: int) -> dict[str, int]:
             "one of its sizes may be -1"
         )
     return sizes
+
+
+def described(mesh: Mesh, dtype: str) -> str:
+    """Returns the devices, the axes larger than 1 and the type of activations, for people."""
+    axes = ",".join(f"{name}:{size}" for name, size in mesh.shape.items() if size > 1) or "data:1"
+    return f"{mesh.size} x {mesh.devices.flat[0].device_kind}, mesh {axes}, {dtype}"
 
 
 def make_mesh(text: str = "data:-1", devices: Sequence[jax.Device] | None = None) -> Mesh:

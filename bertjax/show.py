@@ -130,7 +130,7 @@ class _Row:
     def __init__(self, tokenizer: Any, features: Mapping[str, np.ndarray]):
         self._tokenizer, self._of = tokenizer, features
         self._special = set(np.flatnonzero(tokenizer.special_mask()).tolist())
-        self._sentinels = set(tokenizer.sentinels.tolist())
+        self._sentinels = set(tokenizer.reserved_sentinels.tolist())
         self._shades: dict[int, str] = {}
         self._continues = tokenizer.continuations()
         self.roles: set[str] = set()
@@ -161,7 +161,7 @@ class _Row:
         return cells
 
     def _cell(self, i: int) -> Cell:
-        (piece,) = self._tokenizer.pieces([i])
+        (piece,) = self._tokenizer.readable([i])
         glued = i < len(self._continues) and self._continues[i]
         return Cell(piece, colour=self._colour(i, "text"), gap=0.0 if glued else 4.0)
 
@@ -178,7 +178,7 @@ class _Row:
         columns = zip(cells, self._of["targets"], self._of["loss_weights"], strict=False)
         for cell, target, weight in columns:
             if weight > 0:
-                (cell.predicted,) = self._tokenizer.pieces([target])
+                (cell.predicted,) = self._tokenizer.readable([target])
                 cell.predicted_colour = self._colour(int(target), "target")
 
     def _mark(self, cells: list[Cell]) -> None:
@@ -201,7 +201,7 @@ class _Row:
             role = "kept" if i == truth else role
             self.roles.add(role)
             cells[place].colour = cells[place].predicted_colour = COLOURS[role][0]
-            (cells[place].predicted,) = self._tokenizer.pieces([truth])
+            (cells[place].predicted,) = self._tokenizer.readable([truth])
         if "span_boundaries" in self._of:
             for place in np.unique(self._of["span_boundaries"][used]):
                 cells[place].outlined = True

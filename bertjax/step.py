@@ -153,6 +153,7 @@ def make_train_step(
         report = {
             "loss": total,
             **means,
+            "terms": terms,
             "grad_norm": grad_norm,
             "learning_rate": schedule(state.step - state.skipped),  # as tx counts
             "skipped": new_state.skipped,

@@ -9,9 +9,11 @@ again does what it would have done.
 
 import contextlib
 import functools
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -25,6 +27,8 @@ from bertjax import (
     errors,
     evaluate,
     metrics,
+    progress,
+    run_header,
     sharding,
     signals,
     watch,
@@ -39,8 +43,9 @@ from bertjax import (
 )
 from bertjax.artifact import artifact, loading, new_vocabulary
 from bertjax.data import store
-from bertjax.data import tokenizer as tokenizer_lib
 from bertjax.plan import auto
+
+UNLOGGED = "unlogged"  # in the meta of a checkpoint: sums of the steps since the last line
 
 
 def train_and_evaluate(
@@ -55,9 +60,13 @@ def train_and_evaluate(
     mesh = make_mesh(config)
     experiment_lib.check_mesh(config, mesh)
     train_data, heldout_data = open_data(config)
-    tokenizer = tokenizer_lib.load(train_data.tokenizer_path)
+    tokenizer = train_data.load_tokenizer()
     vocabulary = tokenizer.vocabulary()
     experiment_lib.check_vocabulary(config, vocabulary)
+    experiment_lib.check_pairs(config, train_data)
+    if jax.process_index() == 0:
+        for warning in experiment_lib.data_warnings(config, vocabulary, heldout_data):
+            errors.tell(f"warning: {warning}")
     frozen = frozen_artifacts(config, train_data)
     identity = workdir_lib.identity(
         config,
@@ -77,14 +86,19 @@ def train_and_evaluate(
         stop = stack.enter_context(signals.StopSignals())
         checkpoints = open_checkpoints(config, workdir)
         stack.callback(checkpoints.close)
-        state, saved_at = first_state(experiment, mesh, checkpoints, train_data, frozen)
+        if jax.process_index() == 0:
+            run_header.show(experiment, mesh, train_data, heldout_data, vocabulary, workdir)
+        saved = checkpoints.latest_step()
+        with stage("making the first state" if saved is None else f"reading step {saved:,}"):
+            state, meta = first_state(experiment, mesh, checkpoints, train_data, frozen)
         frozen_params = place_frozen(mesh, frozen)
         start = int(state.step)
-        if saved_at is not None:
-            watch.tell_resumed(workdir, start, saved_at)
-        log = stack.enter_context(StepLog(experiment, workdir, start, checkpoints))
+        if "saved_at" in meta:
+            watch.tell_resumed(workdir, start, meta["saved_at"])
+        log = stack.enter_context(StepLog(experiment, workdir, start, checkpoints, meta))
         eval_step = experiment.eval_step()
-        unigram = experiment.unigram(train_data, vocabulary)
+        with stage("counting the unigram model"):
+            unigram = experiment.unigram(train_data, vocabulary)
         batches = experiment.train_batches(train_data, vocabulary, start, rows)
         phases = config_lib.phases(config)
         train_steps = {phase: experiment.train_step(phase, mesh) for phase in phases}
@@ -97,6 +111,7 @@ def train_and_evaluate(
             saves = evaluates or asked or (step > start and step % config.checkpoint.every == 0)
             with log.paused() if saves else contextlib.nullcontext():
                 if evaluates:
+                    log.note("evaluating")
                     held = experiment.eval_batches(heldout_data, vocabulary, phase, rows)
                     heldout = evaluate.evaluate(
                         eval_step, state.params, held, mesh, config_lib.forward_size(config, phase),
@@ -106,6 +121,7 @@ def train_and_evaluate(
                         log.heldout(step, heldout)
                 if saves:
                     meta = {**vars(identity), "step": step, "saved_at": time.time()}
+                    meta[UNLOGGED] = log.unlogged()
                     # Losses at two lengths are no ranking: the best is one of the last phase.
                     ranked = evaluates and phase == phases[-1]
                     scores = _prefixed("eval", heldout) if ranked else None
@@ -113,7 +129,8 @@ def train_and_evaluate(
             if last or asked:
                 break
             batch = sharding.global_batch(mesh, phase.batch_size, next(batches))
-            state, report = train_steps[phase](state, batch, frozen_params)
+            with log.compiling(phase):
+                state, report = train_steps[phase](state, batch, frozen_params)
             log.step(step + 1, phase, report)
 
         checkpoints.wait()
@@ -122,6 +139,11 @@ def train_and_evaluate(
                 raise errors.Interrupted
             raise errors.Preempted(f"asked to stop: saved step {step} in {workdir}; start me again")
     return heldout
+
+
+def stage(what: str) -> contextlib.AbstractContextManager[progress.Done]:
+    """Prints on process 0 what takes long."""
+    return progress.stage(what, shown=jax.process_index() == 0)
 
 
 def make_mesh(config: ml_collections.ConfigDict) -> jax.sharding.Mesh:
@@ -165,6 +187,10 @@ def open_checkpoints(
         epath.Path(workdir) / workdir_lib.CHECKPOINTS,
         keep_last=config.checkpoint.keep_last,
         keep_best=config.checkpoint.keep_best,
+        regular=lambda step: (
+            step == config.num_steps
+            or (step > 0 and 0 in (step % config.checkpoint.every, step % config.eval.every))
+        ),
     )
 
 
@@ -202,8 +228,8 @@ def first_state(
     checkpoints: checkpoint.Checkpoints,
     data: store.Dataset,
     frozen: Mapping[str, artifact.Artifact],
-) -> tuple[step_lib.TrainState, float | None]:
-    """The newest checkpoint's state and when that was saved (time.time()), or a fresh one and None.
+) -> tuple[step_lib.TrainState, dict[str, Any]]:
+    """The newest checkpoint's state and its meta, or a fresh state and no meta.
 
     Each array is made where it belongs. A fresh state starts from `config.init_from` or, of a
     student, from layers of its teacher.
@@ -213,26 +239,32 @@ def first_state(
     """
     abstract = experiment.abstract_state(mesh)
     if checkpoints.latest_step() is not None:
-        state, meta = checkpoints.restore(abstract)
-        return state, meta.get("saved_at")
+        return checkpoints.restore(abstract)
     places = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     key = jax.random.key(experiment.config.seed)
     state = jax.jit(experiment.init_state, out_shardings=places)(key)
     if experiment.config.init_from:
         model = loading.load(experiment.config.init_from)
         if experiment.config.init_vocabulary == "same":
-            loading.check_data(model, data, f"config.init_from = {experiment.config.init_from}")
+            loading.check_data(
+                model,
+                data,
+                f"config.init_from = {experiment.config.init_from}",
+                "; or, to keep the embeddings of the pieces that both tokenizers have, add "
+                "--config.init_vocabulary=shared_pieces",
+            )
         else:
-            tokenizer = tokenizer_lib.load(data.tokenizer_path)
+            tokenizer = data.load_tokenizer()
             size = experiment.config.model.vocab_size
             model = new_vocabulary.carry_over(model, tokenizer, state.params, size)
         loading.check_fields(model, experiment.config.model)
         params = loading.overlay_params(model, experiment.config.family, state.params)
         state = state.replace(params=jax.device_put(params, places.params))
     elif "teacher" in frozen and experiment.config.objective.start_from_teacher:
-        params = loading.initial_student(state.params, frozen["teacher"])
+        fields = experiment.config.model
+        params = loading.initial_student(state.params, fields, frozen["teacher"])
         state = state.replace(params=jax.device_put(params, places.params))
-    return state, None
+    return state, {}
 
 
 def _prefixed(prefix: str, values: dict[str, Any]) -> dict[str, float]:
@@ -241,6 +273,10 @@ def _prefixed(prefix: str, values: dict[str, Any]) -> dict[str, float]:
 
 class StepLog:
     """Watches the steps without making the device wait: a step is read when the next one runs.
+
+    What a line says of losses is the mean over the steps since the last line: sums over weights,
+    skipped steps left out. A checkpoint between two lines holds the sums so far, so that a run
+    that is killed and started again writes the same lines.
 
     Raises UserError after `config.max_bad_steps` non-finite steps in a row.
     """
@@ -251,7 +287,10 @@ class StepLog:
         workdir: str | os.PathLike,
         start: int,
         checkpoints: checkpoint.Checkpoints,
+        meta: Mapping[str, Any] = MappingProxyType({}),
     ):
+        """meta: of the checkpoint that the run resumes from."""
+        self._sums: metrics.Terms = dict(meta[UNLOGGED]) if UNLOGGED in meta else {}
         self._experiment, self._config = experiment, experiment.config
         self._checkpoints = checkpoints
         self._writers = watch.Writers(workdir, start_step=start, num_steps=self._config.num_steps)
@@ -289,6 +328,20 @@ class StepLog:
         yield
         self._since = time.perf_counter()
 
+    def compiling(self, phase: config_lib.Phase) -> contextlib.AbstractContextManager[Any]:
+        """Says that the train step is compiled, around the first call of a phase."""
+        if phase == self._phase:
+            return contextlib.nullcontext()
+        return stage("compiling the train step")
+
+    def note(self, what: str) -> None:
+        """Shows on the terminal what is done between two steps."""
+        self._writers.note(what)
+
+    def unlogged(self) -> dict[str, list[float]]:
+        """Sums and weights of the steps since the last line, for the meta of a checkpoint."""
+        return {name: list(term) for name, term in self._sums.items()}
+
     def heldout(self, step: int, values: dict[str, float]) -> None:
         """Writes held-out metrics."""
         self._writers.write(step, _prefixed("eval", values))
@@ -298,7 +351,10 @@ class StepLog:
         if self._unread is None:
             return
         (number, report), self._unread = self._unread, None
-        in_row = int(report["skipped_in_row"])
+        read = jax.device_get({name: report[name] for name in ("skipped_in_row", "terms")})
+        in_row = int(read["skipped_in_row"])
+        if not in_row:
+            self._sums = metrics.add(self._sums or None, jax.tree.map(float, read["terms"]))
         if number % self._config.log_every == 0 or number == self._config.num_steps:
             self._write(number, report)
         else:
@@ -307,11 +363,14 @@ class StepLog:
             self._diverged(number, in_row)
 
     def _write(self, number: int, report: dict[str, jax.Array]) -> None:
-        values = {name: float(value) for name, value in jax.device_get(report).items()}
+        names = ("learning_rate", "grad_norm", "skipped")
+        general = {name: float(jax.device_get(report[name])) for name in names}
+        values = metrics.means(self._sums)
+        loss = metrics.total_loss(values, self._experiment.scales) if values else math.nan
+        if number % self._config.log_every == 0:  # the line of the last step may come in between
+            self._sums = {}
         seconds = self._seconds + time.perf_counter() - self._since
-        general = {name: values.pop(name) for name in ("learning_rate", "grad_norm", "skipped")}
-        values.pop("skipped_in_row")
-        line = {**_prefixed("train", values), **general}
+        line = {**_prefixed("train", {"loss": loss, **values}), **general}
         if self._tokens:
             line["tokens_per_second"] = self._tokens / seconds
             mfu = metrics.mfu(self._flops / seconds)

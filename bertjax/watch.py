@@ -26,7 +26,7 @@ from etils import epath
 from tensorboardX import record_writer, summary
 from tensorboardX.proto import event_pb2
 
-from bertjax import errors
+from bertjax import errors, schema
 from bertjax import workdir as workdir_lib
 
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}, {remaining} left{postfix}"
@@ -62,6 +62,12 @@ class Writers:
             if isinstance(writer, ProgressBar):
                 writer.advance(step)
 
+    def note(self, what: str) -> None:
+        """Shows on the terminal what is done between two steps."""
+        for writer in self._writers:
+            if isinstance(writer, ProgressBar):
+                writer.note(what)
+
     def flush(self) -> None:
         """Puts everything on disk: before a checkpoint, or a resumed run may lack lines."""
         for writer in self._writers:
@@ -75,7 +81,7 @@ class Writers:
 
 
 def tell_resumed(workdir: str | os.PathLike, step: int, saved_at: float) -> None:
-    """Prints, on process 0, where a run goes on and what its stop has cost.
+    """Prints, on process 0, where a run resumes and what its stop has cost.
 
     Call it before `Writers` drops the lines past `step`. saved_at: time.time() of the save.
     """
@@ -86,8 +92,8 @@ def tell_resumed(workdir: str | os.PathLike, step: int, saved_at: float) -> None
     ago = tqdm.tqdm.format_interval(time.time() - saved_at)
     again = max(logged - step, 0)
     print(
-        f"bertjax: goes on from step {step}, saved {ago} ago (time lost); "
-        f"{again} logged steps are made again",
+        f"resuming from step {step:,} (saved {ago} ago); "
+        f"{again:,} step{'' if again == 1 else 's'} will be repeated",
         file=sys.stderr,
         flush=True,
     )
@@ -171,23 +177,19 @@ class ProgressBar:
         self._file = sys.stderr if file is None else file
         self._start, self._num_steps = start_step, num_steps
         self._seconds_between, self._clock = seconds_between_lines, clock
-        self._began = clock()
+        self._began: float | None = None  # when the first step was done: compiled, that is
         self._last_line = -math.inf
         self._shown: dict[str, str] = {}
         self._bar = None
-        if self._file.isatty():
-            self._bar = tqdm.tqdm(
-                initial=start_step,
-                total=num_steps,
-                file=self._file,
-                dynamic_ncols=True,
-                smoothing=0.1,
-                bar_format=BAR,
-            )
+        self._terminal = self._file.isatty()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes the metrics of `step`."""
+        """Writes the metrics of `step`; those of an evaluation on a line of their own."""
+        if "eval/loss" in metrics:
+            self._write_evaluation(step, metrics)
+            return
         self._shown |= _shown(metrics)
+        self._begin(step)
         if self._bar is not None:
             self._bar.set_postfix_str(", ".join(self._shown.values()), refresh=False)
             self.advance(step)
@@ -195,12 +197,42 @@ class ProgressBar:
             return
         now = self._clock()
         due = now - self._last_line >= self._seconds_between
-        if due or "eval/loss" in metrics or step >= self._num_steps:
+        if due or step >= self._num_steps:
             self._last_line = now
             print(self._line(step, now), file=self._file, flush=True)
 
+    def _write_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        shown = f"held-out loss {metrics['eval/loss']:.3f}"
+        if "eval/samples" in metrics:
+            shown += f" of {int(metrics['eval/samples']):,} samples"
+        if self._bar is not None:
+            self._bar.clear()
+        print(f"{self._place(step)}, {shown}", file=self._file, flush=True)
+        if self._bar is not None:
+            self._bar.set_postfix_str(", ".join(self._shown.values()))
+
+    def note(self, what: str) -> None:
+        """Shows on a terminal what is done between two steps."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(what)
+
+    def _begin(self, step: int) -> None:
+        if self._began is not None:
+            return
+        self._began, self._start = self._clock(), step
+        if self._terminal:
+            self._bar = tqdm.tqdm(
+                initial=step,
+                total=self._num_steps,
+                file=self._file,
+                dynamic_ncols=True,
+                smoothing=0,  # the time left counts evaluations too
+                bar_format=BAR,
+            )
+
     def advance(self, step: int) -> None:
         """Moves to `step` without metrics."""
+        self._begin(step)
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
@@ -214,12 +246,15 @@ class ProgressBar:
             self._bar.close()
 
     def _line(self, step: int, now: float) -> str:
-        parts = [f"step {step}/{self._num_steps} ({step / self._num_steps:.0%})"]
+        parts = [self._place(step)]
         done, left = step - self._start, self._num_steps - step
         if done > 0 and left > 0:
             seconds = (now - self._began) / done * left
             parts.append(f"{tqdm.tqdm.format_interval(seconds)} left")
         return ", ".join(parts + list(self._shown.values()))
+
+    def _place(self, step: int) -> str:
+        return f"step {step}/{self._num_steps} ({step / self._num_steps:.0%})"
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, float]]:
@@ -237,19 +272,18 @@ def _lines(path: epath.Path) -> Iterator[tuple[bytes, dict[str, float]]]:
     except FileNotFoundError as error:
         raise errors.UserError(f"no metrics: {path} is not there") from error
     complete = content.endswith(b"\n")
-    lines = content.splitlines()
+    lines, remedy = content.splitlines(), "delete that line"
     for number, raw in enumerate(lines, start=1):
         try:
-            line = json.loads(raw)
-            step = int(line["step"])
-        except (ValueError, KeyError, TypeError) as error:
+            line = schema.parse(raw, path, remedy, number=number)
+            where = f"{path}:{number}"
+            numbers = schema.typed(line, dict[str, schema.Score | None], where, remedy)
+            step = schema.typed(line.get("step"), schema.Count, f"{where}: step", remedy)
+        except errors.UserError:
             if number == len(lines) and not complete:
                 return
-            raise errors.UserError(
-                f"{path}, line {number} is no line of metrics: delete that line"
-            ) from error
-        numbers = {name: math.nan if value is None else value for name, value in line.items()}
-        yield raw, numbers | {"step": step}
+            raise
+        yield raw, {n: math.nan if v is None else v for n, v in numbers.items()} | {"step": step}
 
 
 def _rounded(value: float) -> float | None:
@@ -260,7 +294,6 @@ def _rounded(value: float) -> float | None:
 def _shown(metrics: Mapping[str, float]) -> dict[str, str]:
     forms: dict[str, Callable[[float], str]] = {
         "train/loss": lambda loss: f"loss {loss:.3f}",
-        "eval/loss": lambda loss: f"held-out loss {loss:.3f}",
         "tokens_per_second": lambda rate: f"{tqdm.tqdm.format_sizeof(rate)} tokens/s",
         "mfu": lambda share: f"MFU {share:.0%}",
     }

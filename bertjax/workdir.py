@@ -13,15 +13,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax import config as config_lib
-from bertjax import errors
+from bertjax import errors, optimizer, paths, schema
 
-FORMAT = "bertjax-workdir"
-VERSION = 1
+FORM = schema.Form("bertjax-workdir", 1)
 CONFIG = "config.json"
+_RESTORE = "restore it from a copy"
 TOKENIZER = "tokenizer"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
@@ -42,6 +43,26 @@ class Identity:
     frozen_fingerprints: dict[str, str]  # of the models that the objective asks, by its names
 
 
+@dataclasses.dataclass(frozen=True)
+class _Data(schema.Open):
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Objective(schema.Open):
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Config(schema.Open):
+    """The keys of a stored config that are read without making a config of it."""
+
+    family: str
+    model: dict[str, Any]
+    objective: _Objective
+    data: _Data
+
+
 def identity(
     config: ConfigDict,
     tokenizer_fingerprint: str,
@@ -55,18 +76,12 @@ def identity(
 
 def read(path: str | os.PathLike) -> Identity:
     """The identity stored in a workdir. UserError names the file when it is absent or damaged."""
-    file = epath.Path(path) / CONFIG
-    try:
-        stored = json.loads(file.read_text())
-    except FileNotFoundError as error:
-        raise errors.UserError(f"{file}: not there; {path} is not the workdir of a run") from error
-    except ValueError as error:
-        raise errors.UserError(f"{file}: not JSON ({error}); restore it from a copy") from error
-    fields = [field.name for field in dataclasses.fields(Identity)]
-    whole = isinstance(stored, dict) and all(name in stored for name in fields)
-    if not whole or (stored.get("format"), stored.get("version")) != (FORMAT, VERSION):
-        raise errors.UserError(f"{file}: not the config of a bertjax workdir, version {VERSION}")
-    return Identity(**{name: stored[name] for name in fields})
+    file = paths.of(path) / CONFIG
+    if not file.exists():
+        raise errors.UserError(f"{file}: not there; {path} is not the workdir of a run")
+    stored = schema.read(file, Identity, _RESTORE, form=FORM)
+    schema.typed(stored.config, _Config, f"{file}: config", _RESTORE)
+    return stored
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -104,8 +119,8 @@ def without_paths(mine: Identity) -> dict[str, Any]:
 
 def saved_step(path: str | os.PathLike) -> int | None:
     """The newest step that a workdir has saved, None where there is none; asks the disk alone."""
-    folder = epath.Path(path) / CHECKPOINTS
-    steps = [item for item in folder.iterdir() if item.name.isdigit()] if folder.exists() else []
+    folder = paths.of(path) / CHECKPOINTS
+    steps = [item for item in folder.iterdir() if item.name.isdecimal()] if folder.exists() else []
     if "://" in os.fspath(path):  # Orbax cannot rename there, and writes this file last
         steps = [item for item in steps if (item / "commit_success.txt").exists()]
     return max((int(item.name) for item in steps), default=None)
@@ -116,13 +131,17 @@ def claim(path: str | os.PathLike, mine: Identity, save_tokenizer: Any) -> None:
 
     save_tokenizer: called with the folder to write the tokenizer's files to. Raises UserError when
     the folder belongs to a run with another config, tokenizer, data or teacher, and that has saved
-    a checkpoint; what has saved none is nobody's yet.
+    a checkpoint; what has saved none is nobody's yet. Another `num_steps` is allowed if the saved
+    steps would have been the same.
     """
-    folder = epath.Path(path)
+    folder = paths.of(path)
     stored = read(path) if (folder / CONFIG).exists() else None
     if stored and saved_step(path) is not None:
         other = "; give the run another --workdir, or set these back"
-        differences = _differences(mine.config, stored.config)
+        steps = mine.config["num_steps"], stored.config["num_steps"]
+        extends = steps[0] != steps[1] and not _changed_past(path, mine, stored)
+        known = stored.config | ({"num_steps": steps[0]} if extends else {})
+        differences = _differences(mine.config, known)
         if differences:
             raise errors.UserError(
                 f"{path} belongs to a run with another config: {', '.join(differences)}{other}"
@@ -140,12 +159,57 @@ def claim(path: str | os.PathLike, mine: Identity, save_tokenizer: Any) -> None:
         if stored.frozen_fingerprints != mine.frozen_fingerprints:
             names = ", ".join(f"config.objective.{name}" for name in mine.frozen_fingerprints)
             raise errors.UserError(f"{path} belongs to a run with another {names}{other}")
+        if extends and jax.process_index() == 0:
+            _write(folder, dataclasses.replace(stored, config=known))
         return
     if jax.process_index() != 0:
         return
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(os.fspath(folder / TOKENIZER))
-    content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(mine)}
-    partial = folder / f"{CONFIG}.partial"
-    partial.write_text(json.dumps(content, indent=2))
-    partial.replace(folder / CONFIG)  # last, and whole: without it the folder is nobody's
+    _write(folder, mine)
+
+
+def _changed_past(path: str | os.PathLike, mine: Identity, stored: Identity) -> bool:
+    """Returns False if another `num_steps` changes nothing of the steps that are saved.
+
+    True where another key differs too, which `claim` refuses. Raises UserError that says what of
+    the saved steps would have been another.
+    """
+    num_steps, before = mine.config["num_steps"], stored.config["num_steps"]
+    if _differences(mine.config, stored.config | {"num_steps": num_steps}):
+        return True
+    saved = saved_step(path) or 0
+    configs = [config_lib.from_dict(each.config) for each in (mine, stored)]
+    where = f"{path}: config.num_steps = {num_steps} (there {before})"
+    if num_steps < saved:
+        raise errors.UserError(f"{where}: step {saved} is saved already; give {saved} or more")
+    elsewhere = f"; set it back, or start in a new --workdir with --config.init_from={path}"
+    schedule = configs[0].optimizer.schedule
+    rates, phases = [], []
+    for config in configs:
+        rate = optimizer.make_schedule(config.optimizer, config.num_steps)
+        rates.append(np.asarray(jax.vmap(rate)(np.arange(saved)) if saved else []))
+        phases.append(
+            [
+                (p.start, min(p.stop, saved), p.length, p.batch_size)
+                for p in config_lib.phases(config)
+                if p.start < saved
+            ]
+        )
+    if not np.array_equal(*rates):
+        step = int(np.flatnonzero(rates[0] != rates[1])[0])
+        raise errors.UserError(
+            f"{where}: with the schedule {schedule} the learning rate of step {step}, which is "
+            f"done, would have been another (constant, rsqrt, and wsd before its decay can be "
+            f"continued){elsewhere}"
+        )
+    if phases[0] != phases[1]:
+        raise errors.UserError(
+            f"{where}: the second phase has begun, and would have begun later{elsewhere}"
+        )
+    return False
+
+
+def _write(folder: epath.Path, identity: Identity) -> None:
+    # Last, and whole: without it the folder is nobody's.
+    schema.write(folder / CONFIG, dataclasses.asdict(identity), FORM)

@@ -31,6 +31,12 @@ read_pod() {
     || bad "$file: NAME=$NAME: small letters, digits and -, from a letter on"
   [[ -f "${CONFIG%%:*}" && "$CONFIG" != /* && "$CONFIG" != *..* ]] \
     || bad "$file: CONFIG=$CONFIG: must be a file of this checkout, as configs/bert_base.py"
+  [[ "$BUCKET" != *://* ]] || bad "$file: BUCKET=$BUCKET: give its name alone, without gs://"
+  [[ "$PROJECT" != my-project ]] || bad "$file: PROJECT=my-project is the example's: give your own"
+  for key in DATA WORKDIR CACHE; do
+    [[ "${!key}" != gs://my-bucket/* ]] \
+      || bad "$file: $key=${!key} is in the example's bucket: set BUCKET to your own"
+  done
   [[ "$WORKDIR" == gs://?* ]] \
     || bad "$file: WORKDIR=$WORKDIR: must be gs://...: the disks of a slice go with it"
   [[ "$CREATE" =~ ^(queued|direct)$ ]] || bad "$file: CREATE=$CREATE: must be queued or direct"

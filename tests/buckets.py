@@ -5,6 +5,8 @@ import os
 from etils.epath import backend
 from fsspec.implementations.memory import MemoryFileSystem
 
+from bertjax import paths
+
 
 def install(monkeypatch) -> dict:
     """Until the test ends, gs:// leads to a bucket of this process. Returns its files by name."""
@@ -19,6 +21,7 @@ def install(monkeypatch) -> dict:
         def _strip_protocol(cls, path):
             return os.fspath(path).removeprefix("gs://").strip("/")
 
+    monkeypatch.setattr(paths, "reaches_buckets", lambda: True)
     kind = type(backend.fsspec_backend)
     local = backend.fsspec_backend._get_filesystem("file")
     monkeypatch.setattr(

@@ -64,4 +64,25 @@ def logits(model: artifact.Artifact, inputs: dict[str, np.ndarray]) -> np.ndarra
     return np.asarray(apply({"params": model.params}, **inputs)[name])
 
 
+def assert_same_logits(model: artifact.Artifact, theirs: Any, inputs: dict[str, Any]) -> None:
+    """Compares `logits` with those of a class of transformers, where there are tokens."""
+    import torch
+
+    ours = logits(model, inputs)
+    features = {k: torch.tensor(v).long() for k, v in inputs.items()}
+    if type(theirs).__name__.endswith("ForMultipleChoice"):  # the rows as choices of one question
+        features, ours = {k: v[None] for k, v in features.items()}, ours.T
+    with torch.no_grad():
+        out = theirs.eval()(**features)
+    if "start_logits" in out:
+        found = torch.stack([out.start_logits, out.end_logits], -1)
+    else:
+        found = out.logits
+    found, real = found.numpy(), np.ones(ours.shape, bool)
+    if ours.ndim == 3:
+        real &= inputs["attention_mask"][..., None] > 0
+    assert abs(ours[real]).max() > 0.1
+    np.testing.assert_allclose(found[real], ours[real], atol=1e-4)
+
+
 assert_same_params = tiny_model.assert_same_params

@@ -151,7 +151,7 @@ class Run:
         with jax.set_mesh(self.mesh):
             placed = sharding.global_batch(self.mesh, self.phase.batch_size, batch)
             state, report = self.train_step(state, placed, self.frozen)
-        return {name: float(value) for name, value in report.items()}, state
+        return {name: float(value) for name, value in report.items() if name != "terms"}, state
 
     @functools.cached_property
     def traced_eval(self) -> jax.stages.Traced:

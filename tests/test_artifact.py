@@ -24,9 +24,11 @@ def copy(folder, tmp_path):
     return shutil.copytree(folder, tmp_path / "copy")
 
 
-def _edit(folder, **changes):
-    content = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(content | changes))
+def _edit(copy, **change):
+    file = copy / "config.json"
+    content = json.loads(file.read_text()) | change
+    del content["checksum"]  # as a file that was edited on purpose
+    file.write_text(json.dumps(content))
 
 
 def _assert_error(folder, *words):
@@ -153,7 +155,7 @@ def test_damaged_config(copy):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": "other"}, ["not the config of a bertjax artifact"]),
+        ({"format": "other"}, ["its format is not bertjax-artifact"]),
         ({"version": 99}, ["version 99", "reads 1"]),
         ({"family": "bort"}, ["bort"]),
         ({"model": {"vocab_size": 60, "wings": 2}}, ["wings"]),
@@ -169,6 +171,13 @@ def test_damaged_config(copy):
 def test_config_that_does_not_fit(copy, change, words):
     _edit(copy, **change)
     _assert_error(copy, copy, *words)
+
+
+def test_a_changed_value_of_the_config_is_refused_by_its_checksum(copy):
+    content = json.loads((copy / "config.json").read_text())
+    content["step"] = 8
+    (copy / "config.json").write_text(json.dumps(content))
+    _assert_error(copy, copy / "config.json", "checksum")
 
 
 def test_config_without_a_key(copy):
@@ -208,3 +217,24 @@ def test_a_remote_folder_is_copied(folder, tmp_path, monkeypatch):
     local = files.localise("gs://bucket/", tmp_path / "local")
     monkeypatch.undo()
     tiny_model.assert_same_params(artifact.read(local).params, artifact.read(folder).params)
+
+
+def test_next_write_removes_what_killed_ones_left_and_puts_the_older_folder_back(tmp_path):
+    target = tmp_path / "model"
+    left = [tmp_path / f".model.{name}.partial" for name in ("aaaaaaaa", "bbbbbbbb", "cccccccc")]
+    for folder, inside in zip(left, ("new", "old", "notes"), strict=True):
+        (folder / inside).mkdir(parents=True)
+        (folder / inside / "file").write_text(inside)
+    other = tmp_path / ".model.2.abcdefgh.partial"  # of another name
+    other.mkdir()
+    with pytest.raises(RuntimeError), files.new_folder(target) as new:
+        assert (target / "file").read_text() == "old"
+        (new / "file").write_text("new")
+        with files.new_folder(target) as second:  # leaves alone what a live process writes
+            (second / "file").write_text("second")
+        assert (new / "file").read_text() == "new"
+        raise RuntimeError("a failed write")
+    assert (target / "file").read_text() == "second"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["model", left[2].name, other.name]
+    )

@@ -75,6 +75,9 @@ def test_corpus(made, tmp_path, fails, name, content, expected):
         ("--config.model.vocab_size=50", "more than config.model.vocab_size = 50"),
         ("--config.objective.pair=maybe", "one of nsp, sop, none"),
         ("--config.objective.mask_rate=2", "mask_rate"),
+        ("--config.num_steps=9000000000000000000", "config.num_steps = 9000000000000000000: must"),
+        ("--config.batch_size=100000000000", "config.batch_size = 100000000000: must be 16,777"),
+        ("--config.model.num_layers=1000000", "num_layers = 1000000: must be 4,096 or less"),
         ("--config.data.path=", "config.data.path is not set"),
         ("--config.data.path=/nowhere", "/nowhere"),
         ("--config.init_from=/nowhere", "/nowhere"),
@@ -82,6 +85,23 @@ def test_corpus(made, tmp_path, fails, name, content, expected):
 )
 def test_config(made, tmp_path, fails, override, expected):
     assert expected in fails(*_pretrain(made, tmp_path, override))
+
+
+@pytest.mark.parametrize("change", ["del config.batch_size", "config.num_steps = None"])
+def test_config_file_without_a_value(tmp_path, fails, change):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from bertjax import config as config_lib\n\n\ndef get_config(arg=''):\n"
+        f"    config = config_lib.default('bert', 'tiny')\n    with config.unlocked():\n"
+        f"        {change}\n    return config\n"
+    )
+    line = fails("pretrain", f"--config={file}", f"--workdir={tmp_path / 'run'}")
+    assert change.split("config.")[1].split()[0] in line and "must be" in line
+
+
+def test_an_empty_output_is_refused(fails):
+    assert "--workdir= is empty" in fails("pretrain", f"--config={CONFIG}", "--workdir=")
+    assert "--output= is empty" in fails("export", "--model=run", "--output=", "--format=hf")
 
 
 def test_config_file(tmp_path, fails):
@@ -97,6 +117,16 @@ def test_corrupt_shard(made, tmp_path, fails):
     line = fails("pretrain", f"--config={CONFIG}", f"--workdir={tmp_path / 'run'}",
                  f"--config.data.path={tmp_path / 'prepared'}")  # fmt: skip
     assert shard.name in line
+
+
+def test_another_tokenizer_in_prepared_data(made, tmp_path, fails):
+    shutil.copytree(made / "prepared", tmp_path / "prepared")
+    for file in (tmp_path / "prepared" / "tokenizer").iterdir():
+        if file.name in ("vocab.txt", "tokenizer.json"):
+            text = file.read_text()
+            file.write_text(text.replace("the", "thy"))
+    line = fails(*_pretrain(tmp_path, tmp_path))
+    assert "not the tokenizer that the data was prepared with" in line
 
 
 def test_nothing_held_out(made, tmp_path, fails):
@@ -124,7 +154,7 @@ def test_unfinished_preparation(made, tmp_path, fails):
 def test_damaged_workdir_config(made, tmp_path, fails):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text(json.dumps({"format": "other"}))
-    assert "not the config of a bertjax workdir" in fails(*_pretrain(made, tmp_path))
+    assert "its format is not bertjax-workdir" in fails(*_pretrain(made, tmp_path))
 
 
 def test_unknown_verb_and_flag(capsys):

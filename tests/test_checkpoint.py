@@ -149,16 +149,29 @@ def test_save_of_an_existing_step_changes_nothing(run):
         assert_same(state, make_state(step))
 
 
-def test_keeps_the_newest_and_the_best(tmp_path):
-    losses = {1: 3.0, 2: 1.0, 3: float("nan"), 4: 2.0, 5: None, 6: 4.0, 7: 5.0}
-    state = {"params": {"kernel": jnp.ones(3)}}
-    for steps in ((1, 2, 3), (4, 5, 6, 7)):  # opened again in between, as a resumed run does
-        checkpoints = open_to_write(tmp_path, keep_last=2, keep_best=2)
-        for step in steps:
-            loss = losses[step]
-            checkpoints.save(step, state, META, None if loss is None else {"eval/loss": loss})
-        checkpoints.close()
-    assert checkpoint.Reader(tmp_path).steps() == [2, 4, 6, 7]
+def test_killed_deletion_leaves_no_half_checkpoint(run, monkeypatch):
+    checkpoints = open_to_write(run, keep_last=1)
+    monkeypatch.setattr(checkpoints, "_remove_deleted", lambda: None)
+    checkpoints.save(30, make_state(30), META, None)
+    checkpoints.close()
+    left = run / ".deleted"
+    assert sorted(path.name for path in left.iterdir()) == ["10", "20"]
+    (left / "10" / "checksums.json").unlink()
+    reader = checkpoint.Reader(run)
+    assert reader.steps() == [30] and reader.meta() == META and left.exists()
+    open_to_write(run).close()
+    assert not left.exists() and checkpoint.Reader(run).steps() == [30]
+
+
+def test_checkpoint_with_damaged_metrics_is_named_and_neither_ranked_nor_deleted(run, capfd):
+    (run / "10/metrics/metrics").write_text('{"eval/loss": ')
+    assert checkpoint.Reader(run).meta()["step"] == 20
+    checkpoints = open_to_write(run, keep_last=1, keep_best=1)
+    line = capfd.readouterr().err.strip()
+    assert "\n" not in line and f"{run / '10'} is damaged (metrics/metrics has" in line
+    checkpoints.save(30, make_state(30), META, {"eval/loss": 0.5})
+    checkpoints.close()
+    assert checkpoint.Reader(run).steps() == [10, 30]
 
 
 def test_half_written_checkpoint_is_ignored_and_cleared(run):
@@ -198,6 +211,10 @@ BREAKAGES = {
     "meta overwritten": (lambda folder: (folder / "meta/metadata").write_text("{}"), "bytes, not"),
     "list deleted": (lambda folder: (folder / "checksums.json").unlink(), "checksums.json"),
     "list cut": (lambda folder: os.truncate(folder / "checksums.json", 40), "checksums.json"),
+    "list of another form": (
+        lambda folder: (folder / "checksums.json").write_text('{"version": 1, "files": {"a": 1}}'),
+        "checksums.json",
+    ),
     "emptied": (lambda folder: [shutil.rmtree(folder), folder.mkdir()], "checksums.json"),
 }
 
@@ -216,7 +233,8 @@ def test_damaged_checkpoint_is_one_line_that_says_where_to_go_on(run, breakage, 
         assert_same(checkpoints.restore(target, 10)[0], make_state(10))
         with pytest.raises(errors.UserError, match="is damaged"):
             checkpoints.restore_params(target.params)
-    assert capfd.readouterr().err == ""
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if f"warning: checkpoint {run / '20'} is" not in line] == []
     shutil.rmtree(run / "20")
     assert checkpoint.Reader(run).latest_step() == 10
 
@@ -325,6 +343,18 @@ def test_full_disk_is_one_line_and_older_checkpoints_stay(run, capfd):
     checkpoints.save(30, state, META, None)  # there is room again
     checkpoints.close()
     assert checkpoint.Reader(run).steps() == [30]
+
+
+def test_an_io_error_of_tensorstore_is_one_line(run, monkeypatch):
+    said = "UNKNOWN: Error writing 'a/.zarray': Failed to fsync file: Input/output error [...]"
+    checkpoints = open_to_write(run)
+
+    def fail(*_, **__):
+        raise ValueError(said)
+
+    monkeypatch.setattr(checkpoints._manager, "save", fail)
+    with pytest.raises(errors.UserError, match=r"/30: Input/output error; step 20 is complete"):
+        checkpoints.save(30, make_state(30), META, None)
 
 
 def test_folder_that_cannot_be_made_is_one_line(tmp_path):

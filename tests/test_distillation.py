@@ -60,8 +60,8 @@ def test_layers_are_spread_as_distilbert_does():
 def test_student_starts_as_layers_of_its_teacher(family):
     teacher = tiny_model.make(num_layers=5, heads=("mlm",))
     fields = {"type_vocab_size": 2, "heads": ("pooler", "mlm")} if family == "bert" else {}
-    _, params = _student(family, num_layers=2, **fields)
-    started = artifact.flatten(loading.initial_student(params, teacher))
+    student, params = _student(family, num_layers=2, **fields)
+    started = artifact.flatten(loading.initial_student(params, vars(student.config), teacher))
     fresh, found = artifact.flatten(params), artifact.flatten(teacher.params)
     assert started.keys() == fresh.keys()
     missing = {path for path in started if path not in found}
@@ -77,9 +77,18 @@ def test_student_starts_as_layers_of_its_teacher(family):
 
 
 def test_a_student_of_another_width_cannot_start_as_its_teacher():
-    _, params = _student(hidden_size=32)
-    with pytest.raises(errors.UserError, match=r"has .* of shape .*start_from_teacher to False"):
-        loading.initial_student(params, tiny_model.make())
+    student, params = _student(hidden_size=32)
+    message = (
+        r"has .* of shape .*set config.model.hidden_size to 16; or .*start_from_teacher to False"
+    )
+    with pytest.raises(errors.UserError, match=message):
+        loading.initial_student(params, vars(student.config), tiny_model.make())
+
+
+def test_a_student_with_fewer_positions_is_told_to_have_those_of_its_teacher():
+    student, params = _student(max_length=16)
+    with pytest.raises(errors.UserError, match=r"set config.model.max_length to 40$"):
+        loading.initial_student(params, vars(student.config), tiny_model.make())
 
 
 @pytest.mark.parametrize(
@@ -198,7 +207,7 @@ def _trained(mesh_shape=(1, 1, 1), micro=1, steps=2, seed=3):
     teacher = tiny_model.make(num_layers=3, hidden_size=16, dropout_rate=0.5)
     mesh = meshes.of(*mesh_shape)
     model, params = _student(num_layers=1)
-    params = loading.initial_student(params, teacher)
+    params = loading.initial_student(params, vars(model.config), teacher)
     tx = optax.sgd(0.01)
     function = step_lib.make_train_step(
         model,
@@ -222,7 +231,9 @@ def _trained(mesh_shape=(1, 1, 1), micro=1, steps=2, seed=3):
         for number in range(steps):
             batch = sharding.global_batch(mesh, B, _batch(number))
             state, report = function(state, batch, frozen)
-            reports.append({name: float(value) for name, value in report.items()})
+            reports.append(
+                {name: float(value) for name, value in report.items() if name != "terms"}
+            )
     return state, reports, frozen["teacher"]
 
 
@@ -230,10 +241,10 @@ def test_teacher_stays_as_it_is_and_outside_the_state():
     state, reports, after = _trained()
     teacher = tiny_model.make(num_layers=3, hidden_size=16, dropout_rate=0.5)
     tiny_model.assert_same_params(after, teacher.params)
-    _, fresh = _student(num_layers=1)
+    student, fresh = _student(num_layers=1)
     params = artifact.flatten(state.params)
     assert params.keys() == artifact.flatten(fresh).keys(), "nothing of the teacher's is trained"
-    start = artifact.flatten(loading.initial_student(fresh, teacher))
+    start = artifact.flatten(loading.initial_student(fresh, vars(student.config), teacher))
     moved = [path for path in params if not np.array_equal(params[path], start[path])]
     assert len(moved) > 15
     assert all(np.isfinite(report["loss"]) for report in reports)

@@ -102,6 +102,18 @@ def test_the_end_of_one_is_the_end_of_all(count, fated, fate, code, said):
             assert own[fate] in err and started[fated].returncode == code
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_the_coordinator_listens_at_its_own_address(host, monkeypatch):
+    with lifeline.listen("localhost", 0)[0] as probe:
+        port = probe.getsockname()[1]
+    seen = {}
+    monkeypatch.setattr(distributed.jax.distributed, "initialize", lambda **kw: seen.update(kw))
+    distributed.initialize(distributed.Place(f"{host}:{port}", 2, 0), 1, 1)
+    assert seen["coordinator_bind_address"] == f"{host}:{port}"
+    distributed.initialize(distributed.Place(f"192.0.2.1:{port}", 2, 0), 1, 1)
+    assert seen["coordinator_bind_address"] is None, "not an address of this machine"
+
+
 def test_a_place_is_all_three_flags_or_none():
     assert distributed.place(None, None, None) is None
     assert distributed.place("10.0.0.2:8476", 4, 0) == distributed.Place("10.0.0.2:8476", 4, 0)
@@ -115,6 +127,9 @@ def test_a_place_is_all_three_flags_or_none():
         (("localhost", 2, 0), r"--coordinator=localhost: must be HOST:PORT"),
         ((":8476", 2, 0), r"--coordinator=:8476: must be HOST:PORT"),
         (("h:99999", 2, 0), r"--coordinator=h:99999: must be HOST:PORT"),
+        (("h:8\u00b2", 2, 0), r"must be HOST:PORT"),
+        (("a b:1", 2, 0), r"must be HOST:PORT"),
+        (("h\0:1", 2, 0), r"must be HOST:PORT"),
         (("h:1", 0, 0), r"--num_processes=0: must be 1 or more"),
         (("h:1", 4, 4), r"--process_id=4: must be between 0 and 3"),
     ],
@@ -125,7 +140,7 @@ def test_an_impossible_place_names_its_flag(where, message):
 
 
 def test_a_port_that_is_taken_is_named():
-    with lifeline.listen(0) as taken:
+    with lifeline.listen("127.0.0.1", 0)[0] as taken:
         coordinator = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(errors.UserError, match=rf"{coordinator}.*Address already in use"):
             distributed.initialize(distributed.Place(coordinator, 2, 0), 1, 1)

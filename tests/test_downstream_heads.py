@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertjax import build, errors, sharding
-from bertjax.artifact import artifact
+from bertjax.artifact import artifact, loading
 from bertjax.finetuning import start
 from bertjax.models import heads as heads_lib
 from tests import downstream, encoders
@@ -55,6 +55,21 @@ def test_heads_say_what_they_should(family):
         for other, theirs in _forward(model, moved, BATCH).items():
             same = np.array_equal(theirs, outputs[other])
             assert same == (other != name), (head, other)
+
+
+def test_modernberts_classifier_reads_the_mean_where_the_config_says_so():
+    """Also of a checkpoint that is fine-tuned here: the field is the model's."""
+    source = _source("modernbert")
+    fields = source.fields | {"classifier_pooling": "mean"}
+    source = dataclasses.replace(source, fields=fields)
+    name, fields, params = start.model(source, ("classifier",), {"num_labels": 3}, KEY)
+    model, flat = build.model(name, fields), artifact.flatten(params)
+    outputs = _forward(model, flat, BATCH)
+    real_BL1 = BATCH["attention_mask"][..., None] > 0
+    mean = np.mean(outputs["last_hidden_state"], axis=1, where=real_BL1)
+    np.testing.assert_allclose(outputs["class_features"], mean, atol=1e-6)
+    alone = model.apply({"params": params}, outputs["class_features"], method="classify")
+    np.testing.assert_allclose(alone, outputs["class_logits"], atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -238,3 +253,9 @@ def test_a_classifier_without_its_pooler_is_refused():
     for family in ("bert", "spanbert", "albert"):
         with pytest.raises(errors.UserError, match="needs pooler"):
             build.model(family, {"heads": ("classifier",), "num_labels": 2})
+
+
+def test_pooling_of_the_first_parameters_is_not_replaced_in_silence():
+    source = encoders.make_artifact("modernbert", classifier_pooling="mean")
+    with pytest.raises(errors.UserError, match=r"classifier_pooling.*set that to 'mean'"):
+        loading.check_fields(source, source.fields | {"classifier_pooling": "cls"})

@@ -1,5 +1,8 @@
 """What users are told."""
 
+import errno
+import os
+
 import pytest
 
 from bertjax import errors
@@ -18,3 +21,9 @@ def test_a_file_to_write_needs_its_folder(tmp_path, monkeypatch):
         errors.file_to_write("json", path)
     with pytest.raises(errors.UserError, match="there is no such folder to write to"):
         errors.file_to_write("json", "no/out.json")
+
+
+def test_a_disk_that_fails_is_no_bug():
+    for number in (errno.ENOSPC, errno.EIO):
+        assert errors.exit_code(OSError(number, os.strerror(number))) == errors.EXIT_BAD_INPUT
+    assert errors.exit_code(OSError(errno.EBADF, "a bug of ours")) == errors.EXIT_BUG

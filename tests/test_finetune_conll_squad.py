@@ -194,8 +194,10 @@ def test_bad_questions_are_named(tmp_path, qas, task, expected):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ('{"data": [\n}', "a.json:2: not JSON"),
-        ("[]", "a.json: no 'data'; the file is not in SQuAD's form"),
+        ('{"data": [\n}', "a.json: line 2 is not JSON"),
+        ('{"data": ' + "[" * 2_000 + "]" * 2_000 + "}", "a.json: is nested more than 64 levels"),
+        ('{"data": ' + "9" * 5_000 + "}", "a.json: is not JSON: Exceeds the limit"),
+        ("[]", "a.json: is a JSON list, not an object"),
         ('{"data": {}}', "a.json: 'data' is not a JSON list"),
         ("", "a.json: the file is empty"),
     ],

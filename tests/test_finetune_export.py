@@ -5,7 +5,8 @@ import json
 import pytest
 
 from bertjax import __main__ as command_line
-from tests import finetuning
+from bertjax.artifact import huggingface
+from tests import downstream, encoders, finetuning
 
 LONG = "the dog ran home and saw the cat on the mat and made many words"
 
@@ -49,4 +50,34 @@ def test_transformers_reads_as_much_of_a_text_and_says_the_same(root, capsys):
         captured = capsys.readouterr()
         assert "1 of 1 examples lose text: " in captured.err and "of 12 tokens" in captured.err
         ours = json.loads(captured.out)["prediction"]["probabilities"]
+        assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+def test_a_modernbert_with_the_mean_keeps_it_to_the_end(tmp_path, capsys):
+    """From a folder of Hugging Face that says so, through fine-tuning, to another one."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    source = downstream.soft(
+        encoders.make_artifact("modernbert", "bpe", classifier_pooling="mean", num_layers=2)
+    )
+    huggingface.write(source, tmp_path / "base")
+    finetuning.sentences(tmp_path, train=16, others=8)
+    words = ["finetune", "--task=classification", f"--model={tmp_path / 'base'}", "--lr=1e-2",
+             f"--data={tmp_path}", f"--output={tmp_path / 'out'}", "--config.num_epochs=1",
+             "--config.batch_size=8"]  # fmt: skip
+    assert command_line.main(words) == 0
+    words = ["export", f"--model={tmp_path / 'out'}", f"--output={tmp_path / 'hf'}"]
+    assert command_line.main(words) == 0
+    assert json.loads((tmp_path / "hf/config.json").read_text())["classifier_pooling"] == "mean"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf")
+    with torch.no_grad():
+        found = model(**tokenizer("the dog ran home", return_tensors="pt")).logits.softmax(-1)[0]
+    theirs = {model.config.id2label[i]: float(p) for i, p in enumerate(found)}
+    (tmp_path / "text.txt").write_text("the dog ran home\n")
+    for name in ("out", "hf"):
+        capsys.readouterr()
+        words = ["predict", f"--model={tmp_path / name}", f"--data={tmp_path / 'text.txt'}"]
+        assert command_line.main(words) == 0
+        ours = json.loads(capsys.readouterr().out)["prediction"]["probabilities"]
         assert ours == pytest.approx(theirs, abs=1e-5)

@@ -51,7 +51,7 @@ def test_what_a_folder_holds_of_a_run_is_read_or_named(root, tmp_path):
     file = out / "runs" / "lr1e-05-seed0.json"
     for damaged in ("{", "{}", json.dumps(json.loads(file.read_text()) | {"more": 1})):
         file.write_text(damaged)
-        with pytest.raises(errors.UserError, match=r"lr1e-05-seed0\.json: not a finished"):
+        with pytest.raises(errors.UserError, match=r"lr1e-05-seed0\.json: .*; remove it, and"):
             run.finetune(_config(root, learning_rates="1e-5"), out)
 
 
@@ -90,9 +90,13 @@ def test_a_folder_of_something_else_is_left_alone(root, tmp_path):
 def test_what_will_be_trained_and_what_is_left_out_is_told(root, tmp_path):
     told = []
     run.finetune(_config(root, learning_rates="1e-3"), tmp_path / "out", told.append)
-    assert "examples: train 24, dev 8, test 8" in told
-    assert any(line.startswith("strategy full: ") and line.endswith(" MB") for line in told)
-    assert "runs: 1, of 3 steps, at rates 0.001; the first one compiles" in told
+    assert "examples    train 24, dev 8, test 8" in told
+    assert any(line.startswith("strategy    full: ") for line in told)
+    assert "runs        1, of 3 steps, at rates 0.001; the first one compiles" in told
+    for label in ("model ", "devices ", "task ", "writes to "):
+        assert any(line.startswith(label) for line in told)
+    rows = [line for line in told if line.startswith(("strategy", " "))]
+    assert rows and max(map(len, rows)) <= 80 - len("bertjax: ")
     told.clear()
     run.finetune(_config(root, learning_rates="1e-5"), tmp_path / "out", told.append)
     (line,) = [line for line in told if "leave out" in line]
@@ -187,3 +191,20 @@ def test_what_only_the_cut_of_dev_needs_is_not_written():
     one = examples.Choice("It rained. Why?", ("a", "b"), 0, passage="It rained.")
     found = json.loads(folder.prediction_lines([one], [{"label": 0}]))["example"]
     assert found.keys() == {"context", "choices", "label", "id"}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("[" * 2_000, "is nested more than"), ('{"prediction": ' + "9" * 5_000 + "}", "is not JSON"),
+     ('{"example": {}}', "has no prediction"), ('{"prediction": [0]}', "has no prediction")],
+)  # fmt: skip
+def test_a_damaged_line_of_predictions_is_named(tmp_path, line, expected):
+    out = object.__new__(folder.Folder)
+    out.path = tmp_path
+    out.write_predictions({"dev": []}, {"dev": []})
+    file = tmp_path / "predictions" / "dev.jsonl"
+    file.write_text(f'{{"prediction": {{"label": NaN}}}}\n{line}\n')
+    with pytest.raises(errors.UserError) as caught:
+        out.predictions("dev")
+    assert f"{file}:2: {expected}" in str(caught.value)
+    assert "remove it, and it is written again" in str(caught.value)

@@ -17,6 +17,7 @@ def folder(request, tmp_path):
     copy = shutil.copytree(FOLDER / request.param, tmp_path / request.param)
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
     (copy / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    (copy / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
     return copy
 
 

@@ -17,7 +17,7 @@ needs_transformers = pytest.mark.skipif(
 torch, transformers = parity.torch, parity.transformers
 V, EOS, PAD, START = 31, 3, 0, 1
 NEW = 14
-IDS = generation.Ids(EOS, PAD, V)
+IDS = generation.Ids(EOS, PAD, V, PAD)
 GPT2 = {
     "vocab_size": V, "hidden_size": 32, "num_layers": 2, "num_heads": 4,
     "intermediate_size": 64, "max_length": 128,
@@ -185,7 +185,7 @@ def test_a_prefix_is_read_without_direction():
 
 def test_ids_that_the_tokenizer_lacks_are_never_chosen():
     model, params = gpt2()
-    few = generation.Ids(EOS, PAD, 12)
+    few = generation.Ids(EOS, PAD, 12, PAD)
     for options in ({"num_beams": 3}, {"temperature": 5.0}, {}):
         options = generation.Options(max_new_tokens=NEW, **options)
         found = generation.generate(model, params, prompts(8), options, few)

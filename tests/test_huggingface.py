@@ -180,6 +180,7 @@ def test_config_json_reads_other_names_of_one_activation(copy):
         ({"is_decoder": True}, ["is_decoder"]),
         ({"add_cross_attention": True}, ["add_cross_attention"]),
         ({"hidden_act": "silu"}, ["hidden_act", "silu", "gelu"]),
+        ({"hidden_act": ["gelu"]}, ["hidden_act", "['gelu']"]),
         ({"hidden_size": "16"}, ["hidden_size", "'16'"]),
         ({"num_attention_heads": 3}, ["num_heads", "3"]),
         ({"num_hidden_layers": 3}, ["encoder.layer.2", "lack"]),

@@ -115,7 +115,30 @@ def test_only_silence_answers_a_question_without_an_answer():
         "has_answer_f1": 0.0,
         "no_answer_accuracy": 50.0,
     }
-    assert squad_scores.scores([["x", "..."]], [""])["exact_match"] == 0, "empty references fall"
+
+
+# (references, prediction) -> (exact match, F1) of evaluate-v1.1.py and of evaluate-v2.0.py, the
+# official scorers of rajpurkar.github.io/SQuAD-explorer, run on these very strings.
+NORMALIZED_TO_NOTHING = [
+    (["the"], "The", (100, 0), (100, 100)),
+    (["$", "the $"], "", (100, 0), (100, 100)),
+    (["the", "cat"], "a cat", (100, 100), (100, 100)),
+    (["x", "..."], "", (100, 0), (0, 0)),
+    (["x", "..."], "x y", (0, 200 / 3), (0, 200 / 3)),
+    (["cat"], "an", (0, 0), (0, 0)),
+    (["The"], "cat", (0, 0), (0, 0)),
+]
+
+
+@pytest.mark.parametrize(("answers", "prediction", "first", "second"), NORMALIZED_TO_NOTHING)
+def test_each_version_has_its_rules_for_what_normalizes_to_nothing(
+    answers, prediction, first, second
+):
+    for impossible, (exact, f1) in ((False, first), (True, second)):
+        found = squad_scores.scores([answers], [prediction], impossible=impossible)
+        assert found["exact_match"] == exact
+        assert found["f1"] == pytest.approx(f1)
+    assert "no_answer_accuracy" not in found, "a question whose answer is an article has an answer"
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -12,7 +12,7 @@ from bertjax.data import tokenizer as tokenizer_lib
 from bertjax.finetuning import batches, kind, text_rows
 from bertjax.finetuning.examples import Choice, Question, Sentence, TextPair, Words
 from bertjax.finetuning.kinds import text_to_text
-from tests import scored, trained_kinds
+from tests import encoders, scored, trained_kinds
 
 LENGTHS = kind.Lengths(40, 16)
 CONFIG = text_to_text.Config(max_target_length=16)
@@ -91,6 +91,17 @@ def test_rows_of_an_encoder_decoder_are_those_of_seqio():
         "targets": [3, 9, 4, 1],
         "loss_weights": [1, 1, 1, 1],
     }
+    other = text_rows.Form(Digits(), "encoder", "7", 7, decoder_start_id=5)
+    row = other.row(other.prompt([9, 4, 3, 8]), target)
+    assert row["decoder_input_ids"].tolist() == [5, 3, 9, 4]
+
+
+def test_the_model_decides_what_its_decoder_reads_first():
+    source = encoders.make_artifact("t5", "unigram")
+    assert text_to_text.for_model(CONFIG, source).decoder_start_id == -1
+    fields = source.fields | {"decoder_start_id": 5}
+    other = text_to_text.for_model(CONFIG, dataclasses.replace(source, fields=fields))
+    assert other.decoder_start_id == 5
 
 
 @pytest.mark.parametrize(("separator", "between"), [("7 8", [7, 8]), ("\n", [1]), ("", [1])])
@@ -204,12 +215,12 @@ def test_t5_writes_what_it_writes_to_the_source_with_its_prefix():
     config = dataclasses.replace(config, prefix="the dog ")
     for options in ({}, {"num_beams": 3, "length_penalty": 0.6}):
         found = answers(model, dataclasses.replace(config, **options), PAIRS)
-        end = model.tokenizer.specials.end
+        end, pad = model.tokenizer.specials.end, model.tokenizer.specials.pad
         prompts = [model.tokenizer.encode(config.prefix + p.source) + [end] for p in PAIRS]
         ids = generation.generate(
             model.model, model.params, [np.array(prompt) for prompt in prompts],
             generation.Options(max_new_tokens=16, **options),
-            generation.Ids(end, model.tokenizer.specials.pad, model.tokenizer.size),
+            generation.Ids(end, pad, model.tokenizer.size, pad),
         )  # fmt: skip
         assert [one["text"] for one in found] == [model.tokenizer.decode(i).strip() for i in ids]
         assert len({one["text"] for one in found}) > 1

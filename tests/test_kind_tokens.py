@@ -101,7 +101,7 @@ def test_targets_come_back_as_tags_at_any_length(form, length):
     assert len(encoded.rows) > 3 or length == 40
     assert max(len(row["input_ids"]) for row in encoded.rows) <= length
     assert not encoded.truncated.any(), "windows cut nothing"
-    assert sum(row["loss_weights"].sum() for row in encoded.rows) == 3 + 30 + 1
+    assert sum(np.count_nonzero(row["words"]) for row in encoded.rows) == 3 + 30 + 1
     found = _decode(config, examples, encoded, _told(encoded))
     assert [tuple(p["tags"]) for p in found] == [e.tags for e in examples]
     assert {p for prediction in found for p in prediction["probabilities"]} == {0.75}
@@ -123,12 +123,15 @@ def test_truncated_words_are_outside():
 
 def test_word_without_a_piece_and_word_beyond_a_row_have_their_tag():
     tokenizer = tiny_model.tokenizer()
-    example = Words(("the", "\u00ad", "letters" * 20, "cat"), ("O", "B-X", "B-Y", "I-Y"))
-    encoded = _encode(Config(), [example], length=10)
-    assert tokenizer.specials.unk in encoded.rows[0]["input_ids"]
-    assert max(len(row["input_ids"]) for row in encoded.rows) <= 10
-    (found,) = _decode(Config(), [example], encoded, _told(encoded))
-    assert tuple(found["tags"]) == example.tags
+    example = Words(("the", "\u00ad", "letters" * 20, "cat"), ("B-X", "I-X", "B-Y", "I-Y"))
+    for encoding in ("text", "words"):
+        config = Config(encoding=encoding)
+        encoded = _encode(config, [example], length=10)
+        unknown = encoded.rows[0]["input_ids"].tolist().count(tokenizer.specials.unk)
+        assert unknown == {"text": 1, "words": 2}[encoding], "the long word, and the empty one"
+        assert max(len(row["input_ids"]) for row in encoded.rows) <= 10
+        (found,) = _decode(config, [example], encoded, _told(encoded))
+        assert tuple(found["tags"]) == example.tags and found["probabilities"] == [0.75] * 4
     with pytest.raises(errors.UserError, match=r"config.max_length: 2 tokens hold no word"):
         _encode(Config(), [example], length=2)
 
@@ -267,7 +270,7 @@ def test_text_is_cut_into_words():
     assert examples_lib.cut(text).words == (
         "Ms", "Br\u00fchl", "'", "s", "U", ".", "N", ".", "flat", ",", "3rd", "floor",
     )  # fmt: skip
-    places = examples_lib.places(text)
+    places = examples_lib.places(examples_lib.cut(text))
     assert text[places[1][0] : places[3][1]] == "Br\u00fchl's"
 
 

@@ -18,7 +18,7 @@ ROOT = corpora.ROOT
 SCRIPTS = [*ROOT.glob("launch/*.sh"), ROOT / "launch/pod.env", *ROOT.glob("tests/*.sh")]
 POD = {
     "PROJECT": "proj", "ZONE": "us-west4-a", "NAME": "pod-1", "ACCELERATOR_TYPE": "v5e-16",
-    "CAPACITY": "spot", "CONFIG": "configs/bert_tiny.py:smoke", "WORKDIR": "gs://bucket/run",
+    "CAPACITY": "spot", "BUCKET": "bucket", "CONFIG": "configs/bert_tiny.py:smoke", "WORKDIR": "gs://bucket/run",
     "DATA": "gs://bucket/prepared", "ARGS": '"--config.mesh=fsdp:4,tensor:2 --config.seed=3"',
 }  # fmt: skip
 
@@ -262,12 +262,15 @@ def test_stop_saves_and_start_goes_on(cloud):
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"ZONES": "x"}, "line 10: unknown key ZONES"),
+        ({"ZONES": "x"}, "line 11: unknown key ZONES"),
         ({"PROJECT": ""}, "PROJECT is not set"),
         ({"ACCELERATOR_TYPE": "h100-8"}, "ACCELERATOR_TYPE=h100-8"),
         ({"ACCELERATOR_TYPE": "tpu7x-8"}, "only in GKE"),
         ({"CONFIG": "configs/none.py"}, "CONFIG=configs/none.py"),
         ({"WORKDIR": "run/"}, "must be gs://"),
+        ({"BUCKET": "gs://b", "WORKDIR": "gs://$BUCKET/run"}, "BUCKET=gs://b: give its name alone"),
+        ({"PROJECT": "my-project"}, "PROJECT=my-project is the example's"),
+        ({"BUCKET": "my-bucket", "WORKDIR": "gs://$BUCKET/run"}, "set BUCKET to your own"),
         ({"CAPACITY": "cheap"}, "CAPACITY=cheap"),
         ({"NAME": "Pod_1"}, "NAME=Pod_1"),
     ],

@@ -303,6 +303,16 @@ def test_rates_of_denoisers():
     assert abs((no_x == 2).mean() - 0.5) < 0.06
 
 
+@pytest.mark.parametrize("size", [20, 90, 1000])
+def test_rates_hold_for_documents_of_any_length_that_are_not_packed(size):
+    """A short document fills one row with every noise, a long one fewer rows with some noises."""
+    sampling = denoisers.sampling(denoisers.Config(packing=False), LENGTH, VOCABULARY)
+    window = sampling.window([synthetic.record({i: [size] for i in range(4000)})])
+    table = sampling.segment(window, rng.RowRandom(rng.row_keys(0, 0, np.array([0]))))
+    shares = np.bincount(table["noise"][:, 0], minlength=7) / len(table)
+    np.testing.assert_allclose(shares, 1 / 7, atol=0.02)
+
+
 # Same tokens, another objective
 
 

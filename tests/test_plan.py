@@ -203,6 +203,19 @@ def test_a_compiled_program_counts_as_by_hand():
     assert {one.axes for one in summed} == {("fsdp",)}
 
 
+def test_a_plan_says_that_it_compiles_before_it_does(monkeypatch, capsys):
+    shown = []
+
+    def compile_step(*_):
+        shown.append(capsys.readouterr().err)
+        return compile.Compiled(error="refused")
+
+    monkeypatch.setattr(compile, "compile_step", compile_step)
+    plan_lib.make(tiny(mesh="data:8"), hardware.parse_topology("v5e-8"), use_compiler=True)
+    (line,) = shown
+    assert line.startswith("bertjax: compiling the step of 64 x 128 tokens for v5e-8")
+
+
 def test_a_plan_without_a_compiler_says_so(monkeypatch):
     monkeypatch.setattr(compile, "installed", lambda: False)
     plan = plan_lib.make(tiny(), hardware.parse_topology("v5e-8"))

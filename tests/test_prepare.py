@@ -18,6 +18,7 @@ import pytest
 from etils import epath
 
 from bertjax import errors
+from bertjax.data import manifest as manifest_lib
 from bertjax.data import prepare, prepare_unit, sentences, store, tokenizer
 from tests import buckets, corpora, preparing
 from tests.preparing import TEXTS, UNIT
@@ -97,7 +98,7 @@ def test_every_sentence_of_every_document_is_there_in_one_split(tmp_path, corpus
             assert found[key] == sum(shard[key] for shard in found["shards"])
         store.open_dataset(tmp_path / "out", split).verify()
     assert manifest["text_bytes"] == sum(map(len, TEXTS))
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == manifest
+    assert manifest_lib.read(tmp_path / "out") == manifest
     saved = tokenizer.load(os.fspath(tmp_path / "out" / "tokenizer"))
     assert saved.fingerprint == manifest["tokenizer"]["fingerprint"]
 
@@ -168,7 +169,7 @@ FILLERS = ["word ", "A b. ", "line\n", "para\n\n", "x", "\u6587", "\u3002"]
 @pytest.mark.parametrize("filler", FILLERS)
 def test_chopped_text_is_whole_and_short(filler):
     text = filler * 5000
-    pieces = list(prepare_unit.chopped(text, 1000))
+    pieces = list(sentences.chopped(text, 1000))
     assert "".join(pieces) == text and max(map(len, pieces)) <= 1000 and min(map(len, pieces))
     if filler[-1].isspace():
         assert all(piece.endswith(filler[-1]) for piece in pieces)
@@ -289,7 +290,14 @@ def test_a_unit_whose_shard_was_damaged_is_done_again(tmp_path, corpus_path, tok
         preparing.run(corpus_path, tok_path, tmp_path / "out")
     monkeypatch.undo()
     shard = tmp_path / "out" / whole["splits"]["train"]["shards"][3]["file"]
-    shard.write_bytes(shard.read_bytes()[:-1])
+    data = shard.read_bytes()
+    flipped = data[:40] + bytes([data[40] ^ 1]) + data[41:]
+    for damaged in (data[:-1], flipped):
+        shard.write_bytes(damaged)
+        monkeypatch.setattr(prepare, "_totals", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            preparing.run(corpus_path, tok_path, tmp_path / "out")
+        monkeypatch.undo()
     preparing.run(corpus_path, tok_path, tmp_path / "out")
     assert _contents(tmp_path / "out") == _contents(tmp_path / "whole")
 
@@ -361,6 +369,12 @@ def test_other_options_tokenizer_or_sources_are_refused(
     tokenizer.train("wordpiece", TEXTS, 140).save(os.fspath(other))
     with pytest.raises(errors.UserError, match="other tokenizer"):
         preparing.run(corpus_path, os.fspath(other), out)
+    old = pathlib.Path(corpus_path).read_bytes()
+    at = old.index(b"e", len(old) // 2)
+    pathlib.Path(corpus_path).write_bytes(old[:at] + b"a" + old[at + 1 :])  # of the same size
+    os.utime(corpus_path, (0, 0))
+    with pytest.raises(errors.UserError, match=r"other sources: the text of .*corpus\.jsonl has"):
+        preparing.run(corpus_path, tok_path, out)
     corpora.write_jsonl(tmp_path / "corpus.jsonl", TEXTS[1:])
     with pytest.raises(errors.UserError, match="other sources"):
         preparing.run(corpus_path, tok_path, out)

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from bertjax import errors
+from bertjax.commands import prepare as command
 from bertjax.data import store
 from tests import corpora, preparing
 from tests.preparing import TEXTS
@@ -105,9 +106,10 @@ def test_the_command_fails_in_one_line(tmp_path, corpus_path, tok_path):
         f"--input={corpus_path}", f"--tokenizer={tok_path}", f"--output={tmp_path / 'out'}"
     )
     assert done.returncode == errors.EXIT_BAD_INPUT and done.stdout == ""
-    assert done.stderr == (
-        f"bertjax: error: {corpus_path} line 2: no field 'text'; it has title: "
-        "name one as --text_field\n"
+    header, _, error = done.stderr.partition("bertjax: ")
+    assert header.startswith("prepare\nreads ")
+    assert error == (
+        f"error: {corpus_path} line 2: no field 'text'; it has title: name one as --text_field\n"
     )
 
 
@@ -115,3 +117,21 @@ def test_the_help_shows_an_example():
     done = _bertjax("--help")
     assert done.returncode == 0
     assert "bertjax prepare --input='corpus/*.jsonl' --tokenizer=tok/" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("documents", "tokens", "start"),
+    [
+        (1, 800, "1 document of 800 tokens is too little to rank models"),
+        (2, 25_000, "2 documents of 25,000 tokens are too few to rank models"),
+        (30, 20_000, None),
+    ],
+)
+def test_the_report_says_when_what_is_held_out_is_too_small(documents, tokens, start):
+    counts = dict.fromkeys(("documents", "sentences", "tokens", "unknown"), 0)
+    heldout = counts | {"documents": documents, "tokens": tokens}
+    manifest = {"splits": {"train": counts, "heldout": heldout}, "text_bytes": 1}
+    lines = command.report(manifest | {"skipped": {}, "empty_documents": 0}, 0, 1)
+    warnings = [line for line in lines if "warning" in line]
+    assert len(warnings) == (start is not None)
+    assert all(line.startswith(f"warning: held out: {start}") for line in warnings)

@@ -82,7 +82,7 @@ def test_a_signal_to_one_stops_both_and_another_mesh_goes_on(data, tmp_path, cap
     assert "step 1/12" in ends[0][1] and "step 1/12" not in ends[1][1], "one voice"
 
     train.train_and_evaluate(_config(data, mesh="tensor:2"), tmp_path / "run")
-    assert f"bertjax: goes on from step {saved}, saved " in capsys.readouterr().err
+    assert f"resuming from step {saved} (saved " in capsys.readouterr().err
     train.train_and_evaluate(_config(data, mesh="data:8"), tmp_path / "whole")
     whole = _losses(tmp_path / "whole")
     assert sorted(whole) == list(range(1, 13))

@@ -262,9 +262,11 @@ def test_the_command(family, bert, tmp_path, capsys):
     [
         (None, "there is no such file"),
         ("", "holds no pairs"),
-        ('{"uid": "u", "term": "t", "good": "a", "bad": "b"}\n{"uid"\n', "line 2 is not JSON"),
-        ('{"uid": "u", "term": "t", "good": "a"}\n', "line 1 has no text under 'bad'"),
-        ('["a"]\n', "line 1 is not a JSON object"),
+        ('{"uid": "u", "term": "t", "good": "a", "bad": "b"}\n{"uid"\n', "jsonl:2: is not JSON"),
+        ("[" * 100_000, "blimp.jsonl:1: is nested more than"),
+        ('{"uid": ' + "9" * 5_000 + "}", "blimp.jsonl:1: is not JSON"),
+        ('{"uid": "u", "term": "t", "good": "a"}\n', "blimp.jsonl:1: has no text under 'bad'"),
+        ('["a"]\n', "blimp.jsonl:1: is a JSON list"),
     ],
 )
 def test_a_bad_file_is_one_line(content, message, tmp_path, capsys):
@@ -316,7 +318,7 @@ def test_a_student_is_scored_without_its_teacher():
     run = config.default("distilbert", "base", "distillation")
     run.objective.update(mask_rate=0.2, teacher="gone/")
     student = artifact.Artifact("distilbert", dict(run.model), None, None, config=run.to_dict())
-    flags = argparse.Namespace(length=32, batch_size=8, max_samples=5)
+    flags = argparse.Namespace(length=32, batch_size=8, max_samples=5, mask_rate=None)
     found = evaluate._config(student, flags)
     config.validate(found)
     assert (found.objective.name, found.objective.mask_rate) == ("mlm", 0.2)

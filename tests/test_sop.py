@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.data import rng, samples, store, vocabulary
+from bertjax import errors
+from bertjax.data import loader, rng, samples, store, vocabulary
 from bertjax.objectives import mlm
 from tests import synthetic
 
@@ -64,6 +65,12 @@ def test_half_are_swapped(epoch):
     table = sampling.segment(window, window_random(epoch))
     n = len(table)
     assert n > 2000 and abs(table["label"].mean() - 0.5) < 4 * 0.5 / np.sqrt(n)
+
+
+def test_documents_of_one_token_give_no_pair_and_are_refused():
+    dataset = synthetic.Dataset([synthetic.record({i: [1] for i in range(9)})])
+    with pytest.raises(errors.UserError, match=r"give no sample: .* too short for this objective"):
+        loader.Stream(dataset, ordered(), lambda batch, rng: batch, batch_size=2, seed=0)
 
 
 def test_what_is_cut_off_does_not_tell_the_order():

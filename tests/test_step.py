@@ -79,7 +79,7 @@ def _compiled(mesh_shape=(1, 1, 1), micro=1, dropout=0.0, **compute):
         with jax.set_mesh(mesh):
             new, report = function(state, sharding.global_batch(mesh, B, batch))
         leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(new.opt_state))
-        report = {name: float(value) for name, value in report.items()}
+        report = {name: float(value) for name, value in report.items() if name != "terms"}
         return report, {sharding.path_name(path): leaf for path, leaf in leaves}
 
     return run
@@ -210,7 +210,7 @@ class Run:
     def step(self, state, batch):
         with jax.set_mesh(self.mesh):
             state, report = self.function(state, sharding.global_batch(self.mesh, B, batch))
-        return state, {name: float(value) for name, value in report.items()}
+        return state, {name: float(value) for name, value in report.items() if name != "terms"}
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +228,7 @@ def _host(tree):
     }
 
 
-GOLDEN = [5.54077, 5.00870, 5.49402]
+GOLDEN = [5.61081, 5.08146, 5.33000]
 
 
 def test_golden_step(run):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from bertjax import errors
+from bertjax.data import manifest as manifest_lib
 from bertjax.data import store
 
 
@@ -45,6 +46,9 @@ def _write_shard(path: pathlib.Path, seed: int, documents: int, batches: int = 3
     }
 
 
+FINGERPRINT = "f00d" * 16
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A prepared folder of two shards with 300 and 200 documents."""
@@ -54,14 +58,18 @@ def folder(tmp_path):
     ]
     keys = ("records", "documents", "sentences", "tokens", "unknown")
     train = {key: sum(shard[key] for shard in shards) for key in keys} | {"shards": shards}
-    manifest = {
-        "format": store.FORMAT,
-        "version": store.VERSION,
-        "tokenizer": {"fingerprint": "f00d"},
+    content = {
+        "tokenizer": {"kind": "wordpiece", "size": 30_000, "fingerprint": FINGERPRINT},
         "token_dtype": "uint16",
-        "splits": {"train": train},
+        "options": {},
+        "sources": [],
+        "text_bytes": 1,
+        "empty_documents": 0,
+        "skipped": {},
+        "splits": {"train": train, "heldout": dict.fromkeys(keys, 0) | {"shards": []}},
     }
-    (tmp_path / store.MANIFEST).write_text(json.dumps(manifest))
+    # As earlier versions wrote it, without a checksum: the tests change it.
+    (tmp_path / manifest_lib.FILE).write_text(json.dumps(vars(manifest_lib.FORM) | content))
     return tmp_path
 
 
@@ -216,17 +224,17 @@ def _no_manifest(folder, manifest):
 
 def _half_manifest(folder, manifest):
     (folder / "manifest.json").write_text(json.dumps(manifest)[:50])
-    return r"manifest\.json: not a readable manifest"
+    return r"manifest\.json: line 1 is not JSON"
 
 
 def _other_version(folder, manifest):
     (folder / "manifest.json").write_text(json.dumps(manifest | {"version": 99}))
-    return r"manifest\.json: format version 99"
+    return r"manifest\.json: bertjax-prepared version 99, this bertjax reads 1"
 
 
 def _other_json(folder, manifest):
     (folder / "manifest.json").write_text('{"a": 1}')
-    return r"manifest\.json: not a manifest of prepared data"
+    return r"manifest\.json: its format is not bertjax-prepared"
 
 
 DAMAGES = [
@@ -254,7 +262,7 @@ def test_fingerprints_tell_datasets_apart(folder):
     (folder / "manifest.json").write_text(json.dumps(manifest))
     other = store.open_dataset(folder, "train")
     assert dataset.fingerprint != other.fingerprint
-    assert dataset.tokenizer_fingerprint == other.tokenizer_fingerprint == "f00d"
+    assert dataset.tokenizer_fingerprint == other.tokenizer_fingerprint == FINGERPRINT
 
 
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="no /dev/full on this system")

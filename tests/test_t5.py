@@ -1,6 +1,5 @@
-"""T5: relative positions, what may influence what, packing, the cache, the start, the files."""
+"""T5: relative positions, what may influence what, packing, the cache, the start."""
 
-import dataclasses
 import functools
 import json
 
@@ -10,32 +9,16 @@ import numpy as np
 import pytest
 
 from bertjax import build, errors
-from bertjax.artifact import artifact, huggingface
+from bertjax.artifact import artifact
 from bertjax.models import positions, t5
-from tests import tiny_model
-
-VOCABULARY = 90
-TINY = {
-    **t5.SMOKE, "hidden_size": 16, "head_dim": 8, "num_heads": 3, "intermediate_size": 24,
-    "num_decoder_layers": 3, "vocab_size": VOCABULARY, "relative_buckets": 8,
-    "relative_max_distance": 9, "dropout_rate": 0.0,
-}  # fmt: skip
-V1_1 = {"activation": "gelu_tanh", "gated": True, "tied_embeddings": False}
-VERSIONS = {"1.0": TINY, "1.1": {**TINY, **V1_1}}
+from tests import tiny_t5
 
 
-@functools.cache
-def _params(**fields):
-    """Fresh parameters on the host, made in one go: op by op it takes seconds."""
-    model = build.model("t5", fields)
-    return jax.device_get(jax.jit(lambda: build.init_params(model, jax.random.key(0)))())
-
-
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=tiny_t5.VERSIONS)
 def bound(request):
     """A model of each version, applied to features by name; big queries, so attention matters."""
-    model = build.model("t5", VERSIONS[request.param])
-    params = jax.tree.map(np.copy, _params(**VERSIONS[request.param]))
+    model = build.model("t5", tiny_t5.VERSIONS[request.param])
+    params = jax.tree.map(np.copy, tiny_t5.params(**tiny_t5.VERSIONS[request.param]))
     for stack in ("encoder", "decoder"):
         kernel = params[stack]["layers"]["attention"]["query"]["kernel"]
         params[stack]["layers"]["attention"]["query"]["kernel"] = 5.0 * kernel
@@ -45,10 +28,6 @@ def bound(request):
         return model.apply({"params": params}, *args, **features)
 
     return apply
-
-
-def _ids(*shape, seed=0):
-    return np.random.default_rng(seed).integers(1, VOCABULARY, shape).astype(np.int32)
 
 
 def _buckets(distances, *sizes, bidirectional=True):
@@ -67,6 +46,19 @@ def test_relative_buckets_of_t5x():
     ]  # fmt: skip
     assert _buckets([1, 5, 400], 32, 128, bidirectional=False) == [0, 0, 0]
     assert _buckets([-128, -4000, 128, 4000], 32, 128) == [15, 15, 31, 31]
+
+
+def test_relative_buckets_of_any_number_are_those_of_transformers():
+    torch = pytest.importorskip("torch")
+    modeling = pytest.importorskip("transformers.models.t5.modeling_t5")
+    theirs = modeling.T5Attention._relative_position_bucket
+    distances = np.arange(-300, 301)
+    for buckets in (*range(4, 20), 30, 33, 64):
+        for most in (33, 100, 128, 256):
+            for bidirectional in (True, False):
+                found = _buckets(distances, buckets, most, bidirectional=bidirectional)
+                wanted = theirs(torch.tensor(distances), bidirectional, buckets, most).tolist()
+                assert found == wanted, (buckets, most, bidirectional)
 
 
 def test_relative_buckets_of_the_oracle_file(shared_data):
@@ -111,21 +103,22 @@ def _influence(bound, features, of, seen):
     for place in range(features[of].shape[1]):
         changed = dict(features)
         changed[of] = features[of].copy()
-        changed[of][0, place] = changed[of][0, place] % (VOCABULARY - 1) + 1
+        changed[of][0, place] = changed[of][0, place] % (tiny_t5.VOCABULARY - 1) + 1
         found[:, place] = np.abs(bound(**changed)["logits"] - outputs)[0].max(-1) > 0
     return found[:, :seen]
 
 
 def test_decoder_depends_on_the_past_and_the_whole_input(bound):
-    features = {"input_ids": _ids(1, 7), "decoder_input_ids": _ids(1, 6, seed=1)}
+    features = {"input_ids": tiny_t5.ids(1, 7), "decoder_input_ids": tiny_t5.ids(1, 6, seed=1)}
     past = _influence(bound, features, "decoder_input_ids", 6)
     np.testing.assert_array_equal(past, np.tril(np.ones((6, 6), bool)))
     assert _influence(bound, features, "input_ids", 7).all()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", tiny_t5.VERSIONS)
 def test_no_gradient_from_the_future(version):
-    model, params = build.model("t5", VERSIONS[version]), _params(**VERSIONS[version])
+    fields = tiny_t5.VERSIONS[version]
+    model, params = build.model("t5", fields), tiny_t5.params(**fields)
     ids = jnp.array([[3, 4, 5, 6, 7]])
 
     @jax.jit
@@ -143,9 +136,9 @@ def test_no_gradient_from_the_future(version):
 
 def test_padding_of_the_input_is_not_seen(bound):
     features = {
-        "input_ids": _ids(1, 8),
+        "input_ids": tiny_t5.ids(1, 8),
         "attention_mask": np.array([[1] * 5 + [0] * 3]),
-        "decoder_input_ids": _ids(1, 4, seed=1),
+        "decoder_input_ids": tiny_t5.ids(1, 4, seed=1),
     }
     seen = _influence(bound, features, "input_ids", 8)
     assert seen[:, :5].all() and not seen[:, 5:].any()
@@ -157,7 +150,7 @@ def test_padding_of_the_input_is_not_seen(bound):
 
 
 def test_padding_of_the_decoder_changes_nothing_and_an_empty_row_is_finite(bound):
-    ids, decoder_ids = _ids(2, 6), _ids(2, 5, seed=1)
+    ids, decoder_ids = tiny_t5.ids(2, 6), tiny_t5.ids(2, 5, seed=1)
     mask = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     padded = bound(ids, None, decoder_ids, mask)["logits"]
     np.testing.assert_allclose(padded[:, :3], bound(ids, None, decoder_ids)["logits"][:, :3],
@@ -168,7 +161,7 @@ def test_padding_of_the_decoder_changes_nothing_and_an_empty_row_is_finite(bound
 
 def test_packed_rows_have_the_logits_of_their_examples(bound):
     sizes = ((5, 3), (4, 6), (7, 2))  # of the inputs and of what the decoder reads
-    pairs = [(_ids(1, a, seed=a), _ids(1, b, seed=10 + b)) for a, b in sizes]
+    pairs = [(tiny_t5.ids(1, a, seed=a), tiny_t5.ids(1, b, seed=10 + b)) for a, b in sizes]
 
     def pack(rows, width):
         ids, segments, places = (np.zeros((1, width), np.int32) for _ in range(3))
@@ -197,7 +190,7 @@ def test_packed_rows_have_the_logits_of_their_examples(bound):
 
 
 def test_decoding_with_a_cache_is_decoding_at_once(bound):
-    ids, decoder_ids = _ids(3, 8), _ids(3, 7, seed=1)
+    ids, decoder_ids = tiny_t5.ids(3, 8), tiny_t5.ids(3, 7, seed=1)
     mask = np.array([[1] * 8, [1] * 6 + [0] * 2, [1] * 2 + [0] * 6])
     expected = bound(ids, mask, decoder_ids)["logits"]
     cache = bound(ids, length=9, attention_mask=mask, method="start_cache")
@@ -212,9 +205,9 @@ def test_decoding_with_a_cache_is_decoding_at_once(bound):
 
 
 def test_encoder_alone(bound):
-    ids = _ids(2, 6)
+    ids = tiny_t5.ids(2, 6)
     alone = bound(ids, output_hidden_states=True)
-    both = bound(ids, decoder_input_ids=_ids(2, 3), output_hidden_states=True)
+    both = bound(ids, decoder_input_ids=tiny_t5.ids(2, 3), output_hidden_states=True)
     np.testing.assert_array_equal(alone["last_hidden_state"], both["encoder_last_hidden_state"])
     np.testing.assert_array_equal(alone["hidden_states"], both["encoder_hidden_states"])
     assert alone["hidden_states"].shape == (3, 2, 6, 16)
@@ -223,9 +216,9 @@ def test_encoder_alone(bound):
 
 
 def test_bfloat16_is_near_and_logits_are_float32():
-    ids, decoder_ids = _ids(2, 9), _ids(2, 5)
-    for fields in VERSIONS.values():
-        params = _params(**fields)
+    ids, decoder_ids = tiny_t5.ids(2, 9), tiny_t5.ids(2, 5)
+    for fields in tiny_t5.VERSIONS.values():
+        params = tiny_t5.params(**fields)
         logits = {}
         for dtype in ("float32", "bfloat16"):
             model = build.model("t5", fields, t5.layers.Compute(dtype=dtype, remat="full"))
@@ -233,7 +226,7 @@ def test_bfloat16_is_near_and_logits_are_float32():
             outputs = jax.jit(apply)(ids, None, decoder_ids)
             assert outputs["last_hidden_state"].dtype == dtype
             assert outputs["logits"].dtype == jnp.float32
-            logits[dtype] = outputs["logits"][..., :VOCABULARY]
+            logits[dtype] = outputs["logits"][..., :tiny_t5.VOCABULARY]
             start, step = (
                 functools.partial(apply, method=m) for m in ("start_cache", "decode_step")
             )
@@ -249,7 +242,7 @@ def test_start(variant):
     sizes = {"hidden_size": 192, "intermediate_size": 320, "num_heads": 4, "head_dim": 32,
              "num_layers": 2, "num_decoder_layers": 2, "vocab_size": 500}  # fmt: skip
     fields = {**t5.VARIANTS[variant], **sizes}
-    model, flat = build.model("t5", fields), artifact.flatten(_params(**fields))
+    model, flat = build.model("t5", fields), artifact.flatten(tiny_t5.params(**fields))
     config = model.config
     width, inner = config.hidden_size, config.num_heads * config.head_dim
     expected = {
@@ -281,7 +274,7 @@ def test_start(variant):
     [
         ({"activation": "gelu", "gated": True}, "activation = 'gelu'"),
         ({"heads": ("mlm",)}, r"heads = \('mlm',\)"),
-        ({"relative_buckets": 30}, "relative_buckets = 30"),
+        ({"relative_buckets": 3}, "relative_buckets = 3"),
         ({"relative_max_distance": 16}, "relative_max_distance = 16"),
         ({"num_decoder_layers": 0}, "num_decoder_layers = 0"),
         ({"head_dim": 0}, "head_dim = 0"),
@@ -293,8 +286,8 @@ def test_impossible_fields_are_named(fields, says):
 
 
 def test_flops_are_the_products_of_the_compiled_model():
-    model = build.model("t5", {**VERSIONS["1.1"], "hidden_size": 128, "intermediate_size": 256},
-                        t5.layers.Compute(unroll_layers=True))  # fmt: skip
+    fields = {**tiny_t5.VERSIONS["1.1"], "hidden_size": 128, "intermediate_size": 256}
+    model = build.model("t5", fields, t5.layers.Compute(unroll_layers=True))
     params = build.abstract_params(model)
     ids, decoder_ids = (jax.ShapeDtypeStruct((1, n), jnp.int32) for n in (40, 24))
 
@@ -303,76 +296,3 @@ def test_flops_are_the_products_of_the_compiled_model():
 
     counted = jax.jit(logits).lower(params, ids, decoder_ids).compile().cost_analysis()["flops"]
     assert t5.flops_per_sequence(model.config, 40, 24) == pytest.approx(counted, rel=0.08)
-
-
-def _artifact(version, **fields):
-    compute = {field.name for field in dataclasses.fields(t5.layers.Compute)}
-    config = t5.Config(**{**VERSIONS[version], **fields})
-    fields = {k: v for k, v in dataclasses.asdict(config).items() if k not in compute}
-    return artifact.Artifact("t5", fields, _params(**fields), tiny_model.tokenizer())
-
-
-@pytest.mark.parametrize("heads", [("lm",), ()])
-@pytest.mark.parametrize("version", VERSIONS)
-def test_folder_comes_back_bit_equal(tmp_path, version, heads):
-    first = _artifact(version, heads=heads)
-    huggingface.write(first, tmp_path / "hf")
-    second = huggingface.read(tmp_path / "hf")
-    assert second.family == "t5"
-    if heads or version == "1.1":  # tied, their bare model has the same file
-        assert second.fields == first.fields
-    tiny_model.assert_same_params(second.params, first.params)
-
-
-@pytest.mark.parametrize("heads", [("lm",), ()])
-@pytest.mark.parametrize("version", VERSIONS)
-def test_transformers_loads_what_we_write(tmp_path, version, heads):
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
-    ours = _artifact(version, heads=heads)
-    huggingface.write(ours, tmp_path)
-    name = json.loads((tmp_path / "config.json").read_text())["architectures"][0]
-    model, info = getattr(transformers, name).from_pretrained(
-        tmp_path, attn_implementation="eager", output_loading_info=True
-    )
-    assert not info["missing_keys"] and not info["unexpected_keys"], info
-    ids, decoder_ids = _ids(2, 9), _ids(2, 5, seed=1)
-    with torch.no_grad():
-        theirs = model(torch.tensor(ids).long(), decoder_input_ids=torch.tensor(decoder_ids).long())
-    apply = jax.jit(build.model("t5", ours.fields).apply)
-    outputs = apply({"params": ours.params}, ids, None, decoder_ids)
-    mine, other = outputs["last_hidden_state"], theirs[0]
-    if heads:
-        mine = outputs["logits"][..., :VOCABULARY]
-    np.testing.assert_allclose(mine, other.numpy(), atol=1e-4)
-
-
-def test_published_config_of_version_1_0_is_read(tmp_path):
-    """The keys of the released t5-small, in which depth, tying and units are left to defaults."""
-    content = {
-        "model_type": "t5", "d_ff": 24, "d_kv": 8, "d_model": 16, "num_heads": 3, "num_layers": 2,
-        "dropout_rate": 0.1, "initializer_factor": 1.0, "is_encoder_decoder": True,
-        "layer_norm_epsilon": 1e-06, "n_positions": 512, "vocab_size": VOCABULARY,
-        "relative_attention_num_buckets": 32,
-    }  # fmt: skip
-    huggingface.write(_artifact("1.0", num_decoder_layers=2, relative_buckets=32,
-                                relative_max_distance=128), tmp_path)  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    fields = huggingface.read(tmp_path).fields
-    assert fields["num_decoder_layers"] == 2 and fields["max_length"] == 512
-    assert fields["tied_embeddings"] and fields["activation"] == "relu" and not fields["gated"]
-    (tmp_path / "config.json").write_text(json.dumps(content | {"feed_forward_proj": "gated-silu"}))
-    with pytest.raises(errors.UserError, match="gated-silu"):
-        huggingface.read(tmp_path)
-
-
-def test_mt5_is_read_as_t5(tmp_path):
-    first = _artifact("1.1")
-    huggingface.write(first, tmp_path)
-    content = json.loads((tmp_path / "config.json").read_text()) | {"model_type": "mt5"}
-    del content["scale_decoder_outputs"]
-    content["tie_word_embeddings"] = True  # as transformers 5 writes it
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    second = huggingface.read(tmp_path)
-    assert second.family == "t5" and second.fields == first.fields
-    tiny_model.assert_same_params(second.params, first.params)

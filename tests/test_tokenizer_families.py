@@ -112,11 +112,45 @@ def test_the_fingerprint_covers_the_sentinels(tmp_path):
         again = tokenizer.load(tmp_path / "again" / form)
         assert again.sentinels.tolist() == list(range(12, 2, -1)), form
         assert again.fingerprint == few.fingerprint, form
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "ByT5Tokenizer", "extra_ids": 10})
-    )
-    fewer = tokenizer.load(tmp_path / "tokenizer_config.json")
-    assert len(fewer.sentinels) == 10 and fewer.fingerprint != tokenizer.of_bytes().fingerprint
+
+
+def _bytes(folder, **config):
+    content = {"tokenizer_class": "ByT5Tokenizer", **config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(content))
+    return tokenizer.load(folder)
+
+
+# As earlier versions wrote it, all of it; and as the folders of google/byt5-* have it.
+EARLIER_BYTES = {
+    "pad_token": "<pad>", "unk_token": "<unk>", "sep_token": "</s>", "eos_token": "</s>",
+    "model_input_names": ["input_ids", "attention_mask"], "extra_ids": 125,
+}  # fmt: skip
+PUBLISHED_BYTES = {
+    "eos_token": {"content": "</s>", "__type": "AddedToken"}, "unk_token": {"content": "<unk>"},
+    "pad_token": {"content": "<pad>"}, "extra_ids": 125,
+    "additional_special_tokens": [f"<extra_id_{i}>" for i in range(125)],
+}  # fmt: skip
+
+
+def test_sentinels_of_bytes_are_those_of_byt5_and_earlier_folders_keep_theirs(tmp_path):
+    new = tokenizer.of_bytes()
+    assert new.sentinels.tolist() == list(range(258, 158, -1))
+    published = _bytes(tmp_path, **PUBLISHED_BYTES)
+    assert published.sentinels.tolist() == new.sentinels.tolist()
+    assert published.fingerprint == new.fingerprint
+    earlier = _bytes(tmp_path, **EARLIER_BYTES)
+    assert earlier.sentinels.tolist() == list(range(259, 384))
+    assert earlier.fingerprint != new.fingerprint
+    fewer = _bytes(tmp_path, **EARLIER_BYTES | {"extra_ids": 10})
+    assert len(fewer.sentinels) == 10
+    assert len({one.fingerprint for one in (new, earlier, fewer)}) == 3
+    for one in (new, earlier, fewer):
+        one.save(tmp_path / "again")
+        again = tokenizer.load(tmp_path / "again")
+        assert again.sentinels.tolist() == one.sentinels.tolist()
+        assert again.fingerprint == one.fingerprint
+    with pytest.raises(errors.UserError, match="first_sentinel = 7: must be 258 or 259"):
+        _bytes(tmp_path, first_sentinel=7)
 
 
 def test_fingerprints_stay_what_they_were(shared_data, tmp_path):
@@ -129,7 +163,8 @@ def test_fingerprints_stay_what_they_were(shared_data, tmp_path):
             "f4a9bf47811ad824211e5bf3061a160ea24d3c7b1db3fd1f919d3e68e44a3dd5"
         ),
     }
-    found = {"bytes": tokenizer.of_bytes()}
+    found = {"bytes": _bytes(tmp_path, **EARLIER_BYTES)}
+    (tmp_path / "tokenizer_config.json").unlink()
     found["bpe"] = write_bpe(tmp_path, ["<unk>", "a", "<|endoftext|>"], [])
     for name in list(prints)[2:]:
         found[name] = tokenizer.load(shared_data / "vocab" / f"{name}.model")
@@ -271,14 +306,22 @@ def test_bytes():
     assert one.encode(HELLO) == ids
     assert one.decode(ids) == HELLO
     assert one.decode([0, *ids[:4], 500, 243, 1]) == "this"  # out of range, half of a character
-    assert one.sentinels.tolist() == list(range(259, 384))
-    assert one.decode([107, 35, 259, 35, 108]) == "h <extra_id_0> i"
-    assert one.encode("h <extra_id_0> i", specials_in_text=True) == [107, 35, 259, 35, 108]
+    assert one.decode([107, 35, 258, 35, 108]) == "h <extra_id_0> i"
+    assert one.encode("h <extra_id_0> i", specials_in_text=True) == [107, 35, 258, 35, 108]
+    assert one.encode("<extra_id_99>", specials_in_text=True) == [159]
+    foreign = "na\u00efve \u4f60\u597d"  # holds bytes that are sentinels in other places
+    letters = "Z\u00fcrich \u00ff"  # how ByT5Tokenizer writes the pieces of two sentinels
+    assert one.encode(letters, specials_in_text=True) == one.encode(letters)
+    assert one.encode("a </s> b", specials_in_text=True) == [100, 1, 101]  # as ByT5Tokenizer does
+    assert set(one.encode(foreign)) & set(one.sentinels.tolist())
+    assert one.decode(one.encode(foreign)) == foreign
+    assert not one.special_mask()[one.encode(foreign)].any()
+    assert one.reserved_sentinels.tolist() == list(range(258, 247, -1))
     assert one.encode("\ud83e") == one.encode("\ufffd")
     ids, offsets = one.encode_with_offsets(["\u4f60a"])[0]
     assert offsets == [(0, 1)] * 3 + [(1, 2)] and len(ids) == 4
     starts = ~one.continuations()
-    begin = {one.decode([i]) for i, start in enumerate(starts) if start and i > 2}
+    begin = {one.decode([i]) for i, start in enumerate(starts) if start and 2 < i < 248}
     assert begin == set("\t\n\x0b\x0c\r " + string.punctuation)
 
 
@@ -290,7 +333,6 @@ def test_transformers_loads_bytes(tmp_path):
     theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
     assert type(theirs).__name__ == "ByT5Tokenizer"
     assert theirs(HELLO)["input_ids"] == [*one.encode(HELLO), 1]
-    assert theirs.convert_tokens_to_ids("<extra_id_7>") == one.sentinels[7]
     theirs.save_pretrained(str(tmp_path / "theirs"))
     loaded = tokenizer.load(tmp_path / "theirs")
     assert loaded.fingerprint == one.fingerprint

@@ -159,3 +159,13 @@ def test_novels_encode_as_the_library_does(shared_data):
     library = bert._model.library
     expected = [e.ids for e in library.encode_batch(texts, add_special_tokens=False)]
     assert bert.encode_batch(texts) == expected
+
+
+def test_offsets_of_albert_have_the_ids_of_albert(shared_data):
+    path = shared_data / "vocab" / "albert-v2-spiece.model"
+    texts = ["\u039f\u0394\u039f\u03a3 \u03a3", "\u0391\u03a3. \u0130stanbul", "it''s '''92, a"]
+    for strip_accents in (True, False):
+        albert = tokenizer.load(path, lowercase=True, strip_accents=strip_accents)
+        for text, (ids, offsets) in zip(texts, albert.encode_with_offsets(texts), strict=True):
+            assert ids == albert.encode(text), text
+            assert all(0 <= start <= stop <= len(text) for start, stop in offsets)

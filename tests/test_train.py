@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax import __main__ as command_line
 from bertjax import checkpoint, config, errors, experiment, sharding, train, watch
 from tests import children, corpora
 
@@ -102,16 +105,19 @@ def test_stopped_at_any_step_and_resumed_ends_bit_equal(data, uninterrupted, tmp
 
 
 def test_goes_on_with_other_devices_and_micro_batches(data, uninterrupted, tmp_path):
-    _, _, heldout = uninterrupted
+    workdir, _, heldout = uninterrupted
     half = _config(data, mesh="tensor:2")
     monkey = pytest.MonkeyPatch()
-    monkey.setattr(train.signals.StopSignals, "reached", lambda self, step: step == 5)
-    with monkey.context(), pytest.raises(errors.Preempted, match="saved step 5"):
+    monkey.setattr(train.signals.StopSignals, "reached", lambda self, step: step == 9)
+    with monkey.context(), pytest.raises(errors.Preempted, match="saved step 9"):
         train.train_and_evaluate(half, tmp_path / "run")
     monkey.undo()
+    assert checkpoint.Reader(tmp_path / "run/checkpoints").latest_step() == 9
     rest = _config(data, mesh="fsdp:8", micro_batch_size=8)
     got = train.train_and_evaluate(rest, tmp_path / "run")
     assert got["mlm_loss"] == pytest.approx(heldout["mlm_loss"], abs=0.02)  # other dropout masks
+    saved = [checkpoint.Reader(run / "checkpoints").steps() for run in (workdir, tmp_path / "run")]
+    assert saved[0] == saved[1] == [6, 8, 12], "step 9 was saved for the interruption only"
 
 
 def test_two_phases_change_length_and_batch_size(data, tmp_path):
@@ -148,6 +154,30 @@ def test_vocabulary_larger_than_embedding_is_refused(data, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_next_sentences_of_a_single_document_are_refused(data):
+    conf = _config(data)
+    train_data, _ = train.open_data(conf)
+    experiment.check_pairs(conf, train_data)
+    train_data.num_documents = 1
+    with pytest.raises(errors.UserError, match=r"pair = 'nsp' .* a single one to train on"):
+        experiment.check_pairs(conf, train_data)
+    conf.objective.pair = "none"
+    experiment.check_pairs(conf, train_data)
+
+
+def test_warnings_name_rows_that_are_never_trained_and_small_held_out_data(data):
+    conf = _config(data, model__vocab_size=30522)
+    _, heldout = train.open_data(conf)
+    vocabulary = heldout.load_tokenizer().vocabulary()
+    heldout.num_documents, heldout.num_tokens = 2, 800
+    rows, small = experiment.data_warnings(conf, vocabulary, heldout)
+    assert f"--config.model.vocab_size={vocabulary.size}" in rows and "never trained" in rows
+    assert small.startswith("held-out data: 2 documents of 800 tokens are too few to rank")
+    heldout.num_documents, heldout.num_tokens = 30, 20_000
+    conf.model.vocab_size = vocabulary.size + 60  # padding to a round number
+    assert experiment.data_warnings(conf, vocabulary, heldout) == []
+
+
 def test_batch_that_does_not_divide_over_the_mesh_is_refused(data, tmp_path):
     conf = _config(data, batch_size=12)
     with pytest.raises(errors.UserError, match=r"config.batch_size = 12 does not divide"):
@@ -161,6 +191,106 @@ def test_diverging_run_stops_and_names_the_last_good_checkpoint(data, tmp_path):
         train.train_and_evaluate(conf, tmp_path / "run")
     saved = _params(tmp_path / "run", conf)
     assert all(np.isfinite(leaf).all() for leaf in saved.values())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "decay"), [("constant", (0, 0)), ("rsqrt", (0, 0)), ("wsd", (3, 3))]
+)
+def test_continued_further_ends_bit_equal(data, tmp_path, schedule, decay):
+    keys = {"optimizer__schedule": schedule, "optimizer__decay_steps": decay[0], "log_every": 3}
+    longer = _config(data, num_steps=14, **keys)
+    train.train_and_evaluate(longer, tmp_path / "whole")
+    shorter = _config(data, num_steps=11, **keys)
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(train.signals.StopSignals, "reached", lambda self, step: step == 7)
+    with monkey.context(), pytest.raises(errors.Preempted):
+        train.train_and_evaluate(shorter, tmp_path / "run")
+    monkey.undo()
+    train.train_and_evaluate(longer, tmp_path / "run")
+    _assert_equal(_params(tmp_path / "whole", longer), _params(tmp_path / "run", longer))
+    whole, found = (
+        {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
+        for lines in (
+            watch.read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "run")
+        )
+    )
+    assert whole == found and sorted(whole) == [3, 6, 9, 12, 14]
+
+
+def test_what_would_change_the_past_is_refused(data, uninterrupted):
+    workdir, _, _ = uninterrupted
+    with pytest.raises(
+        errors.UserError, match=r"there 12\): with the schedule linear .*init_from="
+    ):
+        train.train_and_evaluate(_config(data, num_steps=20), workdir)
+    with pytest.raises(errors.UserError, match="step 12 is saved already; give 12 or more"):
+        train.train_and_evaluate(_config(data, num_steps=8), workdir)
+
+
+def test_a_second_phase_that_has_not_begun_may_begin_later(data, tmp_path):
+    phase2 = {"phase2__num_steps": 4, "phase2__length": 48, "phase2__batch_size": 8}
+    keys = {**phase2, "optimizer__schedule": "constant"}
+    shorter, longer = (_config(data, num_steps=n, **keys) for n in (10, 12))  # it begins at 6 or 8
+    train.train_and_evaluate(longer, tmp_path / "whole")
+    with pytest.MonkeyPatch.context() as monkey, pytest.raises(errors.Preempted):
+        monkey.setattr(train.signals.StopSignals, "reached", lambda self, step: step == 5)
+        train.train_and_evaluate(shorter, tmp_path / "run")
+    train.train_and_evaluate(longer, tmp_path / "run")
+    _assert_equal(_params(tmp_path / "whole", longer), _params(tmp_path / "run", longer))
+    with pytest.raises(errors.UserError, match=r"there 12\): the second phase has begun"):
+        train.train_and_evaluate(_config(data, num_steps=14, **keys), tmp_path / "run")
+
+
+def test_an_interval_whose_steps_were_all_skipped_has_no_loss(tmp_path, capsys):
+    conf = config.ConfigDict({"num_steps": 6, "log_every": 2, "max_bad_steps": 9})
+    built = types.SimpleNamespace(
+        config=conf, scales={"mlm_loss": 1.0}, flops_per_sequence=lambda length: 1.0
+    )
+    phase = config.Phase(0, 6, 8, 4)
+    with train.StepLog(built, tmp_path, 0, None) as log:
+        for number, bad in enumerate((0, 0, 1, 2, 0, 0), start=1):
+            term = jnp.float32(np.nan if bad else 10.0 * number), jnp.float32(5.0)
+            general = dict.fromkeys(("loss", "learning_rate", "grad_norm", "skipped"), term[1])
+            report = {**general, "skipped_in_row": jnp.int32(bad), "terms": {"mlm_loss": term}}
+            log.step(number, phase, report)
+        log._read()
+    lines = watch.read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [2, 4, 6]
+    assert [line["train/loss"] for line in lines] == [3.0, pytest.approx(np.nan, nan_ok=True), 11.0]
+    assert "train/mlm_loss" not in lines[1]
+    assert "loss 11.000" in capsys.readouterr().err
+
+
+def test_evaluate_says_of_how_many_samples_its_numbers_are(data, uninterrupted, capsys):
+    workdir, _, heldout = uninterrupted
+    words = ["evaluate", f"--model={workdir}", f"--data={data / 'prepared'}"]
+    held = int(heldout["samples"])  # config.eval.max_samples, less than there are
+    for given, samples in (([], 209), ([f"--max_samples={held}"], held), (["--max_samples=3"], 3)):
+        assert command_line.main([*words, *given]) == 0
+        out, err = capsys.readouterr()
+        assert f", on {samples:,} samples of the heldout split of " in out
+        same = f"{'mlm_loss':<16}{heldout['mlm_loss']:>10.4f}" in out
+        assert same == (samples == held)
+        assert "reading " in err and "counting the unigram" in err and "scoring batches" in err
+
+
+def test_a_line_holds_the_mean_since_the_last_one(data, uninterrupted, tmp_path, capsys):
+    workdir, _, _ = uninterrupted
+    every = _config(data, log_every=1)
+    train.train_and_evaluate(every, tmp_path / "run")
+    ones = {line["step"]: line for line in watch.read_metrics(tmp_path / "run/metrics.jsonl")
+            if "train/nsp_loss" in line}  # fmt: skip
+    for line in watch.read_metrics(workdir / "metrics.jsonl"):
+        if "train/nsp_loss" in line:  # every step has the same number of pairs
+            steps = [ones[line["step"] - 1], ones[line["step"]]]
+            mean = np.mean([step["train/nsp_loss"] for step in steps])
+            assert line["train/nsp_loss"] == pytest.approx(mean, rel=1e-6)
+    shown = capsys.readouterr().err
+    assert shown.count("held-out loss") == 2 and " samples" in shown
+    for word in ("model ", "devices ", "data ", " epochs", "writes to ", "compiling the train"):
+        assert word in shown
+    table = [line for line in shown.splitlines() if not line.startswith("bertjax: warning: ")]
+    assert max(map(len, table)) <= 200
 
 
 # --- the command line, in processes of its own ---------------------------------------------------

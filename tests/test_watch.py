@@ -75,11 +75,15 @@ def test_a_torn_last_line_is_left_out(tmp_path):
         assert steps_of(path) == [10]
 
 
-@pytest.mark.parametrize("bad", ["{", "[1]", '{"train/loss": 1}', '{"step": null}', "3"])
+BAD = ["{", "[1]", '{"train/loss": 1}', '{"step": null}', '{"step": 1e400}', "3",
+       '{"step": 2, "x": "y"}', "[" * 2_000, "9" * 5_000]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD)
 def test_a_bad_line_is_named(tmp_path, bad):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 1}}\n{bad}\n{{"step": 3}}\n')
-    with pytest.raises(errors.UserError, match=r"metrics.jsonl, line 2 "):
+    with pytest.raises(errors.UserError, match=r"metrics.jsonl:2: .*; delete that line"):
         watch.read_metrics(path)
 
 
@@ -151,11 +155,12 @@ def test_bar_on_a_terminal_shows_progress_losses_and_speed():
     bar = watch.ProgressBar(start_step=100, num_steps=200, file=screen)
     bar.advance(120)
     bar.write(150, {"train/loss": 6.1234, "tokens_per_second": 12_345, "mfu": 0.413})
-    bar.write(150, {"eval/loss": 6.5})
+    bar.write(150, {"eval/loss": 6.5, "eval/samples": 320.0})
     bar.close()
     last = screen.getvalue().split("\r")[-1]
     assert " 75%|" in last and "150/200" in last and " left" in last
-    assert "loss 6.123, 12.3k tokens/s, MFU 41%, held-out loss 6.500" in last
+    assert "loss 6.123, 12.3k tokens/s, MFU 41%" in last and "held-out" not in last
+    assert "step 150/200 (75%), held-out loss 6.500 of 320 samples\n" in screen.getvalue()
 
 
 def test_log_file_gets_plain_lines_not_too_often():
@@ -171,9 +176,10 @@ def test_log_file_gets_plain_lines_not_too_often():
     bar.close()
     lines = log.getvalue().splitlines()
     shown = [int(re.match(r"step (\d+)/100 ", line).group(1)) for line in lines]
-    assert shown == [1, 11, 21, 31, 35, 45, 55, 65, 75, 85, 95, 100]
+    assert shown == [1, 11, 21, 31, 35, 41, 51, 61, 71, 81, 91, 100]
     assert lines[1] == "step 11/100 (11%), 01:29 left, loss 6.000"
-    assert lines[-1] == "step 100/100 (100%), loss 6.000, held-out loss 6.500"
+    assert lines[4] == "step 35/100 (35%), held-out loss 6.500"
+    assert lines[-1] == "step 100/100 (100%), loss 6.000"
     assert log.getvalue().replace("\n", "").isprintable()
 
 
@@ -203,8 +209,8 @@ def test_a_resumed_run_says_what_its_stop_cost(
     monkeypatch.setattr(jax, "process_index", lambda: process)
     monkeypatch.setattr(watch.time, "time", lambda: 1_000_000.0)
     watch.tell_resumed(tmp_path, 200, saved_at=1_000_000.0 - 3723)
-    line = "bertjax: goes on from step 200, saved 1:02:03 ago (time lost); "
-    said = "" if process else f"{line}{again} logged steps are made again\n"
+    line = "resuming from step 200 (saved 1:02:03 ago); "
+    said = "" if process else f"{line}{again} steps will be repeated\n"
     assert capsys.readouterr().err == said
 
 

@@ -22,16 +22,41 @@ import jax
 import numpy as np
 from flax import traverse_util
 
-from bertjax import build, errors, sharding
+from bertjax import build, errors, schema, sharding
 from bertjax.artifact import files
 from bertjax.data import tokenizer as tokenizer_lib
 
-FORMAT = "bertjax-artifact"
-VERSION = 1
+FORM = schema.Form("bertjax-artifact", 1)
 PARAMS = "params.safetensors"
 CONFIG = "config.json"
 TOKENIZER = "tokenizer"
-_KEYS = ("family", "model", "objective", "tokenizer_fingerprint", "step", "config", "params_sha256")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task(schema.Open):
+    """The keys of a task that every artifact of a fine-tuned model has."""
+
+    name: str
+    kind: str
+    config: dict[str, Any]
+    labels: list[str]
+    max_length: schema.Count
+    prompt_ids: list[schema.Count] = dataclasses.field(default_factory=list)
+    num_texts: schema.Count = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Config(schema.Open):
+    """config.json of an artifact. task: absent from those of earlier versions."""
+
+    family: str
+    model: dict[str, Any]
+    objective: dict[str, Any] | None
+    tokenizer_fingerprint: str
+    step: schema.Count | None
+    params_sha256: schema.Sha256
+    config: dict[str, Any] | None
+    task: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +80,24 @@ class Artifact:
     config: dict[str, Any] | None = None
     task: dict[str, Any] | None = None
     origin: str = ""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.summary()}>"
+
+    def summary(self) -> str:
+        """Returns one line: family, size, heads, task, longest input, tokenizer and step."""
+        count = num_params(self.params, self.fields["vocab_size"])
+        parts = [f"{self.family}, {count:,} parameters"]
+        if self.fields["heads"]:
+            parts.append(f"heads {', '.join(self.fields['heads'])}")
+        if self.task:
+            labels = f" of {len(self.task['labels'])} labels" if self.task["labels"] else ""
+            parts.append(f"task {self.task['name']}{labels}")
+        parts.append(f"at most {self.fields['max_length']:,} tokens")
+        parts.append(f"{self.tokenizer.kind} of {self.tokenizer.size:,} pieces")
+        if self.step is not None:
+            parts.append(f"step {self.step:,}")
+        return "; ".join(parts)
 
 
 def flatten(params: Any) -> dict[str, Any]:
@@ -108,6 +151,11 @@ def check_fingerprint(tokenizer: Any, fingerprint: str, where: str | os.PathLike
         )
 
 
+def check_task(content: Any, where: Any) -> None:
+    """UserError naming `where` unless a task of JSON has the keys that every task has."""
+    schema.typed(content, _Task, where, files.AGAIN)
+
+
 def fingerprint(model: Artifact) -> str:
     """Hex sha256 of the parameters: equal for equal models, wherever they are kept."""
     digest = hashlib.sha256()
@@ -120,6 +168,22 @@ def fingerprint(model: Artifact) -> str:
 def has_token_types(fields: Mapping[str, Any]) -> bool:
     """Whether a model with these fields tells two texts apart by the types of their tokens."""
     return fields.get("type_vocab_size", 0) >= 2
+
+
+def starts_texts(model: Artifact) -> bool:
+    """Whether the model reads the start of text in front of every prompt.
+
+    A decoder that was pretrained here does, where texts begin with it.
+    """
+    return model.objective is not None and build.family(model.family).KIND == "decoder"
+
+
+def top_of_text(model: Artifact) -> int:
+    """The first id that the model never writes: above its pieces and, for T5, its sentinels."""
+    top = model.tokenizer.size
+    if build.family(model.family).KIND == "encoder_decoder":  # sentinels may lie above
+        top = max(top, *(model.tokenizer.sentinels + 1))
+    return min(top, model.fields["vocab_size"])
 
 
 def part(model: Artifact, name: str = "") -> Artifact:
@@ -148,8 +212,6 @@ def write(model: Artifact, folder: str | os.PathLike) -> None:
         files.write_tensors(new / PARAMS, flatten(jax.device_get(model.params)))
         model.tokenizer.save(new / TOKENIZER, token_types=has_token_types(model.fields))
         content = {
-            "format": FORMAT,
-            "version": VERSION,
             "family": model.family,
             "model": model.fields,
             "objective": model.objective,
@@ -159,7 +221,7 @@ def write(model: Artifact, folder: str | os.PathLike) -> None:
             "config": model.config,
             "task": model.task,
         }
-        files.write_json(new / CONFIG, content)
+        schema.write(new / CONFIG, content, FORM)
 
 
 def read(folder: str | os.PathLike, *, with_params: bool = True) -> Artifact:
@@ -170,34 +232,23 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> Artifact:
     """
     folder = pathlib.Path(folder)
     file = folder / CONFIG
-    content = files.read_json(file)
-    if content.get("format") != FORMAT:
-        raise errors.UserError(f"{file}: not the config of a bertjax artifact")
-    if content.get("version") != VERSION:
-        raise errors.UserError(
-            f"{file}: artifact version {content.get('version')}, this bertjax reads {VERSION}; "
-            "install the bertjax that wrote it"
-        )
-    missing = [key for key in _KEYS if key not in content]
-    if missing:
-        raise errors.UserError(f"{file}: damaged, has no {missing[0]!r}; {files.AGAIN}")
-    task = content.get("task")  # earlier versions had none
-    if not isinstance(task, dict | None):
-        raise errors.UserError(f"{file}: damaged, its task is {task!r}; {files.AGAIN}")
-    fields = model_fields(content["model"], file)
-    abstract = abstract_params(content["family"], fields, file)
+    content = schema.read(file, _Config, files.AGAIN, form=FORM)
+    if content.task is not None:
+        check_task(content.task, f"{file}: task")
+    fields = model_fields(content.model, file)
+    abstract = abstract_params(content.family, fields, file)
     tokenizer = tokenizer_lib.load(folder / TOKENIZER)
-    check_fingerprint(tokenizer, content["tokenizer_fingerprint"], folder / TOKENIZER)
+    check_fingerprint(tokenizer, content.tokenizer_fingerprint, folder / TOKENIZER)
     check_tokenizer(tokenizer, fields["vocab_size"], folder / TOKENIZER)
     return Artifact(
-        family=content["family"],
+        family=content.family,
         fields=fields,
-        params=_read_params(folder, abstract, content["params_sha256"], with_params),
+        params=_read_params(folder, abstract, content.params_sha256, with_params),
         tokenizer=tokenizer,
-        step=content["step"],
-        objective=content["objective"],
-        config=content["config"],
-        task=task,
+        step=content.step,
+        objective=content.objective,
+        config=content.config,
+        task=content.task,
         origin="artifact",
     )
 

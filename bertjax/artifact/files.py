@@ -1,10 +1,12 @@
 """What both formats are made of: JSON, safetensors, and folders that appear whole or not at all."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -15,8 +17,9 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 from etils import epath
+from flax import serialization
 
-from bertjax import errors
+from bertjax import errors, paths, schema
 
 AGAIN = "export or copy the folder again"
 
@@ -25,7 +28,7 @@ def local(path: str | os.PathLike) -> pathlib.Path:
     """The folder of that name on this machine. UserError for one in a bucket."""
     if "://" in os.fspath(path):
         raise errors.UserError(f"{path}: not a local folder; write to one and copy it there")
-    return pathlib.Path(path)
+    return pathlib.Path(paths.of(path))
 
 
 @contextlib.contextmanager
@@ -33,14 +36,15 @@ def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     """Yields an empty folder that takes the name `path` when the block ends without an error.
 
     An older folder there is replaced, unless it holds anything that the new one does not: that is
-    a UserError, and nothing is touched.
+    a UserError, and nothing is touched. Folders that killed processes left are removed.
     """
     target = pathlib.Path(os.path.abspath(local(path)))
     if target.exists() and not target.is_dir():
         raise errors.UserError(f"{path}: is a file; give the name of a folder to write")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        _remove_abandoned(target)
+        partial, lock = _locked_folder(target)
     except OSError as error:
         raise errors.UserError(
             f"{path}: cannot be written ({error.strerror}); give another --output"
@@ -52,6 +56,49 @@ def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
         _put_in_place(new, target, partial / "old")
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked_folder(target: pathlib.Path) -> tuple[pathlib.Path, int]:
+    """Makes a hidden folder beside `target` and locks it as long as this process lives."""
+    while True:
+        made = tempfile.mkdtemp(prefix=f".{target.name}.", suffix=schema.PARTIAL, dir=target.parent)
+        try:
+            lock = os.open(made, os.O_RDONLY)
+        except FileNotFoundError:  # taken for abandoned before it was locked
+            continue
+        with contextlib.suppress(OSError):  # a file system without locks of folders
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.isdir(made):
+            return pathlib.Path(made), lock
+        os.close(lock)
+
+
+def _remove_abandoned(target: pathlib.Path) -> None:
+    """Removes hidden folders of `target` whose process was killed.
+
+    NOTE: the older folder is put back first where the kill came between the two renames.
+    """
+    prefix = f".{target.name}."
+    for name in os.listdir(target.parent):
+        middle = name.removeprefix(prefix).removesuffix(schema.PARTIAL)
+        if name != f"{prefix}{middle}{schema.PARTIAL}" or not re.fullmatch("[a-z0-9_]{8}", middle):
+            continue
+        folder = target.parent / name
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if set(os.listdir(folder)) <= {"new", "old"}:
+                if (folder / "old").exists() and not target.exists():
+                    (folder / "old").rename(target)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # a process that lives has the lock, or the file system has no locks
+            pass
+        finally:
+            os.close(lock)
 
 
 def _put_in_place(new: pathlib.Path, target: pathlib.Path, aside: pathlib.Path) -> None:
@@ -85,19 +132,6 @@ def localise(path: str | os.PathLike, folder: str | os.PathLike) -> pathlib.Path
     return copy
 
 
-def read_json(file: pathlib.Path) -> dict[str, Any]:
-    """The object in a JSON file. UserError names a file that is absent or not a JSON object."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise errors.UserError(f"{file}: not there; {AGAIN}") from error
-    except (OSError, ValueError) as error:
-        raise errors.UserError(f"{file}: not readable as JSON ({error}); {AGAIN}") from error
-    if not isinstance(content, dict):
-        raise errors.UserError(f"{file}: not a JSON object; {AGAIN}")
-    return content
-
-
 def write_json(file: pathlib.Path, content: Mapping[str, Any]) -> None:
     """Indented, keys in the order given, newline at the end; whole or not at all."""
     write_text(file, json.dumps(content, indent=2) + "\n")
@@ -108,6 +142,25 @@ def write_text(file: pathlib.Path, text: str) -> None:
     partial = file.with_name(file.name + ".partial")
     partial.write_text(text, encoding="utf-8", errors="backslashreplace")
     partial.replace(file)
+
+
+def read_msgpack(file: pathlib.Path) -> dict[str, Any]:
+    """The nested dict in a msgpack file of Flax. UserError for a file that is damaged."""
+    try:
+        content = serialization.msgpack_restore(file.read_bytes())
+        todo = [content]
+        while todo:
+            inside = todo.pop()
+            if not isinstance(inside, dict) or not all(isinstance(key, str) for key in inside):
+                raise ValueError("its keys are no texts")
+            todo += [value for value in inside.values() if isinstance(value, dict)]
+    except OSError as error:
+        raise errors.UserError(f"{file}: cannot be read: {error.strerror}") from error
+    except Exception as error:  # the decoder raises anything for bytes of another kind
+        raise errors.UserError(
+            f"{file}: truncated, corrupt or no msgpack file of arrays ({error!r:.80}); {AGAIN}"
+        ) from error
+    return content
 
 
 def sha256(file: pathlib.Path) -> str:

@@ -7,9 +7,10 @@ leaf: kernel, scale and embedding are all called weight there, and a kernel is t
 import pathlib
 
 import numpy as np
-from flax import serialization, traverse_util
+from flax import traverse_util
 
 from bertjax import errors
+from bertjax.artifact import files
 
 FILE = "flax_model.msgpack"
 _LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
@@ -17,13 +18,12 @@ _LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
 
 def read(file: pathlib.Path) -> dict[str, np.ndarray]:
     """Every tensor of the file. UserError for a file that is damaged."""
-    try:
-        tree = serialization.msgpack_restore(file.read_bytes())
-        flat = traverse_util.flatten_dict(tree)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise errors.UserError(
-            f"{file}: truncated, corrupt or no Flax weights ({error}); copy it again"
-        ) from error
+    flat = traverse_util.flatten_dict(files.read_msgpack(file))
+    for path, array in flat.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiuV":
+            raise errors.UserError(
+                f"{file}: {'/'.join(path)} is no array of numbers; {files.AGAIN}"
+            )
     tensors = {}
     for (*modules, leaf), array in flat.items():
         name = ".".join([*modules, _LEAVES.get(leaf, leaf)])

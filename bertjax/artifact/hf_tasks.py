@@ -2,21 +2,22 @@
 
 A class is known by the end of its name, "ForSequenceClassification" and so on, the keys of a
 family's `HF_HEADS`: modules of ours and of theirs. In config.json the labels are `id2label`; what a
-task has beyond that, and what a fine-tuned T5 or encoder was made for, stands under "bertjax",
-which transformers keeps and does not read.
+task has beyond that, what a fine-tuned T5 or encoder was made for, and the objective of pretraining
+stand under "bertjax", which transformers keeps and does not read.
 """
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
-from bertjax import build, errors
-from bertjax.artifact import artifact
+from bertjax import build, errors, schema
+from bertjax.artifact import artifact, files
 from bertjax.data import ends as ends_lib
 from bertjax.data import packing
 from bertjax.models import heads as heads_lib
 
 KEY = "bertjax"
+_NumLabels = Annotated[int, schema.Between(1, 2**20)]
 
 # Class -> (kind of task, the general task of that kind).
 _TASKS = {
@@ -81,6 +82,8 @@ def architecture(module: ModuleType, ending: str) -> str:
 def ending_in(module: ModuleType, content: Mapping[str, Any]) -> str:
     """The end of the class that a config.json names; "" where it is none for a task."""
     named = content.get("architectures") or [""]
+    if not isinstance(named, list):
+        return ""
     return next((ending for ending in module.HF_HEADS if str(named[0]).endswith(ending)), "")
 
 
@@ -103,7 +106,7 @@ def lines(module: ModuleType, ending: str) -> tuple[tuple[str, str, str], ...]:
 
 
 def to_config(model: artifact.Artifact, ending: str) -> dict[str, Any]:
-    """What config.json says of the task."""
+    """What config.json says of the task and of the objective."""
     content: dict[str, Any] = {}
     if ending in _LABELLED:
         count = model.fields["num_labels"]
@@ -121,27 +124,32 @@ def to_config(model: artifact.Artifact, ending: str) -> dict[str, Any]:
     if model.task is not None:
         if model.task["config"].get("prefix"):
             content["prefix"] = model.task["config"]["prefix"]
-        content[KEY] = {"task": model.task}
-    return content
+    own = {"task": model.task, "objective": model.objective}
+    own = {name: value for name, value in own.items() if value is not None}
+    return content | ({KEY: own} if own else {})
 
 
 def generation_config(model: artifact.Artifact, content: Mapping[str, Any]) -> dict[str, Any]:
-    """How a model that writes text for a task does so, as generation_config.json; else nothing.
+    """How a model that writes text does so, as generation_config.json; {} if there is no choice.
 
     content: of config.json, whose ids transformers takes from here where this file is there.
     """
-    if model.task is None or model.task["kind"] != "text_to_text":
+    if "lm" not in model.fields["heads"]:
         return {}
-    config = model.task["config"]
-    found = {
-        **{key: value for key, value in content.items() if key.endswith("_token_id")},
-        "max_new_tokens": config["max_target_length"],
-        "num_beams": config["num_beams"],
-        "length_penalty": config["length_penalty"],
-        # Sentinels and what fills the vocabulary up are no text.
-        "suppress_tokens": list(range(model.tokenizer.size, model.fields["vocab_size"])) or None,
-    }
-    return {key: value for key, value in found.items() if value is not None}
+    how, top = {}, artifact.top_of_text(model)
+    if model.task is not None and model.task["kind"] == "text_to_text":
+        config, top = model.task["config"], model.tokenizer.size  # sentinels are no text
+        how = {
+            "max_new_tokens": config["max_target_length"],
+            "num_beams": config["num_beams"],
+            "length_penalty": config["length_penalty"],
+        }
+    if top < model.fields["vocab_size"]:  # what fills the vocabulary up is never written
+        how["suppress_tokens"] = list(range(top, model.fields["vocab_size"]))
+    if not how:
+        return {}
+    ids = {key: content[key] for key in content if key.endswith("_token_id")}
+    return {key: value for key, value in ids.items() if value is not None} | how
 
 
 def max_length(model: artifact.Artifact) -> int:
@@ -161,14 +169,28 @@ def max_length(model: artifact.Artifact) -> int:
 def ends(model: artifact.Artifact) -> ends_lib.Ends | None:
     """What the tokenizer of transformers puts around a text; None: what the model's kind has.
 
-    Of a model that was trained elsewhere, and came without `num_texts`, nobody knows more.
+    A decoder that was pretrained here reads the start of text first. Nothing more is known of a
+    model that was trained elsewhere, and came without `num_texts`.
     """
     task = model.task
+    if task is None and artifact.starts_texts(model):
+        return ends_lib.Ends(head=(packing.start_of_text(model.tokenizer.specials),))
     if task is None or "num_texts" not in task or _reader(model) == "encoder":
         return None
     if task["kind"] == "text_to_text":
         return ends_lib.of_source(model.tokenizer, task["config"]["separator"])
     return ends_lib.of_rows(model.tokenizer)
+
+
+def differs(model: artifact.Artifact) -> str:
+    """Returns how transformers reads prompts otherwise than this model does; "" if alike."""
+    name = (model.objective or {}).get("name")
+    if name == "prefix_lm" and build.family(model.family).KIND == "decoder":
+        return (
+            "this model was trained to read prompts in both directions (objective prefix_lm), and "
+            "transformers reads them from left to right: its continuations will be others"
+        )
+    return ""
 
 
 def _reader(model: artifact.Artifact) -> str:
@@ -185,6 +207,20 @@ def num_labels(content: Mapping[str, Any], ending: str, where: Any) -> int:
     return 1 if ending == "ForMultipleChoice" else 0
 
 
+def objective(content: Mapping[str, Any], where: Any) -> dict[str, Any] | None:
+    """The objective that the model was pretrained with here; None where nothing is said of one.
+
+    Raises UserError naming `where` for one without a name.
+    """
+    own = content.get(KEY)
+    found = own.get("objective") if isinstance(own, dict) else None
+    if found is None:
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        raise errors.UserError(f"{where}: {KEY}.objective = {found!r} must be one with a name")
+    return found
+
+
 def read(content: Mapping[str, Any], ending: str, max_length: int, where: Any) -> Any:
     """The task of a folder, as `Artifact.task`; None where there is none. UserError: `where`.
 
@@ -192,7 +228,9 @@ def read(content: Mapping[str, Any], ending: str, max_length: int, where: Any) -
     changed them and kept the key.
     """
     own = content.get(KEY)
-    own = own["task"] if isinstance(own, dict) and isinstance(own.get("task"), dict) else None
+    own = own.get("task") if isinstance(own, dict) else None
+    if own is not None:
+        artifact.check_task(own, f"{where}: {KEY}.task")
     if not ending:
         return own
     kind, name = _TASKS[ending]
@@ -211,6 +249,8 @@ def read(content: Mapping[str, Any], ending: str, max_length: int, where: Any) -
             raise errors.UserError(f"{where}: {problem} to {len(labels)} numbers: 1 is supported")
         if problem == "regression" or len(labels) == 1:
             name, labels, config = "regression", [], {"regression": True}
+    if ending == "ForTokenClassification":
+        config = {"encoding": "text"}  # as transformers' pipelines read it
     return {"name": name, "kind": kind, "config": config, "labels": labels,
             "max_length": max_length}  # fmt: skip
 
@@ -219,9 +259,12 @@ def _labels(content: Mapping[str, Any], where: Any) -> list[str]:
     """Names of the labels; as in transformers two without a name where nothing is said."""
     names = content.get("id2label")
     if names is None:
-        count = content.get("num_labels", 2)
-        names = {str(i): f"LABEL_{i}" for i in range(count if isinstance(count, int) else 0)}
+        count = schema.typed(
+            content.get("num_labels", 2), _NumLabels, f"{where}: num_labels", files.AGAIN
+        )
+        names = {str(i): f"LABEL_{i}" for i in range(count)}
+    schema.typed(names, dict[str, Any], f"{where}: id2label", files.AGAIN)
     numbers = [str(i) for i in range(len(names))]
-    if not isinstance(names, dict) or not names or set(map(str, names)) != set(numbers):
+    if not names or set(map(str, names)) != set(numbers):
         raise errors.UserError(f"{where}: id2label must name the labels 0, 1, 2 ...")
     return [str({str(i): name for i, name in names.items()}[number]) for number in numbers]

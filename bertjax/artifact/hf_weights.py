@@ -1,13 +1,12 @@
 """The weight files of a Hugging Face folder: safetensors, whole or in shards, or Flax weights."""
 
-import os
+import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from bertjax import errors
+from bertjax import errors, schema
 from bertjax.artifact import files, flax_weights
 
 WEIGHTS = "model.safetensors"
@@ -15,14 +14,19 @@ INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Index(schema.Open):
+    """weight_map: tensor -> file."""
+
+    weight_map: dict[str, schema.FileName]
+
+
 def find(folder: pathlib.Path) -> list[pathlib.Path]:
     """The files with the tensors. UserError where there is none that is read."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
-        shards = files.read_json(folder / INDEX).get("weight_map")
-        if not isinstance(shards, dict) or not all(_is_name(name) for name in shards.values()):
-            raise errors.UserError(f"{folder / INDEX}: has no weight_map of files; {files.AGAIN}")
+        shards = schema.read(folder / INDEX, _Index, files.AGAIN).weight_map
         return [folder / shard for shard in sorted(set(shards.values()))]
     if (folder / flax_weights.FILE).is_file():
         return [folder / flax_weights.FILE]
@@ -53,7 +57,3 @@ def read(where: Mapping[str, pathlib.Path], stored: Mapping[str, str]) -> dict[s
         else:
             tensors |= files.read_tensors(file, sorted(sources))
     return {name: tensors[source] for name, source in stored.items()}
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and value == os.path.basename(value)

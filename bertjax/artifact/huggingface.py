@@ -11,6 +11,7 @@ is used, listed as skipped, or an error: nothing is dropped in silence.
     huggingface.write(model, "bert-hf/")
 """
 
+import dataclasses
 import fnmatch
 import os
 import pathlib
@@ -22,21 +23,14 @@ import jax
 import numpy as np
 
 from bertjax import build, errors
-from bertjax.artifact import artifact, files, hf_tasks, hf_weights
+from bertjax.artifact import artifact, files, hf_config, hf_tasks, hf_weights
 from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.models import layers
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 WEIGHTS = hf_weights.WEIGHTS
 
-ACTIVATIONS = {  # theirs -> ours; the first of two that mean the same is the one we write
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "relu": "relu",
-}
-# Theirs -> our family, where they are not called alike.
-MODEL_TYPES = {"mt5": "t5", "camembert": "roberta", "xlm-roberta": "roberta"}
 _OLD_ENDINGS = {"gamma": "weight", "beta": "bias"}  # of layer norms converted from TensorFlow
 
 # The ways of HF_NAMES, theirs out of ours. Their linear maps are [out, in] (but "conv": [in, out]),
@@ -96,12 +90,23 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
 
     Raises UserError for what no class of transformers can hold (`hf_tasks.ending_of`).
     """
-    module, ending = build.family(model.family), hf_tasks.ending_of(model)
+    module = build.family(model.family)
+    if not hasattr(module, "HF_CONFIG"):
+        raise errors.UserError(
+            f"{model.family} has no tables for Hugging Face (HF_CONFIG, HF_NAMES): export it with "
+            "--format=artifact"
+        )
+    ending = hf_tasks.ending_of(model)
+    # A model from before a field was there has its default.
+    fields = layers.fields_of(build.model(model.family, model.fields).config)
+    model = dataclasses.replace(model, fields=fields)
     params, vocab_size = jax.device_get(model.params), model.fields["vocab_size"]
     tensors = to_tensors(module, params, vocab_size, ending)
+    repeated = module.HF_CONFIG.get("repeated", lambda fields: ())
+    tensors |= {name: tensors[module.HF_TIED[name]] for name in repeated(model.fields)}
     with files.new_folder(folder) as new:
         files.write_tensors(new / WEIGHTS, tensors)
-        config = _to_config(module, model, ending)
+        config = hf_config.of_model(module, model, ending)
         files.write_json(new / CONFIG, config)
         generation = hf_tasks.generation_config(model, config)
         if generation:
@@ -112,6 +117,7 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
             token_types=artifact.has_token_types(model.fields),
             max_length=hf_tasks.max_length(model),
             ends=hf_tasks.ends(model),
+            exported=True,
         )
 
 
@@ -122,14 +128,16 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
     Raises UserError naming the file, key or tensor that is absent, damaged or not supported.
     """
     folder = pathlib.Path(folder)
-    family, fields, ending, task = _from_config(folder / CONFIG)
+    content, family = hf_config.read(folder / CONFIG)
     module = build.family(family)
-    vocab_size = fields["vocab_size"]
     shapes, where = {}, {}
     for file in hf_weights.find(folder):
         found = hf_weights.shapes(file)
         shapes |= found
         where |= dict.fromkeys(found, file)
+    ending = hf_tasks.ending_in(module, content)
+    fields = hf_config.fields(module, content, ending, shapes, folder / CONFIG)
+    vocab_size = fields["vocab_size"]
     fields["heads"], table = _likeliest_heads(
         module, family, fields, shapes, ending, folder / CONFIG
     )
@@ -155,7 +163,13 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
         _check_tied(module, table, tensors, folder)
         params = from_tensors(module, abstract, tensors, ending)
     return artifact.Artifact(
-        family, fields, params, tokenizer, task=task, origin="Hugging Face folder"
+        family,
+        fields,
+        params,
+        tokenizer,
+        task=hf_tasks.read(content, ending, fields["max_length"], folder / CONFIG),
+        objective=hf_tasks.objective(content, folder / CONFIG),
+        origin="Hugging Face folder",
     )
 
 
@@ -258,75 +272,6 @@ def _likeliest_heads(
         found.append((len(full & table.keys()), heads, table))
     _, heads, table = max(found, key=lambda choice: choice[0])
     return heads, table
-
-
-def _to_config(module: ModuleType, model: artifact.Artifact, ending: str) -> dict[str, Any]:
-    spec = module.HF_CONFIG
-    fields = {theirs: model.fields[ours] for theirs, ours in spec["fields"].items()}
-    for theirs, ours in spec["fields"].items():
-        if ours == "activation":
-            wanted = fields[theirs]
-            fields[theirs] = next(t for t, mine in ACTIVATIONS.items() if mine == wanted)
-    specials = model.tokenizer.specials
-    ids = {name: getattr(specials, name) for name in ("pad", "bos", "eos")}
-    if module.KIND != "encoder":  # which write until the end of the text
-        ids["eos"] = specials.end
-    if module.KIND == "encoder_decoder":
-        ids["decoder_start"] = specials.pad
-    name = hf_tasks.architecture(module, ending) if ending else None
-    return {
-        "architectures": [name or spec["architectures"][tuple(model.fields["heads"])]],
-        "model_type": spec["model_type"],
-        "tie_word_embeddings": True,
-        **{f"{name}_token_id": i if i >= 0 else None for name, i in ids.items()},
-        "torch_dtype": "float32",
-        **fields,
-        **spec["fixed"],
-        **(spec["write"](model.fields) if "write" in spec else {}),
-        **hf_tasks.to_config(model, ending),
-    }
-
-
-def _from_config(file: pathlib.Path) -> tuple[str, dict[str, Any], str, dict[str, Any] | None]:
-    """(family, fields, ending, task); fields have the heads of the class, or all there may be."""
-    content = files.read_json(file)
-    name = str(content.get("model_type"))
-    family = MODEL_TYPES.get(name, name)
-    try:
-        module = build.family(family)
-    except errors.UserError as error:
-        raise errors.UserError(f"{file}: model_type {name!r} is no family: {error}") from error
-    spec = module.HF_CONFIG
-    for key, value in spec["fixed"].items():
-        if content.get(key, value) != value:
-            raise errors.UserError(
-                f"{file}: {key} = {content[key]!r} is not supported, only {value!r} is"
-            )
-    default = module.Config()
-    fields: dict[str, Any] = {"heads": default.heads, "num_labels": 0, "adapter_size": 0}
-    for key, ours in spec["fields"].items():
-        usual = getattr(default, ours)
-        if key not in content:  # as they do: a key that is absent has its usual value
-            fields[ours] = usual
-            continue
-        value = content[key]
-        if ours == "activation":
-            if value not in ACTIVATIONS:
-                raise errors.UserError(
-                    f"{file}: {key} {value!r} is not supported, only {', '.join(ACTIVATIONS)}"
-                )
-            value = ACTIVATIONS[value]
-        if type(usual) is float and type(value) is int:
-            value = float(value)
-        if type(value) is not type(usual):
-            raise errors.UserError(f"{file}: {key} = {value!r} must be like {usual!r}")
-        fields[ours] = value
-    fields |= spec["read"](content) if "read" in spec else {}
-    ending = hf_tasks.ending_in(module, content)
-    if ending:
-        fields["heads"] = hf_tasks.heads(module, ending)
-        fields["num_labels"] = hf_tasks.num_labels(content, ending, file)
-    return family, fields, ending, hf_tasks.read(content, ending, fields["max_length"], file)
 
 
 def _match(

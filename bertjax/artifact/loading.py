@@ -9,7 +9,6 @@ loading.load("checkpoint_1000000/")     # of T5X, with its spiece.model
 
 import contextlib
 import dataclasses
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from bertjax import build, checkpoint, errors, workdir
+from bertjax import build, checkpoint, errors, paths, schema, workdir
 from bertjax.artifact import artifact, files, huggingface, t5x
 from bertjax.data import store
 from bertjax.data import tokenizer as tokenizer_lib
@@ -44,8 +43,8 @@ READERS = {"artifact": artifact.read, "huggingface": huggingface.read, "t5x": t5
 
 def find(path: str | os.PathLike) -> Place:
     """What is at `path`. UserError if it is none of these."""
-    folder = epath.Path(path)
-    if not folder.exists() and not folder.name.isdigit():
+    folder = paths.of(path)
+    if not folder.exists() and not folder.name.isdecimal():
         raise errors.UserError(
             f"{path}: there is nothing; give {_CHOICES}. Models are not downloaded: `hf download "
             "NAME --local-dir=FOLDER` gets one of Hugging Face"
@@ -55,7 +54,7 @@ def find(path: str | os.PathLike) -> Place:
     kind = _kind(folder)
     if kind:
         return Place(kind, os.fspath(folder))
-    if folder.name.isdigit():
+    if folder.name.isdecimal():
         above = folder.parent
         run = above.parent if above.name == workdir.CHECKPOINTS else above
         if _kind(run) == "workdir":
@@ -81,17 +80,24 @@ def steps(folder: str | os.PathLike) -> list[int]:
         return checkpoints.steps()
 
 
-def check_data(model: artifact.Artifact, dataset: store.Dataset, what: str) -> None:
-    """UserError, naming the model as `what`, unless its own tokenizer made the data."""
+def check_data(
+    model: artifact.Artifact, dataset: store.Dataset, what: str, otherwise: str = ""
+) -> None:
+    """Raises UserError, naming the model as `what`, unless its own tokenizer made the data.
+
+    otherwise: the end of the message, for a caller that offers another way.
+    """
     if dataset.tokenizer_fingerprint != model.tokenizer.fingerprint:
         raise errors.UserError(
             f"{dataset.path} was prepared with another tokenizer than that of {what}: prepare it "
-            "with the model's own"
+            f"with the model's own{otherwise}"
         )
 
 
 # Fields that may differ: they are no part of what the arrays of a checkpoint compute.
-_FREE_FIELDS = ("vocab_size", "max_length", "heads", "num_labels", "init_std", "pad_id")
+_FREE_FIELDS = (
+    "vocab_size", "max_length", "heads", "num_labels", "init_std", "pad_id", "decoder_start_id",
+)  # fmt: skip
 
 
 def check_fields(model: artifact.Artifact, fields: Mapping[str, Any]) -> None:
@@ -111,8 +117,7 @@ def overlay_params(model: artifact.Artifact, family: str, params: Any) -> Any:
     What it lacks (a head that is trained from scratch) stays, what only it has is left out. Raises
     UserError when it is of another family, or an array has another shape.
     """
-    theirs, mine = (build.family(f).HF_CONFIG["model_type"] for f in (model.family, family))
-    if theirs != mine:  # SpanBERT's folders, say, are BERT's
+    if model.family != family and not _same_folders(model.family, family):
         raise errors.UserError(
             f"config.init_from is a {model.family} model, config.family is {family}"
         )
@@ -125,6 +130,15 @@ def overlay_params(model: artifact.Artifact, family: str, params: Any) -> Any:
                 f"{leaf.shape}"
             )
     return artifact.unflatten({name: found.get(name, leaf) for name, leaf in fresh.items()})
+
+
+def _same_folders(one: str, other: str) -> bool:
+    """Whether two families have one form of Hugging Face folder, as BERT and SpanBERT do."""
+    types = [
+        getattr(build.family(name), "HF_CONFIG", {"model_type": name})["model_type"]
+        for name in (one, other)
+    ]
+    return types[0] == types[1]
 
 
 def load_teacher(
@@ -157,12 +171,16 @@ def load_teacher(
     return teacher
 
 
-def initial_student(params: Any, teacher: artifact.Artifact) -> Any:
+# Fields that an array of the student has an axis of.
+_SIZES = ("hidden_size", "num_heads", "intermediate_size", "type_vocab_size", "max_length")
+
+
+def initial_student(params: Any, fields: Mapping[str, Any], teacher: artifact.Artifact) -> Any:
     """`params` with every array replaced that the teacher has too, whatever its family.
 
     Of the teacher's layers as many as the student has are taken, first and last among them and the
     rest evenly between: 0, 2, 4, 7, 9, 11 of 12 for 6, as DistilBERT does. What the teacher lacks
-    stays. Raises UserError when an array has another shape.
+    stays. fields: of the student. Raises UserError when an array has another shape.
     """
     found = artifact.flatten(teacher.params)
     start = {}
@@ -173,10 +191,21 @@ def initial_student(params: Any, teacher: artifact.Artifact) -> Any:
         if array.shape != leaf.shape:
             raise errors.UserError(
                 f"config.objective.teacher has {name} of shape {array.shape}, config.model makes "
-                f"it {leaf.shape}: set config.objective.start_from_teacher to False"
+                f"it {leaf.shape}: {_student_remedy(fields, teacher.fields)}"
             )
         start[name] = array
     return artifact.unflatten(start)
+
+
+def _student_remedy(student: Mapping[str, Any], teacher: Mapping[str, Any]) -> str:
+    """How the student's arrays get the teacher's shapes, or else that it starts without them."""
+    differing = [s for s in _SIZES if s in student and s in teacher and student[s] != teacher[s]]
+    fresh = "set config.objective.start_from_teacher to False for a student of other sizes"
+    if not differing:
+        return fresh
+    settings = ", ".join(f"config.model.{size} to {teacher[size]}" for size in differing)
+    # Positions that the student does not use cost it little, and its teacher much.
+    return f"set {settings}" + ("" if differing == ["max_length"] else f"; or {fresh}")
 
 
 def spread_layers(teacher_layers: int, student_layers: int) -> np.ndarray:
@@ -191,17 +220,12 @@ def _kind(folder: epath.Path) -> str | None:
     file = folder / "config.json"
     if not file.exists():
         return "t5x" if (folder / t5x.FILE).exists() else None
-    try:
-        content = json.loads(file.read_text())
-    except ValueError as error:
-        raise errors.UserError(f"{file}: not JSON ({error}); restore it from a copy") from error
-    if not isinstance(content, dict):
-        return None
+    content = schema.read_object(file, "restore it from a copy")
     if content.get("format") == FINETUNING:
         raise errors.UserError(
             f"{folder}: a fine-tuning that is not finished; start the same command again"
         )
-    kinds = {workdir.FORMAT: "workdir", artifact.FORMAT: "artifact"}
+    kinds = {workdir.FORM.format: "workdir", artifact.FORM.format: "artifact"}
     if content.get("format") in kinds:
         return kinds[content["format"]]
     if "model_type" not in content and (folder / huggingface.WEIGHTS).exists():

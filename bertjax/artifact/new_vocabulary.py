@@ -61,7 +61,8 @@ def shared_rows(
         )
     roles = {role: i for role, i in vars(old.specials).items() if i >= 0}
     pairs |= {i: roles[role] for role, i in vars(new.specials).items() if role in roles}
-    pairs |= dict(zip(new.sentinels.tolist(), old.sentinels.tolist(), strict=False))
+    sentinels = new.reserved_sentinels.tolist(), old.reserved_sentinels.tolist()
+    pairs |= dict(zip(*sentinels, strict=False))
     kept = [(j, i) for i, j in pairs.items() if 0 <= i < new_size and 0 <= j < old_size]
     old_rows, new_rows = np.array(kept).T
     return old_rows, new_rows

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import tensorstore
-from flax import serialization
 
 from bertjax import errors
 from bertjax.artifact import artifact, files
@@ -70,8 +69,13 @@ def read_checkpoint(file: pathlib.Path) -> tuple[dict[str, Any], Any]:
 
     Gated units are read as gelu, others as relu: the file does not say.
     """
-    theirs = _stacked(_arrays(file), file)
-    fields = _fields(theirs, file)
+    try:
+        theirs = _stacked(_arrays(file), file)
+        fields = _fields(theirs, file)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
+        raise errors.UserError(
+            f"{file}: its arrays are not those of a T5 ({error!r:.80}); {files.AGAIN}"
+        ) from error
     flat = {}
     for ours, leaf in artifact.flatten(artifact.abstract_params("t5", fields, file)).items():
         name = _their_name(ours)
@@ -85,12 +89,7 @@ def read_checkpoint(file: pathlib.Path) -> tuple[dict[str, Any], Any]:
 
 def _arrays(file: pathlib.Path) -> dict[str, np.ndarray]:
     """Every parameter by path, in float32."""
-    try:
-        state = serialization.msgpack_restore(file.read_bytes())
-    except OSError as error:
-        raise errors.UserError(f"{file}: cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError) as error:
-        raise errors.UserError(f"{file}: is no msgpack file of arrays; {files.AGAIN}") from error
+    state = files.read_msgpack(file)
     try:
         target = state["optimizer"]["target"]
     except (KeyError, TypeError) as error:

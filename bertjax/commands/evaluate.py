@@ -6,6 +6,7 @@ labelled examples, by all scores of its kind of task.
 
 Example:
   bertjax evaluate --model=run/ --data=prepared/
+  bertjax evaluate --model=run/ --data=prepared/ --mask_rate=0.15
   bertjax evaluate --model=run/ --task=blimp:blimp.jsonl --max_pairs=100
   bertjax evaluate --model=out/ --data=test.tsv
 """
@@ -16,9 +17,10 @@ import json
 import os
 
 import jax
+import ml_collections
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bertjax import blimp, build, errors, evaluate, inference, scoring, sharding
+from bertjax import blimp, build, errors, evaluate, inference, progress, scoring, sharding
 from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
 from bertjax.artifact import artifact, loading
@@ -29,7 +31,7 @@ from bertjax.finetuning import predictor, tasks
 OBJECTIVES = {"encoder": "mlm", "decoder": "causal_lm", "encoder_decoder": "span_corruption"}
 
 # Flags of one of the two ways to score.
-OF_DATA = ("batch_size", "length", "max_samples")
+OF_DATA = ("batch_size", "length", "max_samples", "mask_rate")
 OF_TASK = ("max_pairs", "within_word")
 
 
@@ -41,6 +43,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--batch_size", type=int, help="sequences of the data at a time; default: 64")
     flag("--length", type=int, help="tokens a sequence of the data; default: the run's last")
     flag("--max_samples", type=int, help="of the data; default: 10,000")
+    flag("--mask_rate", type=float,
+         help="share of the data's tokens to predict, to compare runs of different rates; default: "
+         "the run's")
     flag("--task", help="blimp:FILE instead of data")
     flag("--max_pairs", type=int, help="of the task, for each paradigm; default: all")
     flag(
@@ -62,14 +67,17 @@ def run(flags: argparse.Namespace) -> None:
         if getattr(flags, name) is not None:
             other = "--data" if flags.task else "--task"
             raise errors.UserError(f"--{name} goes with {other}; leave it out")
-    for name in (*OF_DATA, "max_pairs"):
+    for name in ("batch_size", "length", "max_samples", "max_pairs"):
         value = getattr(flags, name)
         if value is not None and value < 1:
             raise errors.UserError(f"--{name}={value}: give a positive number")
+    if flags.mask_rate is not None and not 0 < flags.mask_rate <= 1:
+        raise errors.UserError(f"--mask_rate={flags.mask_rate}: give a number above 0, at most 1")
     if flags.task:
         values = _blimp(flags)
     else:
-        model = loading.load(flags.model)
+        with progress.stage(f"reading {flags.model}"):
+            model = loading.load(flags.model)
         values = _labelled(flags, model) if model.task is not None else _heldout(flags, model)
     if flags.json:
         with open(flags.json, "w") as file:
@@ -81,10 +89,12 @@ def _blimp(flags: argparse.Namespace) -> dict:
     if name != "blimp" or not file:
         raise errors.UserError(f"--task={flags.task}: there is blimp:FILE")
     pairs = blimp.read(file, flags.max_pairs)
-    source = loading.load(flags.model)
+    with progress.stage(f"reading {flags.model}"):
+        source = loading.load(flags.model)
     model = inference.Pretrained(source)
     how = scoring.describe(model)
-    accuracy = blimp.evaluate(model, pairs, within_word=bool(flags.within_word))
+    with progress.stage(f"scoring {len(pairs):,} pairs"):
+        accuracy = blimp.evaluate(model, pairs, within_word=bool(flags.within_word))
     print(f"{_title(flags, source)}, on {file}, by {how}: accuracy")
     print(blimp.table(accuracy, pairs))
     return {"score": how, **accuracy._asdict()}
@@ -114,7 +124,8 @@ def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str,
             f"{flags.data}: has no {model.task.columns.label[0]!r} to score against{there}; answer "
             "it with `bertjax predict --data`"
         )
-    values = model.evaluate(examples)
+    with progress.stage("scoring examples") as done:
+        values = model.evaluate(examples, done)
     print(f"{flags.model}, {model.task.name}, on {len(examples)} examples of {flags.data}")
     width = max(map(len, values))
     for name, value in values.items():
@@ -141,22 +152,46 @@ def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, f
 
     train_data = store.open_dataset(flags.data, "train")
     with jax.set_mesh(mesh):
-        values = evaluate.evaluate(
-            experiment.eval_step(),
-            jax.device_put(model.params, NamedSharding(mesh, PartitionSpec())),
-            experiment.eval_batches(dataset, vocabulary, phase, lambda size: slice(None)),
-            mesh,
-            config_lib.forward_size(config, phase),
-            experiment.scales,
-            experiment.unigram(train_data, vocabulary),
-        )
-    print(f"{_title(flags, model)}, on the {dataset.split} split of {flags.data}")
+        with progress.stage("counting the unigram model"):
+            unigram = experiment.unigram(train_data, vocabulary)
+        batches = experiment.eval_batches(dataset, vocabulary, phase, lambda size: slice(None))
+        with progress.stage(f"scoring batches of {config.batch_size:,} samples") as done:
+            values = evaluate.evaluate(
+                experiment.eval_step(),
+                jax.device_put(model.params, NamedSharding(mesh, PartitionSpec())),
+                progress.counted(batches, done),
+                mesh,
+                config_lib.forward_size(config, phase),
+                experiment.scales,
+                unigram,
+            )
+    samples = int(values["samples"])
+    print(
+        f"{_title(flags, model)}, on {samples:,} samples of the {dataset.split} split of "
+        f"{flags.data}{_rate(config, model)}"
+    )
     for name, value in sorted(values.items()):
+        if name == "samples":
+            continue
         print(f"  {name:<16}{value:>10.4f}")
     gain = values["unigram_loss"] - values[next(iter(experiment.scales))]
     verdict = "better" if gain >= 0 else "worse"
     print(f"  {abs(gain):.2f} nats a predicted token {verdict} than the unigram model")
+    small = store.too_small_to_rank(dataset.num_documents, dataset.num_tokens)
+    if small:
+        print(f"  warning: {small}")
+    if "mask_rate" in config.objective:
+        values["mask_rate"] = config.objective.mask_rate
     return values
+
+
+def _rate(config: ml_collections.ConfigDict, model: artifact.Artifact) -> str:
+    """Words on the share of tokens that was predicted, beside that of training; "" without one."""
+    if "mask_rate" not in config.objective:
+        return ""
+    rate = config.objective.mask_rate
+    trained = config_lib.from_dict(model.config).objective.mask_rate if model.config else rate
+    return f", mask rate {rate:g}" + (f" (trained with {trained:g})" if trained != rate else "")
 
 
 def _config(model: artifact.Artifact, flags: argparse.Namespace):
@@ -187,4 +222,11 @@ def _config(model: artifact.Artifact, flags: argparse.Namespace):
     config.data.length = flags.length or min(last.length, config.model.max_length)
     config.batch_size, config.micro_batch_size = flags.batch_size or 64, 0
     config.eval.max_samples = flags.max_samples or 10_000
+    if flags.mask_rate is not None:
+        if "mask_rate" not in config.objective:
+            raise errors.UserError(
+                f"--mask_rate={flags.mask_rate}: --model={flags.model} learned "
+                f"{config.objective.name}, which masks no tokens of an encoder: leave it out"
+            )
+        config.objective.mask_rate = flags.mask_rate
     return config

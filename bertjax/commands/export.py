@@ -10,7 +10,7 @@ config and tokenizer in bertjax's own layout. --output is replaced where it is a
 
 import argparse
 
-from bertjax.artifact import artifact, huggingface, loading
+from bertjax.artifact import artifact, hf_tasks, huggingface, loading
 
 WRITERS = {"hf": huggingface.write, "artifact": artifact.write}
 
@@ -36,6 +36,9 @@ def run(flags: argparse.Namespace) -> None:
     count = artifact.num_params(model.params, model.fields["vocab_size"])
     step = "" if model.step is None else f", step {model.step:,}"
     print(f"{flags.output}: {model.family}, {count:,} parameters{step}, from {flags.model}")
+    differs = hf_tasks.differs(model) if flags.format == "hf" else ""
+    if differs:
+        print(f"note: {differs}")
     dropped = huggingface.dropped(model) if flags.format == "hf" else []
     if dropped:
         print(f"left out, since their model has no place for it: {', '.join(dropped)}")

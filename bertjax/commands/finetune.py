@@ -45,9 +45,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(config=None)  # keys are overridden as --config.KEY=VALUE
 
 
-def config_help() -> str:
-    """What --config. takes, for people."""
-    return "\n".join(keys.table())
+def config_help(file: str | None) -> list[str]:
+    """What --config. takes, for people; there are no config files."""
+    del file
+    return keys.table()
 
 
 def config_keys() -> list[str]:

@@ -16,11 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from etils import epath
 
-from bertjax import errors, plot, watch, workdir
+from bertjax import errors, paths, plot, watch, workdir
 from bertjax.artifact import artifact, loading
-from bertjax.data import store
+from bertjax.data import manifest as manifest_lib
 
 _LABEL = 12  # columns of the labels at the left
 _WIDTH = 100
@@ -42,7 +41,7 @@ def run(flags: argparse.Namespace) -> None:
     """Prints what there is, and draws the curves if asked."""
     if flags.plot is not None:
         print(f"curves in {draw(flags.path, flags.plot)}")
-    elif (epath.Path(flags.path) / store.MANIFEST).exists():
+    elif (paths.of(flags.path) / manifest_lib.FILE).exists():
         print("\n".join(_prepared(flags.path)))
     else:
         print("\n".join(_model(flags.path)))
@@ -93,9 +92,9 @@ def _model(path: str) -> Iterable[str]:
 
 def _data(path: str) -> str:
     """The folder a run was trained on, with its size where it still is there."""
-    if not (pathlib.Path(path) / store.MANIFEST).exists():
+    if not (pathlib.Path(path) / manifest_lib.FILE).exists():
         return path
-    counts = store.read_manifest(path)["splits"]["train"]
+    counts = manifest_lib.read(path)["splits"]["train"]
     return f"{path}: {counts['tokens']:,} tokens in {counts['documents']:,} documents"
 
 
@@ -125,7 +124,7 @@ def _parameters(model: artifact.Artifact) -> Iterable[str]:
 
 
 def _prepared(path: str) -> Iterable[str]:
-    manifest = store.read_manifest(path)
+    manifest = manifest_lib.read(path)
     tokenizer = manifest["tokenizer"]
     yield f"{path}: prepared data, tokens as {manifest['token_dtype']}"
     yield _tokenizer(tokenizer["kind"], tokenizer["size"], tokenizer["fingerprint"])

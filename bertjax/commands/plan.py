@@ -18,6 +18,7 @@ import pathlib
 import jax
 
 from bertjax import config as config_lib
+from bertjax import config_help as config_help_lib
 from bertjax import errors, hardware
 from bertjax.plan import plan as plan_lib
 from bertjax.plan import report, search
@@ -31,6 +32,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--search", action="store_true", help="look for what fits and is fastest")
     parser.add_argument("--price", type=float, help="of a chip for an hour")
     parser.add_argument("--json", metavar="FILE", help="write all numbers there too")
+
+
+def config_help(file: str | None) -> list[str]:
+    """What --config. takes, for people. file: the value of --config."""
+    return config_help_lib.of_run(file)
+
+
+def config_keys() -> list[str]:
+    """What --config. takes."""
+    return config_lib.keys(config_lib.default())
 
 
 def run(flags: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import bertjax
-from bertjax import errors, inference, prompting
+from bertjax import errors, inference, progress, prompting
 from bertjax.artifact import files
 from bertjax.finetuning import examples as examples_lib
 from bertjax.finetuning import folder, predictor, tasks
@@ -93,7 +93,8 @@ def run(flags: argparse.Namespace) -> None:
     errors.file_to_write("output", flags.output)
     if flags.top is not None and flags.top < 1:
         raise errors.UserError(f"--top={flags.top}: must be 1 or more")
-    model = bertjax.load(flags.model)
+    with progress.stage(f"reading {flags.model}"):
+        model = bertjax.load(flags.model)
     if isinstance(model, predictor.Predictor):
         _answer(model, flags)
     elif flags.prompt and flags.choice:
@@ -154,7 +155,9 @@ def _answer(model: predictor.Predictor, flags: argparse.Namespace) -> None:
 
 def _answer_file(model: predictor.Predictor, data: str, output: str | None) -> None:
     examples = tasks.read(model.task, data, "test", scored=False)
-    _, predictions = model.answer([examples_lib.unlabelled(example) for example in examples])
+    unlabelled = [examples_lib.unlabelled(example) for example in examples]
+    with progress.stage("predicting") as done:
+        _, predictions = model.answer(unlabelled, done)
     lines = folder.prediction_lines(examples, predictions)
     if output is None:
         print(lines, end="")

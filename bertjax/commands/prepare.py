@@ -5,16 +5,19 @@ text of this Python installation. Interrupted or killed, the same command goes o
 
 Example:
     bertjax prepare --input='corpus/*.jsonl' --tokenizer=tok/ --output=prepared/
+    bertjax prepare --input='buch/*.txt' --language=de --tokenizer=tok/ --output=prepared/
 """
 
 import argparse
+import functools
 import sys
 import time
 from typing import Any
 
 from tqdm import tqdm
 
-from bertjax.data import corpus, prepare, sentences
+from bertjax import progress
+from bertjax.data import corpus, languages, prepare, sentences, store
 
 PLAIN_EVERY = 10  # seconds between progress lines where there is no terminal
 UNKNOWN_LIMIT = 0.01
@@ -36,6 +39,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         choices=tuple(sentences.SPLITTERS),
         default="rules",
         help="how sentences end: by rules for prose, one a line, or none (a paragraph is one)",
+    )
+    parser.add_argument(
+        "--language",
+        default=languages.ENGLISH,
+        metavar="CODE",
+        help="of the text, whose rules end the sentences (default: en; others need sentencex: pip "
+        f"install 'bertjax[languages]'): {', '.join(languages.LANGUAGES)}",
     )
     parser.add_argument(
         "--heldout_fraction",
@@ -68,7 +78,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: argparse.Namespace) -> None:
     """Prepares, and prints what there is now."""
-    progress = _Progress()
+    bar = _Progress()
     manifest = prepare.prepare(
         flags.input,
         flags.tokenizer,
@@ -76,16 +86,34 @@ def run(flags: argparse.Namespace) -> None:
         workers=flags.workers,
         format=flags.format,
         splitter=flags.splitter,
+        language=flags.language,
         heldout_fraction=flags.heldout_fraction,
         text_field=flags.text_field,
         text_split=flags.text_split,
         on_error=flags.on_error,
-        on_progress=progress,
+        on_begin=functools.partial(_header, flags),
+        on_progress=bar,
     )
-    progress.close()
-    for line in report(manifest, progress.share(), progress.seconds()):
+    bar.close()
+    for line in report(manifest, bar.share(), bar.seconds()):
         print(line)
     print(f"prepared: {flags.output}")
+
+
+def _header(flags: argparse.Namespace, plan: dict[str, Any], workers: int) -> None:
+    """Prints what is read, by which tokenizer, and where it is written."""
+    sources, tokenizer = plan["sources"], plan["tokenizer"]
+    files = f"{len(sources):,} source{'' if len(sources) == 1 else 's'}"
+    megabytes = sum(source["size"] for source in sources) / 1e6
+    progress.table(
+        "prepare",
+        {
+            "reads": f"{', '.join(flags.input)}: {files}, {megabytes:,.1f} MB",
+            "tokenizer": f"{flags.tokenizer}: {tokenizer['kind']}, {tokenizer['size']:,} pieces",
+            "held out": f"{flags.heldout_fraction:.3g} of the documents",
+            "writes to": f"{flags.output}, with {workers} worker{'' if workers == 1 else 's'}",
+        },
+    )
 
 
 def report(manifest: dict[str, Any], share: float, seconds: float) -> list[str]:
@@ -114,6 +142,9 @@ def report(manifest: dict[str, Any], share: float, seconds: float) -> list[str]:
             f"warning: {unknown:.1%} of the tokens are unknown to the tokenizer; "
             "was it trained on text like this?"
         )
+    small = store.too_small_to_rank(heldout["documents"], heldout["tokens"])
+    if small and heldout["documents"]:
+        lines.append(f"warning: held out: {small}")
     return lines
 
 

@@ -4,9 +4,10 @@ Example:
   bertjax pretrain --config=configs/bert_base.py --workdir=run/ \\
       --config.data.path=prepared/ --config.batch_size=256
 
-Every key of the config is overridden as --config.KEY=VALUE; FILE:smoke shrinks a config to seconds
-on a CPU. The same command goes on after a stop. Exit code 75 says: preempted, or another process of
-the job is gone: start it again.
+Every key of the config, listed below, is overridden as --config.KEY=VALUE; with --config=FILE
+--help lists them with the values of that file. FILE:smoke shrinks a config to seconds on a CPU.
+The same command goes on after a stop. Exit code 75 says: preempted, or another process of the job
+is gone: start it again.
 
 A job of several processes: the same command on every host, with --distributed where a TPU pod or
 SLURM tells each its place, else with three flags:
@@ -21,6 +22,7 @@ import jax
 
 from bertjax import backend, distributed, train
 from bertjax import config as config_lib
+from bertjax import config_help as config_help_lib
 from bertjax import workdir as workdir_lib
 
 
@@ -52,6 +54,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def config_help(file: str | None) -> list[str]:
+    """What --config. takes, for people. file: the value of --config."""
+    return config_help_lib.of_run(file)
+
+
+def config_keys() -> list[str]:
+    """What --config. takes."""
+    return config_lib.keys(config_lib.default())
+
+
 def run(flags: argparse.Namespace) -> None:
     """Trains, and prints what came out."""
     config = config_lib.load(flags.config, flags.overrides)
@@ -59,7 +71,8 @@ def run(flags: argparse.Namespace) -> None:
     with _job(flags):
         heldout = train.train_and_evaluate(config, flags.workdir)
         if jax.process_index() == 0:
-            print(f"step {config.num_steps} in {flags.workdir}")
+            samples = int(heldout.pop("samples"))
+            print(f"step {config.num_steps} in {flags.workdir}, on {samples:,} held-out samples")
             for name, value in sorted(heldout.items()):
                 print(f"  held-out {name:<14}{value:.4f}")
 

@@ -1,7 +1,8 @@
 """Trains a tokenizer on text and writes it as a folder that transformers loads too.
 
 Every kind serves every objective: where a vocabulary has no end of text, [SEP] is one, and the
-sentinels of span corruption are ids above the pieces. `bytes` is ByT5's, which needs no training.
+sentinels of span corruption are ids above the pieces. `bytes` is ByT5's, which needs no training
+and whose sentinels are the last ids of bytes.
 
 Example:
   bertjax tokenizer --kind=wordpiece --input='corpus/*.jsonl' --vocab_size=30522 --output=tok/
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
-from bertjax import errors
+from bertjax import errors, paths
 from bertjax.data import corpus, tokenizer
 
 # Beyond this the pieces hardly change; sentencepiece holds its sample in memory, several times.
@@ -48,7 +49,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: argparse.Namespace) -> None:
     """Trains, writes, and prints what came out."""
-    output = epath.Path(flags.output)
+    output = paths.of(flags.output)
     present = _existing(output)
     made, example = _of_bytes(flags) if flags.kind == "bytes" else _trained(flags)
     if present is None:
@@ -61,7 +62,7 @@ def run(flags: argparse.Namespace) -> None:
     print(f"fingerprint  {made.fingerprint}")
     print(f"output       {output}" + (" (was there already)" if present else ""))
     print(f"example      {example}")
-    print(f"             {' '.join(made.pieces(made.encode(example)))}")
+    print(f"             {' '.join(made.readable(made.encode(example)))}")
 
 
 def _of_bytes(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
@@ -87,6 +88,10 @@ def _trained(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
         flags.input, format=flags.format, on_error=flags.on_error, skipped=skipped
     )
     sample = Sample(sources, flags, skipped)
+    size = min(sum(source.size for source in sources), sample.limit)
+    errors.tell(
+        f"training a {flags.kind} tokenizer on {size / 1e6:,.1f} MB of {len(sources):,} source(s)"
+    )
     trained = tokenizer.train(
         flags.kind,
         sample,
@@ -125,7 +130,7 @@ class Sample:
         ] if size > limit else list(sources)
         count = min(len(units), max(1, limit * len(units) // max(1, size)))
         self._units = [units[i * len(units) // count] for i in range(count)]
-        self._limit = limit
+        self.limit = limit
         self._flags = flags
         self._skipped = skipped
         self.spread = f", sampled evenly out of {size:,}" if size > limit else ""
@@ -136,7 +141,7 @@ class Sample:
         self.documents = self.bytes = 0
         self._skipped.clear()
         for i, unit in enumerate(self._units, start=1):
-            yield from self._texts(unit, self._limit * i // len(self._units))
+            yield from self._texts(unit, self.limit * i // len(self._units))
         if not self.bytes:
             raise errors.UserError(f"no text in {' '.join(self._flags.input)}")
 

@@ -198,12 +198,14 @@ def _read_jsonl(source: Source, text_field: str, guard: Guard) -> Iterator[tuple
 def _read_blocks(source: Source, guard: Guard) -> Iterator[tuple[str, int]]:
     """Documents that are separated by blank lines."""
     turn, parts = source.stride
-    blocks, block, first, done = 0, [], 0, 0
+    blocks, block, first, done, size = 0, [], 0, 0, 0
     end = [(-1, b"\n", source.size)]  # closes the last block
     for number, line, position in itertools.chain(_lines(source, guard), end):
         if not line.isspace():
-            first = first if block else number
+            first, size = (first, size) if block else (number, 0)
             block.append(line)
+            size += len(line)
+            corpus_files.check_document(size, functools.partial(_place, source, first))
         elif block:
             text = None
             if blocks % parts == turn:
@@ -219,7 +221,9 @@ def _read_blocks(source: Source, guard: Guard) -> Iterator[tuple[str, int]]:
 def _read_file(source: Source, guard: Guard) -> Iterator[tuple[str, int]]:
     text = None
     with guard("unreadable files"), corpus_files.opened(source.path) as (file, _):
-        text = _decode(file.read(), functools.partial(_place, source), 0)
+        data = file.read(corpus_files.MAX_DOCUMENT + 1)
+        corpus_files.check_document(len(data), lambda: source.path)
+        text = _decode(data, functools.partial(_place, source), 0)
     if text is not None:
         yield text, source.size
 
@@ -248,7 +252,8 @@ def _lines(source: Source, guard: Guard) -> Iterator[tuple[int, bytes, int]]:
     with guard("unreadable files"), corpus_files.opened(source.path) as (file, raw):
         if source.start:
             file.seek(source.start)
-        for number, line in enumerate(file):
+        place = functools.partial(_place, source)
+        for number, line in enumerate(corpus_files.lines(file, place)):
             done = done + len(line) if file is raw else raw.tell() // parts
             if number == 0 and source.start == 0:
                 line = line.removeprefix(b"\xef\xbb\xbf")
@@ -312,6 +317,8 @@ def _record_place(source: Source, index: int, _: int = 0) -> str:
 
 def _format_of(path: str) -> str:
     if not _known_format(path):
+        with corpus_files.opened(path):
+            pass  # names a binary format
         raise errors.UserError(
             f"{path}: its suffix tells no format; pass --format={'|'.join(FILE_FORMATS)}"
         )

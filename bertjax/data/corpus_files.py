@@ -1,7 +1,9 @@
 """The files of a corpus: finding them, opening them decompressed, cutting them at lines.
 
-Whatever goes wrong in opening or reading is a UserError that names the file. Paths are local or
-gs://. Only `corpus` and `finetuning.readers` use this module.
+Whatever goes wrong in opening or reading is a UserError that names the file: also devices and
+pipes, which may never end, binary formats, and a document above MAX_DOCUMENT, which a small
+compressed file can hold. Paths are local or gs://. Only `corpus` and `finetuning.readers` use this
+module.
 """
 
 import contextlib
@@ -18,7 +20,10 @@ from typing import BinaryIO
 import zstandard
 from etils import epath
 
-from bertjax import errors
+from bertjax import errors, paths
+from bertjax.data import binary_formats
+
+MAX_DOCUMENT = 1 << 30  # bytes of a line, or of a file that is one document: it is held whole
 
 _ZSTD = (".zst", ".zstd")
 _COMPRESSED = (".gz", *_ZSTD)
@@ -41,19 +46,44 @@ def suffix(path: str) -> str:
 def opened(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """(file of decompressed bytes, file on disk): the same object if it is not compressed."""
     try:
-        with epath.Path(path).open("rb") as raw:
-            if path.endswith(".gz"):
-                yield gzip.GzipFile(fileobj=raw), raw
-            elif path.endswith(_ZSTD):
-                yield io.BufferedReader(_ZstdFile(raw), _PIECE), raw
-            else:
-                yield raw, raw
+        with paths.of(path).open("rb") as raw:
+            with contextlib.suppress(*_CORRUPT):  # whoever reads on meets it
+                binary_formats.check(path, _decompressed(path, raw).read(binary_formats.HEAD))
+            raw.seek(0)
+            yield _decompressed(path, raw), raw
     except _CORRUPT as error:
         raise errors.UserError(f"{path}: truncated or corrupt ({error})") from error
     except IsADirectoryError as error:
         raise errors.UserError(f"{path}: is a folder: name a file in it") from error
     except OSError as error:
         raise errors.UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def lines(file: BinaryIO, where: Callable[[int], str]) -> Iterator[bytes]:
+    """The lines of a file. UserError for one above MAX_DOCUMENT; where: names line n, from 0."""
+    for number in itertools.count():
+        line = file.readline(MAX_DOCUMENT + 1)
+        check_document(len(line), functools.partial(where, number))
+        if not line:
+            return
+        yield line
+
+
+def check_document(size: int, where: Callable[[], str]) -> None:
+    """Raises UserError if a document of so many bytes is too large to be held whole."""
+    if size > MAX_DOCUMENT:
+        raise errors.UserError(
+            f"{where()}: a document of more than {MAX_DOCUMENT >> 20} MiB, which is held whole: "
+            "cut it into several documents (of plain text, with --text_split=blank)"
+        )
+
+
+def _decompressed(path: str, raw: BinaryIO) -> BinaryIO:
+    if path.endswith(".gz"):
+        return gzip.GzipFile(fileobj=raw)
+    if path.endswith(_ZSTD):
+        return io.BufferedReader(_ZstdFile(raw), _PIECE)
+    return raw
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
@@ -72,7 +102,8 @@ class _ZstdFile(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:
         while not self._ready:
-            data = self._left or self._raw.read(_PIECE // 16)
+            # Few bytes at a time: repeated text grows to 30,000 times its compressed size.
+            data = self._left or self._raw.read(_PIECE // 256)
             if not data:
                 if self._frame:
                     raise EOFError("it ends within a zstd frame")
@@ -123,7 +154,7 @@ def expand(pattern: str, known: Callable[[str], bool]) -> list[str]:
     A folder stands for the files in it that are `known`: at any depth, or for a remote folder
     directly in it (epath lists buckets level by level).
     """
-    folder = epath.Path(pattern).is_dir()
+    folder = paths.of(pattern).is_dir()
     if "://" in pattern:
         found = _remote(pattern, folder)
     elif folder:

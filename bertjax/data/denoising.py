@@ -66,10 +66,16 @@ class Corruption:
 
     def segment(self, window: packing.Window, rng: RowRandom) -> np.ndarray:
         """A table of rows, each token of the window once; rng is of one row, the window's."""
-        # Rows of another noise hold more text: of text, a kind takes its rate times what fills one.
-        shares = np.cumsum(self.limits * self.rates)
-        drawn_D = rng.uniform("denoising/noise", len(window.edges) - 1)[0] * shares[-1]
-        noise_D = np.minimum(np.searchsorted(shares, drawn_D, side="right"), len(shares) - 1)
+        # The rates are shares of the rows, and a document fills another number of rows with each
+        # noise: a kind is drawn by its rate over the rows that the document would fill with it.
+        if self.packing:
+            rows_DN = 1 / np.tile(self.limits, (len(window.edges) - 1, 1))
+        else:
+            rows_DN = -(-np.diff(window.edges)[:, None] // self.limits)
+        shares_DN = np.cumsum(self.rates / rows_DN, axis=1)
+        drawn_D = rng.uniform("denoising/noise", len(shares_DN))[0] * shares_DN[:, -1]
+        noise_D = (shares_DN <= drawn_D[:, None]).sum(axis=1)
+        noise_D = np.minimum(noise_D, len(self.noises) - 1)
         start, size = packing.cut(window, self.limits[noise_D], rng)
         noise_P = noise_D[np.searchsorted(window.edges, start, side="right") - 1]
 

@@ -1,18 +1,28 @@
 """WordPiece and byte-level BPE: a `tokenizers.Tokenizer` with a cache of words in front of it."""
 
+import functools
 import json
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import tokenizers
+from tokenizers import pre_tokenizers
 
-from bertjax.data import word_cache
+from bertjax.data import byte_model, word_cache
 
 KINDS = {"WordPiece": "wordpiece", "BPE": "bpe", "Unigram": "unigram"}
 SPACE = {"bpe": "\u0120", "unigram": "\u2581"}  # marks a piece that begins a word
 
+# GPT-2's alphabet of bytes: those without a visible character have one above U+00FF, in order.
+_VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_HIDDEN = sorted({*range(256)} - {*_VISIBLE})
+_BYTES = {chr(byte): byte for byte in _VISIBLE}
+_BYTES |= {chr(0x100 + n): byte for n, byte in enumerate(_HIDDEN)}
+
 # Settings of the library's JSON which decide no id.
 _SILENT = ("vocab", "merges", "trim_offsets", "fuse_unk", "dropout")
+PREPEND = "prepend_scheme"  # of tokenizer_config.json without tokenizer.json
+_PROBE = "\ufdd0"  # no character: no text holds it
 
 
 class LibraryModel:
@@ -21,23 +31,38 @@ class LibraryModel:
     kind: wordpiece, bpe, or unigram (a tokenizer.json without its SentencePiece model).
     pieces: the vocabulary in the order of ids, without the sentinels of T5 at its end.
     num_sentinels: how many of those there are, <extra_id_0> the last.
+    prefix_once: whether a space is put in front of a text only, and not in front of what follows a
+        special token too: also where the pipeline is one of `prefixed_once`.
     """
 
-    def __init__(self, library: tokenizers.Tokenizer):
+    def __init__(self, library: tokenizers.Tokenizer, *, prefix_once: bool = False):
         library.no_padding()
         library.no_truncation()
-        library.encode_special_tokens = True  # `[MASK]` in a text is five plain characters
-        self.library = library
-        self._spec = json.loads(library.to_str())
+        spec = json.loads(library.to_str())
+        cutter = spec["pre_tokenizer"]
+        once = cutter == _prefixed_once(cutter)
+        self.prefix_once = prefix_once or once
+        if once:  # plain text has the same ids
+            level = cutter["pretokenizers"][-1]
+            library.pre_tokenizer = pre_tokenizers.ByteLevel(
+                add_prefix_space=True,
+                trim_offsets=level["trim_offsets"],
+                use_regex=level["use_regex"],
+            )
+            spec = json.loads(library.to_str())
+        library.encode_special_tokens = True  # `[MASK]` in a text is six plain characters
+        self._spec = spec
+        self.library = _plain(library, spec)
         self.kind = KINDS[self._spec["model"]["type"]]
         pieces = _pieces(library)
-        self.num_sentinels = _count_sentinels(pieces)
+        self.num_sentinels = count_sentinels(pieces)
         self.pieces = pieces[: len(pieces) - self.num_sentinels]
         self.special_ids = [
             token["id"]
             for token in self._spec["added_tokens"]
             if token["special"] and token["id"] < len(self.pieces)
         ]
+        self._added = {token["id"] for token in self._spec["added_tokens"]}
         self._cache = self._word_cache()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -53,10 +78,29 @@ class LibraryModel:
         encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
+    def encode_behind(self, text: str) -> list[int]:
+        """Ids of a text that follows a special token, where no word may begin."""
+        return _ids(self._behind_probe, [_PROBE + text.replace(_PROBE, "\ufffd")])[0][1:]
+
+    def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
+        """The special tokens by id, as the library declares them."""
+        return {
+            token["id"]: tokenizers.AddedToken(**{k: v for k, v in token.items() if k != "id"})
+            for token in self._spec["added_tokens"]
+            if token["special"]
+        }
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, special tokens left out."""
         text = self.library.decode(list(ids), skip_special_tokens=True)
         return text.removeprefix(" ") if self._prefix_space else text
+
+    def readable(self, i: int) -> str:
+        """The piece as a person reads it, see `Tokenizer.readable`."""
+        piece = self.pieces[i]
+        if self.kind != "bpe" or i in self._added or not _BYTES.keys() >= set(piece):
+            return piece
+        return byte_model.text_of(bytes(_BYTES[c] for c in piece)).replace(" ", SPACE["bpe"])
 
     def continuations(self) -> np.ndarray:
         """bool[size]: pieces that go on with the word before them."""
@@ -86,8 +130,25 @@ class LibraryModel:
 
     @property
     def spec(self) -> dict:
-        """The library's JSON."""
+        """The library's JSON, which does not say `prefix_once`."""
         return self._spec
+
+    @property
+    def pipeline(self) -> dict:
+        """The JSON that the `tokenizers` library reads."""
+        return self._completed(self._spec)
+
+    def _completed(self, spec: dict) -> dict:
+        return prefixed_once(spec) if self.prefix_once else spec
+
+    @functools.cached_property
+    def _behind_probe(self) -> tokenizers.Tokenizer:
+        """The pipeline, with a token that stands for the special ones."""
+        spec = self._completed(json.loads(self.library.to_str()))
+        library = tokenizers.Tokenizer.from_str(json.dumps(spec))
+        library.encode_special_tokens = True
+        library.add_tokens([_probe()])
+        return library
 
     @property
     def _prefix_space(self) -> bool:
@@ -145,6 +206,69 @@ def merges(model: dict) -> list:
     return model["merges"] if model["type"] == "BPE" else []
 
 
+def prefixed_once(spec: dict) -> dict:
+    """The pipeline with a space in front of a text, but not behind its special tokens.
+
+    The library's ByteLevel puts one behind each of them too.
+    """
+    cutter = spec["pre_tokenizer"] or {}
+    if cutter.get("type") != "ByteLevel" or not cutter["add_prefix_space"]:
+        return spec
+    return spec | {"pre_tokenizer": _prefixed_once({"pretokenizers": [{}, cutter]})}
+
+
+def begins_words_behind_specials(pipeline: dict) -> bool:
+    """Whether a pipeline of tokenizer.json puts a space in front of what follows a special token.
+
+    ALBERT's, T5's and XLM-R's do, whose Metaspace has the prepend_scheme "always".
+    """
+    model = {"type": "WordLevel", "vocab": {"": 0, "a": 1}, "unk_token": ""}
+    parts = {part: pipeline.get(part) for part in ("normalizer", "pre_tokenizer")}
+    library = tokenizers.Tokenizer.from_str(json.dumps(parts | {"model": model}))
+    library.add_tokens([_probe()])
+    return 1 not in library.encode(_PROBE + "a").ids
+
+
+def _probe() -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(_PROBE, normalized=False)
+
+
+def _plain(library: tokenizers.Tokenizer, spec: dict) -> tokenizers.Tokenizer:
+    """The library, if no text spells a special token; else one with other names for them.
+
+    Control pieces are part of a Unigram vocabulary, where they match like any piece.
+    """
+    specials = {token["content"]: token["id"] for token in spec["added_tokens"] if token["special"]}
+    rows = zip(_ids(library, list(specials)), specials.values(), strict=True)
+    if not any(i in ids for ids, i in rows):
+        return library
+
+    def renamed(piece: str) -> str:
+        return _PROBE + piece if piece in specials else piece
+
+    model = dict(spec["model"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {renamed(piece): i for piece, i in model["vocab"].items()}
+    else:
+        model["vocab"] = [(renamed(piece), score) for piece, score in model["vocab"]]
+    if model.get("unk_token"):
+        model["unk_token"] = renamed(model["unk_token"])
+    added = [token | {"content": renamed(token["content"])} for token in spec["added_tokens"]]
+    other = {"model": model, "added_tokens": added, "post_processor": None}
+    library = tokenizers.Tokenizer.from_str(json.dumps(spec | other))
+    library.encode_special_tokens = True
+    return library
+
+
+def _prefixed_once(cutter: dict | None) -> dict:
+    """The form that such a pipeline has in tokenizer.json, with the ByteLevel of `cutter`."""
+    parts = (cutter or {}).get("pretokenizers", [])
+    level = parts[-1] if parts else {}
+    space = {"type": "Metaspace", "replacement": " ", "prepend_scheme": "first", "split": False}
+    level = level | {"add_prefix_space": False}
+    return {"type": "Sequence", "pretokenizers": [space, level]}
+
+
 def _ids(library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     encodings = library.encode_batch_fast(list(texts), add_special_tokens=False)
     return [encoding.ids for encoding in encodings]
@@ -165,7 +289,7 @@ def _pieces(library: tokenizers.Tokenizer) -> list[str]:
     return [by_id[i] for i in range(len(by_id))]
 
 
-def _count_sentinels(pieces: list[str]) -> int:
+def count_sentinels(pieces: list[str]) -> int:
     """How many pieces at the end are <extra_id_n>, ..., <extra_id_1>, <extra_id_0>."""
     pairs = enumerate(reversed(pieces))
     return next((i for i, piece in pairs if piece != f"<extra_id_{i}>"), len(pieces))

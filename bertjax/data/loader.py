@@ -71,6 +71,11 @@ class Windows:
         window = self.sampling.window(self._dataset.read(records))
         rng = RowRandom(row_keys(self._seed, epoch, np.array([w])))
         table = self.sampling.segment(window, rng)
+        if not len(table):
+            raise errors.UserError(
+                f"{len(records)} records of the dataset give no sample: its documents are too "
+                "short for this objective (a pair in order needs two tokens)"
+            )
         return window, table[rng.permutation("window/samples", len(table))[0]]
 
     def _permute(self, epoch: int) -> np.ndarray:

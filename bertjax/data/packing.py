@@ -59,6 +59,11 @@ def padding(specials: vocabulary.Specials) -> int:
     return max(specials.pad, 0)
 
 
+def decoder_start(specials: vocabulary.Specials, own: int) -> int:
+    """The id that the decoder of an encoder-decoder reads first: `own`; padding if that is -1."""
+    return padding(specials) if own < 0 else own
+
+
 # From records to pieces
 
 

@@ -13,7 +13,6 @@ import functools
 import gc
 import hashlib
 import itertools
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,15 +21,14 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bertjax.data import corpus, sentences, store, tokenizer
+from bertjax import schema
+from bertjax.data import corpus, languages, sentences, store, tokenizer
 
 SPLITS = ("train", "heldout")
-PARTIAL = ".partial"
 UNITS = "units"
 MAX_SENTENCE = 4096  # letters; a longer one is cut, so that records stay nearly equal in size
 
 _BATCH = 1 << 20  # letters that are tokenised in one call
-_MARKS = ("\n\n", "\n", ". ", "\u3002", " ")  # where long text is cut, the best first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +38,7 @@ class Job:
     output: str
     tokenizer_path: str
     splitter: str
+    language: str
     text_field: str
     text_split: str
     on_error: str
@@ -70,14 +69,22 @@ def counts_file(output: str, index: int) -> epath.Path:
     return epath.Path(output) / UNITS / f"{index:05d}.json"
 
 
-def write_json(path: epath.Path, content: Any) -> None:
-    """Writes a file that is there whole or not at all."""
-    partial = path.parent / f".{path.name}.{os.getpid()}{PARTIAL}"
-    try:
-        partial.write_text(json.dumps(content, indent=1))
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+def texts_digest(job: Job, unit: Unit, report: Callable[[int], None]) -> str:
+    """The digest of the documents of a unit, as `_work` puts it into the counts."""
+    digest = hashlib.sha256()
+    for text, position in _texts(job, unit, collections.Counter()):
+        digest.update(_hash(text.encode("utf-8")))
+        report(position)
+    return digest.hexdigest()
+
+
+def make_digest(job: Job) -> Callable[[Unit, Callable[[int], None]], str]:
+    """`texts_digest` of the units of a job."""
+    return functools.partial(texts_digest, job)
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=8).digest()
 
 
 def _work(
@@ -88,7 +95,7 @@ def _work(
         counts = _write_documents(job, tok, unit, shards, report)
         counts_file(job.output, unit.index).unlink(missing_ok=True)  # of other shards than these
         counts["splits"] = {split: shards[split].publish() for split in SPLITS}
-        write_json(counts_file(job.output, unit.index), counts)
+        schema.write(counts_file(job.output, unit.index), counts)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -111,17 +118,20 @@ def _write_documents(
     report: Callable[[int], None],
 ) -> dict[str, Any]:
     skipped: collections.Counter[str] = collections.Counter()
-    split_sentences = sentences.SPLITTERS[job.splitter]
+    split_sentences = languages.splitter(job.splitter, job.language)
     batch = _Batch(tok, shards)
     read = text_bytes = 0
     smallest = None
+    digest = hashlib.sha256()
     for text, position in _texts(job, unit, skipped):
         data = text.encode("utf-8")
         text_bytes += len(data)
-        order = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+        hashed = _hash(data)
         del data
+        digest.update(hashed)
+        order = int.from_bytes(hashed, "little")
         found = False
-        for piece in chopped(text, _BATCH):
+        for piece in sentences.chopped(text, _BATCH):
             pieces = split_sentences(piece)
             if pieces:
                 found = True
@@ -140,6 +150,7 @@ def _write_documents(
         "documents_read": read,
         "text_bytes": text_bytes,
         "skipped": dict(sorted(skipped.items())),
+        "text": digest.hexdigest(),
     }
 
 
@@ -159,18 +170,6 @@ def _texts(
         before += source.size
 
 
-def chopped(text: str, limit: int) -> Iterator[str]:
-    """Pieces of at most `limit` letters, cut at a blank line, a line, a sentence or a word."""
-    start = 0
-    while len(text) - start > limit:
-        low, high = start + limit // 2, start + limit
-        cuts = (text.rfind(mark, low, high) + len(mark) for mark in _MARKS)
-        stop = next((cut for cut in cuts if cut >= low), high)
-        yield text[start:stop]
-        start = stop
-    yield text[start:] if start else text
-
-
 class _Batch:
     """Sentences on their way to the shards: tokenised many at a time."""
 
@@ -186,8 +185,9 @@ class _Batch:
 
     def add(self, found: list[str], document: int, held_out: bool, letters: int) -> None:
         if max(map(len, found)) > MAX_SENTENCE:
-            parts = (part.strip() for piece in found for part in chopped(piece, MAX_SENTENCE))
-            found = [part for part in parts if part]
+            found = sentences.clean(
+                [part for piece in found for part in sentences.chopped(piece, MAX_SENTENCE)]
+            )
         self._sentences += found[:1]
         self._sentences += [self._between + sentence for sentence in found[1:]]
         self._documents.append((document, held_out, len(found)))
@@ -234,7 +234,7 @@ class _Shard:
         self._final = epath.Path(output) / name
         self._remote = "://" in output
         folder = tempfile.gettempdir() if self._remote else output
-        self._partial = os.path.join(folder, f".{name}.{os.getpid()}{PARTIAL}")
+        self._partial = os.path.join(folder, f".{name}.{os.getpid()}{schema.PARTIAL}")
         self._unknown_id, self._unknown = tok.specials.unk, 0
         self._writer: store.ShardWriter | None = None
         self.dtype = store.token_dtype(tok.size)
@@ -255,12 +255,12 @@ class _Shard:
         with open(self._partial, "rb") as file:
             os.fsync(file.fileno())
         entry = {
-            "file": self._final.name,
-            "records": self._writer.records,
             "documents": self._writer.documents,
             "sentences": self._writer.sentences,
             "tokens": self._writer.tokens,
+            "records": self._writer.records,
             "unknown": self._unknown,
+            "file": self._final.name,
             "bytes": os.path.getsize(self._partial),
             "sha256": store.sha256(self._partial),
         }

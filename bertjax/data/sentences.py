@@ -10,7 +10,7 @@ words on both sides of a full stop decides.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 # One character class first: the regex engine then skips to the next candidate quickly. A candidate
 # is a blank line; or an ender with its closing quotes, brackets and footnote marks, white space and
@@ -29,6 +29,7 @@ _CANDIDATE = re.compile(
     )""",
     re.VERBOSE,
 )
+_MARKS = ("\n\n", "\n", ". ", "\u3002", " ")  # where long text is cut, the best first
 _BLANK = re.compile(r"\n\s*\n")
 _WORD_BEFORE = re.compile(r"[\w.'\u2019&]+\Z")
 _WORD_AFTER = re.compile(r"[\"'`\u201c\u2018\u00ab(\[]*(\w+)(\.?)")
@@ -72,17 +73,17 @@ def rules(document: str) -> list[str]:
             found.append(document[start : candidate.end()])
             start = candidate.end()
     found.append(document[start:])
-    return _clean(found)
+    return clean(found)
 
 
 def lines(document: str) -> list[str]:
     """One sentence a line."""
-    return _clean(document.splitlines())
+    return clean(document.splitlines())
 
 
 def paragraphs(document: str) -> list[str]:
     """One sentence a paragraph (paragraphs are separated by blank lines)."""
-    return _clean(_BLANK.split(document))
+    return clean(_BLANK.split(document))
 
 
 SPLITTERS: dict[str, Callable[[str], list[str]]] = {
@@ -92,7 +93,20 @@ SPLITTERS: dict[str, Callable[[str], list[str]]] = {
 }
 
 
-def _clean(pieces: list[str]) -> list[str]:
+def chopped(text: str, limit: int) -> Iterator[str]:
+    """Pieces of at most `limit` letters, cut at a blank line, a line, a sentence or a word."""
+    start = 0
+    while len(text) - start > limit:
+        low, high = start + limit // 2, start + limit
+        cuts = (text.rfind(mark, low, high) + len(mark) for mark in _MARKS)
+        stop = next((cut for cut in cuts if cut >= low), high)
+        yield text[start:stop]
+        start = stop
+    yield text[start:] if start else text
+
+
+def clean(pieces: list[str]) -> list[str]:
+    """The pieces without white space around them, each on one line; empty ones are left out."""
     stripped = (piece.strip() for piece in pieces)
     return [" ".join(s.split()) if "\n" in s else s for s in stripped if s]
 

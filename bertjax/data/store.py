@@ -20,7 +20,6 @@ import dataclasses
 import errno
 import hashlib
 import itertools
-import json
 import os
 import tempfile
 import threading
@@ -32,13 +31,13 @@ from array_record.python import array_record_module
 from etils import epath
 
 from bertjax import errors
+from bertjax.data import manifest as manifest_lib
+from bertjax.data import tokenizer as tokenizer_lib
 
-FORMAT = "bertjax-prepared"
-VERSION = 1
-MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
 RECORD_TOKENS = 8192
 MAX_OPEN_SHARDS = 256
+RANKING_DOCUMENTS, RANKING_TOKENS = 30, 20_000  # of held-out data, see `too_small_to_rank`
 
 _MAGIC = 0x31544A42  # "BJT1", little endian
 _HEADER_BYTES = 24  # a multiple of 8, so that the arrays behind it are aligned
@@ -216,6 +215,17 @@ class Dataset:
     def __len__(self) -> int:
         return self.num_records
 
+    def load_tokenizer(self) -> tokenizer_lib.Tokenizer:
+        """The tokenizer that made the data. UserError if the files in the folder are of another."""
+        tokenizer = tokenizer_lib.load(self.tokenizer_path)
+        if tokenizer.fingerprint != self.tokenizer_fingerprint:
+            raise errors.UserError(
+                f"{self.tokenizer_path}: not the tokenizer that the data was prepared with "
+                f"(fingerprint {tokenizer.fingerprint[:12]}, not "
+                f"{self.tokenizer_fingerprint[:12]}); put the right files back"
+            )
+        return tokenizer
+
     def read(self, record_indices: Sequence[int]) -> list[Record]:
         """Records in the order asked for. UserError names the shard and record that is corrupt."""
         wanted = collections.defaultdict(list)  # shard -> [(place in the answer, record in shard)]
@@ -296,7 +306,7 @@ def open_dataset(path: str | os.PathLike, split: str) -> Dataset:
     UserError if the folder has no manifest (preparing was not finished), if the manifest is not one
     of ours, or if a shard is missing or has another size.
     """
-    manifest = read_manifest(path)
+    manifest = manifest_lib.read(path)
     if split not in manifest["splits"]:
         raise errors.UserError(f"{path}: no split {split!r}; there are {list(manifest['splits'])}")
     for shard in manifest["splits"][split]["shards"]:
@@ -310,29 +320,22 @@ def open_heldout(path: str | os.PathLike) -> Dataset:
     return heldout if heldout.num_records else open_dataset(path, "train")
 
 
-def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
-    """The manifest of a prepared folder. UserError names the file if it is absent or not valid."""
-    file = epath.Path(path) / MANIFEST
-    try:
-        manifest = json.loads(file.read_text())
-    except FileNotFoundError as error:
-        raise errors.UserError(
-            f"{file}: not there; {path} is no prepared folder, or preparing it was not finished: "
-            "run `bertjax prepare` (again)"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise errors.UserError(f"{file}: not a readable manifest ({error})") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise errors.UserError(f"{file}: not a manifest of prepared data")
-    if manifest.get("version") != VERSION:
-        raise errors.UserError(
-            f"{file}: format version {manifest.get('version')}, this bertjax reads {VERSION}; "
-            "prepare the data again"
-        )
-    missing = {"splits", "tokenizer", "token_dtype"} - set(manifest)
-    if missing:
-        raise errors.UserError(f"{file}: damaged, without {', '.join(sorted(missing))}")
-    return manifest
+def too_small_to_rank(documents: int, tokens: int) -> str | None:
+    """Returns why a held-out split of this size cannot rank models; None if it can.
+
+    A rule of thumb: if losses of predicted tokens spread by 2.5 nats and a seventh of
+    RANKING_TOKENS is predicted, the standard error of their mean is about 0.05 nats. Tokens of one
+    document are not independent, hence also RANKING_DOCUMENTS.
+    """
+    if documents >= RANKING_DOCUMENTS and tokens >= RANKING_TOKENS:
+        return None
+    found = "1 document" if documents == 1 else f"{documents:,} documents"
+    few = "is too little" if documents == 1 else "are too few"
+    return (
+        f"{found} of {tokens:,} tokens {few} to rank models by small "
+        f"differences in loss (from about {RANKING_DOCUMENTS} documents and {RANKING_TOKENS:,} "
+        "tokens on they are enough): hold out more with `bertjax prepare --heldout_fraction`"
+    )
 
 
 def check_size(file: epath.Path, size: int) -> None:

@@ -8,16 +8,18 @@ fingerprints mean equal ids, whichever files the tokenizer came from.
     tokenizer.encode_batch(["The cat sat."])        # [[1996, 4937, 2938, 1012]]
 """
 
+import functools
 import hashlib
 import json
-import re
 import string
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from etils import epath
+import tokenizers
 
+from bertjax import errors, paths
 from bertjax.data import (
+    added_tokens,
     byte_model,
     library_model,
     tokenizer_export,
@@ -27,6 +29,7 @@ from bertjax.data import (
 from bertjax.data.vocabulary import Specials, Vocabulary
 
 KINDS = tokenizer_training.KINDS
+_TRIAL = "A trial: 1,000 caf\u00e9s \u4f60"
 _PUNCTUATION = frozenset(string.punctuation)
 
 
@@ -37,6 +40,8 @@ class Tokenizer:
     size: number of pieces, specials included.
     specials: ids of the special tokens, -1 for those that the vocabulary lacks.
     sentinels: int32, ids of T5's <extra_id_0>, <extra_id_1> ...: see `Vocabulary`.
+    reserved_sentinels: int32, the first of them that stand for nothing else: all but ByT5's, which
+        has ids of bytes that are in texts too.
     fingerprint: hex sha256 of what decides the ids (vocabulary, merges, rules, specials,
         sentinels).
     """
@@ -51,13 +56,25 @@ class Tokenizer:
         self.specials = Specials(**dict.fromkeys(tokenizer_files.ROLES, -1) | by_role)
         self.sentinels: np.ndarray = tokenizer_files.sentinels(model, options)
         self.fingerprint: str = self._fingerprint(options, by_role)
-        declared = self.sentinels[self.sentinels < self.size]
+        spare = byte_model.SPARE if self.kind == "bytes" else 0
+        self.reserved_sentinels: np.ndarray = self.sentinels[self.sentinels >= spare]
+        declared = self.reserved_sentinels[self.reserved_sentinels < self.size]
         self._special_ids = sorted({*by_role.values(), *model.special_ids, *declared.tolist()})
         self._sentinel_names = {
-            int(i): tokenizer_files.SENTINEL.format(n) for n, i in enumerate(self.sentinels)
+            int(i): tokenizer_files.SENTINEL.format(n)
+            for n, i in enumerate(self.reserved_sentinels)
         }
-        self._special_names = {model.pieces[i]: i for i in self._special_ids}
-        self._special_names |= {name: i for i, name in self._sentinel_names.items()}
+        self._special_names = {  # the piece of a sentinel may be a letter, as in ByT5
+            model.pieces[i]: i for i in self._special_ids if i not in self._sentinel_names
+        }
+        self._special_names |= {
+            tokenizer_files.SENTINEL.format(n): int(i) for n, i in enumerate(self.sentinels)
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"<Tokenizer: {self.kind}, {self.size:,} pieces, fingerprint {self.fingerprint[:12]}>"
+        )
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens."""
@@ -88,14 +105,15 @@ class Tokenizer:
         """
         if not specials_in_text or not self._special_names:
             return self.encode_batch([text])[0]
-        names = sorted(self._special_names, key=len, reverse=True)
-        parts = re.split(f"({'|'.join(map(re.escape, names))})", text)
+        text = _repaired([text])[0]
         ids: list[int] = []
-        for i, part in enumerate(parts):
-            if i % 2:
-                ids.append(self._special_names[part])
-            elif part:
-                ids += self._encode_part(part, first=i == 0, last=i == len(parts) - 1)
+        for start, stop, i in self._splitter.split(text):
+            if i >= 0:
+                ids.append(i)
+            elif start == 0:
+                ids += self.encode_batch([text[:stop]])[0]
+            else:
+                ids += self._model.encode_behind(text[start:stop])
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -116,6 +134,14 @@ class Tokenizer:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The pieces as the vocabulary writes them; sentinels as <extra_id_0>, <extra_id_1> ..."""
         return [self._sentinel_names.get(int(i)) or self._model.pieces[i] for i in ids]
+
+    def readable(self, ids: Sequence[int]) -> list[str]:
+        """The pieces as a person reads them: those of bytes as the text that the bytes are.
+
+        Bytes that are only a part of a character, and control characters, are written as escapes,
+        such as \\xc3. The marks of spaces and of continued words are those of `pieces`.
+        """
+        return [self._sentinel_names.get(int(i)) or self._model.readable(int(i)) for i in ids]
 
     def continuations(self) -> np.ndarray:
         """bool[size]: True where a piece goes on with the word before it.
@@ -152,15 +178,19 @@ class Tokenizer:
         token_types: bool = True,
         max_length: int | None = None,
         ends: tokenizer_export.Ends | None = None,
+        exported: bool = False,
     ) -> None:
         """Writes every file form that the kind has; transformers' AutoTokenizer loads the folder.
+
+        exported: raise UserError if transformers cannot repeat the ids of the tokenizer, as it
+        cannot with SentencePiece's pieces of words; else the folder is for `load` only.
 
         The rest says what transformers makes of a text. kind: of the model: "encoder" puts [CLS]
         and [SEP] around it, "decoder" nothing, "encoder_decoder" the end of text behind it.
         token_types: the model tells two texts apart by them. max_length: its longest input.
         ends: what a fine-tuned model reads around texts instead.
         """
-        target = epath.Path(folder)
+        target = paths.of(folder)
         target.mkdir(parents=True, exist_ok=True)
         files = tokenizer_export.contents(
             self._model,
@@ -170,9 +200,16 @@ class Tokenizer:
             token_types=token_types,
             max_length=max_length,
             ends=ends,
+            exported=exported,
         )
         for name, data in files.items():
-            (target / name).write_bytes(data)
+            try:
+                (target / name).write_bytes(data)
+            except OSError as error:  # of a write that fails late, which names no file
+                raise errors.UserError(
+                    f"{target / name}: cannot be written ({error.strerror}); mend that and start "
+                    "the same command again"
+                ) from error
 
     def _fingerprint(self, options: tokenizer_files.Options, specials: dict[str, int]) -> str:
         # What came later than the first fingerprints is in only if the pieces alone do not give it.
@@ -186,14 +223,21 @@ class Tokenizer:
             content["sentinels"] = self.sentinels.tolist()
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    def _encode_part(self, part: str, *, first: bool, last: bool) -> list[int]:
-        """Ids of the text between two special tokens, which take the space before them."""
-        in_pieces = self.kind in library_model.SPACE  # pieces hold the space before a word
-        ids = self.encode_batch([part.rstrip() if in_pieces and not last else part])[0]
-        begins_word = first or part[0].isspace()
-        if ids and not begins_word and self.pieces(ids[:1]) == [library_model.SPACE.get(self.kind)]:
-            return ids[1:]  # the space that the rules put in front of every text
-        return ids
+    @functools.cached_property
+    def _splitter(self) -> added_tokens.Splitter:
+        """Finds the special tokens in a text, by the flags with which they are exported."""
+        declared = self._model.special_tokens()
+        # where a piece holds the space before it, so does a token that stands for pieces
+        greedy = {self.specials.mask, *self.reserved_sentinels.tolist()}
+        joined = self.kind in library_model.SPACE
+        tokens = []
+        for name, i in self._special_names.items():
+            token = declared.get(i)
+            if token is None or token.content != name:
+                lstrip = joined and i in greedy
+                token = tokenizers.AddedToken(name, special=True, lstrip=lstrip)
+            tokens.append((i, token))
+        return added_tokens.Splitter(tokens)
 
 
 def load(
@@ -205,7 +249,11 @@ def load(
     given (or whose tokenizer_config.json is ALBERT's) gets ALBERT's cleaning of the text.
     Raises UserError, naming the file and the line.
     """
-    return Tokenizer(*tokenizer_files.read(path, lowercase, strip_accents))
+    with tokenizer_files.one_line(path):
+        loaded = Tokenizer(*tokenizer_files.read(path, lowercase, strip_accents))
+        ids, _ = loaded.encode_with_offsets([_TRIAL])[0]  # a damaged one fails here, not later
+        loaded.decode([*loaded.encode(_TRIAL), *ids])
+    return loaded
 
 
 def train(

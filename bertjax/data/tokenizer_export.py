@@ -16,7 +16,13 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, processors
 
-from bertjax.data import library_model, tokenizer_files, unigram_model, vocabulary
+from bertjax.data import (
+    library_model,
+    sentencepiece_pipeline,
+    tokenizer_files,
+    unigram_model,
+    vocabulary,
+)
 
 
 class Ends(NamedTuple):
@@ -42,11 +48,14 @@ def contents(
     token_types: bool,
     max_length: int | None,
     ends: Ends | None,
+    exported: bool,
 ) -> dict[str, bytes]:
     """File name -> bytes of every form; transformers loads the folder, 4 and 5 alike.
 
     names: role -> piece. sentinels: their ids. kind, token_types, max_length, ends: of the model
     that the tokenizer is for, see `Tokenizer.save`.
+    exported: raise UserError if transformers cannot repeat the ids, instead of leaving out
+        tokenizer.json.
     """
     special_tokens = {f"{role}_token": piece for role, piece in names.items()}
     inputs = ["input_ids", *["token_type_ids"] * token_types, "attention_mask"]
@@ -60,11 +69,13 @@ def contents(
         config["extra_ids"] = len(sentinels)
     files = {}
     if model.kind == "bytes":
-        config["tokenizer_class"] = "ByT5Tokenizer"
+        config |= model.options()
+    elif (library := _library(model, names, exported=exported)) is None:
+        config |= _class_options(model, {}, kind) | model.options()
+        files = _vocabulary_files(model, {})
     else:
-        library = _library(model, names)
         if kind == "encoder_decoder":
-            _declare(library, sentinels)
+            _declare(library, sentinels, lstrip=model.kind in library_model.SPACE)
         _put(library, names, ends, kind=kind, token_types=token_types)
         pipeline = json.loads(library.to_str())
         config |= _class_options(model, pipeline, kind)
@@ -75,18 +86,28 @@ def contents(
     }
 
 
-def _library(model: tokenizer_files.Model, names: dict[str, str]) -> tokenizers.Tokenizer:
+def _library(
+    model: tokenizer_files.Model, names: dict[str, str], *, exported: bool
+) -> tokenizers.Tokenizer | None:
     if isinstance(model, unigram_model.UnigramModel):
         options = tokenizer_files.Options(names=tuple(names.items()))
-        return tokenizer_files.finish(model.library(), options)
-    return tokenizers.Tokenizer.from_str(json.dumps(model.spec))
+        try:
+            return tokenizer_files.finish(model.library(), options)
+        except sentencepiece_pipeline.NotRepeatable:
+            if exported or model.layout != "plain":  # a layout is told by tokenizer.json only
+                raise
+            return None
+    return tokenizers.Tokenizer.from_str(json.dumps(model.pipeline))
 
 
-def _declare(library: tokenizers.Tokenizer, sentinels: np.ndarray) -> None:
-    """The sentinels above the pieces as special tokens, which the library numbers in turn."""
+def _declare(library: tokenizers.Tokenizer, sentinels: np.ndarray, *, lstrip: bool) -> None:
+    """The sentinels above the pieces as special tokens, which the library numbers in turn.
+
+    lstrip: they take the space before them, as the pieces that they stand for do.
+    """
     by_id = {int(i): tokenizer_files.SENTINEL.format(n) for n, i in enumerate(sentinels)}
     new = sorted(i for i in by_id if i >= library.get_vocab_size())
-    library.add_special_tokens([AddedToken(by_id[i], special=True) for i in new])
+    library.add_special_tokens([AddedToken(by_id[i], special=True, lstrip=lstrip) for i in new])
 
 
 def _put(
@@ -170,17 +191,16 @@ def _template(
 def _class_options(model: tokenizer_files.Model, pipeline: dict, kind: str) -> dict:
     """What tokenizer_config.json says of the rules, and the class where transformers has one."""
     options, name = {}, None
-    normalizer = pipeline["normalizer"] or {}
+    normalizer = pipeline.get("normalizer") or {}
     if isinstance(model, unigram_model.UnigramModel):
         if model.albert is not None:
-            name = "AlbertTokenizer"
             options = {
                 "do_lower_case": model.albert.lowercase,
                 "keep_accents": not model.albert.strip_accents,
                 "remove_space": True,
             }
     elif model.kind == "bpe":
-        cutter = pipeline["pre_tokenizer"] or {}
+        cutter = model.spec["pre_tokenizer"] or {}
         options = {
             "add_prefix_space": bool(cutter.get("add_prefix_space")),
             "do_lower_case": normalizer.get("type") == "Lowercase",

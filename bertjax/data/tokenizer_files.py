@@ -1,28 +1,43 @@
 """The file forms of a tokenizer: reads any of them.
 
-    vocab.txt                       WordPiece; casing from tokenizer_config.json beside it
+    vocab.txt                       WordPiece
     vocab.json + merges.txt         byte-level BPE
     tokenizer.json                  any pipeline of the `tokenizers` library
     spiece.model (or *.model)       SentencePiece
+    sentencepiece.bpe.model         SentencePiece with fairseq's ids, as in XLM-R and CamemBERT
     tokenizer_config.json alone     ByT5Tokenizer's bytes
 
-In a folder which holds several, the one that says most is read: spiece.model, tokenizer.json,
-vocab.json, vocab.txt. Paths may be gs://.
+In a folder which holds several, the vocabulary is the first of FORMS that its tokenizer class
+reads (`tokenizer_classes`); the other files say the rules and the added tokens. Plain text is
+encoded by spiece.model only if tokenizer.json beside it has the same pieces: else tokenizer.json
+alone counts, as in transformers. Paths may be gs://.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tokenizers
 from etils import epath
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from bertjax import errors
-from bertjax.data import byte_model, library_model, unigram_model, vocabulary
+from bertjax import errors, paths, schema
+from bertjax.data import (
+    added_tokens,
+    albert_rules,
+    byte_model,
+    library_model,
+    tokenizer_classes,
+    tokenizer_folder,
+    unigram_model,
+    vocabulary,
+)
+from bertjax.data.tokenizer_folder import Folder, Options
 
-ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 # What the roles are called where no tokenizer_config.json says so: in BERT, in RoBERTa and T5, in
 # GPT-2, and names in BERT's manner.
 NAMES = (
@@ -33,61 +48,44 @@ NAMES = (
     {"bos": "[BOS]", "eos": "[EOS]"},
 )  # fmt: skip
 SENTINEL = "<extra_id_{}>"
-BYTES = "ByT5Tokenizer"  # the class that needs no vocabulary
-CONFIG = "tokenizer_config.json"
-FORMS = ("spiece.model", "tokenizer.json", "vocab.json", "vocab.txt")
+ROLES = tokenizer_folder.ROLES
+CONFIG = tokenizer_folder.CONFIG
+_AGAIN = added_tokens.AGAIN
+_PROBE = "A\u00c9\u0301b \u00c7d"  # shows whether a normalizer lowers case or strips accents
 
 Model = library_model.LibraryModel | unigram_model.UnigramModel | byte_model.ByteModel
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What tokenizer_config.json says, under transformers' names; None where it says nothing.
-
-    names: role -> piece, for the roles that it names.
-    """
-
-    do_lower_case: bool | None = None
-    strip_accents: bool | None = None
-    keep_accents: bool | None = None
-    tokenize_chinese_chars: bool | None = None
-    add_prefix_space: bool | None = None
-    tokenizer_class: str | None = None
-    extra_ids: int | None = None
-    names: tuple[tuple[str, str], ...] = ()
 
 
 def read(path: str, lowercase: bool | None, strip_accents: bool | None) -> tuple[Model, Options]:
     """The model in a file or folder, and the options that stood beside it.
 
-    lowercase, strip_accents: None takes tokenizer_config.json's; without one, vocab.txt is uncased
-    unless it holds upper-case pieces, and SentencePiece applies its own rules only.
+    lowercase, strip_accents: None takes what the files say, or else transformers' default for the
+    class. Where no file names a class, vocab.txt is uncased unless it holds upper-case pieces, and
+    SentencePiece applies its own rules only.
     Raises UserError, naming the file and the line.
     """
-    file = _file(epath.Path(path))
-    options = _options(file.parent / CONFIG)
+    said = {}
     if lowercase is not None:
-        options = dataclasses.replace(options, do_lower_case=lowercase)
+        said["do_lower_case"] = lowercase
     if strip_accents is not None:
-        options = dataclasses.replace(
-            options, strip_accents=strip_accents, keep_accents=not strip_accents
-        )
+        said |= {"strip_accents": strip_accents, "keep_accents": not strip_accents}
+    file, folder = tokenizer_folder.find(paths.of(path), said)
+    with one_line(file):
+        return _READERS[tokenizer_folder.kind(file)](file, folder), folder.options
+
+
+@contextlib.contextmanager
+def one_line(file: epath.Path) -> Iterator[None]:
+    """Turns what the libraries raise for a file that they cannot read into a UserError."""
     try:
-        if file.name == CONFIG:
-            return _read_bytes(file, options), options
-        if file.suffix == ".model":
-            return _read_sentencepiece(file, options), options
-        if file.name == "tokenizer.json":
-            library = _read_pipeline(file, options)
-        elif file.suffix == ".json":
-            library = _read_byte_level(file, options)
-        else:
-            library = _read_wordpiece(file, options)
-        return library_model.LibraryModel(library), options
-    except errors.UserError:
+        yield
+    except (errors.UserError, OSError, MemoryError):
         raise
-    except Exception as error:  # the libraries raise bare Exception for what they cannot read
-        raise errors.UserError(f"{file}: not a tokenizer that can be read: {error}") from error
+    except BaseException as error:
+        # A panic of a library in Rust is a BaseException of a class that cannot be imported.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise errors.UserError(f"{file}: not a tokenizer that can be read: {error}") from error
+        raise
 
 
 def special_names(pieces: set[str], options: Options) -> dict[str, str]:
@@ -103,11 +101,11 @@ def special_names(pieces: set[str], options: Options) -> dict[str, str]:
 def sentinels(model: Model, options: Options) -> np.ndarray:
     """Ids of <extra_id_0>, <extra_id_1> ...: int32[as many as the files say, else the usual].
 
-    Where they are no pieces their ids lie above, counting down in T5 and, as transformers has it,
-    up in ByT5.
+    Where they are no pieces their ids lie above, counting down in T5. ByT5 uses ids of bytes.
     """
-    declared = model.num_sentinels if isinstance(model, library_model.LibraryModel) else 0
-    return _sentinels(model, declared or options.extra_ids or 0)
+    if isinstance(model, byte_model.ByteModel):
+        return model.sentinels
+    return _sentinels(model, model.num_sentinels or options.extra_ids or 0)
 
 
 def of_pieces(model: Model, options: Options) -> tuple[vocabulary.Specials, np.ndarray]:
@@ -126,8 +124,8 @@ def _sentinels(model: Model, count: int) -> np.ndarray:
     if declared:
         return np.array(declared, np.int32)
     size = len(model.pieces)
-    if model.kind == "bytes":
-        return np.arange(size, size + (count or byte_model.NUM_SENTINELS), dtype="i4")
+    if model.kind == "bytes":  # before they were ids of bytes
+        return byte_model.sentinels_above()
     return vocabulary.sentinels_above(size, count or vocabulary.NUM_SENTINELS)
 
 
@@ -160,7 +158,7 @@ def byte_level(
 def finish(library: tokenizers.Tokenizer, options: Options) -> tokenizers.Tokenizer:
     """Declares the special tokens."""
     names = special_names(set(library.get_vocab()), options)
-    joined = isinstance(library.pre_tokenizer, pre_tokenizers.ByteLevel)
+    joined = not isinstance(library.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
     library.add_special_tokens(
         [
             # where a piece holds the space before it, so does the mask that stands for one
@@ -169,26 +167,6 @@ def finish(library: tokenizers.Tokenizer, options: Options) -> tokenizers.Tokeni
         ]
     )
     return library
-
-
-def _file(path: epath.Path) -> epath.Path:
-    if path.is_file():
-        return path
-    if not path.exists():
-        raise errors.UserError(f"{path}: no such tokenizer; give a folder or one of {_forms()}")
-    for form in FORMS:
-        if (path / form).exists():
-            return path / form
-    if _options(path / CONFIG).tokenizer_class == BYTES:
-        return path / CONFIG
-    models_found = sorted(str(file) for file in path.glob("*.model"))
-    if len(models_found) == 1:
-        return epath.Path(models_found[0])
-    raise errors.UserError(f"{path}: no tokenizer in this folder; it needs one of {_forms()}")
-
-
-def _forms() -> str:
-    return ", ".join(FORMS).replace("vocab.json", "vocab.json + merges.txt")
 
 
 def _text(file: epath.Path) -> str:
@@ -203,34 +181,19 @@ def _text(file: epath.Path) -> str:
     return text
 
 
-def _parsed(file: epath.Path) -> dict:
-    try:
-        value = json.loads(_text(file))
-    except json.JSONDecodeError as error:
-        raise errors.UserError(f"{file}: line {error.lineno} is not JSON: {error.msg}") from error
-    if not isinstance(value, dict):
-        raise errors.UserError(f"{file}: a JSON object was expected, not a {type(value).__name__}")
-    return value
-
-
-def _options(file: epath.Path) -> Options:
-    if not file.exists():
-        return Options()
-    config = _parsed(file)
-    fields = {f.name: config[f.name] for f in dataclasses.fields(Options) if f.name in config}
-    names = {}
-    for role in ROLES:
-        piece = config.get(f"{role}_token")
-        names |= {role: piece["content"] if isinstance(piece, dict) else piece} if piece else {}
-    return Options(**fields | {"names": tuple(names.items())})
-
-
-def _read_bytes(file: epath.Path, options: Options) -> byte_model.ByteModel:
-    if options.tokenizer_class != BYTES:
+def _read_bytes(file: epath.Path, folder: Folder) -> byte_model.ByteModel:
+    if folder.known is not tokenizer_classes.BYTES:  # a class that reads any file
         raise errors.UserError(
-            f"{file}: its class is {options.tokenizer_class}, which needs one of {_forms()}"
+            f"{file}: holds no vocabulary; it needs one of {tokenizer_folder.forms()}"
         )
-    return byte_model.ByteModel()
+    sentinel = SENTINEL.split("{", 1)[0]
+    for i, token in folder.added.items():
+        if i >= len(byte_model.ByteModel.pieces) and not token.content.startswith(sentinel):
+            raise errors.UserError(
+                f"{file}: the added token {token.content!r} is not supported: the pieces of "
+                "ByT5Tokenizer are the bytes and its sentinels; remove it"
+            )
+    return byte_model.of_config(folder.config, file)
 
 
 def _bert_normalizer(options: Options) -> normalizers.BertNormalizer:
@@ -242,7 +205,8 @@ def _bert_normalizer(options: Options) -> normalizers.BertNormalizer:
     )
 
 
-def _read_wordpiece(file: epath.Path, options: Options) -> tokenizers.Tokenizer:
+def _read_wordpiece(file: epath.Path, folder: Folder) -> library_model.LibraryModel:
+    options = folder.options
     pieces = [line.rstrip("\r") for line in _text(file).removesuffix("\n").split("\n")]
     first_line: dict[str, int] = {}
     for number, piece in enumerate(pieces, start=1):
@@ -259,11 +223,13 @@ def _read_wordpiece(file: epath.Path, options: Options) -> tokenizers.Tokenizer:
     if options.do_lower_case is None:
         cased = any(piece != piece.lower() for piece in pieces if piece[0] not in "[<")
         options = dataclasses.replace(options, do_lower_case=not cased)
-    return wordpiece(pieces, options, unk)
+    return _extended(wordpiece(pieces, options, unk), file, folder)
 
 
-def _read_byte_level(file: epath.Path, options: Options) -> tokenizers.Tokenizer:
-    ids = _parsed(file)
+def _read_byte_level(file: epath.Path, folder: Folder) -> library_model.LibraryModel:
+    ids = schema.typed(
+        schema.read_object(file, _AGAIN), dict[str, added_tokens.Id], file, _AGAIN
+    )
     merges_file = file.parent / "merges.txt"
     if not merges_file.exists():
         raise errors.UserError(f"{file}: merges.txt is not beside it; byte-level BPE needs both")
@@ -277,32 +243,155 @@ def _read_byte_level(file: epath.Path, options: Options) -> tokenizers.Tokenizer
                 f"{merges_file}: line {number} merges no two pieces of {file.name}: {line!r}"
             )
         pairs.append(pair)
-    return byte_level(ids, pairs, options)
+    return _extended(byte_level(ids, pairs, folder.options), file, folder)
 
 
-def _read_pipeline(file: epath.Path, options: Options) -> tokenizers.Tokenizer:
-    spec = _parsed(file)
-    kind = (spec.get("model") or {}).get("type")
+def _read_pipeline(file: epath.Path, folder: Folder) -> library_model.LibraryModel:
+    spec = dict(folder.pipeline)
+    model = spec.get("model")
+    kind = model.get("type") if isinstance(model, dict) else None
     if kind not in library_model.KINDS:
         known = ", ".join(library_model.KINDS)
         raise errors.UserError(f"{file}: its model is {kind!r}; bertjax reads {known}")
-    normalizer = spec.get("normalizer") or {}
-    if normalizer.get("type") == "BertNormalizer":  # as in transformers, the config file wins
+    for part, type_name, rules in (
+        ("normalizer", "BertNormalizer", _bert_rules(folder)),
+        ("pre_tokenizer", "ByteLevel", _byte_level_rules(folder)),
+    ):
+        found = spec.get(part)
+        if isinstance(found, dict) and found.get("type") == type_name:
+            spec[part] = found | rules
+    return _extended(tokenizers.Tokenizer.from_str(json.dumps(spec)), file, folder)
+
+
+def _bert_rules(folder: Folder) -> dict[str, bool | None]:
+    """What replaces the settings of tokenizer.json, which have no say where a class has rules."""
+    options = folder.options
+    wanted = {
+        "lowercase": options.do_lower_case,
+        "strip_accents": options.strip_accents,
+        "handle_chinese_chars": options.tokenize_chinese_chars,
+    }
+    if folder.known.kind == "wordpiece":
+        return wanted
+    if folder.class_name:  # transformers takes tokenizer.json as it is
         wanted = {
-            "lowercase": options.do_lower_case,
-            "strip_accents": options.strip_accents,
-            "handle_chinese_chars": options.tokenize_chinese_chars,
+            "lowercase": folder.said.get("do_lower_case"),
+            "strip_accents": folder.said.get("strip_accents"),
         }
-        spec["normalizer"] |= {key: value for key, value in wanted.items() if value is not None}
-    return tokenizers.Tokenizer.from_str(json.dumps(spec))
+    return {key: value for key, value in wanted.items() if value is not None}
 
 
-def _read_sentencepiece(file: epath.Path, options: Options) -> unigram_model.UnigramModel:
-    albert = None
-    named_albert = (options.tokenizer_class or "").startswith("Albert")
-    if named_albert or options.do_lower_case is not None or options.keep_accents is not None:
-        albert = unigram_model.AlbertRules(
-            lowercase=options.do_lower_case is not False,
-            strip_accents=not options.keep_accents,
-        )
-    return unigram_model.UnigramModel(file.read_bytes(), albert)
+def _byte_level_rules(folder: Folder) -> dict[str, bool]:
+    if folder.known.kind != "bpe":
+        return {}
+    return {"add_prefix_space": bool(folder.options.add_prefix_space)}
+
+
+def _extended(
+    library: tokenizers.Tokenizer, file: epath.Path, folder: Folder
+) -> library_model.LibraryModel:
+    added_tokens.declare(library, folder.added, file)
+    return library_model.LibraryModel(library)
+
+
+def _read_sentencepiece(
+    file: epath.Path, folder: Folder
+) -> unigram_model.UnigramModel | library_model.LibraryModel:
+    data = file.read_bytes()
+    albert, layout = _albert_rules(folder), folder.known.layout
+    if folder.pipeline:
+        layout = _common_layout(data, folder)
+        if layout is None:
+            return _read_pipeline(folder.path / tokenizer_folder.PIPELINE, folder)
+        if folder.known.kind == "any" and folder.class_name:
+            plain = unigram_model.UnigramModel(data, albert, layout=layout)
+            if _normalized(folder.pipeline) != _bare(plain.normalized(_PROBE)):
+                return _read_pipeline(folder.path / tokenizer_folder.PIPELINE, folder)
+    size = len(unigram_model.pieces_of(data, layout))
+    model = unigram_model.UnigramModel(
+        data,
+        albert,
+        layout=layout,
+        added=_with_sentinels(folder, size),
+        prefix_once=folder.prefix_once,
+    )
+    if folder.pipeline and model.prefix_once != folder.prefix_once:  # added tokens begin no word
+        return _read_pipeline(folder.path / tokenizer_folder.PIPELINE, folder)
+    return model
+
+
+def _albert_rules(folder: Folder) -> albert_rules.AlbertRules | None:
+    """ALBERT's cleaning, if the class has it, the caller asks for it, or a file says its options.
+
+    AlbertTokenizer's option keep_accents tells folders of ours, which have no class of their own.
+    """
+    options = folder.options
+    wanted = "keep_accents" in folder.known.defaults or folder.said
+    if folder.known.kind == "any":
+        wanted = wanted or options.keep_accents is not None
+        wanted = wanted or (not folder.class_name and options.do_lower_case is not None)
+    if not wanted:
+        return None
+    return albert_rules.AlbertRules(
+        lowercase=options.do_lower_case is not False, strip_accents=not options.keep_accents
+    )
+
+
+def _common_layout(data: bytes, folder: Folder) -> str | None:
+    """The layout in which the SentencePiece model has the pieces of tokenizer.json, with its ids.
+
+    tokenizer.json may have added tokens behind them. None if the two are of different vocabularies.
+    """
+    vocab = folder.pipeline.get("model", {}).get("vocab", [])
+    scores: list[float] = []
+    if isinstance(vocab, dict):
+        theirs = sorted(vocab, key=vocab.__getitem__)
+    else:
+        theirs, scores = [piece for piece, _ in vocab], [score for _, score in vocab]
+    added = {token.content for token in folder.added.values()}
+    for name in unigram_model.LAYOUTS:
+        try:
+            ours = unigram_model.pieces_of(data, name)
+        except ValueError:  # this layout is for models with other special pieces
+            continue
+        if theirs[: len(ours)] == ours and added.issuperset(theirs[len(ours) :]):
+            same = unigram_model.same_scores(data, name, scores)
+            return name if same or not scores else None
+    return None
+
+
+def _normalized(pipeline: dict[str, Any]) -> str:
+    spec = pipeline.get("normalizer")
+    return _bare(_normalizer(spec).normalize_str(_PROBE) if spec else _PROBE)
+
+
+def _normalizer(spec: dict[str, Any]) -> normalizers.Normalizer:
+    frame = json.loads(tokenizers.Tokenizer(models.BPE()).to_str()) | {"normalizer": spec}
+    return tokenizers.Tokenizer.from_str(json.dumps(frame)).normalizer
+
+
+def _bare(text: str) -> str:
+    return text.replace(unigram_model.SPACE, "").replace(" ", "")
+
+
+def _with_sentinels(folder: Folder, size: int) -> added_tokens.Added:
+    """The added tokens; sentinels of T5, which slow tokenizers do not list, fill a gap below."""
+    above = [i for i in folder.added if i >= size]
+    count = folder.options.extra_ids or vocabulary.NUM_SENTINELS
+    if not above or min(above) != size + count:
+        return folder.added
+    names = (SENTINEL.format(n) for n in reversed(range(count)))
+    sentinels = {
+        i: tokenizers.AddedToken(name, special=True, normalized=False)
+        for i, name in enumerate(names, start=size)
+    }
+    return dict(folder.added) | sentinels
+
+
+_READERS = {
+    "bytes": _read_bytes,
+    "pipeline": _read_pipeline,
+    "sentencepiece": _read_sentencepiece,
+    "bpe": _read_byte_level,
+    "wordpiece": _read_wordpiece,
+}

@@ -47,7 +47,7 @@ def train(
     )
     library = (_wordpiece if kind == "wordpiece" else _bpe)(texts, vocab_size, options)
     _check_size(library.get_vocab_size(), vocab_size)
-    return library_model.LibraryModel(library), options
+    return library_model.LibraryModel(library, prefix_once=True), options
 
 
 def _wordpiece(

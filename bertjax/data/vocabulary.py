@@ -42,6 +42,7 @@ class Vocabulary:
     special_mask: bool[size], True for special tokens.
     sentinels: int32[NUM_SENTINELS, or as many as the tokenizer declares], the ids of <extra_id_0>,
         <extra_id_1> ...; they may lie above the pieces, where a model needs embeddings for them.
+        ByT5's are ids of bytes.
     """
 
     size: int

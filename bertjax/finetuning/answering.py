@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax import errors, inference
-from bertjax.artifact import artifact
+from bertjax import errors, inference, progress, schema
+from bertjax.artifact import artifact, files
 from bertjax.data import tokenizer as tokenizer_lib
 from bertjax.finetuning import batches as batches_lib
 from bertjax.finetuning import examples as examples_lib
@@ -155,8 +155,8 @@ def from_artifact(source: artifact.Artifact) -> Answering:
             "`bertjax finetune`"
         )
     module = kind_lib.load(task["kind"])
-    fields = artifact.model_fields(task["config"], "task")
-    config = module.Config(**fields)
+    fields = {**kind_lib.former(module), **task["config"]}
+    config = schema.typed(fields, module.Config, "task: config", files.AGAIN)
     return Answering(
         task["name"],
         task["kind"],
@@ -216,12 +216,19 @@ def forward(
     batches: batches_lib.Batches,
     place: Callable[[dict[str, np.ndarray]], dict[str, Any]] = dict,
     axis: int = 0,
+    on_progress: progress.Done = lambda done, total: None,
 ) -> dict[str, np.ndarray]:
     """Outputs of `step` for every row, in the order of the rows, which are on `axis`.
 
     Arrays whose batches differ in length are padded with zeros. place: puts a batch on the device.
+    on_progress: called with (rows done, rows in all) after each batch.
     """
-    parts = list(by_batch(step, params, batches, place))
+    parts: list[tuple[np.ndarray, Mapping[str, np.ndarray]]] = []
+    rows_done = 0
+    for numbers, outputs in by_batch(step, params, batches, place):
+        parts.append((numbers, outputs))
+        rows_done += len(numbers)
+        on_progress(rows_done, batches.num_rows)
     joined = {}
     for name in parts[0][1]:
         shapes = [outputs[name].shape for _, outputs in parts]

@@ -107,6 +107,7 @@ class Batches:
         passes: int = 0,
     ):
         self._rows, self._features, self.batch_size = rows, features, batch_size
+        self.num_rows = len(rows)
         self._lengths = row_lengths(rows, features, "length")
         if passes:
             price = _CPU if jax.default_backend() == "cpu" else _ACCELERATOR

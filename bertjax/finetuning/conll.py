@@ -5,9 +5,10 @@
     German  B-MISC
 
 The first column is the word and the last one the tag, split at tabs where the line has any, else at
-white space. -DOCSTART- lines and comments, `# name = value` and `# newpar`, are left out. Entities
-come out in the BIO2 scheme, whichever the file has (Tjong Kim Sang & Buchholz, CoNLL-2000; the
-letters of IOBES and BILOU by Ratinov & Roth, CoNLL-2009).
+white space. -DOCSTART- lines and comments, `# name = value` and `# newpar`, are left out, except
+`# text = EU rejects German`, the raw text of the next sentence. Entities come out in the BIO2
+scheme, whichever the file has (Tjong Kim Sang & Buchholz, CoNLL-2000; the letters of IOBES and
+BILOU by Ratinov & Roth, CoNLL-2009).
 """
 
 import functools
@@ -21,6 +22,7 @@ from bertjax.finetuning import examples, readers
 
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
 _BIO2 = {"O": "O", "B": "B", "I": "I", "E": "I", "S": "B", "L": "I", "U": "B"}
+_TEXT = "# text = "
 _COMMENT = re.compile(r"#[^\t]* = |# new(doc|par)$")  # as Universal Dependencies has them
 
 Line = tuple[str, str, int]  # word, tag ("" where there is none), line number
@@ -32,9 +34,10 @@ def read(path: str, *, entities: bool | None) -> list[examples.Words]:
     entities: as of `bio2`; None leaves all tags out. UserError for tags that it refuses, lines of
     unlike columns, and words without a tag among others.
     """
-    sentences = list(_sentences(path))
-    if not sentences:
+    with_texts = list(_sentences(path))
+    if not with_texts:
         raise errors.UserError(f"{path}: holds no sentence")
+    sentences = [sentence for _, sentence in with_texts]
     tagged = [None] * len(sentences)
     if entities is not None and any(tag for sentence in sentences for _, tag, _ in sentence):
         for word, tag, line in (line for sentence in sentences for line in sentence):
@@ -45,10 +48,11 @@ def read(path: str, *, entities: bool | None) -> list[examples.Words]:
             lambda sentence, word: f"{path}:{sentences[sentence][word][2]}",
             entities=entities,
         )
-    return [
+    found = [
         examples.Words(tuple(word for word, _, _ in sentence), tags, f"{path}:{sentence[0][2]}")
         for sentence, tags in zip(sentences, tagged, strict=True)
     ]
+    return [examples.with_text(e, text) for e, (text, _) in zip(found, with_texts, strict=True)]
 
 
 def is_plain(path: str, *, entities: bool) -> bool:
@@ -71,14 +75,18 @@ def _ends_sentence(line: str) -> bool:
     return not line.strip(" \t") or line.startswith("-DOCSTART-")
 
 
-def _sentences(path: str) -> Iterator[list[Line]]:
+def _sentences(path: str) -> Iterator[tuple[str, list[Line]]]:
+    """Yields the raw text of each sentence ("" where there is none) and its lines."""
+    text, columns = "", 0
     sentence: list[Line] = []
-    columns = 0
     for number, line in readers.lines(path):
         if _ends_sentence(line):
             if sentence:
-                yield sentence
+                yield text, sentence
+                text = ""
             sentence = []
+        elif line.startswith(_TEXT):
+            text = line.removeprefix(_TEXT)
         elif not _COMMENT.match(line):
             cells = line.split("\t") if "\t" in line else line.split()
             columns = columns or len(cells)
@@ -90,7 +98,7 @@ def _sentences(path: str) -> Iterator[list[Line]]:
                 raise errors.UserError(f"{path}:{number}: the first column, the word, is empty")
             sentence.append((cells[0], cells[-1].strip() if columns > 1 else "", number))
     if sentence:
-        yield sentence
+        yield text, sentence
 
 
 def bio2(

@@ -7,6 +7,8 @@ predict have the same examples without labels: None, or () where there may be se
 import re
 from typing import NamedTuple
 
+from bertjax import errors
+
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -25,7 +27,7 @@ class Sentence(NamedTuple):
 class Words(NamedTuple):
     """A sentence cut into words, and a tag for each word in the BIO2 scheme or any other.
 
-    text: what `cut` cut the words from; "" where they came as words.
+    text: the raw text that the words are cut from; "" where they came as words.
     """
 
     words: tuple[str, ...]
@@ -106,9 +108,34 @@ def cut(text: str, where: str = "") -> Words:
     return Words(tuple(_WORD.findall(text)), where=where, text=text)
 
 
-def places(text: str) -> list[tuple[int, int]]:
-    """The characters [start, stop) of each word that `cut` finds."""
-    return [found.span() for found in _WORD.finditer(text)]
+def with_text(example: Words, text: str) -> Words:
+    """Returns the example with its raw text; unchanged if the text has more than the words."""
+    try:
+        spans = places(example._replace(text=text))
+    except errors.UserError:
+        return example
+    bounds = [0, *(bound for span in spans for bound in span), len(text)]
+    between = "".join(text[a:b] for a, b in zip(bounds[::2], bounds[1::2], strict=True))
+    return example if between.strip() else example._replace(text=text)
+
+
+def places(example: Words) -> list[tuple[int, int]]:
+    """Returns the characters [start, stop) of each word in the example's text.
+
+    Raises UserError for a word that does not follow the word before it in the text.
+    """
+    found, end = [], 0
+    for word in example.words:
+        start = example.text.find(word, end)
+        if start < 0:
+            where = f"{example.where}: " if example.where else ""
+            raise errors.UserError(
+                f"{where}the word {word!r:.40} is not in {example.text[end:]!r:.40}, the text "
+                "behind the word before it: give the words in the order of the text, or no text"
+            )
+        end = start + len(word)
+        found.append((start, end))
+    return found
 
 
 def squeezed(text: str) -> str:

@@ -15,21 +15,43 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from bertjax import errors
+from bertjax import errors, schema
 from bertjax.artifact import artifact, files, loading
-from bertjax.finetuning import loop, recipe
+from bertjax.finetuning import kind, loop, recipe, tasks
 
-FORMAT = loading.FINETUNING
-VERSION = 1
+FORM = schema.Form(loading.FINETUNING, 1)
+_ANOTHER = "give another --output"
 CONFIG, RUNS, ARTIFACT = "config.json", "runs", "artifact"
 PREDICTIONS, SUBMISSION = "predictions", "submission"
+_RUN = re.compile(r"lr([0-9]+(?:[.][0-9]+)?(?:e[-+]?[0-9]+)?)-seed([0-9]+)[.]json")
 REPORT, TABLE, PLOT = "report.json", "report.md", "scores.png"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Config:
+    """config.json of the folder. model, data: digests."""
+
+    config: dict[str, Any]
+    model: str
+    data: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Best(schema.Open):
+    learning_rate: float
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Report(schema.Open):
+    best: _Best
 
 
 class Folder:
@@ -42,10 +64,8 @@ class Folder:
         source: artifact.Artifact,
         examples: Mapping[str, Sequence[Any]],
     ):
-        self.path = pathlib.Path(path)
+        self.path = files.local(path)
         mine = {
-            "format": FORMAT,
-            "version": VERSION,
             "config": json.loads(json.dumps(_shared(config.to_dict()))),
             "model": artifact.fingerprint(source) + source.tokenizer.fingerprint,
             "data": {name: _digest(found) for name, found in examples.items()},
@@ -53,7 +73,7 @@ class Folder:
         file = self.path / CONFIG
         _check_own(self.path)
         if file.exists():
-            stored = files.read_json(file)
+            stored = self.stored()
             _check(self.path, mine, stored)
             mine["data"] = stored["data"] | mine["data"]  # scores of splits not given now are kept
         try:
@@ -62,27 +82,27 @@ class Folder:
             raise errors.UserError(
                 f"{path}: cannot be written ({error.strerror}); give another --output"
             ) from error
-        files.write_json(file, mine)
+        schema.write(file, mine, FORM)
+
+    def stored(self) -> dict[str, Any]:
+        """Returns config, model and data of the config.json that is there."""
+        return dataclasses.asdict(schema.read(self.path / CONFIG, _Config, _ANOTHER, form=FORM))
 
     def run(self, learning_rate: float, seed: int) -> loop.Run | None:
         """A finished run; None for one that is not."""
         file = self._file(learning_rate, seed, "json")
         if not file.exists():
             return None
-        try:
-            stored = json.loads(file.read_text(encoding="utf-8"))
-            stored["evaluations"] = [loop.Evaluation(**each) for each in stored["evaluations"]]
-            return loop.Run(**stored)
-        except (ValueError, TypeError, KeyError) as error:
-            raise errors.UserError(
-                f"{file}: not a finished run ({error!r:.80}); remove it, and it is trained again"
-            ) from error
+        again = "remove it, and it is trained again"
+        run = schema.read(file, loop.Run, again)
+        if not 0 <= run.best < len(run.evaluations) or run.main not in run.dev:
+            raise errors.UserError(f"{file}: has no best evaluation; {again}")
+        return run
 
     def left_out(self, rates: Sequence[float], seeds: Sequence[int]) -> list[tuple[float, int]]:
         """(rate, seed) of the finished runs that are none of these."""
-        names = (file.stem for file in (self.path / RUNS).glob("lr*-seed*.json"))
-        pairs = (name.removeprefix("lr").split("-seed") for name in names)
-        found = sorted((float(rate), int(seed)) for rate, seed in pairs)
+        matches = (_RUN.fullmatch(file.name) for file in (self.path / RUNS).iterdir())
+        found = sorted((float(match[1]), int(match[2])) for match in matches if match)
         return [(rate, seed) for rate, seed in found if rate not in rates or seed not in seeds]
 
     def save(self, run: loop.Run, trained: Any = None) -> None:
@@ -93,7 +113,7 @@ class Folder:
             files.write_tensors(partial, artifact.flatten(trained))
             partial.replace(file)
         # Last: without it the run is not finished.
-        files.write_json(self._file(run.learning_rate, run.seed, "json"), dataclasses.asdict(run))
+        schema.write(self._file(run.learning_rate, run.seed, "json"), dataclasses.asdict(run))
 
     def params(self, run: loop.Run) -> Any | None:
         """What the run trained; None where it is no longer kept."""
@@ -123,16 +143,23 @@ class Folder:
 
     def predictions(self, split: str) -> list[dict[str, Any]]:
         """What `write_predictions` wrote of a split, without the examples."""
-        lines = self._predictions(split).read_text(encoding="utf-8").split("\n")
-        return [json.loads(line)["prediction"] for line in lines if line]
+        file, again = self._predictions(split), "remove it, and it is written again"
+        found = []
+        for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
+            if line:
+                prediction = schema.parse(line, file, again, number=number).get("prediction")
+                if not isinstance(prediction, dict):
+                    raise errors.UserError(f"{file}:{number}: has no prediction; {again}")
+                found.append(prediction)
+        return found
 
     def holds(self, run: loop.Run, splits: Sequence[str]) -> bool:
         """Whether the artifact is of this run, and its predictions of these splits are there."""
         file = self.path / REPORT
         if not (file.exists() and (self.path / ARTIFACT).exists()):
             return False
-        best = files.read_json(file)["best"]
-        same = (best["learning_rate"], best["seed"]) == (run.learning_rate, run.seed)
+        best = schema.read(file, _Report, "remove it, and it is written again").best
+        same = (best.learning_rate, best.seed) == (run.learning_rate, run.seed)
         return same and all(self._predictions(split).exists() for split in splits)
 
     def drop_report(self) -> None:
@@ -177,11 +204,9 @@ def _check_own(path: pathlib.Path) -> None:
 
 
 def _check(path: pathlib.Path, mine: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    if (stored.get("format"), stored.get("version")) != (FORMAT, VERSION):
-        raise errors.UserError(
-            f"{path / CONFIG}: not of a fine-tuning of this version; give another --output"
-        )
     config, other = mine["config"], stored["config"]
+    former = kind.former(kind.load(tasks.find(config["task"]).kind))
+    other = {f"kind.{name}": value for name, value in former.items()} | other
     keys = [key for key in sorted(config | other) if config.get(key) != other.get(key)]
     for named in ("task", "strategy.name"):  # they decide which other keys there are
         keys = [named] if named in keys else keys

@@ -3,23 +3,16 @@
     keys.names()        # ["model", "num_epochs", ..., "strategy.rank", "kind.doc_stride", ...]
     keys.table()        # ["  num_epochs=3    passes over the training data", ...]
 
-The comments are read from the source, so that each stands in one place.
+The comments are read from the source: see `config_help`.
 """
 
 import dataclasses
-import inspect
-import re
-import textwrap
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from bertjax import config as config_lib
-from bertjax import optimizer
+from bertjax import config_help, optimizer
 from bertjax.finetuning import kind, recipe, strategies, tasks
-
-_DECLARED = re.compile(r"^ +(?:config\.)?([\w.]+)(?:\[.*\]|: \w+)? = .*  # (.+)$", re.MULTILINE)
-_COLUMN, _WIDTH = 36, 100
 
 
 def names() -> list[str]:
@@ -35,10 +28,14 @@ def table() -> list[str]:
     for name, group in _of_kinds().items():
         of_kind = [task.name for task in tasks.TASKS.values() if task.kind == name]
         groups[f"with the tasks {', '.join(sorted(of_kind))}"] = group
-    lines = []
-    for title, group in groups.items():
-        lines += [*textwrap.wrap(f"{title}:", _WIDTH), *map(_line, group.items()), ""]
-    return lines[:-1]
+    return config_help.lines(groups)
+
+
+def _with_tasks(group: config_help.Group) -> config_help.Group:
+    """Adds to each comment the tasks that have another value."""
+    return {
+        key: (value, comment + _of_tasks(key, value)) for key, (value, comment) in group.items()
+    }
 
 
 def _of_tasks(key: str, default: Any) -> str:
@@ -53,47 +50,32 @@ def _of_tasks(key: str, default: Any) -> str:
     return f"; {'; '.join(told)}" * bool(told)
 
 
-def _line(pair: tuple[str, tuple[Any, str]]) -> str:
-    key, (value, comment) = pair
-    comment += _of_tasks(key, value)
-    value = ",".join(f"{one:g}" for one in value) if isinstance(value, tuple) else value
-    value = value.encode("unicode_escape").decode() if isinstance(value, str) else value
-    first = f"  {f'{key}={value}':<{_COLUMN - 4}}  "
-    return textwrap.fill(comment, _WIDTH, initial_indent=first, subsequent_indent=" " * _COLUMN)
-
-
-def _of_recipe() -> dict[str, tuple[Any, str]]:
+def _of_recipe() -> config_help.Group:
     """{key: (default, comment)} of what every task and strategy has."""
     config = recipe.default("classification")
-    known = _comments(recipe)
-    known = {f"optimizer.{key}": said for key, said in _comments(optimizer).items()} | known
-    return {
-        key: (config_lib.value_of(config, key), known.get(key) or known.get(key.split(".")[0], ""))
-        for key in config_lib.keys(config)
-        if key != "task" and not key.startswith("kind.")
-    }
+    known = config_help.comments(optimizer.Config)
+    known = {f"optimizer.{key}": said for key, said in known.items()}
+    group = config_help.described(config, known | config_help.comments(recipe))
+    return _with_tasks(
+        {k: pair for k, pair in group.items() if k != "task" and not k.startswith("kind.")}
+    )
 
 
-def _of_strategies() -> dict[str, dict[str, tuple[Any, str]]]:
+def _of_strategies() -> dict[str, config_help.Group]:
     return _knobs("strategy", {name: strategies.load(name) for name in strategies.names()})
 
 
-def _of_kinds() -> dict[str, dict[str, tuple[Any, str]]]:
+def _of_kinds() -> dict[str, config_help.Group]:
     return _knobs("kind", {name: kind.load(name) for name in kind.names()})
 
 
-def _knobs(
-    prefix: str, modules: Mapping[str, ModuleType]
-) -> dict[str, dict[str, tuple[Any, str]]]:
+def _knobs(prefix: str, modules: Mapping[str, ModuleType]) -> dict[str, config_help.Group]:
     """The fields of each module's Config, where it has any."""
     found = {}
     for name, module in modules.items():
-        known = _comments(module)
+        known = config_help.comments(module)
         fields = dataclasses.asdict(module.Config())
-        found[name] = {f"{prefix}.{k}": (value, known.get(k, "")) for k, value in fields.items()}
+        found[name] = _with_tasks(
+            {f"{prefix}.{k}": (value, known.get(k, "")) for k, value in fields.items()}
+        )
     return {name: group for name, group in found.items() if group}
-
-
-def _comments(module: ModuleType) -> dict[str, str]:
-    """{what is assigned: the comment behind it}, of several the first."""
-    return dict(reversed(_DECLARED.findall(inspect.getsource(module))))

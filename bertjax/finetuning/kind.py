@@ -26,6 +26,8 @@ A kind is one file of `finetuning/kinds`, found by its name (`load`). It has
     predict_loop (optional): (config, pretrained model, encoded, prompt_ids) -> outputs, where an
         answer is not one forward pass (generation); prompt_ids: of a strategy, () for none
     for_model (optional): (config, artifact) -> the config as the model that starts needs it
+    FORMER (optional): {field of Config: value} of fields that configs stored by earlier versions
+        lack, and the value that those versions had
     ACROSS_ROWS (optional): True where the loss of a row is of the other rows of its batch too
 
 Rows are what the model sees: an example of question answering may be several (windows). A batch has
@@ -39,7 +41,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -93,6 +95,11 @@ def summed(chances: Iterable[tuple[str, float]]) -> dict[str, float]:
     for text, chance in chances:
         found[text] = found.get(text, 0.0) + float(chance)
     return found
+
+
+def former(module: ModuleType) -> dict[str, Any]:
+    """Returns the fields that stored configs of a kind may lack, with the values that they mean."""
+    return getattr(module, "FORMER", {})
 
 
 def names() -> list[str]:

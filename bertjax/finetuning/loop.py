@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax import schema
 from bertjax.finetuning import parts as parts_lib
 
-TELL_EVERY = 30.0  # seconds between two lines of progress
+TELL_EVERY = 5.0  # seconds between two lines of progress
 
 
 @dataclasses.dataclass
@@ -30,7 +31,7 @@ class Evaluation:
 
     epoch: float
     loss: float | None
-    dev: dict[str, float]
+    dev: dict[str, schema.Score]
 
 
 @dataclasses.dataclass
@@ -48,7 +49,7 @@ class Run:
     best: int = -1
     skipped: int = 0  # steps until the last evaluation that were not finite
     seconds: float = 0.0
-    others: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    others: dict[str, dict[str, schema.Score]] = dataclasses.field(default_factory=dict)
 
     @property
     def dev(self) -> dict[str, float]:
@@ -84,7 +85,9 @@ def train(
     patience, evaluates = parts.config.early_stopping, evaluation_steps(parts)
     steps_per_epoch = parts.train_batches.steps_per_epoch
     started = told = time.perf_counter()
+    tell(f"{_name(runs)}: compiling the train step, {parts.num_steps:,} steps")
     train_step = parts.train_step(len(seeds))
+    tell(f"{_name(runs)}: compiled in {time.perf_counter() - started:.1f} s")
     state = parts.first_state(seeds)
     best = jax.tree.map(jnp.copy, state.params)
     losses = Losses()
@@ -148,8 +151,9 @@ class Losses:
         return [float(losses_S.mean()) if len(losses_S) else None for losses_S in finite]
 
     def recent(self) -> str:
-        """Of a step that is done by now, not the last one, which is under way."""
-        return ", ".join(f"{x:.3f}" for x in np.asarray(self._losses[-10:][0]))
+        """Of the newest step that is done; the last one may still be under way."""
+        done = [loss_K for loss_K in self._losses if loss_K.is_ready()] or self._losses[:1]
+        return ", ".join(f"{x:.3f}" for x in np.asarray(done[-1]))
 
 
 @jax.jit

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bertjax import errors, inference
+from bertjax import errors, inference, progress
 from bertjax.artifact import artifact
 from bertjax.finetuning import answering as answering_lib
 from bertjax.finetuning import checks, kind, tasks
@@ -61,21 +61,33 @@ class Predictor(inference.Pretrained):
         return asked or trained or super()._pooling(asked)
 
     def evaluate(
-        self, examples: str | os.PathLike | Sequence[examples_lib.Example]
+        self,
+        examples: str | os.PathLike | Sequence[examples_lib.Example],
+        on_progress: progress.Done = lambda done, total: None,
     ) -> dict[str, float]:
-        """Every score that the kind of the task has, of a labelled file or of its examples."""
+        """Every score that the kind of the task has, of a labelled file or of its examples.
+
+        on_progress: as of `answer`.
+        """
         if isinstance(examples, str | os.PathLike):
             damaged: collections.Counter[str] = collections.Counter()
             path = os.fspath(examples)
             examples = tasks.read(self.task, path, "dev", skipped=damaged)
             for why, count in damaged.items():
                 errors.tell(f"{path}: {count} {why}, left out")
-        return self.answering.asked(examples).scores(examples, self.answer(examples)[1])
+        return self.answering.asked(examples).scores(
+            examples, self.answer(examples, on_progress)[1]
+        )
 
     def answer(
-        self, examples: Sequence[examples_lib.Example]
+        self,
+        examples: Sequence[examples_lib.Example],
+        on_progress: progress.Done = lambda done, total: None,
     ) -> tuple[kind.Encoded, list[dict[str, Any]]]:
-        """(the rows they became, one prediction an example). Says how many of them lose text."""
+        """(the rows they became, one prediction an example). Says how many of them lose text.
+
+        on_progress: called with (rows done, rows in all) after each batch.
+        """
         answering = self.answering.asked(examples)
         if not examples:
             return kind.Encoded([], np.zeros(0, int), np.zeros(0, bool)), []
@@ -86,7 +98,9 @@ class Predictor(inference.Pretrained):
             outputs = answering.answer_in_loop(self, encoded)
         else:
             batches = answering.batches(encoded, min(BATCH_SIZE, len(encoded.rows)))
-            outputs = answering_lib.forward(self._step, self.params, batches)
+            outputs = answering_lib.forward(
+                self._step, self.params, batches, on_progress=on_progress
+            )
         return encoded, answering.decode(examples, encoded, outputs)
 
     def example(self, given: Input) -> examples_lib.Example:

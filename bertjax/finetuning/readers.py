@@ -10,14 +10,13 @@ UserError that names the file and the line.
 """
 
 import collections
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import errors
+from bertjax import errors, schema
 from bertjax.data import corpus, corpus_files, corpus_records
 from bertjax.finetuning import examples
 
@@ -46,7 +45,8 @@ def lines(path: str) -> Iterator[tuple[int, str]]:
     """(number from 1, line without its end). UserError for an empty or undecodable file."""
     number = 0
     with corpus_files.opened(path) as (file, _):
-        for number, data in enumerate(file, 1):
+        found = corpus_files.lines(file, lambda line: f"{path}:{line + 1}")
+        for number, data in enumerate(found, 1):
             try:
                 line = data.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
@@ -148,24 +148,8 @@ def _check_header(path: str, header: Sequence[str]) -> None:
 def _json_lines(path: str) -> Iterator[Record]:
     for number, line in lines(path):
         if line and not line.isspace():
-            where = f"{path}:{number}"
-            try:
-                value = json.loads(line, object_pairs_hook=_object)
-            except (ValueError, RecursionError) as error:
-                raise errors.UserError(
-                    f"{where}: not JSON ({error}); each line is one JSON object"
-                ) from error
-            if not isinstance(value, dict):
-                raise errors.UserError(f"{where}: not a JSON object; each line is one")
-            yield Record(where, {k: v for k, v in value.items() if v is not None})
-
-
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        (key, _), *_ = collections.Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"{key!r} stands twice")
-    return found
+            value = schema.parse(line, path, "each line is one JSON object", number=number)
+            yield Record(f"{path}:{number}", {k: v for k, v in value.items() if v is not None})
 
 
 def _tfds(path: str) -> Iterator[Record]:
@@ -329,7 +313,7 @@ def text_pairs(found: Iterable[Record], columns: Columns) -> Iterator[examples.T
 
 
 def words(found: Iterable[Record], columns: Columns) -> Iterator[examples.Words]:
-    """Examples of words and their tags, two lists of one length."""
+    """Examples of words and their tags, two lists of one length; "text" may have the raw text."""
     for record in found:
         (tokens,) = _alternative(record, columns.texts)
         cells, tags = record.fields[tokens], column(record, columns.label)
@@ -343,7 +327,9 @@ def words(found: Iterable[Record], columns: Columns) -> Iterator[examples.Words]
             raise errors.UserError(f"{record.where}: a word of {tokens!r} is empty")
         if tags is not None and len(tags) != len(cells):
             raise errors.UserError(f"{record.where}: {len(cells)} words and {len(tags)} tags")
-        yield examples.Words(tuple(cells), None if tags is None else tuple(tags), record.where)
+        text, own = record.fields.get("text"), None if tags is None else tuple(tags)
+        example = examples.Words(tuple(cells), own, record.where)
+        yield examples.with_text(example, text) if isinstance(text, str) else example
 
 
 def choices(found: Iterable[Record], columns: Columns) -> Iterator[examples.Choice]:

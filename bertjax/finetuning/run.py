@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 
-from bertjax import build, distributed, errors, sharding
+from bertjax import build, distributed, errors, progress, sharding
 from bertjax.artifact import artifact, files, loading
 from bertjax.finetuning import (
     checks,
@@ -54,6 +54,7 @@ def finetune(
     started = time.perf_counter()
     mesh = sharding.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
+        tell(f"finetune: reading {config.model} and the data")
         source = loading.load(config.model)
         model_kind = build.family(source.family).KIND
         config = recipe.with_rates(config, model_kind)
@@ -69,7 +70,11 @@ def finetune(
             rate: [seed for seed in seeds if out.run(rate, seed) is None]
             for rate in config.learning_rates
         }
-        for line in plan(parts, config, out.left_out(config.learning_rates, seeds), missing):
+        left_out = out.left_out(config.learning_rates, seeds)
+        if left_out:
+            names = errors.several(f"rate {rate:g} seed {seed}" for rate, seed in left_out)
+            tell(f"finished runs that --lr and --seeds leave out, and are not compared: {names}")
+        for line in progress.lines(header(parts, config, mesh, out, missing), before=errors.BEFORE):
             tell(line)
         together = memory.seeds_at_once(parts, max(map(len, missing.values())))
         runs: dict[float, list[loop.Run]] = {}
@@ -103,31 +108,30 @@ def finetune(
     return Finetuned(content, model)
 
 
-def plan(
+def header(
     parts: parts_lib.Parts,
     config: ml_collections.ConfigDict,
-    left_out: Sequence[tuple[float, int]],
+    mesh: jax.sharding.Mesh,
+    out: folder.Folder,
     missing: Mapping[float, Sequence[int]],
-) -> list[str]:
-    """What will be trained on what, in words. left_out: (rate, seed) of runs of earlier calls."""
-    lines = []
-    if left_out:
-        runs = errors.several(f"rate {rate:g} seed {seed}" for rate, seed in left_out)
-        lines.append(
-            f"finished runs that --lr and --seeds leave out, and that are not compared: {runs}"
-        )
-    count = sum(map(len, missing.values()))
-    if not count:
-        return [*lines, "all runs are finished"]
-    sizes = [f"{split} {len(own):,}" for split, own in parts.examples.items()]
+) -> dict[str, str]:
+    """What will be trained, on what, for how long, and where it is written, as rows of a table."""
+    sizes = ", ".join(f"{split} {len(own):,}" for split, own in parts.examples.items())
     cut = "" if config.data.dev else f", dev being {config.data.dev_fraction:g} of train"
     rates = ", ".join(f"{rate:g}" for rate in missing)
-    return [
-        *lines,
-        f"strategy {report.what_moves(config.strategy.name, parts.counts, parts.memory)}",
-        f"examples: {', '.join(sizes)}{cut}",
-        f"runs: {count}, of {parts.num_steps:,} steps, at rates {rates}; the first one compiles",
-    ]
+    count = sum(map(len, missing.values()))
+    return {
+        "model": f"{config.model}: {parts.family}, {parts.fields['num_layers']} layers of width "
+        f"{parts.fields['hidden_size']}",
+        "devices": sharding.described(mesh, parts.model.config.dtype),
+        "strategy": report.what_moves(config.strategy.name, parts.counts, parts.memory),
+        "task": config.task,
+        "examples": sizes + cut,
+        "runs": f"{count}, of {parts.num_steps:,} steps, at rates {rates}; the first one compiles"
+        if count
+        else "all are finished",
+        "writes to": os.fspath(out.path),
+    }
 
 
 def suspicions(parts: parts_lib.Parts) -> list[str]:

@@ -8,11 +8,10 @@ or one question a record, in JSON lines or TFDS: id, question, context, answers:
 "answer_start": [...]}. Every answer stands in its context where it says, or the file is refused.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from bertjax import errors
+from bertjax import errors, schema
 from bertjax.data import corpus_files
 from bertjax.finetuning import examples, readers
 
@@ -41,13 +40,8 @@ def read(path: str, *, impossible: bool) -> list[examples.Question]:
 
 def _nested(path: str) -> Iterator[examples.Question]:
     content = "\n".join(line for _, line in readers.lines(path))
-    try:
-        data = _get(json.loads(content), "data", list, path)
-    except json.JSONDecodeError as error:
-        raise errors.UserError(
-            f"{path}:{error.lineno}: not JSON ({error.msg}); questions are JSON in SQuAD's form"
-        ) from error
-    for a, article in enumerate(data):
+    whole = schema.parse(content, path, "questions are JSON in SQuAD's form")
+    for a, article in enumerate(_get(whole, "data", list, path)):
         place = f"{path} article {a}"
         for p, paragraph in enumerate(_get(article, "paragraphs", list, place)):
             place = f"{path} article {a} paragraph {p}"

@@ -5,7 +5,12 @@
 Rajpurkar et al. 2016 (arXiv 1606.05250), section 6.1: answers are compared without case, ASCII
 punctuation, articles and extra white space; F1 is over bags of words; of several references the
 best one counts. Rajpurkar et al. 2018 (arXiv 1806.03822), section 5: a question without an answer
-has the reference "", and what is empty matches nothing but what is empty.
+has the reference "".
+
+The two scorers differ where an answer is empty once normalized, such as "The" or "$":
+
+    evaluate-v1.1.py    every reference counts; two empty answers match exactly and have an F1 of 0
+    evaluate-v2.0.py    empty references are dropped unless all are; two empty answers have F1 1
 """
 
 import collections
@@ -30,26 +35,27 @@ def exact_match(reference: str, prediction: str) -> float:
     return float(normalized(reference) == normalized(prediction))
 
 
-def f1(reference: str, prediction: str) -> float:
-    """F1 of the words of the two, 0 to 1."""
+def f1(reference: str, prediction: str, *, impossible: bool = False) -> float:
+    """F1 of the words of the two, 0 to 1. impossible: by the rules of SQuAD 2.0."""
     wanted, found = normalized(reference).split(), normalized(prediction).split()
-    if not wanted or not found:
+    if impossible and not (wanted and found):
         return float(wanted == found)
     common = (collections.Counter(wanted) & collections.Counter(found)).total()
-    return 2 * common / (len(wanted) + len(found))
+    return 2 * common / (len(wanted) + len(found)) if common else 0.0
 
 
 def of_answers(
-    references: Sequence[Sequence[str]], predictions: Sequence[str]
+    references: Sequence[Sequence[str]], predictions: Sequence[str], *, impossible: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """(exact matches, F1), float64[questions], 0 to 1: of the best reference of each question.
 
-    A question without references, or whose references are all empty once normalized, has no answer.
+    impossible: by the rules of SQuAD 2.0.
     """
     rows = []
     for answers, prediction in zip(references, predictions, strict=True):
-        known = [answer for answer in answers if normalized(answer)] or [""]
-        rows.append([max(score(a, prediction) for a in known) for score in (exact_match, f1)])
+        known = [answer for answer in answers if normalized(answer) or not impossible] or [""]
+        exact = max(exact_match(answer, prediction) for answer in known)
+        rows.append([exact, max(f1(a, prediction, impossible=impossible) for a in known)])
     exact_Q, f1_Q = np.array(rows, np.float64).reshape(-1, 2).T
     return exact_Q, f1_Q
 
@@ -59,10 +65,10 @@ def scores(
 ) -> dict[str, float]:
     """exact_match and f1 of all questions.
 
-    impossible: the rules of SQuAD 2.0 add both for the questions that have an answer, and
-    no_answer_accuracy for those that have none; a group without questions is left out.
+    impossible: the rules of SQuAD 2.0, which add both scores for the questions that have an answer
+    and no_answer_accuracy for those that have none; a group without questions is left out.
     """
-    exact_Q, f1_Q = of_answers(references, predictions)
+    exact_Q, f1_Q = of_answers(references, predictions, impossible=impossible)
     found = {"exact_match": _percent(exact_Q), "f1": _percent(f1_Q)}
     if impossible:
         answered_Q = has_answer(references)
@@ -75,8 +81,8 @@ def scores(
 
 
 def has_answer(references: Sequence[Sequence[str]]) -> np.ndarray:
-    """bool[questions]: whether a question has an answer."""
-    return np.array([any(map(normalized, answers)) for answers in references], bool)
+    """bool[questions]: whether a question has an answer, be it one that normalizes to nothing."""
+    return np.array([any(answers) for answers in references], bool)
 
 
 class Threshold(NamedTuple):

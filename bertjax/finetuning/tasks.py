@@ -16,7 +16,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax import errors
+from bertjax import errors, paths
 from bertjax.data import corpus_records
 from bertjax.finetuning import conll, glue, readers, squad
 from bertjax.finetuning import examples as examples_lib
@@ -155,7 +155,7 @@ def files(task: Task, folder: str) -> dict[str, str]:
     }
     if folder.startswith("tfds:"):
         return _in_tfds(task, folder, list(wanted))
-    root = epath.Path(folder)
+    root = paths.of(folder)
     if not root.is_dir():
         what = "is a file; name it by --train=" if root.exists() else "no such folder"
         raise errors.UserError(f"{folder}: {what}")

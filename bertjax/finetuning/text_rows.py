@@ -1,6 +1,6 @@
 """A source and a target as the row of a model, by what reads the source.
 
-    encoder    source </s>                              and the decoder    <pad> target
+    encoder    source </s>                              and the decoder    <start> target
     causal     <start> source SEPARATOR target          of which           target </s> is trained on
     prefix     the same, and all of <start> source SEPARATOR sees all of it
 
@@ -49,8 +49,10 @@ class Form:
         reader: str,
         separator: str,
         target_length: int,
+        decoder_start_id: int = -1,
     ):
         specials = tokenizer.specials
+        self.start = packing.decoder_start(specials, decoder_start_id)
         self.end, self.pad = packing.end_of_text(specials), packing.padding(specials)
         self._tokenizer, self._reader, self._target_length = tokenizer, reader, target_length
         self._front, self._back, self._space = (), (self.end,), ""
@@ -96,7 +98,7 @@ class Form:
             return {
                 "input_ids": prompt,
                 "attention_mask": np.ones_like(prompt),
-                "decoder_input_ids": np.insert(target[:-1], 0, self.pad),
+                "decoder_input_ids": np.insert(target[:-1], 0, self.start),
                 "targets": target,
                 "loss_weights": weights,
             }

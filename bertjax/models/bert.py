@@ -25,19 +25,19 @@ class Config(layers.Fields):
     nsp and the classifier read the pooler.
     """
 
-    vocab_size: int = 30522
-    hidden_size: int = 768
+    vocab_size: int = 30522  # rows of the embedding table, at least the tokenizer's pieces
+    hidden_size: int = 768  # width of the states
     num_layers: int = 12
-    num_heads: int = 12
-    intermediate_size: int = 3072
-    max_length: int = 512
-    type_vocab_size: int = 2
-    activation: str = "gelu"
-    dropout_rate: float = 0.1
-    attention_dropout_rate: float = 0.1
-    layer_norm_eps: float = 1e-12
-    init_std: float = 0.02
-    heads: tuple[str, ...] = ("pooler", "mlm", "nsp")
+    num_heads: int = 12  # of attention, in each layer
+    intermediate_size: int = 3072  # width of the feed-forward part
+    max_length: int = 512  # tokens of the longest sequence
+    type_vocab_size: int = 2  # token types, for the two segments
+    activation: str = "gelu"  # a function of models/activations.py
+    dropout_rate: float = 0.1  # of the embeddings and of what each layer adds
+    attention_dropout_rate: float = 0.1  # of the attention weights
+    layer_norm_eps: float = 1e-12  # added to the variance
+    init_std: float = 0.02  # standard deviation of fresh kernels and embeddings
+    heads: tuple[str, ...] = ("pooler", "mlm", "nsp")  # what stands on the encoder
 
     def __post_init__(self):
         layers.check_fields(self)

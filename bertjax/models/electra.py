@@ -282,6 +282,15 @@ HF_CONFIG = {
     "model_type": "electra",
     "fields": {**bert.HF_CONFIG["fields"], "embedding_size": "embedding_size"},
     "fixed": bert.HF_CONFIG["fixed"],
+    # Of what stands in front of this class's classifier, which no other class has.
+    "fixed_in_class": {
+        "ForMultipleChoice": {
+            "summary_type": "first",
+            "summary_use_proj": True,
+            "summary_proj_to_labels": False,
+            "summary_activation": "gelu",
+        }
+    },
     "import_heads": (("rtd",), ("mlm",)),
     "architectures": {
         (): "ElectraModel",

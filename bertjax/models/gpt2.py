@@ -12,6 +12,7 @@ Shapes: B batch, L length, S slots of a cache, D model, N heads, H head dim, V v
 
 import dataclasses
 import math
+from collections.abc import Collection
 from typing import Any
 
 import flax.linen as nn
@@ -157,8 +158,8 @@ class Model(heads.Model):
         """[B, D]: the state of the last token that is no padding, which alone has seen all."""
         if attention_mask is None:
             return x_BLD[:, -1]
-        places_BL = jnp.arange(x_BLD.shape[1]) * (attention_mask > 0)
-        return heads.gather_positions(x_BLD, places_BL.max(axis=1)[:, None])[:, 0]
+        last_B = heads.last_position(attention_mask)
+        return heads.gather_positions(x_BLD, last_B[:, None])[:, 0]
 
     def __call__(
         self,
@@ -284,9 +285,9 @@ HF_HEADS = {
 }
 
 
-def _read(content: dict[str, Any]) -> dict[str, Any]:
-    width = content.get("n_embd", Config.hidden_size)
-    return {"intermediate_size": content.get("n_inner") or 4 * width}
+def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+    del tensors
+    return {"intermediate_size": content["n_inner"] or 4 * content["n_embd"]}
 
 
 HF_CONFIG = {

@@ -81,11 +81,22 @@ def gather_positions(x_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:
     return sharding.constrain(x_BPD, ("batch", "length", "embed"))
 
 
-def mean_or_first(states: jax.Array, mask: jax.Array, pooling: str) -> jax.Array:
-    """float32[..., D] of states [..., L, D]: "mean" over the tokens of mask [..., L], or "cls"."""
+def last_position(mask: jax.Array) -> jax.Array:
+    """int32[...]: the place of the last token of mask [..., L]; 0 where there is none."""
+    return jnp.max(jnp.arange(mask.shape[-1]) * (mask > 0), axis=-1)
+
+
+def pool(states: jax.Array, mask: jax.Array, pooling: str) -> jax.Array:
+    """One vector a sequence: float32[..., D] of states [..., L, D] and mask [..., L].
+
+    "mean" is over the tokens of the mask, "cls" the first state, "last" that of the last token.
+    """
     states = states.astype(jnp.float32)
     if pooling == "cls":
         return states[..., 0, :]
+    if pooling == "last":
+        place = last_position(mask)[..., None, None]
+        return jnp.take_along_axis(states, place, axis=-2)[..., 0, :]
     weights = mask.astype(jnp.float32)
     sums = jnp.einsum("...ld,...l->...d", states, weights)
     return sums / jnp.maximum(weights.sum(axis=-1, keepdims=True), 1.0)

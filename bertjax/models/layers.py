@@ -81,6 +81,10 @@ def fields_of(config: Any) -> dict[str, Any]:
     return {name: v for name, v in dataclasses.asdict(config).items() if name not in how}
 
 
+MOST_LAYERS = 4096
+MOST = 2**24  # of every other size
+
+
 def check_fields(config: Any) -> None:
     """Raises UserError for a size or rate that no encoder can have, by the name of its key."""
 
@@ -90,8 +94,10 @@ def check_fields(config: Any) -> None:
     for field in dataclasses.fields(config):
         if field.type is int:
             free = field.name.endswith("_id") or field.name in ("num_labels", "adapter_size")
-            least = 0 if free else 1  # ids count from 0
+            least = min(field.default, 0 if free else 1)  # ids count from 0; -1: there is none
             check(getattr(config, field.name) >= least, field.name, f"{least} or more")
+            most = MOST_LAYERS if field.name.endswith("layers") else MOST
+            check(getattr(config, field.name) <= most, field.name, f"{most:,} or less")
         if field.name.endswith("dropout_rate"):
             check(0.0 <= getattr(config, field.name) < 1.0, field.name, "in [0, 1)")
         elif field.type is float:

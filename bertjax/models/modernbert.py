@@ -14,6 +14,7 @@ the angles, is chosen by a flag of the layer. Local layers save time with `confi
 import dataclasses
 import functools
 import math
+from collections.abc import Collection
 from typing import Any
 
 import flax.linen as nn
@@ -25,6 +26,7 @@ from bertjax import errors, sharding
 from bertjax.models import attention, heads, layers, masks, positions
 
 HEADS = ("mlm", *heads.DOWNSTREAM)
+POOLINGS = ("cls", "mean")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Config(layers.Fields):
     global_theta: float = 160_000.0  # rotary base of the global layers
     local_theta: float = 10_000.0  # and of the local ones
     activation: str = "gelu"
+    classifier_pooling: str = "cls"  # what the classifier reads: the first state, or their mean
     embedding_dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0  # of the weights and of what attention adds
     mlp_dropout_rate: float = 0.0
@@ -54,6 +57,8 @@ class Config(layers.Fields):
         heads.check(self, HEADS)
         # Theirs has two fields, one for the layers, one for the head.
         errors.check(self.activation == "gelu", "model.activation", self.activation, "gelu")
+        errors.check(self.classifier_pooling in POOLINGS, "model.classifier_pooling",
+                     self.classifier_pooling, f"one of {', '.join(POOLINGS)}")  # fmt: skip
         if self.head_dim % 2:
             raise errors.UserError(
                 f"config.model.num_heads = {self.num_heads}: makes heads of {self.head_dim}, and "
@@ -203,6 +208,13 @@ class Model(heads.Model):
             self.mlm_head = heads.MlmHead(self.config, use_bias=False)
         self.setup_downstream()
 
+    def class_features(self, x_BLD: jax.Array, attention_mask: jax.Array | None) -> jax.Array:
+        """[B, D]: the state of the first token or the mean of all, by `classifier_pooling`."""
+        if attention_mask is None:
+            attention_mask = jnp.ones(x_BLD.shape[:2], jnp.int32)
+        pooled_BD = heads.pool(x_BLD, attention_mask, self.config.classifier_pooling)
+        return pooled_BD.astype(x_BLD.dtype)
+
     def __call__(
         self,
         input_ids: jax.Array,
@@ -303,12 +315,13 @@ HF_HEADS = {
 _FULL, _LOCAL = "full_attention", "sliding_attention"
 
 
-def _read(content: dict[str, Any]) -> dict[str, Any]:
+def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
     """The rotary bases and the period of global layers, as transformers 4 or 5 wrote them."""
+    del tensors
     found: dict[str, Any] = {
-        "global_theta": content.get("global_rope_theta"),
-        "local_theta": content.get("local_rope_theta"),
-        "global_every": content.get("global_attn_every_n_layers"),
+        "global_theta": content["global_rope_theta"],
+        "local_theta": content["local_rope_theta"],
+        "global_every": content["global_attn_every_n_layers"],
     }
     for kind, ours in ((_FULL, "global_theta"), (_LOCAL, "local_theta")):
         rope = (content.get("rope_parameters") or {}).get(kind) or {}
@@ -322,11 +335,8 @@ def _read(content: dict[str, Any]) -> dict[str, Any]:
                 f"config.json: layer_types = {types} is not supported, only global layers at a "
                 "fixed distance from the first one on"
             )
-    pooling = content.get("classifier_pooling", "cls")
-    if pooling != "cls" and "Classifi" in str(content.get("architectures")):
-        raise errors.UserError(
-            f"config.json: classifier_pooling = {pooling!r} is not supported, only 'cls' is"
-        )
+    if found["local_theta"] is None:  # as in transformers 4
+        found["local_theta"] = found["global_theta"]
     fields = {}
     for ours, value in found.items():
         usual = getattr(Config(), ours)
@@ -347,6 +357,7 @@ HF_CONFIG = {
         "max_position_embeddings": "max_length",
         "local_attention": "local_window",
         "hidden_activation": "activation",
+        "classifier_pooling": "classifier_pooling",
         "embedding_dropout": "embedding_dropout_rate",
         "attention_dropout": "attention_dropout_rate",
         "mlp_dropout": "mlp_dropout_rate",
@@ -360,6 +371,7 @@ HF_CONFIG = {
         "classifier_bias": False,
         "decoder_bias": True,
         "classifier_activation": "gelu",
+        "rope_scaling": None,
     },
     "read": _read,
     # The names of transformers 4, which version 5 still reads.
@@ -367,7 +379,6 @@ HF_CONFIG = {
         "global_rope_theta": fields["global_theta"],
         "local_rope_theta": fields["local_theta"],
         "global_attn_every_n_layers": fields["global_every"],
-        "classifier_pooling": "cls",
         **dict.fromkeys(("cls_token_id", "sep_token_id")),  # else theirs are those of its release
     },
     "architectures": {(): "ModernBertModel", ("mlm",): "ModernBertForMaskedLM"},

@@ -41,10 +41,10 @@ def relative_buckets(
     if bidirectional:
         num_buckets //= 2
     exact = num_buckets // 2
-    far = np.maximum(np.arange(max_distance + 1), 1).astype(np.float32)
-    share = np.log(far / exact) / np.log(max_distance / exact)
+    size = np.arange(max_distance + 1)
+    share = np.log(np.maximum(size, 1).astype(np.float32) / exact) / np.log(max_distance / exact)
     wide = exact + (share * (num_buckets - exact) + 1e-5).astype(np.int32)
-    table = np.where(far < exact, np.arange(max_distance + 1), np.minimum(wide, num_buckets - 1))
+    table = np.where(size < exact, size, np.minimum(wide, num_buckets - 1))
     size = jnp.abs(distance) if bidirectional else jnp.maximum(-distance, 0)
     bucket = jnp.asarray(table, jnp.int32)[jnp.minimum(size, max_distance)]
     return bucket + num_buckets * (distance > 0) if bidirectional else bucket

@@ -10,6 +10,7 @@ table of 514 rows where the padding has id 1. So a model and its tokenizer agree
 """
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -118,11 +119,9 @@ HF_HEADS = bert.HF_HEADS | {
 }
 
 
-def _read(content: dict[str, Any]) -> dict[str, int]:
-    found = {
-        key: content[key] if key in content else usual
-        for key, usual in (("max_position_embeddings", 514), ("pad_token_id", 1))
-    }
+def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, int]:
+    del tensors
+    found = {key: content[key] for key in ("max_position_embeddings", "pad_token_id")}
     for key, value in found.items():
         if type(value) is not int:
             raise errors.UserError(f"config.json: {key} = {value!r} must be a whole number")

@@ -20,16 +20,11 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors, sharding
-from bertjax.models import layers, masks, t5_layers
+from bertjax.models import layers, masks, t5_files, t5_layers
 
-# Their feed_forward_proj: (activation, gated).
-UNITS = {
-    "relu": ("relu", False),
-    "gelu": ("gelu", False),
-    "gelu_new": ("gelu_tanh", False),
-    "gated-relu": ("relu", True),
-    "gated-gelu": ("gelu_tanh", True),
-}
+# What importers and exporters of files read here.
+HF_NAMES, HF_TIED, HF_SKIPPED = t5_files.HF_NAMES, t5_files.HF_TIED, t5_files.HF_SKIPPED
+HF_PREFIX, HF_HEADS, HF_CONFIG = t5_files.HF_PREFIX, t5_files.HF_HEADS, t5_files.HF_CONFIG
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +41,14 @@ class Config(layers.Fields):
     max_length: int = 512  # what it was trained for; nothing in the model depends on it
     activation: str = "relu"
     gated: bool = False
-    tied_embeddings: bool = True  # the output map is the input table over sqrt(hidden_size)
+    tied_embeddings: bool = True  # the output map is the input table,
+    scaled_output: bool = True  # over sqrt(hidden_size); a map of its own is never scaled
     relative_buckets: int = 32
     relative_max_distance: int = 128  # of two positions; from there on all share a bucket
     dropout_rate: float = 0.1
     layer_norm_eps: float = 1e-6
     init_std: float = 1.0  # factor on the standard deviation of every matrix
+    decoder_start_id: int = -1  # the first token that the decoder reads; -1: that of padding
     heads: tuple[str, ...] = ("lm",)
 
     def __post_init__(self):
@@ -59,14 +56,16 @@ class Config(layers.Fields):
         errors.check(self.attention == "xla", "attention", self.attention,
                      "xla, which alone adds t5's bias to the scores")  # fmt: skip
         errors.check(self.heads in ((), HEADS), "model.heads", self.heads, "('lm',) or ()")
-        if (self.activation, self.gated) not in UNITS.values():
+        errors.check(self.decoder_start_id < self.vocab_size, "model.decoder_start_id",
+                     self.decoder_start_id, f"less than {self.vocab_size}, the vocabulary")
+        if (self.activation, self.gated) not in t5_files.UNITS.values():
             raise errors.UserError(
                 f"config.model.activation = {self.activation!r}: gated, must be relu or gelu_tanh"
             )
-        if self.relative_buckets % 4 or self.relative_max_distance <= self.relative_buckets // 2:
+        if self.relative_buckets < 4 or self.relative_max_distance <= self.relative_buckets // 2:
             raise errors.UserError(
-                f"config.model.relative_buckets = {self.relative_buckets}: must be a multiple of 4 "
-                f"and less than twice relative_max_distance = {self.relative_max_distance}"
+                f"config.model.relative_buckets = {self.relative_buckets}: must be 4 or more and "
+                f"less than twice relative_max_distance = {self.relative_max_distance}"
             )
 
     @property
@@ -121,6 +120,8 @@ KIND = "encoder_decoder"
 INPUTS = ("input_ids", "decoder_input_ids")
 OBJECTIVE = {"name": "span_corruption"}  # what it was published with
 HEADS = ("lm",)
+# Of the fields of OBJECTIVE: ByT5 hides spans of 20 bytes on average (arXiv 2105.13626, 3.1).
+VARIANT_OBJECTIVES = {f"byt5_{name}": {"mean_noise_span_length": 20.0} for name in _BYT5_SIZES}
 SMOKE = {**layers.SMOKE, "num_decoder_layers": 2, "head_dim": 32}
 
 # The paper's section 3.7 for version 1.0; mT5's table 1, ByT5's table 1.
@@ -226,7 +227,8 @@ class Model(nn.Module):
     def _logits(self, x_BTD: jax.Array) -> jax.Array:
         config = self.config
         if config.tied_embeddings:
-            logits_BTV = self.embeddings.word.attend(x_BTD * config.hidden_size**-0.5)
+            scale = config.hidden_size**-0.5 if config.scaled_output else 1.0
+            logits_BTV = self.embeddings.word.attend(x_BTD * scale)
         else:
             logits_BTV = self.lm_head(x_BTD)
         real_V = jnp.arange(logits_BTV.shape[-1]) < config.vocab_size
@@ -288,103 +290,3 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
         + config.num_decoder_layers * (layer(predictions) + cross)
         + head * ("lm" in config.heads)
     )
-
-
-# Our path, their name and how the array changes on the way (artifact/huggingface.py has the ways).
-_MAPS = (("query", "q", "heads_out"), ("key", "k", "heads_out"), ("value", "v", "heads_out"),
-         ("out", "o", "heads_in"))  # fmt: skip
-_UNITS = (("mlp/wi", "wi"), ("mlp/wo", "wo"), ("gated_mlp/wi", "wi_0"),
-          ("gated_mlp/wi_gate", "wi_1"), ("gated_mlp/wo", "wo"))  # fmt: skip
-
-
-def _lines(stack: str, parts: dict[str, str]) -> tuple[tuple[str, str, str], ...]:
-    """The lines of a stack whose layers have these parts: our name and theirs, in their order."""
-    lines = [
-        (f"{stack}/relative_bias/embedding",
-         f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", "same"),
-        (f"{stack}/final_norm/scale", f"{stack}.final_layer_norm.weight", "same"),
-    ]  # fmt: skip
-    for number, (ours, theirs) in enumerate(parts.items()):
-        our, their = f"{stack}/layers/", f"{stack}.block.{{}}.layer.{number}."
-        lines.append((f"{our}{ours}_norm/scale", their + "layer_norm.weight", "same"))
-        if ours == "mlp":
-            maps = [(mine, name, "transpose") for mine, name in _UNITS]
-        else:
-            maps = [(f"{ours}/{mine}", name, way) for mine, name, way in _MAPS]
-        lines += [(f"{our}{m}/kernel", f"{their}{theirs}.{n}.weight", way) for m, n, way in maps]
-    return tuple(lines)
-
-
-HF_NAMES = (
-    ("embeddings/word/embedding", "shared.weight", "vocab_rows"),
-    *_lines("encoder", {"attention": "SelfAttention", "mlp": "DenseReluDense"}),
-    *_lines("decoder", {"attention": "SelfAttention", "cross_attention": "EncDecAttention",
-                        "mlp": "DenseReluDense"}),
-    ("lm_head/kernel", "lm_head.weight", "vocab_columns"),
-)  # fmt: skip
-HF_TIED = {
-    "encoder.embed_tokens.weight": "shared.weight",
-    "decoder.embed_tokens.weight": "shared.weight",
-    "lm_head.weight": "shared.weight",
-}
-HF_SKIPPED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
-HF_PREFIX = ""
-HF_HEADS: dict[str, dict[str, str]] = {}
-
-
-def _read(content: dict[str, Any]) -> dict[str, Any]:
-    units = content.get("feed_forward_proj", "relu")
-    if units not in UNITS:
-        raise errors.UserError(
-            f"feed_forward_proj = {units!r} is not supported, only {', '.join(UNITS)}"
-        )
-    # transformers 5 writes tie_word_embeddings = true whatever is in the file.
-    untied = (
-        content["model_type"] == "mt5"
-        or content.get("tie_word_embeddings") is False
-        or content.get("scale_decoder_outputs") is False
-    )
-    depth = content.get("num_decoder_layers") or content.get("num_layers", Config.num_layers)
-    activation, gated = UNITS[units]
-    return {
-        "activation": activation,
-        "gated": gated,
-        "tied_embeddings": not untied,
-        "num_decoder_layers": depth,
-        "max_length": content.get("n_positions", 1024),  # v1.1 and mT5 do not say
-    }
-
-
-def _write(fields: dict[str, Any]) -> dict[str, Any]:
-    units = fields["activation"], fields["gated"]
-    name = next(name for name, ours in UNITS.items() if ours == units)
-    return {
-        "feed_forward_proj": name,
-        "is_gated_act": fields["gated"],
-        "tie_word_embeddings": fields["tied_embeddings"],
-        "scale_decoder_outputs": fields["tied_embeddings"],
-        "num_decoder_layers": fields["num_decoder_layers"],
-    }
-
-
-HF_CONFIG = {
-    "model_type": "t5",
-    "fields": {
-        "vocab_size": "vocab_size",
-        "d_model": "hidden_size",
-        "d_kv": "head_dim",
-        "d_ff": "intermediate_size",
-        "num_layers": "num_layers",
-        "num_heads": "num_heads",
-        "n_positions": "max_length",
-        "relative_attention_num_buckets": "relative_buckets",
-        "relative_attention_max_distance": "relative_max_distance",
-        "dropout_rate": "dropout_rate",
-        "layer_norm_epsilon": "layer_norm_eps",
-        "initializer_factor": "init_std",
-    },
-    "fixed": {"is_encoder_decoder": True},
-    "architectures": {(): "T5Model", ("lm",): "T5ForConditionalGeneration"},
-    "read": _read,
-    "write": _write,
-}

@@ -13,7 +13,7 @@ import functools
 import jax
 import ml_collections
 
-from bertjax import build, hardware, sharding
+from bertjax import build, errors, hardware, sharding
 from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
 from bertjax.plan import abstract, auto, compile, memory, roofline
@@ -152,7 +152,13 @@ def _phase(
     experiment = memory.experiment_on(config, topology.chip.platform)
     model_flops = phase.batch_size * experiment.flops_per_sequence(phase.length)
     work = roofline.work(config, phase, sizes, topology)
-    compiled = compile.compile_step(config, number, topology) if use_compiler else None
+    compiled = None
+    if use_compiler:
+        errors.tell(
+            f"compiling the step of {phase.batch_size:,} x {phase.length:,} tokens for "
+            f"{topology.name} on mesh {config.mesh}; this takes up to some minutes"
+        )
+        compiled = compile.compile_step(config, number, topology)
     if compiled and compiled.fits:
         # Of kernels that do not say what they compute the model's own FLOPs are the least.
         least = work.model_flops if compiled.silent_kernels else 0.0

@@ -246,7 +246,7 @@ def _vectors(config: Config, apply: Callable[..., terms.Batch], batch: terms.Bat
     states = rows.flat(apply)(**terms.inputs(batch, rows.INPUTS))["last_hidden_state"]
     mask_BNL = batch["attention_mask"]
     states_BNLD = states.reshape(*mask_BNL.shape, -1)
-    vectors_BND = heads_lib.mean_or_first(states_BNLD, mask_BNL, config.pooling)
+    vectors_BND = heads_lib.pool(states_BNLD, mask_BNL, config.pooling)
     square_BN1 = (vectors_BND**2).sum(axis=-1, keepdims=True)
     return vectors_BND * jax.lax.rsqrt(jnp.maximum(square_BN1, 1e-24))
 

@@ -328,7 +328,8 @@ def _best_thresholds(
 ) -> dict[str, squad_scores.Threshold]:
     """{"exact_match", "f1"}: the best threshold of each."""
     answers = [p["n_best"][0]["answer"] if p["n_best"] else "" for p in predictions]
-    values = zip(("exact_match", "f1"), squad_scores.of_answers(references, answers), strict=True)
+    both = squad_scores.of_answers(references, answers, impossible=True)
+    values = zip(("exact_match", "f1"), both, strict=True)
     answered_Q = squad_scores.has_answer(references)
     odds_Q = np.array([p["null_odds"] for p in predictions])
     return {

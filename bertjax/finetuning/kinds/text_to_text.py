@@ -49,6 +49,7 @@ class Config:
     length_penalty: float = 1.0  # of beams: score / length ** length_penalty
     separator: str = "\n"  # of source and target for a decoder; no token of its own: end of text
     reader: str = "encoder"  # what reads the source: encoder, causal, prefix; the model decides
+    decoder_start_id: int = -1  # the first id of T5's decoder, -1: padding; the model decides
 
     def __post_init__(self):
         def check(ok: bool, name: str, allowed: str) -> None:
@@ -61,7 +62,7 @@ class Config:
 
 
 def for_model(config: Config, source: artifact.Artifact) -> Config:
-    """The config with the reader that this model has.
+    """The config with the reader and the first token of the decoder that this model has.
 
     Where none is asked for, a decoder reads as it did: a prefix, if `objectives.prefix_lm` or
     another task trained it so.
@@ -69,7 +70,8 @@ def for_model(config: Config, source: artifact.Artifact) -> Config:
     if build.family(source.family).KIND == "encoder_decoder":
         errors.check(config.reader == "encoder", "kind.reader", config.reader,
                      f"'encoder': a {source.family} reads with its encoder")  # fmt: skip
-        return config
+        own = source.fields.get("decoder_start_id", -1)
+        return dataclasses.replace(config, decoder_start_id=own)
     if config.reader != "encoder":
         return config
     if source.task is not None and source.task["kind"] == "text_to_text":
@@ -214,7 +216,9 @@ def predict_loop(
             num_beams=config.num_beams,
             length_penalty=config.length_penalty,
         ),
-        generation.Ids(form.end, form.pad, min(model.tokenizer.size, vocabulary)),
+        generation.Ids(
+            form.end, form.pad, min(model.tokenizer.size, vocabulary), form.start
+        ),
         prefix=config.reader == "prefix",
     )
     ids_RT = np.full((len(written), config.max_target_length), -1, np.int32)
@@ -331,7 +335,13 @@ def _pairs(config: Config, examples: Sequence[Example]) -> list[examples_lib.Tex
 
 
 def _form(config: Config, tokenizer: tokenizer_lib.Tokenizer) -> text_rows.Form:
-    return text_rows.Form(tokenizer, config.reader, config.separator, config.max_target_length)
+    return text_rows.Form(
+        tokenizer,
+        config.reader,
+        config.separator,
+        config.max_target_length,
+        config.decoder_start_id,
+    )
 
 
 def _chosen(example: Example, sums_C: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:

@@ -1,8 +1,12 @@
 """A tag for each word: named entities, slots, parts of speech (Devlin et al., 1810.04805, 5.3).
 
-A word of several pieces is told by its first one. A sentence that is too long is cut between words
-into windows that overlap; each word is trained and told once, in the window where it has more text
+The first piece of a word predicts its tag. A sentence that is too long is cut between words into
+windows that overlap; each word is trained and predicted once, in the window where it has more text
 on its poorer side, so that nothing is lost.
+
+A sentence is encoded as a whole (`word_pieces`), so the model reads the ids that other tools give
+it for the same text. A word without a piece of its own, because a piece of the word before it
+covers it or because the tokenizer drops its characters, continues the tag of the word before it.
 
 Entities are scored as wholes on words, as CoNLL does (Tjong Kim Sang & De Meulder 2003): type and
 both ends must be right.
@@ -23,7 +27,7 @@ import numpy as np
 from bertjax import errors, metrics
 from bertjax.data import tokenizer as tokenizer_lib
 from bertjax.finetuning import examples as examples_lib
-from bertjax.finetuning import kind, rows
+from bertjax.finetuning import kind, rows, word_pieces
 from bertjax.finetuning import scores as scores_lib
 from bertjax.objectives import terms
 
@@ -31,6 +35,7 @@ KINDS = ("encoder",)
 LIBRARIES = ("seqeval",)
 Example = examples_lib.Words
 OUTSIDE = "O"
+FORMER = {"encoding": "words"}  # before sentences were encoded as a whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +46,13 @@ class Config:
     long_sentences: str = "windows"  # windows, or truncate: no tag for words behind max_length
     overlap: int = 32  # pieces that two windows share, at most half a window
     repair: bool = False  # an I that continues nothing becomes a B
+    encoding: str = "text"  # of a sentence: its whole text, or words: each word alone
 
     def __post_init__(self):
         for name, allowed in (
             ("label_pieces", ("first", "all")),
             ("long_sentences", ("windows", "truncate")),
+            ("encoding", ("text", "words")),
         ):
             value = getattr(self, name)
             errors.check(value in allowed, f"kind.{name}", value, " or ".join(allowed))
@@ -61,7 +68,10 @@ class Span(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The words [start, stop) of a row; [first, last) of them are trained and told in it."""
+    """The words [start, stop) of a row; [first, last) of them are trained and predicted in it.
+
+    Only words with pieces of their own are counted.
+    """
 
     start: int
     stop: int
@@ -104,12 +114,17 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
 
 
 def features(config: Config) -> dict[str, kind.Feature]:
-    """Every array of a row. words: 1 + the number of the word that is told here, 0 nowhere."""
+    """Every array of a row.
+
+    words: 1 + the number of the word that is predicted here, 0 nowhere. carried: how many words
+    after it have no piece of their own.
+    """
     return {
         **rows.FEATURES,
         "targets": kind.Feature(np.int32),
         "loss_weights": kind.Feature(np.float32),
         "words": kind.Feature(np.int32),
+        "carried": kind.Feature(np.int32),
     }
 
 
@@ -120,27 +135,29 @@ def encode(
     labels: Sequence[str],
     lengths: kind.Lengths,
 ) -> kind.Encoded:
-    """Rows of [CLS] words [SEP], several of a sentence that is too long for one.
+    """Rows of [CLS] sentence [SEP], several of a sentence that is too long for one.
 
-    A word that is longer than a row loses its end, and one without a piece is the unknown one.
+    A word that is longer than a row loses its end.
     """
     form = rows.Form(tokenizer)
     room = lengths.length - form.overhead(1)
     if room < 1:
         raise errors.UserError(f"config.max_length: {lengths.length} tokens hold no word; raise it")
     number = {tag: i for i, tag in enumerate(labels)}
+    split = word_pieces.of_texts if config.encoding == "text" else word_pieces.of_words
     encoded, owners, truncated = [], [], np.zeros(len(examples), bool)
-    for i, (example, pieces) in enumerate(zip(examples, _pieces(tokenizer, examples), strict=True)):
-        pieces = [word[:room] for word in pieces]
-        found = list(windows([len(word) for word in pieces], room, config.overlap))
+    for i, (example, words) in enumerate(zip(examples, split(tokenizer, examples), strict=True)):
+        words = [word.cut(room) for word in words]
+        found = list(windows([len(word.ids) for word in words], room, config.overlap))
         if config.long_sentences == "truncate":
             truncated[i] = len(found) > 1
             found = [found[0]._replace(last=found[0].stop)]
         targets = None if example.tags is None else [number[tag] for tag in example.tags]
         for window in found:
-            ids = list(itertools.chain.from_iterable(pieces[window.start : window.stop]))
+            inside = words[window.start : window.stop]
+            ids = list(itertools.chain.from_iterable(word.ids for word in inside))
             enclosed = form.enclose([ids], lengths.length)
-            encoded.append(enclosed.row | _told(config, window, pieces, targets, labels, enclosed))
+            encoded.append(enclosed.row | _told(config, window, words, targets, labels, enclosed))
             owners.append(i)
     return kind.Encoded(encoded, np.array(owners, int), truncated)
 
@@ -198,17 +215,21 @@ def decode(
     """{"tags", "probabilities": of each word, "entities": [{"type", "text", "start", "stop"}]}.
 
     start and stop count words; of a text that was cut into words "characters": [start, stop) say
-    where an entity stands in it. A word that was cut off has a probability of 0, and is O; "" where
-    the tags have no O.
+    where an entity stands in it. A word that the model does not read, because it was cut off or the
+    tokenizer drops the beginning of the text, has a probability of 0 and is O; "" where the tags
+    have no O.
     """
     outside = OUTSIDE if OUTSIDE in labels else ""
     tags = [[outside] * len(example.words) for example in examples]
     chances = [[0.0] * len(example.words) for example in examples]
     for number, (row, owner) in enumerate(zip(encoded.rows, encoded.owners, strict=True)):
         for place in np.flatnonzero(row["words"]):
-            word = row["words"][place] - 1
-            tags[owner][word] = labels[outputs["tags"][number][place]]
-            chances[owner][word] = float(outputs["probabilities"][number][place])
+            word, tag = row["words"][place] - 1, outputs["tags"][number][place]
+            count = int(row["carried"][place])
+            inner = labels[_inner(tag, labels)]
+            tags[owner][word : word + 1 + count] = [labels[tag], *[inner] * count]
+            probability = float(outputs["probabilities"][number][place])
+            chances[owner][word : word + 1 + count] = [probability] * (1 + count)
     entities = marks_entities(labels)
     if config.repair and entities:
         tags = [repaired(sentence) for sentence in tags]
@@ -278,41 +299,38 @@ def _of_report(line: dict[str, Any]) -> dict[str, float]:
     return {name: 100.0 * float(value) for name, value in zip(_NAMES, values, strict=True)}
 
 
-def _pieces(
-    tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[Example]
-) -> Iterator[list[list[int]]]:
-    """For each example the ids of each of its words; those of byte-level BPE hold the space."""
-    space = " " if tokenizer.keeps_spaces() else ""
-    texts = [space * (i > 0) + word for e in examples for i, word in enumerate(e.words)]
-    unknown = [max(tokenizer.specials.unk, 0)]
-    found = iter(tokenizer.encode_batch(texts))
-    for example in examples:
-        yield [list(ids) or unknown for ids in itertools.islice(found, len(example.words))]
-
-
 def _told(
     config: Config,
     window: Window,
-    pieces: Sequence[Sequence[int]],
+    words: Sequence[word_pieces.Pieces],
     targets: Sequence[int] | None,
     labels: Sequence[str],
     enclosed: rows.Enclosed,
 ) -> dict[str, np.ndarray]:
-    """targets, loss_weights and words of a row."""
+    """targets, loss_weights, words and carried of a row."""
     (place,), size = enclosed.starts, len(enclosed.row["input_ids"])
     targets_L, weights_L = np.zeros(size, np.int32), np.zeros(size, np.float32)
-    words_L = np.zeros(size, np.int32)
-    for word in range(window.start, window.stop):
-        count = len(pieces[word])
-        if window.first <= word < window.last:
-            words_L[place] = word + 1
+    words_L, carried_L = np.zeros(size, np.int32), np.zeros(size, np.int32)
+    for number in range(window.start, window.stop):
+        word, count = words[number], len(words[number].ids)
+        if window.first <= number < window.last:
+            told = place + word.first
+            words_L[told], carried_L[told] = word.word + 1, word.carried
             if targets is not None:
-                trained = count if config.label_pieces == "all" else 1
-                targets_L[place] = targets[word]
-                targets_L[place + 1 : place + trained] = _inner(targets[word], labels)
+                target = targets[word.word]
+                trained = count if config.label_pieces == "all" else word.start
+                targets_L[place:told] = _before(target, labels)
+                targets_L[told] = target
+                targets_L[told + 1 : place + trained] = _inner(target, labels)
                 weights_L[place : place + trained] = 1
         place += count
-    return {"targets": targets_L, "loss_weights": weights_L, "words": words_L}
+    return {"targets": targets_L, "loss_weights": weights_L, "words": words_L, "carried": carried_L}
+
+
+def _before(target: int, labels: Sequence[str]) -> int:
+    """The tag of white space before a word: outside of an entity that begins with the word."""
+    begins = labels[target].startswith("B-") and OUTSIDE in labels
+    return list(labels).index(OUTSIDE) if begins else target
 
 
 def _inner(target: int, labels: Sequence[str]) -> int:
@@ -323,7 +341,7 @@ def _inner(target: int, labels: Sequence[str]) -> int:
 
 
 def _entities(example: Example, found: Sequence[Span]) -> list[dict[str, Any]]:
-    places = examples_lib.places(example.text)
+    places = examples_lib.places(example) if example.text else []
     entities = []
     for span in found:
         entity = {"type": span.type, "start": span.start, "stop": span.stop}

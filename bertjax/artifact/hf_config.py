@@ -1,0 +1,116 @@
+"""Their config.json as the fields of a model here, both ways.
+
+A family's `HF_CONFIG` says which key is which field, which keys have one value only ("fixed", and
+"fixed_in_class" of a class for a task), and has functions for what is not one key for one field:
+
+    "read": (content, names of the tensors) -> fields
+    "write": fields -> keys
+    "repeated": fields -> tensors of HF_TIED that the file needs all the same
+"""
+
+import pathlib
+from collections.abc import Collection, Mapping
+from types import ModuleType
+from typing import Any
+
+from bertjax import build, errors, schema
+from bertjax.artifact import artifact, files, hf_defaults, hf_tasks
+from bertjax.data import packing
+
+ACTIVATIONS = {  # theirs -> ours; the first of two that mean the same is the one we write
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "relu": "relu",
+}
+# Theirs -> our family, where they are not called alike.
+MODEL_TYPES = {"mt5": "t5", "camembert": "roberta", "xlm-roberta": "roberta"}
+
+
+def of_model(module: ModuleType, model: artifact.Artifact, ending: str) -> dict[str, Any]:
+    """Returns the content of config.json for a model whose class has this ending."""
+    spec = module.HF_CONFIG
+    content = {theirs: model.fields[ours] for theirs, ours in spec["fields"].items()}
+    for theirs, ours in spec["fields"].items():
+        if ours == "activation":
+            wanted = content[theirs]
+            content[theirs] = next(t for t, mine in ACTIVATIONS.items() if mine == wanted)
+    specials = model.tokenizer.specials
+    ids = {name: getattr(specials, name) for name in ("pad", "bos", "eos")}
+    if module.KIND != "encoder":  # which write until the end of the text
+        ids["eos"] = specials.end
+    if module.KIND == "decoder":
+        ids["bos"] = specials.start
+    if module.KIND == "encoder_decoder":
+        ids["decoder_start"] = packing.decoder_start(specials, model.fields["decoder_start_id"])
+    name = hf_tasks.architecture(module, ending) if ending else None
+    return {
+        "architectures": [name or spec["architectures"][tuple(model.fields["heads"])]],
+        "model_type": spec["model_type"],
+        "tie_word_embeddings": True,
+        **{f"{name}_token_id": i if i >= 0 else None for name, i in ids.items()},
+        "torch_dtype": "float32",
+        **content,
+        **spec["fixed"],
+        **(spec["write"](model.fields) if "write" in spec else {}),
+        **hf_tasks.to_config(model, ending),
+    }
+
+
+def read(file: pathlib.Path) -> tuple[dict[str, Any], str]:
+    """The content of config.json, with what it leaves out as transformers has it, and our family.
+
+    Raises UserError for a model_type that is no family.
+    """
+    content = schema.read_object(file, files.AGAIN)
+    name = str(content.get("model_type"))
+    family = MODEL_TYPES.get(name, name)
+    if family not in build.families():
+        known = sorted({*build.families(), *MODEL_TYPES})
+        raise errors.UserError(
+            f"{file}: model_type {name!r} is not supported; there are {', '.join(known)}"
+        )
+    return {**hf_defaults.DEFAULTS.get(name, {}), **content}, family
+
+
+def fields(
+    module: ModuleType,
+    content: Mapping[str, Any],
+    ending: str,
+    tensors: Collection[str],
+    file: pathlib.Path,
+) -> dict[str, Any]:
+    """The fields of the model, with the heads of its class, or all that there may be.
+
+    tensors: their names in the files. Raises UserError for what this model does not compute.
+    """
+    spec = module.HF_CONFIG
+    for key, value in (spec["fixed"] | spec.get("fixed_in_class", {}).get(ending, {})).items():
+        if content.get(key, value) != value:
+            raise errors.UserError(
+                f"{file}: {key} = {content[key]!r} is not supported, only {value!r} is"
+            )
+    default = module.Config()
+    found: dict[str, Any] = {"heads": default.heads, "num_labels": 0, "adapter_size": 0}
+    for key, ours in spec["fields"].items():
+        usual = getattr(default, ours)
+        if key not in content:  # of a family that transformers does not have
+            found[ours] = usual
+            continue
+        value = content[key]
+        if ours == "activation":
+            if not isinstance(value, str) or value not in ACTIVATIONS:
+                raise errors.UserError(
+                    f"{file}: {key} {value!r} is not supported, only {', '.join(ACTIVATIONS)}"
+                )
+            value = ACTIVATIONS[value]
+        if type(usual) is float and type(value) is int:
+            value = float(value)
+        if type(value) is not type(usual):
+            raise errors.UserError(f"{file}: {key} = {value!r} must be like {usual!r}")
+        found[ours] = value
+    found |= spec["read"](content, tensors) if "read" in spec else {}
+    if ending:
+        found["heads"] = hf_tasks.heads(module, ending)
+        found["num_labels"] = hf_tasks.num_labels(content, ending, file)
+    return found

@@ -1,0 +1,108 @@
+"""Every key of a config for people: its value, and the comment where it is declared.
+
+    config_help.of_run("configs/bert_base.py")    # ["keys of ...:", "  batch_size=256    ...", ...]
+
+The comments are read from the source, so that each stands in one place.
+"""
+
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from bertjax import build, optimizer
+from bertjax import config as config_lib
+
+Group = Mapping[str, tuple[Any, str]]  # {key: (value, comment)}
+
+_DECLARED = re.compile(r"^ +(?:config\.)?([\w.]+)(?:\[.*\]|: \w+.*)? = .*  # (.+)$", re.MULTILINE)
+_COLUMN, _WIDTH = 36, 100
+
+
+def comments(source: ModuleType | type) -> dict[str, str]:
+    """Returns {name: the comment behind its assignment}, the first one of several.
+
+    A class has those of its bases too.
+    """
+    found: dict[str, str] = {}
+    classes = reversed(source.__mro__[:-1]) if isinstance(source, type) else (source,)
+    for each in classes:
+        found |= dict(reversed(_DECLARED.findall(inspect.getsource(each))))
+    return found
+
+
+def described(config: ConfigDict, known: Mapping[str, str]) -> Group:
+    """Returns every key of a config with its value and comment; a group's comment is for each of
+    its keys that has none."""
+    return {
+        key: (config_lib.value_of(config, key), known.get(key) or known.get(key.split(".")[0], ""))
+        for key in config_lib.keys(config)
+    }
+
+
+def lines(groups: Mapping[str, Group]) -> list[str]:
+    """Returns the titles, each followed by a line, or more, for each of its keys."""
+    found = []
+    for title, group in groups.items():
+        found += [*textwrap.wrap(f"{title}:", _WIDTH), *map(_line, group.items()), ""]
+    return found[:-1]
+
+
+def _line(pair: tuple[str, tuple[Any, str]]) -> str:
+    key, (value, comment) = pair
+    if isinstance(value, tuple):
+        value = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value)
+    value = value.encode("unicode_escape").decode() if isinstance(value, str) else value
+    first = f"  {f'{key}={value}':<{_COLUMN - 4}}  "
+    if not comment:
+        return first.rstrip()
+    return textwrap.fill(comment, _WIDTH, initial_indent=first, subsequent_indent=" " * _COLUMN)
+
+
+def of_run(file: str | None) -> list[str]:
+    """Returns the keys of a pretraining with the values of a config file, FILE or FILE:ARG.
+
+    Without a file the values are the defaults, and what is other for every objective is listed.
+    """
+    config = config_lib.of_file("config", file, ConfigDict) if file else config_lib.default()
+    general = config.copy_and_resolve_references().unlock()
+    del general["model"], general["objective"]
+    known = _prefixed("optimizer", comments(optimizer.Config)) | comments(config_lib)
+    what = f"values of {file}" if file else "defaults"
+    groups = {
+        f"keys of the config, for --config.KEY=VALUE, with the {what}": described(general, known)
+    }
+    name, own = config.objective.name, config.objective.to_dict()
+    default = build.objective(name).Config
+    groups[f"with objective.name={name}"] = _known("objective", own, build.objective(name))
+    for other in build.objectives_there() if not file else ():
+        fields = dataclasses.asdict(build.objective(other).Config())
+        fields = {k: v for k, v in fields.items() if k not in own or v != own[k]}
+        base = f" (other keys as with {name})" * issubclass(build.objective(other).Config, default)
+        if other != name:
+            group = _known("objective", fields, build.objective(other))
+            groups[f"with objective.name={other}{base}"] = group
+    title = f"of the model, a {config.family}"
+    title += "" if file else "; with --config=FILE --help stands here what that file has"
+    groups[title] = _known("model", config.model.to_dict(), build.family(config.family))
+    return lines(groups)
+
+
+def _known(prefix: str, values: Mapping[str, Any], module: ModuleType) -> Group:
+    """Returns the fields of a plug-in's Config with their comments, or those that BERT's have."""
+    shared = comments(build.family("bert").Config) if prefix == "model" else {}
+    known = shared | comments(module.Config)
+    return {
+        f"{prefix}.{key}": (value, known.get(key, ""))
+        for key, value in values.items()
+        if key != "name"
+    }
+
+
+def _prefixed(prefix: str, known: Mapping[str, str]) -> dict[str, str]:
+    return {f"{prefix}.{key}": comment for key, comment in known.items()}

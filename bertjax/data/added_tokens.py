@@ -1,0 +1,155 @@
+"""Tokens that were added to a vocabulary after its training, as Hugging Face folders list them.
+
+A token that is not special is found in every text, before the rules of the vocabulary apply; a
+special one only where special tokens in texts are asked for. The flags of `tokenizers.AddedToken`
+say where a token matches: single_word, lstrip, rstrip, normalized.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import tokenizers
+from etils import epath
+from tokenizers import models, normalizers
+
+from bertjax import errors, schema
+
+DECODER = "added_tokens_decoder"  # of tokenizer_config.json: id -> token
+FILE = "added_tokens.json"  # content -> id, as transformers wrote it before version 4.34
+AGAIN = "copy the tokenizer's files again"
+MAX_ID = 1 << 24
+
+Id = Annotated[int, schema.Between(0, MAX_ID)]
+Added = Mapping[int, tokenizers.AddedToken]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry(schema.Open):
+    content: str
+    special: bool = False
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool | None = None
+
+    def token(self) -> tokenizers.AddedToken:
+        normalized = not self.special if self.normalized is None else self.normalized
+        return tokenizers.AddedToken(**vars(self) | {"normalized": normalized})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Numbered(_Entry):
+    id: Id = 0
+
+    def token(self) -> tokenizers.AddedToken:
+        fields = {name: value for name, value in vars(self).items() if name != "id"}
+        return _Entry(**fields).token()
+
+
+def read(folder: epath.Path, config: Mapping[str, Any], pipeline: Mapping[str, Any]) -> Added:
+    """Id -> token of what the files of a folder list; tokenizer.json's flags go first.
+
+    config: of tokenizer_config.json. pipeline: of tokenizer.json, empty where there is none.
+    Raises UserError where two files give a token two ids, or an id two tokens.
+    """
+    lists = []
+    entries = pipeline.get("added_tokens") or []
+    where = folder / "tokenizer.json"
+    numbered = schema.typed(entries, list[_Numbered], f"{where}: added_tokens", AGAIN)
+    lists.append((where, [(entry.id, entry.token()) for entry in numbered]))
+    where = folder / "tokenizer_config.json"
+    by_id = schema.typed(
+        config.get(DECODER) or {}, dict[str, _Entry], f"{where}: {DECODER}", AGAIN
+    )
+    lists.append((where, [(_number(i, where), entry.token()) for i, entry in by_id.items()]))
+    where = folder / FILE
+    if where.exists():
+        special = _special_contents(config)
+        by_content = schema.typed(schema.read_object(where, AGAIN), dict[str, Id], where, AGAIN)
+        plain = [(i, _Entry(name, special=name in special)) for name, i in by_content.items()]
+        lists.append((where, [(i, entry.token()) for i, entry in plain]))
+    found: dict[int, tokenizers.AddedToken] = {}
+    ids: dict[str, int] = {}
+    for where, tokens in lists:
+        for i, token in tokens:
+            if not token.content:
+                raise errors.UserError(f"{where}: the added token {i} is empty; {AGAIN}")
+            if ids.setdefault(token.content, i) != i or (
+                found.setdefault(i, token).content != token.content
+            ):
+                other = ids[token.content] if ids[token.content] != i else found[i].content
+                raise errors.UserError(
+                    f"{where}: the added token {token.content!r} has id {i}, which another list "
+                    f"of the folder gives as {other!r}; {AGAIN}"
+                )
+    return dict(sorted(found.items()))
+
+
+def declare(library: tokenizers.Tokenizer, added: Added, where: Any) -> None:
+    """Adds the tokens to the library. UserError for one that cannot have the id of the files."""
+    known = {token.content for token in library.get_added_tokens_decoder().values()}
+    for i, token in sorted(added.items()):
+        if token.content not in known:
+            library.add_tokens([token])
+        found = library.token_to_id(token.content)
+        if found != i:
+            raise errors.UserError(
+                f"{where}: the added token {token.content!r} has id {i}, the vocabulary makes it "
+                f"{found}; {AGAIN}"
+            )
+
+
+def entry(token: tokenizers.AddedToken) -> dict[str, Any]:
+    """The token as tokenizer_config.json lists it under DECODER."""
+    return {field.name: getattr(token, field.name) for field in dataclasses.fields(_Entry)}
+
+
+class Splitter:
+    """Cuts texts at tokens, as the `tokenizers` library does at added ones.
+
+    normalizer: of the vocabulary; tokens with the flag `normalized` match the normalised text.
+    """
+
+    def __init__(
+        self,
+        tokens: Iterable[tuple[int, tokenizers.AddedToken]],
+        normalizer: normalizers.Normalizer | None = None,
+    ):
+        # One piece that every text without added tokens is.
+        self._library = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
+        if normalizer is not None:
+            self._library.normalizer = normalizer
+        tokens = list(tokens)
+        self._library.add_tokens([token for _, token in tokens])
+        self._ids = {self._library.token_to_id(token.content): i for i, token in tokens}
+
+    def split(self, text: str) -> list[tuple[int, int, int]]:
+        """(start, stop, id) of each part of the text; the id of plain text is -1."""
+        encoding = self._library.encode(text, add_special_tokens=False)
+        parts, end = [], 0
+        for i, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            if i not in self._ids:
+                continue
+            if start > end:
+                parts.append((end, start, -1))
+            parts.append((start, stop, self._ids[i]))
+            end = stop
+        return [*parts, (end, len(text), -1)] if end < len(text) else parts
+
+
+def _number(text: str, where: Any) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text[:20]) > MAX_ID:
+        raise errors.UserError(f"{where}: {DECODER}: {schema.short(text)} is not an id; {AGAIN}")
+    return int(text)
+
+
+def _special_contents(config: Mapping[str, Any]) -> set[str]:
+    """Contents of the special tokens that a config names."""
+    values = [value for key, value in config.items() if key.endswith("_token")]
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        listed = config.get(key)
+        values += listed if isinstance(listed, list) else []
+    contents = (value.get("content") if isinstance(value, dict) else value for value in values)
+    return {content for content in contents if isinstance(content, str)}
+

@@ -1,0 +1,42 @@
+"""ALBERT's cleaning of a text, in front of its SentencePiece model."""
+
+import dataclasses
+import re
+import unicodedata
+
+
+@dataclasses.dataclass(frozen=True)
+class AlbertRules:
+    """Text cleaning of ALBERT (google-research/albert, tokenization.py: `preprocess_text`).
+
+    White space runs become one space, ``x'' quotes become "x"; by option accents go (NFKD without
+    combining marks) and letters are lowered. A piece which ends in a digit and a comma is cut again
+    without the comma.
+    """
+
+    lowercase: bool
+    strip_accents: bool
+
+    def clean(self, text: str) -> str:
+        """The text as ALBERT's `preprocess_text` leaves it."""
+        text = " ".join(text.split()).replace("``", '"').replace("''", '"')
+        if self.strip_accents:
+            text = unicodedata.normalize("NFKD", text)
+            text = "".join(char for char in text if not unicodedata.combining(char))
+        return text.lower() if self.lowercase else text
+
+    def clean_with_origins(self, text: str) -> tuple[str, list[tuple[int, int]]]:
+        """`clean(text)` and, for each of its characters, the span of `text` it comes from."""
+        cleaned, origins = [], []
+        first, last = len(text) - len(text.lstrip()), len(text.rstrip())
+        for match in re.compile(r"\s+|``|''|.", re.DOTALL).finditer(text, first, last):
+            chunk = match.group()
+            chars = " " if chunk.isspace() else '"' if len(chunk) == 2 else chunk
+            if self.strip_accents:
+                chars = unicodedata.normalize("NFKD", chars)
+                chars = "".join(char for char in chars if not unicodedata.combining(char))
+            cleaned.append(chars)
+            size = len(chars.lower()) if self.lowercase else len(chars)
+            origins += [match.span()] * size
+        text = "".join(cleaned)  # lowered as a whole: a sigma depends on what follows
+        return text.lower() if self.lowercase else text, origins

@@ -1,0 +1,71 @@
+"""Recognises well-known binary files by their first bytes, where text is expected.
+
+    binary_formats.check("train.parquet", head)     # UserError that names Parquet, and what to do
+
+A match counts only if the bytes are no plain text, so that a text which begins with "ORC" is read.
+"""
+
+from bertjax import errors
+
+HEAD = 512  # bytes that `check` reads
+_PANDAS = (
+    "convert it to JSON lines, for example with pandas.{reader}(PATH).to_json('data.jsonl', "
+    "orient='records', lines=True)"
+)
+_UNPACK = "unpack it and give the files in it"
+_RENAME = "give its name the suffix {suffix}, as in data.jsonl{suffix}"
+# (first bytes, the format's name, what to do)
+_FORMATS = (
+    (b"PAR1", "Parquet", _PANDAS.format(reader="read_parquet")),
+    (b"ARROW1", "Arrow (Feather)", _PANDAS.format(reader="read_feather")),
+    (b"\xff\xff\xff\xff", "Arrow stream (`datasets` saves it)",
+     "load it with datasets.load_from_disk and write it with to_json"),
+    (b"ORC", "ORC", _PANDAS.format(reader="read_orc")),
+    (b"Obj\x01", "Avro", "convert it to JSON lines"),
+    (b"\x89HDF\r\n", "HDF5", _PANDAS.format(reader="read_hdf")),
+    (b"SQLite format 3\0", "SQLite", "export its table as JSON lines"),
+    (b"\x93NUMPY", "NumPy", "text is read, no arrays: write the text as JSON lines"),
+    (b"\xd0\xcf\x11\xe0", "old Office", "save it as plain text, or a table as tab separated text"),
+    (b"%PDF-", "PDF", "extract its text, for example with pdftotext"),
+    (b"\x1f\x8b", "gzip", _RENAME.format(suffix=".gz")),
+    (b"\x28\xb5\x2f\xfd", "Zstandard", _RENAME.format(suffix=".zst")),
+    (b"BZh", "bzip2", "unpack it with bunzip2, or compress it as .gz or .zst"),
+    (b"\xfd7zXZ\0", "xz", "unpack it with unxz, or compress it as .gz or .zst"),
+    (b"7z\xbc\xaf\x27\x1c", "7-Zip", _UNPACK),
+    (b"PK\x03\x04", "ZIP", _UNPACK),
+    (b"\xff\xfe", "UTF-16", "convert it, for example with iconv -f UTF-16 -t UTF-8"),
+    (b"\xfe\xff", "UTF-16", "convert it, for example with iconv -f UTF-16 -t UTF-8"),
+)  # fmt: skip
+_OFFICE = {
+    b"xl/": ("Excel", _PANDAS.format(reader="read_excel")),
+    b"word/": ("Word", "save it as plain text"),
+}
+
+
+def check(path: str, head: bytes) -> None:
+    """Raises UserError if `head`, the first HEAD bytes of a file, are of a known binary format."""
+    found = _format(head)
+    if found is not None:
+        name, advice = found
+        raise errors.UserError(f"{path}: is a {name} file, and text is expected: {advice}")
+
+
+def _format(head: bytes) -> tuple[str, str] | None:
+    if head[257:262] == b"ustar":
+        return "tar", _UNPACK
+    for magic, name, advice in _FORMATS:
+        if head.startswith(magic) and not _plain(head):
+            office = (found for part, found in _OFFICE.items() if part in head)
+            return next(office, (name, advice)) if name == "ZIP" else (name, advice)
+    return None
+
+
+def _plain(head: bytes) -> bool:
+    """Whether the bytes are UTF-8 (the last character may be cut) without control characters."""
+    if any(byte < 32 and byte not in b"\t\n\r\f" for byte in head):
+        return False
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start > len(head) - 4 and error.reason == "unexpected end of data"
+    return True

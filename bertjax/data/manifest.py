@@ -1,0 +1,135 @@
+"""The manifest of prepared data, and what an unfinished preparation keeps: their shapes.
+
+    manifest.json     what the finished folder holds; a folder with one is whole
+    plan.json         the head of the manifest, while the data is being prepared
+    units/00003.json  a finished unit of the work: its shards, which `prepare` sums up
+"""
+
+import dataclasses
+import os
+from typing import Any, Literal
+
+from bertjax import errors, paths, schema
+
+FILE = "manifest.json"
+EARLIER_OPTIONS = {"language": "en"}  # of folders of earlier versions, which do not name them
+FORM = schema.Form("bertjax-prepared", 1)
+_AGAIN = "delete the folder and prepare the data again"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+    """kind: of its model. size: pieces."""
+
+    kind: str
+    size: schema.Count
+    fingerprint: schema.Sha256
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A file or dataset of text. size: bytes."""
+
+    path: str
+    size: schema.Count
+    format: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is prepared, from what, and how."""
+
+    tokenizer: Tokenizer
+    token_dtype: Literal["uint16", "uint32"]
+    options: dict[str, str | bool | int | float]
+    sources: list[Source]
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What a shard, or all of a split, holds. unknown: tokens."""
+
+    documents: schema.Count
+    sentences: schema.Count
+    tokens: schema.Count
+    records: schema.Count
+    unknown: schema.Count
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard(Counts):
+    """A file of records. bytes, sha256: of the file."""
+
+    file: schema.FileName
+    bytes: schema.Count
+    sha256: schema.Sha256
+
+
+@dataclasses.dataclass(frozen=True)
+class Split(Counts):
+    """The sums over its shards, and these."""
+
+    shards: list[Shard]
+
+
+@dataclasses.dataclass(frozen=True)
+class Splits:
+    """heldout: without shards where nothing is held out."""
+
+    train: Split
+    heldout: Split
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest(Plan):
+    """texts: a digest of the documents of each unit; absent from folders of earlier versions."""
+
+    text_bytes: schema.Count
+    empty_documents: schema.Count
+    skipped: dict[str, schema.Count]
+    splits: Splits
+    texts: list[schema.Sha256] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitShards:
+    """None for a split without documents."""
+
+    train: Shard | None
+    heldout: Shard | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A finished unit. text: a digest of its documents; "" from earlier versions.
+
+    threshold: documents whose hash is below it are held out. smallest_hash: of its documents.
+    """
+
+    threshold: int
+    smallest_hash: int | None
+    documents_read: schema.Count
+    text_bytes: schema.Count
+    skipped: dict[str, schema.Count]
+    splits: UnitShards
+    text: str = ""
+
+
+def read(path: str | os.PathLike) -> dict[str, Any]:
+    """The manifest of a prepared folder. UserError names the file if it is absent or damaged."""
+    file = paths.of(path) / FILE
+    if not file.exists():
+        raise errors.UserError(
+            f"{file}: not there; {path} is no prepared folder, or preparing it was not finished: "
+            "run `bertjax prepare` (again)"
+        )
+    found = schema.read(file, Manifest, _AGAIN, form=FORM)
+    for name, split in vars(found.splits).items():
+        for field in dataclasses.fields(Counts):
+            total = sum(getattr(shard, field.name) for shard in split.shards)
+            if getattr(split, field.name) != total:
+                raise errors.UserError(
+                    f"{file}: splits.{name}.{field.name} = {getattr(split, field.name)}: must be "
+                    f"{total}, the sum over its shards; {_AGAIN}"
+                )
+    return vars(FORM) | dataclasses.asdict(found)

@@ -1,0 +1,274 @@
+"""The pipeline of the `tokenizers` library that gives a SentencePiece model's ids.
+
+transformers reads this pipeline, from tokenizer.json; the ids of native SentencePiece are the ones
+that count, and the pipeline is built to repeat them:
+
+    clean      ALBERT's `preprocess_text`, where the model has it
+    normalize  the model's table of characters, applied to the units that SentencePiece matches
+    space      runs and ends of white space, the space in front of a text, as the model says
+    segment    Unigram or BPE over whole words; over the whole text where pieces span words
+
+What cannot be repeated is refused: words as pieces (runs of unknown words are one unknown piece),
+tables of characters that are not close to NFKC, symbols that their own table changes.
+"""
+
+import functools
+import re
+import sys
+import unicodedata
+from collections.abc import Sequence
+
+import sentencepiece
+import tokenizers
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+from bertjax import errors
+
+SPACE = "\u2581"
+_PIECE = sentencepiece_model_pb2.ModelProto.SentencePiece
+_TRAINER = sentencepiece_model_pb2.TrainerSpec
+_TYPES = {_TRAINER.UNIGRAM: "unigram", _TRAINER.BPE: "bpe", _TRAINER.CHAR: "char"}
+
+_NEVER = -100.0  # the score of pieces that the model has not, and that no text gives
+# Separates units inside the normalizer. Never part of a grapheme, never composed or reordered, and
+# not assigned to any character.
+_BREAK = "\ufff0"
+# What the library's table takes as one with the character before it, which would then be lost.
+_JOINING = "\\p{M}\u200c\u200d\uff9e\uff9f\U0001f3fb-\U0001f3ff\u1160-\u11ff\n"
+
+_CONTROLS = [
+    i for i in range(1, sys.maxunicode + 1) if unicodedata.category(chr(i)) in ("Cc", "Cf")
+]
+
+
+class NotRepeatable(errors.UserError):
+    """Raised for a model whose ids no pipeline of the `tokenizers` library gives."""
+
+
+def build(
+    proto: sentencepiece_model_pb2.ModelProto,
+    albert: object | None,
+    *,
+    pieces: Sequence[str],
+    ids: Sequence[int],
+    prefix_once: bool,
+) -> tokenizers.Tokenizer:
+    """The pipeline of a model.
+
+    albert: `albert_rules.AlbertRules`, or None.
+    pieces: the vocabulary in the order of ids. ids: of each piece of the model.
+    prefix_once: whether a text begins with a space only where it starts, and not behind each
+        special token too.
+    Raises NotRepeatable, without the file's name.
+    """
+    library = tokenizers.Tokenizer(_model(proto, pieces, ids))
+    charsmap = proto.normalizer_spec.precompiled_charsmap
+    _check_symbols(proto)
+    before, cutters = _spaces(proto, prefix_once=prefix_once)
+    library.normalizer = normalizers.Sequence(
+        [*(_albert(albert) if albert else []), *(_table(charsmap) if charsmap else []), *before]
+    )
+    if albert is not None:  # a comma behind a number is cut off
+        cutters.append(pre_tokenizers.Split(Regex(r"(?<=\d),(?!\d)"), "isolated"))
+    library.pre_tokenizer = pre_tokenizers.Sequence(cutters)
+    library.decoder = _decoder(proto)
+    return library
+
+
+def _check_symbols(proto: sentencepiece_model_pb2.ModelProto) -> None:
+    """UserError for a symbol that the model's own table would change."""
+    spec = proto.normalizer_spec.SerializeToString()
+    table = sentencepiece.SentencePieceNormalizer(
+        normalizer_spec=spec, add_dummy_prefix=False, escape_whitespaces=False
+    )
+    for piece in proto.pieces:
+        text = piece.piece
+        if piece.type == _PIECE.USER_DEFINED and table.normalize(text.strip(SPACE)) != text.strip(
+            SPACE
+        ):
+            raise NotRepeatable(
+                f"the symbol {text!r} of this SentencePiece model is changed by the model's own "
+                "normalization, which transformers cannot leave out: train the model with a symbol "
+                f"that stays as it is, {table.normalize(text)!r} say"
+            )
+
+
+def _model(
+    proto: sentencepiece_model_pb2.ModelProto, pieces: Sequence[str], ids: Sequence[int]
+) -> models.Model:
+    trainer = proto.trainer_spec
+    unk = ids[trainer.unk_id]
+    kind = _TYPES.get(trainer.model_type)
+    if kind is None:
+        raise NotRepeatable(
+            "a SentencePiece model of words cannot be written for transformers, which has no "
+            "unknown piece for several words"
+        )
+    if kind == "unigram":
+        scores = dict(zip(ids, (_score(piece, proto) for piece in proto.pieces), strict=True))
+        pairs = [(piece, scores.get(i, _NEVER)) for i, piece in enumerate(pieces)]
+        return models.Unigram(pairs, unk, byte_fallback=trainer.byte_fallback)
+    return models.BPE(
+        {piece: i for i, piece in enumerate(pieces)},
+        _merges(proto) if kind == "bpe" else [],
+        unk_token=pieces[unk],
+        fuse_unk=True,
+        byte_fallback=trainer.byte_fallback,
+        ignore_merges=any(piece.type == _PIECE.USER_DEFINED for piece in proto.pieces),
+    )
+
+
+def _score(piece, proto) -> float:
+    if piece.type != _PIECE.USER_DEFINED:
+        return piece.score
+    best = max(p.score for p in proto.pieces if p.type == _PIECE.NORMAL)
+    return len(piece.piece.encode()) * best - 0.1
+
+
+def _merges(proto: sentencepiece_model_pb2.ModelProto) -> list[tuple[str, str]]:
+    """Every way to make a piece of two, in the order of pieces."""
+    scores = {p.piece: p.score for p in proto.pieces if p.type == _PIECE.NORMAL}
+    found = []
+    for piece in sorted(scores, key=scores.get, reverse=True):
+        cuts = ((piece[:i], piece[i:]) for i in range(1, len(piece)))
+        found += [(a, b) for a, b in cuts if a in scores and b in scores]
+    return found
+
+
+def _albert(rules) -> list[normalizers.Normalizer]:
+    steps = [
+        normalizers.Replace(Regex(r"[\t-\r\x1c-\x1f\x85\p{Z}]+"), " "),
+        normalizers.Replace("``", '"'),
+        normalizers.Replace("''", '"'),
+    ]
+    if rules.strip_accents:
+        marks = _ranges([i for i in range(sys.maxunicode + 1) if unicodedata.combining(chr(i))])
+        steps += [normalizers.NFKD(), *_removed(marks)]
+    if rules.lowercase:
+        # the sigma that ends a word, as str.lower() has it
+        final = "\\p{Cased}\\p{Case_Ignorable}*\\K\u03a3(?!\\p{Case_Ignorable}*\\p{Cased})"
+        steps += [normalizers.Replace(Regex(final), "\u03c2"), normalizers.Lowercase()]
+    return steps
+
+
+def _removed(characters: str) -> list[normalizers.Normalizer]:
+    """Removes the characters of a class.
+
+    NOTE: the library loses the start of a text whose first character is removed, and its table
+    panics. A space there adds nothing to the one that begins the text.
+    """
+    return [
+        normalizers.Replace(Regex(rf"\A[{characters}]+"), " "),
+        normalizers.Replace(Regex(f"[{characters}]"), ""),
+    ]
+
+
+def _table(charsmap: bytes) -> list[normalizers.Normalizer]:
+    """The model's characters for those of a text.
+
+    NFKC is what the tables hold of characters in a row; the library reads them one by one.
+    """
+    spec = sentencepiece_model_pb2.NormalizerSpec(precompiled_charsmap=charsmap)
+    table = sentencepiece.SentencePieceNormalizer(
+        normalizer_spec=spec.SerializeToString(),
+        add_dummy_prefix=False,
+        escape_whitespaces=False,
+        remove_extra_whitespaces=False,
+    )
+    dropped = [i for i in _CONTROLS if table.normalize(chr(i)) == ""]
+    return [
+        *_composed(charsmap),
+        *(_removed(_ranges(dropped)) if dropped else []),
+        normalizers.Replace(Regex(f"(?<=(?m:.))(?=[{_JOINING}])"), _BREAK),
+        normalizers.Precompiled(charsmap),
+        normalizers.Replace(_BREAK, ""),
+    ]
+
+
+@functools.cache
+def _composed(charsmap: bytes) -> tuple[normalizers.Normalizer, ...]:
+    """Composes the marks that the table composes, and leaves the order of the others as it is.
+
+    SentencePiece replaces the longest sequence that its table holds. NFKC would reorder and compose
+    any marks behind a letter, so that a break goes behind every sequence of the table.
+    """
+    spec = sentencepiece_model_pb2.NormalizerSpec(precompiled_charsmap=charsmap)
+    table = sentencepiece.SentencePieceNormalizer(normalizer_spec=spec.SerializeToString())
+    heads: dict[str, list[int]] = {}
+    for text, _ in table.Decompile():
+        if len(text) > 1 and all(unicodedata.category(mark)[0] == "M" for mark in text[1:]):
+            heads.setdefault(text[1:], []).append(ord(text[0]))
+    if not heads:
+        return ()
+    sequences = [
+        f"[{_ranges(sorted(letters))}]" + "".join(_ranges([ord(mark)]) for mark in marks)
+        for marks, letters in sorted(heads.items(), key=lambda pair: (-len(pair[0]), pair[0]))
+    ]
+    unit = rf"(?>{'|'.join(sequences)}|(?m:.))"
+    ends = rf"(?:\G|(?!\p{{M}}))(?=(?m:.)\p{{M}}){unit}\K(?=\p{{M}})"
+    return normalizers.Replace(Regex(ends), _BREAK), normalizers.NFKC()
+
+
+def _spaces(proto, *, prefix_once: bool):
+    rules, trainer = proto.normalizer_spec, proto.trainer_spec
+    strip, prefix = rules.remove_extra_whitespaces, rules.add_dummy_prefix
+    suffix = trainer.treat_whitespace_as_suffix
+    once = prefix_once and prefix and not suffix
+    steps = []
+    if strip:
+        steps += [normalizers.Replace(Regex(" {2,}"), " ")]
+        if not once:
+            steps += [normalizers.Replace(Regex(r"\A +"), "")]
+        steps += [normalizers.Replace(Regex(rf"[ {SPACE}]+\z"), "")]
+    if suffix or not (strip and prefix):
+        steps += [normalizers.Replace(" ", SPACE)]
+    if suffix and prefix:
+        steps += [normalizers.Replace(Regex(r"(?<=(?m:.))\z"), SPACE)]
+    cutters = []
+    scheme = "first" if once else "always"
+    if prefix and not suffix:
+        cutters += [pre_tokenizers.Metaspace(replacement=" ", prepend_scheme=scheme, split=False)]
+    names = [p.piece for p in proto.pieces if p.type in (_PIECE.NORMAL, _PIECE.USER_DEFINED)]
+    place = slice(None, -1) if suffix else slice(1, None)
+    words = SPACE in names and not any(SPACE in name[place] for name in names)
+    if suffix:
+        if words:
+            cutters += [pre_tokenizers.Split(SPACE, "merged_with_previous")]
+    else:
+        cutters += [pre_tokenizers.Metaspace(SPACE, prepend_scheme="never", split=words)]
+    if trainer.byte_fallback and not any("<0" in name for name in names):
+        # the name of a byte, typed by a user, is no byte
+        cutters += [pre_tokenizers.Split(Regex(r"(?<=<)(?=0x[0-9A-F]{2}>)"), "isolated")]
+    symbols = [p.piece for p in proto.pieces if p.type == _PIECE.USER_DEFINED]
+    if symbols and trainer.model_type != _TRAINER.UNIGRAM:
+        longest = sorted(map(re.escape, symbols), key=len, reverse=True)
+        cutters += [pre_tokenizers.Split(Regex("|".join(longest)), "isolated")]
+    return steps, cutters
+
+
+def _decoder(proto):
+    rules, trainer = proto.normalizer_spec, proto.trainer_spec
+    steps = [decoders.Replace(SPACE, " ")]
+    if trainer.byte_fallback:
+        steps += [decoders.ByteFallback()]
+    steps += [decoders.Fuse()]
+    if rules.add_dummy_prefix:
+        ends = (
+            {"left": 0, "right": 1}
+            if trainer.treat_whitespace_as_suffix
+            else {"left": 1, "right": 0}
+        )
+        steps += [decoders.Strip(content=" ", **ends)]
+    return decoders.Sequence(steps)
+
+
+def _ranges(points: list[int]) -> str:
+    """The inside of a character class that holds these code points."""
+    spans = []
+    for point in points:
+        if spans and spans[-1][1] == point - 1:
+            spans[-1][1] = point
+        else:
+            spans.append([point, point])
+    return "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" if a < b else rf"\x{{{a:x}}}" for a, b in spans)

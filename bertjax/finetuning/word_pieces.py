@@ -1,0 +1,104 @@
+"""The pieces of each word of a sentence.
+
+Other tools give a model the ids of a whole text. So a sentence is encoded once, as its raw text or
+as its words with one space between them, and the pieces are then given to the words by the
+characters that they cover:
+
+    (sentence,) = of_texts(tokenizer, [Words(("New", "York", "."), text="New York.")])
+    [pieces.ids for pieces in sentence]           # together the ids of "New York."
+
+Every piece belongs to one word. A piece that covers the end of one word and the next word belongs
+to the first one, so a word may have no piece of its own.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bertjax.data import library_model
+from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.finetuning import examples as examples_lib
+
+# The space in front of a text is a piece that covers the first character by its offsets.
+_SPACES = "".join(library_model.SPACE.values())
+
+
+class Pieces(NamedTuple):
+    """The pieces of a word; at least one.
+
+    word: its number. carried: how many words behind it have no piece of their own.
+    first: the first piece that covers a character of the word; before it there is white space.
+    start: how many pieces begin no later than the word's first character. That is `first` + 1, or
+    more where several pieces cover this character, as in bytes.
+    """
+
+    word: int
+    ids: list[int]
+    carried: int = 0
+    first: int = 0
+    start: int = 1
+
+    def cut(self, size: int) -> "Pieces":
+        """Returns the pieces without those behind the first `size`."""
+        ids = self.ids[:size]
+        return self._replace(
+            ids=ids, first=min(self.first, len(ids) - 1), start=min(self.start, len(ids))
+        )
+
+
+def of_texts(
+    tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[examples_lib.Words]
+) -> Iterator[list[Pieces]]:
+    """Yields the pieces of each example, whose text is encoded once."""
+    texts = [example.text or " ".join(example.words) for example in examples]
+    encoded = tokenizer.encode_with_offsets(texts)
+    for example, text, (ids, offsets) in zip(examples, texts, encoded, strict=True):
+        places = examples_lib.places(example._replace(text=text))
+        blank = [
+            not piece.strip(_SPACES) or not text[start:stop].strip()
+            for piece, (start, stop) in zip(tokenizer.pieces(ids), offsets, strict=True)
+        ]
+        yield _by_words(ids, [start for start, _ in offsets], blank, places)
+
+
+def of_words(
+    tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[examples_lib.Words]
+) -> Iterator[list[Pieces]]:
+    """Yields the pieces of each example, each of whose words is encoded alone.
+
+    A word has the space before it in byte-level BPE. One without a piece is the unknown one.
+    """
+    space = " " if tokenizer.keeps_spaces() else ""
+    texts = [space * (i > 0) + word for e in examples for i, word in enumerate(e.words)]
+    unknown = [max(tokenizer.specials.unk, 0)]
+    encoded = iter(tokenizer.encode_batch(texts))
+    for example in examples:
+        own = itertools.islice(encoded, len(example.words))
+        yield [Pieces(word, list(ids) or unknown) for word, ids in enumerate(own)]
+
+
+def _by_words(
+    ids: Sequence[int],
+    starts: Sequence[int],
+    blank: Sequence[bool],
+    places: Sequence[tuple[int, int]],
+) -> list[Pieces]:
+    if not places:
+        return []
+    starts = np.maximum.accumulate(np.array(starts, int))
+    owners = np.searchsorted([stop for _, stop in places], starts, side="right")
+    owners = np.minimum(owners, len(places) - 1)  # white space behind the last word
+    words, lows = np.unique(owners, return_index=True)
+    highs, following = [*lows[1:], len(ids)], [*words[1:], len(places)]
+    result = []
+    for word, low, high, next_word in zip(words, lows, highs, following, strict=True):
+        visible = (i for i in range(low, high) if not blank[i])
+        first = next(visible, low) - low
+        start = int(np.searchsorted(starts[low:high], places[word][0], side="right"))
+        carried = int(next_word - word - 1)
+        result.append(
+            Pieces(int(word), list(ids[low:high]), carried, int(first), max(start, first + 1))
+        )
+    return result

@@ -1,0 +1,59 @@
+"""Paths that a user gives: local ones and gs://, checked before anything is looked for.
+
+    paths.of("gs://bucket/run")   # an epath.Path
+    paths.of("http://host/run")   # UserError: http://host/run: ...
+"""
+
+import importlib.util
+import os
+import re
+import stat
+
+from etils import epath
+
+from bertjax import errors
+
+MAX_DEPTH = 200  # folders in folders; Python walks some of them by recursion
+
+
+def reaches_buckets() -> bool:
+    """Whether the library for gs:// is installed."""
+    return importlib.util.find_spec("gcsfs") is not None
+
+
+def of(path: str | os.PathLike) -> epath.Path:
+    """The path as an object. Raises UserError, naming it, for one that nothing can be found at."""
+    text = os.fspath(path)
+    shown = text.encode("utf-8", "backslashreplace").decode()[:200].replace("\0", "\\0")
+    if not text:
+        raise errors.UserError("a path is empty: give the name of a file or folder")
+    if "\0" in text or shown != text[:200]:
+        raise errors.UserError(f"{shown}: no path holds such a character; rename the file")
+    if len(text.split("/")) > MAX_DEPTH:
+        raise errors.UserError(f"{shown}...: is more than {MAX_DEPTH} folders deep; take fewer")
+    if text.startswith("gs:") and not text.startswith("gs://"):
+        raise errors.UserError(f"{shown}: give gs://BUCKET/FOLDER, with two slashes")
+    scheme, slashes, rest = text.partition("://")
+    if slashes and re.fullmatch(r"[A-Za-z0-9+.-]*", scheme):
+        if scheme == "file":
+            raise errors.UserError(f"{shown}: give a local path without file://")
+        if scheme != "gs":
+            raise errors.UserError(f"{shown}: is not read; give a local path or gs://BUCKET/FOLDER")
+        if not rest.strip("/"):
+            raise errors.UserError(f"{shown}: names no bucket; give gs://BUCKET/FOLDER")
+        if not reaches_buckets():
+            raise errors.UserError(f"{shown}: gs:// needs gcsfs: pip install 'bertjax[gcs]'")
+    elif _is_device(text):
+        raise errors.UserError(
+            f"{shown}: is a device or a pipe, no file: write what it gives to a file first"
+        )
+    return epath.Path(text)
+
+
+def _is_device(text: str) -> bool:
+    """Whether a local path is neither a file nor a folder: reading it may never end."""
+    try:
+        mode = os.stat(text).st_mode
+    except OSError:  # absent, or not readable: whoever opens it says so
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))

@@ -1,0 +1,82 @@
+"""What a person sees on stderr while a command works: a header, and the stages that take long.
+
+    progress.table("pretrain", {"model": "bert, 109,482,240 parameters", "steps": "1,000,000"})
+    with progress.stage("compiling the train step"):
+        ...
+    with progress.stage("predicting") as done:
+        done(32, 1_000)  # "predicting: 32 of 1,000"
+"""
+
+import contextlib
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+_LABEL, _WIDTH = 12, 80
+_LONG = 1.0  # seconds from which on the duration of a stage is printed
+_SECONDS_BETWEEN_REFRESHES, _SECONDS_BETWEEN_LINES = 0.2, 10.0  # on a terminal, in a log file
+
+Done = Callable[[int, int | None], None]
+Item = TypeVar("Item")
+
+
+def table(title: str, rows: Mapping[str, str]) -> None:
+    """Prints a title and a line, or more, for each row."""
+    print("\n".join([title, *lines(rows)]), file=sys.stderr, flush=True)
+
+
+def lines(rows: Mapping[str, str], *, before: str = "") -> list[str]:
+    """Returns the lines of a table, of 80 columns together with what is printed before each."""
+    return [
+        line
+        for label, value in rows.items()
+        for line in textwrap.wrap(
+            value, _WIDTH - len(before), initial_indent=f"{label:<{_LABEL}}",
+            subsequent_indent=" " * _LABEL, break_long_words=False, break_on_hyphens=False,
+        )
+    ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def stage(what: str, *, shown: bool = True) -> Iterator[Done]:
+    """Prints `what` while the block runs, and then, if it took long, for how long it ran.
+
+    The block may call what it gets with (done, total) to show how far it is; total None: unknown.
+    On a terminal the line is replaced; a short stage leaves nothing there.
+    """
+    if not shown:
+        yield lambda done, total: None
+        return
+    terminal = sys.stderr.isatty()
+    between = _SECONDS_BETWEEN_REFRESHES if terminal else _SECONDS_BETWEEN_LINES
+    began = last = time.perf_counter()
+
+    def show(line: str) -> None:
+        if terminal:  # a line that wraps could not be replaced
+            line = "\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1]
+        print(line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+
+    def show_done(done: int, total: int | None) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if now - last >= between:
+            last = now
+            show(f"{what}: {done:,}" + ("" if total is None else f" of {total:,}"))
+
+    show(f"{what} ...")
+    try:
+        yield show_done
+    finally:
+        seconds = time.perf_counter() - began
+        done = f"{what}: {seconds:.1f} s\n" if seconds >= _LONG else ""
+        print("\r\x1b[K" * terminal + done, end="", file=sys.stderr, flush=True)
+
+
+def counted(items: Iterable[Item], done: Done) -> Iterator[Item]:
+    """Yields the items, and says after each how many are done."""
+    for number, item in enumerate(items, 1):
+        yield item
+        done(number, None)

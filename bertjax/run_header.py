@@ -1,0 +1,47 @@
+"""The header of a pretraining: what will be trained, on what, for how long, and where it goes."""
+
+import os
+
+import jax
+
+from bertjax import config as config_lib
+from bertjax import experiment, progress, sharding
+from bertjax.artifact import artifact
+from bertjax.data import store
+from bertjax.data.vocabulary import Vocabulary
+
+
+def show(
+    built: experiment.Experiment,
+    mesh: jax.sharding.Mesh,
+    data: store.Dataset,
+    heldout: store.Dataset,
+    vocabulary: Vocabulary,
+    workdir: str | os.PathLike,
+) -> None:
+    """Prints what will be trained, on what, for how long and where it is written."""
+    config, abstract = built.config, built.abstract_state(mesh)
+    count = artifact.num_params(abstract.params, config.model.vocab_size)
+    steps, epochs = [], 0.0
+    for phase in config_lib.phases(config):
+        number = phase.stop - phase.start
+        steps.append(f"{number:,} of {phase.batch_size:,} sequences of {phase.length:,} tokens")
+        samples = built.stream(data, vocabulary, phase).samples_per_epoch
+        epochs += number * phase.batch_size / samples
+    sources = data.manifest["sources"] if "sources" in data.manifest else []
+    plural = "" if len(sources) == 1 else "s"
+    progress.table(
+        "pretrain",
+        {
+            "model": f"{config.family}, {config.model.num_layers} layers of width "
+            f"{config.model.hidden_size}, {count:,} parameters; objective {config.objective.name}",
+            "devices": f"{sharding.described(mesh, built.model.config.dtype)}, attention "
+            f"{config.attention}",
+            "data": f"{data.path}: {data.num_tokens:,} tokens in {data.num_documents:,} documents "
+            f"of {len(sources):,} source{plural}; held out {heldout.num_tokens:,} tokens",
+            "steps": f"{', then '.join(steps)}: {epochs:.3g} epochs",
+            "writes to": f"{os.fspath(workdir)}: a line every {config.log_every:,} steps, an "
+            f"evaluation every {config.eval.every:,}, a checkpoint every "
+            f"{config.checkpoint.every:,}",
+        },
+    )

@@ -1,0 +1,380 @@
+"""Reads JSON files and checks their shape: a damaged file gives one line that names the key.
+
+A shape is a type: a dataclass (its fields are the keys; a field with a default may be absent),
+list[T], tuple[T, ...], dict[str, T], Literal, unions, str, int, float, bool, None, Any, and
+Annotated[T, Between(...)] or Annotated[T, Like(...)] for bounds. Unknown keys are refused, except
+in subclasses of `Open`, for files that other tools and later versions add keys to.
+
+    @dataclasses.dataclass(frozen=True)
+    class Shard:
+        file: schema.FileName
+        records: schema.Count
+
+    shard = schema.read("shard.json", Shard, "write it again")
+    # UserError: shard.json: records = -3: must be a whole number, 0 or more; write it again
+
+Our own files are written by `write`, which adds a checksum of the content. `read` compares it where
+there is one, so that no changed value is believed.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+import stat
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from etils import epath
+
+from bertjax import errors
+
+MAX_BYTES = 1 << 28  # of a JSON file; the largest tokenizer.json has a tenth of that
+MAX_DEPTH = 64
+CHECKSUM = "checksum"
+PARTIAL = ".partial"  # the end of the name of a file that is being written
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Between:
+    """Bounds of a number, both included."""
+
+    low: float
+    high: float = math.inf
+
+    def fits(self, value: float) -> bool:
+        """Whether `value` lies within the bounds."""
+        return self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        upper = "or more" if self.high == math.inf else f"to {self.high:,}"
+        return f"{self.low:,} {upper}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Like:
+    """The form of a text: a regular expression, and its name for people."""
+
+    pattern: str
+    name: str
+
+    def fits(self, value: str) -> bool:
+        """Whether the whole of `value` has the form."""
+        return re.fullmatch(self.pattern, value) is not None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class NotFinite:
+    """Marks a number that may be NaN or infinite, such as a score of a run that diverged."""
+
+
+Count = Annotated[int, Between(0)]
+Score = Annotated[float, NotFinite]
+Sha256 = Annotated[str, Like("[0-9a-f]{64}", "a SHA-256 in hex")]
+FileName = Annotated[str, Like(r"(?!\.)[^/\\\0]+", "the name of a file in the same folder")]
+
+
+class Open:
+    """Base of shapes whose files may have further keys, which are skipped."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """`format` and `version`, which a file of our own begins with."""
+
+    format: str
+    version: int
+
+
+class _Misfit(Exception):
+    """A value of another shape: its key, the value, and what is expected."""
+
+    def __init__(self, key: str, value: Any, expected: str):
+        super().__init__(key, value, expected)
+        self.key, self.value, self.expected = key, value, expected
+
+
+def read(
+    file: str | os.PathLike, shape: type[T], remedy: str, *, form: Form | None = None
+) -> T:
+    """The content of a JSON file as an instance of `shape`. Raises UserError, one line.
+
+    remedy: the end of the message: what to do about a damaged file.
+    form: what the file must begin with; its keys are no fields of `shape`.
+    """
+    content = read_object(file, remedy)
+    sealed = content.pop(CHECKSUM, None)
+    checksum = _checksum(content) if sealed is not None else None
+    if form is not None:
+        found = content.pop("format", None), content.pop("version", None)
+        if found[0] != form.format:
+            raise errors.UserError(f"{file}: its format is not {form.format}; {remedy}")
+        if found != (form.format, form.version) or type(found[1]) is not int:
+            raise errors.UserError(
+                f"{file}: {form.format} version {short(found[1])}, this bertjax reads "
+                f"{form.version}; install the bertjax that wrote it, or {remedy}"
+            )
+    result = typed(content, shape, file, remedy)
+    if sealed != checksum:
+        raise errors.UserError(
+            f"{file}: its checksum is not that of its content, which is damaged or edited: "
+            f"{remedy}, or delete the key {CHECKSUM!r} to accept the content"
+        )
+    return result
+
+
+def write(
+    file: str | os.PathLike, content: Mapping[str, Any], form: Form | None = None
+) -> None:
+    """Writes `content` as JSON with a checksum, for `read`; the file appears whole or not at all.
+
+    form: its keys are put in front.
+    """
+    whole = json.loads(json.dumps({**(vars(form) if form else {}), **content}))
+    whole[CHECKSUM] = _checksum(whole)
+    path = epath.Path(file)
+    partial = path.parent / f".{path.name}.{os.getpid()}{PARTIAL}"
+    try:
+        partial.write_text(json.dumps(whole, indent=1) + "\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_object(file: str | os.PathLike, remedy: str) -> dict[str, Any]:
+    """The object in a JSON file of any shape. Raises UserError, one line."""
+    try:
+        if "://" not in os.fspath(file) and not stat.S_ISREG(os.stat(file).st_mode):
+            raise errors.UserError(f"{file}: is not a file; {remedy}")
+        with epath.Path(file).open("rb") as opened:
+            data = opened.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise errors.UserError(f"{file}: not there; {remedy}") from error
+    except OSError as error:
+        reason = error.strerror or error
+        raise errors.UserError(f"{file}: cannot be read ({reason}); {remedy}") from error
+    if len(data) > MAX_BYTES:
+        raise errors.UserError(f"{file}: has more than {MAX_BYTES:,} bytes of JSON; {remedy}")
+    return parse(data, file, remedy)
+
+
+def parse(
+    data: bytes | str, where: Any, remedy: str, *, number: int | None = None
+) -> dict[str, Any]:
+    """The object in a text of JSON. Raises UserError, one line that begins with `where`.
+
+    Refused are also keys that are there twice, nesting beyond MAX_DEPTH, and halves of surrogate
+    pairs, which are no characters.
+
+    number: the line of a file of JSON lines that `data` is; the error names it.
+    """
+    try:
+        text = data.decode("utf-8") if isinstance(data, bytes) else data
+        content = json.loads(text, object_pairs_hook=_without_repeats)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno} " if number is None else ""
+        reason = f"{place}is not JSON: {error.msg}"
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(10) + 1
+        reason = f"line {line} is not UTF-8" if number is None else "is not UTF-8"
+    except RecursionError:
+        reason = f"is nested more than {MAX_DEPTH} levels deep"
+    except ValueError as error:  # a number of thousands of digits, a repeated key
+        reason = f"is not JSON: {error}"
+    else:
+        reason = _strange(content)
+        if not reason and isinstance(content, dict):
+            return content
+        reason = reason or f"is a JSON {_KINDS[type(content)]}, not an object"
+    line = "" if number is None else f":{number}"
+    raise errors.UserError(f"{where}{line}: {reason}; {remedy}")
+
+
+def typed(content: Any, shape: Any, where: Any, remedy: str) -> Any:
+    """`content` of JSON as an instance of `shape`: dataclasses and tuples are made where the shape
+    has them. Raises UserError that names `where`, the key and the value."""
+    try:
+        return _typed(content, shape, "")
+    except _Misfit as misfit:
+        place = f"{misfit.key} = " if misfit.key else ""
+        raise errors.UserError(
+            f"{where}: {place}{short(misfit.value)}: must be {misfit.expected}; {remedy}"
+        ) from None
+
+
+def short(value: Any, width: int = 60) -> str:
+    """The start of a value as Python prints it, for a message."""
+    if isinstance(value, dict):  # not all of it: it may be large
+        value = dict(itertools.islice(value.items(), width))
+    text = repr(value[: width + 1] if isinstance(value, str | list) else value)
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+_KINDS = {
+    dict: "object", list: "list", str: "text", int: "whole number", float: "number",
+    bool: "boolean", type(None): "null",
+}  # fmt: skip
+_NAMES = {
+    dict: "an object", list: "a list", tuple: "a list", str: "a text", int: "a whole number",
+    float: "a number", bool: "true or false", type(None): "null",
+}  # fmt: skip
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        again = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {short(again)} is there twice")
+    return found
+
+
+def _strange(content: Any) -> str:
+    """What no file of JSON may hold, whatever its shape; "" where there is nothing of it."""
+    for depth, value in _walk(content):
+        if depth > MAX_DEPTH:
+            return f"is nested more than {MAX_DEPTH} levels deep"
+        if isinstance(value, str) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                return f"{short(value)} holds half of a surrogate pair, which is no character"
+    return ""
+
+
+def _walk(content: Any) -> Iterator[tuple[int, Any]]:
+    """(depth, value) of a value and of all keys and values in it."""
+    todo = [(0, content)]
+    while todo:
+        depth, value = todo.pop()
+        yield depth, value
+        if depth > MAX_DEPTH:
+            return
+        inside = [*value, *value.values()] if isinstance(value, dict) else value
+        if isinstance(inside, list):
+            todo += [(depth + 1, each) for each in inside]
+
+
+@functools.cache
+def _fields(shape: type) -> dict[str, tuple[Any, bool]]:
+    """{key: (shape, whether it must be there)} of a dataclass."""
+    hints = typing.get_type_hints(shape, include_extras=True)
+    missing = dataclasses.MISSING
+    return {
+        field.name: (
+            hints[field.name], field.default is missing and field.default_factory is missing
+        )
+        for field in dataclasses.fields(shape)
+        if field.init
+    }  # fmt: skip
+
+
+def _typed(value: Any, shape: Any, key: str) -> Any:
+    origin = typing.get_origin(shape)
+    if shape is Any:
+        for _, each in _walk(value):
+            _check_number(each, key)
+        return value
+    if origin is Annotated:
+        return _bounded(value, shape, key)
+    if origin in (typing.Union, types.UnionType):
+        return _one_of(value, typing.get_args(shape), key)
+    if origin is Literal:
+        if any(type(value) is type(each) and value == each for each in typing.get_args(shape)):
+            return value
+        raise _Misfit(key, value, _name(shape))
+    if dataclasses.is_dataclass(shape):
+        return _instance(value, shape, key)
+    kind = origin or shape
+    accepted = {float: (float, int), tuple: (list, tuple)}.get(kind, (kind,))
+    if type(value) not in accepted:
+        raise _Misfit(key, value, _name(shape))
+    _check_number(value, key)
+    inner = typing.get_args(shape)
+    if kind is float:
+        return float(value)
+    if kind in (list, tuple) and inner:
+        return kind(_typed(each, inner[0], f"{key}[{i}]") for i, each in enumerate(value))
+    if kind is dict and inner:
+        return {name: _typed(each, inner[1], _join(key, name)) for name, each in value.items()}
+    return value
+
+
+def _check_number(value: Any, key: str) -> None:
+    if type(value) is float and not math.isfinite(value):
+        raise _Misfit(key, value, "a finite number")
+    if type(value) is int and not -(2**63) <= value < 2**64:
+        raise _Misfit(key, value, "a number of 64 bits")
+
+
+def _bounded(value: Any, shape: Any, key: str) -> Any:
+    inner, *bounds = typing.get_args(shape)
+    if NotFinite in bounds and type(value) is float:
+        return value
+    found = _typed(value, inner, key)
+    if not all(bound is NotFinite or bound.fits(found) for bound in bounds):
+        raise _Misfit(key, value, _name(shape))
+    return found
+
+
+def _one_of(value: Any, shapes: tuple[Any, ...], key: str) -> Any:
+    deeper = None
+    for shape in shapes:
+        try:
+            return _typed(value, shape, key)
+        except _Misfit as misfit:
+            deeper = misfit if misfit.key != key else deeper
+    raise deeper or _Misfit(key, value, " or ".join(map(_name, shapes)))
+
+
+def _instance(value: Any, shape: type, key: str) -> Any:
+    if type(value) is not dict:
+        raise _Misfit(key, value, _NAMES[dict])
+    fields = _fields(shape)
+    for name, (_, needed) in fields.items():
+        if needed and name not in value:
+            raise _Misfit(key, sorted(value), f"an object with the key {name!r}")
+    unknown = [name for name in value if name not in fields]
+    if unknown and not issubclass(shape, Open):
+        hint = errors.hint(errors.near(unknown[0], list(fields)))
+        raise _Misfit(_join(key, unknown[0]), value[unknown[0]], f"absent: no such key{hint}")
+    return shape(**{
+        name: _typed(value[name], inner, _join(key, name))
+        for name, (inner, _) in fields.items()
+        if name in value
+    })  # fmt: skip
+
+
+def _join(key: str, name: str) -> str:
+    name = short(name, 40)[1:-1]
+    return f"{key}.{name}" if key else name
+
+
+def _name(shape: Any) -> str:
+    origin, inner = typing.get_origin(shape), typing.get_args(shape)
+    if origin is Annotated:
+        bounds = [str(bound) for bound in inner[1:] if bound is not NotFinite]
+        named = isinstance(inner[1], Like)
+        return bounds[0] if named else ", ".join([_name(inner[0]), *bounds])
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_name, inner))
+    if dataclasses.is_dataclass(shape):
+        return _NAMES[dict]
+    return _NAMES.get(origin or shape, "another value")

@@ -1,0 +1,111 @@
+"""The command line as a newcomer meets it: version, help, flags, and output that nobody reads."""
+
+import dataclasses
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import bertjax
+from bertjax import __main__ as cli
+from bertjax import config, inference
+from bertjax.artifact import artifact
+from bertjax.commands import pretrain
+from tests import children, tiny_model
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SMOKE = f"{ROOT}/configs/bert_tiny.py:smoke"
+
+
+def test_the_version_stands_in_one_place(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"bertjax {bertjax.__version__}\n"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", bertjax.__version__)
+    command = [sys.executable, "setup.py", "--quiet", "--version"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == bertjax.__version__
+    assert (ROOT / "bertjax" / "py.typed").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [(["--help"], 141), (["tokenizer"], 141), (["prepare", "--help"], 0)],  # argparse swallows it
+)
+def test_output_that_nobody_reads_is_no_error(argv, code):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "bertjax", *argv]
+    stderr = writer if argv == ["tokenizer"] else subprocess.PIPE
+    done = subprocess.run(command, stdout=writer, stderr=stderr, env=children.environment())
+    os.close(writer)
+    assert done.returncode == code and not done.stderr
+
+
+def test_tokenizer_and_model_are_shown_in_one_line():
+    source = tiny_model.make()
+    tokenizer = source.tokenizer
+    shown = f"{tokenizer.size} pieces, fingerprint {tokenizer.fingerprint[:12]}>"
+    assert repr(tokenizer) == f"<Tokenizer: wordpiece, {shown}"
+    count = artifact.num_params(source.params, tokenizer.size)
+    model = (
+        f"bert, {count:,} parameters; heads pooler, mlm, nsp; at most 40 tokens; "
+        f"wordpiece of {tokenizer.size} pieces; step 7>"
+    )
+    assert repr(source) == f"<Artifact: {model}"
+    assert repr(inference.Pretrained(source)) == f"<Pretrained: {model}"
+    task = {"name": "sst2", "labels": ["bad", "good"]}
+    tuned = dataclasses.replace(source, task=task)
+    assert "; task sst2 of 2 labels; " in repr(tuned)
+
+
+def _error(capsys, *argv: str) -> str:
+    assert cli.main(list(argv)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_the_value_of_a_config_key_may_follow_a_space(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(
+        pretrain, "run", lambda flags: seen.update(flags.overrides, config=flags.config)
+    )
+    words = ["--config", SMOKE, "--workdir", "w", "--config.batch_size", "3", "--config.seed", "-1",
+             "--config.data.path=a b"]  # fmt: skip
+    assert cli.main(["pretrain", *words]) == 0
+    assert seen == {"config": SMOKE, "batch_size": "3", "seed": "-1", "data.path": "a b"}
+
+
+def test_stray_words_and_missing_values_are_refused_with_the_right_advice(capsys):
+    run = ("pretrain", f"--config={SMOKE}", "--workdir=w")
+    assert "--config.seed has no value: give --config.seed=VALUE" in _error(
+        capsys, *run, "--config.seed"
+    )
+    assert "did you mean --config.batch_size=..." in _error(capsys, *run, "--batch_size=3")
+    assert "--text takes one value, and b is a second one: repeat --text" in _error(
+        capsys, "predict", "--model=m", "--text", "a", "b"
+    )
+    rates = ("finetune", "--output=o", "--lr", "1e-5", "2e-5")
+    assert "2e-5 is a second one: quote a text with spaces; several numbers take commas" in _error(
+        capsys, *rates
+    )
+    assert "lost belongs to no flag" in _error(capsys, "export", "lost", "--model=m", "--output=o")
+
+
+@pytest.mark.parametrize("verb", ["pretrain", "plan"])
+def test_help_lists_every_key_with_value_and_comment(capsys, verb):
+    with pytest.raises(SystemExit):
+        cli.main([verb, "--help"])
+    shown = capsys.readouterr().out
+    for key in config.keys(config.default()):
+        assert key in ("objective.name",) or f"\n  {key}=" in shown, key
+    lines = shown.splitlines()
+    assert "  batch_size=256                    sequences a step, over all devices" in lines
+    assert "with objective.name=span_corruption:" in lines
+    with pytest.raises(SystemExit):
+        cli.main([verb, "--help", f"--config={ROOT}/configs/t5_small.py"])
+    shown = capsys.readouterr().out
+    assert "\n  model.relative_buckets=32\n" in shown and "\n  optimizer.name=adafactor " in shown
+    assert "objective.name=mlm" not in shown

@@ -1,0 +1,394 @@
+"""Every way in which a folder is laid out on the Hub; each writes one folder of a species.
+
+A layout is a function of (species, workshop, folder). The workshop keeps what layouts share: the
+vocabulary files, the tokenizer.json and the models that the installed transformers saves.
+"""
+
+import base64
+import functools
+import json
+import pathlib
+import shutil
+import tarfile
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+import transformers
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import AddedToken
+
+from tests.zoo import theirs
+from tests.zoo.species import Species
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "transformers4.tar.xz"
+NEW = ("<new>", "brandnew")  # words that are added, and a special token
+EXTRA = "[EXTRA]"
+
+# The beginning of the names of their classes, and the class that the other layouts are of.
+CLASSES: Mapping[str, tuple[str, str]] = {
+    "albert": ("Albert", "ForPreTraining"),
+    "bert": ("Bert", "ForPreTraining"),
+    "camembert": ("Camembert", "ForMaskedLM"),
+    "distilbert": ("DistilBert", "ForMaskedLM"),
+    "electra": ("Electra", "ForPreTraining"),
+    "gpt2": ("GPT2", "LMHeadModel"),
+    "modernbert": ("ModernBert", "ForMaskedLM"),
+    "mt5": ("MT5", "ForConditionalGeneration"),
+    "roberta": ("Roberta", "ForMaskedLM"),
+    "t5": ("T5", "ForConditionalGeneration"),
+    "xlm-roberta": ("XLMRoberta", "ForMaskedLM"),
+}
+
+
+class Workshop:
+    """Makes what the layouts of a species share, once, under `root`."""
+
+    def __init__(self, root: pathlib.Path):
+        self.root = root
+
+    def _once(self, name: str, make: Callable[[pathlib.Path], Any]) -> pathlib.Path:
+        folder = self.root / name
+        if not folder.exists():
+            partial = folder.with_name(folder.name + ".partial")
+            partial.mkdir(parents=True)
+            make(partial)
+            partial.rename(folder)
+        return folder
+
+    def vocabulary(self, species: Species) -> pathlib.Path:
+        """Folder of the vocabulary files, tokenizer_config.json and a config.json of the type."""
+
+        def make(folder: pathlib.Path) -> None:
+            species.vocabulary(folder)
+            write_json(folder / "config.json", {"model_type": species.model_type})
+            write_json(folder / "tokenizer_config.json", species.published)
+
+        return self._once(f"vocabulary/{species.name}", make)
+
+    @functools.cache  # noqa: B019 - the workshop lives as long as its folders
+    def tokenizer(self, species: Species) -> Any:
+        """The installed transformers' tokenizer of the vocabulary files."""
+        return transformers.AutoTokenizer.from_pretrained(self.vocabulary(species))
+
+    def saved_tokenizer(self, species: Species) -> pathlib.Path:
+        """Folder of the tokenizer as the installed transformers saves it."""
+        return self._once(
+            f"tokenizer/{species.name}",
+            lambda folder: self.tokenizer(species).save_pretrained(folder),
+        )
+
+    def model(self, species: Species, ending: str = "", *, rows: int = 0, sparse: bool = False,
+              **changes: Any) -> pathlib.Path:  # fmt: skip
+        """Folder of config.json and model.safetensors of the class with this ending.
+
+        rows: more of the embeddings. sparse: of the species' sparse sizes.
+        """
+        beginning, usual = CLASSES[species.model_type]
+        name = beginning + (ending or usual)
+        details = "-".join([species.name, name, str(rows), *map(str, changes.values())])
+
+        def make(folder: pathlib.Path) -> None:
+            tokenizer = self.tokenizer(species)
+            sizes = species.sparse if sparse and species.sparse else species.config
+            ids = {
+                key: tokenizer.convert_tokens_to_ids(value)
+                if key.endswith("_token_id") and isinstance(value, str) else value
+                for key, value in sizes.items()
+            }  # fmt: skip
+            size = len(tokenizer) + species.spare
+            kind = getattr(transformers, f"{beginning}Config")
+            config = kind(**{"vocab_size": size, **ids, **changes})
+            torch.manual_seed(0)
+            model = theirs.randomize(getattr(transformers, name)(config))
+            if rows:
+                model.resize_token_embeddings(size + rows, mean_resizing=False)
+            model.save_pretrained(folder)
+
+        return self._once(f"model/{details}{'-sparse' * sparse}", make)
+
+
+def copy(source: pathlib.Path, target: pathlib.Path, names: Iterable[str] | None = None) -> None:
+    """Copies the files with these names, or all of them."""
+    for name in names if names is not None else [file.name for file in source.iterdir()]:
+        shutil.copy(source / name, target / name)
+
+
+def write_json(file: pathlib.Path, value: Any) -> None:
+    """Writes a JSON file."""
+    file.write_text(json.dumps(value, indent=2))
+
+
+# Files of the tokenizer. The weights are those of the installed transformers.
+
+
+def published(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """The tokenizer files that the repository on the Hub has."""
+    copy(workshop.model(species), folder)
+    copy(workshop.vocabulary(species), folder, species.vocabulary_files)
+    if "tokenizer.json" in species.files and "tokenizer.json" not in species.vocabulary_files:
+        copy(workshop.saved_tokenizer(species), folder, ["tokenizer.json"])
+    write_json(folder / "tokenizer_config.json", species.published)
+
+
+def slow(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """Vocabulary files and tokenizer_config.json, as before tokenizer.json."""
+    copy(workshop.model(species), folder)
+    copy(workshop.vocabulary(species), folder,
+         [*species.vocabulary_files, "tokenizer_config.json"])  # fmt: skip
+
+
+def bare(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """Vocabulary files alone: model_type says the rest."""
+    copy(workshop.model(species), folder)
+    copy(workshop.vocabulary(species), folder, species.vocabulary_files)
+
+
+def fast(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """tokenizer.json and tokenizer_config.json."""
+    copy(workshop.model(species), folder)
+    copy(workshop.saved_tokenizer(species), folder, ["tokenizer.json"])
+    write_json(folder / "tokenizer_config.json", species.published)
+
+
+def saved(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """What the installed transformers saves."""
+    copy(workshop.model(species), folder)
+    copy(workshop.saved_tokenizer(species), folder)
+
+
+def added(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """What the installed transformers saves after words and a special token were added."""
+    copy(workshop.model(species, rows=len(NEW) + 1), folder)
+    add_tokens(workshop.vocabulary(species), folder)
+
+
+def add_tokens(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Saves the tokenizer of a folder with words and a special token added."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    tokenizer.add_tokens(list(NEW))
+    tokenizer.add_tokens([AddedToken(EXTRA, special=True)], special_tokens=True)
+    tokenizer.save_pretrained(target)
+
+
+def added_slow(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """Vocabulary files, and the added words in added_tokens.json."""
+    slow(species, workshop, folder)
+    copy(workshop.model(species, rows=len(NEW) + 1), folder)
+    first = len(workshop.tokenizer(species))
+    write_json(folder / "added_tokens.json",
+               {token: first + i for i, token in enumerate((*NEW, EXTRA))})  # fmt: skip
+    write_json(folder / "special_tokens_map.json", {"additional_special_tokens": [EXTRA]})
+
+
+def saved_4(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """What transformers 4.57 saves, config.json included."""
+    copy(workshop.model(species), folder)
+    golden(species, "saved", workshop, folder)
+
+
+def added_4(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """What transformers 4.57 saves after words and a special token were added."""
+    copy(workshop.model(species, rows=len(NEW) + 1), folder)
+    golden(species, "added", workshop, folder)
+
+
+def golden(species: Species, name: str, workshop: Workshop, folder: pathlib.Path) -> None:
+    """Puts the files of tests/golden/make_transformers4.py into a folder."""
+    with tarfile.open(GOLDEN) as archive:
+        for member in archive.getmembers():
+            path = pathlib.PurePosixPath(member.name)
+            if path.parts[:2] == (species.name, name):
+                (folder / path.name).write_bytes(archive.extractfile(member).read())
+    for file in workshop.vocabulary(species).glob("*.model"):
+        put_characters(folder, _proto(file).normalizer_spec.precompiled_charsmap)
+
+
+def _proto(file: pathlib.Path) -> Any:
+    return sentencepiece_model_pb2.ModelProto.FromString(file.read_bytes())
+
+
+def put_characters(folder: pathlib.Path, table: bytes) -> None:
+    """Writes SentencePiece's table of characters where the tokenizer files of a folder have it."""
+
+    def fill(value: Any) -> None:
+        if isinstance(value, dict) and "precompiled_charsmap" in value:
+            value["precompiled_charsmap"] = base64.b64encode(table).decode()
+        for inner in value.values() if isinstance(value, dict) else value:
+            if isinstance(inner, dict | list):
+                fill(inner)
+
+    for file in folder.glob("*.model"):
+        proto = _proto(file)
+        proto.normalizer_spec.precompiled_charsmap = table
+        file.write_bytes(proto.SerializeToString())
+    file = folder / "tokenizer.json"
+    if file.exists():
+        content = json.loads(file.read_text("utf-8"))
+        fill([content["normalizer"]] if content["normalizer"] else [])
+        file.write_text(json.dumps(content, indent=2, ensure_ascii=False), "utf-8")
+
+
+# Weights and config.json. The tokenizer's files are those of the installed transformers.
+
+
+def sparse(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """config.json without the keys whose value is the class's own."""
+    saved(species, workshop, folder)
+    copy(workshop.model(species, sparse=True), folder)
+    file = folder / "config.json"
+    content = json.loads(file.read_text())
+    usual = getattr(transformers, f"{CLASSES[species.model_type][0]}Config")().to_dict()
+    kept = {
+        key: value
+        for key, value in content.items()
+        if key in ("model_type", "architectures") or usual.get(key, ...) != value
+    }
+    write_json(file, kept)
+
+
+def _tensors(folder: pathlib.Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(folder / "model.safetensors")
+
+
+def _rewrite(folder: pathlib.Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def shards(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """model.safetensors in two files with an index."""
+    saved(species, workshop, folder)
+    tensors = _tensors(folder)
+    (folder / "model.safetensors").unlink()
+    index = {}
+    for number in (1, 2):
+        file = f"model-0000{number}-of-00002.safetensors"
+        part = {name: tensors[name] for name in sorted(tensors)[number - 1 :: 2]}
+        safetensors.torch.save_file(part, folder / file, metadata={"format": "pt"})
+        index |= dict.fromkeys(part, file)
+    write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": index})
+
+
+def shard_absent(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """An index that names a file which is not there."""
+    shards(species, workshop, folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def _half(dtype: torch.dtype, species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    saved(species, workshop, folder)
+    _rewrite(folder, {name: tensor.to(dtype) for name, tensor in _tensors(folder).items()})
+
+
+def bfloat16(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """Weights in bfloat16."""
+    _half(torch.bfloat16, species, workshop, folder)
+
+
+def float16(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """Weights in float16."""
+    _half(torch.float16, species, workshop, folder)
+
+
+def pickled_too(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """pytorch_model.bin beside model.safetensors."""
+    saved(species, workshop, folder)
+    torch.save(_tensors(folder), folder / "pytorch_model.bin")
+
+
+def pickled(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """pytorch_model.bin alone."""
+    pickled_too(species, workshop, folder)
+    (folder / "model.safetensors").unlink()
+
+
+def old_names(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """gamma and beta of layer norms, as models that were converted from TensorFlow have them."""
+    saved(species, workshop, folder)
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {}
+    for name, tensor in _tensors(folder).items():
+        for new, before in old.items():
+            name = name.replace(new, before)
+        renamed[name] = tensor
+    _rewrite(folder, renamed)
+
+
+def bare_encoder(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """The class without a head, whose tensors have no prefix, as sentence-transformers has it."""
+    copy(workshop.saved_tokenizer(species), folder)
+    copy(workshop.model(species, "Model"), folder)
+
+
+def prefixed_encoder(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """config.json of the class without a head, and tensors with the prefix that heads need."""
+    bare_encoder(species, workshop, folder)
+    beginning = CLASSES[species.model_type][0]
+    prefix = getattr(transformers, f"{beginning}Model").base_model_prefix
+    _rewrite(folder, {f"{prefix}.{name}": t for name, t in _tensors(folder).items()})
+
+
+def other_head_left_out(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """Weights of the class with heads under a config.json of the class without."""
+    saved(species, workshop, folder)
+    file = folder / "config.json"
+    content = json.loads(file.read_text())
+    write_json(file, content | {"architectures": [f"{CLASSES[species.model_type][0]}Model"]})
+
+
+def untied(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """An output map of its own, as the published T5 v1.1 and mT5 have it."""
+    saved(species, workshop, folder)
+    tensors = _tensors(folder)
+    generator = torch.Generator().manual_seed(1)
+    tensors["lm_head.weight"] = torch.randn(tensors["shared.weight"].shape, generator=generator)
+    _rewrite(folder, tensors)
+
+
+# The classes: those with a head for a task, and those that are refused.
+TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
+         "ForMultipleChoice")  # fmt: skip
+_OF_TYPE = {
+    "albert": ("Model", "ForPreTraining", "ForMaskedLM", *TASKS),
+    "bert": ("Model", "ForPreTraining", "ForMaskedLM", "ForNextSentencePrediction",
+             "LMHeadModel", *TASKS),
+    "camembert": ("Model", "ForMaskedLM", *TASKS),
+    "distilbert": ("Model", "ForMaskedLM", *TASKS),
+    "electra": ("Model", "ForPreTraining", "ForMaskedLM", *TASKS),
+    "gpt2": ("Model", "LMHeadModel", *TASKS[:3]),
+    "modernbert": ("Model", "ForMaskedLM", *TASKS),
+    "mt5": ("Model", "ForConditionalGeneration", "EncoderModel"),
+    "roberta": ("Model", "ForMaskedLM", "ForCausalLM", *TASKS),
+    "t5": ("Model", "ForConditionalGeneration", "EncoderModel"),
+    "xlm-roberta": ("Model", "ForMaskedLM", *TASKS),
+}  # fmt: skip
+
+
+def of_class(ending: str, species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
+    """What the installed transformers saves of the class with this ending."""
+    copy(workshop.saved_tokenizer(species), folder)
+    changes = {}
+    if species.model_type == "gpt2":  # their classifier scores what is before the padding
+        changes = {"pad_token_id": 0} if ending in TASKS else {}
+    elif ending in ("LMHeadModel", "ForCausalLM"):
+        changes = {"is_decoder": True}
+    copy(workshop.model(species, ending, **changes), folder)
+
+
+def classes(model_type: str) -> dict[str, Callable]:
+    """A layout for each class of a model type."""
+    return {ending: functools.partial(of_class, ending) for ending in _OF_TYPE[model_type]}
+
+
+TOKENIZERS = {
+    f.__name__: f for f in (published, slow, bare, fast, saved, added, added_slow, saved_4, added_4)
+}
+WEIGHTS = {
+    f.__name__: f
+    for f in (
+        sparse, shards, shard_absent, bfloat16, float16, pickled, pickled_too, old_names,
+        bare_encoder, prefixed_encoder, other_head_left_out,
+    )
+}  # fmt: skip
