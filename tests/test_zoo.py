@@ -8,15 +8,9 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("google.protobuf")  # to write SentencePiece models in the published forms
 
-import transformers
-
 from tests.zoo import layouts, ours, table, theirs
 
 CELLS = {cell.name: cell for cell in table.cells()}
-LATE = pytest.mark.xfail(
-    transformers.__version__.startswith("5."), reason="export of added tokens", strict=True
-)
-NAMES = [pytest.param(name, marks=[LATE] * cell.pending) for name, cell in CELLS.items()]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +18,7 @@ def workshop(tmp_path_factory):
     return layouts.Workshop(tmp_path_factory.mktemp("workshop"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CELLS)
 def test_folder(name, workshop, tmp_path):
     cell = CELLS[name]
     folder, export = tmp_path / "folder", tmp_path / "export"

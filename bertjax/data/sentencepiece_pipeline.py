@@ -31,6 +31,7 @@ _TRAINER = sentencepiece_model_pb2.TrainerSpec
 _TYPES = {_TRAINER.UNIGRAM: "unigram", _TRAINER.BPE: "bpe", _TRAINER.CHAR: "char"}
 
 _NEVER = -100.0  # the score of pieces that the model has not, and that no text gives
+_ENDS = rf"[ {SPACE}]+\z"
 # Separates units inside the normalizer. Never part of a grapheme, never composed or reordered, and
 # not assigned to any character.
 _BREAK = "\ufff0"
@@ -53,6 +54,7 @@ def build(
     pieces: Sequence[str],
     ids: Sequence[int],
     prefix_once: bool,
+    cut: bool = False,
 ) -> tokenizers.Tokenizer:
     """The pipeline of a model.
 
@@ -60,12 +62,13 @@ def build(
     pieces: the vocabulary in the order of ids. ids: of each piece of the model.
     prefix_once: whether a text begins with a space only where it starts, and not behind each
         special token too.
+    cut: whether added tokens will cut texts that are normalized already.
     Raises NotRepeatable, without the file's name.
     """
     library = tokenizers.Tokenizer(_model(proto, pieces, ids))
     charsmap = proto.normalizer_spec.precompiled_charsmap
     _check_symbols(proto)
-    before, cutters = _spaces(proto, prefix_once=prefix_once)
+    before, cutters = _spaces(proto, prefix_once=prefix_once, cut=cut)
     library.normalizer = normalizers.Sequence(
         [*(_albert(albert) if albert else []), *(_table(charsmap) if charsmap else []), *before]
     )
@@ -210,7 +213,7 @@ def _composed(charsmap: bytes) -> tuple[normalizers.Normalizer, ...]:
     return normalizers.Replace(Regex(ends), _BREAK), normalizers.NFKC()
 
 
-def _spaces(proto, *, prefix_once: bool):
+def _spaces(proto, *, prefix_once: bool, cut: bool):
     rules, trainer = proto.normalizer_spec, proto.trainer_spec
     strip, prefix = rules.remove_extra_whitespaces, rules.add_dummy_prefix
     suffix = trainer.treat_whitespace_as_suffix
@@ -220,12 +223,13 @@ def _spaces(proto, *, prefix_once: bool):
         steps += [normalizers.Replace(Regex(" {2,}"), " ")]
         if not once:
             steps += [normalizers.Replace(Regex(r"\A +"), "")]
-        steps += [normalizers.Replace(Regex(rf"[ {SPACE}]+\z"), "")]
+        steps += [normalizers.Replace(Regex(_ENDS), "")]
     if suffix or not (strip and prefix):
         steps += [normalizers.Replace(" ", SPACE)]
     if suffix and prefix:
         steps += [normalizers.Replace(Regex(r"(?<=(?m:.))\z"), SPACE)]
-    cutters = []
+    # A part that ends at an added token ends with a space still.
+    cutters = [pre_tokenizers.Split(Regex(_ENDS), "removed")] if strip and cut else []
     scheme = "first" if once else "always"
     if prefix and not suffix:
         cutters += [pre_tokenizers.Metaspace(replacement=" ", prepend_scheme=scheme, split=False)]

@@ -233,6 +233,7 @@ class UnigramModel:
             pieces=self.pieces[: self._num_base],
             ids=self._ids,
             prefix_once=self.prefix_once,
+            cut=any(token.normalized and not token.special for token in self.added.values()),
         )
 
     def _encode_plain(self, texts: Sequence[str]) -> list[list[int]]:

@@ -111,14 +111,6 @@ OWN = (
 )  # fmt: skip
 
 
-# In exported folders transformers 5 keeps the space before an added token as a piece; the tokenizer
-# that was exported drops it. Nothing may be added here.
-PENDING = (
-    "albert-base-v2/added_4", *_each(_FAIRSEQ, "added_slow"),
-    *_each(f"{_T5} mt5-small", "added_slow added_4"),
-)  # fmt: skip
-
-
 class Cell(NamedTuple):
     """A species in a layout. group: tokenizers, weights or classes."""
 
@@ -138,11 +130,6 @@ class Cell(NamedTuple):
             return ()
         rules = [r for r in OWN if self.name in r.cells and r.version in (0, version)]
         return tuple(dict.fromkeys(text for rule in rules for text in rule.texts))
-
-    @property
-    def pending(self) -> bool:
-        """Whether its export differs yet."""
-        return self.name in PENDING
 
     @property
     def refused(self) -> str | None:
