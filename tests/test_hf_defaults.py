@@ -92,3 +92,29 @@ def test_sizes_of_mt5_are_its_own(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(content))  # of a T5 with as few keys
     with pytest.raises(errors.UserError):
         huggingface.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("gpt2", "n_inner", "many"),
+        ("roberta", "pad_token_id", None),
+        ("t5", "feed_forward_proj", ["relu"]),
+        ("t5", "num_decoder_layers", "2"),
+        ("t5", "decoder_start_token_id", "<pad>"),
+        ("modernbert", "layer_types", "full_attention"),
+        ("modernbert", "layer_types", [1, 2]),
+        ("modernbert", "rope_parameters", {"rope_type": "default", "rope_theta": 10_000.0}),
+        ("modernbert", "global_attn_every_n_layers", 0),
+        ("bert", "architectures", "BertModel"),
+        ("bert", "architectures", [1]),
+    ],
+)
+def test_a_value_of_another_type_is_one_line(family, key, value, tmp_path):
+    model = encoders.make_artifact(family, "bpe" if family in ("gpt2", "roberta") else "wordpiece")
+    huggingface.write(model, tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | {key: value}))
+    with pytest.raises(errors.UserError, match=rf"config\.json: {key}") as caught:
+        huggingface.read(tmp_path)
+    assert "\n" not in str(caught.value)

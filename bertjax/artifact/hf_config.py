@@ -4,6 +4,7 @@ A family's `HF_CONFIG` says which key is which field, which keys have one value 
 "fixed_in_class" of a class for a task), and has functions for what is not one key for one field:
 
     "read": (content, names of the tensors) -> fields
+    "types": of the keys that "read" takes, as `schema.typed` has them
     "write": fields -> keys
     "repeated": fields -> tensors of HF_TIED that the file needs all the same
 """
@@ -63,6 +64,8 @@ def read(file: pathlib.Path) -> tuple[dict[str, Any], str]:
     Raises UserError for a model_type that is no family.
     """
     content = schema.read_object(file, files.AGAIN)
+    classes = content.get("architectures")
+    schema.typed(classes, list[str] | None, f"{file}: architectures", files.AGAIN)
     name = str(content.get("model_type"))
     family = MODEL_TYPES.get(name, name)
     if family not in build.families():
@@ -109,6 +112,9 @@ def fields(
         if type(value) is not type(usual):
             raise errors.UserError(f"{file}: {key} = {value!r} must be like {usual!r}")
         found[ours] = value
+    for key, shape in spec.get("types", {}).items():
+        if key in content:
+            schema.typed(content[key], shape, f"{file}: {key}", files.AGAIN)
     found |= spec["read"](content, tensors) if "read" in spec else {}
     if ending:
         found["heads"] = hf_tasks.heads(module, ending)

@@ -81,10 +81,8 @@ def architecture(module: ModuleType, ending: str) -> str:
 
 def ending_in(module: ModuleType, content: Mapping[str, Any]) -> str:
     """The end of the class that a config.json names; "" where it is none for a task."""
-    named = content.get("architectures") or [""]
-    if not isinstance(named, list):
-        return ""
-    return next((ending for ending in module.HF_HEADS if str(named[0]).endswith(ending)), "")
+    name = (content.get("architectures") or [""])[0]
+    return next((ending for ending in module.HF_HEADS if name.endswith(ending)), "")
 
 
 def heads(module: ModuleType, ending: str) -> tuple[str, ...]:

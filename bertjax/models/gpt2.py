@@ -314,5 +314,6 @@ HF_CONFIG = {
     },
     "architectures": {(): "GPT2Model", ("lm",): "GPT2LMHeadModel"},
     "read": _read,
+    "types": {"n_inner": int | None, "n_embd": int},
     "write": lambda fields: {"n_inner": fields["intermediate_size"]},
 }

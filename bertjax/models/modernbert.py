@@ -15,14 +15,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Collection
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax import errors, sharding
+from bertjax import errors, schema, sharding
 from bertjax.models import attention, heads, layers, masks, positions
 
 HEADS = ("mlm", *heads.DOWNSTREAM)
@@ -315,6 +315,12 @@ HF_HEADS = {
 _FULL, _LOCAL = "full_attention", "sliding_attention"
 
 
+@dataclasses.dataclass(frozen=True)
+class _Rope(schema.Open):
+    rope_type: str = "default"
+    rope_theta: float | None = None
+
+
 def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
     """The rotary bases and the period of global layers, as transformers 4 or 5 wrote them."""
     del tensors
@@ -340,8 +346,6 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
     fields = {}
     for ours, value in found.items():
         usual = getattr(Config(), ours)
-        if not isinstance(value, int | float | None):
-            raise errors.UserError(f"config.json: {value!r} must be a number like {usual}")
         fields[ours] = usual if value is None else type(usual)(value)
     return fields
 
@@ -374,6 +378,13 @@ HF_CONFIG = {
         "rope_scaling": None,
     },
     "read": _read,
+    "types": {
+        "rope_parameters": dict[str, _Rope | None] | None,
+        "layer_types": list[str] | None,
+        "global_rope_theta": float,
+        "local_rope_theta": float | None,
+        "global_attn_every_n_layers": Annotated[int, schema.Between(1)],
+    },
     # The names of transformers 4, which version 5 still reads.
     "write": lambda fields: {
         "global_rope_theta": fields["global_theta"],

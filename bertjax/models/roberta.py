@@ -121,11 +121,7 @@ HF_HEADS = bert.HF_HEADS | {
 
 def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, int]:
     del tensors
-    found = {key: content[key] for key in ("max_position_embeddings", "pad_token_id")}
-    for key, value in found.items():
-        if type(value) is not int:
-            raise errors.UserError(f"config.json: {key} = {value!r} must be a whole number")
-    rows, pad = found.values()
+    rows, pad = content["max_position_embeddings"], content["pad_token_id"]
     return {"max_length": rows - pad - 1, "pad_id": pad}
 
 
@@ -134,6 +130,7 @@ HF_CONFIG = {
     "fields": {k: v for k, v in bert.HF_CONFIG["fields"].items() if v != "max_length"},
     "fixed": bert.HF_CONFIG["fixed"],
     "read": _read,
+    "types": {"max_position_embeddings": int, "pad_token_id": int},
     "write": lambda fields: {
         "max_position_embeddings": fields["pad_id"] + 1 + fields["max_length"],
         "pad_token_id": fields["pad_id"],

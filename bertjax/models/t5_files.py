@@ -75,12 +75,10 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
                 f"{units!r} makes it {made!r}"
             )
     scaled = _scales_output(content)
-    bare = str((content.get("architectures") or [""])[0]).endswith("Model")
+    bare = (content.get("architectures") or [""])[0].endswith("Model")
     # transformers 5 ties the output map wherever the file has none.
     tied = scaled or not (bare or "lm_head.weight" in tensors)
     start = content["decoder_start_token_id"]
-    if not isinstance(start, int | None):
-        raise errors.UserError(f"config.json: decoder_start_token_id = {start!r} must be an id")
     padded = start is None or start == content["pad_token_id"]
     return {
         "activation": activation,
@@ -144,6 +142,13 @@ HF_CONFIG = {
     "fixed": {"is_encoder_decoder": True},
     "architectures": {(): "T5Model", ("lm",): "T5ForConditionalGeneration"},
     "read": _read,
+    "types": {
+        "feed_forward_proj": str,
+        "num_decoder_layers": int | None,
+        "decoder_start_token_id": int | None,
+        "tie_word_embeddings": bool,
+        "scale_decoder_outputs": bool,
+    },
     "write": _write,
     "repeated": _repeated,
 }
