@@ -143,7 +143,8 @@ def write(
     whole = json.loads(json.dumps({**(vars(form) if form else {}), **content}))
     whole[CHECKSUM] = _checksum(whole)
     path = epath.Path(file)
-    partial = path.parent / f".{path.name}.{os.getpid()}{PARTIAL}"
+    # One name for every process: what a killed one left is written over by the next.
+    partial = path.parent / f".{path.name}{PARTIAL}"
     try:
         partial.write_text(json.dumps(whole, indent=1) + "\n")
         partial.replace(path)

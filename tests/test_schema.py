@@ -160,3 +160,18 @@ def test_any_damage_is_refused_or_changes_nothing(tmp_path):
             assert "\n" not in str(error)
 
 
+def test_what_a_killed_process_left_is_gone_after_the_next_write(tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    file = tmp_path / "split.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", killed)  # as after SIGKILL: nothing is cleaned up
+        patch.setattr(os, "replace", killed)
+        patch.setattr(os, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            schema.write(file, GOOD, FORM)
+    assert [path.name for path in tmp_path.iterdir()] == [".split.json.partial"]
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    schema.write(file, GOOD, FORM)
+    assert [path.name for path in tmp_path.iterdir()] == ["split.json"]
