@@ -118,14 +118,19 @@ def objective(name: str) -> ModuleType:
 
 def objective_config(config: Any) -> Any:
     """The objective's frozen Config out of `config.objective`."""
-    kind = objective(config.objective.name).Config
+    check_objective_keys(config)
     fields = {k: v for k, v in config.objective.items() if k != "name"}
-    if fields.keys() != {field.name for field in dataclasses.fields(kind)}:
+    return objective(config.objective.name).Config(**fields)
+
+
+def check_objective_keys(config: Any) -> None:
+    """Raises UserError unless `config.objective` has the keys of its objective, and no others."""
+    fields = {field.name for field in dataclasses.fields(objective(config.objective.name).Config)}
+    if set(config.objective) - {"name"} != fields:
         raise errors.UserError(
             f"config.objective.name = {config.objective.name!r}: the other keys are of another "
             "objective; choose it with --config.objective.name or config.choose_objective"
         )
-    return kind(**fields)
 
 
 def compute(config: Any, platform: str | None = None) -> layers.Compute:

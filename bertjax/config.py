@@ -314,7 +314,7 @@ def check_keys(config: ConfigDict) -> None:
     there = set(keys(config))
     for key in keys(usual):
         if key not in there and key.startswith("objective."):
-            build.objective_config(config)  # says that the other keys are of another objective
+            build.check_objective_keys(config)
         errors.check(key in there, key, "absent", "set; the config file has deleted it")
         expected, value = value_of(usual, key), value_of(config, key)
         number = type(expected) is float and type(value) is int

@@ -56,6 +56,7 @@ def existing(
     units: Sequence[prepare_unit.Unit],
     workers: int,
 ) -> dict[str, Any]:
+    """The manifest of a finished folder. Raises UserError unless this job would write the same."""
     folder, manifest = epath.Path(job.output), manifest_lib.read(job.output)
     _check_same(folder, manifest, plan)
     if job.on_error == "stop" and manifest["skipped"]:
