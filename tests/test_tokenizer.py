@@ -295,10 +295,9 @@ def test_bad_files_are_one_line(tmp_path, name, data, message):
 
 def test_a_device_or_a_folder_is_no_vocabulary(tmp_path):
     (tmp_path / "vocab.txt").mkdir()
-    with pytest.raises(errors.UserError, match="is not a file; give a folder or one of"):
-        tokenizer.load(tmp_path)
-    with pytest.raises(errors.UserError, match="/dev/zero: is a device or a pipe, no file"):
-        tokenizer.load("/dev/zero")
+    for path, why in ((tmp_path, "is not a file; give a folder"), ("/dev/zero", "is a device")):
+        with pytest.raises(errors.UserError, match=why):
+            tokenizer.load(path)
 
 
 def test_a_bad_merge_is_named_by_its_line(tmp_path):
