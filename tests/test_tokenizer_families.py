@@ -325,6 +325,16 @@ def test_bytes():
     assert begin == set("\t\n\x0b\x0c\r " + string.punctuation)
 
 
+def test_special_tokens_of_bytes_keep_the_spaces_if_the_files_say_so(tmp_path):
+    (tmp_path / "published").mkdir()
+    one = _bytes(tmp_path / "published", **PUBLISHED_BYTES)
+    assert one.encode("a </s> b", specials_in_text=True) == [100, 35, 1, 35, 101]
+    assert one.fingerprint == tokenizer.of_bytes().fingerprint
+    one.save(tmp_path / "saved", kind="encoder_decoder", token_types=False)
+    again = tokenizer.load(tmp_path / "saved")
+    assert again.encode("a </s> b", specials_in_text=True) == [100, 35, 1, 35, 101]
+
+
 def test_transformers_loads_bytes(tmp_path):
     transformers = pytest.importorskip("transformers")
     one = tokenizer.of_bytes()

@@ -284,3 +284,19 @@ def test_a_write_that_fails_names_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(type(epath.Path(tmp_path)), "write_bytes", fail)
     with pytest.raises(errors.UserError, match=r"tokenizer_config\.json: cannot be written"):
         tokenizer.of_bytes().save(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("wordpiece", 30), ("bpe", 265), ("unigram", 20)])
+def test_a_tokenizer_json_that_does_not_name_the_type_of_its_model(kind, size, tmp_path):
+    """As bert-base-uncased, gpt2 and t5-small have it on the Hub."""
+    trained = tokenizer.train(kind, ["the cat sat on the mat", "a dog ran"] * 20, size)
+    trained.save(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    del content["model"]["type"]
+    old = write(tmp_path / "old", tokenizer=content)
+    loaded = tokenizer.load(old)
+    assert loaded.encode("the dog sat") == tokenizer.load(file).encode("the dog sat")
+    del content["model"]
+    with pytest.raises(errors.UserError, match="its model is None"):
+        tokenizer.load(write(tmp_path / "none", tokenizer=content))

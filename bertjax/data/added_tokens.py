@@ -86,6 +86,11 @@ def read(folder: epath.Path, config: Mapping[str, Any], pipeline: Mapping[str, A
     return dict(sorted(found.items()))
 
 
+def parse(stated: Mapping[str, Any], where: Any) -> tokenizers.AddedToken:
+    """The special token that a file states with its flags. UserError names `where`."""
+    return schema.typed({**stated, "special": True}, _Entry, where, AGAIN).token()
+
+
 def declare(library: tokenizers.Tokenizer, added: Added, where: Any) -> None:
     """Adds the tokens to the library. UserError for one that cannot have the id of the files."""
     known = {token.content for token in library.get_added_tokens_decoder().values()}

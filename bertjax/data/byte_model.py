@@ -13,6 +13,7 @@ import numpy as np
 import tokenizers
 
 from bertjax import errors
+from bertjax.data import added_tokens
 
 FIRST = 3  # the id of byte 0, behind <pad>, </s> and <unk>
 SIZE = FIRST + 256
@@ -23,6 +24,7 @@ KEY = "first_sentinel"  # of tokenizer_config.json: which of the two
 # Keys that transformers writes, and earlier versions of bertjax did not.
 _THEIRS = {"additional_special_tokens", "added_tokens_decoder", "extra_special_tokens"}
 _SPACES = b" \t\n\r\x0b\x0c"
+_ROLES = ("pad", "eos", "unk")  # of the special tokens, by id
 
 
 class ByteModel:
@@ -31,6 +33,7 @@ class ByteModel:
     kind: "bytes".
     pieces: the three special tokens, then each byte as transformers writes it: chr(byte).
     sentinels: int32, their ids.
+    declared: id -> special token, of those whose flags the files state.
     """
 
     kind = "bytes"
@@ -38,13 +41,18 @@ class ByteModel:
     special_ids = (0, 1, 2)
     num_sentinels = 0  # none of the pieces
 
-    def __init__(self, sentinels: np.ndarray = SENTINELS):
+    def __init__(
+        self, sentinels: np.ndarray = SENTINELS, declared: added_tokens.Added | None = None
+    ):
         self.sentinels = sentinels
+        self.declared = declared or {}
 
     def options(self) -> dict[str, Any]:
         """What tokenizer_config.json says of it."""
         above = self.sentinels[0] >= SIZE
+        entries = {str(i): added_tokens.entry(token) for i, token in self.declared.items()}
         return {
+            **({added_tokens.DECODER: entries} if entries else {}),
             "tokenizer_class": "ByT5Tokenizer",
             "extra_ids": len(self.sentinels) if above else NUM_ABOVE,
             KEY: int(self.sentinels[0]),
@@ -59,11 +67,15 @@ class ByteModel:
         return self.encode_batch([text])[0]
 
     def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
-        """The special tokens by id: each takes the white space around it, as ByT5Tokenizer's do."""
-        return {
+        """The special tokens by id.
+
+        Each takes the white space around it, as ByT5Tokenizer's do, unless the files state flags.
+        """
+        usual = {
             i: tokenizers.AddedToken(self.pieces[i], special=True, lstrip=True, rstrip=True)
             for i in self.special_ids
         }
+        return usual | self.declared
 
     def encode_with_offsets(
         self, texts: Sequence[str]
@@ -104,14 +116,27 @@ def sentinels_above(count: int = NUM_ABOVE) -> np.ndarray:
     return np.arange(SIZE, SIZE + count, dtype=np.int32)
 
 
-def of_config(content: Mapping[str, Any], where: Any) -> ByteModel:
-    """The model that a tokenizer_config.json describes. UserError names `where`."""
+def of_config(
+    content: Mapping[str, Any], where: Any, added: added_tokens.Added | None = None
+) -> ByteModel:
+    """The model that a tokenizer_config.json describes. UserError names `where`.
+
+    added: the added tokens that the folder lists; their flags go before those of `content`.
+    """
     first = content.get(KEY)
     if first is None:
         earlier = {"model_input_names", "extra_ids"} <= content.keys()
         first = SIZE if earlier and not content.keys() & _THEIRS else SIZE - 1
+    declared = {}
+    for i, role in enumerate(_ROLES):
+        token = (added or {}).get(i)
+        stated = content.get(f"{role}_token")
+        if token is None and isinstance(stated, Mapping):
+            token = added_tokens.parse(stated, f"{where}: {role}_token")
+        if token is not None and token.content == ByteModel.pieces[i]:
+            declared[i] = token
     if first == SIZE - 1:
-        return ByteModel()
+        return ByteModel(declared=declared)
     if first != SIZE:
         raise errors.UserError(f"{where}: {KEY} = {first!r}: must be {SIZE - 1} or {SIZE}")
-    return ByteModel(sentinels_above(content.get("extra_ids") or NUM_ABOVE))
+    return ByteModel(sentinels_above(content.get("extra_ids") or NUM_ABOVE), declared)

@@ -201,6 +201,21 @@ class LibraryModel:
         return [rows[word] for word in words]
 
 
+def model_type(model: object) -> object:
+    """The type of a model in tokenizer.json; None if it cannot be told.
+
+    Files from before version 0.10 of the library, as bert-base-uncased, gpt2 and t5-small have
+    them on the Hub, do not name it.
+    """
+    if not isinstance(model, dict) or "type" in model:
+        return model["type"] if isinstance(model, dict) else None
+    if "merges" in model:
+        return "BPE"
+    if isinstance(model.get("vocab"), list):
+        return "Unigram"
+    return "WordPiece" if "max_input_chars_per_word" in model else None
+
+
 def merges(model: dict) -> list:
     """Merges of the library's JSON model; WordPiece has none."""
     return model["merges"] if model["type"] == "BPE" else []

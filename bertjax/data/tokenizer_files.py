@@ -193,7 +193,7 @@ def _read_bytes(file: epath.Path, folder: Folder) -> byte_model.ByteModel:
                 f"{file}: the added token {token.content!r} is not supported: the pieces of "
                 "ByT5Tokenizer are the bytes and its sentinels; remove it"
             )
-    return byte_model.of_config(folder.config, file)
+    return byte_model.of_config(folder.config, file, folder.added)
 
 
 def _bert_normalizer(options: Options) -> normalizers.BertNormalizer:
@@ -248,11 +248,11 @@ def _read_byte_level(file: epath.Path, folder: Folder) -> library_model.LibraryM
 
 def _read_pipeline(file: epath.Path, folder: Folder) -> library_model.LibraryModel:
     spec = dict(folder.pipeline)
-    model = spec.get("model")
-    kind = model.get("type") if isinstance(model, dict) else None
-    if kind not in library_model.KINDS:
+    kind = library_model.model_type(spec.get("model"))
+    if kind not in tuple(library_model.KINDS):
         known = ", ".join(library_model.KINDS)
         raise errors.UserError(f"{file}: its model is {kind!r}; bertjax reads {known}")
+    spec["model"] = spec["model"] | {"type": kind}
     for part, type_name, rules in (
         ("normalizer", "BertNormalizer", _bert_rules(folder)),
         ("pre_tokenizer", "ByteLevel", _byte_level_rules(folder)),
