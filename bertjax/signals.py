@@ -13,14 +13,18 @@ Example:
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
 from bertjax import errors
+
+_SECONDS_TO_REPEAT = 0.01
 
 
 @contextlib.contextmanager
@@ -28,19 +32,32 @@ def sigterm_raises(what_is_kept: str) -> Iterator[None]:
     """SIGTERM ends the block with `errors.Preempted`, as Ctrl-C ends it with KeyboardInterrupt.
 
     For work whose files are whole at any moment. Outside the main thread nothing is installed.
+
+    NOTE: Python discards an exception that is raised inside a finalizer or a callback of the
+    garbage collector, and JAX has such a callback. A timer then raises it again.
     """
 
     def stop(*_: object) -> None:
         raise errors.Preempted(f"asked to stop: {what_is_kept}; start me again")
 
+    def repeat(discarded: Any) -> None:
+        if isinstance(discarded.exc_value, errors.Preempted):
+            signal.setitimer(signal.ITIMER_REAL, _SECONDS_TO_REPEAT)
+        else:
+            report(discarded)
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    report, sys.unraisablehook = sys.unraisablehook, repeat
+    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGALRM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        sys.unraisablehook = report
 
 
 class StopSignals:
