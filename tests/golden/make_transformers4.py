@@ -13,7 +13,7 @@ import pathlib
 import tarfile
 import tempfile
 
-from tests.zoo import layouts, species
+from tests.zoo import forms, layouts, species
 
 
 def write(root: pathlib.Path) -> None:
@@ -26,7 +26,7 @@ def write(root: pathlib.Path) -> None:
             layout(one, workshop, folder)
             (folder / "model.safetensors").unlink()
             (folder / "generation_config.json").unlink(missing_ok=True)
-            layouts.put_characters(folder, b"")
+            forms.put_characters(folder, b"")
 
 
 def pack(root: pathlib.Path) -> bytes:

@@ -4,7 +4,6 @@ A layout is a function of (species, workshop, folder). The workshop keeps what l
 vocabulary files, the tokenizer.json and the models that the installed transformers saves.
 """
 
-import base64
 import functools
 import json
 import pathlib
@@ -16,10 +15,9 @@ from typing import Any
 import safetensors.torch
 import torch
 import transformers
-from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken
 
-from tests.zoo import theirs
+from tests.zoo import forms, theirs
 from tests.zoo.species import Species
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "transformers4.tar.xz"
@@ -131,32 +129,6 @@ def write_published(species: Species, folder: pathlib.Path) -> None:
     write_json(folder / "tokenizer_config.json", {**listed, **species.published})
 
 
-def make_old(file: pathlib.Path) -> None:
-    """Rewrites a tokenizer.json as version 0.9 of the `tokenizers` library wrote it."""
-    content = json.loads(file.read_text("utf-8"))
-    model = content["model"]
-    for name in ("type", "byte_fallback", "ignore_merges"):
-        model.pop(name, None)
-    if "merges" in model:
-        model["merges"] = [" ".join(pair) for pair in model["merges"]]
-
-    def part(spec: Any) -> Any:
-        if isinstance(spec, list):
-            return [part(one) for one in spec]
-        if not isinstance(spec, dict):
-            return spec
-        spec = {key: part(value) for key, value in spec.items() if key != "use_regex"}
-        if spec.get("prepend_scheme") == "always":
-            spec.pop("split", None)
-            del spec["prepend_scheme"]
-            spec |= {"str_rep": spec["replacement"], "add_prefix_space": True}
-        return spec
-
-    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-        content[name] = part(content[name])
-    file.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
-
-
 # Files of the tokenizer. The weights are those of the installed transformers.
 
 
@@ -167,7 +139,7 @@ def published(species: Species, workshop: Workshop, folder: pathlib.Path) -> Non
     if "tokenizer.json" in species.files and "tokenizer.json" not in species.vocabulary_files:
         copy(workshop.saved_tokenizer(species), folder, ["tokenizer.json"])
         if species.of_2020:
-            make_old(folder / "tokenizer.json")
+            forms.make_old(folder / "tokenizer.json")
     copy(workshop.vocabulary(species), folder, ["tokenizer_config.json"])
     if species.specials is not None:
         write_json(folder / "special_tokens_map.json", species.specials)
@@ -244,32 +216,7 @@ def golden(species: Species, name: str, workshop: Workshop, folder: pathlib.Path
             if path.parts[:2] == (species.name, name):
                 (folder / path.name).write_bytes(archive.extractfile(member).read())
     for file in workshop.vocabulary(species).glob("*.model"):
-        put_characters(folder, _proto(file).normalizer_spec.precompiled_charsmap)
-
-
-def _proto(file: pathlib.Path) -> Any:
-    return sentencepiece_model_pb2.ModelProto.FromString(file.read_bytes())
-
-
-def put_characters(folder: pathlib.Path, table: bytes) -> None:
-    """Writes SentencePiece's table of characters where the tokenizer files of a folder have it."""
-
-    def fill(value: Any) -> None:
-        if isinstance(value, dict) and "precompiled_charsmap" in value:
-            value["precompiled_charsmap"] = base64.b64encode(table).decode()
-        for inner in value.values() if isinstance(value, dict) else value:
-            if isinstance(inner, dict | list):
-                fill(inner)
-
-    for file in folder.glob("*.model"):
-        proto = _proto(file)
-        proto.normalizer_spec.precompiled_charsmap = table
-        file.write_bytes(proto.SerializeToString())
-    file = folder / "tokenizer.json"
-    if file.exists():
-        content = json.loads(file.read_text("utf-8"))
-        fill([content["normalizer"]] if content["normalizer"] else [])
-        file.write_text(json.dumps(content, indent=2, ensure_ascii=False), "utf-8")
+        forms.put_characters(folder, forms.characters(file))
 
 
 # Weights and config.json. The tokenizer's files are those of the installed transformers.
