@@ -4,6 +4,7 @@ Whatever is compiled here is listened to: an "involuntary full rematerialization
 """
 
 import functools
+import itertools
 import os
 import re
 import tempfile
@@ -23,7 +24,6 @@ from tests import meshes, plugins
 ROWS, HEADS = 32, 8  # for eight devices with four micro-batches, and for eight of tensor
 # data, fsdp, tensor, sequence
 MESHES = [(1, 1, 1, 1), (8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 8, 1), (2, 2, 2, 1), (1, 2, 2, 2)]
-WHOLE_MATRIX = ("bert", "albert", "t5")
 # Keeps the gradients where `plugins.gradients` finds them and the sharding table places them.
 GRADIENTS = optax.GradientTransformation(
     lambda params: ({"mu": jax.tree.map(jnp.zeros_like, params)},),
@@ -113,22 +113,29 @@ def _assert_equal_to_one_device(family, teacher, mesh, micro_batches):
         assert difference <= 1e-5 * np.linalg.norm(leaf) + 1e-7 * largest, path
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2, 4])
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("family", WHOLE_MATRIX)
-def test_neither_mesh_nor_micro_batches_change_loss_and_gradients(family, mesh, micro_batches):
-    if (mesh, micro_batches) != (MESHES[0], 1):
-        _assert_equal_to_one_device(family, "", mesh, micro_batches)
+@pytest.mark.parametrize(
+    ("mesh", "micro_batches"), list(itertools.product(MESHES, (1, 2, 4)))[1:], ids=str
+)
+def test_neither_mesh_nor_micro_batches_change_loss_and_gradients(mesh, micro_batches):
+    _assert_equal_to_one_device("bert", "", mesh, micro_batches)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "micro_batches"), [*zip(MESHES, (2, 4, 4, 2, 1, 1), strict=True)], ids=str
+)
+@pytest.mark.parametrize("family", ["albert", "t5"])
+def test_nor_do_they_for_albert_and_t5(family, mesh, micro_batches):
+    _assert_equal_to_one_device(family, "", mesh, micro_batches)
 
 
 @pytest.mark.parametrize(("mesh", "micro_batches"), [((2, 2, 2, 1), 2), ((1, 2, 2, 2), 1)])
-@pytest.mark.parametrize("family", sorted(set(plugins.FAMILIES) - set(WHOLE_MATRIX)))
+@pytest.mark.parametrize("family", sorted(set(plugins.FAMILIES) - {"bert", "albert", "t5"}))
 def test_nor_do_they_for_any_family(family, mesh, micro_batches, teacher):
     _assert_equal_to_one_device(family, teacher, mesh, micro_batches)
 
 
-def test_the_families_of_the_whole_matrix_have_their_pairs():
-    heads = {family: make_config(family, "").model.heads for family in WHOLE_MATRIX}
+def test_families_have_their_pairs_here():
+    heads = {family: make_config(family, "").model.heads for family in ("bert", "albert", "t5")}
     assert "nsp" in heads["bert"] and "sop" in heads["albert"] and heads["t5"] == ("lm",)
 
 
