@@ -104,7 +104,10 @@ def outputs(folder: pathlib.Path) -> dict[str, np.ndarray]:
         tensors["hidden_states"] = torch.stack(found.decoder_hidden_states)
         tensors["encoder_hidden_states"] = torch.stack(found.encoder_hidden_states)
     else:
-        tensors["hidden_states"] = torch.stack(found.hidden_states)
+        *states, last = found.hidden_states
+        if name.startswith("ModernBert") and transformers.__version__.startswith("4."):
+            last = model.base_model.final_norm(last).detach()  # listed without its norm
+        tensors["hidden_states"] = torch.stack([*states, last])
     if choices:
         tensors["class_logits"] = tensors["class_logits"].reshape(ROWS, 1)
     return {key: real(key, value.numpy(), features) for key, value in tensors.items()}
