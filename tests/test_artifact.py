@@ -1,6 +1,7 @@
 """The artifact gives back what was put in, or says in one line which file is wrong."""
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -217,6 +218,22 @@ def test_a_remote_folder_is_copied(folder, tmp_path, monkeypatch):
     local = files.localise("gs://bucket/", tmp_path / "local")
     monkeypatch.undo()
     tiny_model.assert_same_params(artifact.read(local).params, artifact.read(folder).params)
+
+
+def test_a_passing_error_leaves_no_hidden_folder(tmp_path, monkeypatch):
+    rmdir, calls = os.rmdir, []
+
+    def failing_once(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 1:
+            raise OSError(errno.EIO, "Input/output error")
+        rmdir(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", failing_once)
+        with files.new_folder(tmp_path / "model") as new:
+            (new / "a").write_text("a")
+    assert calls and os.listdir(tmp_path) == ["model"]
 
 
 def test_next_write_removes_what_killed_ones_left_and_puts_the_older_folder_back(tmp_path):

@@ -55,7 +55,7 @@ def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
         yield new
         _put_in_place(new, target, partial / "old")
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        _discard(partial)
         os.close(lock)
 
 
@@ -94,11 +94,17 @@ def _remove_abandoned(target: pathlib.Path) -> None:
             if set(os.listdir(folder)) <= {"new", "old"}:
                 if (folder / "old").exists() and not target.exists():
                     (folder / "old").rename(target)
-                shutil.rmtree(folder, ignore_errors=True)
+                _discard(folder)
         except OSError:  # a process that lives has the lock, or the file system has no locks
             pass
         finally:
             os.close(lock)
+
+
+def _discard(folder: pathlib.Path) -> None:
+    """Removes a hidden folder. Tries twice, since an I/O error may be a passing one."""
+    for _ in range(2):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _put_in_place(new: pathlib.Path, target: pathlib.Path, aside: pathlib.Path) -> None:
