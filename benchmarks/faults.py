@@ -42,10 +42,10 @@ from bertjax import __main__ as cli
 
 FUZZED = 20_000 // len(faults_readers.READERS) + 1
 GOAL = {
-    "kill/tokenizer": 150, "kill/prepare": 250, "kill/pretrain": 250, "kill/finetune": 100,
-    "kill/export": 125, "kill/import": 125,
-    "write/tokenizer": 150, "write/prepare": 250, "write/pretrain": 200, "write/finetune": 100,
-    "write/export": 150, "write/import": 150,
+    "kill/tokenizer": 180, "kill/prepare": 280, "kill/pretrain": 180, "kill/finetune": 70,
+    "kill/export": 145, "kill/import": 145,
+    "write/tokenizer": 200, "write/prepare": 290, "write/pretrain": 110, "write/finetune": 60,
+    "write/export": 170, "write/import": 170,
     "sigterm/tokenizer": 10, "sigterm/prepare": 20, "sigterm/pretrain": 30, "sigterm/finetune": 20,
     **{f"damage/{name}": 112 for name in faults_commands.DAMAGED},
     **{f"fuzz/{name}": FUZZED for name in faults_readers.READERS},
