@@ -40,6 +40,13 @@ def lines(rows: Mapping[str, str], *, before: str = "") -> list[str]:
     ]  # fmt: skip
 
 
+def wrapped(line: str, indent: str = "  ") -> str:
+    """Returns `line` broken between words at 80 columns; every line after the first is indented."""
+    return textwrap.fill(
+        line, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
 @contextlib.contextmanager
 def stage(what: str, *, shown: bool = True) -> Iterator[Done]:
     """Prints `what` while the block runs, and then, if it took long, for how long it ran.

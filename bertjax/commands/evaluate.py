@@ -179,7 +179,7 @@ def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, f
     print(f"  {abs(gain):.2f} nats a predicted token {verdict} than the unigram model")
     small = store.too_small_to_rank(dataset.num_documents, dataset.num_tokens)
     if small:
-        print(f"  warning: {small}")
+        print(progress.wrapped(f"  warning: {small}", "    "))
     if "mask_rate" in config.objective:
         values["mask_rate"] = config.objective.mask_rate
     return values

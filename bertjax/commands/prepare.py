@@ -96,7 +96,7 @@ def run(flags: argparse.Namespace) -> None:
     )
     bar.close()
     for line in report(manifest, bar.share(), bar.seconds()):
-        print(line)
+        print(progress.wrapped(line))
     print(f"prepared: {flags.output}")
 
 
