@@ -1,6 +1,7 @@
 """What a fine-tuning leaves in its folder: of one run, whole, and gone on with after any stop."""
 
 import json
+import pathlib
 
 import jax
 import numpy as np
@@ -208,3 +209,26 @@ def test_a_damaged_line_of_predictions_is_named(tmp_path, line, expected):
         out.predictions("dev")
     assert f"{file}:2: {expected}" in str(caught.value)
     assert "remove it, and it is written again" in str(caught.value)
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_a_folder_whose_beginning_was_killed_is_begun_again(root, tmp_path, monkeypatch, done):
+    class Killed(BaseException):
+        pass
+
+    def mkdir(path, *args, **kwargs):
+        calls.append(path)
+        if len(calls) > done:
+            raise Killed
+        return own(path, *args, **kwargs)
+
+    config, out = _config(root), tmp_path / "out"
+    source, own, calls = loading.load(root / "model"), pathlib.Path.mkdir, []
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(pathlib.Path, "mkdir", mkdir)
+        folder.Folder(out, config, source, {})
+    folder.Folder(out, config, source, {})
+    for name in (".tmpa1B2c3", "lr1e-05-seed0.partial", ".lr1e-05-seed0.json.partial"):
+        (out / "runs" / name).touch()
+    folder.Folder(out, config, source, {})
+    assert sorted(path.name for path in out.rglob("*")) == ["config.json", "runs"]

@@ -77,12 +77,14 @@ class Folder:
             _check(self.path, mine, stored)
             mine["data"] = stored["data"] | mine["data"]  # scores of splits not given now are kept
         try:
-            (self.path / RUNS).mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
+            schema.write(file, mine, FORM)  # first: without it the other files are nobody's
+            (self.path / RUNS).mkdir(exist_ok=True)
+            self._remove_partial_files()
         except OSError as error:
             raise errors.UserError(
                 f"{path}: cannot be written ({error.strerror}); give another --output"
             ) from error
-        schema.write(file, mine, FORM)
 
     def stored(self) -> dict[str, Any]:
         """Returns config, model and data of the config.json that is there."""
@@ -166,6 +168,12 @@ class Folder:
         """Without one, artifact and predictions are of no run that is known."""
         for name in (REPORT, TABLE, PLOT):
             (self.path / name).unlink(missing_ok=True)
+
+    def _remove_partial_files(self) -> None:
+        """Removes what a killed process was writing; safetensors names it .tmpXXXXXX."""
+        for file in (self.path / RUNS).iterdir():
+            if file.suffix == schema.PARTIAL or file.name.startswith(".tmp"):
+                file.unlink()
 
     def _predictions(self, split: str) -> pathlib.Path:
         return self.path / PREDICTIONS / f"{split}.jsonl"
