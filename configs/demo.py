@@ -16,19 +16,57 @@ from bertjax import config as config_lib
 def get_config(arg: str = "") -> ConfigDict:
     """The config; "smoke" shrinks it to seconds on a CPU."""
     config = config_lib.default("bert", "tiny", "mlm")
+
+    # Model: BERT tiny, with a smaller vocabulary and shorter sequences
+    config.model.num_layers = 2
+    config.model.hidden_size = 128
+    config.model.num_heads = 2
+    config.model.intermediate_size = 512
     config.model.vocab_size = 2048
     config.model.max_length = 128
-    config.model.dropout_rate = 0.0
+    config.model.type_vocab_size = 2
+    config.model.activation = "gelu"
+    config.model.dropout_rate = 0.0  # no dropout in so short a run
     config.model.attention_dropout_rate = 0.0
-    config.model.init_std = 0.08
+    config.model.layer_norm_eps = 1e-12
+    config.model.init_std = 0.08  # wider than BERT's 0.02, which is meant for a width of 768
+    config.model.heads = ("pooler", "mlm", "nsp")
+
+    # Data and steps
     config.data.length = 32
     config.batch_size = 32
     config.num_steps = 5_000
+    config.phase2.num_steps = 0  # one phase only
+
+    # Objective: as BERT
+    config.objective.mask_rate = 0.15
+    config.objective.masking = "token"
+    config.objective.mask_token_rate = 0.8  # of the chosen tokens; the rest stay as they are
+    config.objective.random_token_rate = 0.1
+    config.objective.pair = "nsp"
+    config.objective.short_rate = 0.1
+    config.objective.random_next_rate = 0.5  # share of pairs with a B of another document
+
+    # Optimizer: as BERT, with a higher rate
+    config.optimizer.name = "adamw"
     config.optimizer.learning_rate = 2e-3
+    config.optimizer.schedule = "linear"
+    config.optimizer.start_rate = 0.0
     config.optimizer.warmup_steps = 200
+    config.optimizer.end_rate = 0.0
+    config.optimizer.weight_decay = 0.01
+    config.optimizer.b1 = 0.9
+    config.optimizer.b2 = 0.999
+    config.optimizer.eps = 1e-6
+    config.optimizer.clip_norm = 1.0
+
+    # Log, evaluation and checkpoints
     config.log_every = 50
     config.eval.every = 500
     config.eval.max_samples = 1_000
     config.checkpoint.every = 500
+
+    # Hardware
     config.topology = "v5e-1"
+
     return config_lib.choose(config, arg)

@@ -23,17 +23,57 @@ from bertjax import config as config_lib
 def get_config(arg: str = "") -> ConfigDict:
     """The config; "smoke" shrinks it to seconds on a CPU."""
     config = config_lib.default("bert", "base", "mlm")
+
+    # Model: the checkpoint's, here BERT base
+    config.model.num_layers = 12
+    config.model.hidden_size = 768
+    config.model.num_heads = 12
+    config.model.intermediate_size = 3072
+    config.model.vocab_size = 30522
+    config.model.max_length = 512
+    config.model.type_vocab_size = 2
+    config.model.activation = "gelu"
+    config.model.dropout_rate = 0.1
+    config.model.attention_dropout_rate = 0.1
+    config.model.layer_norm_eps = 1e-12
+    config.model.init_std = 0.02
     config.model.heads = ("pooler", "mlm")  # what the checkpoint lacks of these starts fresh
-    config.objective.pair = "none"
-    config.objective.masking = "whole_word"
+
+    # Data and steps: arXiv 2004.10964, appendix
     config.data.length = 512
     config.batch_size = 2048
-    config.micro_batch_size = 256
     config.num_steps = 12_500
+    config.phase2.num_steps = 0  # one phase only
+
+    # Objective: no task on pairs of sentences
+    config.objective.mask_rate = 0.15
+    config.objective.masking = "whole_word"
+    config.objective.mask_token_rate = 0.8  # of the chosen tokens; the rest stay as they are
+    config.objective.random_token_rate = 0.1
+    config.objective.pair = "none"
+    config.objective.cross_documents = True  # a text continues in the next document
+    config.objective.packing = False
+    config.objective.short_rate = 0.1
+
+    # Optimizer: arXiv 2004.10964, appendix
+    config.optimizer.name = "adamw"
     config.optimizer.learning_rate = 5e-4
+    config.optimizer.schedule = "linear"
+    config.optimizer.start_rate = 0.0
     config.optimizer.warmup_steps = 750  # 6%
-    config.optimizer.eps = 1e-6
+    config.optimizer.end_rate = 0.0
+    config.optimizer.weight_decay = 0.01
+    config.optimizer.b1 = 0.9
     config.optimizer.b2 = 0.98
+    config.optimizer.eps = 1e-6
+    config.optimizer.clip_norm = 1.0
+
+    # Log, evaluation and checkpoints
     config.eval.every = 500
     config.checkpoint.every = 500
+
+    # Hardware
+    config.micro_batch_size = 256
+    config.topology = "v5e-16"
+
     return config_lib.choose(config, arg)

@@ -14,11 +14,58 @@ from bertjax import config as config_lib
 def get_config(arg: str = "") -> ConfigDict:
     """The config; "smoke" shrinks it to seconds on a CPU."""
     config = config_lib.default("electra", "large", "replaced_token_detection")
-    config.objective.mask_rate = 0.25
+
+    # Model: table 6
+    config.model.num_layers = 24  # of the discriminator and of the generator
+    config.model.hidden_size = 1024
+    config.model.num_heads = 16
+    config.model.intermediate_size = 4096
+    config.model.embedding_size = 1_024
+    config.model.generator_hidden_size = 256  # 1/4 of the discriminator
+    config.model.generator_num_heads = 4
+    config.model.generator_intermediate_size = 1024
+    config.model.vocab_size = 30522  # that of BERT's uncased models
+    config.model.max_length = 512
+    config.model.type_vocab_size = 2
+    config.model.activation = "gelu"
+    config.model.dropout_rate = 0.1
+    config.model.attention_dropout_rate = 0.1
+    config.model.layer_norm_eps = 1e-12
+    config.model.init_std = 0.02
+    config.model.heads = ("mlm", "rtd")
+
+    # Data and steps: table 6
     config.data.length = 512
     config.batch_size = 2048
-    config.micro_batch_size = 1024
     config.num_steps = 400_000
+    config.phase2.num_steps = 0  # one phase only
+
+    # Objective: sections 2 and 3, table 6
+    config.objective.mask_rate = 0.25  # more than the 15% of the smaller models
+    config.objective.masking = "token"
+    config.objective.mask_token_rate = 1.0  # each chosen token; the generator fills it in
+    config.objective.random_token_rate = 0.0
+    config.objective.pair = "none"
+    config.objective.cross_documents = True  # a text continues in the next document
+    config.objective.packing = False
+    config.objective.short_rate = 0.1  # as BERT
+    config.objective.rtd_weight = 50.0  # of the discriminator's loss; the generator's has weight 1
+
+    # Optimizer: table 6
+    config.optimizer.name = "adamw"
     config.optimizer.learning_rate = 2e-4
+    config.optimizer.schedule = "linear"
+    config.optimizer.start_rate = 0.0
+    config.optimizer.warmup_steps = 10_000
+    config.optimizer.end_rate = 0.0
+    config.optimizer.weight_decay = 0.01
+    config.optimizer.b1 = 0.9
+    config.optimizer.b2 = 0.999
+    config.optimizer.eps = 1e-6
+    config.optimizer.clip_norm = 1.0  # as in the authors' code
+
+    # Hardware
+    config.micro_batch_size = 1024
     config.topology = "v5e-256"
+
     return config_lib.choose(config, arg)

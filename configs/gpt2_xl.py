@@ -17,19 +17,48 @@ from bertjax import config as config_lib
 def get_config(arg: str = "") -> ConfigDict:
     """The config; "smoke" shrinks it to seconds on a CPU."""
     config = config_lib.default("gpt2", "xl", "causal_lm")
-    config.model.update(dropout_rate=0.0, embedding_dropout_rate=0.0, attention_dropout_rate=0.0)
+
+    # Model: table 2 and section 2.3 of Radford et al.
+    config.model.num_layers = 48
+    config.model.hidden_size = 1600
+    config.model.num_heads = 25
+    config.model.intermediate_size = 6400
+    config.model.vocab_size = 50257
+    config.model.max_length = 1024
+    config.model.activation = "gelu_tanh"
+    config.model.dropout_rate = 0.0  # no dropout, since text is read once
+    config.model.embedding_dropout_rate = 0.0
+    config.model.attention_dropout_rate = 0.0
+    config.model.layer_norm_eps = 1e-5
+    config.model.init_std = 0.02
+    config.model.heads = ("lm",)
+
+    # Data and steps
     config.data.length = 1024
     config.batch_size = 512
     config.num_steps = 100_000
-    config.optimizer.learning_rate = 2e-4
+    config.phase2.num_steps = 0  # one phase only
+
+    # Objective
+    config.objective.packing = True  # several documents a row, each of which sees only itself
+
+    # Optimizer: arXiv 2005.14165, table 2.1 and appendix B
+    config.optimizer.name = "adamw"
+    config.optimizer.learning_rate = 2e-4  # of the 1.3B model
     config.optimizer.schedule = "cosine"
+    config.optimizer.start_rate = 0.0
     config.optimizer.warmup_steps = 715  # 375M tokens
-    config.optimizer.end_rate = 2e-5
+    config.optimizer.end_rate = 2e-5  # a tenth of the peak
     config.optimizer.weight_decay = 0.1
+    config.optimizer.b1 = 0.9
     config.optimizer.b2 = 0.95
     config.optimizer.eps = 1e-8
+    config.optimizer.clip_norm = 1.0
+
+    # Hardware
     config.remat = "full"
     config.mesh = "fsdp:16"
-    config.attention = "splash"
+    config.attention = "splash"  # the kernel for TPUs
     config.topology = "v5e-256"
+
     return config_lib.choose(config, arg)

@@ -20,18 +20,60 @@ from bertjax import config as config_lib
 
 def get_config(arg: str = "") -> ConfigDict:
     """The config; "smoke" shrinks it to seconds on a CPU."""
-    config = config_lib.default("modernbert", "base")  # hides 30%, no pairs of segments
-    config.objective.packing = True
+    config = config_lib.default("modernbert", "base", "mlm")
+
+    # Model: table 4
+    config.model.num_layers = 22
+    config.model.hidden_size = 768
+    config.model.num_heads = 12
+    config.model.intermediate_size = 1152  # of the gate and of what it multiplies, each
+    config.model.vocab_size = 50368
+    config.model.max_length = 8192  # of the second phase; this one has data.length
+    config.model.global_every = 3  # layers 0, 3, 6 ... see the whole sequence
+    config.model.local_window = 128  # the others see this many tokens, half of them to either side
+    config.model.global_theta = 160_000.0  # the paper's value for its second phase, of length 8,192
+    config.model.local_theta = 10_000.0
+    config.model.activation = "gelu"
+    config.model.embedding_dropout_rate = 0.0
+    config.model.attention_dropout_rate = 0.0  # the paper's output of attention has 0.1
+    config.model.mlp_dropout_rate = 0.0
+    config.model.layer_norm_eps = 1e-5
+    config.model.init_std = 0.02
+    config.model.heads = ("mlm",)
+
+    # Data and steps: table 3
     config.data.length = 1024
-    config.batch_size = 4608
-    config.micro_batch_size = 768
+    config.batch_size = 4608  # from the first step on
     config.num_steps = 364_000
-    config.optimizer.schedule = "wsd"
+    config.phase2.num_steps = 0  # only the first phase of the paper
+
+    # Objective: table 3, no pairs of segments
+    config.objective.mask_rate = 0.3
+    config.objective.masking = "token"
+    config.objective.mask_token_rate = 0.8  # of the chosen tokens; the rest stay as they are
+    config.objective.random_token_rate = 0.1
+    config.objective.pair = "none"
+    config.objective.cross_documents = False
+    config.objective.packing = True  # several documents a row, each of which sees only itself
+    config.objective.short_rate = 0.0
+
+    # Optimizer: table 3; AdamW with clipping stands for StableAdamW
+    config.optimizer.name = "adamw"
     config.optimizer.learning_rate = 8e-4
-    config.optimizer.warmup_steps = 640
-    config.optimizer.decay_steps = 10_600
+    config.optimizer.schedule = "wsd"
+    config.optimizer.start_rate = 0.0
+    config.optimizer.warmup_steps = 640  # 3G tokens
+    config.optimizer.decay_steps = 10_600  # 50G tokens, the last ones
+    config.optimizer.end_rate = 0.0
     config.optimizer.weight_decay = 1e-5
+    config.optimizer.b1 = 0.9
     config.optimizer.b2 = 0.98
+    config.optimizer.eps = 1e-6
+    config.optimizer.clip_norm = 1.0
+
+    # Hardware
+    config.micro_batch_size = 768
     config.attention = "splash"  # long rows, narrow windows, no dropout
     config.topology = "v5e-256"
+
     return config_lib.choose(config, arg)

@@ -14,16 +14,56 @@ from bertjax import config as config_lib
 
 def get_config(arg: str = "") -> ConfigDict:
     """The config; "smoke" shrinks it to seconds on a CPU."""
-    config = config_lib.default("roberta", "large")  # no next sentence prediction
-    config.objective.short_rate = 0.0
+    config = config_lib.default("roberta", "large", "mlm")
+
+    # Model: table 9
+    config.model.num_layers = 24
+    config.model.hidden_size = 1024
+    config.model.num_heads = 16
+    config.model.intermediate_size = 4096
+    config.model.vocab_size = 50265
+    config.model.pad_id = 1  # the tokenizer's id of padding; positions are numbered from pad_id + 1
+    config.model.max_length = 512
+    config.model.type_vocab_size = 1
+    config.model.activation = "gelu"
+    config.model.dropout_rate = 0.1
+    config.model.attention_dropout_rate = 0.1
+    config.model.layer_norm_eps = 1e-5
+    config.model.init_std = 0.02
+    config.model.heads = ("mlm",)
+
+    # Data and steps: table 9
     config.data.length = 512
     config.batch_size = 8192
-    config.micro_batch_size = 2048
     config.num_steps = 500_000
+    config.phase2.num_steps = 0  # one phase only: all sequences are long
+
+    # Objective: sections 4.1 and 4.2
+    config.objective.mask_rate = 0.15
+    config.objective.masking = "token"
+    config.objective.mask_token_rate = 0.8  # of the chosen tokens; the rest stay as they are
+    config.objective.random_token_rate = 0.1
+    config.objective.pair = "none"  # no next sentence prediction
+    config.objective.cross_documents = True  # full sentences that continue in the next document
+    config.objective.packing = False
+    config.objective.short_rate = 0.0
+
+    # Optimizer: table 9
+    config.optimizer.name = "adamw"
     config.optimizer.learning_rate = 4e-4
+    config.optimizer.schedule = "linear"
+    config.optimizer.start_rate = 0.0
     config.optimizer.warmup_steps = 30_000
+    config.optimizer.end_rate = 0.0
+    config.optimizer.weight_decay = 0.01
+    config.optimizer.b1 = 0.9
     config.optimizer.b2 = 0.98
-    config.optimizer.clip_norm = 0.0
+    config.optimizer.eps = 1e-6
+    config.optimizer.clip_norm = 0.0  # no clipping
+
+    # Hardware
+    config.micro_batch_size = 2048
     config.mesh = "fsdp:-1"
     config.topology = "v5e-256"
+
     return config_lib.choose(config, arg)

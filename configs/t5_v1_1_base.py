@@ -18,14 +18,49 @@ from bertjax import config as config_lib
 def get_config(arg: str = "") -> ConfigDict:
     """The config; "smoke" shrinks it to seconds on a CPU."""
     config = config_lib.default("t5", "v1_1_base", "span_corruption")
+
+    # Model: version 1.1
+    config.model.num_layers = 12  # of the encoder
+    config.model.num_decoder_layers = 12
+    config.model.hidden_size = 768
+    config.model.num_heads = 12
+    config.model.head_dim = 64
+    config.model.intermediate_size = 2048
+    config.model.vocab_size = 32128  # 32,000 pieces and 100 sentinels, padded to a multiple of 128
+    config.model.decoder_start_id = -1  # the id of padding
+    config.model.max_length = 512
+    config.model.relative_buckets = 32
+    config.model.relative_max_distance = 128
+    config.model.activation = "gelu_tanh"
+    config.model.gated = True  # arXiv 2002.05202
+    config.model.tied_embeddings = False  # the output has a table of its own
+    config.model.dropout_rate = 0.0  # none in pretraining
+    config.model.layer_norm_eps = 1e-6
+    config.model.init_std = 1.0  # factor on the standard deviation of each matrix
+    config.model.heads = ("lm",)
+
+    # Data and steps: section 3.1.2
     config.data.length = 512
     config.batch_size = 128
-    config.num_steps = 2**19
+    config.num_steps = 2**19  # 524,288
+    config.phase2.num_steps = 0  # one phase only
+
+    # Objective: section 3.3.4
+    config.objective.noise_density = 0.15
+    config.objective.mean_noise_span_length = 3.0
+    config.objective.packing = True  # several texts a row, each of which sees only itself
+    config.objective.z_loss = 0.0
+
+    # Optimizer: section 3.1.2; Adafactor reads no betas and no eps here
     config.optimizer.name = "adafactor"
-    config.optimizer.schedule = "rsqrt"
     config.optimizer.learning_rate = 1e-2  # until step 10,000, then 1 / sqrt(step)
-    config.optimizer.start_rate = 1e-2
+    config.optimizer.schedule = "rsqrt"
+    config.optimizer.start_rate = 1e-2  # no warm-up: the rate is constant in these steps
+    config.optimizer.warmup_steps = 10_000
     config.optimizer.weight_decay = 0.0
-    config.optimizer.clip_norm = 0.0
+    config.optimizer.clip_norm = 0.0  # no clipping of the gradient
+
+    # Hardware
     config.topology = "v5e-16"
+
     return config_lib.choose(config, arg)
