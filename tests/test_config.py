@@ -6,10 +6,12 @@ import re
 
 import pytest
 
+from bertjax import build, errors
 from bertjax import config as config_lib
-from bertjax import errors
 
 CONFIGS = sorted((pathlib.Path(__file__).resolve().parent.parent / "configs").glob("*.py"))
+MINI = next(path for path in CONFIGS if path.stem == "mini")
+SIZES = ("num_layers", "hidden_size", "num_heads", "intermediate_size")
 BASE = str(next(path for path in CONFIGS if path.stem == "bert_base"))
 
 
@@ -37,6 +39,105 @@ def test_docstring_is_the_lab_notebook(path):
     assert f"TPU {topology}" in doc, "the slice, as config.topology names it"
     if path.stem not in ("demo", "mini"):  # of no paper
         assert re.search(r"arXiv \d{4}\.\d{5}", doc), "the paper"
+
+
+def _unread(config):
+    """Returns keys that have no effect on this run, so its file may leave them out."""
+    keys = {"model.num_labels", "model.adapter_size", "model.classifier_pooling"}  # of fine-tuning
+    keys |= {"objective.name"}  # decided by `default`
+    model, objective, optimizer = config.model, config.objective, config.optimizer
+    if "tied_embeddings" in model and not model.tied_embeddings:
+        keys |= {"model.scaled_output"}
+    if "masking" in objective:
+        if objective.masking != "ngram":
+            keys |= {"objective.max_ngram"}
+        if objective.masking != "span":
+            keys |= {"objective.span_p", "objective.max_span_words"}
+        if objective.pair != "nsp":
+            keys |= {"objective.random_next_rate"}
+        if objective.pair != "none":
+            keys |= {"objective.cross_documents", "objective.packing"}
+    if optimizer.schedule != "wsd":
+        keys |= {"optimizer.decay_steps"}
+    if optimizer.schedule == "rsqrt":
+        keys |= {"optimizer.end_rate"}
+    if optimizer.name == "adafactor":
+        keys |= {"optimizer.b1", "optimizer.b2", "optimizer.eps"}
+    if not config.phase2.num_steps:
+        keys |= {"phase2.length", "phase2.batch_size"}
+    return keys
+
+
+def _recipe(config):
+    """Returns the keys that make the recipe: not those that say where and how it is computed."""
+    groups = ("model.", "objective.", "optimizer.", "phase2.")
+    single = ("data.length", "batch_size", "num_steps", "topology")
+    keys = (key for key in config_lib.keys(config) if key.startswith(groups) or key in single)
+    return set(keys) - _unread(config)
+
+
+def _other(value):
+    """Returns another value of the same type."""
+    if isinstance(value, str):
+        return value + "?"
+    if isinstance(value, tuple):
+        return (*value, "?")
+    return not value if isinstance(value, bool) else value + 1
+
+
+def _absent(path, arg, keys, monkeypatch):
+    """Returns those of the keys whose values come from `config.default` and not from the file.
+
+    Loads the file once more while `config.default` returns other values for all keys.
+    """
+    usual = config_lib.default
+
+    def scrambled(*args):
+        config = usual(*args)
+        for key in config_lib.keys(config):
+            *parents, leaf = key.split(".")
+            group = config_lib.value_of(config, ".".join(parents)) if parents else config
+            if key not in ("family", "objective.name"):
+                group[leaf] = _other(group[leaf])
+        return config
+
+    expected = config_lib.of_file("config", f"{path}{arg}", config_lib.ConfigDict)
+    monkeypatch.setattr(config_lib, "default", scrambled)
+    found = config_lib.of_file("config", f"{path}{arg}", config_lib.ConfigDict)
+    return {
+        key for key in keys
+        if config_lib.value_of(found, key) != config_lib.value_of(expected, key)
+    }  # fmt: skip
+
+
+def _imports_only_the_config_module(path):
+    nodes = ast.walk(ast.parse(path.read_text()))
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    return {ast.unparse(node) for node in imports} == {
+        "from ml_collections import ConfigDict",
+        "from bertjax import config as config_lib",
+    }
+
+
+@pytest.mark.parametrize("path", [path for path in CONFIGS if path != MINI], ids=lambda p: p.stem)
+def test_a_file_shows_every_value_of_its_recipe(path, monkeypatch):
+    keys = _recipe(config_lib.load(str(path)))
+    assert {"batch_size", "optimizer.warmup_steps", "model.num_heads", "data.length"} <= keys
+    absent = _absent(path, "", keys, monkeypatch)
+    assert not absent, f"configs/{path.name} must set these keys itself"
+    assert _imports_only_the_config_module(path)
+
+
+@pytest.mark.parametrize("family", build.families())
+def test_mini_shows_its_recipe_for_every_family(family, monkeypatch):
+    config = config_lib.load(f"{MINI}:{family}")
+    rates = ("mask_rate", "mask_token_rate", "noise_density", "mean_noise_span_length")
+    fields = {f"model.{name}" for name in (*SIZES, "vocab_size", "max_length")}
+    fields |= {f"objective.{name}" for name in rates if name in config.objective}
+    keys = {key for key in _recipe(config) if not key.startswith(("model.", "objective."))} | fields
+    absent = _absent(MINI, f":{family}", keys, monkeypatch)
+    assert not absent, "configs/mini.py must set these keys itself"
+    assert _imports_only_the_config_module(MINI)
 
 
 def test_a_file_knows_no_other_argument():
