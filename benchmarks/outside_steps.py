@@ -203,9 +203,8 @@ def pretrain(bench: Bench) -> None:
         bench.run(f"pretrain/{name}", _pretrain(name, f"runs/{name}"))
         bench.attempt(f"pretrain/{name}", functools.partial(
             _workdir, bench, f"pretrain/{name}", f"runs/{name}"))
-    for kind, name in (("artifact", "bert"), ("hf", "roberta")):
-        output = {"artifact": f"artifacts/{name}", "hf": f"hf/{name}"}[kind]
-        argv = ["export", f"--model=runs/{name}", f"--format={kind}", f"--output={output}"]
+    for kind, name, place in (("artifact", "bert", "artifacts"), ("hf", "roberta", "hf")):
+        argv = ["export", f"--model=runs/{name}", f"--format={kind}", f"--output={place}/{name}"]
         bench.run(f"pretrain/{kind}", argv)
 
 
@@ -334,8 +333,7 @@ def _speak(bench: Bench, place: str) -> None:
     """Filled masks, continuations and vectors of the models in a folder, by its own name."""
     sampled = ["--temperature=0.8", "--top_k=20", "--top_p=0.9", "--seed=3"]
     for name in ENCODERS:
-        mask = "[MASK]" if inputs.RUNS[name][1] in ("wordpiece", "cased") else "<mask>"
-        mask = "[MASK]" if name == "albert" else mask
+        mask = "<mask>" if inputs.RUNS[name][1] == "bpe" else "[MASK]"
         flags = [f"--text=The {mask} saw a {mask} boat.", "--top=3"]
         bench.run(f"predict/{place}/{name}", ["predict", f"--model={place}/{name}", *flags])
         case = f"predict/{place}/{name}/vectors"
