@@ -16,8 +16,9 @@ import sys
 
 from ml_collections import ConfigDict
 
-from bertjax import backend, train, watch, workdir
 from bertjax import config as config_lib
+from bertjax import run_log, train, workdir
+from bertjax.runtime import backend
 
 RUNS = ("alone", "taught", "taught_from_teachers_layers")
 
@@ -59,7 +60,7 @@ def main() -> int:
         config = make_config(name, flags)
         folder = pathlib.Path(flags.output) / name
         train.train_and_evaluate(config, folder)
-        found = watch.read_metrics(str(folder / workdir.METRICS))
+        found = run_log.read_metrics(str(folder / workdir.METRICS))
         losses = [(x["step"], x["eval/mlm_loss"]) for x in found if "eval/mlm_loss" in x]
         last[name] = losses[-1][1]
         curve = ", ".join(f"{loss:.3f} at {step}" for step, loss in losses)

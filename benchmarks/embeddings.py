@@ -22,12 +22,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks import transfer
-from bertjax import backend, inference
 from bertjax.artifact import loading
-from bertjax.data import sentences
-from bertjax.finetuning import examples as examples_lib
-from bertjax.finetuning import kind, predictor, squad
+from bertjax.data.corpus import sentences
+from bertjax.finetuning import kind, predictor
 from bertjax.finetuning import scores as scores_lib
+from bertjax.finetuning.examples import squad
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.inference import pretrained
+from bertjax.runtime import backend
 
 RATES = (2e-5, 1e-4)
 MAX_LENGTH = 96
@@ -97,7 +99,7 @@ def difference(path: str, texts: list[str]) -> float | None:
         weights = batch["attention_mask"][:, :, None].float()
         means = (states * weights).sum(1) / weights.sum(1)
         theirs.append(torch.nn.functional.normalize(means, dim=1).numpy())
-    ours = inference.Pretrained(loading.load(path)).encode(texts, normalize=True, truncate=True)
+    ours = pretrained.Pretrained(loading.load(path)).encode(texts, normalize=True, truncate=True)
     return float(np.abs(ours - np.concatenate(theirs)).max())
 
 

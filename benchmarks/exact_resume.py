@@ -22,7 +22,7 @@ import time
 import jax
 import numpy as np
 
-from bertjax import checkpoint, experiment, sharding, watch
+from bertjax import checkpoint, experiment, run_log, sharding
 from bertjax import config as config_lib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -48,7 +48,7 @@ def state(workdir: pathlib.Path) -> dict[str, np.ndarray]:
 
 def _end(workdir: pathlib.Path) -> dict[str, object]:
     """Every array of the last state, and the last held-out metrics."""
-    return {**state(workdir), "metrics": watch.read_metrics(workdir / "metrics.jsonl")[-1]}
+    return {**state(workdir), "metrics": run_log.read_metrics(workdir / "metrics.jsonl")[-1]}
 
 
 def _different(a: dict[str, object], b: dict[str, object]) -> list[str]:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 from typing import Any
 
-from bertjax import watch
+from bertjax import run_log
 
 FAMILIES = ("bert", "roberta", "albert", "spanbert", "electra", "modernbert", "t5", "gpt2")
 MAIN_LOSSES = ("mlm_loss", "lm_loss")
@@ -59,7 +59,7 @@ def blimp(workdir: pathlib.Path, flags: argparse.Namespace) -> dict[str, Any]:
 
 def row(family: str, workdir: pathlib.Path, accuracy: float | None) -> dict[str, Any]:
     """The cells of a family."""
-    lines = watch.read_metrics(os.fspath(workdir / "metrics.jsonl"))
+    lines = run_log.read_metrics(os.fspath(workdir / "metrics.jsonl"))
     heldout = [line for line in lines if "eval/loss" in line]
     loss = next(f"eval/{name}" for name in MAIN_LOSSES if f"eval/{name}" in heldout[-1])
     config = json.loads((workdir / "config.json").read_text())["config"]

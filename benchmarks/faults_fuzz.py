@@ -16,7 +16,8 @@ from collections.abc import Callable
 import msgpack
 
 from benchmarks import faults_child, faults_commands, faults_readers
-from bertjax import errors, lifeline
+from bertjax import errors
+from bertjax.runtime import lifeline
 
 VALUES = [
     None, True, False, 0, -1, 1, 2**31, 2**63, 10**30, 1e300, 1.5, "", "\0", "\ud800", "x" * 10_000,
@@ -286,7 +287,7 @@ def member(port: str, process: int, count: int) -> None:
     """One process of a job that computes with the others for ever."""
     from jax.experimental import multihost_utils
 
-    from bertjax import distributed
+    from bertjax.runtime import distributed
 
     place = distributed.Place(f"127.0.0.1:{port}", count, process)
     with distributed.job(place, goes_on=lambda: "again", heartbeat_seconds=6):

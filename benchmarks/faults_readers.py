@@ -9,12 +9,14 @@ import numpy as np
 from etils import epath
 from flax import serialization, traverse_util
 
-from bertjax import blimp, checksums, watch, workdir
+from bertjax import checksums, run_log, workdir
 from bertjax.artifact import artifact, files, flax_weights, huggingface, t5x
-from bertjax.data import corpus, store
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetuning import conll, readers, squad
-from bertjax.finetuning import folder as folder_lib
+from bertjax.data.corpus import reader
+from bertjax.data.prepared import store
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.finetuning import output_folder as folder_lib
+from bertjax.finetuning.examples import conll, readers, squad
+from bertjax.inference import blimp
 
 SQUAD = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": "Ada wrote it.",
          "qas": [{"id": "q", "question": "Who?", "is_impossible": False,
@@ -30,8 +32,8 @@ CONLL = "Ada\tB-PER\nwrote\tO\n\nin\tO\nBonn\tB-LOC\n"
 def _documents(folder: pathlib.Path) -> None:
     (path,) = folder.iterdir()
     for split in ("file", "blank"):
-        for source in corpus.find([str(path)]):
-            for _ in corpus.documents(source, text_split=split):
+        for source in reader.find([str(path)]):
+            for _ in reader.documents(source, text_split=split):
                 pass
 
 
@@ -102,7 +104,7 @@ READERS: dict[str, tuple[str | dict[str, str], Callable[[pathlib.Path], object]]
     "tuning": ("tuning", _tuning),
     "workdir": ("workdir", workdir.read),
     "checksums": ("checksums", _checksums),
-    "metrics": ({"m.jsonl": METRICS}, _file(watch.read_metrics)),
+    "metrics": ({"m.jsonl": METRICS}, _file(run_log.read_metrics)),
     "blimp": ({"b.jsonl": json.dumps(PAIR) + "\n"}, _file(blimp.read)),
     "tsv": ({"t.tsv": TSV}, _sentences),
     "jsonl": ({"t.jsonl": '{"sentence": "a", "label": "x"}\n'}, _sentences),

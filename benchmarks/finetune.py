@@ -34,8 +34,9 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from bertjax import backend, schema
+from bertjax import schema
 from bertjax.artifact import files
+from bertjax.runtime import backend
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 CONTENDERS = ("bertjax", "torch")

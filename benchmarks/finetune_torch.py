@@ -15,7 +15,8 @@ import torch
 import transformers
 from seqeval import metrics as seqeval_metrics
 
-from bertjax.finetuning import splits, squad_scores, tasks
+from bertjax.finetuning import squad_scores, tasks
+from bertjax.finetuning.examples import splits
 
 IGNORED = -100
 DOC_STRIDE, N_BEST, MAX_ANSWER = 128, 20, 30

@@ -38,22 +38,22 @@ def write(folder: pathlib.Path) -> None:
     """One Hugging Face folder a family and class of theirs, with all heads that the class has."""
     import jax
 
-    from bertjax import build
+    from bertjax import plugins
     from bertjax.artifact import artifact, huggingface
-    from bertjax.models import layers
+    from bertjax.models.common import layers
     from tests import tiny_model
 
-    for family in build.families():
-        module = build.family(family)
+    for family in plugins.families():
+        module = plugins.family(family)
         tokenizer = tiny_model.tokenizer(KINDS.get(family, "wordpiece"))
         for heads in exact_heads(family, module.HF_CONFIG["architectures"]):
             fields = {"vocab_size": tokenizer.size + 100, **module.SMOKE, "heads": heads}
             if "pad_id" in module.Config.__dataclass_fields__:
                 fields["pad_id"] = tokenizer.specials.pad
-            model = build.model(family, fields)
+            model = plugins.model(family, fields)
             how = dataclasses.asdict(layers.Compute())
             fields = {k: v for k, v in vars(model.config).items() if k not in how}
-            params = build.init_params(model, jax.random.key(0))
+            params = plugins.init_params(model, jax.random.key(0))
             target = folder / "-".join([family, *heads])
             huggingface.write(
                 artifact.Artifact(family, fields, jax.device_get(params), tokenizer), target

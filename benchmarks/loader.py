@@ -25,7 +25,9 @@ import tokenizers
 import torch
 import transformers
 
-from bertjax.data import loader, store, tokenizer, vocabulary
+from bertjax.data.batches import loader
+from bertjax.data.prepared import store
+from bertjax.data.tokenizers import tokenizer, vocabulary
 from bertjax.objectives import mlm
 
 RECORD_TOKENS = 8192

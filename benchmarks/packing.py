@@ -20,7 +20,9 @@ import numpy as np
 from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
 from bertjax import metrics, sharding
-from bertjax.data import loader, store, vocabulary
+from bertjax.data.batches import loader
+from bertjax.data.prepared import store
+from bertjax.data.tokenizers import vocabulary
 
 VOCABULARY = 2000
 BATCH_SIZE = 32

@@ -32,7 +32,7 @@ import jax
 import numpy as np
 
 import bertjax
-from bertjax import build
+from bertjax import plugins
 from bertjax.artifact import artifact, loading
 from tests import parity_cases
 
@@ -87,11 +87,11 @@ def count_parameters(make: Callable[[], Any]) -> int:
 
 def our_count(family: str, variant: str, heads: tuple[str, ...] | None = None) -> int:
     """Parameters of our model of a full size, without the rows that pad the vocabulary."""
-    fields = dict(build.family(family).VARIANTS[variant])
+    fields = dict(plugins.family(family).VARIANTS[variant])
     if heads is not None:
         fields["heads"] = heads
-    model = build.model(family, fields)
-    return artifact.num_params(build.abstract_params(model), model.config.vocab_size)
+    model = plugins.model(family, fields)
+    return artifact.num_params(plugins.abstract_params(model), model.config.vocab_size)
 
 
 def bind(model: Any, params: Any) -> Callable[..., dict[str, jax.Array]]:
@@ -119,7 +119,7 @@ def our_outputs(
 ) -> dict[str, np.ndarray]:
     """The outputs of the model in a folder, computed by us; no padding of the vocabulary."""
     source = loading.load(folder)
-    model = build.model(source.family, source.fields)
+    model = plugins.model(source.family, source.fields)
     outputs = jax.device_get(_forward(case, model, source.params, batch))
     used = source.fields["vocab_size"]
     return {n: v[..., :used] if n in ("mlm_logits", "logits") else v for n, v in outputs.items()}
@@ -160,7 +160,7 @@ def compare(case: ModuleType, shape: dict[str, Any]) -> dict[str, float]:
 
 def full_widths(family: str, case: ModuleType) -> Iterator[tuple[str, dict[str, Any]]]:
     """(name, shape) of every published size: the case with the nearest name, but its own widths."""
-    module = build.family(family)
+    module = plugins.family(family)
     wide = ("hidden_size", "embedding_size", "num_heads", "head_dim", "intermediate_size")
     for variant in module.VARIANTS:
         config = module.Config(**module.VARIANTS[variant])

@@ -22,9 +22,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from bertjax import config as config_lib
-from bertjax import errors, hardware
+from bertjax import errors
 from bertjax.plan import cost, report
 from bertjax.plan import plan as plan_lib
+from bertjax.runtime import hardware
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROWS_A_CHIP = 8

@@ -21,7 +21,8 @@ import time
 
 import tokenizers
 
-from bertjax.data import parallel, tokenizer
+from bertjax.data.prepared import parallel
+from bertjax.data.tokenizers import tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BATCH = 200  # documents in a call: enough for all cores, little enough to hold

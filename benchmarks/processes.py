@@ -24,7 +24,7 @@ import time
 
 import numpy as np
 
-from bertjax import __main__, config, experiment, watch
+from bertjax import __main__, config, experiment, run_log
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEVICES = 4
@@ -120,7 +120,7 @@ class Job:
         }
 
     def losses(self) -> dict[int, float]:
-        lines = watch.read_metrics(self.workdir / "metrics.jsonl")
+        lines = run_log.read_metrics(self.workdir / "metrics.jsonl")
         return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
 
 

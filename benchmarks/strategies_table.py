@@ -24,8 +24,9 @@ import sys
 from typing import Any
 
 from benchmarks import finetune
-from bertjax import backend, schema
+from bertjax import schema
 from bertjax.artifact import files
+from bertjax.runtime import backend
 
 # name: (strategy, its fields, rates, rate of the head in rates of the body)
 ROWS: dict[str, tuple[str, dict[str, Any], tuple[float, float]]] = {

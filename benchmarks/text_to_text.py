@@ -21,8 +21,8 @@ from typing import Any
 
 import bertjax
 from benchmarks import transfer
-from bertjax import backend
 from bertjax.finetuning import scores, tasks
+from bertjax.runtime import backend
 
 TASKS = {  # folder, tokens of a source, of a target, in front of every source
     "wikisplit": ("text2text/wikisplit", 96, 96, ""),

@@ -69,7 +69,7 @@ def make_batch(shape: Shape) -> dict:
 def bertjax_steps(shape: Shape, dtype: str) -> tuple[dict, Callable[[], object]]:
     """The package's own train step, as `bertjax pretrain` builds it."""
     sys.path.insert(0, str(REPOSITORY))
-    from bertjax import backend
+    from bertjax.runtime import backend
 
     os.environ["JAX_PLATFORMS"] = "cpu"
     backend.configure(dtype)

@@ -29,8 +29,9 @@ import jax
 import numpy as np
 
 import bertjax
-from bertjax import backend, build, plot
+from bertjax import plot, plugins
 from bertjax.artifact import artifact, loading
+from bertjax.runtime import backend
 
 TASKS = {
     "banking77": ("classification/banking77", 64),
@@ -50,7 +51,7 @@ def scratch(ours: str, folder: pathlib.Path) -> pathlib.Path:
     """An artifact of the model of `ours` with fresh parameters; made once."""
     if not folder.exists():
         source = loading.load(ours)
-        params = build.init_params(build.model(source.family, source.fields), jax.random.key(0))
+        params = plugins.init_params(plugins.model(source.family, source.fields), jax.random.key(0))
         fresh = dataclasses.replace(source, params=jax.device_get(params), step=None)
         artifact.write(fresh, folder)
     return folder

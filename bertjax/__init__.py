@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bertjax.finetuning.run import Finetuned
-    from bertjax.inference import Pretrained
+    from bertjax.inference.pretrained import Pretrained
 
 __version__ = "0.1.0"  # setup.py reads this line
 
@@ -33,12 +33,12 @@ def load(path: Path) -> "Pretrained":
     absent or damaged.
     """
     # Imported here: jax and flax take seconds, and the verbs that read text need neither.
-    from bertjax import inference
     from bertjax.artifact import loading
+    from bertjax.inference import pretrained
 
     source = loading.load(path)
     if source.task is None:
-        return inference.Pretrained(source)
+        return pretrained.Pretrained(source)
     from bertjax.finetuning import predictor
 
     return predictor.Predictor(source)

@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import NoReturn
 
 import bertjax
-from bertjax import backend, errors, progress
+from bertjax import errors, progress
+from bertjax.runtime import backend
 
 VERBS = {
     "tokenizer": "train a tokenizer on text",

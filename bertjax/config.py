@@ -17,8 +17,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bertjax import build, errors, hardware, optimizer, sharding
-from bertjax.models import kernels, layers
+from bertjax import errors, optimizer, plugins, sharding
+from bertjax.models.common import kernels, layers
+from bertjax.runtime import hardware
 
 # Keys that may change within a run: where and how it is computed, but not what is learned. Changing
 # dtype, mesh or micro_batch_size changes rounding and dropout masks, so the end is not bit-equal.
@@ -51,7 +52,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
     family, objective: files of bertjax/models and bertjax/objectives, or dotted names of modules of
         your own; objective "": the one that the family was published with.
     """
-    module = build.family(family)
+    module = plugins.family(family)
     if variant not in module.VARIANTS:
         raise errors.UserError(
             f"no variant {variant!r} of {family}: there are {', '.join(module.VARIANTS)}"
@@ -81,7 +82,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
 
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
-    config.attention = "xla"  # or a kernel: splash on TPUs, cudnn on GPUs; see models/kernels.py
+    config.attention = "xla"  # or a kernel: splash on TPUs, cudnn on GPUs; see models/common/kernels.py
     config.mesh = "auto"  # or "fsdp:4,tensor:2", also sequence; -1: the devices that are left
     config.topology = "v5e-16"  # what this config is made for: `bertjax plan` plans it there
 
@@ -104,13 +105,13 @@ def choose_objective(config: ConfigDict, name: str = "") -> None:
 
     A model whose family was published with another one keeps only the heads that this one reads.
     """
-    family = build.family(config.family)
+    family = plugins.family(config.family)
     if name:
-        build.objective_for(config.family, name)
+        plugins.objective_for(config.family, name)
     with config.unlocked():
         config.objective = ConfigDict(_objective_fields(family, name))
     if config.objective.name != family.OBJECTIVE["name"]:
-        read = build.objective(config.objective.name).heads(build.objective_config(config))
+        read = plugins.objective(config.objective.name).heads(plugins.objective_config(config))
         config.model.heads = tuple(head for head in family.Config().heads if head in read)
 
 
@@ -118,7 +119,7 @@ def _objective_fields(family: ModuleType, name: str) -> dict[str, Any]:
     """Every field of an objective, with the family's own values if it is the family's own."""
     published = family.OBJECTIVE
     name = name or published["name"]
-    fields = {"name": name, **dataclasses.asdict(build.objective(name).Config())}
+    fields = {"name": name, **dataclasses.asdict(plugins.objective(name).Config())}
     if "kind" in fields:  # an objective that reads text otherwise where there is an encoder
         fields["kind"] = family.KIND
     if "pair" in fields and fields["pair"] not in family.Config().heads:
@@ -138,7 +139,7 @@ def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
 
     try:
         family, objective = stored["family"], stored["objective"]["name"]
-        config = default(family, next(iter(build.family(family).VARIANTS)), objective)
+        config = default(family, next(iter(plugins.family(family).VARIANTS)), objective)
         put(config, stored)
     except (KeyError, TypeError) as error:
         raise errors.UserError(f"not the config of this version of bertjax: {error}") from error
@@ -147,7 +148,7 @@ def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
 
 def smoke(config: ConfigDict) -> ConfigDict:
     """The same run shrunk to seconds on a CPU: what the argument "smoke" of a config file means."""
-    config.model.update(build.family(config.family).SMOKE)
+    config.model.update(plugins.family(config.family).SMOKE)
     config.data.length = 32
     config.batch_size = 16
     config.micro_batch_size = 0
@@ -172,7 +173,7 @@ def load(path: str, overrides: Mapping[str, str] | None = None) -> ConfigDict:
     if "family" in overrides:
         raise errors.UserError(
             f"config.family = {overrides['family']!r}: decides which keys there are, so it is "
-            f"set in the config file, to one of {', '.join(build.families())}"
+            f"set in the config file, to one of {', '.join(plugins.families())}"
         )
     if "objective.name" in overrides:  # first of all: it decides which other keys there are
         name = overrides.pop("objective.name")
@@ -309,12 +310,12 @@ def check_keys(config: ConfigDict) -> None:
     for key in ("family", "model", "objective"):
         errors.check(key in config and config[key] is not None, key, "absent", "set")
     errors.check("name" in config.objective, "objective.name", "absent", "set")
-    family = build.family(config.family)
+    family = plugins.family(config.family)
     usual = default(config.family, next(iter(family.VARIANTS)), config.objective.name)
     there = set(keys(config))
     for key in keys(usual):
         if key not in there and key.startswith("objective."):
-            build.check_objective_keys(config)
+            plugins.check_objective_keys(config)
         errors.check(key in there, key, "absent", "set; the config file has deleted it")
         expected, value = value_of(usual, key), value_of(config, key)
         number = type(expected) is float and type(value) is int
@@ -325,16 +326,16 @@ def check_keys(config: ConfigDict) -> None:
 def validate(config: ConfigDict) -> None:
     """Raises UserError naming the key, its value and what is allowed; compiles nothing."""
     check_keys(config)
-    family = build.family(config.family)
+    family = plugins.family(config.family)
     model = family.Config(**config.model, attention=config.attention)  # checks its own fields
-    build.objective_for(config.family, config.objective.name)
-    objective = build.objective_config(config)
+    plugins.objective_for(config.family, config.objective.name)
+    objective = plugins.objective_config(config)
     if "kind" in config.objective:
         _check(config.objective.kind == family.KIND, config, "objective.kind",
                f"{family.KIND}, which {config.family} is")  # fmt: skip
-    for head in build.objective(config.objective.name).heads(objective):
+    for head in plugins.objective(config.objective.name).heads(objective):
         if head not in family.HEADS:
-            having = [name for name in build.families() if head in build.family(name).HEADS]
+            having = [name for name in plugins.families() if head in plugins.family(name).HEADS]
             raise errors.UserError(
                 f"config.objective reads the head {head!r}, which no {config.family} has; families "
                 f"that have it: {', '.join(having) or 'none'}"
@@ -361,5 +362,5 @@ def validate(config: ConfigDict) -> None:
         if config.micro_batch_size:
             _check(config.micro_batch_size > 0 and phase.batch_size % config.micro_batch_size == 0,
                    config, "micro_batch_size", f"a divisor of the batch size {phase.batch_size}")
-        features = build.objective(config.objective.name).features(objective, phase.length)
+        features = plugins.objective(config.objective.name).features(objective, phase.length)
         kernels.check(config.attention, model, config.dtype, {key: phase.length}, features)

@@ -15,8 +15,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bertjax import build, optimizer
 from bertjax import config as config_lib
+from bertjax import optimizer, plugins
 
 Group = Mapping[str, tuple[Any, str]]  # {key: (value, comment)}
 
@@ -78,24 +78,24 @@ def of_run(file: str | None) -> list[str]:
         f"keys of the config, for --config.KEY=VALUE, with the {what}": described(general, known)
     }
     name, own = config.objective.name, config.objective.to_dict()
-    default = build.objective(name).Config
-    groups[f"with objective.name={name}"] = _known("objective", own, build.objective(name))
-    for other in build.objectives_there() if not file else ():
-        fields = dataclasses.asdict(build.objective(other).Config())
+    default = plugins.objective(name).Config
+    groups[f"with objective.name={name}"] = _known("objective", own, plugins.objective(name))
+    for other in plugins.objectives_there() if not file else ():
+        fields = dataclasses.asdict(plugins.objective(other).Config())
         fields = {k: v for k, v in fields.items() if k not in own or v != own[k]}
-        base = f" (other keys as with {name})" * issubclass(build.objective(other).Config, default)
+        base = f" (other keys as with {name})" * issubclass(plugins.objective(other).Config, default)
         if other != name:
-            group = _known("objective", fields, build.objective(other))
+            group = _known("objective", fields, plugins.objective(other))
             groups[f"with objective.name={other}{base}"] = group
     title = f"of the model, a {config.family}"
     title += "" if file else "; with --config=FILE --help stands here what that file has"
-    groups[title] = _known("model", config.model.to_dict(), build.family(config.family))
+    groups[title] = _known("model", config.model.to_dict(), plugins.family(config.family))
     return lines(groups)
 
 
 def _known(prefix: str, values: Mapping[str, Any], module: ModuleType) -> Group:
     """Returns the fields of a plug-in's Config with their comments, or those that BERT's have."""
-    shared = comments(build.family("bert").Config) if prefix == "model" else {}
+    shared = comments(plugins.family("bert").Config) if prefix == "model" else {}
     known = shared | comments(module.Config)
     return {
         f"{prefix}.{key}": (value, known.get(key, ""))

@@ -9,12 +9,13 @@ import jax
 import ml_collections
 import numpy as np
 
-from bertjax import build, errors, evaluate, optimizer, sharding
 from bertjax import config as config_lib
+from bertjax import errors, evaluate, optimizer, plugins, sharding
 from bertjax import step as step_lib
-from bertjax.data import loader, store
-from bertjax.data.vocabulary import Vocabulary
-from bertjax.models import kernels, layers
+from bertjax.data.batches import loader
+from bertjax.data.prepared import store
+from bertjax.data.tokenizers.vocabulary import Vocabulary
+from bertjax.models.common import kernels, layers
 
 SPARE_ROWS = 1.1  # times the pieces; with more rows than that, a warning
 Batches = Iterator[dict[str, np.ndarray]]
@@ -36,10 +37,10 @@ class Experiment:
     ):
         self.config = config
         self.frozen_models = frozen_models
-        how = build.compute(config, platform)
-        self.model = build.model(config.family, config.model, how)
-        self.objective = build.objective(config.objective.name)
-        self.objective_config = build.objective_config(config)
+        how = plugins.compute(config, platform)
+        self.model = plugins.model(config.family, config.model, how)
+        self.objective = plugins.objective(config.objective.name)
+        self.objective_config = plugins.objective_config(config)
         self.tx = optimizer.make(config.optimizer, config.num_steps)
         self.schedule = optimizer.make_schedule(config.optimizer, config.num_steps)
         self.loss = functools.partial(self.objective.loss, self.objective_config)
@@ -48,7 +49,7 @@ class Experiment:
     def init_state(self, key: jax.Array) -> step_lib.TrainState:
         """The state before the first step; a pure function of the key."""
         params_key, step_key = jax.random.split(key)
-        params = build.init_params(self.model, params_key)
+        params = plugins.init_params(self.model, params_key)
         return step_lib.init_state(params, self.tx, step_key)
 
     def abstract_state(self, mesh: jax.sharding.Mesh) -> step_lib.TrainState:
@@ -98,7 +99,7 @@ class Experiment:
         predictions = self.objective.predictions(self.objective_config, length)
 
         def forward(model: Any) -> int:
-            return build.family_of(model).flops_per_sequence(model.config, length, predictions)
+            return plugins.family_of(model).flops_per_sequence(model.config, length, predictions)
 
         return 3 * forward(self.model) + sum(map(forward, self.frozen_models.values()))
 
@@ -220,7 +221,7 @@ def data_warnings(
 
 def _rows_needed(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> tuple[int, str]:
     """(rows of the embedding that the tokenizer needs, what they are)."""
-    if build.family(config.family).KIND == "encoder_decoder":
+    if plugins.family(config.family).KIND == "encoder_decoder":
         return max(vocabulary.size, *vocabulary.sentinels + 1), "pieces and sentinels"
     return vocabulary.size, "pieces"
 

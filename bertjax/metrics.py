@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bertjax import hardware
+from bertjax.runtime import hardware
 
 Terms = dict[str, tuple[Any, Any]]
 

@@ -7,8 +7,8 @@ import jax
 from bertjax import config as config_lib
 from bertjax import experiment, progress, sharding
 from bertjax.artifact import artifact
-from bertjax.data import store
-from bertjax.data.vocabulary import Vocabulary
+from bertjax.data.prepared import store
+from bertjax.data.tokenizers.vocabulary import Vocabulary
 
 
 def show(

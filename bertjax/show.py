@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.models import masks
+from bertjax.models.common import masks
 
 Batch = Mapping[str, np.ndarray]
 
@@ -62,7 +62,7 @@ class Cell:
 def tokens(tokenizer: Any, batch: Batch, rows: Sequence[int] = (0,)) -> Any:
     """Rows of a batch as a matplotlib Figure: pieces in boxes, wrapped like text.
 
-    tokenizer: `bertjax.data.tokenizer.Tokenizer`. Hidden tokens have what they hide below them;
+    tokenizer: `bertjax.data.tokenizers.tokenizer.Tokenizer`. Hidden tokens have what they hide below them;
     decoders have below each token the one to predict there, if it counts in the loss.
     """
     drawer, roles = _Drawer(), set()

@@ -21,17 +21,15 @@ import ml_collections
 from etils import epath
 
 from bertjax import (
-    build,
     checkpoint,
-    distributed,
     errors,
     evaluate,
     metrics,
+    plugins,
     progress,
     run_header,
+    run_log,
     sharding,
-    signals,
-    watch,
 )
 from bertjax import config as config_lib
 from bertjax import (
@@ -41,9 +39,10 @@ from bertjax import step as step_lib
 from bertjax import (
     workdir as workdir_lib,
 )
-from bertjax.artifact import artifact, loading, new_vocabulary
-from bertjax.data import store
+from bertjax.artifact import artifact, loading, vocabulary_transfer
+from bertjax.data.prepared import store
 from bertjax.plan import auto
+from bertjax.runtime import distributed, signals
 
 UNLOGGED = "unlogged"  # in the meta of a checkpoint: sums of the steps since the last line
 
@@ -94,7 +93,7 @@ def train_and_evaluate(
         frozen_params = place_frozen(mesh, frozen)
         start = int(state.step)
         if "saved_at" in meta:
-            watch.tell_resumed(workdir, start, meta["saved_at"])
+            run_log.tell_resumed(workdir, start, meta["saved_at"])
         log = stack.enter_context(StepLog(experiment, workdir, start, checkpoints, meta))
         eval_step = experiment.eval_step()
         with stage("counting the unigram model"):
@@ -209,8 +208,8 @@ def frozen_models(
     config: ml_collections.ConfigDict, frozen: Mapping[str, artifact.Artifact]
 ) -> dict[str, Any]:
     """Their Linen modules, computed as the run's own model is."""
-    compute = build.compute(config)
-    return {name: build.model(a.family, a.fields, compute) for name, a in frozen.items()}
+    compute = plugins.compute(config)
+    return {name: plugins.model(a.family, a.fields, compute) for name, a in frozen.items()}
 
 
 def place_frozen(
@@ -256,7 +255,7 @@ def first_state(
         else:
             tokenizer = data.load_tokenizer()
             size = experiment.config.model.vocab_size
-            model = new_vocabulary.carry_over(model, tokenizer, state.params, size)
+            model = vocabulary_transfer.carry_over(model, tokenizer, state.params, size)
         loading.check_fields(model, experiment.config.model)
         params = loading.overlay_params(model, experiment.config.family, state.params)
         state = state.replace(params=jax.device_put(params, places.params))
@@ -293,7 +292,7 @@ class StepLog:
         self._sums: metrics.Terms = dict(meta[UNLOGGED]) if UNLOGGED in meta else {}
         self._experiment, self._config = experiment, experiment.config
         self._checkpoints = checkpoints
-        self._writers = watch.Writers(workdir, start_step=start, num_steps=self._config.num_steps)
+        self._writers = run_log.Writers(workdir, start_step=start, num_steps=self._config.num_steps)
         self._unread: tuple[int, dict[str, jax.Array]] | None = None
         self._phase: config_lib.Phase | None = None
         self._on_cpu = jax.default_backend() == "cpu"

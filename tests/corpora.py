@@ -5,8 +5,8 @@ import pathlib
 
 import numpy as np
 
-from bertjax.data import prepare
-from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.data.prepared import prepare
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bertjax import build
+from bertjax import plugins
 from bertjax.artifact import artifact, hf_tasks
 from tests import encoders, tiny_model
 
@@ -18,7 +18,7 @@ KINDS = {
 }
 LABELS = ["bad", "so so", "good"]
 OUTPUTS = {"classifier": "class_logits", "token_classifier": "token_logits", "span": "span_logits"}
-CASES = [(family, end) for family in build.families() for end in build.family(family).HF_HEADS]
+CASES = [(family, end) for family in plugins.families() for end in plugins.family(family).HF_HEADS]
 L = 11
 
 
@@ -26,7 +26,7 @@ def make(family: str, ending: str, **task: Any) -> artifact.Artifact:
     """A model with the heads of a class; every parameter random, norms near 1."""
     labelled = ending in ("ForSequenceClassification", "ForTokenClassification")
     count = {"ForMultipleChoice": 1}.get(ending, 3 if labelled else 0)
-    heads = hf_tasks.heads(build.family(family), ending)
+    heads = hf_tasks.heads(plugins.family(family), ending)
     source = soft(encoders.make_artifact(family, "bpe", heads=heads, num_labels=count))
     whole = {
         "name": "mine",
@@ -60,7 +60,7 @@ def batch(tokenizer: Any) -> dict[str, np.ndarray]:
 def logits(model: artifact.Artifact, inputs: dict[str, np.ndarray]) -> np.ndarray:
     """What the head of a model says."""
     (name,) = {OUTPUTS[head] for head in model.fields["heads"] if head in OUTPUTS}
-    apply = jax.jit(build.model(model.family, model.fields).apply)
+    apply = jax.jit(plugins.model(model.family, model.fields).apply)
     return np.asarray(apply({"params": model.params}, **inputs)[name])
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from bertjax import build, sharding
+from bertjax import plugins, sharding
 from bertjax.artifact import artifact
-from bertjax.models import layers
+from bertjax.models.common import layers
 from tests import tiny_model
 
 FIELDS = {
@@ -19,8 +19,8 @@ FIELDS = {
 
 def make(family: str, seed: int = 0, **fields: Any) -> tuple[Any, Any]:
     """The model and parameters with kernels so large that every layer changes much."""
-    model = build.model(family, {**FIELDS, **fields})
-    params = jax.jit(lambda: build.init_params(model, jax.random.key(seed)))()
+    model = plugins.model(family, {**FIELDS, **fields})
+    params = jax.jit(lambda: plugins.init_params(model, jax.random.key(seed)))()
 
     def louder(path: Any, leaf: jax.Array) -> jax.Array:
         return leaf * 10 if sharding.path_name(path).endswith(("kernel", "embedding")) else leaf
@@ -31,10 +31,10 @@ def make(family: str, seed: int = 0, **fields: Any) -> tuple[Any, Any]:
 def make_artifact(family: str, kind: str = "wordpiece", **fields: Any) -> artifact.Artifact:
     """Every field of the family's Config, random parameters and a tokenizer."""
     tokenizer = tiny_model.tokenizer(kind)
-    model = build.model(family, {**FIELDS, "vocab_size": tokenizer.size, **fields})
+    model = plugins.model(family, {**FIELDS, "vocab_size": tokenizer.size, **fields})
     shared = dataclasses.asdict(layers.Compute())
     whole = {k: v for k, v in dataclasses.asdict(model.config).items() if k not in shared}
-    abstract = artifact.flatten(build.abstract_params(model))
+    abstract = artifact.flatten(plugins.abstract_params(model))
     rng = np.random.default_rng(0)
     params = {}
     for path, leaf in abstract.items():

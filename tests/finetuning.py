@@ -7,7 +7,7 @@ import random
 
 import jax
 
-from bertjax import build
+from bertjax import plugins
 from bertjax.artifact import artifact
 from bertjax.finetuning import recipe
 from tests import tiny_model
@@ -25,7 +25,7 @@ QUICK = {
 def model(folder: pathlib.Path) -> pathlib.Path:
     """A fresh BERT of one layer as an artifact."""
     source = tiny_model.make(init_std=0.1, num_layers=1)
-    fresh = build.init_params(build.model("bert", source.fields), jax.random.key(0))
+    fresh = plugins.init_params(plugins.model("bert", source.fields), jax.random.key(0))
     whole = dataclasses.replace(
         source, params=jax.device_get(fresh), objective=None, config=None, step=None
     )

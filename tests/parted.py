@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bertjax import build, optimizer, sharding
+from bertjax import optimizer, plugins, sharding
 from bertjax import step as step_lib
-from bertjax.finetuning import strategies, strategy
+from bertjax.finetuning import strategies
+from bertjax.finetuning.strategies import base
 from tests import encoders
 
 LABELS, ROWS = 3, 8
@@ -28,13 +29,13 @@ def fields(family: str) -> dict[str, Any]:
     return {**encoders.FIELDS, "dropout_rate": 0.0, **HEADS[family]}
 
 
-def make(name: str, family: str = "bert", rate: float = 1.0, **knobs: Any) -> strategy.Strategy:
+def make(name: str, family: str = "bert", rate: float = 1.0, **knobs: Any) -> base.Strategy:
     """The strategy with some of its knobs changed, for the tiny model of the family."""
     config = {"name": name, **strategies.default(name), **knobs}
     return strategies.make(config, fields(family), rate)
 
 
-def model_of(method: strategy.Strategy, family: str = "bert") -> tuple[Any, Any]:
+def model_of(method: base.Strategy, family: str = "bert") -> tuple[Any, Any]:
     """The model of the family which the strategy trains, and its parameters."""
     return _made(family, tuple(sorted(method.fields().items())))
 
@@ -44,7 +45,7 @@ def _made(family: str, fields: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
     return encoders.make(family, **dict(fields))
 
 
-def batch(method: strategy.Strategy, family: str = "bert") -> dict[str, jax.Array]:
+def batch(method: base.Strategy, family: str = "bert") -> dict[str, jax.Array]:
     """The same random rows with labels at every call."""
     rng = np.random.default_rng(0)
     ids = rng.integers(5, encoders.FIELDS["vocab_size"], (ROWS, 12)).astype(np.int32)
@@ -68,7 +69,7 @@ def loss(apply: Any, batch: dict[str, jax.Array]) -> dict[str, tuple[jax.Array, 
 
 
 def trainer(
-    method: strategy.Strategy, family: str = "bert", steps_per_epoch: int = 2, **options: Any
+    method: base.Strategy, family: str = "bert", steps_per_epoch: int = 2, **options: Any
 ) -> tuple[Any, Any, optax.GradientTransformation]:
     """(step(state, batch, {"base": frozen}) jitted, the same bare, tx). options: of optimizer."""
     model, _ = model_of(method, family)
@@ -88,7 +89,7 @@ def trainer(
 
 
 def train(
-    method: strategy.Strategy, params: Any, family: str = "bert", steps: int = 3, **options: Any
+    method: base.Strategy, params: Any, family: str = "bert", steps: int = 3, **options: Any
 ) -> list[Any]:
     """The parameters of the model at the start and after every step."""
     trained, frozen = method.split(params, jax.random.key(1))
@@ -127,9 +128,9 @@ def paths(tree: Any) -> set[str]:
     return moved(tree, jax.tree.map(lambda leaf: leaf + 1, tree))
 
 
-def abstract(family: str, name: str, fields: dict[str, Any]) -> tuple[Any, Any, strategy.Strategy]:
+def abstract(family: str, name: str, fields: dict[str, Any]) -> tuple[Any, Any, base.Strategy]:
     """(trained, frozen, strategy) as shapes, of a model of any size."""
     method = strategies.make({"name": name, **strategies.default(name)}, fields)
-    params = build.abstract_params(build.model(family, method.fields()))
+    params = plugins.abstract_params(plugins.model(family, method.fields()))
     trained, frozen = jax.eval_shape(lambda p: method.split(p, jax.random.key(0)), params)
     return trained, frozen, method

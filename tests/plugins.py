@@ -17,11 +17,11 @@ import jax
 import ml_collections
 import numpy as np
 
-from bertjax import build, experiment, sharding, train
 from bertjax import config as config_lib
+from bertjax import experiment, plugins, sharding, train
 from bertjax import step as step_lib
 from bertjax.artifact import artifact
-from bertjax.data import loader
+from bertjax.data.batches import loader
 from bertjax.objectives import mlm
 from tests import meshes, synthetic, tiny_model
 
@@ -29,7 +29,7 @@ BATCH_SIZE = 8
 WEIGHTS = ("masked_weights", "loss_weights")  # of the predictions
 VOCABULARY = synthetic.make_vocabulary()
 VOCAB_SIZE = int(VOCABULARY.sentinels.max()) + 1  # 200 pieces and T5's 100 sentinels
-FAMILIES = build.families()
+FAMILIES = plugins.families()
 
 
 class Dataset(synthetic.Dataset):
@@ -45,8 +45,8 @@ DATA = Dataset(synthetic.records(60))
 def lacking_heads(family: str, objective: str) -> set[str]:
     """Heads that the objective reads and no model of the family has."""
     config = config_lib.default(family, "mini", objective)
-    read = build.objective(objective).heads(build.objective_config(config))
-    return set(read) - set(build.family(family).Config().heads)
+    read = plugins.objective(objective).heads(plugins.objective_config(config))
+    return set(read) - set(plugins.family(family).Config().heads)
 
 
 def pairs() -> list[tuple[str, str]]:
@@ -54,7 +54,7 @@ def pairs() -> list[tuple[str, str]]:
     return [
         (family, objective)
         for family in FAMILIES
-        for objective in build.objectives_of(build.family(family).KIND)
+        for objective in plugins.objectives_of(plugins.family(family).KIND)
         if not lacking_heads(family, objective)
     ]
 
@@ -70,7 +70,7 @@ def make_config(family: str, objective: str = "", teacher: str = "") -> ml_colle
     config.model.vocab_size = VOCAB_SIZE
     if "pad_id" in config.model:
         config.model.pad_id = VOCABULARY.specials.pad
-    read = build.objective(config.objective.name).heads(build.objective_config(config))
+    read = plugins.objective(config.objective.name).heads(plugins.objective_config(config))
     if set(read) & set(mlm.LABELS):
         read = ("pooler", *read)
     config.model.heads = tuple(head for head in config.model.heads if head in read)
@@ -93,8 +93,8 @@ def write_teacher(folder: str | os.PathLike) -> str:
 
 @functools.cache
 def _first_params(family: str, fields: tuple[tuple[str, Any], ...]) -> Any:
-    model = build.model(family, dict(fields))
-    return jax.device_get(jax.jit(functools.partial(build.init_params, model))(jax.random.key(0)))
+    model = plugins.model(family, dict(fields))
+    return jax.device_get(jax.jit(functools.partial(plugins.init_params, model))(jax.random.key(0)))
 
 
 class Run:
@@ -107,7 +107,7 @@ class Run:
         self.experiment = experiment.Experiment(config, train.frozen_models(config, frozen))
         self.frozen = train.place_frozen(self.mesh, frozen)
         self.phase = config_lib.phases(config)[0]
-        self.vocab_rows = build.layers.padded_vocab_size(VOCAB_SIZE)
+        self.vocab_rows = plugins.layers.padded_vocab_size(VOCAB_SIZE)
 
     @functools.cached_property
     def stream(self) -> loader.Stream:

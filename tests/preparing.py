@@ -4,7 +4,8 @@ import os
 import pathlib
 from typing import Any
 
-from bertjax.data import prepare, tokenizer
+from bertjax.data.prepared import prepare
+from bertjax.data.tokenizers import tokenizer
 from tests import corpora
 
 UNIT = 20_000  # bytes of text a shard

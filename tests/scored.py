@@ -6,17 +6,18 @@ import functools
 import jax
 import numpy as np
 
-from bertjax import build, inference
+from bertjax import plugins
 from bertjax.artifact import artifact
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.models import layers
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.inference import pretrained
+from bertjax.models.common import layers
 from tests import tiny_model
 
 
 @functools.cache
 def make(family, kind="wordpiece", **fields):
     """A tiny model whose random parameters are large enough to tell tokens apart."""
-    module = build.family(family)
+    module = plugins.family(family)
     tokenizer = tokenizer_lib.of_bytes() if kind == "bytes" else tiny_model.tokenizer(kind)
     size = max(tokenizer.size, *(tokenizer.sentinels + 1) if family == "t5" else (0,))
     whole = module.Config(**{**module.SMOKE, "max_length": 40, "vocab_size": int(size), **fields})
@@ -26,16 +27,16 @@ def make(family, kind="wordpiece", **fields):
     params = {
         path: np.float32(path.endswith("scale")) + 0.2 * rng.standard_normal(leaf.shape, np.float32)
         for path, leaf in artifact.flatten(
-            build.abstract_params(build.model(family, fields))
+            plugins.abstract_params(plugins.model(family, fields))
         ).items()
     }
     params = artifact.unflatten(params)
-    return inference.Pretrained(artifact.Artifact(family, fields, params, tokenizer))
+    return pretrained.Pretrained(artifact.Artifact(family, fields, params, tokenizer))
 
 
 def trained_by(model, **objective):
     """The same model, as if this objective had made it."""
-    return inference.Pretrained(dataclasses.replace(model.source, objective=objective))
+    return pretrained.Pretrained(dataclasses.replace(model.source, objective=objective))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "name"))

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from bertjax.data import store, vocabulary
+from bertjax.data.prepared import store
+from bertjax.data.tokenizers import vocabulary
 
 SPECIALS = vocabulary.Specials(pad=0, unk=1, cls=2, sep=3, mask=4)
 FIRST = 5  # the first ordinary id

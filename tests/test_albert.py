@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from benchmarks import parity
-from bertjax import build, errors
+from bertjax import errors, plugins
 from bertjax.artifact import artifact, huggingface
-from bertjax.models import albert, layers, masks, post_norm
+from bertjax.models import albert
+from bertjax.models.common import layers, masks, post_norm
 from tests import encoders, tiny_model
 
 SIZES = {
@@ -118,7 +119,7 @@ def test_shared_layers_are_one_in_memory():
     shapes = {
         path: leaf.shape
         for path, leaf in artifact.flatten(
-            build.abstract_params(albert.Model(albert.Config(**albert.VARIANTS["xxlarge"])))
+            plugins.abstract_params(albert.Model(albert.Config(**albert.VARIANTS["xxlarge"])))
         ).items()
     }
     assert shapes["encoder/layers/layer/mlp/wi/kernel"] == (1, 4096, 16384)

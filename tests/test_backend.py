@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bertjax import backend
+from bertjax.runtime import backend
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-from bertjax.data import builtin
+from bertjax.data.corpus import builtin
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DOCSTRING = '''Return the mean of the values along an axis.

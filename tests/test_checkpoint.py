@@ -15,7 +15,8 @@ import pytest
 from flax import struct
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from bertjax import checkpoint, errors, signals
+from bertjax import checkpoint, errors
+from bertjax.runtime import signals
 
 META = {"config": {"model": {"hidden_size": 16}, "rates": [0.1, 0.9]}, "step": 10}
 

@@ -24,7 +24,8 @@ def worker(port: str, rank: int, folder: pathlib.Path) -> dict:
     from jax.experimental import multihost_utils
     from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-    from bertjax import checkpoint, errors, signals
+    from bertjax import checkpoint, errors
+    from bertjax.runtime import signals
 
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank)
     mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(AxisType.Auto,))

@@ -11,9 +11,10 @@ import pytest
 
 import bertjax
 from bertjax import __main__ as cli
-from bertjax import config, inference
+from bertjax import config
 from bertjax.artifact import artifact
 from bertjax.commands import pretrain
+from bertjax.inference import pretrained
 from tests import children, tiny_model
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -55,7 +56,7 @@ def test_tokenizer_and_model_are_shown_in_one_line():
         f"wordpiece of {tokenizer.size} pieces; step 7>"
     )
     assert repr(source) == f"<Artifact: {model}"
-    assert repr(inference.Pretrained(source)) == f"<Pretrained: {model}"
+    assert repr(pretrained.Pretrained(source)) == f"<Pretrained: {model}"
     task = {"name": "sst2", "labels": ["bad", "good"]}
     tuned = dataclasses.replace(source, task=task)
     assert "; task sst2 of 2 labels; " in repr(tuned)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertjax import scoring
+from bertjax.inference import scoring
 from tests import scored
 
 TEXTS = ["the cat sat on the mat", "a dog", "", "mats made the dogs run"]

@@ -14,7 +14,7 @@ from array_record.python import array_record_module
 from etils import epath
 
 from bertjax import errors
-from bertjax.data import builtin, corpus
+from bertjax.data.corpus import builtin, reader
 from tests import buckets
 
 TEXTS = [f"Document {i}: na\u00efve \u6587 \U0001f600.\nIts second line." for i in range(97)]
@@ -52,7 +52,7 @@ def _arrayrecord(path: pathlib.Path, records: list[bytes]) -> str:
 
 
 def _texts(sources, **options) -> list[str]:
-    return [text for source in sources for text in corpus.documents(source, **options)]
+    return [text for source in sources for text in reader.documents(source, **options)]
 
 
 def _containers(tmp_path: pathlib.Path):
@@ -69,15 +69,15 @@ def _containers(tmp_path: pathlib.Path):
 
 def test_every_container_gives_the_same_documents(tmp_path):
     for path, form, options in _containers(tmp_path):
-        assert _texts(corpus.find([path], format=form), **options) == TEXTS, path
+        assert _texts(reader.find([path], format=form), **options) == TEXTS, path
 
 
 @pytest.mark.parametrize("unit_bytes", [1, 20, 100, 300])
 def test_the_parts_of_a_source_give_each_document_once(tmp_path, unit_bytes):
     for path, form, options in _containers(tmp_path):
-        (source,) = corpus.find([path], format=form)
+        (source,) = reader.find([path], format=form)
         text_split = options.get("text_split", "file")
-        parts = corpus.split(source, unit_bytes, text_split=text_split)
+        parts = reader.split(source, unit_bytes, text_split=text_split)
         assert len(parts) > 1, path
         together = _texts(parts, **options)
         if any(part.stride != (0, 1) for part in parts):
@@ -88,31 +88,31 @@ def test_the_parts_of_a_source_give_each_document_once(tmp_path, unit_bytes):
 
 
 def test_a_source_below_the_unit_and_a_file_that_is_one_document_stay_whole(tmp_path):
-    (lines,) = corpus.find([_write(tmp_path / "a.jsonl", _jsonl(TEXTS))])
-    assert corpus.split(lines, lines.size) == [lines]
-    (text,) = corpus.find([_write(tmp_path / "a.txt", _blocks(TEXTS))])
-    assert corpus.split(text, 10) == [text]
+    (lines,) = reader.find([_write(tmp_path / "a.jsonl", _jsonl(TEXTS))])
+    assert reader.split(lines, lines.size) == [lines]
+    (text,) = reader.find([_write(tmp_path / "a.txt", _blocks(TEXTS))])
+    assert reader.split(text, 10) == [text]
     assert _texts([text]) == ["\n\n".join(TEXTS)]
 
 
 def test_blank_lines_windows_ends_and_byte_order_marks_are_no_text(tmp_path):
     text = _write(tmp_path / "a.txt", b"\xef\xbb\xbf\r\n \t\r\none\r\ntwo\r\n\r\n\r\nthree")
-    assert _texts(corpus.find([text]), text_split="blank") == ["one\ntwo", "three"]
+    assert _texts(reader.find([text]), text_split="blank") == ["one\ntwo", "three"]
     lines = _write(tmp_path / "a.jsonl", b'\xef\xbb\xbf{"text": "one"}\r\n\r\n {"text": "two"}')
-    assert _texts(corpus.find([lines])) == ["one", "two"]
+    assert _texts(reader.find([lines])) == ["one", "two"]
 
 
 def test_a_very_long_line_is_one_document_however_the_file_is_cut(tmp_path):
     texts = ["a" * 3_000_000, "b", "c" * 1_500_000]
-    (source,) = corpus.find([_write(tmp_path / "a.jsonl", _jsonl(texts))])
-    assert _texts(corpus.split(source, 400_000)) == texts
+    (source,) = reader.find([_write(tmp_path / "a.jsonl", _jsonl(texts))])
+    assert _texts(reader.split(source, 400_000)) == texts
 
 
 def test_progress_grows_to_the_size_of_the_source(tmp_path):
     for path, form, options in _containers(tmp_path):
-        (source,) = corpus.find([path], format=form)
+        (source,) = reader.find([path], format=form)
         options = {"text_field": "text", "text_split": "file"} | options
-        rows = corpus.read(source, **options, on_error="stop", skipped=None)
+        rows = reader.read(source, **options, on_error="stop", skipped=None)
         positions = [position for _, position in rows]
         assert positions == sorted(positions) and 0 < positions[-1] <= source.size, path
         assert positions[-1] > 0.9 * source.size, path
@@ -130,14 +130,14 @@ def test_files_are_found_by_glob_folder_and_name_once_and_sorted(tmp_path, monke
         _write(path, b'{"text": "x"}\n')
 
     def names(*inputs):
-        return [source.path for source in corpus.find(inputs)]
+        return [source.path for source in reader.find(inputs)]
 
     assert names("*.jsonl") == ["a.jsonl", "b.jsonl"]
     assert names("b.jsonl", "*.jsonl") == ["b.jsonl", "a.jsonl"]
     assert names("sub") == ["sub/c.txt", "sub/deep/d.json.gz"]
     assert names("**/*.txt") == ["[x].txt", "sub/c.txt"]
     assert names("[x].txt") == ["[x].txt"]
-    assert [source.format for source in corpus.find(["sub"])] == ["txt", "jsonl"]
+    assert [source.format for source in reader.find(["sub"])] == ["txt", "jsonl"]
 
 
 def test_remote_files_are_found_and_read(monkeypatch):
@@ -147,22 +147,22 @@ def test_remote_files_are_found_and_read(monkeypatch):
         data = _jsonl([name])
         path = epath.Path("gs://bucket/books") / name
         path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    sources = corpus.find(["gs://bucket/books/*.jsonl"])
+    sources = reader.find(["gs://bucket/books/*.jsonl"])
     assert [source.path for source in sources] == [
         "gs://bucket/books/a.jsonl",
         "gs://bucket/books/b.jsonl",
     ]
-    assert _texts(corpus.split(sources[0], 10)) == ["a.jsonl"]
-    assert len(corpus.find(["gs://bucket/books"])) == 3
-    assert _texts(corpus.find(["gs://bucket/books/c.txt.gz"])) == [_jsonl(["c.txt.gz"]).decode()]
+    assert _texts(reader.split(sources[0], 10)) == ["a.jsonl"]
+    assert len(reader.find(["gs://bucket/books"])) == 3
+    assert _texts(reader.find(["gs://bucket/books/c.txt.gz"])) == [_jsonl(["c.txt.gz"]).decode()]
     with pytest.raises(errors.UserError, match=r"gs://bucket/books/d\.txt: no such file"):
-        corpus.find(["gs://bucket/books/d.txt"])
+        reader.find(["gs://bucket/books/d.txt"])
 
 
 def test_builtin_is_a_source(monkeypatch):
     monkeypatch.setattr(builtin, "documents", lambda: iter(["one", "two"]))
-    (source,) = corpus.find(["builtin"])
-    assert _texts(corpus.split(source, 1)) == ["one", "two"]
+    (source,) = reader.find(["builtin"])
+    assert _texts(reader.split(source, 1)) == ["one", "two"]
 
 
 # --- bad input ------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ BAD_LINES = {
 @pytest.mark.parametrize("bad", BAD_LINES)
 def test_a_bad_line_is_named_with_its_file_and_number_or_skipped(tmp_path, bad, ending):
     path = _write(tmp_path / f"a.jsonl{ending}", GOOD * 5 + bad + GOOD * 2)
-    sources = corpus.find([path])
+    sources = reader.find([path])
     with pytest.raises(errors.UserError) as caught:
         _texts(sources)
     assert f"{path} line 6: {BAD_LINES[bad]}" in str(caught.value)
@@ -196,33 +196,33 @@ def test_a_bad_line_is_named_with_its_file_and_number_or_skipped(tmp_path, bad, 
 
 def test_the_line_number_counts_from_the_top_of_the_file_in_every_part(tmp_path):
     path = _write(tmp_path / "a.jsonl", GOOD * 40 + b"oops\n" + GOOD * 40)
-    (source,) = corpus.find([path])
-    parts = corpus.split(source, 100)
+    (source,) = reader.find([path])
+    parts = reader.split(source, 100)
     assert len(parts) > 5
     with pytest.raises(errors.UserError, match=r"a\.jsonl line 41: "):
         _texts(parts)
 
 
-@pytest.mark.parametrize("text_split", corpus.TEXT_SPLITS)
+@pytest.mark.parametrize("text_split", reader.TEXT_SPLITS)
 def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path, text_split):
     path = _write(tmp_path / "a.txt", b"one\n\ntwo\nthr\xe9e\n\nfour")
     with pytest.raises(errors.UserError, match=r"a\.txt line 4: not UTF-8"):
-        _texts(corpus.find([path]), text_split=text_split)
+        _texts(reader.find([path]), text_split=text_split)
     skipped = collections.Counter()
-    kept = _texts(corpus.find([path]), text_split=text_split, on_error="skip", skipped=skipped)
+    kept = _texts(reader.find([path]), text_split=text_split, on_error="skip", skipped=skipped)
     assert kept == ([] if text_split == "file" else ["one", "four"])
     assert skipped.total() == 1
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.txt.gz", "a.txt.zst"])
-@pytest.mark.parametrize("text_split", corpus.TEXT_SPLITS)
+@pytest.mark.parametrize("text_split", reader.TEXT_SPLITS)
 def test_a_truncated_or_foreign_compressed_file_is_named_or_skipped(tmp_path, name, text_split):
     whole = pathlib.Path(_write(tmp_path / name, _jsonl(TEXTS)))
     for data in (whole.read_bytes()[:-40], b"this is not compressed at all\n"):
         if name.endswith(".zst") and data.startswith(b"this"):
             data = b"\x00" + data
         whole.write_bytes(data)
-        sources = corpus.find([os.fspath(whole)])
+        sources = reader.find([os.fspath(whole)])
         with pytest.raises(errors.UserError, match=f"{name}: truncated or corrupt"):
             _texts(sources, text_split=text_split)
         skipped = collections.Counter()
@@ -234,19 +234,19 @@ def test_empty_missing_and_unreadable_files(tmp_path):
     good, empty = _write(tmp_path / "a.jsonl", GOOD), tmp_path / "b.jsonl"
     empty.touch()
     with pytest.raises(errors.UserError, match=r"b\.jsonl: the file is empty"):
-        corpus.find([good, os.fspath(empty)])
+        reader.find([good, os.fspath(empty)])
     skipped = collections.Counter()
-    found = corpus.find([good, os.fspath(empty)], on_error="skip", skipped=skipped)
+    found = reader.find([good, os.fspath(empty)], on_error="skip", skipped=skipped)
     assert [source.path for source in found] == [good] and skipped.total() == 1
     with pytest.raises(errors.UserError, match=r"nothing to read in .*b\.jsonl"):
-        corpus.find([os.fspath(empty)], on_error="skip")
+        reader.find([os.fspath(empty)], on_error="skip")
     with pytest.raises(errors.UserError, match=r"nope-.*: no such file"):
-        corpus.find([os.fspath(tmp_path / "nope-*.txt")])
+        reader.find([os.fspath(tmp_path / "nope-*.txt")])
     with pytest.raises(errors.UserError, match="its suffix tells no format; pass --format="):
-        corpus.find([_write(tmp_path / "a.dat", GOOD)])
+        reader.find([_write(tmp_path / "a.dat", GOOD)])
     (tmp_path / "sub").mkdir()
     with pytest.raises(errors.UserError, match="no file with a known suffix"):
-        corpus.find([os.fspath(tmp_path / "sub")])
+        reader.find([os.fspath(tmp_path / "sub")])
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -255,12 +255,12 @@ def test_a_file_without_permission_is_named(tmp_path):
     _write(path, GOOD)
     path.chmod(0)
     with pytest.raises(errors.UserError, match=r"a\.jsonl: cannot be read \(Permission denied\)"):
-        corpus.find([os.fspath(path)])
+        reader.find([os.fspath(path)])
 
 
 def test_a_file_that_goes_away_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
-    sources = corpus.find([_write(path, GOOD)])
+    sources = reader.find([_write(path, GOOD)])
     path.unlink()
     with pytest.raises(errors.UserError, match=r"a\.jsonl: cannot be read \(No such file"):
         _texts(sources)
@@ -268,7 +268,7 @@ def test_a_file_that_goes_away_is_named(tmp_path):
 
 def test_bad_array_records_are_named_or_skipped(tmp_path):
     path = _arrayrecord(tmp_path / "a.arrayrecord", [b"good", b"caf\xe9", b"good"])
-    sources = corpus.find([path])
+    sources = reader.find([path])
     with pytest.raises(errors.UserError, match=r"a\.arrayrecord record 1: not UTF-8"):
         _texts(sources)
     skipped = collections.Counter()
@@ -276,7 +276,7 @@ def test_bad_array_records_are_named_or_skipped(tmp_path):
     assert skipped == {"bad records": 1}
     other = _write(tmp_path / "b.arrayrecord", b"this is no ArrayRecord file" * 10_000)
     with pytest.raises(errors.UserError, match=r"b\.arrayrecord: "):
-        corpus.find([other])
+        reader.find([other])
 
 
 # --- TFDS -----------------------------------------------------------------------------------------
@@ -314,29 +314,29 @@ def tfds_folder(tmp_path, monkeypatch):
         quiet.setattr("sys.stderr", io.StringIO())
         builder.download_and_prepare()
     monkeypatch.setattr(tfds.core.constants, "DATA_DIR", os.fspath(folder))
-    corpus.corpus_records.opened.cache_clear()
+    reader.corpus_records.opened.cache_clear()
     yield folder
-    corpus.corpus_records.opened.cache_clear()
+    reader.corpus_records.opened.cache_clear()
 
 
 def test_tfds_is_read_without_tensorflow(tfds_folder):
     import sys
 
-    (source,) = corpus.find(["tfds:tales/small:train"])
+    (source,) = reader.find(["tfds:tales/small:train"])
     expected = {f"Tale {i}: caf\u00e9." for i in range(20)}
     assert set(_texts([source])) == expected
-    parts = corpus.split(source, 100)
+    parts = reader.split(source, 100)
     assert len(parts) > 2 and _texts(parts) == _texts([source])
-    assert len(_texts(corpus.find(["tfds:tales/small:train[:50%]"]))) == 10
-    assert len(_texts(corpus.find(["tfds:tales/small:test"]))) == 3
+    assert len(_texts(reader.find(["tfds:tales/small:train[:50%]"]))) == 10
+    assert len(_texts(reader.find(["tfds:tales/small:test"]))) == 3
     assert "tensorflow" not in sys.modules
 
 
 def test_tfds_errors_are_one_line(tfds_folder):
     with pytest.raises(errors.UserError, match="tfds:no_such_thing: cannot be read") as caught:
-        corpus.find(["tfds:no_such_thing"])
+        reader.find(["tfds:no_such_thing"])
     assert "\n" not in str(caught.value)
-    (source,) = corpus.find(["tfds:tales/small:test"])
+    (source,) = reader.find(["tfds:tales/small:test"])
     with pytest.raises(errors.UserError, match="test record 0: no field 'body'; it has"):
         _texts([source], text_field="body")
     with pytest.raises(errors.UserError, match="field 'pages' is no text"):
@@ -345,8 +345,8 @@ def test_tfds_errors_are_one_line(tfds_folder):
 
 def test_mocked_tfds_runs_the_same_code():
     tfds = pytest.importorskip("tensorflow_datasets")
-    corpus.corpus_records.opened.cache_clear()
+    reader.corpus_records.opened.cache_clear()
     with tfds.testing.mock_data(num_examples=5):
-        (source,) = corpus.find(["tfds:ag_news_subset:train"])
+        (source,) = reader.find(["tfds:ag_news_subset:train"])
         assert len(_texts([source], text_field="description")) == 5
-    corpus.corpus_records.opened.cache_clear()
+    reader.corpus_records.opened.cache_clear()

@@ -9,8 +9,8 @@ import pytest
 import zstandard
 
 from bertjax import errors
-from bertjax.data import corpus, corpus_files
-from bertjax.finetuning import readers
+from bertjax.data.corpus import corpus_files, reader
+from bertjax.finetuning.examples import readers
 
 
 def _write(path: pathlib.Path, data: bytes) -> str:
@@ -37,7 +37,7 @@ BINARY = {
 def test_a_binary_format_is_named_with_what_to_do(tmp_path, name, file):
     path = _write(tmp_path / file, BINARY[name])
     with pytest.raises(errors.UserError, match=rf"{file}: is an? {name}.* file, and text is exp"):
-        corpus.find([path])
+        reader.find([path])
     with pytest.raises(errors.UserError, match=rf"is an? {name}.* file, and text is expected"):
         list(readers.lines(path))
 
@@ -45,7 +45,7 @@ def test_a_binary_format_is_named_with_what_to_do(tmp_path, name, file):
 def test_text_that_begins_like_a_binary_format_is_read(tmp_path):
     text = "ORC, PAR1 and %PDF- are first bytes \u2013 also here: \u00e4" * 9
     path = _write(tmp_path / "a.txt", text.encode())
-    assert list(corpus.documents(corpus.find([path])[0])) == [text]
+    assert list(reader.documents(reader.find([path])[0])) == [text]
 
 
 @pytest.mark.parametrize("name", ["pipe.txt", "zero.jsonl"])
@@ -56,7 +56,7 @@ def test_devices_and_pipes_are_refused_before_they_are_opened(tmp_path, name):
     else:
         path.symlink_to("/dev/zero")
     with pytest.raises(errors.UserError, match=rf"{name}: is a device or a pipe"):
-        corpus.find([str(path)])
+        reader.find([str(path)])
     with pytest.raises(errors.UserError, match=r"is a device or a pipe"):
         next(readers.lines(str(path)))
 
@@ -74,6 +74,6 @@ def test_a_document_above_the_limit_is_refused_not_held(tmp_path, monkeypatch, e
     whole = _line(900) if kind == "jsonl" else b"x" * 900 + b"\n\n"
     long = _line(5000) if kind == "jsonl" else (b"x" * 500 + b"\n") * 9
     path = _write(tmp_path / (name + ending), whole + long)
-    documents = corpus.documents(corpus.find([path])[0], text_split=text_split)
+    documents = reader.documents(reader.find([path])[0], text_split=text_split)
     with pytest.raises(errors.UserError, match=rf"{name}.*: a document of more than"):
         list(documents)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import build, errors
+from bertjax import errors, plugins
 from bertjax.artifact import artifact
 from tests import encoders
 
@@ -21,8 +21,8 @@ def test_with_layers_of_a_bert_it_has_the_states_of_a_bert(depth):
     """The first `depth` layers of one, whose token types add nothing."""
     teacher, params = encoders.make("bert", num_layers=5)
     params["embeddings"]["token_type"]["embedding"] *= 0.0
-    student = build.model("distilbert", {**encoders.FIELDS, "num_layers": depth})
-    own = artifact.flatten(build.abstract_params(student))
+    student = plugins.model("distilbert", {**encoders.FIELDS, "num_layers": depth})
+    own = artifact.flatten(plugins.abstract_params(student))
     theirs = artifact.flatten(params)
     assert own.keys() < theirs.keys()
     start = {p: theirs[p][:depth] if "/layers/" in p else theirs[p] for p in own}

@@ -10,11 +10,11 @@ import numpy as np
 import optax
 import pytest
 
-from bertjax import build, errors, metrics, sharding, train
 from bertjax import config as config_lib
+from bertjax import errors, metrics, plugins, sharding, train
 from bertjax import step as step_lib
 from bertjax.artifact import artifact, loading
-from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.models import bert
 from bertjax.objectives import distillation
 from tests import corpora, meshes, tiny_model
@@ -41,8 +41,8 @@ def _batch(seed=0):
 
 
 def _student(family="distilbert", **fields):
-    model = build.model(family, {**STUDENT, "vocab_size": tiny_model.tokenizer().size, **fields})
-    return model, build.init_params(model, jax.random.key(1))
+    model = plugins.model(family, {**STUDENT, "vocab_size": tiny_model.tokenizer().size, **fields})
+    return model, plugins.init_params(model, jax.random.key(1))
 
 
 # --- the start -----------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def _trained(mesh_shape=(1, 1, 1), micro=1, steps=2, seed=3):
         tx,
         optax.constant_schedule(0.01),
         micro,
-        {"teacher": build.model(teacher.family, teacher.fields)},
+        {"teacher": plugins.model(teacher.family, teacher.fields)},
     )
     function = jax.jit(function, donate_argnums=0)
     state = step_lib.init_state(params, tx, jax.random.key(seed))
@@ -272,7 +272,7 @@ def data(tmp_path_factory):
     fields = dataclasses.asdict(bert.Config(**bert.SMOKE, vocab_size=150, dropout_rate=0.5))
     fields = {n: v for n, v in fields.items() if n not in ("dtype", "remat", "unroll_layers")}
     fields |= {"num_layers": 3, "heads": ("pooler", "mlm", "nsp")}
-    params = build.init_params(build.model("bert", fields), jax.random.key(5))
+    params = plugins.init_params(plugins.model("bert", fields), jax.random.key(5))
     tokenizer = tokenizer_lib.load(folder / "tokenizer")
     artifact.write(artifact.Artifact("bert", fields, params, tokenizer), folder / "teacher")
     return folder

@@ -15,7 +15,8 @@ import threading
 import numpy as np
 import pytest
 
-from bertjax import distributed, errors, lifeline
+from bertjax import errors
+from bertjax.runtime import distributed, lifeline
 from tests import children
 
 SECONDS = 120  # nothing takes so long

@@ -6,11 +6,11 @@ import pathlib
 import numpy as np
 import pytest
 
-from bertjax import build, config, errors, train
-from bertjax.artifact import artifact, loading, new_vocabulary
-from bertjax.data import prepare
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.models import layers
+from bertjax import config, errors, plugins, train
+from bertjax.artifact import artifact, loading, vocabulary_transfer
+from bertjax.data.prepared import prepare
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.models.common import layers
 from tests import corpora, tiny_model
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -20,14 +20,14 @@ OLD_TEXTS = ["the old sailor found the small house by the river where a lamp was
 
 def make_source(tokenizer, seed=0, **fields):
     """A BERT of the config's smoke size with random parameters."""
-    module = build.family("bert")
+    module = plugins.family("bert")
     whole = module.Config(
         **{**module.SMOKE, "vocab_size": tokenizer.size, "heads": ("mlm",), **fields}
     )
     compute = {field.name for field in dataclasses.fields(layers.Compute)}
     kept = {k: v for k, v in dataclasses.asdict(whole).items() if k not in compute}
     rng = np.random.default_rng(seed)
-    shapes = artifact.flatten(build.abstract_params(build.model("bert", kept)))
+    shapes = artifact.flatten(plugins.abstract_params(plugins.model("bert", kept)))
     params = {path: rng.standard_normal(leaf.shape, np.float32) for path, leaf in shapes.items()}
     return artifact.Artifact("bert", kept, artifact.unflatten(params), tokenizer)
 
@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
 
 
 def pairs(old, new, old_size=None, new_size=None):
-    rows = new_vocabulary.shared_rows(old, new, old_size or old.size, new_size or new.size)
+    rows = vocabulary_transfer.shared_rows(old, new, old_size or old.size, new_size or new.size)
     return list(zip(*(array.tolist() for array in rows), strict=True))
 
 
@@ -84,7 +84,7 @@ def test_rows_of_shared_pieces_are_carried_over_and_the_others_are_fresh(old_tok
     new = tokenizer_lib.load(folder / "tokenizer")
     source = make_source(old_tokenizer)
     fresh = make_source(new, seed=1, heads=("pooler", "mlm")).params
-    moved = new_vocabulary.carry_over(source, new, fresh, new.size)
+    moved = vocabulary_transfer.carry_over(source, new, fresh, new.size)
     assert moved.tokenizer is new
     params = loading.overlay_params(moved, "bert", fresh)
     table, before = params["embeddings"]["word"]["embedding"], source.params["embeddings"]["word"]
@@ -105,7 +105,7 @@ def test_rows_of_shared_pieces_are_carried_over_and_the_others_are_fresh(old_tok
 def test_another_width_is_named(old_tokenizer, folder):
     new = tokenizer_lib.load(folder / "tokenizer")
     fresh = make_source(new, hidden_size=32).params
-    moved = new_vocabulary.carry_over(make_source(old_tokenizer), new, fresh, new.size)
+    moved = vocabulary_transfer.carry_over(make_source(old_tokenizer), new, fresh, new.size)
     with pytest.raises(errors.UserError, match=r"config.init_from has embeddings/.*\(.*64"):
         loading.overlay_params(moved, "bert", fresh)
 
@@ -113,7 +113,7 @@ def test_another_width_is_named(old_tokenizer, folder):
 def test_tokenizers_that_share_nothing_are_refused(old_tokenizer):
     other = tokenizer_lib.train("wordpiece", ["\u0434\u043e\u043c \u043a\u043e\u0442"] * 30, 18)
     with pytest.raises(errors.UserError, match="shares no piece"):
-        new_vocabulary.shared_rows(old_tokenizer, other, old_tokenizer.size, other.size)
+        vocabulary_transfer.shared_rows(old_tokenizer, other, old_tokenizer.size, other.size)
 
 
 def load_config(folder, source, **overrides):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bertjax import build, errors, workdir
 from bertjax import config as config_lib
+from bertjax import errors, plugins, workdir
 from bertjax.artifact import artifact, hf_tasks, huggingface
 from bertjax.finetuning import predictor
 from bertjax.finetuning.kinds import text_to_text
@@ -195,7 +195,7 @@ def test_every_class_of_the_table_is_one_of_theirs():
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
     for family, ending in downstream.CASES:
-        assert hasattr(transformers, hf_tasks.architecture(build.family(family), ending))
+        assert hasattr(transformers, hf_tasks.architecture(plugins.family(family), ending))
 
 
 def test_artifact_keeps_the_task(tmp_path):

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import build, errors, sharding
+from bertjax import errors, plugins, sharding
 from bertjax.artifact import artifact, loading
-from bertjax.finetuning import start
-from bertjax.models import heads as heads_lib
+from bertjax.finetuning import initial_model
+from bertjax.models.common import heads as heads_lib
 from tests import downstream, encoders
 
-FAMILIES = [name for name in build.families() if name != "t5"]
+FAMILIES = [name for name in plugins.families() if name != "t5"]
 KEY = jax.random.key(3)
 
 
@@ -23,8 +23,8 @@ def _source(family):
 
 
 def _start(family, heads, key=KEY, labels=(), **fields):
-    name, fields, params = start.model(_source(family), heads, fields, key, labels=labels)
-    return build.model(name, fields), artifact.flatten(params)
+    name, fields, params = initial_model.model(_source(family), heads, fields, key, labels=labels)
+    return plugins.model(name, fields), artifact.flatten(params)
 
 
 @functools.cache
@@ -62,8 +62,8 @@ def test_modernberts_classifier_reads_the_mean_where_the_config_says_so():
     source = _source("modernbert")
     fields = source.fields | {"classifier_pooling": "mean"}
     source = dataclasses.replace(source, fields=fields)
-    name, fields, params = start.model(source, ("classifier",), {"num_labels": 3}, KEY)
-    model, flat = build.model(name, fields), artifact.flatten(params)
+    name, fields, params = initial_model.model(source, ("classifier",), {"num_labels": 3}, KEY)
+    model, flat = plugins.model(name, fields), artifact.flatten(params)
     outputs = _forward(model, flat, BATCH)
     real_BL1 = BATCH["attention_mask"][..., None] > 0
     mean = np.mean(outputs["last_hidden_state"], axis=1, where=real_BL1)
@@ -114,7 +114,7 @@ def test_heads_drop_out_where_their_classes_do(family):
     assert drops(calm) == (family in ("albert", "distilbert"))  # these have rates of their own
 
 
-@pytest.mark.parametrize("family", build.families())
+@pytest.mark.parametrize("family", plugins.families())
 def test_fresh_adapters_change_next_to_nothing_and_then_much(family):
     batch = BATCH | ({"decoder_input_ids": BATCH["input_ids"]} if family == "t5" else {})
     model, flat = _with_all(family)
@@ -179,7 +179,7 @@ def test_a_head_stays_only_for_the_same_kind_and_labels():
     own = source.params["classifier"]["logits"]["kernel"]
 
     def kernel(labels, heads=("classifier",), count=3, kind="classification"):
-        params = start.model(source, heads, {"num_labels": count}, KEY, kind, labels)[2]
+        params = initial_model.model(source, heads, {"num_labels": count}, KEY, kind, labels)[2]
         return params["classifier"]["logits"]["kernel"]
 
     np.testing.assert_array_equal(kernel(downstream.LABELS), own)
@@ -202,10 +202,10 @@ def test_no_heads_keep_what_writes_text_and_leave_the_pooler():
 
 def test_a_decoder_that_classified_writes_again():
     source = encoders.make_artifact("gpt2", "bpe")
-    name, fields, params = start.model(source, ("classifier",), {"num_labels": 3}, KEY)
+    name, fields, params = initial_model.model(source, ("classifier",), {"num_labels": 3}, KEY)
     assert fields["heads"] == ("classifier",)
     classifier = dataclasses.replace(source, fields=fields, params=params)
-    _, fields, params = start.model(classifier, (), {}, KEY)
+    _, fields, params = initial_model.model(classifier, (), {}, KEY)
     assert fields["heads"] == ("lm",) and name == "gpt2"
     downstream.assert_same_params(params, source.params)
 
@@ -252,7 +252,7 @@ def test_what_cannot_start_is_one_line(family, heads, fields, word):
 def test_a_classifier_without_its_pooler_is_refused():
     for family in ("bert", "spanbert", "albert"):
         with pytest.raises(errors.UserError, match="needs pooler"):
-            build.model(family, {"heads": ("classifier",), "num_labels": 2})
+            plugins.model(family, {"heads": ("classifier",), "num_labels": 2})
 
 
 def test_pooling_of_the_first_parameters_is_not_replaced_in_silence():

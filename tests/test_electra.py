@@ -11,12 +11,13 @@ import pytest
 import safetensors.numpy
 
 from benchmarks import parity
-from bertjax import build, errors, sharding
+from bertjax import errors, plugins, sharding
 from bertjax import step as step_lib
 from bertjax.__main__ import main
 from bertjax.artifact import artifact, huggingface, loading
-from bertjax.data.rng import RowRandom, row_keys
-from bertjax.models import electra, layers
+from bertjax.data.batches.rng import RowRandom, row_keys
+from bertjax.models import electra
+from bertjax.models.common import layers
 from bertjax.objectives import replaced_token_detection as rtd
 from tests import encoders, meshes, synthetic, tiny_model
 from tests.parity_cases import electra as case
@@ -63,12 +64,12 @@ def _params(model, seed=0):
             value[model.config.vocab_size :] = 0
         return value + (getattr(path[-1], "key", "") == "scale")
 
-    return jax.tree_util.tree_map_with_path(one, build.abstract_params(model))
+    return jax.tree_util.tree_map_with_path(one, plugins.abstract_params(model))
 
 
 @functools.cache
 def _model(heads=("mlm", "rtd")):
-    return build.model("electra", {**FIELDS, "heads": heads})
+    return plugins.model("electra", {**FIELDS, "heads": heads})
 
 
 def _losses(params, batch):
@@ -286,9 +287,9 @@ def test_parts_give_the_outputs_of_the_whole():
     for name, output in (("discriminator", "rtd_logits"), ("generator", "mlm_logits")):
         fields, part = found[name]
         assert not [key for key in fields if key.startswith("generator_")]
-        alone = build.model("electra", fields)
+        alone = plugins.model("electra", fields)
         shapes = {p: leaf.shape for p, leaf in artifact.flatten(part).items()}
-        abstract = artifact.flatten(build.abstract_params(alone))
+        abstract = artifact.flatten(plugins.abstract_params(alone))
         assert shapes == {p: leaf.shape for p, leaf in abstract.items()}
         out = alone.apply({"params": part}, **features)
         np.testing.assert_allclose(out[output], whole[output], rtol=1e-6, atol=1e-6)
@@ -330,11 +331,11 @@ def test_a_part_becomes_a_folder_of_theirs_and_comes_back(
 
 @pytest.mark.parametrize("variant", case.PART_COUNTS)
 def test_parameters_of_the_full_size_parts(variant):
-    model = build.model("electra", electra.VARIANTS[variant])
+    model = plugins.model("electra", electra.VARIANTS[variant])
     fields = {f.name: getattr(model.config, f.name) for f in dataclasses.fields(model.config)}
     compute = {f.name for f in dataclasses.fields(layers.Compute)}
     fields = {name: value for name, value in fields.items() if name not in compute}
-    params = build.abstract_params(model)
+    params = plugins.abstract_params(model)
     for name, (_, part) in electra.parts(fields, params).items():
         count = artifact.num_params(part, model.config.vocab_size)
         assert count == case.PART_COUNTS[variant][name]
@@ -352,10 +353,10 @@ def test_sizes_that_are_refused():
 def test_export_writes_the_part_that_is_asked_for(tmp_path):
     """The discriminator by default, or the generator."""
     tokenizer = tiny_model.tokenizer()
-    model = build.model("electra", {**electra.SMOKE, "vocab_size": tokenizer.size})
+    model = plugins.model("electra", {**electra.SMOKE, "vocab_size": tokenizer.size})
     how = dataclasses.asdict(layers.Compute())
     fields = {name: value for name, value in vars(model.config).items() if name not in how}
-    params = jax.device_get(build.init_params(model, jax.random.key(0)))
+    params = jax.device_get(plugins.init_params(model, jax.random.key(0)))
     artifact.write(artifact.Artifact("electra", fields, params, tokenizer), tmp_path / "both")
     for part, heads in (("", ("rtd",)), ("generator", ("mlm",))):
         folder = str(tmp_path / f"hf{part}")

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bertjax import build
+from bertjax import plugins
 from bertjax.artifact import huggingface
 from tests import encoders, tiny_model
 
-FAMILIES = [name for name in build.families() if build.family(name).KIND == "encoder"]
+FAMILIES = [name for name in plugins.families() if plugins.family(name).KIND == "encoder"]
 L = 20
 PACKED = encoders.packed(((9, 4, 7), (11, 6), (20,)), L)
 
@@ -84,18 +84,18 @@ def test_masked_positions_give_the_logits_that_stand_there(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_smoke_shrinks_every_variant(family):
-    module = build.family(family)
+    module = plugins.family(family)
     for fields in module.VARIANTS.values():
-        config = build.model(family, {**fields, **module.SMOKE}).config
+        config = plugins.model(family, {**fields, **module.SMOKE}).config
         assert (config.num_layers, config.hidden_size, config.max_length) == (2, 64, 64)
         assert config.num_heads == 2 and config.intermediate_size == 128
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_flops_count_every_layer_and_prediction(family):
-    module = build.family(family)
+    module = plugins.family(family)
     flops = module.flops_per_sequence
-    three, four = (build.model(family, {**encoders.FIELDS, "num_layers": n}).config for n in (3, 4))
+    three, four = (plugins.model(family, {**encoders.FIELDS, "num_layers": n}).config for n in (3, 4))
     assert flops(four, 20, 3) > flops(three, 20, 3) > flops(three, 20, 2) > flops(three, 19, 2)
 
 
@@ -123,7 +123,7 @@ def test_transformers_finds_every_weight_and_no_other(family, tmp_path):
     transformers = pytest.importorskip("transformers")
     transformers.utils.logging.disable_progress_bar()
     model = _for_hugging_face(family)
-    name = build.family(family).HF_CONFIG["architectures"][model.fields["heads"]]
+    name = plugins.family(family).HF_CONFIG["architectures"][model.fields["heads"]]
     huggingface.write(model, tmp_path / "hf")
     theirs, info = getattr(transformers, name).from_pretrained(
         tmp_path / "hf", output_loading_info=True

@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers import processors
 
 from bertjax.artifact import artifact, huggingface, loading
-from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import predictor, rows
 from bertjax.finetuning.kinds import text_to_text
 from tests import downstream, encoders, tiny_model

@@ -6,7 +6,7 @@ import pytest
 
 from bertjax import __main__, config
 from bertjax.artifact import artifact
-from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from tests import corpora, scored
 
 

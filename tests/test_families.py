@@ -9,10 +9,11 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import build, experiment
 from bertjax import config as config_lib
+from bertjax import experiment
+from bertjax import plugins as build
 from bertjax.artifact import artifact
-from bertjax.models import layers
+from bertjax.models.common import layers
 from bertjax.objectives import mlm
 from tests import plugins, test_config
 

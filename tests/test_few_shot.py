@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from bertjax import __main__ as command_line
-from bertjax import errors, generation, inference, prompting
+from bertjax import errors
 from bertjax.artifact import artifact, huggingface
 from bertjax.commands import predict
-from bertjax.models import layers
+from bertjax.inference import generation, pretrained, prompting
+from bertjax.models.common import layers
 from tests import encoders, tiny_model
 
 SHOWN = [("2 + 2", "4"), ("{text} + 5", "8")]
@@ -27,12 +28,12 @@ def _make(family, kind, **fields):
 
 @pytest.fixture(scope="module")
 def gpt():
-    return inference.Pretrained(_make("gpt2", "bpe"))
+    return pretrained.Pretrained(_make("gpt2", "bpe"))
 
 
 @pytest.fixture(scope="module")
 def t5():
-    return inference.Pretrained(_make("t5", "unigram", num_decoder_layers=2, head_dim=8))
+    return pretrained.Pretrained(_make("t5", "unigram", num_decoder_layers=2, head_dim=8))
 
 
 # Writing
@@ -50,7 +51,7 @@ def test_a_decoder_goes_on_with_the_prompt(gpt):
 def test_a_decoder_trained_here_begins_with_the_start_of_text(gpt):
     start = gpt.tokenizer.specials.bos
     source = _make("gpt2", "bpe")
-    ours = inference.Pretrained(
+    ours = pretrained.Pretrained(
         artifact.Artifact(**{**vars(source), "objective": {"name": "causal_lm"}})
     )
     name = gpt.tokenizer.pieces([start])[0]
@@ -65,7 +66,7 @@ def test_a_decoder_trained_here_begins_with_the_start_of_text(gpt):
 
 def test_a_decoder_trained_on_prefixes_reads_them_without_direction(gpt):
     def made_by(**objective):
-        return inference.Pretrained(dataclasses.replace(_make("gpt2", "bpe"), objective=objective))
+        return pretrained.Pretrained(dataclasses.replace(_make("gpt2", "bpe"), objective=objective))
 
     causal, prefix = made_by(name="causal_lm", packing=False), made_by(name="prefix_lm")
     prompts = ["the cat sat on", "a dog ran home and"]
@@ -81,11 +82,11 @@ def test_an_encoder_decoder_answers(t5):
 
 
 def test_a_sentinel_typed_for_a_model_without_sentinels_is_said(gpt):
-    bert = inference.Pretrained(tiny_model.make())
+    bert = pretrained.Pretrained(tiny_model.make())
     small = _make("t5", "unigram", num_decoder_layers=2, head_dim=8)
     small = dataclasses.replace(small, fields=small.fields | {"vocab_size": small.tokenizer.size})
     message = r"'the <extra_id_7> \[MASK\]' holds <extra_id_7>.*this model has no sentinels"
-    for ask in (gpt.generate, inference.Pretrained(small).generate, bert.fill_mask):
+    for ask in (gpt.generate, pretrained.Pretrained(small).generate, bert.fill_mask):
         with pytest.raises(errors.UserError, match=message):
             ask("the <extra_id_7> [MASK]")
 
@@ -97,7 +98,7 @@ def test_options_reach_the_decoding(gpt):
 
 
 def test_what_cannot_be_written_is_said(gpt, t5):
-    bert = inference.Pretrained(tiny_model.make())
+    bert = pretrained.Pretrained(tiny_model.make())
     with pytest.raises(errors.UserError, match="a bert model does not write text"):
         bert.generate("the cat")
     with pytest.raises(errors.UserError, match="has 2 tokens and max_new_tokens is 63"):
@@ -171,7 +172,7 @@ def test_choices_that_cannot_be_scored(gpt):
     with pytest.raises(errors.UserError, match="lists of texts"):
         prompting.choose(gpt, "the cat", ["sat"])
     with pytest.raises(errors.UserError, match="bert model does not write text"):
-        prompting.choose(inference.Pretrained(tiny_model.make()), ["the cat"], ["sat"])
+        prompting.choose(pretrained.Pretrained(tiny_model.make()), ["the cat"], ["sat"])
 
 
 # The command

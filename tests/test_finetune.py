@@ -15,7 +15,17 @@ from bertjax import __main__ as command_line
 from bertjax import config as config_lib
 from bertjax import errors, sharding
 from bertjax.artifact import loading
-from bertjax.finetuning import batches, keys, loop, parts, predictor, recipe, report, run, tasks
+from bertjax.finetuning import (
+    batching,
+    keys,
+    parts,
+    predictor,
+    recipe,
+    report,
+    run,
+    tasks,
+    training,
+)
 from tests import finetuning
 
 
@@ -149,7 +159,7 @@ def test_predict_says_what_it_lacks(root, done, capsys, words, message):
 
 
 def test_a_finished_one_trains_nothing_again(root, done, monkeypatch):
-    monkeypatch.setattr(loop, "train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(training, "train", lambda *_: pytest.fail("trained again"))
     config = finetuning.config(
         "classification", root / "model", root, seeds=2, learning_rates="1e-2,1e-5"
     )
@@ -158,13 +168,13 @@ def test_a_finished_one_trains_nothing_again(root, done, monkeypatch):
 
 
 def test_what_was_killed_is_trained_and_the_rest_is_not(root, done, monkeypatch):
-    trained, real = [], loop.train
+    trained, real = [], training.train
 
     def spy(parts, learning_rate, seeds, *rest):
         trained.extend((learning_rate, seed) for seed in seeds)
         return real(parts, learning_rate, seeds, *rest)
 
-    monkeypatch.setattr(loop, "train", spy)
+    monkeypatch.setattr(training, "train", spy)
     (root / "out" / "runs" / "lr0.01-seed1.json").unlink()
     config = finetuning.config(
         "classification", root / "model", root, seeds=2, learning_rates="1e-2,1e-5"
@@ -176,7 +186,7 @@ def test_what_was_killed_is_trained_and_the_rest_is_not(root, done, monkeypatch)
 
 def test_sigterm_says_start_me_again(root, tmp_path, capsys, monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(loop, "train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(training, "train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     words = (f"--model={root / 'model'}", "--task=classification", f"--data={root}")
     code, _, err = _command(capsys, "finetune", *words, f"--output={tmp_path / 'out'}")
     assert code == 75 and "finished are kept; start me again" in err
@@ -223,7 +233,7 @@ def test_splits_come_and_go(root, tmp_path):
 
 def test_what_scores_need_is_asked_for_before_training(root, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    monkeypatch.setattr(loop, "train", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(training, "train", lambda *_: pytest.fail("trained"))
     with pytest.raises(errors.UserError, match="sklearn is not installed"):
         run.finetune(finetuning.config("classification", root / "model", root), tmp_path / "out")
 
@@ -232,7 +242,7 @@ def test_what_scores_need_is_asked_for_before_training(root, tmp_path, monkeypat
 
 
 def test_the_loss_that_is_shown_is_of_the_newest_step():
-    losses = loop.Losses()
+    losses = training.Losses()
     for value in (3.0, 2.0, 1.0):
         losses.add(jax.numpy.array([value, value + 0.5]))
         assert losses.recent() == f"{value:.3f}, {value + 0.5:.3f}"
@@ -249,7 +259,7 @@ def test_seeds_side_by_side_end_as_in_turn(root):
         with jax.set_mesh(mesh):
             made = parts.Parts(config, loading.load(config.model), mesh)
             groups = [(0, 1)] if at_once else [(0,), (1,)]
-            return [each for seeds in groups for each in loop.train(made, 1e-2, seeds)]
+            return [each for seeds in groups for each in training.train(made, 1e-2, seeds)]
 
     for (one, ours), (other, theirs) in zip(train(True), train(False), strict=True):
         assert (one.seed, one.best) == (other.seed, other.best)
@@ -268,13 +278,13 @@ def test_a_cpu_takes_large_batches_in_parts(root, monkeypatch, across_rows):
     mesh = sharding.make_mesh("data:1", jax.devices()[:1])
     counts, losses = [], []
     for tokens in (10_000, 64):
-        monkeypatch.setattr(batches, "_CPU_TOKENS", tokens)
+        monkeypatch.setattr(batching, "_CPU_TOKENS", tokens)
         with jax.set_mesh(mesh):
             made = parts.Parts(config, loading.load(config.model), mesh)
             monkeypatch.setattr(made.answering.kind, "ACROSS_ROWS", across_rows, raising=False)
             (batch, *_) = made.train_batches.one_of_each_shape(in_order=False)
             counts.append(made._micro_batches(batch))
-            ((trained, _),) = loop.train(made, 1e-2, [0])
+            ((trained, _),) = training.train(made, 1e-2, [0])
         losses.append(trained.evaluations[0].loss)
     assert counts[0] == 1 and (counts[1] == 1) == across_rows
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
@@ -282,13 +292,13 @@ def test_a_cpu_takes_large_batches_in_parts(root, monkeypatch, across_rows):
 
 def test_a_run_keeps_its_best_and_stops():
     def evaluation(score):
-        return loop.Evaluation(1.0, 0.5, {"f1": score})
+        return training.Evaluation(1.0, 0.5, {"f1": score})
 
-    ours = loop.Run(1e-3, 0, "f1")
+    ours = training.Run(1e-3, 0, "f1")
     gained = [ours.add(evaluation(score)) for score in (50.0, 70.0, 70.0, float("nan"))]
     assert gained == [True, True, False, False] and ours.best == 1 and ours.dev == {"f1": 70.0}
     assert not ours.stopped(0) and not ours.stopped(3) and ours.stopped(2)
-    lost = loop.Run(1e-3, 0, "f1")
+    lost = training.Run(1e-3, 0, "f1")
     lost.add(evaluation(float("nan")))
     assert lost.score == -np.inf and lost.add(evaluation(0.0))
 

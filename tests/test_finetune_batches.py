@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from bertjax.finetuning import answering, batches, examples, kind, splits
+from bertjax.finetuning import answering, batching, kind
+from bertjax.finetuning.examples import splits, types
 
 FEATURES = {
     "input_ids": kind.Feature(np.int32),
@@ -22,7 +23,7 @@ def _batches(sizes, batch_size=8, lengths=LENGTHS, targets=None, passes=0):
         {"input_ids": np.full(n, i + 1), "targets": np.full(t, i), "label": np.array(i)}
         for i, (n, t) in enumerate(zip(sizes, targets or [3] * len(sizes), strict=True))
     ]
-    return batches.Batches(rows, FEATURES, lengths, batch_size, passes)
+    return batching.Batches(rows, FEATURES, lengths, batch_size, passes)
 
 
 SIZES = [5, 60, 20, 90, 33, 8, 70, 31, 32, 64] * 7
@@ -77,7 +78,7 @@ def test_rest_that_the_shortest_bucket_does_not_fill_is_filled_by_the_next():
 )  # fmt: skip
 def test_a_cpu_takes_a_batch_in_parts_that_are_not_small(rows, length, shards, count):
     batch = {"input_ids": np.zeros((rows, length)), "example_weights": np.ones(rows)}
-    assert batches.micro_batches(batch, shards) == count
+    assert batching.micro_batches(batch, shards) == count
 
 
 def test_rows_keep_their_content_and_batches_are_short():
@@ -97,7 +98,7 @@ def test_no_batch_is_longer_than_the_model():
     shapes = {batch["input_ids"].shape[-1] for _, batch in made.in_order()}
     assert shapes == {100}
     assert {batch["targets"].shape[-1] for _, batch in made.in_order()} == {40}
-    assert [batches.common(n, 4096) for n in (1, 33, 129, 513, 1025)] == [32, 64, 192, 768, 1536]
+    assert [batching.common(n, 4096) for n in (1, 33, 129, 513, 1025)] == [32, 64, 192, 768, 1536]
 
 
 def _cost(lengths, sizes, passes):
@@ -109,7 +110,7 @@ def _cost(lengths, sizes, passes):
 def test_fitted_buckets_are_the_cheapest():
     lengths = np.random.default_rng(0).choice([3, 9, 10, 17, 30, 31, 44, 50], 3_000)
     for passes in (1, 5):
-        sizes = batches.fitted(lengths, 50, passes)
+        sizes = batching.fitted(lengths, 50, passes)
         below = (4, 12, 20, 32, 44)  # multiples of 4 and the longest
         every = [
             (*chosen, 50)
@@ -118,13 +119,13 @@ def test_fitted_buckets_are_the_cheapest():
         ]
         cheapest = min(every, key=lambda each: _cost(lengths, each, passes))
         assert tuple(sizes) == cheapest
-    assert len(batches.fitted(lengths, 50, 1)) < len(batches.fitted(lengths, 50, 5))
-    assert batches.fitted(np.array([5, 9, 33]), 100, 3).tolist() == [36]  # few rows: one
-    assert batches.fitted(np.array([5, 9, 33]), 34, 3).tolist() == [34]
-    assert batches.fitted(np.arange(1, 4097), 4096, 3)[-1] == 4096
-    dear = batches.Price(2_000_000, 32)  # where a compilation takes as long as many tokens
-    assert batches.fitted(lengths, 50, 5, dear).tolist() == [50]
-    assert batches.fitted(np.repeat(lengths, 500), 50, 5, dear).tolist() == [32, 50]
+    assert len(batching.fitted(lengths, 50, 1)) < len(batching.fitted(lengths, 50, 5))
+    assert batching.fitted(np.array([5, 9, 33]), 100, 3).tolist() == [36]  # few rows: one
+    assert batching.fitted(np.array([5, 9, 33]), 34, 3).tolist() == [34]
+    assert batching.fitted(np.arange(1, 4097), 4096, 3)[-1] == 4096
+    dear = batching.Price(2_000_000, 32)  # where a compilation takes as long as many tokens
+    assert batching.fitted(lengths, 50, 5, dear).tolist() == [50]
+    assert batching.fitted(np.repeat(lengths, 500), 50, 5, dear).tolist() == [32, 50]
 
 
 def test_rows_that_are_read_often_fill_up_less():
@@ -166,7 +167,7 @@ def test_a_prompt_is_read_behind_the_first_token_and_told_of_nowhere():
 
 
 def _sentences(labels):
-    return [examples.Sentence((f"text {i}",), label) for i, label in enumerate(labels)]
+    return [types.Sentence((f"text {i}",), label) for i, label in enumerate(labels)]
 
 
 def test_a_sample_has_every_label_and_their_shares():
@@ -182,8 +183,8 @@ def test_a_sample_has_every_label_and_their_shares():
 
 def test_held_out_is_what_train_does_not_show():
     twice = _sentences(["a", "b"] * 100) * 2
-    pairs = [examples.Sentence((f"Premise {i // 4}", f"{i}"), "no") for i in range(80)]
-    choices = [examples.Choice(f"passage {i // 4}", ("a", f"{i}"), 0) for i in range(80)]
+    pairs = [types.Sentence((f"Premise {i // 4}", f"{i}"), "no") for i in range(80)]
+    choices = [types.Choice(f"passage {i // 4}", ("a", f"{i}"), 0) for i in range(80)]
     asked = [each._replace(context=f"{each.context} {i}?", passage=each.context)
              for i, each in enumerate(choices)]  # fmt: skip
     for found, text in (
@@ -195,7 +196,7 @@ def test_held_out_is_what_train_does_not_show():
         train, dev = splits.held_out(found, 0.1)
         assert 0 < len(dev) <= len(found) // 10 + 4 and len(train) + len(dev) == len(found)
         assert not set(map(text, train)) & set(map(text, dev))
-    train, dev = splits.held_out([examples.Choice("", ("a", "b"), 0)] * 20, 0.1)
+    train, dev = splits.held_out([types.Choice("", ("a", "b"), 0)] * 20, 0.1)
     assert (len(train), len(dev)) == (18, 2)  # no context: nothing in common
 
 
@@ -203,12 +204,12 @@ def test_train_keeps_an_example_of_every_label():
     rare = _sentences(["common"] * 60 + [f"rare{i}" for i in range(20)])
     train, dev = splits.held_out(rare, 0.3)
     assert {e.label for e in train} == {e.label for e in rare} and len(dev) == 24
-    tags = [examples.Words((f"w{i}",), (f"B-{i}",)) for i in range(5)]
+    tags = [types.Words((f"w{i}",), (f"B-{i}",)) for i in range(5)]
     assert splits.held_out(tags, 0.5) == (tags, [])
 
 
 def test_questions_on_one_context_are_held_out_together():
-    found = [examples.Question(str(i), "who", f"context {i // 5}") for i in range(50)]
+    found = [types.Question(str(i), "who", f"context {i // 5}") for i in range(50)]
     train, dev = splits.held_out(found, 0.2)
     assert len(train) == 40 and len(dev) == 10
     assert not {e.context for e in train} & {e.context for e in dev}

@@ -6,8 +6,9 @@ import os
 import pytest
 
 from bertjax import errors
-from bertjax.finetuning import conll, tasks
-from bertjax.finetuning.examples import Words
+from bertjax.finetuning import tasks
+from bertjax.finetuning.examples import conll
+from bertjax.finetuning.examples.types import Words
 
 
 def _words(tmp_path, *lines, entities=True):

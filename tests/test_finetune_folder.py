@@ -10,7 +10,8 @@ import pytest
 import bertjax
 from bertjax import errors, sharding
 from bertjax.artifact import artifact, loading
-from bertjax.finetuning import examples, folder, loop, memory, parts, recipe, report, run
+from bertjax.finetuning import memory, output_folder, parts, recipe, report, run, training
+from bertjax.finetuning.examples import types
 from tests import finetuning
 
 
@@ -108,7 +109,7 @@ def test_an_output_that_is_not_finished_is_named(root, tmp_path, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop, "train", stop)
+    monkeypatch.setattr(training, "train", stop)
     with pytest.raises(KeyboardInterrupt):
         run.finetune(_config(root), tmp_path / "out")
     with pytest.raises(errors.UserError, match="out: a fine-tuning that is not finished; start"):
@@ -171,7 +172,7 @@ def test_few_steps_of_every_schedule_move_to_what_is_finite(root):
     with jax.set_mesh(mesh):
         made = parts.Parts(config, loading.load(config.model), mesh)
         assert made.num_steps == 3
-        ((_, trained),) = loop.train(made, 1e-2, [0])
+        ((_, trained),) = training.train(made, 1e-2, [0])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trained))
 
 
@@ -189,8 +190,8 @@ def test_what_seeds_need_of_memory(root, devices):
 
 
 def test_what_only_the_cut_of_dev_needs_is_not_written():
-    one = examples.Choice("It rained. Why?", ("a", "b"), 0, passage="It rained.")
-    found = json.loads(folder.prediction_lines([one], [{"label": 0}]))["example"]
+    one = types.Choice("It rained. Why?", ("a", "b"), 0, passage="It rained.")
+    found = json.loads(output_folder.prediction_lines([one], [{"label": 0}]))["example"]
     assert found.keys() == {"context", "choices", "label", "id"}
 
 
@@ -200,7 +201,7 @@ def test_what_only_the_cut_of_dev_needs_is_not_written():
      ('{"example": {}}', "has no prediction"), ('{"prediction": [0]}', "has no prediction")],
 )  # fmt: skip
 def test_a_damaged_line_of_predictions_is_named(tmp_path, line, expected):
-    out = object.__new__(folder.Folder)
+    out = object.__new__(output_folder.Folder)
     out.path = tmp_path
     out.write_predictions({"dev": []}, {"dev": []})
     file = tmp_path / "predictions" / "dev.jsonl"
@@ -226,9 +227,9 @@ def test_a_folder_whose_beginning_was_killed_is_begun_again(root, tmp_path, monk
     source, own, calls = loading.load(root / "model"), pathlib.Path.mkdir, []
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(pathlib.Path, "mkdir", mkdir)
-        folder.Folder(out, config, source, {})
-    folder.Folder(out, config, source, {})
+        output_folder.Folder(out, config, source, {})
+    output_folder.Folder(out, config, source, {})
     for name in (".tmpa1B2c3", "lr1e-05-seed0.partial", ".lr1e-05-seed0.json.partial"):
         (out / "runs" / name).touch()
-    folder.Folder(out, config, source, {})
+    output_folder.Folder(out, config, source, {})
     assert sorted(path.name for path in out.rglob("*")) == ["config.json", "runs"]

@@ -8,7 +8,7 @@ import pytest
 
 from bertjax import errors
 from bertjax.finetuning import submission, tasks
-from bertjax.finetuning.examples import Question, Sentence
+from bertjax.finetuning.examples.types import Question, Sentence
 
 
 def _write(path, content):

@@ -13,7 +13,7 @@ import bertjax
 from bertjax import __main__ as command_line
 from bertjax import errors, sharding
 from bertjax.artifact import artifact, loading
-from bertjax.finetuning import loop, parts, predictor, recipe, run, still, suite, tasks
+from bertjax.finetuning import feature_cache, parts, predictor, recipe, run, suite, tasks, training
 from tests import encoders, finetuning
 
 GLUE = pathlib.Path(__file__).resolve().parent.parent / "configs" / "suites" / "glue.py"
@@ -182,7 +182,7 @@ def _trained(root, task, data, **values):
     mesh = sharding.make_mesh("data:1", jax.devices()[:1])
     with jax.set_mesh(mesh):
         made = parts.Parts(config, loading.load(config.model), mesh)
-        ((found, trained),) = loop.train(made, 1e-2, [3])
+        ((found, trained),) = training.train(made, 1e-2, [3])
         return made, found, made.artifact(trained)
 
 
@@ -208,7 +208,7 @@ def test_features_are_computed_once_and_change_nothing(
     for name, shape in kept.items():
         length = batch["input_ids"].shape[-1]
         assert batch[name].shape == tuple(size or length for size in shape)
-    monkeypatch.setattr(still, "MOST", 0)
+    monkeypatch.setattr(feature_cache, "MOST", 0)
     computed, second, other = _trained(root, *given, **values)
     assert not kept.keys() & next(computed.train_batches.epoch([0], 0)).keys()
     assert any("every step computes it again" in note for note in computed.notes)
@@ -307,7 +307,7 @@ def test_a_suite_runs_what_it_lacks_and_reports_all(root, tmp_path, monkeypatch,
     assert "- others: a paper" in table
     assert (tmp_path / "out" / "report.md").read_text() in table
     assert (tmp_path / "out" / "scores.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr(loop, "train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(training, "train", lambda *_: pytest.fail("trained again"))
     assert command_line.main(words) == 0 and capsys.readouterr().out == table
     assert command_line.main([*words, "--data=glu/"]) == 2
     assert "of classification: glu/: no such folder" in capsys.readouterr().err

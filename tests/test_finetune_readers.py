@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from bertjax import errors
-from bertjax.data import corpus_records
+from bertjax.data.corpus import indexed
 from bertjax.finetuning import kind, tasks
-from bertjax.finetuning.examples import Choice, Sentence, TextPair
+from bertjax.finetuning.examples.types import Choice, Sentence, TextPair
 
 
 def _write(path, content):
@@ -193,9 +193,9 @@ def tfds_folder(tmp_path, monkeypatch):
         quiet.setattr("sys.stderr", io.StringIO())
         builder.download_and_prepare()
     monkeypatch.setattr(tfds.core.constants, "DATA_DIR", os.fspath(tmp_path))
-    corpus_records.opened.cache_clear()
+    indexed.opened.cache_clear()
     yield
-    corpus_records.opened.cache_clear()
+    indexed.opened.cache_clear()
 
 
 def test_tfds_labels_come_by_name(tfds_folder):

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from bertjax import build, errors
+from bertjax import errors, plugins
 from bertjax.artifact import flax_weights, loading
 from tests.golden import make_golden
 
@@ -25,7 +25,7 @@ def test_logits_are_those_of_the_flax_class(folder):
     source = loading.load(folder)
     stored = np.load(folder / "output.npz")
     inputs = {n: stored[n].astype(np.int32) for n in stored.files if n.endswith("input_ids")}
-    model = build.model(source.family, source.fields)
+    model = plugins.model(source.family, source.fields)
     outputs = model.apply({"params": source.params}, **inputs)
     logits = outputs["mlm_logits" if source.family == "bert" else "logits"]
     np.testing.assert_allclose(logits[..., :40], stored["logits"], atol=1e-5)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from benchmarks import parity
-from bertjax import build, decoding, errors, generation
+from bertjax import errors, plugins
 from bertjax.artifact import loading
+from bertjax.inference import decoding, generation
 from tests import encoders
 
 needs_transformers = pytest.mark.skipif(
@@ -122,7 +123,7 @@ def test_same_tokens_as_transformers(tmp_path, name, seed):
     theirs.save_pretrained(tmp_path)
     parity.write_vocabulary(tmp_path)
     source = loading.load(tmp_path)
-    ours = build.model(source.family, source.fields), source.params
+    ours = plugins.model(source.family, source.fields), source.params
     many, found = prompts(6, seed), []
     for options in OPTIONS:
         wanted = _their_tokens(theirs, many, name == "gpt2", options)

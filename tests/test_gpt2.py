@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bertjax import build, errors
+from bertjax import errors, plugins
 from bertjax.artifact import huggingface
-from bertjax.models import gpt2, layers
+from bertjax.models import gpt2
+from bertjax.models.common import layers
 from tests import encoders, tiny_model
 
 V, L = 100, 12
@@ -24,13 +25,13 @@ RATES = ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate")
 
 @pytest.fixture(scope="module")
 def model():
-    return build.model("gpt2", FIELDS)
+    return plugins.model("gpt2", FIELDS)
 
 
 @pytest.fixture(scope="module")
 def params(model):
     """With kernels so large that every layer changes much."""
-    fresh = jax.jit(lambda: build.init_params(model, jax.random.key(0)))()
+    fresh = jax.jit(lambda: plugins.init_params(model, jax.random.key(0)))()
     return jax.tree.map(lambda x: x * 10 if x.ndim > 1 else x, fresh)
 
 
@@ -55,14 +56,14 @@ def _ids(rows, length=L, seed=0):
 )
 def test_full_size_parameter_count(variant, count):
     config = gpt2.Config(**gpt2.VARIANTS[variant])
-    stored = jax.tree.leaves(build.abstract_params(gpt2.Model(config)))
+    stored = jax.tree.leaves(plugins.abstract_params(gpt2.Model(config)))
     padding = layers.padded_vocab_size(config.vocab_size) - config.vocab_size
     assert sum(math.prod(x.shape) for x in stored) - padding * config.hidden_size == count
 
 
 def test_maps_to_the_residual_start_smaller():
     fields = FIELDS | {"hidden_size": 64, "intermediate_size": 64, "num_layers": 8}
-    layer = build.init_params(build.model("gpt2", fields), jax.random.key(0))["decoder"]["layers"]
+    layer = plugins.init_params(plugins.model("gpt2", fields), jax.random.key(0))["decoder"]["layers"]
     usual = float(layer["attention"]["value"]["kernel"].std())
     assert float(layer["mlp"]["wi"]["kernel"].std()) == pytest.approx(usual, rel=0.05)
     for kernel in (layer["attention"]["out"]["kernel"], layer["mlp"]["wo"]["kernel"]):
@@ -162,7 +163,7 @@ def test_rows_that_pad_the_vocabulary_are_never_predicted(model, params, forward
     logits = forward(params, _ids(2))["logits"]
     assert logits.shape == (2, L, 128) and logits.dtype == jnp.float32
     assert (logits[..., V:] < -1e8).all() and (logits[..., :V] > -1e4).all()
-    bare = build.model("gpt2", FIELDS | {"heads": ()})
+    bare = plugins.model("gpt2", FIELDS | {"heads": ()})
     assert "logits" not in bare.apply({"params": params}, _ids(2))
 
 
@@ -177,7 +178,7 @@ def test_hidden_states_begin_with_the_embeddings_and_end_with_the_norm(model, pa
 
 @pytest.mark.parametrize("rate", RATES)
 def test_every_dropout_rate_drops(params, rate):
-    one = build.model("gpt2", FIELDS | dict.fromkeys(RATES, 0.0) | {rate: 0.5})
+    one = plugins.model("gpt2", FIELDS | dict.fromkeys(RATES, 0.0) | {rate: 0.5})
 
     def logits(deterministic):
         rngs = {"dropout": jax.random.key(1)}

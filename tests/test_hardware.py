@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from bertjax import errors, hardware
+from bertjax import errors
+from bertjax.runtime import hardware
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from bertjax import errors, inference
+from bertjax import errors
 from bertjax.artifact import artifact, huggingface
 from bertjax.commands import export
+from bertjax.inference import pretrained
 from tests import downstream, encoders, scored, tiny_model
 
 TEXTS = ["the cat sat", "a dog", "ran home and saw the"]
@@ -19,7 +20,7 @@ def _made(family, kind, name):
     fields = {"num_layers": 2, "vocab_size": tiny_model.tokenizer(kind).size + 110}
     if family == "t5":
         fields["num_decoder_layers"] = 2
-    plain = inference.Pretrained(downstream.soft(encoders.make_artifact(family, kind, **fields)))
+    plain = pretrained.Pretrained(downstream.soft(encoders.make_artifact(family, kind, **fields)))
     return scored.trained_by(plain, name=name) if name else plain
 
 
@@ -47,7 +48,7 @@ def test_the_same_continuation_everywhere(family, kind, name, tmp_path):
     for read in (huggingface.read(tmp_path / "hf"), artifact.read(tmp_path / "artifact")):
         assert read.objective == model.source.objective
         assert read.tokenizer.fingerprint == model.tokenizer.fingerprint
-        again = inference.Pretrained(read)
+        again = pretrained.Pretrained(read)
         assert _prompts(again) == _prompts(model)
         assert again.generate(TEXTS, max_new_tokens=NEW) == wanted
     starts = [ids[0] == model.tokenizer.specials.start for ids in _prompts(model)]
@@ -93,7 +94,7 @@ def test_an_objective_that_is_none_is_one_line(tmp_path):
     newer = content | {"bertjax": {"objective": {"name": "causal_lm", "later": 1}}}
     (tmp_path / "config.json").write_text(json.dumps(newer))
     with pytest.raises(errors.UserError, match="later"):
-        inference.Pretrained(huggingface.read(tmp_path)).generate("the", max_new_tokens=2)
+        pretrained.Pretrained(huggingface.read(tmp_path)).generate("the", max_new_tokens=2)
 
 
 def test_a_decoder_begins_with_its_own_token(tmp_path):
@@ -101,11 +102,11 @@ def test_a_decoder_begins_with_its_own_token(tmp_path):
     plain = _made("t5", "unigram", "")
     start = 7
     fields = plain.source.fields | {"decoder_start_id": start}
-    model = inference.Pretrained(dataclasses.replace(plain.source, fields=fields))
+    model = pretrained.Pretrained(dataclasses.replace(plain.source, fields=fields))
     wanted = model.generate(TEXTS, max_new_tokens=NEW)
     assert wanted != plain.generate(TEXTS, max_new_tokens=NEW)
     huggingface.write(model.source, tmp_path)
-    again = inference.Pretrained(huggingface.read(tmp_path))
+    again = pretrained.Pretrained(huggingface.read(tmp_path))
     assert again.source.fields["decoder_start_id"] == start
     assert again.generate(TEXTS, max_new_tokens=NEW) == wanted
     torch = pytest.importorskip("torch")

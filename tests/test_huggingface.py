@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bertjax import build, errors
+from bertjax import errors, plugins
 from bertjax.artifact import artifact, huggingface
 from bertjax.models import bert
 from tests import tiny_model
@@ -81,7 +81,7 @@ def test_padding_rows_stay_here(folder):
 
 
 def test_every_variant_has_a_line_for_every_parameter():
-    params = build.abstract_params(bert.Model(bert.Config(**bert.VARIANTS["tiny"])))
+    params = plugins.abstract_params(bert.Model(bert.Config(**bert.VARIANTS["tiny"])))
     assert artifact.flatten(params).keys() == {path for path, _, _ in bert.HF_NAMES}
 
 
@@ -320,7 +320,7 @@ def test_parameter_counts(variant):
     kinds = (("pooler", "mlm", "nsp"), ("pooler",))
     for heads, expected in zip(kinds, COUNTS[variant], strict=True):
         fields = {**bert.VARIANTS[variant], "heads": heads}
-        params = build.abstract_params(build.model("bert", fields))
+        params = plugins.abstract_params(plugins.model("bert", fields))
         assert artifact.num_params(params, 30522) == expected, heads
 
 

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import build, errors, experiment
 from bertjax import config as config_lib
-from bertjax.models import attention, bert, kernels, layers, masks
+from bertjax import errors, experiment, plugins
+from bertjax.models import bert
+from bertjax.models.common import attention, kernels, layers, masks
 from tests import encoders, meshes
 
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
@@ -110,7 +111,7 @@ def test_the_scanned_layers_of_modernbert_choose_their_mask(remat):
 
     def run(name):
         compute = layers.Compute(attention=name, remat=remat)
-        model = build.model("modernbert", {**encoders.FIELDS, **fields}, compute)
+        model = plugins.model("modernbert", {**encoders.FIELDS, **fields}, compute)
 
         def total(params):
             logits_BLV = model.apply({"params": params}, **batch)["mlm_logits"]

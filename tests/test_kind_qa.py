@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from bertjax import errors
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetuning import batches, kind, squad, squad_scores
-from bertjax.finetuning import examples as examples_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.finetuning import batching, kind, squad_scores
+from bertjax.finetuning.examples import squad
+from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.kinds import extractive_qa
 from tests import tiny_model, trained_kinds
 
@@ -323,7 +324,7 @@ def test_loss_is_the_mean_of_both_ends_and_skips_what_is_not_known():
     examples = [*_questions(), examples_lib.Question("5", "the dog", CONTEXT)]
     config = Config(impossible=True)
     rows, size = _encode(config, examples).rows, len(examples) + 1
-    ((_, batch),) = batches.Batches(
+    ((_, batch),) = batching.Batches(
         rows, extractive_qa.features(config), kind.Lengths(64), size
     ).in_order()
     rng = np.random.default_rng(0)

@@ -7,11 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import build, errors, generation, inference, scoring
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetuning import batches, kind, text_rows
-from bertjax.finetuning.examples import Choice, Question, Sentence, TextPair, Words
+from bertjax import errors, plugins
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.finetuning import batching, kind, text_rows
+from bertjax.finetuning.examples.types import Choice, Question, Sentence, TextPair, Words
 from bertjax.finetuning.kinds import text_to_text
+from bertjax.inference import generation, pretrained, scoring
 from tests import encoders, scored, trained_kinds
 
 LENGTHS = kind.Lengths(40, 16)
@@ -48,7 +49,7 @@ def answers(model, config, examples, labels=()):
 
 def batch_of(config, encoded):
     """All rows in one batch."""
-    table = batches.Batches(encoded.rows, text_to_text.features(config), LENGTHS, len(encoded.rows))
+    table = batching.Batches(encoded.rows, text_to_text.features(config), LENGTHS, len(encoded.rows))
     ((numbers, batch),) = table.in_order()
     return {name: array[np.argsort(numbers)] for name, array in batch.items()}
 
@@ -332,12 +333,12 @@ def test_it_learns_to_answer(reader):
     labels = text_to_text.labels(config, examples)
     encoded = encode(model, config, examples, labels)
     batch = batch_of(config, encoded)
-    params = jax.jit(lambda: build.init_params(model.model, jax.random.key(0)))()
+    params = jax.jit(lambda: plugins.init_params(model.model, jax.random.key(0)))()
     params, losses = trained_kinds.fit(
         text_to_text, config, model.model, params, batch, steps=60, rate=3e-3
     )
     assert losses[-1] < 0.1 * losses[0]
-    taught = inference.Pretrained(dataclasses.replace(model.source, params=params))
+    taught = pretrained.Pretrained(dataclasses.replace(model.source, params=params))
     found = answers(taught, config, examples, labels)
     assert text_to_text.scores(config, examples, found, labels)["accuracy"] > 90
 

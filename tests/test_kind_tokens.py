@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from bertjax import errors
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetuning import batches, conll, kind
-from bertjax.finetuning import examples as examples_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.finetuning import batching, kind
+from bertjax.finetuning.examples import conll
+from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.kinds import tokens
 from tests import tiny_model, trained_kinds
 
@@ -280,7 +281,7 @@ def test_text_is_cut_into_words():
 def test_loss_counts_each_word_once():
     examples = [*SENTENCES, Words(("the", "dog"))]
     encoded, size = _encode(Config(), examples), len(examples) + 1
-    ((_, batch),) = batches.Batches(
+    ((_, batch),) = batching.Batches(
         encoded.rows, tokens.features(Config()), kind.Lengths(40), size
     ).in_order()
     rng = np.random.default_rng(0)

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from bertjax import __main__, errors
-from bertjax.data import languages, manifest, prepare, sentences, store
+from bertjax.data.corpus import languages, sentences
+from bertjax.data.prepared import manifest, prepare, store
 from tests import preparing
 
 # "|" marks where the rules must split, and nowhere else.

@@ -9,7 +9,8 @@ import threading
 
 import pytest
 
-from bertjax import errors, lifeline
+from bertjax import errors
+from bertjax.runtime import lifeline
 
 SECONDS = 30  # nothing takes so long
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import build, errors
 from bertjax import config as config_lib
-from bertjax.data import loader, rng
+from bertjax import errors, plugins
+from bertjax.data.batches import loader, rng
 from bertjax.objectives import causal_lm, denoisers, prefix_lm, span_corruption
 from tests import synthetic, unpacking
 
@@ -34,7 +34,7 @@ each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
 def module_of(config):
-    return build.objective(type(config).__module__.rpartition(".")[2])
+    return plugins.objective(type(config).__module__.rpartition(".")[2])
 
 
 def batches(config, records=None, length=LENGTH, epoch=0):
@@ -115,7 +115,7 @@ def test_loss_is_that_of_the_predicted_tokens(config):
 
 @pytest.mark.parametrize("name", ["causal_lm", "prefix_lm", "span_corruption", "denoisers"])
 def test_too_short_a_length(name):
-    module = build.objective(name)
+    module = plugins.objective(name)
     with pytest.raises(errors.UserError, match="length"):
         config = module.Config(**({"kind": "encoder_decoder"} if name == "prefix_lm" else {}))
         module.sampling(config, 1 if name == "causal_lm" else 2, VOCABULARY)
@@ -323,12 +323,12 @@ def test_rates_hold_for_documents_of_any_length_that_are_not_packed(size):
 )  # fmt: skip
 def test_another_objective_is_one_line(family, objective):
     config = config_lib.default(family, "mini", objective)
-    config.model.update(build.family(family).SMOKE)
+    config.model.update(plugins.family(family).SMOKE)
     config.model.vocab_size = 320  # sentinels included
     config_lib.smoke(config)
     config.data.length = LENGTH
     config_lib.validate(config)
-    module, fields = build.objective(objective), build.objective_config(config)
+    module, fields = plugins.objective(objective), plugins.objective_config(config)
     dataset = synthetic.Dataset(synthetic.records(20))
     stream = loader.Stream(
         dataset,
@@ -338,8 +338,8 @@ def test_another_objective_is_one_line(family, objective):
         seed=0,
     )
     batch = stream.batch(0)
-    model = build.model(family, config.model)
-    params = build.init_params(model, jax.random.key(0))
+    model = plugins.model(family, config.model)
+    params = plugins.init_params(model, jax.random.key(0))
     apply = functools.partial(model.apply, {"params": params}, deterministic=True)
     loss = jax.jit(functools.partial(module.loss, fields, apply))
     total, weight = loss(batch)["lm_loss"]

@@ -12,9 +12,10 @@ from ml_collections import ConfigDict
 
 import bertjax
 from bertjax import __main__ as command_line
-from bertjax import checkpoint, errors, inference, workdir
+from bertjax import checkpoint, errors, workdir
 from bertjax.artifact import artifact, huggingface, loading
-from bertjax.data import store
+from bertjax.data.prepared import store
+from bertjax.inference import pretrained
 from tests import corpora, encoders, tiny_model
 
 CONFIG = {
@@ -53,7 +54,7 @@ def run(tmp_path_factory, models):
 
 @pytest.fixture(scope="module")
 def bert():
-    return inference.Pretrained(tiny_model.make())
+    return pretrained.Pretrained(tiny_model.make())
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_encode_is_the_mean_of_the_states(bert):
 
 
 def test_a_decoder_encodes_by_the_last_token_or_the_mean():
-    gpt2 = inference.Pretrained(encoders.make_artifact("gpt2", "bpe"))
+    gpt2 = pretrained.Pretrained(encoders.make_artifact("gpt2", "bpe"))
     texts = ["the cat sat on the mat", "the dog", "the"]
     last = gpt2.encode(texts, pooling="last")
     for text, vector in zip(texts, last, strict=True):
@@ -193,7 +194,7 @@ def test_fill_mask_never_gives_special_or_padding_ids():
     specials = [i for i, s in enumerate(model.tokenizer.special_mask()) if s]
     model.params["mlm_head"]["bias"][specials] = 50.0
     model.params["mlm_head"]["bias"][model.fields["vocab_size"] :] = 100.0
-    bert = inference.Pretrained(model)
+    bert = pretrained.Pretrained(model)
     fills = bert.fill_mask("the [MASK] sat", top=1000)[0]
     assert len(fills) == model.tokenizer.size - len(specials)
     assert not {fill.id for fill in fills} & set(specials)
@@ -202,7 +203,7 @@ def test_fill_mask_never_gives_special_or_padding_ids():
 
 
 def test_few_shapes_are_compiled(monkeypatch):
-    bert = inference.Pretrained(tiny_model.make(hidden_size=20))
+    bert = pretrained.Pretrained(tiny_model.make(hidden_size=20))
     shapes = set()
     apply = type(bert.model).apply
 
@@ -236,7 +237,7 @@ def test_other_impossible_wishes(bert):
         bert.encode(["cat " * 50])
     assert bert.encode(["cat " * 50], truncate=True).shape == (1, 16)
     with pytest.raises(errors.UserError, match="no masked language model head"):
-        inference.Pretrained(tiny_model.make(heads=("pooler",))).fill_mask("[MASK]")
+        pretrained.Pretrained(tiny_model.make(heads=("pooler",))).fill_mask("[MASK]")
 
 
 def _command(capsys, *argv):

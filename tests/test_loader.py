@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertjax import errors
-from bertjax.data import loader
+from bertjax.data.batches import loader
 from bertjax.objectives import mlm
 from tests import synthetic
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import build, errors, optimizer, sharding
+from bertjax import errors, optimizer, plugins, sharding
 from bertjax.artifact import artifact
 from tests import encoders, parted, tiny_model
 
@@ -106,7 +106,7 @@ def test_a_trained_model_is_a_plain_artifact_whose_kernels_differ_by_the_rank(tm
     handed = artifact.Artifact("bert", fields, jax.device_get(merged), tokenizer)
     artifact.write(handed, tmp_path / "merged")
     again = artifact.read(tmp_path / "merged")
-    assert build.model("bert", again.fields).config == model.config
+    assert plugins.model("bert", again.fields).config == model.config
     tiny_model.assert_same_params(again.params, merged)
     rows = parted.batch(method)["input_ids"]
     apply = jax.jit(lambda params: model.apply({"params": params}, rows)["class_logits"])
@@ -129,7 +129,7 @@ def test_a_trained_model_is_a_plain_artifact_whose_kernels_differ_by_the_rank(tm
 def test_what_cannot_be_is_refused(family, knobs, said):
     with pytest.raises(errors.UserError) as caught:
         method = parted.make("lora", family, **knobs)
-        params = build.abstract_params(build.model(family, method.fields()))
+        params = plugins.abstract_params(plugins.model(family, method.fields()))
         jax.eval_shape(lambda p: method.split(p, jax.random.key(0)), params)
     assert f"config.strategy.{said}" in str(caught.value)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from bertjax import errors
-from bertjax.data import masking, rng, samples
+from bertjax.data.batches import masking, rng, samples
 from bertjax.objectives import mlm
 from tests import synthetic
 

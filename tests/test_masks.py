@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.models import masks
+from bertjax.models.common import masks
 
 
 def _mask(*rows):

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import build, errors
-from bertjax.data import loader
-from bertjax.data.rng import RowRandom, row_keys
+from bertjax import errors, plugins
+from bertjax.data.batches import loader
+from bertjax.data.batches.rng import RowRandom, row_keys
 from bertjax.objectives import mlm
 from tests import synthetic
 
@@ -77,10 +77,10 @@ def test_loss_is_that_of_the_rows_unpacked(family):
     packed = _masked()
     separate = _unpacked(packed)
     assert len(separate["input_ids"]) > len(packed["input_ids"])
-    fields = build.family(family).SMOKE | {"vocab_size": 200, "heads": ("mlm",)}
+    fields = plugins.family(family).SMOKE | {"vocab_size": 200, "heads": ("mlm",)}
     fields |= {"pad_id": 0} if family == "roberta" else {}
-    model = build.model(family, fields)
-    params = jax.tree.map(lambda x: 3 * x, build.init_params(model, jax.random.key(0)))
+    model = plugins.model(family, fields)
+    params = jax.tree.map(lambda x: 3 * x, plugins.init_params(model, jax.random.key(0)))
 
     @jax.jit
     def loss(params, batch):

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import build, errors, hashing
-from bertjax.models import activations, bert, layers, norms, post_norm
+from bertjax import errors, hashing, plugins
+from bertjax.models import bert
+from bertjax.models.common import activations, layers, norms, post_norm
 
 FIELDS = {
     "vocab_size": 100, "hidden_size": 16, "num_layers": 3, "num_heads": 4,
@@ -22,12 +23,12 @@ MASK = (np.arange(L) < LENGTHS[:, None]).astype(np.int32)
 
 @pytest.fixture(scope="module")
 def model():
-    return build.model("bert", FIELDS)
+    return plugins.model("bert", FIELDS)
 
 
 @pytest.fixture(scope="module")
 def params(model):
-    return jax.jit(lambda: build.init_params(model, jax.random.key(0)))()
+    return jax.jit(lambda: plugins.init_params(model, jax.random.key(0)))()
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def _inputs(seed=0):
 )
 def test_full_size_parameter_count(variant, count):
     config = bert.Config(**bert.VARIANTS[variant])
-    params = build.abstract_params(bert.Model(config))
+    params = plugins.abstract_params(bert.Model(config))
     padding = layers.padded_vocab_size(config.vocab_size) - config.vocab_size
     stored = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     assert stored - padding * (config.hidden_size + 1) == count
@@ -88,7 +89,7 @@ def test_full_size_parameter_count(variant, count):
 
 def test_heads_are_there_as_asked():
     def names(heads):
-        return set(build.abstract_params(build.model("bert", {**FIELDS, "heads": heads})))
+        return set(plugins.abstract_params(plugins.model("bert", {**FIELDS, "heads": heads})))
 
     encoder = {"embeddings", "encoder"}
     assert names(()) == encoder
@@ -242,9 +243,9 @@ def test_layer_norm_is_float32_inside():
 
 def test_fields_are_checked_where_a_model_is_made():
     with pytest.raises(errors.UserError, match=r"config.model.num_heads = 3: must be a divisor"):
-        build.model("bert", {**FIELDS, "num_heads": 3})
+        plugins.model("bert", {**FIELDS, "num_heads": 3})
     with pytest.raises(errors.UserError, match=r"config.family = 'nope': there are albert, bert"):
-        build.family("nope")
+        plugins.family("nope")
 
 
 # --- dropout -------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import build, errors
+from bertjax import errors, plugins
 from bertjax.artifact import huggingface
-from bertjax.models import masks, modernbert
+from bertjax.models import modernbert
+from bertjax.models.common import masks
 from tests import encoders
 
 L = 20
@@ -126,8 +127,8 @@ def test_the_first_layer_has_no_norm_and_the_last_one_two():
 
 def test_maps_to_the_residual_start_smaller():
     fields = {"hidden_size": 64, "intermediate_size": 64, "num_layers": 8}
-    model = build.model("modernbert", {**encoders.FIELDS, **fields})
-    layer = build.init_params(model, jax.random.key(0))["encoder"]["layers"]
+    model = plugins.model("modernbert", {**encoders.FIELDS, **fields})
+    layer = plugins.init_params(model, jax.random.key(0))["encoder"]["layers"]
     usual = float(layer["attention"]["value"]["kernel"].std())
     assert float(layer["mlp"]["wi_gate"]["kernel"].std()) == pytest.approx(usual, rel=0.05)
     for kernel in (layer["attention"]["out"]["kernel"], layer["mlp"]["wo"]["kernel"]):

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from bertjax.data import builtin
+from bertjax.data.corpus import builtin
 
 nbclient = pytest.importorskip("nbclient", reason="pip install 'bertjax[notebooks]'")
 nbformat = pytest.importorskip("nbformat", reason="pip install 'bertjax[notebooks]'")

@@ -3,20 +3,21 @@
 import numpy as np
 import pytest
 
-from bertjax import build, errors
 from bertjax import config as config_lib
-from bertjax.data import rng, tokenizer
+from bertjax import errors, plugins
+from bertjax.data.batches import rng
+from bertjax.data.tokenizers import tokenizer
 from bertjax.objectives import span_corruption
 
 PAIRS = [
     (family, objective)
-    for family in build.families()
-    for objective in build.objectives_of(build.family(family).KIND)
+    for family in plugins.families()
+    for objective in plugins.objectives_of(plugins.family(family).KIND)
 ]
 
 
 def _lacks_a_head(family, objective):
-    heads = build.family(family).Config().heads
+    heads = plugins.family(family).Config().heads
     own = {"span_boundary": "sbo", "replaced_token_detection": "rtd"}
     return objective in own and own[objective] not in heads
 
@@ -72,7 +73,7 @@ def test_byt5_hides_spans_of_20_bytes_and_its_sentinels_are_bytes(tmp_path):
     )
     config = config_lib.load(file, {"objective.name": "span_corruption"})
     assert config.objective.mean_noise_span_length == 20.0
-    objective, vocabulary = build.objective_config(config), tokenizer.of_bytes().vocabulary()
+    objective, vocabulary = plugins.objective_config(config), tokenizer.of_bytes().vocabulary()
     sampling = span_corruption.sampling(objective, 400, vocabulary)
     text = np.full((1, 400), 100, np.int32)
     batch = {"input_ids": np.zeros((1, sampling.width), np.int32),

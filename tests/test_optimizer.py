@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from bertjax import build, optimizer, sharding
+from bertjax import optimizer, plugins, sharding
 
 PLAIN = {"schedule": "constant", "warmup_steps": 0, "clip_norm": 0.0}
 RATES = {"learning_rate": 1.0, "start_rate": 0.1, "end_rate": 0.01, "warmup_steps": 10}
@@ -55,7 +55,7 @@ def test_every_schedule_is_tested():
 
 
 def test_decay_mask_on_the_whole_bert():
-    mask = optimizer.decay_mask(build.abstract_params(build.model("bert", {})))
+    mask = optimizer.decay_mask(plugins.abstract_params(plugins.model("bert", {})))
     named = {sharding.path_name(p): v for p, v in jax.tree_util.tree_leaves_with_path(mask)}
     undecayed = {name for name, decays in named.items() if not decays}
     layer = "encoder/layers/"

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from bertjax import build, optimizer, sharding
+from bertjax import optimizer, plugins, sharding
 from bertjax import step as step_lib
 from tests import meshes
 
@@ -124,7 +124,7 @@ def test_step_is_relative_to_the_matrix_with_a_floor(name):
 
 
 def test_adafactor_keeps_no_moment_of_full_size():
-    params = build.abstract_params(build.model("t5", {}))
+    params = plugins.abstract_params(plugins.model("t5", {}))
     tx = optimizer.make(optimizer.Config(name="adafactor"), 100_000)
     state = jax.eval_shape(tx.init, params)
     count = sum(x.size for x in jax.tree.leaves(params))
@@ -136,7 +136,7 @@ def test_adafactor_keeps_no_moment_of_full_size():
 
 def test_states_of_adafactor_are_whole_on_every_device():
     mesh = meshes.of(2, 2, 2)
-    params = build.abstract_params(build.model("t5", {"num_layers": 2, "num_decoder_layers": 2}))
+    params = plugins.abstract_params(plugins.model("t5", {"num_layers": 2, "num_decoder_layers": 2}))
     tx = optimizer.make(optimizer.Config(name="adafactor"), 100_000)
     state = jax.eval_shape(lambda p: step_lib.init_state(p, tx, jax.random.key(0)), params)
     places = sharding.state_shardings(mesh, state)

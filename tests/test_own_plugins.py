@@ -5,8 +5,8 @@ import pathlib
 import pytest
 
 import bertjax
-from bertjax import build, errors, objectives, sharding, train
 from bertjax import config as config_lib
+from bertjax import errors, objectives, plugins, sharding, train
 from bertjax.artifact import huggingface
 from tests import corpora
 
@@ -108,7 +108,7 @@ def test_a_module_that_is_no_objective_is_named(own_package, name, message):
 def test_an_unfinished_file_fails_only_who_names_it(tmp_path, monkeypatch, code, message):
     (tmp_path / "unfinished.py").write_text(code)
     monkeypatch.setattr(objectives, "__path__", [*objectives.__path__, str(tmp_path)])
-    assert "unfinished" not in build.objectives_of("encoder")
+    assert "unfinished" not in plugins.objectives_of("encoder")
     config_lib.load(str(ROOT / "configs" / "bert_tiny.py"))
     with pytest.raises(errors.UserError, match=f"'unfinished': .*{message}"):
         config_lib.load(str(ROOT / "configs" / "bert_tiny.py"), {"objective.name": "unfinished"})
@@ -125,5 +125,5 @@ def test_readme_names_every_part_of_a_plug_in(title):
     text = (ROOT / "README.md").read_text()
     start = text.index(f"**A{'n' * (title == 'objective')} {title}**")
     paragraph = text[start : text.index("\n\n", start)]
-    for part in getattr(build, title.upper()):
+    for part in getattr(plugins, title.upper()):
         assert f"`{part}`" in paragraph or f"`{part}(" in paragraph, part

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from bertjax import errors
-from bertjax.data import layout, loader, packing, rng, vocabulary
+from bertjax.data.batches import layout, loader, packing, rng
+from bertjax.data.tokenizers import vocabulary
 from bertjax.objectives import causal_lm, denoisers, prefix_lm, span_corruption
 from tests import synthetic
 

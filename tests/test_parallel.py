@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from bertjax import errors
-from bertjax.data import parallel
+from bertjax.data.prepared import parallel
 
 
 def make_square(scale: int):

@@ -8,7 +8,7 @@ import safetensors.numpy
 
 import bertjax
 from benchmarks import parity
-from bertjax import build
+from bertjax import plugins
 from bertjax.artifact import huggingface
 from tests import tiny_model
 from tests.golden import make_golden as golden
@@ -87,7 +87,7 @@ def test_parameters_of_the_full_size(family, variant):
 
 def test_every_family_is_compared():
     # A SpanBERT folder is a BERT folder: tests/test_spanbert.py has the way there and back.
-    assert set(CASES) == set(build.families()) - {"spanbert"}
+    assert set(CASES) == set(plugins.families()) - {"spanbert"}
 
 
 @needs_transformers

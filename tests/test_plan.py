@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bertjax import __main__, errors, hardware
+from bertjax import __main__, errors
 from bertjax import config as config_lib
 from bertjax.plan import compile, cost, hlo, memory, report, search
 from bertjax.plan import plan as plan_lib
+from bertjax.runtime import hardware
 from tests import meshes
 
 needs_libtpu = pytest.mark.skipif(not compile.installed(), reason="there is no TPU compiler")

@@ -4,12 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import build, config, experiment, hardware, sharding
+from bertjax import config, experiment, plugins, sharding
 from bertjax.plan import memory
+from bertjax.runtime import hardware
 from tests import meshes
 
 GIB = 2**30
-OBJECTIVES = [(family, "") for family in build.families()] + [
+OBJECTIVES = [(family, "") for family in plugins.families()] + [
     ("bert", "distillation"), ("gpt2", "prefix_lm"), ("t5", "denoisers"),
 ]  # fmt: skip
 
@@ -18,7 +19,7 @@ def _config(family="bert", objective="", **overrides):
     conf = config.smoke(config.default(family, "mini" if family == "gpt2" else "base", objective))
     conf.model.vocab_size = 200
     if "kind" in conf.objective:
-        conf.objective.kind = build.family(family).KIND
+        conf.objective.kind = plugins.family(family).KIND
     for key, value in overrides.items():
         config.override(conf, key.replace("__", "."), str(value))
     return conf

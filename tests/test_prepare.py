@@ -18,8 +18,10 @@ import pytest
 from etils import epath
 
 from bertjax import errors
-from bertjax.data import manifest as manifest_lib
-from bertjax.data import prepare, prepare_unit, sentences, store, tokenizer
+from bertjax.data.corpus import sentences
+from bertjax.data.prepared import manifest as manifest_lib
+from bertjax.data.prepared import prepare, prepare_unit, store
+from bertjax.data.tokenizers import tokenizer
 from tests import buckets, corpora, preparing
 from tests.preparing import TEXTS, UNIT
 

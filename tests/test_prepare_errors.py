@@ -9,7 +9,7 @@ import pytest
 
 from bertjax import errors
 from bertjax.commands import prepare as command
-from bertjax.data import store
+from bertjax.data.prepared import store
 from tests import corpora, preparing
 from tests.preparing import TEXTS
 

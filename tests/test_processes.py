@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from bertjax import __main__, checkpoint, config, errors, train, watch
+from bertjax import __main__, checkpoint, config, errors, run_log, train
 from tests import children, corpora, test_distributed
 
 OVERRIDES = {
@@ -46,7 +46,7 @@ def _config(data, **overrides):
 
 
 def _losses(workdir):
-    lines = watch.read_metrics(workdir / "metrics.jsonl")
+    lines = run_log.read_metrics(workdir / "metrics.jsonl")
     return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
 
 

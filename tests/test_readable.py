@@ -6,8 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from bertjax import __main__, inference, show
-from bertjax.data import tokenizer
+from bertjax import __main__, show
+from bertjax.data.tokenizers import tokenizer
+from bertjax.inference import pretrained
 from tests import tiny_model
 
 GERMAN = "Die Glocke l\u00e4utete sch\u00f6n f\u00fcr gro\u00dfe \u00c4pfel \U0001f600"
@@ -44,7 +45,7 @@ def test_other_pieces_are_shown_as_they_are(kind, size):
 
 def test_guesses_for_a_mask(german):
     model = tiny_model.make(vocab_size=german.size)
-    bert = inference.Pretrained(dataclasses.replace(model, tokenizer=german))
+    bert = pretrained.Pretrained(dataclasses.replace(model, tokenizer=german))
     (fills,) = bert.fill_mask("Die <mask>", top=german.size)
     assert [fill.piece for fill in fills] == german.readable([fill.id for fill in fills])
     assert "\u0120l\u00e4utete" in {fill.piece for fill in fills}

@@ -1,6 +1,6 @@
 import numpy as np
 
-from bertjax.data import rng
+from bertjax.data.batches import rng
 
 
 def test_numbers_never_change():

@@ -2,8 +2,9 @@
 
 import pytest
 
-from bertjax import config, experiment, hardware, sharding
+from bertjax import config, experiment, sharding
 from bertjax.plan import memory, roofline
+from bertjax.runtime import hardware
 
 CHIP = hardware.Chip("toy", ("Toy",), 100.0, 1000, 10.0, 5.0, 1.0)
 V5E = hardware.parse_topology("v5e-8")

@@ -3,7 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from bertjax.data import rng, samples, store
+from bertjax.data.batches import rng, samples
+from bertjax.data.prepared import store
 from tests import synthetic
 
 LENGTH = 32

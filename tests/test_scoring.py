@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from bertjax import __main__ as main
-from bertjax import blimp, config, errors, scoring
+from bertjax import config, errors
 from bertjax.artifact import artifact, huggingface
 from bertjax.commands import evaluate
-from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.inference import blimp, scoring
 from tests import corpora, scored, tiny_model
 
 TEXTS = ["the cat sat on the mat", "a dog", "", "mats made the dogs run"]

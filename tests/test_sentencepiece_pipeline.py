@@ -8,7 +8,7 @@ import pytest
 import sentencepiece
 
 from bertjax import errors
-from bertjax.data import tokenizer
+from bertjax.data.tokenizers import tokenizer
 
 WORDS = "the quick brown fox jumps over 1234 lazy dogs, and \u00e9t\u00e9 \u1ecd\u0301 caf\u00e9!"
 NASTY = [

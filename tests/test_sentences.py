@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertjax.data import sentences
+from bertjax.data.corpus import sentences
 
 # "|" marks where the rules must split, and nowhere else.
 PROSE = [

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from bertjax import build, errors, experiment, optimizer, sharding
 from bertjax import config as config_lib
+from bertjax import errors, experiment, optimizer, plugins, sharding
 from bertjax import step as step_lib
 from tests import meshes
 
-FAMILIES = build.families()
+FAMILIES = plugins.families()
 V1_1 = {"activation": "gelu_tanh", "gated": True, "tied_embeddings": False}
 TUNED = {"heads": ("pooler", "classifier"), "num_labels": 2, "adapter_size": 8}
 MODELS = [  # those after the families have names that no default has
@@ -23,7 +23,7 @@ MODELS = [  # those after the families have names that no default has
 
 
 def _params(family, **fields):
-    return build.abstract_params(build.model(family, fields))
+    return plugins.abstract_params(plugins.model(family, fields))
 
 
 def _line(path):

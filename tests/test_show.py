@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import build, show
-from bertjax.data import loader
-from bertjax.data import tokenizer as tokenizer_lib
+from bertjax import plugins, show
+from bertjax.data.batches import loader
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from tests import synthetic
 
 WORDS = ["".join(letters) for letters in itertools.product("abcdef", repeat=3)] * 3
@@ -24,7 +24,7 @@ def tokenizer():
 
 def batch_of(name, **fields):
     """One batch of an objective on made-up records."""
-    module, vocabulary = build.objective(name), tokenizer().vocabulary()
+    module, vocabulary = plugins.objective(name), tokenizer().vocabulary()
     config = module.Config(**fields)
     stream = loader.Stream(
         synthetic.Dataset(synthetic.records(20)),
@@ -94,9 +94,9 @@ def test_the_mask_is_the_one_that_the_model_obeys(objective):
     fields = {"pair": "none", "packing": True} if objective == "mlm" else {}
     batch = {n: v[:2] for n, v in batch_of(objective, **fields).items()}
     family = "roberta" if objective == "mlm" else "gpt2"
-    sizes = build.family(family).SMOKE | {"num_layers": 1, "vocab_size": 256}
-    model = build.model(family, {**sizes, "heads": ()})
-    params = build.init_params(model, jax.random.key(0))
+    sizes = plugins.family(family).SMOKE | {"num_layers": 1, "vocab_size": 256}
+    model = plugins.model(family, {**sizes, "heads": ()})
+    params = plugins.init_params(model, jax.random.key(0))
     names = ("input_ids", "segment_ids", "position_ids", "prefix_mask")
     inputs = {name: batch[name] for name in names if name in batch}
 

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from bertjax import errors, signals
+from bertjax import errors
+from bertjax.runtime import signals
 
 
 class Finalized:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from bertjax import errors
-from bertjax.data import loader, rng, samples, store, vocabulary
+from bertjax.data.batches import loader, rng, samples
+from bertjax.data.prepared import store
+from bertjax.data.tokenizers import vocabulary
 from bertjax.objectives import mlm
 from tests import synthetic
 

@@ -5,7 +5,7 @@ import collections
 import numpy as np
 import pytest
 
-from bertjax.data import masking, rng, span_masking
+from bertjax.data.batches import masking, rng, span_masking
 from bertjax.objectives import mlm, span_boundary
 from tests import synthetic
 

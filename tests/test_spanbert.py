@@ -10,9 +10,9 @@ import pytest
 import scipy.special
 
 from benchmarks import parity
-from bertjax import build, errors
+from bertjax import errors, plugins
 from bertjax.artifact import artifact, huggingface
-from bertjax.data import rng
+from bertjax.data.batches import rng
 from bertjax.models import spanbert
 from bertjax.objectives import mlm, span_boundary
 from tests import encoders, synthetic, tiny_model
@@ -25,13 +25,13 @@ SIZES = {
     "dropout_rate": 0.0, "attention_dropout_rate": 0.0,
 }  # fmt: skip
 CONFIG = span_boundary.Config()
-MODEL = build.model("spanbert", SIZES)
+MODEL = plugins.model("spanbert", SIZES)
 
 
 @functools.cache
 def params():
     """Random ones, large enough that all of them matter."""
-    flat = artifact.flatten(build.abstract_params(MODEL))
+    flat = artifact.flatten(plugins.abstract_params(MODEL))
     random = np.random.default_rng(0)
     return artifact.unflatten(
         {

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from bertjax.data import rng, spans
+from bertjax.data.batches import rng, spans
 
 SENTINELS = np.arange(999, 899, -1)
 

@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 
-from bertjax import build, experiment, metrics, sharding
 from bertjax import config as config_lib
+from bertjax import experiment, metrics, plugins, sharding
 from bertjax import step as step_lib
-from bertjax.models import layers
+from bertjax.models.common import layers
 from bertjax.objectives import mlm
 from tests import meshes
 
@@ -56,14 +56,14 @@ def _params(model):
             value[model.config.vocab_size :] = 0
         return value + (getattr(path[-1], "key", "") == "scale")
 
-    return jax.tree_util.tree_map_with_path(one, build.abstract_params(model))
+    return jax.tree_util.tree_map_with_path(one, plugins.abstract_params(model))
 
 
 @functools.cache
 def _compiled(mesh_shape=(1, 1, 1), micro=1, dropout=0.0, **compute):
     """Returns run(batch, step=0, **params) -> (report, gradients), compiled once."""
     fields = {**FIELDS, "dropout_rate": dropout, "attention_dropout_rate": dropout}
-    model = build.model("bert", fields, layers.Compute(**compute))
+    model = plugins.model("bert", fields, layers.Compute(**compute))
     mesh = meshes.of(*mesh_shape)
     schedule = optax.constant_schedule(0.5)
     function = step_lib.make_train_step(
@@ -136,8 +136,8 @@ def test_bfloat16_is_close_and_keeps_parameters_in_float32():
         assert grad.dtype == np.float32, name
         error, size = np.linalg.norm(grad - wide_grads[name]), np.linalg.norm(wide_grads[name])
         assert error < 0.05 * size + 1e-3, name  # that of key/bias is 0 but for rounding
-    model = build.model("bert", FIELDS, layers.Compute(dtype="bfloat16"))
-    leaves = jax.tree.leaves(build.abstract_params(model))
+    model = plugins.model("bert", FIELDS, layers.Compute(dtype="bfloat16"))
+    leaves = jax.tree.leaves(plugins.abstract_params(model))
     assert {leaf.dtype for leaf in leaves} == {np.dtype("float32")}
     ids = np.ones((2, 4), np.int32)
     output = jax.eval_shape(lambda p: model.apply({"params": p}, ids), _params(model))
@@ -166,7 +166,7 @@ def test_a_batch_without_predictions_trains_the_pairs_alone():
 def test_the_report_is_the_objective_on_the_batch():
     report, _ = _compiled()(_batch())
     assert report["loss"] == pytest.approx(report["mlm_loss"] + report["nsp_loss"], rel=1e-6)
-    model = build.model("bert", FIELDS)
+    model = plugins.model("bert", FIELDS)
     terms = jax.jit(step_lib.make_eval_step(model, LOSS))(_params(model), _batch())
     means = metrics.means(terms)
     assert means == pytest.approx({name: report[name] for name in means}, rel=1e-5)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from bertjax import errors
-from bertjax.data import manifest as manifest_lib
-from bertjax.data import store
+from bertjax.data.prepared import manifest as manifest_lib
+from bertjax.data.prepared import store
 
 
 def _sentences(seed: int, documents: int, longest: int = 60):

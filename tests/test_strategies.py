@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import build, errors, optimizer, sharding
+from bertjax import errors, optimizer, plugins, sharding
 from bertjax import step as step_lib
 from bertjax.artifact import artifact
-from bertjax.finetuning import strategies, strategy
+from bertjax.finetuning import strategies
+from bertjax.finetuning.strategies import base as strategy
 from tests import encoders, meshes, parted
 
 LABELS = {"num_labels": 2}
@@ -97,7 +98,7 @@ def test_starts_as_the_model_and_keeps_state_for_what_it_trains_alone(name, fami
 def test_what_is_frozen_does_not_depend_on_the_seed(name):
     method = parted.make(name)
     model, first = parted.model_of(method)
-    fresh = jax.jit(lambda: build.init_params(model, jax.random.key(5)))()
+    fresh = jax.jit(lambda: plugins.init_params(model, jax.random.key(5)))()
     drawn = {  # what a start draws anew for each seed: heads, rows of new pieces
         path: leaf for path, leaf in parted.named(fresh).items() if re.search(HEAD, path)
     }
@@ -277,7 +278,7 @@ BODIES = [  # of the published models, without the head
 
 @pytest.mark.parametrize(("name", "family", "fields", "number"), BODIES)
 def test_numbers_trained_of_the_body_of_base(name, family, fields, number):
-    whole = {**build.family(family).VARIANTS["base"], "vocab_size": 30522, **fields}
+    whole = {**plugins.family(family).VARIANTS["base"], "vocab_size": 30522, **fields}
     trained, frozen, method = parted.abstract(family, name, whole)
     size = method.fields()["vocab_size"]
     heads = {top: tree for top, tree in trained.items() if top in strategy.HEADS}
@@ -331,7 +332,7 @@ def test_nothing_to_train_is_refused():
 def test_what_cannot_be_is_refused_by_the_name_of_its_key(name, family, knobs, said):
     with pytest.raises(errors.UserError) as caught:
         method = parted.make(name, family, **knobs)
-        params = build.abstract_params(build.model(family, method.fields()))
+        params = plugins.abstract_params(plugins.model(family, method.fields()))
         jax.eval_shape(lambda p: method.split(p, jax.random.key(0)), params)
     assert f"config.strategy.{said}" in str(caught.value)
 

@@ -8,16 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import build, errors
+from bertjax import errors, plugins
 from bertjax.artifact import artifact
-from bertjax.models import positions, t5
+from bertjax.models import t5
+from bertjax.models.common import positions
 from tests import tiny_t5
 
 
 @pytest.fixture(scope="module", params=tiny_t5.VERSIONS)
 def bound(request):
     """A model of each version, applied to features by name; big queries, so attention matters."""
-    model = build.model("t5", tiny_t5.VERSIONS[request.param])
+    model = plugins.model("t5", tiny_t5.VERSIONS[request.param])
     params = jax.tree.map(np.copy, tiny_t5.params(**tiny_t5.VERSIONS[request.param]))
     for stack in ("encoder", "decoder"):
         kernel = params[stack]["layers"]["attention"]["query"]["kernel"]
@@ -118,7 +119,7 @@ def test_decoder_depends_on_the_past_and_the_whole_input(bound):
 @pytest.mark.parametrize("version", tiny_t5.VERSIONS)
 def test_no_gradient_from_the_future(version):
     fields = tiny_t5.VERSIONS[version]
-    model, params = build.model("t5", fields), tiny_t5.params(**fields)
+    model, params = plugins.model("t5", fields), tiny_t5.params(**fields)
     ids = jnp.array([[3, 4, 5, 6, 7]])
 
     @jax.jit
@@ -221,7 +222,7 @@ def test_bfloat16_is_near_and_logits_are_float32():
         params = tiny_t5.params(**fields)
         logits = {}
         for dtype in ("float32", "bfloat16"):
-            model = build.model("t5", fields, t5.layers.Compute(dtype=dtype, remat="full"))
+            model = plugins.model("t5", fields, t5.layers.Compute(dtype=dtype, remat="full"))
             apply = functools.partial(model.apply, {"params": params})
             outputs = jax.jit(apply)(ids, None, decoder_ids)
             assert outputs["last_hidden_state"].dtype == dtype
@@ -242,7 +243,7 @@ def test_start(variant):
     sizes = {"hidden_size": 192, "intermediate_size": 320, "num_heads": 4, "head_dim": 32,
              "num_layers": 2, "num_decoder_layers": 2, "vocab_size": 500}  # fmt: skip
     fields = {**t5.VARIANTS[variant], **sizes}
-    model, flat = build.model("t5", fields), artifact.flatten(tiny_t5.params(**fields))
+    model, flat = plugins.model("t5", fields), artifact.flatten(tiny_t5.params(**fields))
     config = model.config
     width, inner = config.hidden_size, config.num_heads * config.head_dim
     expected = {
@@ -287,8 +288,8 @@ def test_impossible_fields_are_named(fields, says):
 
 def test_flops_are_the_products_of_the_compiled_model():
     fields = {**tiny_t5.VERSIONS["1.1"], "hidden_size": 128, "intermediate_size": 256}
-    model = build.model("t5", fields, t5.layers.Compute(unroll_layers=True))
-    params = build.abstract_params(model)
+    model = plugins.model("t5", fields, t5.layers.Compute(unroll_layers=True))
+    params = plugins.abstract_params(model)
     ids, decoder_ids = (jax.ShapeDtypeStruct((1, n), jnp.int32) for n in (40, 24))
 
     def logits(params, ids, decoder_ids):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bertjax import build, errors
+from bertjax import errors, plugins
 from bertjax.artifact import huggingface
 from tests import tiny_model, tiny_t5
 
@@ -39,7 +39,7 @@ def test_transformers_loads_what_we_write(tmp_path, version, heads):
     ids, decoder_ids = tiny_t5.ids(2, 9), tiny_t5.ids(2, 5, seed=1)
     with torch.no_grad():
         theirs = model(torch.tensor(ids).long(), decoder_input_ids=torch.tensor(decoder_ids).long())
-    apply = jax.jit(build.model("t5", ours.fields).apply)
+    apply = jax.jit(plugins.model("t5", ours.fields).apply)
     outputs = apply({"params": ours.params}, ids, None, decoder_ids)
     mine, other = outputs["last_hidden_state"], theirs[0]
     if heads:
@@ -116,7 +116,7 @@ def test_what_transformers_5_makes_has_its_head(name, keys, head, tmp_path):
         wanted = theirs(**features)
 
     def logits(model):
-        apply = jax.jit(build.model("t5", model.fields).apply)
+        apply = jax.jit(plugins.model("t5", model.fields).apply)
         found = apply({"params": model.params}, ids, None, decoder_ids)["logits"]
         return np.asarray(found[..., :tiny_t5.VOCABULARY])
 

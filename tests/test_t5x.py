@@ -8,7 +8,7 @@ import pytest
 import tensorstore
 from flax import serialization
 
-from bertjax import build, errors
+from bertjax import errors, plugins
 from bertjax.artifact import artifact, loading, t5x
 from bertjax.models import t5
 from tests import tiny_model
@@ -24,8 +24,8 @@ VERSIONS = {
 
 
 def _params(fields):
-    model = build.model("t5", fields)
-    params = jax.jit(lambda: build.init_params(model, jax.random.key(0)))()
+    model = plugins.model("t5", fields)
+    params = jax.jit(lambda: plugins.init_params(model, jax.random.key(0)))()
     return artifact.flatten(jax.device_get(params))
 
 
@@ -118,7 +118,7 @@ def test_checkpoint_of_theirs(shared_data):
     theirs = raw["decoder"]["layers_1"]["encoder_decoder_attention"]["query"]["kernel"]
     np.testing.assert_array_equal(kernel[1].reshape(8, 12), theirs)
     ids = np.arange(6, dtype=np.int32)[None]
-    logits = build.model("t5", fields).apply({"params": params}, ids, None, ids)["logits"]
+    logits = plugins.model("t5", fields).apply({"params": params}, ids, None, ids)["logits"]
     assert logits.shape == (1, 6, 32128) and np.isfinite(logits).all()
 
 

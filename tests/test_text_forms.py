@@ -3,9 +3,9 @@
 import pytest
 
 from bertjax import errors
-from bertjax.finetuning import examples as examples_lib
 from bertjax.finetuning import scores, squad_scores, text_forms, text_scores
-from bertjax.finetuning.examples import Choice, Question, Sentence, TextPair, Words
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.finetuning.examples.types import Choice, Question, Sentence, TextPair, Words
 
 NER = Words(
     ("Ada", "Lovelace", "saw", "London", "Paris"), ("B-PER", "I-PER", "O", "B-LOC", "B-LOC")

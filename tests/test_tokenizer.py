@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 
 from bertjax import errors
-from bertjax.data import library_model, tokenizer, word_cache
+from bertjax.data.tokenizers import library_model, tokenizer, word_cache
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TOY = "[UNK] [CLS] [SEP] want ##want ##ed wa un runn ##ing ,".split()

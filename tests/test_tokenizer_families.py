@@ -15,8 +15,9 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import pre_tokenizers
 
 from bertjax import errors
-from bertjax.data import prepare, store, tokenizer
-from bertjax.data.vocabulary import Specials
+from bertjax.data.prepared import prepare, store
+from bertjax.data.tokenizers import tokenizer
+from bertjax.data.tokenizers.vocabulary import Specials
 from tests import corpora
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -14,7 +14,7 @@ from etils import epath
 from sentencepiece import sentencepiece_model_pb2
 
 from bertjax import errors
-from bertjax.data import tokenizer
+from bertjax.data.tokenizers import tokenizer
 
 WORDS = "The Quick Brown Fox jumps over the lazy dog. Caf\u00e9 \u00c9tude, 1,234 souls! \u4f60"
 

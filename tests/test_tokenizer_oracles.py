@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from bertjax.data import tokenizer
-from bertjax.data.vocabulary import Specials
+from bertjax.data.tokenizers import tokenizer
+from bertjax.data.tokenizers.vocabulary import Specials
 
 
 def rows(shared_data, name):

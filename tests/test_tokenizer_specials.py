@@ -10,7 +10,7 @@ import sentencepiece
 
 from bertjax import errors
 from bertjax.artifact import artifact, huggingface
-from bertjax.data import tokenizer
+from bertjax.data.tokenizers import tokenizer
 from tests import tiny_model
 
 TEXTS = ["the cat sat on the mat.", "a dog ran home!", "letters make (many) words"] * 20

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bertjax import __main__ as command_line
-from bertjax import checkpoint, config, errors, experiment, sharding, train, watch
+from bertjax import checkpoint, config, errors, experiment, run_log, sharding, train
 from tests import children, corpora
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -61,7 +61,7 @@ def uninterrupted(data, tmp_path_factory):
 
 def test_writes_metrics_checkpoints_and_identity(uninterrupted):
     workdir, _, heldout = uninterrupted
-    lines = watch.read_metrics(workdir / "metrics.jsonl")
+    lines = run_log.read_metrics(workdir / "metrics.jsonl")
     steps = [line["step"] for line in lines if "train/mlm_loss" in line]
     assert steps == [2, 4, 6, 8, 10, 12]
     held = [line for line in lines if "eval/mlm_loss" in line]
@@ -97,8 +97,8 @@ def test_stopped_at_any_step_and_resumed_ends_bit_equal(data, uninterrupted, tmp
             train.train_and_evaluate(conf, tmp_path / "run")
     train.train_and_evaluate(conf, tmp_path / "run")
     _assert_equal(_params(workdir, conf), _params(tmp_path / "run", conf))
-    whole = watch.read_metrics(workdir / "metrics.jsonl")
-    resumed = watch.read_metrics(tmp_path / "run" / "metrics.jsonl")
+    whole = run_log.read_metrics(workdir / "metrics.jsonl")
+    resumed = run_log.read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [line["step"] for line in resumed] == [line["step"] for line in whole]
     for a, b in zip(whole, resumed, strict=True):
         assert a.get("train/loss") == b.get("train/loss")
@@ -209,7 +209,7 @@ def test_continued_further_ends_bit_equal(data, tmp_path, schedule, decay):
     whole, found = (
         {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
         for lines in (
-            watch.read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "run")
+            run_log.read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "run")
         )
     )
     assert whole == found and sorted(whole) == [3, 6, 9, 12, 14]
@@ -252,7 +252,7 @@ def test_an_interval_whose_steps_were_all_skipped_has_no_loss(tmp_path, capsys):
             report = {**general, "skipped_in_row": jnp.int32(bad), "terms": {"mlm_loss": term}}
             log.step(number, phase, report)
         log._read()
-    lines = watch.read_metrics(tmp_path / "metrics.jsonl")
+    lines = run_log.read_metrics(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == [2, 4, 6]
     assert [line["train/loss"] for line in lines] == [3.0, pytest.approx(np.nan, nan_ok=True), 11.0]
     assert "train/mlm_loss" not in lines[1]
@@ -276,9 +276,9 @@ def test_a_line_holds_the_mean_since_the_last_one(data, uninterrupted, tmp_path,
     workdir, _, _ = uninterrupted
     every = _config(data, log_every=1)
     train.train_and_evaluate(every, tmp_path / "run")
-    ones = {line["step"]: line for line in watch.read_metrics(tmp_path / "run/metrics.jsonl")
+    ones = {line["step"]: line for line in run_log.read_metrics(tmp_path / "run/metrics.jsonl")
             if "train/nsp_loss" in line}  # fmt: skip
-    for line in watch.read_metrics(workdir / "metrics.jsonl"):
+    for line in run_log.read_metrics(workdir / "metrics.jsonl"):
         if "train/nsp_loss" in line:  # every step has the same number of pairs
             steps = [ones[line["step"] - 1], ones[line["step"]]]
             mean = np.mean([step["train/nsp_loss"] for step in steps])
@@ -312,7 +312,7 @@ def _wait_for_step(process, metrics, step):
     """Polls the metrics, a line a step, of a run that must still be going on then."""
     while process.poll() is None:
         time.sleep(0.02)
-        if metrics.exists() and any(line["step"] >= step for line in watch.read_metrics(metrics)):
+        if metrics.exists() and any(line["step"] >= step for line in run_log.read_metrics(metrics)):
             return
     raise AssertionError(f"the run ended before step {step}: {process.communicate()[1]}")
 
@@ -367,6 +367,6 @@ def test_evaluation_and_saving_do_not_count_as_training_time(data, tmp_path, mon
     monkeypatch.setattr(train.StepLog, "step", second_a_step)
     monkeypatch.setattr(train.evaluate, "evaluate", slow)
     train.train_and_evaluate(_config(data), tmp_path / "run")
-    lines = watch.read_metrics(tmp_path / "run" / "metrics.jsonl")
+    lines = run_log.read_metrics(tmp_path / "run" / "metrics.jsonl")
     rates = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
     assert rates == [16 * 32] * len(rates) and len(rates) == 6

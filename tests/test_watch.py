@@ -11,7 +11,7 @@ import jax
 import pytest
 from tensorboardX.proto import event_pb2
 
-from bertjax import errors, watch
+from bertjax import errors, run_log
 
 
 def write_lines(path, *steps: int) -> None:
@@ -19,14 +19,14 @@ def write_lines(path, *steps: int) -> None:
 
 
 def steps_of(path) -> list[int]:
-    return [line["step"] for line in watch.read_metrics(path)]
+    return [line["step"] for line in run_log.read_metrics(path)]
 
 
 def test_metrics_are_read_back(tmp_path):
-    writer = watch.JsonlWriter(tmp_path / "metrics.jsonl", start_step=0)
+    writer = run_log.JsonlWriter(tmp_path / "metrics.jsonl", start_step=0)
     writer.write(50, {"train/loss": 9.1, "learning_rate": 1e-5})
     # A line is there at once: no close before this read.
-    assert watch.read_metrics(tmp_path / "metrics.jsonl") == [
+    assert run_log.read_metrics(tmp_path / "metrics.jsonl") == [
         {"step": 50, "train/loss": 9.1, "learning_rate": 1e-5}
     ]
     writer.close()
@@ -34,20 +34,20 @@ def test_metrics_are_read_back(tmp_path):
 
 def test_float32_survives_in_few_digits(tmp_path):
     loss = float(jax.numpy.float32(1) / 3)
-    writer = watch.JsonlWriter(tmp_path / "metrics.jsonl", start_step=0)
+    writer = run_log.JsonlWriter(tmp_path / "metrics.jsonl", start_step=0)
     writer.write(1, {"train/loss": loss})
     writer.close()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "train/loss": 0.333333343}\n'
-    read = watch.read_metrics(tmp_path / "metrics.jsonl")[0]["train/loss"]
+    read = run_log.read_metrics(tmp_path / "metrics.jsonl")[0]["train/loss"]
     assert jax.numpy.float32(read) == jax.numpy.float32(loss)
 
 
 def test_non_finite_numbers_are_strict_json(tmp_path):
-    writer = watch.JsonlWriter(tmp_path / "metrics.jsonl", start_step=0)
+    writer = run_log.JsonlWriter(tmp_path / "metrics.jsonl", start_step=0)
     writer.write(1, {"train/loss": float("inf")})
     writer.close()
     assert "null" in (tmp_path / "metrics.jsonl").read_text()
-    loss = watch.read_metrics(tmp_path / "metrics.jsonl")[0]["train/loss"]
+    loss = run_log.read_metrics(tmp_path / "metrics.jsonl")[0]["train/loss"]
     assert loss != loss
 
 
@@ -59,7 +59,7 @@ def test_resume_drops_the_lines_past_the_restored_step(tmp_path, start_step, kep
     write_lines(path, 10, 20, 20, 30)
     with path.open("a") as file:
         file.write('{"step": 31, "train/lo')  # cut short by a kill
-    writer = watch.JsonlWriter(path, start_step=start_step)
+    writer = run_log.JsonlWriter(path, start_step=start_step)
     writer.write(100, {"train/loss": 1.0})
     writer.close()
     assert steps_of(path) == [*kept, 100]
@@ -84,17 +84,17 @@ def test_a_bad_line_is_named(tmp_path, bad):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 1}}\n{bad}\n{{"step": 3}}\n')
     with pytest.raises(errors.UserError, match=r"metrics.jsonl:2: .*; delete that line"):
-        watch.read_metrics(path)
+        run_log.read_metrics(path)
 
 
 def test_absent_metrics_are_one_line(tmp_path):
     with pytest.raises(errors.UserError, match=r"none.jsonl is not there"):
-        watch.read_metrics(tmp_path / "none.jsonl")
+        run_log.read_metrics(tmp_path / "none.jsonl")
 
 
 def test_full_disk_names_the_file_and_keeps_what_was_there(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    writer = watch.JsonlWriter(path, start_step=0)
+    writer = run_log.JsonlWriter(path, start_step=0)
     writer.write(1, {"train/loss": 1.0})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, limits[1]))
@@ -121,7 +121,7 @@ def events(folder) -> list[event_pb2.Event]:
 
 def test_tensorboard_file_is_in_the_documented_format(tmp_path):
     """The bytes of TFRecord and masked CRC-32C, against a record made by TensorFlow."""
-    writer = watch.TensorBoardWriter(tmp_path, start_step=0)
+    writer = run_log.TensorBoardWriter(tmp_path, start_step=0)
     writer.close()
     content = next(tmp_path.iterdir()).read_bytes()
     # The first record of every file that tf.summary wrote: 24 bytes, CRC of that length.
@@ -130,7 +130,7 @@ def test_tensorboard_file_is_in_the_documented_format(tmp_path):
 
 def test_tensorboard_resumes_in_a_file_of_its_own(tmp_path):
     for start_step, step in ((0, 10), (0, 20), (20, 30)):
-        writer = watch.TensorBoardWriter(tmp_path, start_step=start_step)
+        writer = run_log.TensorBoardWriter(tmp_path, start_step=start_step)
         writer.write(step, {"train/loss": step / 10, "learning_rate": 1e-4})
         writer.close()
     assert len(list(tmp_path.iterdir())) == 3
@@ -152,7 +152,7 @@ class Terminal(io.StringIO):
 
 def test_bar_on_a_terminal_shows_progress_losses_and_speed():
     screen = Terminal()
-    bar = watch.ProgressBar(start_step=100, num_steps=200, file=screen)
+    bar = run_log.ProgressBar(start_step=100, num_steps=200, file=screen)
     bar.advance(120)
     bar.write(150, {"train/loss": 6.1234, "tokens_per_second": 12_345, "mfu": 0.413})
     bar.write(150, {"eval/loss": 6.5, "eval/samples": 320.0})
@@ -166,7 +166,7 @@ def test_bar_on_a_terminal_shows_progress_losses_and_speed():
 def test_log_file_gets_plain_lines_not_too_often():
     now = [0.0]
     log = io.StringIO()
-    bar = watch.ProgressBar(start_step=0, num_steps=100, file=log, clock=lambda: now[0])
+    bar = run_log.ProgressBar(start_step=0, num_steps=100, file=log, clock=lambda: now[0])
     for step in range(1, 101):
         now[0] += 1.0
         bar.advance(step)
@@ -187,7 +187,7 @@ def test_writers_fill_a_workdir_and_only_on_process_0(tmp_path, monkeypatch, cap
     for process in (0, 1):
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
         workdir = tmp_path / str(process)
-        with watch.Writers(workdir, start_step=0, num_steps=10) as writers:
+        with run_log.Writers(workdir, start_step=0, num_steps=10) as writers:
             writers.advance(4)
             writers.write(5, {"train/loss": 2.0})
             writers.flush()
@@ -207,8 +207,8 @@ def test_a_resumed_run_says_what_its_stop_cost(
     if logged:
         write_lines(tmp_path / "metrics.jsonl", *logged)
     monkeypatch.setattr(jax, "process_index", lambda: process)
-    monkeypatch.setattr(watch.time, "time", lambda: 1_000_000.0)
-    watch.tell_resumed(tmp_path, 200, saved_at=1_000_000.0 - 3723)
+    monkeypatch.setattr(run_log.time, "time", lambda: 1_000_000.0)
+    run_log.tell_resumed(tmp_path, 200, saved_at=1_000_000.0 - 3723)
     line = "resuming from step 200 (saved 1:02:03 ago); "
     said = "" if process else f"{line}{again} steps will be repeated\n"
     assert capsys.readouterr().err == said
@@ -242,8 +242,8 @@ class RemotePath:
 
 def test_remote_file_is_whole_after_flush_and_close(monkeypatch):
     path = RemotePath()
-    monkeypatch.setattr(watch.epath, "Path", lambda path: path)
-    writer = watch.JsonlWriter(path, start_step=0)
+    monkeypatch.setattr(run_log.epath, "Path", lambda path: path)
+    writer = run_log.JsonlWriter(path, start_step=0)
     writer.write(1, {"train/loss": 1.0})
     writer.flush()
     assert steps_of(path) == [1]

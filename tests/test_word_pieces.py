@@ -8,12 +8,14 @@ import pytest
 
 from bertjax import errors
 from bertjax.artifact import huggingface, loading
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetuning import conll, examples, folder, kind, predictor, readers, word_pieces
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.finetuning import kind, predictor, word_pieces
+from bertjax.finetuning import output_folder as folder
+from bertjax.finetuning.examples import conll, readers, types
 from bertjax.finetuning.kinds import tokens
 from tests import downstream, finetuning, tiny_model
 
-Words = examples.Words
+Words = types.Words
 LABELS = ["O", "B-X", "I-X"]
 RAW = Words(
     ("Caf\u00e9", "dogs", ",", "\u4e2d\u6587", "U.N.", "cat"),
@@ -95,7 +97,7 @@ def test_raw_text_comes_with_the_words(tmp_path):
     columns = readers.Columns((("words",),), ("tags",))
     record = readers.Record("f:1", {"words": ["(", "cat"], "text": "(cat "})
     (example,) = readers.words([record], columns)
-    assert example.text == "(cat " and examples.places(example) == [(0, 1), (1, 4)]
+    assert example.text == "(cat " and types.places(example) == [(0, 1), (1, 4)]
 
 
 # --- predictions ---------------------------------------------------------------------------------
@@ -122,7 +124,7 @@ def test_transformers_gives_each_word_the_same_tag(tokenizers, name, tmp_path):
         (found,) = model.predict([text])
         visible = [token for token in pipeline(text) if token["word"].strip("\u2581\u0120")]
         for (start, _), tag, probability in zip(
-            examples.places(examples.cut(text)), found["tags"], found["probabilities"], strict=True
+            types.places(types.cut(text)), found["tags"], found["probabilities"], strict=True
         ):
             first = next(token for token in visible if token["end"] > start)
             assert (first["entity"], first["score"]) == (tag, pytest.approx(probability, abs=1e-4))

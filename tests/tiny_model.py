@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from bertjax import build
+from bertjax import plugins
 from bertjax.artifact import artifact
-from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 
 TEXTS = ("the cat sat on the mat", "a dog ran home and saw the cat", "letters make many words")
 FIELDS = {
@@ -49,7 +49,7 @@ def gpt2_tokenizer(folder: pathlib.Path) -> tokenizer_lib.Tokenizer:
 def make(kind: str = "wordpiece", seed: int = 0, **fields: Any) -> artifact.Artifact:
     """The model with `fields` changed; the rows that pad the vocabulary are zero."""
     fields = {"vocab_size": tokenizer(kind).size, **FIELDS, **fields}
-    flat = artifact.flatten(build.abstract_params(build.model("bert", fields)))
+    flat = artifact.flatten(plugins.abstract_params(plugins.model("bert", fields)))
     rng = np.random.default_rng(seed)
     params = {}
     for path, leaf in flat.items():

@@ -6,7 +6,7 @@ import functools
 import jax
 import numpy as np
 
-from bertjax import build
+from bertjax import plugins
 from bertjax.artifact import artifact
 from bertjax.models import t5
 from tests import tiny_model
@@ -24,8 +24,8 @@ VERSIONS = {"1.0": TINY, "1.1": {**TINY, **V1_1}}
 @functools.cache
 def params(**fields):
     """Fresh parameters on the host, made in one go: op by op it takes seconds."""
-    model = build.model("t5", fields)
-    return jax.device_get(jax.jit(lambda: build.init_params(model, jax.random.key(0)))())
+    model = plugins.model("t5", fields)
+    return jax.device_get(jax.jit(lambda: plugins.init_params(model, jax.random.key(0)))())
 
 
 def ids(*shape, seed=0):

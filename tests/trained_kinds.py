@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import optax
 
-from bertjax import build, step
+from bertjax import plugins, step
 from bertjax.finetuning import kind
 from tests import tiny_model
 
@@ -27,8 +27,8 @@ def make(
     if family == "bert":
         heads = ("pooler", *heads)
     sizes = {"vocab_size": tokenizer.size, "num_labels": module.num_labels(config, labels)}
-    model = build.model(family, {**FIELDS, **sizes, "heads": heads, **fields})
-    return model, jax.jit(lambda: build.init_params(model, jax.random.key(0)))()
+    model = plugins.model(family, {**FIELDS, **sizes, "heads": heads, **fields})
+    return model, jax.jit(lambda: plugins.init_params(model, jax.random.key(0)))()
 
 
 def batch_of(module: Any, config: Any, encoded: kind.Encoded, model: Any = None) -> dict:

@@ -22,9 +22,9 @@ import jax
 import numpy as np
 from flax import traverse_util
 
-from bertjax import build, errors, schema, sharding
+from bertjax import errors, plugins, schema, sharding
 from bertjax.artifact import files
-from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 
 FORM = schema.Form("bertjax-artifact", 1)
 PARAMS = "params.safetensors"
@@ -125,7 +125,7 @@ def num_params(params: Any, vocab_size: int) -> int:
 def abstract_params(family: str, fields: Mapping[str, Any], where: Any) -> Any:
     """Shapes of the parameters of a model with these fields. UserError names `where`."""
     try:
-        return build.abstract_params(build.model(family, dict(fields)))
+        return plugins.abstract_params(plugins.model(family, dict(fields)))
     except (errors.UserError, TypeError, ValueError) as error:
         raise errors.UserError(f"{where}: no model can be built of it: {error}") from error
 
@@ -175,13 +175,13 @@ def starts_texts(model: Artifact) -> bool:
 
     A decoder that was pretrained here does, where texts begin with it.
     """
-    return model.objective is not None and build.family(model.family).KIND == "decoder"
+    return model.objective is not None and plugins.family(model.family).KIND == "decoder"
 
 
 def top_of_text(model: Artifact) -> int:
     """The first id that the model never writes: above its pieces and, for T5, its sentinels."""
     top = model.tokenizer.size
-    if build.family(model.family).KIND == "encoder_decoder":  # sentinels may lie above
+    if plugins.family(model.family).KIND == "encoder_decoder":  # sentinels may lie above
         top = max(top, *(model.tokenizer.sentinels + 1))
     return min(top, model.fields["vocab_size"])
 
@@ -192,7 +192,7 @@ def part(model: Artifact, name: str = "") -> Artifact:
     A family of several has a function `parts`; a model that is one is its own only part. Raises
     UserError for a name that there is not.
     """
-    module = build.family(model.family)
+    module = plugins.family(model.family)
     if not hasattr(module, "parts"):
         if name:
             raise errors.UserError(f"--part={name}: a {model.family} has no parts; leave it out")

@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping
 from types import ModuleType
 from typing import Any
 
-from bertjax import build, errors, schema
+from bertjax import errors, plugins, schema
 from bertjax.artifact import artifact, files, hf_defaults, hf_tasks
-from bertjax.data import packing
+from bertjax.data.batches import packing
 
 ACTIVATIONS = {  # theirs -> ours; the first of two that mean the same is the one we write
     "gelu": "gelu",
@@ -68,8 +68,8 @@ def read(file: pathlib.Path) -> tuple[dict[str, Any], str]:
     schema.typed(classes, list[str] | None, f"{file}: architectures", files.AGAIN)
     name = str(content.get("model_type"))
     family = MODEL_TYPES.get(name, name)
-    if family not in build.families():
-        known = sorted({*build.families(), *MODEL_TYPES})
+    if family not in plugins.families():
+        known = sorted({*plugins.families(), *MODEL_TYPES})
         raise errors.UserError(
             f"{file}: model_type {name!r} is not supported; there are {', '.join(known)}"
         )

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Annotated, Any
 
-from bertjax import build, errors, schema
+from bertjax import errors, plugins, schema
 from bertjax.artifact import artifact, files
-from bertjax.data import ends as ends_lib
-from bertjax.data import packing
-from bertjax.models import heads as heads_lib
+from bertjax.data.batches import packing
+from bertjax.data.tokenizers import special_tokens as ends_lib
+from bertjax.models.common import heads as heads_lib
 
 KEY = "bertjax"
 _NumLabels = Annotated[int, schema.Between(1, 2**20)]
@@ -59,7 +59,7 @@ def ending_of(model: artifact.Artifact) -> str:
     found = [head for head in model.fields["heads"] if head in heads_lib.DOWNSTREAM]
     if not found:
         return ""
-    module = build.family(model.family)
+    module = plugins.family(model.family)
     choices = model.task is not None and model.task["kind"] == "multiple_choice"
     own = {path.rpartition("/")[0] for path in flat if path.split("/")[0] in found}
     for ending, names in module.HF_HEADS.items():
@@ -115,7 +115,7 @@ def to_config(model: artifact.Artifact, ending: str) -> dict[str, Any]:
     if ending == "ForSequenceClassification":
         problem = "regression" if count == 1 else "single_label_classification"
         content["problem_type"] = problem
-        if build.family(model.family).KIND == "decoder":  # theirs scores what is before the padding
+        if plugins.family(model.family).KIND == "decoder":  # theirs scores what is before the padding
             specials = model.tokenizer.specials
             end = packing.end_of_text(specials)
             content["pad_token_id"] = specials.pad if specials.pad >= 0 else end
@@ -183,7 +183,7 @@ def ends(model: artifact.Artifact) -> ends_lib.Ends | None:
 def differs(model: artifact.Artifact) -> str:
     """Returns how transformers reads prompts otherwise than this model does; "" if alike."""
     name = (model.objective or {}).get("name")
-    if name == "prefix_lm" and build.family(model.family).KIND == "decoder":
+    if name == "prefix_lm" and plugins.family(model.family).KIND == "decoder":
         return (
             "this model was trained to read prompts in both directions (objective prefix_lm), and "
             "transformers reads them from left to right: its continuations will be others"

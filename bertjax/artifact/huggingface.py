@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bertjax import build, errors
+from bertjax import errors, plugins
 from bertjax.artifact import artifact, files, hf_config, hf_tasks, hf_weights
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.models import layers
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.models.common import layers
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -90,7 +90,7 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
 
     Raises UserError for what no class of transformers can hold (`hf_tasks.ending_of`).
     """
-    module = build.family(model.family)
+    module = plugins.family(model.family)
     if not hasattr(module, "HF_CONFIG"):
         raise errors.UserError(
             f"{model.family} has no tables for Hugging Face (HF_CONFIG, HF_NAMES): export it with "
@@ -98,7 +98,7 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
         )
     ending = hf_tasks.ending_of(model)
     # A model from before a field was there has its default.
-    fields = layers.fields_of(build.model(model.family, model.fields).config)
+    fields = layers.fields_of(plugins.model(model.family, model.fields).config)
     model = dataclasses.replace(model, fields=fields)
     params, vocab_size = jax.device_get(model.params), model.fields["vocab_size"]
     tensors = to_tensors(module, params, vocab_size, ending)
@@ -129,7 +129,7 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
     """
     folder = pathlib.Path(folder)
     content, family = hf_config.read(folder / CONFIG)
-    module = build.family(family)
+    module = plugins.family(family)
     shapes, where = {}, {}
     for file in hf_weights.find(folder):
         found = hf_weights.shapes(file)
@@ -216,7 +216,7 @@ def from_tensors(
 
 def dropped(model: artifact.Artifact) -> list[str]:
     """Paths of the parameters that their model has no place for."""
-    beginnings = _dropped(build.family(model.family))
+    beginnings = _dropped(plugins.family(model.family))
     return [path for path in artifact.flatten(model.params) if path.startswith(beginnings)]
 
 

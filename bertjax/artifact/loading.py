@@ -18,10 +18,10 @@ import jax
 import numpy as np
 from etils import epath
 
-from bertjax import build, checkpoint, errors, paths, schema, workdir
+from bertjax import checkpoint, errors, paths, plugins, schema, workdir
 from bertjax.artifact import artifact, files, huggingface, t5x
-from bertjax.data import store
-from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.data.prepared import store
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ def overlay_params(model: artifact.Artifact, family: str, params: Any) -> Any:
 def _same_folders(one: str, other: str) -> bool:
     """Whether two families have one form of Hugging Face folder, as BERT and SpanBERT do."""
     types = [
-        getattr(build.family(name), "HF_CONFIG", {"model_type": name})["model_type"]
+        getattr(plugins.family(name), "HF_CONFIG", {"model_type": name})["model_type"]
         for name in (one, other)
     ]
     return types[0] == types[1]

@@ -16,8 +16,9 @@ import tensorstore
 
 from bertjax import errors
 from bertjax.artifact import artifact, files
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.models import layers, t5
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.models import t5
+from bertjax.models.common import layers
 
 FILE = "checkpoint"  # in the folder of a checkpoint
 

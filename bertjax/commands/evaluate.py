@@ -20,12 +20,13 @@ import jax
 import ml_collections
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bertjax import blimp, build, errors, evaluate, inference, progress, scoring, sharding
 from bertjax import config as config_lib
+from bertjax import errors, evaluate, plugins, progress, sharding
 from bertjax import experiment as experiment_lib
 from bertjax.artifact import artifact, loading
-from bertjax.data import store
+from bertjax.data.prepared import store
 from bertjax.finetuning import predictor, tasks
+from bertjax.inference import blimp, pretrained, scoring
 
 # What a model without a run was trained for, most likely, by the kind of its family.
 OBJECTIVES = {"encoder": "mlm", "decoder": "causal_lm", "encoder_decoder": "span_corruption"}
@@ -91,7 +92,7 @@ def _blimp(flags: argparse.Namespace) -> dict:
     pairs = blimp.read(file, flags.max_pairs)
     with progress.stage(f"reading {flags.model}"):
         source = loading.load(flags.model)
-    model = inference.Pretrained(source)
+    model = pretrained.Pretrained(source)
     how = scoring.describe(model)
     with progress.stage(f"scoring {len(pairs):,} pairs"):
         accuracy = blimp.evaluate(model, pairs, within_word=bool(flags.within_word))
@@ -196,7 +197,7 @@ def _rate(config: ml_collections.ConfigDict, model: artifact.Artifact) -> str:
 
 def _config(model: artifact.Artifact, flags: argparse.Namespace):
     """The config of the model's run, or, for a model without one, the default of its family."""
-    family = build.family(model.family)
+    family = plugins.family(model.family)
     objective = OBJECTIVES[family.KIND]
     default = config_lib.default(model.family, next(iter(family.VARIANTS)), objective)
     if model.config:
@@ -215,7 +216,7 @@ def _config(model: artifact.Artifact, flags: argparse.Namespace):
                     f"--model={flags.model} has no head mlm, so it has no loss on data; ELECTRA's "
                     "discriminator can be scored with --task=blimp:FILE"
                 )
-            pairs = (head for head in build.objective("mlm").LABELS if head in config.model.heads)
+            pairs = (head for head in plugins.objective("mlm").LABELS if head in config.model.heads)
             config.objective.pair = next(pairs, "none")
     last = config_lib.phases(config)[-1]
     config.phase2.num_steps = 0

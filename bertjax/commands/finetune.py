@@ -18,9 +18,10 @@ A suite is many tasks in one report; see its file for what it runs.
 
 import argparse
 
-from bertjax import backend, errors, signals
+from bertjax import errors
 from bertjax.finetuning import keys, recipe, report, strategies, suite, tasks
 from bertjax.finetuning import run as run_lib
+from bertjax.runtime import backend, signals
 
 FILES = ("train", "dev", "test")
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import errors, paths, plot, watch, workdir
+from bertjax import errors, paths, plot, run_log, workdir
 from bertjax.artifact import artifact, loading
-from bertjax.data import manifest as manifest_lib
+from bertjax.data.prepared import manifest as manifest_lib
 
 _LABEL = 12  # columns of the labels at the left
 _WIDTH = 100
@@ -53,7 +53,7 @@ def draw(path: str, file: str = "") -> str:
     if place.kind != "workdir":
         raise errors.UserError(f"{path}: not the workdir of a run, so it has no curves")
     file = file or os.path.join(place.folder, "curves.png")
-    metrics = watch.read_metrics(os.path.join(place.folder, workdir.METRICS))
+    metrics = run_log.read_metrics(os.path.join(place.folder, workdir.METRICS))
     unigram = [line["eval/unigram_loss"] for line in metrics if "eval/unigram_loss" in line]
     title = os.path.basename(os.path.abspath(place.folder))
     plot.curves(metrics, file, unigram_loss=unigram[-1] if unigram else None, title=title)
@@ -107,7 +107,7 @@ def _latest(file: str, step: int | None) -> Iterable[str]:
     if step is None or not os.path.exists(file):
         return
     newest: dict[str, float] = {}
-    for line in watch.read_metrics(file):
+    for line in run_log.read_metrics(file):
         newest |= line if line["step"] <= step else {}
     if newest:
         yield from _wrapped("metrics", [f"{name}={value:.4g}" for name, value in newest.items()])

@@ -19,9 +19,10 @@ import jax
 
 from bertjax import config as config_lib
 from bertjax import config_help as config_help_lib
-from bertjax import errors, hardware
+from bertjax import errors
 from bertjax.plan import plan as plan_lib
 from bertjax.plan import report, search
+from bertjax.runtime import hardware
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

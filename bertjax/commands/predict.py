@@ -26,10 +26,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import bertjax
-from bertjax import errors, inference, progress, prompting
+from bertjax import errors, progress
 from bertjax.artifact import files
-from bertjax.finetuning import examples as examples_lib
-from bertjax.finetuning import folder, predictor, tasks
+from bertjax.finetuning import output_folder, predictor, tasks
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.inference import pretrained, prompting
 
 # Fields of generation.Options, where their defaults stand.
 OPTIONS = {
@@ -117,7 +118,7 @@ def run(flags: argparse.Namespace) -> None:
                 print("  " + "   ".join(f"{fill.piece} {fill.probability:.3f}" for fill in best))
 
 
-def _chosen(model: inference.Pretrained, flags: argparse.Namespace) -> Iterator[str]:
+def _chosen(model: pretrained.Pretrained, flags: argparse.Namespace) -> Iterator[str]:
     """For each prompt the choices with their scores, best first."""
     for found in prompting.choose(model, flags.prompt, flags.choice):
         pairs = sorted(zip(found.scores, flags.choice, strict=True), reverse=True)
@@ -158,7 +159,7 @@ def _answer_file(model: predictor.Predictor, data: str, output: str | None) -> N
     unlabelled = [examples_lib.unlabelled(example) for example in examples]
     with progress.stage("predicting") as done:
         _, predictions = model.answer(unlabelled, done)
-    lines = folder.prediction_lines(examples, predictions)
+    lines = output_folder.prediction_lines(examples, predictions)
     if output is None:
         print(lines, end="")
         return

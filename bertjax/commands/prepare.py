@@ -17,7 +17,8 @@ from typing import Any
 from tqdm import tqdm
 
 from bertjax import progress
-from bertjax.data import corpus, languages, prepare, sentences, store
+from bertjax.data.corpus import languages, reader, sentences
+from bertjax.data.prepared import prepare, store
 
 PLAIN_EVERY = 10  # seconds between progress lines where there is no terminal
 UNKNOWN_LIMIT = 0.01
@@ -55,7 +56,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("auto", *corpus.FILE_FORMATS),
+        choices=("auto", *reader.FILE_FORMATS),
         default="auto",
         help="format of the files; auto goes by the suffix",
     )
@@ -64,13 +65,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--text_split",
-        choices=corpus.TEXT_SPLITS,
+        choices=reader.TEXT_SPLITS,
         default="file",
         help="a plain text file is one document, or blank lines separate documents",
     )
     parser.add_argument(
         "--on_error",
-        choices=corpus.ON_ERROR,
+        choices=reader.ON_ERROR,
         default="stop",
         help="at bad input: stop with its file and line, or skip and count it",
     )

@@ -20,10 +20,11 @@ import contextlib
 
 import jax
 
-from bertjax import backend, distributed, train
 from bertjax import config as config_lib
 from bertjax import config_help as config_help_lib
+from bertjax import train
 from bertjax import workdir as workdir_lib
+from bertjax.runtime import backend, distributed
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

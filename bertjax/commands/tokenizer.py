@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from etils import epath
 
 from bertjax import errors, paths
-from bertjax.data import corpus, tokenizer
+from bertjax.data.corpus import reader
+from bertjax.data.tokenizers import tokenizer
 
 # Beyond this the pieces hardly change; sentencepiece holds its sample in memory, several times.
 SAMPLE_BYTES = {"wordpiece": 256 << 20, "bpe": 256 << 20, "unigram": 64 << 20}
@@ -36,12 +37,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
          help="default: %(default)s")
     flag("--lowercase", choices=("true", "false"),
          help="default: true for wordpiece (accents go too), false for the others")
-    flag("--format", default="auto", choices=("auto", *corpus.FILE_FORMATS),
+    flag("--format", default="auto", choices=("auto", *reader.FILE_FORMATS),
          help="of the files; auto goes by their names")
     flag("--text_field", default="text", help="JSON field of the text; default: %(default)s")
-    flag("--text_split", default="file", choices=corpus.TEXT_SPLITS,
+    flag("--text_split", default="file", choices=reader.TEXT_SPLITS,
          help="plain text: a file is a document, or blank lines part documents")
-    flag("--on_error", default="stop", choices=corpus.ON_ERROR,
+    flag("--on_error", default="stop", choices=reader.ON_ERROR,
          help="bad records: stop, or skip and count them")
     flag("--max_bytes", type=int,
          help="of text to train on, spread evenly over the input; default: 256 MiB, unigram 64 MiB")
@@ -84,7 +85,7 @@ def _trained(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
     if flags.vocab_size < 1:
         raise errors.UserError(f"--vocab_size={flags.vocab_size}: give a positive number")
     skipped: collections.Counter[str] = collections.Counter()
-    sources = corpus.find(
+    sources = reader.find(
         flags.input, format=flags.format, on_error=flags.on_error, skipped=skipped
     )
     sample = Sample(sources, flags, skipped)
@@ -114,7 +115,7 @@ class Sample:
 
     def __init__(
         self,
-        sources: Sequence[corpus.Source],
+        sources: Sequence[reader.Source],
         flags: argparse.Namespace,
         skipped: collections.Counter[str],
     ):
@@ -126,7 +127,7 @@ class Sample:
         units = [
             unit
             for source in sources
-            for unit in corpus.split(source, unit_bytes, text_split=flags.text_split)
+            for unit in reader.split(source, unit_bytes, text_split=flags.text_split)
         ] if size > limit else list(sources)
         count = min(len(units), max(1, limit * len(units) // max(1, size)))
         self._units = [units[i * len(units) // count] for i in range(count)]
@@ -145,9 +146,9 @@ class Sample:
         if not self.bytes:
             raise errors.UserError(f"no text in {' '.join(self._flags.input)}")
 
-    def _texts(self, unit: corpus.Source, budget: int) -> Iterator[str]:
+    def _texts(self, unit: reader.Source, budget: int) -> Iterator[str]:
         """The unit's texts while `bytes` is below the budget; the last one is cut there."""
-        documents = corpus.documents(
+        documents = reader.documents(
             unit,
             text_field=self._flags.text_field,
             text_split=self._flags.text_split,

@@ -19,13 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax import errors, inference, progress, schema
+from bertjax import errors, progress, schema
 from bertjax.artifact import artifact, files
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetuning import batches as batches_lib
-from bertjax.finetuning import examples as examples_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.finetuning import batching as batches_lib
+from bertjax.finetuning import feature_cache
 from bertjax.finetuning import kind as kind_lib
-from bertjax.finetuning import still
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.inference import pretrained
 
 Apply = Callable[..., dict[str, jax.Array]]
 # Outputs of an encoder or a decoder that have a place for every token of the input.
@@ -74,7 +75,7 @@ class Answering:
         self, encoded: kind_lib.Encoded, batch_size: int, passes: int = 0
     ) -> batches_lib.Batches:
         """The rows in batches; passes: how often they will be read, 0 where nobody knows."""
-        table = self.kind.features(self.config) | still.features(encoded.rows[0])
+        table = self.kind.features(self.config) | feature_cache.features(encoded.rows[0])
         read = {name: feature for name, feature in table.items() if name not in self.absent}
         return batches_lib.Batches(encoded.rows, read, self.lengths, batch_size, passes)
 
@@ -111,7 +112,7 @@ class Answering:
         return step
 
     def answer_in_loop(
-        self, model: inference.Pretrained, encoded: kind_lib.Encoded
+        self, model: pretrained.Pretrained, encoded: kind_lib.Encoded
     ) -> dict[str, np.ndarray]:
         """The outputs of a kind whose answers take many forward passes."""
         return self.kind.predict_loop(self.config, model, encoded, self.prompt_ids)

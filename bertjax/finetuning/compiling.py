@@ -8,7 +8,7 @@ import concurrent.futures
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bertjax.data import parallel
+from bertjax.data.prepared import parallel
 
 
 def for_calls(jitted: Any, calls: Sequence[tuple[Any, ...]]) -> Callable[..., Any]:

@@ -10,7 +10,8 @@ Metrics are those of the paper's table 1, the first of each the one that Devlin 
 from collections.abc import Sequence
 from typing import Any
 
-from bertjax.finetuning import readers, task
+from bertjax.finetuning import task
+from bertjax.finetuning.examples import readers
 
 _SINGLE = ("sentence",)
 _PAIR = ("sentence1", "sentence2")

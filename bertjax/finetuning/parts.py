@@ -16,14 +16,24 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bertjax import build, errors, inference, optimizer, sharding
+from bertjax import errors, optimizer, plugins, sharding
 from bertjax import step as step_lib
 from bertjax.artifact import artifact
 from bertjax.finetuning import answering as answering_lib
-from bertjax.finetuning import batches as batches_lib
-from bertjax.finetuning import compiling, kind, recipe, splits, start, still, strategies, tasks
+from bertjax.finetuning import batching as batches_lib
+from bertjax.finetuning import (
+    compiling,
+    feature_cache,
+    initial_model,
+    kind,
+    recipe,
+    strategies,
+    tasks,
+)
 from bertjax.finetuning import scores as scores_lib
-from bertjax.models import kernels
+from bertjax.finetuning.examples import splits
+from bertjax.inference import pretrained as inference
+from bertjax.models.common import kernels
 
 
 class Parts:
@@ -69,7 +79,7 @@ class Parts:
         self.heads = module.heads(kind_config)
         self.head = self.heads[-1] if self.heads else ""  # a pooler comes before it
         self.family, self.fields, self._first = self._first_params(0)
-        self.model = build.model(self.family, self.fields, build.compute(config))
+        self.model = plugins.model(self.family, self.fields, plugins.compute(config))
         self._check_attention()
         trained, frozen = self.split()
         self.counts = strategies.counts(trained, frozen, self.fields["vocab_size"])
@@ -84,7 +94,7 @@ class Parts:
     # The model
 
     def _check_family(self, module: Any) -> None:
-        found = build.family(self.source.family).KIND
+        found = plugins.family(self.source.family).KIND
         if found not in module.KINDS:
             raise errors.UserError(
                 f"config.task = {self.config.task!r} is for models of the kind "
@@ -124,7 +134,7 @@ class Parts:
     def _first_params(self, seed: int) -> tuple[str, dict[str, Any], Any]:
         fields, key = self.strategy.fields(), _key(seed, "heads")
         kind_name, labels = self.answering.kind_name, self.answering.labels
-        return start.model(self.source, self.heads, fields, key, kind_name, labels)
+        return initial_model.model(self.source, self.heads, fields, key, kind_name, labels)
 
     def split(self) -> tuple[Any, Any]:
         """(trained, frozen) before the first step, of seed 0."""
@@ -147,7 +157,7 @@ class Parts:
     def pretrained(self, trained: Any) -> inference.Pretrained:
         """The model of one seed, as `bertjax.load` gives one, split over the mesh."""
         params = self._put(self.strategy.combine(trained, self.frozen))
-        return inference.Pretrained(self._finished(params), build.compute(self.config))
+        return inference.Pretrained(self._finished(params), plugins.compute(self.config))
 
     def artifact(
         self, trained: Any, answering: answering_lib.Answering | None = None
@@ -225,7 +235,7 @@ class Parts:
 
     def _micro_batches(self, batch: step_lib.Batch) -> int:
         """How many, one after the other, a batch is in a step."""
-        if getattr(self.answering.kind, "ACROSS_ROWS", False) or still.is_kept(batch):
+        if getattr(self.answering.kind, "ACROSS_ROWS", False) or feature_cache.is_kept(batch):
             return 1
         return batches_lib.micro_batches(batch, sharding.batch_shards(self.mesh))
 
@@ -301,24 +311,24 @@ class Parts:
         """The model as the kind takes it."""
         if not self.strategy.body_stays:
             return apply
-        return still.head_alone(apply, self.head, batch)
+        return feature_cache.head_alone(apply, self.head, batch)
 
     def _keep_features(self, trained: Any) -> None:
         """Puts what the head reads into the rows of train and dev, unless that is too much."""
         rows = [row for split in ("train", "dev") for row in self.encoded[split].rows]
-        size = still.size(self.head, self.model, rows)
-        if size > still.MOST:
+        size = feature_cache.size(self.head, self.model, rows)
+        if size > feature_cache.MOST:
             self.notes.append(
-                f"what the head reads takes {size / 2**30:,.1f} GiB, and {still.MOST / 2**30:g} "
+                f"what the head reads takes {size / 2**30:,.1f} GiB, and {feature_cache.MOST / 2**30:g} "
                 "are kept at most: every step computes it again"
             )
             return
-        step = jax.jit(still.step(self.answering, self.model, self.head))
+        step = jax.jit(feature_cache.step(self.answering, self.model, self.head))
         params = self._put(self.strategy.combine(trained, jax.device_get(self.frozen)))
         for split in ("train", "dev"):
             batches = self.batches_of(split)
             for numbers, found in answering_lib.by_batch(step, params, batches, self.place):
-                still.keep(self.encoded[split].rows, numbers, found)
+                feature_cache.keep(self.encoded[split].rows, numbers, found)
 
     # Places
 

@@ -16,19 +16,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from bertjax import errors, inference, progress
+from bertjax import errors, progress
 from bertjax.artifact import artifact
 from bertjax.finetuning import answering as answering_lib
-from bertjax.finetuning import checks, kind, tasks
-from bertjax.finetuning import examples as examples_lib
+from bertjax.finetuning import data_warnings, kind, tasks
+from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.kinds import tokens
-from bertjax.models import layers
+from bertjax.inference import pretrained
+from bertjax.models.common import layers
 
 BATCH_SIZE = 32
 Input = str | Sequence[str] | Mapping[str, Any] | examples_lib.Example
 
 
-class Predictor(inference.Pretrained):
+class Predictor(pretrained.Pretrained):
     """A `Pretrained` with a task. `answering` says how it answers."""
 
     def __init__(self, source: artifact.Artifact, compute: layers.Compute | None = None):
@@ -40,7 +41,7 @@ class Predictor(inference.Pretrained):
     def predict(self, inputs: Input | Sequence[Input]) -> Any:
         """The prediction of one input, or of each of a list.
 
-        An input is a text, a pair of texts as a tuple, an example of `finetuning.examples`, or the
+        An input is a text, a pair of texts as a tuple, an example of `finetuning.examples.types`, or the
         fields of one: {"question", "context"}, {"context", "choices"}, {"source"}, {"words"}.
         Raises UserError for what is no input of the task.
         """
@@ -92,7 +93,7 @@ class Predictor(inference.Pretrained):
         if not examples:
             return kind.Encoded([], np.zeros(0, int), np.zeros(0, bool)), []
         encoded = answering.encode(examples)
-        for line in checks.unread(encoded.truncated, answering):
+        for line in data_warnings.unread(encoded.truncated, answering):
             errors.tell(f"warning: {line}")
         if hasattr(answering.kind, "predict_loop"):
             outputs = answering.answer_in_loop(self, encoded)
@@ -123,12 +124,12 @@ class Predictor(inference.Pretrained):
             fields = {}
         for name in _LISTS & fields.keys():
             if isinstance(fields[name], str):
-                raise errors.UserError(f"{name!r} is a list of texts, not {inference.short(given)}")
+                raise errors.UserError(f"{name!r} is a list of texts, not {pretrained.short(given)}")
         try:
             return _TYPES[reader](**fields)
         except TypeError:
             raise errors.UserError(
-                f"the task {self.task.name} answers {_NEEDS[reader]}, not {inference.short(given)}"
+                f"the task {self.task.name} answers {_NEEDS[reader]}, not {pretrained.short(given)}"
             ) from None
 
     @functools.cached_property

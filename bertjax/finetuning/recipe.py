@@ -20,7 +20,7 @@ from bertjax import config as config_lib
 from bertjax import errors, optimizer, sharding
 from bertjax.finetuning import kind, strategies, tasks
 from bertjax.finetuning import task as task_lib
-from bertjax.models import layers
+from bertjax.models.common import layers
 
 SHORTEST = 8  # tokens that a row must have room for
 # Keys that may differ when an output folder is gone on with: each (rate, seed) is a run of its own,
@@ -77,7 +77,7 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
 
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
-    config.attention = "xla"  # or a kernel: cudnn on GPUs; see models/kernels.py
+    config.attention = "xla"  # or a kernel: cudnn on GPUs; see models/common/kernels.py
     config.mesh = "data:-1"  # or "fsdp:4,tensor:2", also sequence; -1: the devices that are left
     return config.lock()
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from bertjax import plot
 from bertjax.artifact import files
-from bertjax.finetuning import folder, loop
+from bertjax.finetuning import output_folder, training
 from bertjax.finetuning import parts as parts_lib
 
-Runs = Mapping[float, Sequence[loop.Run]]
+Runs = Mapping[float, Sequence[training.Run]]
 _LINES = ("-", "--", ":", "-.")  # of the rates
 
 
@@ -21,7 +21,7 @@ def make(
     parts: parts_lib.Parts,
     runs: Runs,
     chosen: float,
-    best: loop.Run,
+    best: training.Run,
     warnings: Sequence[str],
     seconds: float,
 ) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def make(
     }
 
 
-def _run(run: loop.Run, splits: Container[str]) -> dict[str, Any]:
+def _run(run: training.Run, splits: Container[str]) -> dict[str, Any]:
     others = {split: scores for split, scores in run.others.items() if split in splits}
     return {
         **dataclasses.asdict(run),
@@ -83,9 +83,9 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 def write(content: Mapping[str, Any], path: pathlib.Path) -> None:
     """report.json, report.md and scores.png, in the output folder."""
-    draw(content, path / folder.PLOT)
-    files.write_text(path / folder.TABLE, table(content))
-    files.write_json(path / folder.REPORT, content)  # last: it says what the artifact is
+    draw(content, path / output_folder.PLOT)
+    files.write_text(path / output_folder.TABLE, table(content))
+    files.write_json(path / output_folder.REPORT, content)  # last: it says what the artifact is
 
 
 def table(content: Mapping[str, Any]) -> str:
@@ -128,7 +128,7 @@ def table(content: Mapping[str, Any]) -> str:
         lines.append(f"| {' | '.join(row)} |")
     if content["warnings"]:
         lines += ["", "Warnings:", "", *(f"- {line}" for line in content["warnings"])]
-    lines += ["", f"![dev scores]({folder.PLOT})", ""]
+    lines += ["", f"![dev scores]({output_folder.PLOT})", ""]
     return "\n".join(lines)
 
 

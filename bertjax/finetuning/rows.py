@@ -1,4 +1,4 @@
-"""One text or two between the special tokens of a tokenizer (`data.ends`), as rows to train on.
+"""One text or two between the special tokens of a tokenizer (`data.tokenizers.special_tokens`), as rows to train on.
 
 Token types are 1 on B; a batch leaves them out for a model without two types.
 
@@ -12,8 +12,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from bertjax.data import ends
-from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.data.tokenizers import special_tokens
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import kind
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -39,7 +39,7 @@ class Form:
     """Where the special tokens stand."""
 
     def __init__(self, tokenizer: tokenizer_lib.Tokenizer):
-        self._head, self._between, self._tail = ends.of_rows(tokenizer)
+        self._head, self._between, self._tail = special_tokens.of_rows(tokenizer)
 
     def overhead(self, num_texts: int) -> int:
         """Tokens of a row that are no text."""

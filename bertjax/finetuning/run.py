@@ -17,19 +17,20 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 
-from bertjax import build, distributed, errors, progress, sharding
+from bertjax import errors, plugins, progress, sharding
 from bertjax.artifact import artifact, files, loading
 from bertjax.finetuning import (
-    checks,
-    folder,
-    loop,
+    data_warnings,
     memory,
+    output_folder,
     predictor,
     recipe,
     report,
     submission,
+    training,
 )
 from bertjax.finetuning import parts as parts_lib
+from bertjax.runtime import distributed
 
 
 class Finetuned(NamedTuple):
@@ -56,10 +57,10 @@ def finetune(
     with jax.set_mesh(mesh):
         tell(f"finetune: reading {config.model} and the data")
         source = loading.load(config.model)
-        model_kind = build.family(source.family).KIND
+        model_kind = plugins.family(source.family).KIND
         config = recipe.with_rates(config, model_kind)
         parts = parts_lib.Parts(config, source, mesh)
-        out = folder.Folder(output, config, parts.source, parts.examples)
+        out = output_folder.Folder(output, config, parts.source, parts.examples)
         rails = recipe.guard_rails(config, model_kind)
         warnings = [*rails, *parts.notes, *suspicions(parts)]
         for line in warnings:
@@ -77,7 +78,7 @@ def finetune(
         for line in progress.lines(header(parts, config, mesh, out, missing), before=errors.BEFORE):
             tell(line)
         together = memory.seeds_at_once(parts, max(map(len, missing.values())))
-        runs: dict[float, list[loop.Run]] = {}
+        runs: dict[float, list[training.Run]] = {}
         for rate in config.learning_rates:
             train(parts, out, rate, missing[rate], together, tell)
             runs[rate] = [out.run(rate, seed) for seed in seeds]
@@ -96,7 +97,7 @@ def finetune(
             if run.skipped
         ]
         means = {rate: _mean(own) for rate, own in runs.items()}
-        late += checks.results(means, chosen, out.predictions("dev"))
+        late += data_warnings.results(means, chosen, out.predictions("dev"))
         for line in late:
             tell(f"warning: {line}")
         seconds = time.perf_counter() - started
@@ -104,7 +105,7 @@ def finetune(
         report.write(content, out.path)
         for run in runs[chosen]:
             out.drop_params(run)
-        model = predictor.Predictor(artifact.read(out.path / folder.ARTIFACT))
+        model = predictor.Predictor(artifact.read(out.path / output_folder.ARTIFACT))
     return Finetuned(content, model)
 
 
@@ -112,7 +113,7 @@ def header(
     parts: parts_lib.Parts,
     config: ml_collections.ConfigDict,
     mesh: jax.sharding.Mesh,
-    out: folder.Folder,
+    out: output_folder.Folder,
     missing: Mapping[float, Sequence[int]],
 ) -> dict[str, str]:
     """What will be trained, on what, for how long, and where it is written, as rows of a table."""
@@ -138,12 +139,12 @@ def suspicions(parts: parts_lib.Parts) -> list[str]:
     """What `checks` says of the data."""
     truncated = {split: encoded.truncated for split, encoded in parts.encoded.items()}
     rows = parts.source.fields["vocab_size"]
-    return checks.everything(parts.examples, truncated, parts.answering, parts.longest, rows)
+    return data_warnings.everything(parts.examples, truncated, parts.answering, parts.longest, rows)
 
 
 def train(
     parts: parts_lib.Parts,
-    out: folder.Folder,
+    out: output_folder.Folder,
     learning_rate: float,
     seeds: Sequence[int],
     together: int,
@@ -152,23 +153,23 @@ def train(
     """Trains and saves the runs of these seeds, so many side by side."""
     for start in range(0, len(seeds), together):
         group = seeds[start : start + together]
-        for run, trained in loop.train(parts, learning_rate, group, tell):
+        for run, trained in training.train(parts, learning_rate, group, tell):
             out.save(run, trained)
 
 
-def best_rate(runs: dict[float, list[loop.Run]]) -> float:
+def best_rate(runs: dict[float, list[training.Run]]) -> float:
     """The rate of the best mean on dev; of equal ones the first."""
     return max(runs, key=lambda rate: _mean(runs[rate]))
 
 
-def _mean(runs: Sequence[loop.Run]) -> float:
+def _mean(runs: Sequence[training.Run]) -> float:
     return statistics.fmean(run.score for run in runs)
 
 
 def finish(
     parts: parts_lib.Parts,
-    out: folder.Folder,
-    run: loop.Run,
+    out: output_folder.Folder,
+    run: training.Run,
     *,
     is_best: bool,
     tell: Callable[[str], None],
@@ -183,7 +184,7 @@ def finish(
     if again:
         what = f"rate {run.learning_rate:g}, seed {run.seed}"
         tell(f"{what}: trained again for its scores, since its parameters were not kept")
-        ((_, trained),) = loop.train(parts, run.learning_rate, [run.seed], tell)
+        ((_, trained),) = training.train(parts, run.learning_rate, [run.seed], tell)
     alone = parts.place_trained(trained)
     answering, found, dev = parts.on_dev(parts.outputs(alone, "dev")[0])
     if again and not math.isclose(dev[run.main], run.score, abs_tol=0.01):
@@ -200,10 +201,10 @@ def finish(
     }
     if is_best:
         out.drop_report()  # of what goes now
-        artifact.write(parts.artifact(trained, answering), out.path / folder.ARTIFACT)
+        artifact.write(parts.artifact(trained, answering), out.path / output_folder.ARTIFACT)
         out.write_predictions(parts.examples, predictions)
         for split, answers in predictions.items():
             if split in parts.task.submissions:
-                place = os.fspath(out.path / folder.SUBMISSION)
+                place = os.fspath(out.path / output_folder.SUBMISSION)
                 submission.write(parts.task, place, parts.examples[split], answers, split)
     out.save(run)

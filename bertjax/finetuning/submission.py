@@ -8,9 +8,9 @@ from typing import Any
 
 from bertjax import errors
 from bertjax.artifact import files
-from bertjax.finetuning import examples as examples_lib
 from bertjax.finetuning import task as task_lib
 from bertjax.finetuning import tasks
+from bertjax.finetuning.examples import types as examples_lib
 
 
 def write(

@@ -12,11 +12,12 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bertjax import backend, errors, plot
 from bertjax import config as config_lib
+from bertjax import errors, plot
 from bertjax.artifact import files
-from bertjax.finetuning import folder, recipe, report, tasks
+from bertjax.finetuning import output_folder, recipe, report, tasks
 from bertjax.finetuning import run as run_lib
+from bertjax.runtime import backend
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,9 +117,9 @@ def _write(
     absent: Mapping[str, str],
     out: pathlib.Path,
 ) -> None:
-    files.write_text(out / folder.TABLE, table(suite, reports, absent))
-    files.write_json(out / folder.REPORT, {"title": suite.title, "tasks": dict(reports)})
-    draw(suite, reports, out / folder.PLOT)
+    files.write_text(out / output_folder.TABLE, table(suite, reports, absent))
+    files.write_json(out / output_folder.REPORT, {"title": suite.title, "tasks": dict(reports)})
+    draw(suite, reports, out / output_folder.PLOT)
 
 
 def table(suite: Suite, reports: Mapping[str, Mapping[str, Any]], absent: Mapping[str, str]) -> str:
@@ -142,7 +143,7 @@ def table(suite: Suite, reports: Mapping[str, Mapping[str, Any]], absent: Mappin
         lines += ["", "Without files:", "", *(f"- {name}: {why}" for name, why in absent.items())]
     sources = [f"- {published.name}: {published.source}" for published in suite.published]
     notes = [suite.note] if suite.note else []
-    lines += ["", *notes, *([""] if notes else []), *sources, "", f"![scores]({folder.PLOT})", ""]
+    lines += ["", *notes, *([""] if notes else []), *sources, "", f"![scores]({output_folder.PLOT})", ""]
     return "\n".join(lines)
 
 

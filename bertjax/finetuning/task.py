@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from bertjax.finetuning import readers
+from bertjax.finetuning.examples import readers
 
 
 @dataclasses.dataclass(frozen=True)

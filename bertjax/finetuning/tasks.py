@@ -17,10 +17,11 @@ from typing import Any
 from etils import epath
 
 from bertjax import errors, paths
-from bertjax.data import corpus_records
-from bertjax.finetuning import conll, glue, readers, squad
-from bertjax.finetuning import examples as examples_lib
+from bertjax.data.corpus import indexed
+from bertjax.finetuning import glue
 from bertjax.finetuning import task as task_lib
+from bertjax.finetuning.examples import conll, readers, squad
+from bertjax.finetuning.examples import types as examples_lib
 
 Task = task_lib.Task
 _TEXT = (("sentence",), ("text",))
@@ -180,7 +181,7 @@ def _is_beside(folder: epath.Path, name: str) -> bool:
 def _in_tfds(task: Task, path: str, splits: Sequence[str]) -> dict[str, str]:
     names = _TFDS_SPLITS | dict(task.tfds_splits)
     found = {}
-    there = corpus_records.opened(f"{path}:{names[splits[0]]}").dataset_info.splits
+    there = indexed.opened(f"{path}:{names[splits[0]]}").dataset_info.splits
     for split in splits:
         if split in names and names[split] in there:
             found[split] = f"{path}:{names[split]}"

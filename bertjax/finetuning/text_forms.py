@@ -19,7 +19,7 @@ import string
 from collections.abc import Sequence
 
 from bertjax import errors
-from bertjax.finetuning import examples
+from bertjax.finetuning.examples import types
 
 # What the texts of a task of GLUE are called, in the order of the file; T5 reads them by name.
 _NAMES = {
@@ -32,20 +32,20 @@ _BETWEEN = " $$ "  # entities
 Entity = tuple[str, str]  # its type and its text
 
 
-def pair(example: examples.Example, task: str = "") -> examples.TextPair:
+def pair(example: types.Example, task: str = "") -> types.TextPair:
     """The example as texts; without targets where it has no label. A TextPair is itself.
 
     task: what the source of a Sentence begins with; "" for nothing. Raises UserError for tags that
     name no entities and for more choices than letters.
     """
-    if isinstance(example, examples.TextPair):
+    if isinstance(example, types.TextPair):
         return example
-    if isinstance(example, examples.Sentence):
+    if isinstance(example, types.Sentence):
         target = None if example.label is None else word(example.label)
         source = _of_sentence(example, task)
-    elif isinstance(example, examples.Question):
+    elif isinstance(example, types.Question):
         return _of_question(example)
-    elif isinstance(example, examples.Words):
+    elif isinstance(example, types.Words):
         target = None if example.tags is None else _written(entities(example))
         return _texts(f"tag: {' '.join(example.words)}", target, "", example.where)
     else:
@@ -68,7 +68,7 @@ def number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def entities(example: examples.Words) -> list[Entity]:
+def entities(example: types.Words) -> list[Entity]:
     """The entities of tags in the BIO2 scheme, in their order. UserError for other tags."""
     found: list[tuple[str, list[str]]] = []
     running = ""
@@ -94,11 +94,11 @@ def read_entities(text: str) -> list[Entity]:
     return [(name, words) for name, words in named if name and words]
 
 
-def _texts(source: str, target: str | None, name: str, where: str) -> examples.TextPair:
-    return examples.TextPair(source, () if target is None else (target,), name, where)
+def _texts(source: str, target: str | None, name: str, where: str) -> types.TextPair:
+    return types.TextPair(source, () if target is None else (target,), name, where)
 
 
-def _of_sentence(example: examples.Sentence, task: str) -> str:
+def _of_sentence(example: types.Sentence, task: str) -> str:
     task = "mnli" if task == "ax" else task  # what ax is answered by
     default = [f"sentence{i + 1}" for i in range(len(example.texts))]
     names = ("sentence",) if len(example.texts) == 1 else _NAMES.get(task, default)
@@ -106,14 +106,14 @@ def _of_sentence(example: examples.Sentence, task: str) -> str:
     return " ".join([task] * bool(task) + [f"{name}: {text}" for name, text in named])
 
 
-def _of_question(example: examples.Question) -> examples.TextPair:
+def _of_question(example: types.Question) -> types.TextPair:
     known = dict.fromkeys(text for text, _ in example.answers)
     targets = ("",) if example.impossible else tuple(known)
     source = f"question: {example.question} context: {example.context}"
-    return examples.TextPair(source, targets, example.id, example.where)
+    return types.TextPair(source, targets, example.id, example.where)
 
 
-def _of_choice(example: examples.Choice) -> str:
+def _of_choice(example: types.Choice) -> str:
     letters = string.ascii_lowercase
     if len(example.choices) > len(letters):
         raise errors.UserError(

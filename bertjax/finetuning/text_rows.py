@@ -5,7 +5,7 @@
     prefix     the same, and all of <start> source SEPARATOR sees all of it
 
 As in seqio's feature converters, but for the separator (Radford et al. 2018, section 3.3;
-`data.ends`).
+`data.tokenizers.special_tokens`).
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from bertjax import errors
-from bertjax.data import ends, packing
-from bertjax.data import tokenizer as tokenizer_lib
+from bertjax.data.batches import packing
+from bertjax.data.tokenizers import special_tokens
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import kind
 
 READERS = ("encoder", "causal", "prefix")
@@ -57,7 +58,7 @@ class Form:
         self._tokenizer, self._reader, self._target_length = tokenizer, reader, target_length
         self._front, self._back, self._space = (), (self.end,), ""
         if reader != "encoder":
-            self._front, _, self._back = ends.of_source(tokenizer, separator)
+            self._front, _, self._back = special_tokens.of_source(tokenizer, separator)
             if self._back != (self.end,) and not separator[-1].isspace():
                 self._space = " "
 

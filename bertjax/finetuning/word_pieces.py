@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.data import library_model
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetuning import examples as examples_lib
+from bertjax.data.tokenizers import library_model
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.finetuning.examples import types as examples_lib
 
 # The space in front of a text is a piece that covers the first character by its offsets.
 _SPACES = "".join(library_model.SPACE.values())

@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors
-from bertjax.models import bert, heads, layers, masks, post_norm
+from bertjax.models import bert
+from bertjax.models.common import heads, layers, masks, post_norm
 
 HEADS = ("pooler", "mlm", "sop", *heads.DOWNSTREAM)
 DROPOUT_RATE = 0.1  # before the last map of a classifier; the layers of version 2 have none

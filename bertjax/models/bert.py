@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.models import heads, layers, masks, post_norm
+from bertjax.models.common import heads, layers, masks, post_norm
 
 HEADS = ("pooler", "mlm", "nsp", *heads.DOWNSTREAM)
 
@@ -32,7 +32,7 @@ class Config(layers.Fields):
     intermediate_size: int = 3072  # width of the feed-forward part
     max_length: int = 512  # tokens of the longest sequence
     type_vocab_size: int = 2  # token types, for the two segments
-    activation: str = "gelu"  # a function of models/activations.py
+    activation: str = "gelu"  # a function of models/common/activations.py
     dropout_rate: float = 0.1  # of the embeddings and of what each layer adds
     attention_dropout_rate: float = 0.1  # of the attention weights
     layer_norm_eps: float = 1e-12  # added to the variance

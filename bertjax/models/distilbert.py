@@ -11,7 +11,8 @@ import dataclasses
 
 import jax
 
-from bertjax.models import bert, heads, layers
+from bertjax.models import bert
+from bertjax.models.common import heads, layers
 
 HEADS = ("mlm", *heads.DOWNSTREAM)
 

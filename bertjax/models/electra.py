@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors, sharding
-from bertjax.models import activations, bert, heads, layers, masks, post_norm
+from bertjax.models import bert
+from bertjax.models.common import activations, heads, layers, masks, post_norm
 
 HEADS = ("mlm", "rtd", *heads.DOWNSTREAM)
 

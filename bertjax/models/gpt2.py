@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import sharding
-from bertjax.models import attention, heads, layers, masks
+from bertjax.models.common import attention, heads, layers, masks
 
 KIND = "decoder"
 INPUTS = ("input_ids",)

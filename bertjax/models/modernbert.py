@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, schema, sharding
-from bertjax.models import attention, heads, layers, masks, positions
+from bertjax.models.common import attention, heads, layers, masks, positions
 
 HEADS = ("mlm", *heads.DOWNSTREAM)
 POOLINGS = ("cls", "mean")

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors
-from bertjax.models import bert, heads, layers
+from bertjax.models import bert
+from bertjax.models.common import heads, layers
 
 HEADS = ("pooler", "mlm", *heads.DOWNSTREAM)
 

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import sharding
-from bertjax.models import activations, bert, heads, layers
+from bertjax.models import bert
+from bertjax.models.common import activations, heads, layers
 
 HEADS = ("pooler", "mlm", "sbo", *heads.DOWNSTREAM)
 

@@ -9,7 +9,7 @@ and ByT5 (arXiv 2105.13626) have gated gelu units and an output map of their own
     >>> model.apply({"params": params}, ids, decoder_input_ids=ids[:, :3])["logits"].shape
     (1, 3, 32128)
 
-T length of the decoder; other shapes as in `models.layers`.
+T length of the decoder; other shapes as in `models.common.layers`.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors, sharding
-from bertjax.models import layers, masks, t5_files, t5_layers
+from bertjax.models.common import layers, masks, t5_files, t5_layers
 
 # What importers and exporters of files read here.
 HF_NAMES, HF_TIED, HF_SKIPPED = t5_files.HF_NAMES, t5_files.HF_TIED, t5_files.HF_SKIPPED

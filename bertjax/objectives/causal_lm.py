@@ -1,7 +1,7 @@
 """Causal language modelling: each token from those before it in its document (GPT).
 
 Radford et al. 2018, section 3.1. A document ends with an end of text, which is predicted too, and
-pieces of documents are packed in rows or padded: `data.packing`.
+pieces of documents are packed in rows or padded: `data.batches.packing`.
 """
 
 import dataclasses
@@ -11,10 +11,10 @@ import jax
 import numpy as np
 
 from bertjax import errors, metrics
-from bertjax.data import layout, packing
-from bertjax.data.rng import RowRandom
-from bertjax.data.vocabulary import Vocabulary
-from bertjax.objectives import terms
+from bertjax.data.batches import layout, packing
+from bertjax.data.batches.rng import RowRandom
+from bertjax.data.tokenizers.vocabulary import Vocabulary
+from bertjax.objectives.common import losses
 
 KINDS = ("decoder",)
 
@@ -47,7 +47,7 @@ def features(config: Config, length: int) -> layout.FeatureTable:
 
 
 def sampling(config: Config, length: int, vocabulary: Vocabulary) -> packing.Documents:
-    """How windows of text become rows of `length` tokens, for `data.loader`.
+    """How windows of text become rows of `length` tokens, for `data.batches.loader`.
 
     Raises:
       UserError: the tokenizer has no token to end a text with, or the length is below 2.
@@ -86,4 +86,4 @@ def loss(
 
     apply: the model with its parameters bound.
     """
-    return terms.next_tokens(apply, batch)
+    return losses.next_tokens(apply, batch)

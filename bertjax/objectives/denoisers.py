@@ -11,9 +11,9 @@ import dataclasses
 import numpy as np
 
 from bertjax import errors
-from bertjax.data import denoising, layout, packing, spans
-from bertjax.data.rng import RowRandom
-from bertjax.data.vocabulary import Vocabulary
+from bertjax.data.batches import denoising, layout, packing, spans
+from bertjax.data.batches.rng import RowRandom
+from bertjax.data.tokenizers.vocabulary import Vocabulary
 from bertjax.objectives import span_corruption
 
 KINDS = span_corruption.KINDS
@@ -69,7 +69,7 @@ def features(config: Config, length: int) -> layout.FeatureTable:
 
 
 def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.Corruption:
-    """How windows of text become rows of `length` tokens, for `data.loader`.
+    """How windows of text become rows of `length` tokens, for `data.batches.loader`.
 
     Raises:
       UserError: the tokenizer lacks a token that is needed, or the length has no room for text.

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors, metrics
-from bertjax.objectives import mlm, terms
+from bertjax.objectives import mlm
+from bertjax.objectives.common import losses
 
 KINDS = mlm.KINDS
 predictions, features, sampling = mlm.predictions, mlm.features, mlm.sampling
@@ -58,7 +59,7 @@ def scales(config: Config) -> dict[str, float]:
 
 def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Weight of each loss term over the batch: what its sum is divided by, once."""
-    predicted, tokens = batch["masked_weights"].sum(), terms.token_weights(batch).sum()
+    predicted, tokens = batch["masked_weights"].sum(), losses.token_weights(batch).sum()
     weights = {"mlm_loss": predicted, "soft_loss": predicted, "cosine_loss": tokens}
     return {name: weights[name] for name in scales(config)}
 
@@ -77,17 +78,17 @@ def loss(
     apply: the student with its parameters bound; teacher: the same, without dropout or gradient.
     Returns {name: (sum, weight)}. Raises UserError when the two do not fit (while it is traced).
     """
-    inputs = terms.inputs(batch, mlm.INPUTS) | {"masked_positions": batch["masked_positions"]}
+    inputs = losses.inputs(batch, mlm.INPUTS) | {"masked_positions": batch["masked_positions"]}
     student_out, teacher_out = apply(**inputs), teacher(**inputs)
     weights_BP = batch["masked_weights"]
     student_BPV, teacher_BPV = student_out["mlm_logits"], teacher_out["mlm_logits"]
-    found = terms.classification("mlm", student_BPV, batch["masked_ids"], weights_BP)
+    found = losses.classification("mlm", student_BPV, batch["masked_ids"], weights_BP)
     divergence_BP = _divergence(teacher_BPV / config.temperature, student_BPV / config.temperature)
     soft = (divergence_BP * weights_BP).sum() * config.temperature**2
     found |= {"soft_loss": (soft, weights_BP.sum())}
     if config.cosine_weight:
         cosine_BL = _cosine(student_out["last_hidden_state"], teacher_out["last_hidden_state"])
-        weights_BL = terms.token_weights(batch)
+        weights_BL = losses.token_weights(batch)
         found |= {"cosine_loss": (((1 - cosine_BL) * weights_BL).sum(), weights_BL.sum())}
     return found
 

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from bertjax import errors, metrics
-from bertjax.data import layout, masking, packing, samples, span_masking
-from bertjax.data.rng import RowRandom
-from bertjax.data.vocabulary import Vocabulary
-from bertjax.objectives import terms
+from bertjax.data.batches import layout, masking, packing, samples, span_masking
+from bertjax.data.batches.rng import RowRandom
+from bertjax.data.tokenizers.vocabulary import Vocabulary
+from bertjax.objectives.common import losses
 
 KINDS = ("encoder",)
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "segment_ids", "position_ids")
@@ -98,7 +98,7 @@ def features(config: Config, length: int) -> dict[str, tuple[tuple[int, ...], ty
 def sampling(
     config: Config, length: int, vocabulary: Vocabulary
 ) -> samples.TwoSegments | samples.FullSentences | packing.Enclosed:
-    """How windows of text become samples of `length` tokens, for `data.loader`.
+    """How windows of text become samples of `length` tokens, for `data.batches.loader`.
 
     Raises:
       UserError: the vocabulary lacks a special token, or the length has no room for text.
@@ -189,7 +189,7 @@ def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Ar
     """Weight of each loss term over the batch: what its sum is divided by, once."""
     weights = {"mlm_loss": batch["masked_weights"].sum()}
     if config.pair in LABELS:
-        weights[f"{config.pair}_loss"] = terms.example_weights(batch).sum()
+        weights[f"{config.pair}_loss"] = losses.example_weights(batch).sum()
     return weights
 
 
@@ -200,7 +200,7 @@ def loss(
 
     apply: the model with its parameters bound. Returns {name: (sum, weight)}.
     """
-    outputs = apply(**terms.inputs(batch, INPUTS), masked_positions=batch["masked_positions"])
+    outputs = apply(**losses.inputs(batch, INPUTS), masked_positions=batch["masked_positions"])
     return scores(config, outputs, batch)
 
 
@@ -209,9 +209,9 @@ def scores(
 ) -> metrics.Terms:
     """The terms of `loss` out of what the model said."""
     weights_BP = batch["masked_weights"]
-    found = terms.classification("mlm", outputs["mlm_logits"], batch["masked_ids"], weights_BP)
+    found = losses.classification("mlm", outputs["mlm_logits"], batch["masked_ids"], weights_BP)
     if config.pair in LABELS:
-        labels_B, weights_B = batch[LABELS[config.pair]], terms.example_weights(batch)
+        labels_B, weights_B = batch[LABELS[config.pair]], losses.example_weights(batch)
         logits_B2 = outputs[f"{config.pair}_logits"]
-        found |= terms.classification(config.pair, logits_B2, labels_B, weights_B)
+        found |= losses.classification(config.pair, logits_B2, labels_B, weights_B)
     return found

@@ -10,9 +10,9 @@ import dataclasses
 import numpy as np
 
 from bertjax import errors
-from bertjax.data import layout, packing
-from bertjax.data.rng import RowRandom
-from bertjax.data.vocabulary import Vocabulary
+from bertjax.data.batches import layout, packing
+from bertjax.data.batches.rng import RowRandom
+from bertjax.data.tokenizers.vocabulary import Vocabulary
 from bertjax.objectives import causal_lm
 
 KINDS = ("decoder", "encoder_decoder")
@@ -47,7 +47,7 @@ def features(config: Config, length: int) -> layout.FeatureTable:
 def sampling(
     config: Config, length: int, vocabulary: Vocabulary
 ) -> packing.Documents | packing.Prefixes:
-    """How windows of text become rows of `length` tokens, for `data.loader`.
+    """How windows of text become rows of `length` tokens, for `data.batches.loader`.
 
     Raises:
       UserError: the tokenizer has no token to end a text with, or the length is below 8.

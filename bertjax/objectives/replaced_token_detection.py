@@ -19,9 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, hashing, metrics
-from bertjax.data.rng import RowRandom
-from bertjax.data.vocabulary import Vocabulary
-from bertjax.objectives import mlm, terms
+from bertjax.data.batches.rng import RowRandom
+from bertjax.data.tokenizers.vocabulary import Vocabulary
+from bertjax.objectives import mlm
+from bertjax.objectives.common import losses
 
 KINDS = mlm.KINDS
 predictions, sampling = mlm.predictions, mlm.sampling
@@ -75,7 +76,7 @@ def transform(
 
 def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Weight of each loss term over the batch: what its sum is divided by, once."""
-    return {"mlm_loss": batch["masked_weights"].sum(), "rtd_loss": terms.token_weights(batch).sum()}
+    return {"mlm_loss": batch["masked_weights"].sum(), "rtd_loss": losses.token_weights(batch).sum()}
 
 
 def loss(
@@ -86,12 +87,12 @@ def loss(
     rtd_recall is the accuracy of the discriminator on the tokens that were replaced. apply: the
     model with its parameters bound. Returns {name: (sum, weight)}.
     """
-    inputs = terms.inputs(batch, mlm.INPUTS)
+    inputs = losses.inputs(batch, mlm.INPUTS)
     positions_BP, truth_BP = batch["masked_positions"], batch["masked_ids"]
     weights_BP = batch["masked_weights"]
     generated = apply(**inputs, masked_positions=positions_BP, heads_to_run=("mlm",))
     logits_BPV = generated["mlm_logits"]
-    found = terms.classification("mlm", logits_BPV, truth_BP, weights_BP)
+    found = losses.classification("mlm", logits_BPV, truth_BP, weights_BP)
 
     sampled_BP = sample(jax.lax.stop_gradient(logits_BPV), batch["sample_seed"])
     corrupted_BL = place(batch["input_ids"], positions_BP, weights_BP, sampled_BP)
@@ -101,7 +102,7 @@ def loss(
     logits_BL = apply(**inputs, heads_to_run=("rtd",))["rtd_logits"]
     nll_BL = jax.nn.softplus(jnp.where(replaced_BL, -logits_BL, logits_BL))
     right_BL = (logits_BL > 0) == replaced_BL
-    weights_BL = terms.token_weights(batch)
+    weights_BL = losses.token_weights(batch)
     total, replaced = weights_BL.sum(), (weights_BL * replaced_BL).sum()
     return found | {
         "rtd_loss": ((nll_BL * weights_BL).sum(), total),

@@ -14,10 +14,11 @@ import jax
 import numpy as np
 
 from bertjax import metrics
-from bertjax.data import span_masking
-from bertjax.data.rng import RowRandom
-from bertjax.data.vocabulary import Vocabulary
-from bertjax.objectives import mlm, terms
+from bertjax.data.batches import span_masking
+from bertjax.data.batches.rng import RowRandom
+from bertjax.data.tokenizers.vocabulary import Vocabulary
+from bertjax.objectives import mlm
+from bertjax.objectives.common import losses
 
 KINDS = mlm.KINDS
 
@@ -76,10 +77,10 @@ def loss(
 ) -> metrics.Terms:
     """As `mlm.loss`, and cross entropy and accuracy of the hidden tokens by their boundaries."""
     outputs = apply(
-        **terms.inputs(batch, mlm.INPUTS),
+        **losses.inputs(batch, mlm.INPUTS),
         masked_positions=batch["masked_positions"],
         span_boundaries=batch["span_boundaries"],
     )
     weights_BP, ids_BP = batch["masked_weights"], batch["masked_ids"]
-    found = terms.classification("sbo", outputs["sbo_logits"], ids_BP, weights_BP)
+    found = losses.classification("sbo", outputs["sbo_logits"], ids_BP, weights_BP)
     return mlm.scores(config, outputs, batch) | found

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from bertjax import errors, metrics
-from bertjax.data import denoising, layout, packing, spans
-from bertjax.data.rng import RowRandom
-from bertjax.data.vocabulary import Vocabulary
-from bertjax.objectives import terms
+from bertjax.data.batches import denoising, layout, packing, spans
+from bertjax.data.batches.rng import RowRandom
+from bertjax.data.tokenizers.vocabulary import Vocabulary
+from bertjax.objectives.common import losses
 
 KINDS = ("encoder_decoder",)
 
@@ -59,7 +59,7 @@ def features(config: Config, length: int) -> layout.FeatureTable:
 
 
 def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.Corruption:
-    """How windows of text become rows of `length` tokens, for `data.loader`.
+    """How windows of text become rows of `length` tokens, for `data.batches.loader`.
 
     Raises:
       UserError: the tokenizer lacks a token that is needed, or the length has no room for text.
@@ -96,4 +96,4 @@ def loss(
 
     apply: the model with its parameters bound.
     """
-    return terms.next_tokens(apply, batch, z_loss=config.z_loss > 0)
+    return losses.next_tokens(apply, batch, z_loss=config.z_loss > 0)

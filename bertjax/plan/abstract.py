@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import ml_collections
 
-from bertjax import build, sharding
 from bertjax import experiment as experiment_lib
+from bertjax import plugins, sharding
 from bertjax import step as step_lib
 from bertjax.artifact import loading
 
@@ -24,14 +24,14 @@ def experiment(config: ml_collections.ConfigDict, platform: str) -> experiment_l
 def _frozen_models(config: ml_collections.ConfigDict, platform: str) -> dict[str, Any]:
     if "teacher" not in config.objective:
         return {}
-    compute = build.compute(config, platform)
+    compute = plugins.compute(config, platform)
     if config.objective.teacher:
         found = loading.load(config.objective.teacher, with_params=False)
-        return {"teacher": build.model(found.family, found.fields, compute)}
+        return {"teacher": plugins.model(found.family, found.fields, compute)}
     sizes = ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_length")
     fields = {name: config.model[name] for name in sizes}
     fields |= {"num_layers": 2 * config.model.num_layers, "heads": ("mlm",)}
-    return {"teacher": build.model("bert", fields, compute)}
+    return {"teacher": plugins.model("bert", fields, compute)}
 
 
 def mesh(sizes: Mapping[str, int]) -> jax.sharding.AbstractMesh:
@@ -47,7 +47,7 @@ def state(experiment: experiment_lib.Experiment) -> Any:
 
 def frozen_params(experiment: experiment_lib.Experiment) -> dict[str, Any]:
     """Shapes and types of the parameters of its frozen models, by their names."""
-    return {name: build.abstract_params(m) for name, m in experiment.frozen_models.items()}
+    return {name: plugins.abstract_params(m) for name, m in experiment.frozen_models.items()}
 
 
 def batch(

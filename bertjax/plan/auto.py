@@ -6,8 +6,8 @@ import jax
 import ml_collections
 
 from bertjax import config as config_lib
-from bertjax import hardware
 from bertjax.plan import memory
+from bertjax.runtime import hardware
 
 MAX_TENSOR = 8  # beyond, matrices of a device get too narrow for its matmul units
 

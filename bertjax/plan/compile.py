@@ -22,9 +22,10 @@ import ml_collections
 from jax.experimental import topologies
 
 from bertjax import config as config_lib
-from bertjax import errors, hardware, sharding
+from bertjax import errors, sharding
 from bertjax import experiment as experiment_lib
 from bertjax.plan import abstract, cost
+from bertjax.runtime import hardware
 
 INSTALL = "pip install 'bertjax[tpu]'"
 # Two log levels: what the partitioner warns of is read from stderr. A wrong accelerator type is

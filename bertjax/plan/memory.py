@@ -21,9 +21,10 @@ import ml_collections
 
 from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
-from bertjax import hardware, sharding
-from bertjax.models import layers
+from bertjax import sharding
+from bertjax.models.common import layers
 from bertjax.plan import abstract
+from bertjax.runtime import hardware
 
 PROBE = 97  # rows of the traced batch: a prime that divides no other size of a model
 SCORE_BYTES = 10  # of one score in the backward pass: itself, its exponential, two gradients
@@ -176,7 +177,7 @@ def _workspace_bytes(
 ) -> int:
     """The backward pass of one layer: all that the layer computes, as if nothing were recomputed.
 
-    With attention "xla" its scores too, which are never kept (`models.attention`). And of the loss,
+    With attention "xla" its scores too, which are never kept (`models.common.attention`). And of the loss,
     its largest array once more.
     """
     whole = config.copy_and_resolve_references()

@@ -13,10 +13,11 @@ import functools
 import jax
 import ml_collections
 
-from bertjax import build, errors, hardware, sharding
 from bertjax import config as config_lib
+from bertjax import errors, plugins, sharding
 from bertjax import experiment as experiment_lib
 from bertjax.plan import abstract, auto, compile, memory, roofline
+from bertjax.runtime import hardware
 
 USUAL_MFU = 0.4  # what the files of configs/ reckon with
 
@@ -173,7 +174,7 @@ def _phase(
 
 @functools.lru_cache(maxsize=16)
 def _num_params(experiment: experiment_lib.Experiment) -> int:
-    shapes = build.abstract_params(experiment.model)
+    shapes = plugins.abstract_params(experiment.model)
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 

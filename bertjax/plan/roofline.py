@@ -13,8 +13,8 @@ import ml_collections
 
 from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
-from bertjax import hardware
 from bertjax.plan import memory
+from bertjax.runtime import hardware
 
 
 @dataclasses.dataclass(frozen=True)

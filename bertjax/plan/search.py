@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import ml_collections
 
 from bertjax import config as config_lib
-from bertjax import errors, hardware
-from bertjax.models import layers
+from bertjax import errors
+from bertjax.models.common import layers
 from bertjax.plan import auto, compile
 from bertjax.plan import plan as plan_lib
+from bertjax.runtime import hardware
 
 MAX_MICRO_BATCHES = 64
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bertjax import build, errors
+from bertjax import errors, plugins
 from bertjax.artifact import artifact, hf_config, huggingface
-from bertjax.data import ends
-from bertjax.inference import Pretrained
+from bertjax.data.tokenizers import special_tokens
+from bertjax.inference.pretrained import Pretrained
 from tests.zoo import texts, theirs
 
 TOLERANCE = 1e-4
@@ -86,9 +86,9 @@ def tokenize(model: artifact.Artifact, given: list[str]) -> dict[str, Any]:
 
 def _pairs(model: artifact.Artifact) -> list[list[int]]:
     """Ids of each pair of texts as an encoder is fine-tuned on them; other models read no pairs."""
-    if build.family(model.family).KIND != "encoder":
+    if plugins.family(model.family).KIND != "encoder":
         return []
-    around = ends.of_rows(model.tokenizer)
+    around = special_tokens.of_rows(model.tokenizer)
     encoded = [model.tokenizer.encode_batch(pair) for pair in texts.PAIRS]
     return [[*around.head, *a, *around.between, *b, *around.tail] for a, b in encoded]
 
@@ -102,7 +102,7 @@ def outputs(model: artifact.Artifact, folder: pathlib.Path) -> dict[str, np.ndar
     """As `theirs.outputs`, of the model that was read from the folder."""
     vocab_size = model.fields["vocab_size"]
     features = theirs.batch(folder)
-    linen = build.model(model.family, model.fields)
+    linen = plugins.model(model.family, model.fields)
     found = jax.device_get(_forward(linen, model.params, features))
     for key in ("mlm_logits", "logits"):
         if key in found:
@@ -137,5 +137,5 @@ def _outputs(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> l
 
 def model_types() -> set[str]:
     """Every model_type of a config.json that is read."""
-    own = {build.family(name).HF_CONFIG["model_type"] for name in build.families()}
+    own = {plugins.family(name).HF_CONFIG["model_type"] for name in plugins.families()}
     return own | set(hf_config.MODEL_TYPES)

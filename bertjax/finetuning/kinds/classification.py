@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, metrics
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetuning import examples as examples_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import kind, rows
 from bertjax.finetuning import scores as scores_lib
-from bertjax.objectives import terms
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.objectives.common import losses
 
 KINDS = ("encoder", "decoder")
 LIBRARIES = ("sklearn",)
@@ -122,31 +122,31 @@ def encode(
     return kind.Encoded(encoded, np.arange(len(examples)), truncated)
 
 
-def normalizers(config: Config, batch: terms.Batch) -> dict[str, jax.Array]:
+def normalizers(config: Config, batch: losses.Batch) -> dict[str, jax.Array]:
     """What each loss is divided by, once: the weight of the batch."""
-    return {"label_loss": terms.label_weights(batch).sum()}
+    return {"label_loss": losses.label_weights(batch).sum()}
 
 
-def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> metrics.Terms:
+def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
     """label_loss, cross entropy in nats or squared error, and label_accuracy of labels."""
-    logits_BC = apply(**terms.inputs(batch, rows.INPUTS))["class_logits"]
-    weights_B = terms.label_weights(batch)
+    logits_BC = apply(**losses.inputs(batch, rows.INPUTS))["class_logits"]
+    weights_B = losses.label_weights(batch)
     if config.regression:
         error_B = (logits_BC[:, 0] - batch["label"]) ** 2
         return {"label_loss": ((error_B * weights_B).sum(), weights_B.sum())}
-    found = terms.classification("label", logits_BC, batch["label"], weights_B)
+    found = losses.classification("label", logits_BC, batch["label"], weights_B)
     if config.class_weights:  # accuracy counts examples
         known_B = (weights_B > 0).astype(jnp.float32)
-        plain = terms.classification("label", logits_BC, batch["label"], known_B)
+        plain = losses.classification("label", logits_BC, batch["label"], known_B)
         found["label_accuracy"] = plain["label_accuracy"]
     return found
 
 
 def outputs(
-    config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch
+    config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 ) -> dict[str, jax.Array]:
     """{"scores" float32[B, C]}: probabilities of the labels, or the number."""
-    logits_BC = apply(**terms.inputs(batch, rows.INPUTS))["class_logits"]
+    logits_BC = apply(**losses.inputs(batch, rows.INPUTS))["class_logits"]
     return {"scores": logits_BC if config.regression else jax.nn.softmax(logits_BC)}
 
 

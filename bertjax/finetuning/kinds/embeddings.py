@@ -25,13 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, metrics
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetuning import examples as examples_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import kind, rows
 from bertjax.finetuning import scores as scores_lib
-from bertjax.models import heads as heads_lib
-from bertjax.models import layers
-from bertjax.objectives import terms
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.models.common import heads as heads_lib
+from bertjax.models.common import layers
+from bertjax.objectives.common import losses
 
 KINDS = ("encoder",)
 LIBRARIES = ()
@@ -141,17 +141,17 @@ def encode(
     return kind.Encoded(encoded, np.arange(len(examples)), truncated)
 
 
-def normalizers(config: Config, batch: terms.Batch) -> dict[str, jax.Array]:
+def normalizers(config: Config, batch: losses.Batch) -> dict[str, jax.Array]:
     """What each loss is divided by, once: the weight of the batch."""
-    return {f"{config.loss}_loss": terms.label_weights(batch).sum()}
+    return {f"{config.loss}_loss": losses.label_weights(batch).sum()}
 
 
-def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> metrics.Terms:
+def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
     """ranking_loss, in nats, and ranking_accuracy; or cosine_loss, a squared error."""
     vectors_BND = _vectors(config, apply, batch)
     if vectors_BND.shape[1] != 2:
         raise errors.UserError("embeddings are trained on pairs: give sentence1 and sentence2")
-    weights_B = terms.label_weights(batch)
+    weights_B = losses.label_weights(batch)
     if config.loss == "cosine":
         error_B = (_cosines(vectors_BND) - batch["label"]) ** 2
         return {"cosine_loss": ((error_B * weights_B).sum(), weights_B.sum())}
@@ -161,11 +161,11 @@ def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) 
     same_BB = same_BBNN.any(axis=(-2, -1))
     candidates_BB = own_BB | (~same_BB & (weights_B > 0)[None])
     logits_BB = jnp.where(candidates_BB, logits_BB, layers.MASKED)
-    return terms.classification("ranking", logits_BB, jnp.arange(len(weights_B)), weights_B)
+    return losses.classification("ranking", logits_BB, jnp.arange(len(weights_B)), weights_B)
 
 
 def outputs(
-    config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch
+    config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 ) -> dict[str, jax.Array]:
     """{"vectors" float32[B, N, D]} of length 1."""
     return {"vectors": _vectors(config, apply, batch)}
@@ -241,9 +241,9 @@ def scores(
     return scores_lib.retrieval([prediction["rank"] for prediction in predictions])
 
 
-def _vectors(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> jax.Array:
+def _vectors(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> jax.Array:
     """float32[B, N, D] of length 1."""
-    states = rows.flat(apply)(**terms.inputs(batch, rows.INPUTS))["last_hidden_state"]
+    states = rows.flat(apply)(**losses.inputs(batch, rows.INPUTS))["last_hidden_state"]
     mask_BNL = batch["attention_mask"]
     states_BNLD = states.reshape(*mask_BNL.shape, -1)
     vectors_BND = heads_lib.pool(states_BNLD, mask_BNL, config.pooling)

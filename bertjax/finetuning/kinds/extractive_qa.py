@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, metrics
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetuning import examples as examples_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import kind, rows, squad_scores
-from bertjax.models import layers
-from bertjax.objectives import terms
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.models.common import layers
+from bertjax.objectives.common import losses
 
 KINDS = ("encoder",)
 LIBRARIES = ()
@@ -152,12 +152,12 @@ def windows(length: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
     yield start, length
 
 
-def normalizers(config: Config, batch: terms.Batch) -> dict[str, jax.Array]:
+def normalizers(config: Config, batch: losses.Batch) -> dict[str, jax.Array]:
     """What each loss is divided by, once: the windows of which something is known."""
     return {"span_loss": _weights(batch).sum()}
 
 
-def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> metrics.Terms:
+def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
     """span_loss, the mean of the cross entropies of both ends in nats; span_accuracy of both."""
     logits_B2L = _logits(apply, batch)
     targets_B2L = jnp.stack([batch["first"], batch["last"]], axis=1)
@@ -172,7 +172,7 @@ def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) 
 
 
 def outputs(
-    config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch
+    config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 ) -> dict[str, jax.Array]:
     """{"span_logits" float32[B, 2, L]}: of each token as the first and as the last one."""
     return {"span_logits": _logits(apply, batch)}
@@ -263,15 +263,15 @@ def _answer_tokens(example: Example, tokens: Tokens) -> tuple[int, int]:
     return (int(places[0]), int(places[-1])) if len(places) else (-1, -1)
 
 
-def _logits(apply: Callable[..., terms.Batch], batch: terms.Batch) -> jax.Array:
+def _logits(apply: Callable[..., losses.Batch], batch: losses.Batch) -> jax.Array:
     """[B, 2, L]; padding is never the first or the last token."""
-    logits_BL2 = apply(**terms.inputs(batch, rows.INPUTS))["span_logits"]
+    logits_BL2 = apply(**losses.inputs(batch, rows.INPUTS))["span_logits"]
     real_BL = batch["attention_mask"] > 0
     return jnp.swapaxes(jnp.where(real_BL[:, :, None], logits_BL2, layers.MASKED), 1, 2)
 
 
-def _weights(batch: terms.Batch) -> jax.Array:
-    return terms.example_weights(batch) * batch["first"].sum(axis=1)
+def _weights(batch: losses.Batch) -> jax.Array:
+    return losses.example_weights(batch) * batch["first"].sum(axis=1)
 
 
 def _best(

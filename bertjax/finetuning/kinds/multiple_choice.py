@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, metrics
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetuning import examples as examples_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import kind, rows
 from bertjax.finetuning import scores as scores_lib
-from bertjax.models import layers
-from bertjax.objectives import terms
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.models.common import layers
+from bertjax.objectives.common import losses
 
 KINDS = ("encoder", "decoder")
 LIBRARIES = ()
@@ -98,19 +98,19 @@ def encode(
     return kind.Encoded(encoded, np.arange(len(examples)), truncated)
 
 
-def normalizers(config: Config, batch: terms.Batch) -> dict[str, jax.Array]:
+def normalizers(config: Config, batch: losses.Batch) -> dict[str, jax.Array]:
     """What each loss is divided by, once: the weight of the batch."""
-    return {"choice_loss": terms.label_weights(batch).sum()}
+    return {"choice_loss": losses.label_weights(batch).sum()}
 
 
-def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> metrics.Terms:
+def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
     """choice_loss, cross entropy in nats, and choice_accuracy."""
     logits_BN = _logits(apply, batch)
-    return terms.classification("choice", logits_BN, batch["label"], terms.label_weights(batch))
+    return losses.classification("choice", logits_BN, batch["label"], losses.label_weights(batch))
 
 
 def outputs(
-    config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch
+    config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 ) -> dict[str, jax.Array]:
     """{"scores" float32[B, N]}: probabilities of the choices."""
     return {"scores": jax.nn.softmax(_logits(apply, batch))}
@@ -149,7 +149,7 @@ def scores(
     return {"accuracy": scores_lib.accuracy(*zip(*pairs, strict=True))} if pairs else {}
 
 
-def _logits(apply: Callable[..., terms.Batch], batch: terms.Batch) -> jax.Array:
+def _logits(apply: Callable[..., losses.Batch], batch: losses.Batch) -> jax.Array:
     mask_BN = batch["choice_mask"] > 0
-    outputs = rows.flat(apply)(**terms.inputs(batch, rows.INPUTS))
+    outputs = rows.flat(apply)(**losses.inputs(batch, rows.INPUTS))
     return jnp.where(mask_BN, outputs["class_logits"].reshape(mask_BN.shape), layers.MASKED)

@@ -20,14 +20,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax import build, errors, generation, inference, metrics, scoring
+from bertjax import errors, metrics, plugins
 from bertjax.artifact import artifact
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetuning import batches, kind, squad_scores, text_forms, text_rows, text_scores
-from bertjax.finetuning import examples as examples_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.finetuning import batching, kind, squad_scores, text_forms, text_rows, text_scores
 from bertjax.finetuning import scores as scores_lib
-from bertjax.models import layers
-from bertjax.objectives import terms
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.inference import generation, pretrained, scoring
+from bertjax.models.common import layers
+from bertjax.objectives.common import losses
 
 KINDS = ("encoder_decoder", "decoder")
 LIBRARIES = ("sacrebleu", "rouge_score", "sklearn")
@@ -67,7 +68,7 @@ def for_model(config: Config, source: artifact.Artifact) -> Config:
     Where none is asked for, a decoder reads as it did: a prefix, if `objectives.prefix_lm` or
     another task trained it so.
     """
-    if build.family(source.family).KIND == "encoder_decoder":
+    if plugins.family(source.family).KIND == "encoder_decoder":
         errors.check(config.reader == "encoder", "kind.reader", config.reader,
                      f"'encoder': a {source.family} reads with its encoder")  # fmt: skip
         own = source.fields.get("decoder_start_id", -1)
@@ -160,23 +161,23 @@ def encode(
     return Encoded(encoded, np.arange(len(pairs)), truncated, choices)
 
 
-def normalizers(config: Config, batch: terms.Batch) -> dict[str, jax.Array]:
+def normalizers(config: Config, batch: losses.Batch) -> dict[str, jax.Array]:
     """Tokens of the targets in the batch."""
-    return {"lm_loss": terms.target_weights(batch).sum()}
+    return {"lm_loss": losses.target_weights(batch).sum()}
 
 
-def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> metrics.Terms:
+def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
     """lm_loss, cross entropy in nats, and lm_accuracy of the targets' tokens."""
-    return terms.next_tokens(apply, {**batch, "loss_weights": terms.target_weights(batch)})
+    return losses.next_tokens(apply, {**batch, "loss_weights": losses.target_weights(batch)})
 
 
 def outputs(
-    config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch
+    config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 ) -> dict[str, jax.Array]:
     """Of the targets in a row: log_likelihood float32[B], and of their tokens how many are the
     likeliest where they stand, right float32[B], of tokens float32[B].
     """
-    logits_BTV = apply(**terms.inputs(batch, terms.SEQUENCES))["logits"]
+    logits_BTV = apply(**losses.inputs(batch, losses.SEQUENCES))["logits"]
     targets_BT, weights_BT = batch["targets"], batch["loss_weights"]
     own_BT = jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)[..., 0]
     own_BT -= jax.nn.logsumexp(logits_BTV, axis=-1)
@@ -187,7 +188,7 @@ def outputs(
 
 def predict_loop(
     config: Config,
-    model: inference.Pretrained,
+    model: pretrained.Pretrained,
     encoded: Encoded,
     prompt_ids: tuple[int, ...] = (),
 ) -> dict[str, np.ndarray]:
@@ -303,21 +304,21 @@ def scores(
 
 
 def _forced(
-    config: Config, model: inference.Pretrained, rows: Sequence[text_rows.Row]
+    config: Config, model: pretrained.Pretrained, rows: Sequence[text_rows.Row]
 ) -> dict[str, np.ndarray]:
     """`outputs` of all rows: of the targets that are in them; zeros where there are none."""
     if not any(row["loss_weights"].any() for row in rows):
         return {name: np.zeros(len(rows), np.float32) for name in SUMS}
     table = features(config)
-    longest = int(batches.row_lengths(rows, table, "length").max())
+    longest = int(batching.row_lengths(rows, table, "length").max())
     lengths = kind.Lengths(
-        batches.common(longest, max(longest, model.max_length)), config.max_target_length
+        batching.common(longest, max(longest, model.max_length)), config.max_target_length
     )
     scored = config.max_target_length if config.reader == "encoder" else lengths.length
     width = layers.padded_vocab_size(model.model.config.vocab_size)
     size = max(1, min(ROWS, scoring.LOGITS // (scored * width)))
     found: dict[str, np.ndarray] = {}
-    for numbers, batch in batches.Batches(rows, table, lengths, size).in_order():
+    for numbers, batch in batching.Batches(rows, table, lengths, size).in_order():
         given = jax.device_get(_outputs(config, model.model, model.params, batch))
         for name, values in given.items():
             found.setdefault(name, np.zeros(len(rows), values.dtype))
@@ -326,7 +327,7 @@ def _forced(
 
 
 @functools.partial(jax.jit, static_argnames=("config", "model"))
-def _outputs(config: Config, model: Any, params: Any, batch: terms.Batch) -> dict[str, jax.Array]:
+def _outputs(config: Config, model: Any, params: Any, batch: losses.Batch) -> dict[str, jax.Array]:
     return outputs(config, functools.partial(model.apply, {"params": params}), batch)
 
 

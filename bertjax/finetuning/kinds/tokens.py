@@ -25,11 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, metrics
-from bertjax.data import tokenizer as tokenizer_lib
-from bertjax.finetuning import examples as examples_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import kind, rows, word_pieces
 from bertjax.finetuning import scores as scores_lib
-from bertjax.objectives import terms
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.objectives.common import losses
 
 KINDS = ("encoder",)
 LIBRARIES = ("seqeval",)
@@ -182,22 +182,22 @@ def windows(sizes: Sequence[int], room: int, overlap: int) -> Iterator[Window]:
         start, first = following, last
 
 
-def normalizers(config: Config, batch: terms.Batch) -> dict[str, jax.Array]:
+def normalizers(config: Config, batch: losses.Batch) -> dict[str, jax.Array]:
     """What each loss is divided by, once: the pieces of the batch that are trained."""
-    return {"token_loss": terms.target_weights(batch).sum()}
+    return {"token_loss": losses.target_weights(batch).sum()}
 
 
-def loss(config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch) -> metrics.Terms:
+def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
     """token_loss, cross entropy in nats, and token_accuracy, of the pieces that are trained."""
-    logits_BLC = apply(**terms.inputs(batch, rows.INPUTS))["token_logits"]
-    return terms.classification("token", logits_BLC, batch["targets"], terms.target_weights(batch))
+    logits_BLC = apply(**losses.inputs(batch, rows.INPUTS))["token_logits"]
+    return losses.classification("token", logits_BLC, batch["targets"], losses.target_weights(batch))
 
 
 def outputs(
-    config: Config, apply: Callable[..., terms.Batch], batch: terms.Batch
+    config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 ) -> dict[str, jax.Array]:
     """{"tags" int32[B, L], "probabilities" float32[B, L]}: the likeliest tag of each piece."""
-    logits_BLC = apply(**terms.inputs(batch, rows.INPUTS))["token_logits"]
+    logits_BLC = apply(**losses.inputs(batch, rows.INPUTS))["token_logits"]
     return {
         "tags": jnp.argmax(logits_BLC, axis=-1).astype(jnp.int32),
         "probabilities": jax.nn.softmax(logits_BLC).max(axis=-1),

@@ -5,7 +5,7 @@
     loss of method.combine(trained, frozen)
 
 A strategy is one file: `Config`, a frozen dataclass of its knobs, `Strategy`, whose contract is
-`finetuning.strategy.Strategy`, and `RATES` where what it moves bears higher rates than a whole
+`finetuning.strategies.base.Strategy`, and `RATES` where what it moves bears higher rates than a whole
 model. No model knows of them; only adapters are a field of the models.
 """
 
@@ -22,7 +22,7 @@ import optax
 
 from bertjax import errors
 from bertjax.artifact import artifact
-from bertjax.finetuning import strategy
+from bertjax.finetuning.strategies import base
 
 
 def names() -> list[str]:
@@ -54,7 +54,7 @@ def rates(name: str) -> tuple[float, ...]:
 
 def make(
     config: Mapping[str, Any], fields: Mapping[str, Any], head_rate_factor: float = 1.0
-) -> strategy.Strategy:
+) -> base.Strategy:
     """The strategy of `config`: its name and every field of its Config.
 
     fields: of the model that is fine-tuned. head_rate_factor: see `strategy.Strategy`.

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from bertjax import errors
-from bertjax.finetuning import strategy
+from bertjax.finetuning.strategies import base
 
 RATES = (1e-4, 3e-4, 1e-3)
 
@@ -25,7 +25,7 @@ class Config:
                      "1 or more")  # fmt: skip
 
 
-class Strategy(strategy.Strategy):
+class Strategy(base.Strategy):
     """Adapters and norms."""
 
     name = "adapters"

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from bertjax.artifact import artifact
-from bertjax.finetuning import strategy
+from bertjax.finetuning.strategies import base
 
 RATES = (1e-4, 4e-4, 1e-3)
 
@@ -16,7 +16,7 @@ class Config:
     """No knobs."""
 
 
-class Strategy(strategy.Strategy):
+class Strategy(base.Strategy):
     """Biases of dense maps and of norms."""
 
     name = "bitfit"

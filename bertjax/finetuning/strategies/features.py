@@ -1,7 +1,7 @@
 """Only the head is trained (Devlin et al., arXiv 1810.04805, section 5.3: feature-based approach).
 
 The body gives the same features at every epoch, so they are computed once and kept, and it has no
-dropout: what the head reads is what it will read at prediction (`finetuning.still`).
+dropout: what the head reads is what it will read at prediction (`finetuning.feature_cache`).
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from bertjax.finetuning import strategy
+from bertjax.finetuning.strategies import base
 
 RATES = (1e-3, 3e-3, 1e-2)
 
@@ -19,7 +19,7 @@ class Config:
     """No knobs."""
 
 
-class Strategy(strategy.Strategy):
+class Strategy(base.Strategy):
     """The body stays."""
 
     name = "features"

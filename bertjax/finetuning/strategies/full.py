@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from bertjax.finetuning import strategy
+from bertjax.finetuning.strategies import base
 
 
 @dataclasses.dataclass(frozen=True)
@@ -10,7 +10,7 @@ class Config:
     """No knobs."""
 
 
-class Strategy(strategy.Strategy):
+class Strategy(base.Strategy):
     """Everything moves."""
 
     name = "full"

@@ -13,8 +13,7 @@ import jax
 
 from bertjax import errors
 from bertjax.artifact import artifact
-from bertjax.finetuning import strategy
-from bertjax.finetuning.strategies import full
+from bertjax.finetuning.strategies import base, full
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Strategy(full.Strategy):
 
     def notes(self, trained: Any, num_epochs: int) -> list[str]:
         """The layers that never move."""
-        num_layers = strategy.stacked(artifact.flatten(trained))
+        num_layers = base.stacked(artifact.flatten(trained))
         lowest = num_layers - self.config.layers_per_epoch * num_epochs
         if lowest < 0:
             return []

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from bertjax import errors, sharding
 from bertjax.artifact import artifact
-from bertjax.finetuning import strategy
+from bertjax.finetuning.strategies import base
 
 KERNELS = ("query", "key", "value", "out", "wi", "wi_gate", "wo")
 RATES = (2e-4, 5e-4, 1e-3)
@@ -46,7 +46,7 @@ class Config:
         return tuple(name.strip() for name in self.targets.split(","))
 
 
-class Strategy(strategy.Strategy):
+class Strategy(base.Strategy):
     """Two thin matrices for each kernel of the targets, and the head."""
 
     name = "lora"

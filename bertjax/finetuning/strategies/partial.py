@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from bertjax import errors
 from bertjax.artifact import artifact
-from bertjax.finetuning import strategy
+from bertjax.finetuning.strategies import base
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Config:
                      "0 or more")  # fmt: skip
 
 
-class Strategy(strategy.Strategy):
+class Strategy(base.Strategy):
     """The layers above `frozen_layers`, what follows them and the head."""
 
     name = "partial"
 
     def moves(self, path: str) -> bool:
         """All but the embeddings; of layers, see `split`."""
-        return "/layers/" in path or strategy.above_layers(path)
+        return "/layers/" in path or base.above_layers(path)
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
         """Stacked parameters are cut at `frozen_layers`; UserError for more than there are."""

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from bertjax import errors
 from bertjax.artifact import artifact
-from bertjax.finetuning import strategy
-from bertjax.models import layers
+from bertjax.finetuning.strategies import base
+from bertjax.models.common import layers
 
 TABLE = "embeddings/word/embedding"
 RATES = (3e-3, 1e-2, 3e-2)
@@ -30,7 +30,7 @@ class Config:
         errors.check(self.length >= 1, "strategy.length", self.length, "1 or more")
 
 
-class Strategy(strategy.Strategy):
+class Strategy(base.Strategy):
     """The new rows of the word table."""
 
     name = "prompts"

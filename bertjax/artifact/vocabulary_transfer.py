@@ -1,0 +1,79 @@
+"""A model under another tokenizer: what it knows of the pieces that both have is carried over.
+
+    model = new_vocabulary.carry_over(model, tokenizer, fresh_params, vocab_size=8000)
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import errors, sharding
+from bertjax.artifact import artifact
+from bertjax.data.tokenizers import library_model
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+
+
+def carry_over(
+    model: artifact.Artifact, tokenizer: tokenizer_lib.Tokenizer, fresh: Any, vocab_size: int
+) -> artifact.Artifact:
+    """The model with the rows of `tokenizer` in every array that has one for each piece.
+
+    Rows of pieces which both tokenizers have are the model's: word embeddings, and the bias and map
+    of the output. The others are those of `fresh`, parameters of a model with `vocab_size`
+    embeddings. All else stays as it is, also an array of another width. Raises UserError when no
+    piece is shared.
+    """
+    old_rows, new_rows = shared_rows(
+        model.tokenizer, tokenizer, model.fields["vocab_size"], vocab_size
+    )
+    mine = artifact.flatten(fresh)
+    params = {}
+    for path, leaf in artifact.flatten(model.params).items():
+        axes = sharding.param_axes(path)
+        if "vocab" in axes and path in mine:
+            axis = axes.index("vocab")
+            before = (slice(None),) * axis
+            if np.delete(leaf.shape, axis).tolist() == np.delete(mine[path].shape, axis).tolist():
+                rows = leaf[(*before, old_rows)]
+                leaf = jnp.asarray(mine[path]).at[(*before, new_rows)].set(rows)
+        params[path] = leaf
+    return dataclasses.replace(model, params=artifact.unflatten(params), tokenizer=tokenizer)
+
+
+def shared_rows(
+    old: tokenizer_lib.Tokenizer, new: tokenizer_lib.Tokenizer, old_size: int, new_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """int[N] each: ids of the same piece in the old tokenizer and in the new one.
+
+    Special tokens are the same by their role, whatever their names, and sentinels by number. Other
+    pieces are when their text is and both are written as the beginning of a word or both as more
+    of one. old_size, new_size: embeddings of the models, which may lack those of sentinels. Raises
+    UserError when no ordinary piece is shared.
+    """
+    ids = _ordinary(old)
+    pairs = {i: ids[piece] for piece, i in _ordinary(new).items() if piece in ids}
+    if not pairs:
+        raise errors.UserError(
+            f"config.init_vocabulary: the data's tokenizer ({new.kind}) shares no piece with that "
+            f"of config.init_from ({old.kind}), so there is nothing to carry over"
+        )
+    roles = {role: i for role, i in vars(old.specials).items() if i >= 0}
+    pairs |= {i: roles[role] for role, i in vars(new.specials).items() if role in roles}
+    sentinels = new.reserved_sentinels.tolist(), old.reserved_sentinels.tolist()
+    pairs |= dict(zip(*sentinels, strict=False))
+    kept = [(j, i) for i, j in pairs.items() if 0 <= i < new_size and 0 <= j < old_size]
+    old_rows, new_rows = np.array(kept).T
+    return old_rows, new_rows
+
+
+def _ordinary(tokenizer: tokenizer_lib.Tokenizer) -> dict[tuple[str, bool], int]:
+    """(text, is it written as the beginning of a word) -> id, of all that are not special."""
+    space = library_model.SPACE.get(tokenizer.kind)
+    ids = {}
+    for i in np.flatnonzero(~tokenizer.special_mask()).tolist():
+        (piece,) = tokenizer.pieces([i])
+        begins = not piece.startswith("##") if space is None else piece.startswith(space)
+        ids[piece.removeprefix(space or "##"), begins] = i
+    return ids

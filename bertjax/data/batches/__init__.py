@@ -1,0 +1,1 @@
+"""Prepared records to batches: samples, packing, masking, noise spans, the loader."""

@@ -1,0 +1,129 @@
+"""Text-to-text denoising: rows of corrupted pieces for an encoder, what was hidden for a decoder.
+
+Each piece of a row is corrupted by itself and both its halves end with an EOS. How much text fills
+a row depends on the noise, so of several kinds each document gets one when rows are made, and all
+pieces of a row are of one kind; where the noise falls is drawn with the row's own numbers.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from bertjax import errors
+from bertjax.data.batches import layout, packing, spans
+from bertjax.data.batches.rng import RowRandom
+
+
+@dataclasses.dataclass(frozen=True)
+class Corruption:
+    """Sampling and corruption of rows, see `data.batches.packing`.
+
+    length, targets_length: tokens of a row of the encoder and of the decoder.
+    noises, rates: kinds of noise, and the share of the rows that has each; the rates sum to 1.
+    sentinels: int32; a piece has at most so many spans. end, pad: ids; the decoder starts with pad.
+    modes: the id of each kind of noise that inputs start with, or none.
+    """
+
+    length: int
+    targets_length: int
+    noises: tuple[spans.Noise, ...]
+    rates: tuple[float, ...]
+    sentinels: np.ndarray
+    end: int
+    pad: int
+    packing: bool
+    modes: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        if not len(self.sentinels):
+            raise errors.UserError("the tokenizer has too few sentinels: train it with more")
+        if self.limits.min() < 2:
+            raise errors.UserError(
+                f"config.data.length = {self.length}: too short for text and its sentinels"
+            )
+
+    @functools.cached_property
+    def limits(self) -> np.ndarray:
+        """int64: tokens of the longest piece of text under each of the noises."""
+        room = self.length - self.front, self.targets_length, len(self.sentinels)
+        return np.array([noise.longest_piece(*room) for noise in self.noises])
+
+    @property
+    def front(self) -> int:
+        """Tokens at the front of the inputs that are no text."""
+        return 1 if self.modes else 0
+
+    @property
+    def width(self) -> int:
+        """Tokens of text that a row may hold: each is in the inputs or in the targets."""
+        return self.length + self.targets_length
+
+    def window(self, records: Sequence) -> packing.Window:
+        """Joins records of `data.prepared.store` to a window."""
+        return packing.join(records)
+
+    def segment(self, window: packing.Window, rng: RowRandom) -> np.ndarray:
+        """A table of rows, each token of the window once; rng is of one row, the window's."""
+        # The rates are shares of the rows, and a document fills another number of rows with each
+        # noise: a kind is drawn by its rate over the rows that the document would fill with it.
+        if self.packing:
+            rows_DN = 1 / np.tile(self.limits, (len(window.edges) - 1, 1))
+        else:
+            rows_DN = -(-np.diff(window.edges)[:, None] // self.limits)
+        shares_DN = np.cumsum(self.rates / rows_DN, axis=1)
+        drawn_D = rng.uniform("denoising/noise", len(shares_DN))[0] * shares_DN[:, -1]
+        noise_D = (shares_DN <= drawn_D[:, None]).sum(axis=1)
+        noise_D = np.minimum(noise_D, len(self.noises) - 1)
+        start, size = packing.cut(window, self.limits[noise_D], rng)
+        noise_P = noise_D[np.searchsorted(window.edges, start, side="right") - 1]
+
+        tables = []
+        for i in np.unique(noise_P):
+            of_kind = noise_P == i
+            inputs, targets = self.noises[i].lengths(size[of_kind], len(self.sentinels))
+            tables.append(
+                packing.arrange(
+                    np.stack([inputs + self.front, targets]),
+                    (self.length, self.targets_length),
+                    packing.slots(self.length, self.packing),
+                    rng,
+                    f"denoising/pieces{i}",
+                    start=start[of_kind],
+                    size=size[of_kind],
+                    noise=noise_P[of_kind],
+                )
+            )
+        return np.concatenate(tables)
+
+    def assemble(self, window: packing.Window, table: np.ndarray) -> packing.Batch:
+        """input_ids int32[B, width], pieces back to back, piece_sizes int32[B, K], noise int32[B]:
+        which of `noises` a row has."""
+        batch = packing.assemble(window, table, self.width, self.pad)
+        return batch | {"noise": table["noise"][:, 0]}
+
+    def corrupt(self, batch: packing.Batch, rng: RowRandom) -> packing.Batch:
+        """The features of an assembled batch: see `features`; rng is of its rows."""
+        tokens, sizes_BK = layout.pieces_of(batch), batch["piece_sizes"]
+        counts_BK, spans_BK = np.zeros_like(sizes_BK), np.zeros_like(sizes_BK)
+        for i, noise in enumerate(self.noises):
+            rows = batch["noise"] == i
+            counts_BK[rows], spans_BK[rows] = noise.counts(sizes_BK[rows], len(self.sentinels))
+        hidden = spans.noise_mask(sizes_BK, counts_BK, spans_BK, rng)
+
+        real_BK = sizes_BK > 0
+        text = tokens, hidden, sizes_BK[real_BK], self.sentinels
+        inputs, input_sizes = spans.noise_span_to_unique_sentinel(*text)
+        targets, target_sizes = spans.nonnoise_span_to_unique_sentinel(*text)
+        if self.modes:
+            modes_BK = np.broadcast_to(np.take(self.modes, batch["noise"])[:, None], sizes_BK.shape)
+            starts = np.cumsum(input_sizes) - input_sizes
+            inputs, input_sizes = np.insert(inputs, starts, modes_BK[real_BK]), input_sizes + 1
+        return layout.encoder_decoder(
+            layout.ended(inputs, input_sizes, real_BK, self.end),
+            layout.ended(targets, target_sizes, real_BK, self.end),
+            (self.length, self.targets_length),
+            self.pad,
+            packing=self.packing,
+        )

@@ -1,0 +1,254 @@
+"""Batches: batch `step` is a pure function of the seed and the step, on any host, in any order.
+
+An epoch is a random permutation of the dataset's records, cut in windows of about `window_tokens`.
+A window's text is segmented to samples anew each epoch and its samples are shuffled. Sample i of an
+epoch lies in a window that is found without reading the ones before it, for the number of samples
+counted for a window is fixed beforehand: its records times the samples of a record, measured once
+on the first window. A window that gives more samples than that leaves the surplus out, by chance;
+one that gives fewer repeats some, masked anew. (With one window the first epoch is exact.)
+
+    stream = Stream(dataset, sampling, transform, batch_size=256, seed=0)
+    stream.batch(step)                          # {"input_ids": int32[256, L], ...}
+    stream.batch(step, rows=slice(0, 128))      # its first half, the same bytes
+    for batch in train_batches(stream, start_step, stop_step): ...
+"""
+
+import collections
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Protocol
+
+import grain
+import numpy as np
+
+from bertjax import errors
+from bertjax.data.batches.rng import RowRandom, row_keys
+
+Batch = dict[str, np.ndarray]
+Transform = Callable[[Batch, RowRandom], Batch]
+WINDOW_TOKENS = 2**23
+
+
+class Dataset(Protocol):
+    """What is read of a prepared dataset (see `data.prepared.store`)."""
+
+    num_records: int
+    num_tokens: int
+
+    def read(self, indices: np.ndarray) -> list: ...
+
+
+class Sampling(Protocol):
+    """How records become samples (see `data.batches.samples`)."""
+
+    def window(self, records: list): ...
+    def segment(self, window, rng: RowRandom) -> np.ndarray: ...
+    def assemble(self, window, table: np.ndarray) -> Batch: ...
+
+
+class Windows:
+    """The windows of each epoch: window w holds records edges[w] to edges[w + 1] of it."""
+
+    def __init__(self, dataset: Dataset, sampling: Sampling, seed: int, window_tokens: int):
+        if dataset.num_records == 0:
+            raise errors.UserError("the dataset has no text in this split: prepare a larger corpus")
+        self.sampling = sampling
+        self._dataset = dataset
+        self._seed = seed
+        self._permutation = functools.lru_cache(maxsize=2)(self._permute)
+        count = max(1, round(dataset.num_tokens / window_tokens))
+        count = min(count, dataset.num_records)
+        self.edges = np.arange(count + 1) * dataset.num_records // count
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    def read(self, epoch: int, w: int) -> tuple[object, np.ndarray]:
+        """The text of a window, and the table of its samples in shuffled order."""
+        records = self._permutation(epoch)[self.edges[w] : self.edges[w + 1]]
+        window = self.sampling.window(self._dataset.read(records))
+        rng = RowRandom(row_keys(self._seed, epoch, np.array([w])))
+        table = self.sampling.segment(window, rng)
+        if not len(table):
+            raise errors.UserError(
+                f"{len(records)} records of the dataset give no sample: its documents are too "
+                "short for this objective (a pair in order needs two tokens)"
+            )
+        return window, table[rng.permutation("window/samples", len(table))[0]]
+
+    def _permute(self, epoch: int) -> np.ndarray:
+        rng = RowRandom(row_keys(self._seed, epoch, np.array([0])))
+        return rng.permutation("epoch/records", self._dataset.num_records)[0]
+
+
+class Stream:
+    """The training batches of all steps, without end.
+
+    Args:
+      dataset, sampling: where records come from, and how they become samples.
+      transform: (batch, random numbers of its rows) -> batch.
+      batch_size: rows of the global batch.
+      seed: another seed gives another order, segmentation and masking.
+      window_tokens: samples are shuffled within as many tokens; memory grows with it.
+
+    Attributes:
+      samples_per_epoch: N; sample p = step * batch_size + row is the (p % N)-th of epoch p // N.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        sampling: Sampling,
+        transform: Transform,
+        *,
+        batch_size: int,
+        seed: int,
+        window_tokens: int = WINDOW_TOKENS,
+    ):
+        self.batch_size = batch_size
+        self._seed = seed
+        self._sampling = sampling
+        self._transform = transform
+        self._windows = Windows(dataset, sampling, seed, window_tokens)
+        self._ahead = _ReadAhead(self._windows)
+        _, table = self._ahead.get(0)
+        records = np.diff(self._windows.edges)
+        sizes = np.maximum(1, np.rint(records * (len(table) / records[0]))).astype(np.int64)
+        self._starts = np.concatenate([[0], np.cumsum(sizes)])
+        self.samples_per_epoch = int(self._starts[-1])
+
+    def batch(self, step: int, rows: slice | np.ndarray = slice(None)) -> Batch:
+        """The rows of global batch `step`; thread safe.
+
+        Raises:
+          UserError: a record cannot be read.
+        """
+        position = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)[rows]
+        epoch, index = np.divmod(position, self.samples_per_epoch)
+        w = np.searchsorted(self._starts, index, side="right") - 1
+        number = epoch * len(self._windows) + w  # of the window, counted through all epochs
+        parts = []
+        for n in np.unique(number):
+            member = np.flatnonzero(number == n)
+            window, table = self._ahead.get(int(n))
+            # A table that is shorter than what is counted for its window starts again.
+            sample = (index - self._starts[w])[member] % len(table)
+            parts.append((member, self._sampling.assemble(window, table[sample])))
+        batch = parts[0][1] if len(parts) == 1 else _merge(parts, len(position))
+        return self._transform(batch, RowRandom(row_keys(self._seed, epoch, index)))
+
+
+def train_batches(
+    stream: Stream,
+    start_step: int,
+    stop_step: int,
+    rows: slice | np.ndarray = slice(None),
+    *,
+    num_threads: int = 1,
+    prefetch: int = 8,
+) -> Iterator[Batch]:
+    """The rows of batches start_step to stop_step - 1, made ahead by threads.
+
+    num_threads: 0 makes each batch when it is asked for.
+    """
+    steps = grain.MapDataset.range(start_step, stop_step)
+    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)
+    return iter(steps.map(functools.partial(stream.batch, rows=rows)).to_iter_dataset(options))
+
+
+def eval_batches(
+    dataset: Dataset,
+    sampling: Sampling,
+    transform: Transform,
+    *,
+    batch_size: int,
+    seed: int,
+    max_samples: int | None = None,
+    rows: slice | np.ndarray = slice(None),
+    window_tokens: int = WINDOW_TOKENS,
+) -> Iterator[Batch]:
+    """Every sample of the dataset once, or the first max_samples, in an order fixed by the seed.
+
+    A batch has example_weights float32[B] besides what `transform` gives: 0 for the rows that fill
+    up the last batch, which are zeros but for attention_mask[0] = 1 where there is one.
+    """
+    windows = Windows(dataset, sampling, seed, window_tokens)
+
+    def finished(first: int, pieces: list[tuple[object, np.ndarray]]) -> Batch:
+        parts = [sampling.assemble(window, table) for window, table in pieces]
+        batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        index = first + np.arange(len(batch["input_ids"]))
+        batch = transform(batch, RowRandom(row_keys(seed, 0, index)))
+        return {name: value[rows] for name, value in _fill(batch, batch_size).items()}
+
+    first, pieces, size = 0, [], 0
+    for w in range(len(windows)):
+        window, table = windows.read(0, w)
+        if max_samples is not None:
+            table = table[: max_samples - first - size]
+        while len(table):
+            free = batch_size - size
+            pieces.append((window, table[:free]))
+            size += len(table[:free])
+            table = table[free:]
+            if size == batch_size:
+                yield finished(first, pieces)
+                first, pieces, size = first + batch_size, [], 0
+        if first + size == max_samples:
+            break
+    if pieces:
+        yield finished(first, pieces)
+
+
+class _ReadAhead:
+    """Windows by their number through all epochs: the latest are kept, the next is under way."""
+
+    def __init__(self, windows: Windows, keep: int = 3):
+        self._windows = windows
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._futures: collections.OrderedDict[int, futures.Future] = collections.OrderedDict()
+        self._pool = futures.ThreadPoolExecutor(2, thread_name_prefix="bertjax-window")
+
+    def get(self, number: int) -> tuple[object, np.ndarray]:
+        with self._lock:
+            future = self._submit(number)
+            self._submit(number + 1)
+            while len(self._futures) > self._keep:
+                self._futures.popitem(last=False)
+        return future.result()
+
+    def _submit(self, number: int) -> futures.Future:
+        if number not in self._futures:
+            place = divmod(number, len(self._windows))
+            self._futures[number] = self._pool.submit(self._windows.read, *place)
+        self._futures.move_to_end(number)
+        return self._futures[number]
+
+
+def _merge(parts: list[tuple[np.ndarray, Batch]], rows: int) -> Batch:
+    """One batch of parts, each given with the places of its rows."""
+    whole = {
+        name: np.empty((rows, *value.shape[1:]), value.dtype) for name, value in parts[0][1].items()
+    }
+    for member, part in parts:
+        for name, value in part.items():
+            whole[name][member] = value
+    return whole
+
+
+def _fill(batch: Batch, batch_size: int) -> Batch:
+    """The batch with harmless rows of zero weight up to batch_size."""
+    size = len(batch["input_ids"])
+    batch = batch | {"example_weights": np.ones(size, np.float32)}
+    if size == batch_size:
+        return batch
+    full = {
+        name: np.pad(value, [(0, batch_size - size)] + [(0, 0)] * (value.ndim - 1))
+        for name, value in batch.items()
+    }
+    if "attention_mask" in full:  # packed rows have none: there all padding sees nothing
+        full["attention_mask"][size:, 0] = 1
+    return full

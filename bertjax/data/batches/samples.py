@@ -1,0 +1,317 @@
+"""What one training sample is: spans of a window of text, chosen and cut as in BERT.
+
+A window is some records of the prepared dataset as flat arrays. `Pairs`, `OrderedPairs` and
+`FullSentences` have the same three methods, all of them vectorised and pure:
+
+    window = sampling.window(records)               # flat arrays, over-long sentences cut in pieces
+    table = sampling.segment(window, rng)           # every sample of the window, as spans of tokens
+    batch = sampling.assemble(window, table[rows])  # the rows as padded arrays
+
+A sample is decided at its first sentence alone (all draws of a sentence are made as if a sample
+started there), so a window is segmented by computing for every sentence where the next sample would
+start, and then following these links from the first sentence. Links stop at the end of a document
+and the next document starts there: one chain meets them all.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from bertjax.data.batches.rng import RowRandom
+from bertjax.data.tokenizers.vocabulary import Specials
+
+# One sample: two spans of the window's tokens. label is 1 if B is of another document, or comes
+# before A in the text.
+SAMPLE = np.dtype(
+    [("a", np.int32), ("a_size", np.int32), ("b", np.int32), ("b_size", np.int32),
+     ("label", np.int32)]
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Text of some records: S sentences of D document parts (a part is a document within a record).
+
+    tokens: uint16 or uint32 [T].
+    sentences: int32[S + 1], the token at which each sentence starts, then T.
+    parts: int32[D + 1], the sentence at which each part starts, then S.
+    document_ids: uint64[D]; the parts of one document have one id.
+    """
+
+    tokens: np.ndarray
+    sentences: np.ndarray
+    parts: np.ndarray
+    document_ids: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoSegments:
+    """[CLS] A [SEP] B [SEP]; the subclasses say in `spans` what A and B are, and what is told."""
+
+    length: int
+    specials: Specials
+    short_rate: float
+
+    label: ClassVar[str]  # the feature that holds what the table has as label
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a sample that are text."""
+        return self.length - 3
+
+    def window(self, records: Sequence) -> Window:
+        """Joins records of `data.prepared.store` to a window."""
+        return _cut(_join(records), self.max_tokens)
+
+    def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
+        """SAMPLE[N] in the order of the text; rng is of one row, the window's."""
+        table = self.spans(window, rng)
+        return truncate(table, self.max_tokens, rng.uniform("pairs/front", len(table))[0])
+
+    def assemble(self, window: Window, table: np.ndarray) -> dict[str, np.ndarray]:
+        """input_ids, attention_mask, token_type_ids int32[B, L], the label int32[B]."""
+        a_size, b_size = table["a_size"][:, None], table["b_size"][:, None]
+        column = np.arange(self.length, dtype=np.int32)
+        in_b = column > a_size + 1
+        real = column < a_size + b_size + 3
+        token = np.where(in_b, table["b"][:, None] - a_size - 2, table["a"][:, None] - 1) + column
+        ids = window.tokens.take(token, mode="clip").astype(np.int32)
+        ids[:, 0] = self.specials.cls
+        np.put_along_axis(ids, a_size + 1, self.specials.sep, axis=1)
+        np.put_along_axis(ids, a_size + b_size + 2, self.specials.sep, axis=1)
+        ids[~real] = self.specials.pad
+        return {
+            "input_ids": ids,
+            "attention_mask": real.astype(np.int32),
+            "token_type_ids": (in_b & real).astype(np.int32),
+            self.label: table["label"].astype(np.int32),
+        }
+
+    def _chunks(self, window: Window, rng: RowRandom) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For a sample that starts at sentence s: where it ends, and A in it, and its target."""
+        sentences, n = window.sentences, len(window.sentences) - 1
+        end = np.repeat(window.parts[1:], np.diff(window.parts))  # of the part of each sentence
+        target = _targets(self.short_rate, self.max_tokens, n, rng)
+        chunk_end = np.minimum(_reach(sentences, sentences[:-1] + target), end)
+        size = chunk_end - np.arange(n)
+        return chunk_end, np.arange(n) + rng.integers("pairs/a", 1, size, n)[0], target
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs(TwoSegments):
+    """The second segment is by chance of another document (BERT): next_sentence_label.
+
+    As create_instances_from_document in BERT's create_pretraining_data.py, with two differences:
+    the length aimed at is drawn for each sample, not once a document, and a sentence longer than a
+    sample is cut in equal pieces instead of losing its end.
+    """
+
+    random_next_rate: float
+
+    label = "next_sentence_label"
+
+    def spans(self, window: Window, rng: RowRandom) -> np.ndarray:
+        """SAMPLE[N] before they are cut to max_tokens: A and actual next segments tile the text."""
+        sentences, n = window.sentences, len(window.sentences) - 1
+        end = np.repeat(window.parts[1:], np.diff(window.parts))  # of the part of each sentence
+        chunk_end, a_end, target = self._chunks(window, rng)
+        size = chunk_end - np.arange(n)
+        if np.all(window.document_ids == window.document_ids[0]):
+            foreign = np.zeros(n, bool)  # no other document to draw from
+        else:
+            foreign = (rng.uniform("pairs/foreign", n)[0] < self.random_next_rate) | (size == 1)
+
+        s = follow(np.where(foreign, a_end, chunk_end))
+        foreign, a_end = foreign[s], a_end[s]
+        b_start, b_end = a_end.copy(), chunk_end[s]
+        part = np.searchsorted(window.parts, s[foreign], side="right") - 1
+        b = _elsewhere(window, part, rng)
+        target_b = np.maximum(target[s] - (sentences[a_end] - sentences[s]), 1)[foreign]
+        b_start[foreign] = b
+        b_end[foreign] = np.minimum(_reach(sentences, sentences[b] + target_b), end[b])
+        table = np.empty(len(s), SAMPLE)
+        table["a"], table["a_size"] = sentences[s], sentences[a_end] - sentences[s]
+        table["b"], table["b_size"] = sentences[b_start], sentences[b_end] - sentences[b_start]
+        table["label"] = foreign
+        return table
+
+
+@dataclasses.dataclass(frozen=True)
+class OrderedPairs(TwoSegments):
+    """Two consecutive segments of one document, half of them swapped: sentence_order_label.
+
+    Sentence order prediction (ALBERT, arXiv 1909.11942, section 3.1). Where the chunk is a single
+    sentence, which ALBERT's data script pairs with another document's, the sentence is cut in two;
+    one of a single token is left out.
+    """
+
+    label = "sentence_order_label"
+
+    def spans(self, window: Window, rng: RowRandom) -> np.ndarray:
+        """SAMPLE[N] before they are cut to max_tokens; label 1: what comes first is B."""
+        sentences = window.sentences
+        chunk_end, a_end, _ = self._chunks(window, rng)
+        s = follow(chunk_end)
+        start, end = sentences[s], sentences[chunk_end[s]]
+        single = chunk_end[s] == s + 1
+        cut = start + rng.integers("pairs/cut", 1, end - start, len(s))[0]
+        middle = np.where(single, cut, sentences[a_end[s]])
+        two = end - start > 1
+        start, middle, end = start[two], middle[two], end[two]
+        swapped = rng.uniform("pairs/swapped", len(s))[0][two] < 0.5
+        table = np.empty(len(start), SAMPLE)
+        table["a"], table["b"] = np.where(swapped, (middle, start), (start, middle))
+        sizes = middle - start, end - middle
+        table["a_size"], table["b_size"] = np.where(swapped, sizes[::-1], sizes)
+        table["label"] = swapped
+        return table
+
+
+@dataclasses.dataclass(frozen=True)
+class FullSentences:
+    """Whole sentences as many as fit: [CLS] text [SEP].
+
+    cross_documents: the text goes on into the next document, behind a [SEP] that separates them:
+    the FULL-SENTENCES input of RoBERTa (section 4.2); else it ends there, as in SpanBERT.
+    """
+
+    length: int
+    specials: Specials
+    short_rate: float
+    cross_documents: bool
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a sample that are text."""
+        return self.length - 2
+
+    def window(self, records: Sequence) -> Window:
+        """Joins records of `data.prepared.store` to a window, a [SEP] at the end of parts that go on."""
+        window = _join(records)
+        if self.cross_documents:
+            window = _close_parts(window, self.specials.sep)
+        return _cut(window, self.max_tokens)
+
+    def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
+        """SAMPLE[N] in the order of the text, B empty; rng is of one row, the window's."""
+        sentences, n = window.sentences, len(window.sentences) - 1
+        target = _targets(self.short_rate, self.max_tokens, n, rng)
+        last = np.searchsorted(sentences, sentences[:-1] + target, side="right") - 1
+        end = np.maximum(last, np.arange(n) + 1)
+        if not self.cross_documents:
+            end = np.minimum(end, np.repeat(window.parts[1:], np.diff(window.parts)))
+        s = follow(end)
+        table = np.zeros(len(s), SAMPLE)
+        table["a"], table["a_size"] = sentences[s], sentences[end[s]] - sentences[s]
+        if self.cross_documents:
+            # The [SEP] that closes a sample is also the one between documents.
+            table["a_size"] -= np.isin(end[s], window.parts)
+        return table
+
+    def assemble(self, window: Window, table: np.ndarray) -> dict[str, np.ndarray]:
+        """input_ids, attention_mask int32[B, L]."""
+        size = table["a_size"][:, None]
+        column = np.arange(self.length, dtype=np.int32)
+        real = column < size + 2
+        ids = window.tokens.take(table["a"][:, None] - 1 + column, mode="clip").astype(np.int32)
+        ids[:, 0] = self.specials.cls
+        np.put_along_axis(ids, size + 1, self.specials.sep, axis=1)
+        ids[~real] = self.specials.pad
+        return {
+            "input_ids": ids,
+            "attention_mask": real.astype(np.int32),
+        }
+
+
+def follow(following: np.ndarray) -> np.ndarray:
+    """int64: the sentences met from 0 on by s -> following[s] > s, until the end."""
+    links = following.tolist()  # a list is much faster than an array to walk in Python
+    met, s = [], 0
+    while s < len(links):
+        met.append(s)
+        s = links[s]
+    return np.array(met, np.int64)
+
+
+def truncate(table: np.ndarray, max_tokens: int, front: np.ndarray) -> np.ndarray:
+    """Cuts pairs to max_tokens: the longer segment loses a token until they fit, at a tie B.
+
+    front: float[N] in [0, 1), the share of what a segment loses that it loses at its front.
+    """
+    a, b = table["a_size"], table["b_size"]
+    b_keep = np.minimum(b, np.maximum(max_tokens - a, max_tokens // 2))
+    a_keep = np.minimum(a, max_tokens - b_keep)
+    short = table.copy()
+    short["a"] += (front * (a - a_keep + 1)).astype(np.int32)
+    short["b"] += (front * (b - b_keep + 1)).astype(np.int32)
+    short["a_size"], short["b_size"] = a_keep, b_keep
+    return short
+
+
+def _targets(short_rate: float, max_tokens: int, n: int, rng: RowRandom) -> np.ndarray:
+    """int32[n]: tokens that a sample aims at, max_tokens or by chance any number from 2 on."""
+    short = rng.uniform("samples/short", n)[0] < short_rate
+    size = rng.integers("samples/target", 2, max_tokens + 1, n)[0]
+    return np.where(short, size, max_tokens).astype(np.int32)
+
+
+def _reach(sentences: np.ndarray, token: np.ndarray) -> np.ndarray:
+    """The first sentence boundary at or after each token."""
+    return np.searchsorted(sentences, token)
+
+
+def _elsewhere(window: Window, part: np.ndarray, rng: RowRandom) -> np.ndarray:
+    """For each part a sentence of another document: any part of one, and any sentence of that."""
+    # In the order of document ids the parts of a document are one range: draw beside the range.
+    order = np.argsort(window.document_ids, kind="stable")
+    ids, own = window.document_ids[order], window.document_ids[part]
+    low = np.searchsorted(ids, own, side="left")
+    high = np.searchsorted(ids, own, side="right")
+    other = rng.integers("pairs/document", 0, len(ids) - (high - low), len(part))[0]
+    other = order[np.where(other < low, other, other + high - low)]
+    return rng.integers("pairs/b", window.parts[other], window.parts[other + 1], len(part))[0]
+
+
+def _join(records: Sequence) -> Window:
+    tokens = np.concatenate([record.tokens for record in records])
+    sizes = np.concatenate([record.tokens_per_sentence for record in records])
+    counts = np.concatenate([record.sentences_per_document for record in records])
+    ids = np.concatenate([record.document_ids for record in records])
+    return Window(tokens, _edges(sizes), _edges(counts), ids)
+
+
+def _close_parts(window: Window, sep: int) -> Window:
+    """The window with `sep` as last token of each part's last sentence."""
+    ends = window.sentences[window.parts[1:]]
+    part = np.repeat(np.arange(len(ends)), np.diff(window.parts))
+    return dataclasses.replace(
+        window,
+        tokens=np.insert(window.tokens, ends, sep),
+        sentences=window.sentences + np.append(part, len(ends)).astype(np.int32),
+    )
+
+
+def _cut(window: Window, max_tokens: int) -> Window:
+    """The window with sentences longer than max_tokens cut in pieces of equal size."""
+    sizes = np.diff(window.sentences)
+    pieces = -(-sizes // max_tokens)
+    first = _edges(pieces)  # piece at which each sentence starts
+    if first[-1] == len(sizes):
+        return window
+    sentence = np.repeat(np.arange(len(sizes)), pieces)
+    number = np.arange(len(sentence)) - first[sentence]
+    offset = number * sizes[sentence].astype(np.int64) // pieces[sentence]
+    starts = window.sentences[sentence] + offset
+    return dataclasses.replace(
+        window,
+        sentences=np.append(starts, window.sentences[-1]).astype(np.int32),
+        parts=first[window.parts],
+    )
+
+
+def _edges(sizes: np.ndarray) -> np.ndarray:
+    edges = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(sizes, out=edges[1:])
+    return edges

@@ -1,0 +1,131 @@
+"""Masking of runs of whole words: n-grams (ALBERT) and spans of geometric length (SpanBERT).
+
+    lengths_BK = span_masking.draw_lengths(span_masking.geometric(0.2, 10), 77, rng)
+    positions_BP, weights_BP = span_masking.choose_spans(
+        candidates_BL, continues_BL, counts_B, 77, lengths_BK, rng, gap=1)
+    first_BP, last_BP = span_masking.runs(positions_BP, weights_BP)
+
+Vectorised over the batch as `data.batches.masking` is. Shapes: B rows, L length, P predictions a row, K
+spans drawn a row.
+"""
+
+import numpy as np
+
+from bertjax.data.batches import masking
+from bertjax.data.batches.rng import RowRandom
+
+
+def harmonic(longest: int) -> np.ndarray:
+    """float64[longest]: chances of 1, 2 ... words, p(n) ~ 1 / n (ALBERT, arXiv 1909.11942, 4.1)."""
+    chances = 1.0 / np.arange(1, longest + 1)
+    return chances / chances.sum()
+
+
+def geometric(p: float, longest: int) -> np.ndarray:
+    """float64[longest]: chances of 1, 2 ... words, Geo(p) without its tail, summing to 1.
+
+    SpanBERT (arXiv 1907.10529, section 3.1) has p = 0.2 and at most 10 words: 3.8 on average.
+    """
+    chances = (1.0 - p) ** np.arange(longest)
+    return chances / chances.sum()
+
+
+def draw_lengths(chances: np.ndarray, count: int, rng: RowRandom) -> np.ndarray:
+    """int64[B, count]: lengths in words, each n with chances[n - 1]."""
+    edges = np.cumsum(chances)[:-1]
+    return 1 + np.searchsorted(edges, rng.uniform("masking/words", count), side="right")
+
+
+def choose_spans(
+    candidates_BL: np.ndarray,
+    continues_BL: np.ndarray,
+    counts_B: np.ndarray,
+    limit: int,
+    lengths_BK: np.ndarray,
+    rng: RowRandom,
+    *,
+    gap: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Chooses runs of whole words, at most counts_B positions in each row.
+
+    Every word of a row is a start once, in random order. The run of the next length that begins
+    there is taken if it is of candidates in a row and clear of those taken; else the same length
+    waits for the next start, so that no length is favoured. Only what is left of the count cuts a
+    run, to as many whole words as it holds: the last of a row is shorter than was drawn.
+
+    Args:
+      candidates_BL, continues_BL, counts_B, limit: as in `masking.choose_words`.
+      lengths_BK: words of the runs in the order in which they are placed; K >= limit.
+      gap: positions that stay free between two runs. With 1 no run touches another, so that its
+        neighbours are seen; with 0 runs may be adjacent.
+
+    Returns:
+      positions int32[B, P], ascending, and weights float32[B, P], 1 where a slot is used.
+    """
+    b, length = candidates_BL.shape
+    first_BL, sizes = masking.words(candidates_BL, continues_BL)
+    # Flat over the batch: where words start and end, and the number of the word before which a run
+    # that begins with this word has to stop, because a position in between is no candidate.
+    starts = np.flatnonzero(first_BL)
+    ends = starts + sizes[starts]
+    broken = np.append((starts[1:] != ends[:-1]) | (starts[1:] % length == 0), True)
+    stops = np.flatnonzero(broken) + 1
+    stops = np.repeat(stops, np.diff(stops, prepend=0))
+    numbers = np.cumsum(first_BL) - 1
+
+    order_BL = masking.shuffled(first_BL, rng) + np.arange(b, dtype=np.int32)[:, None] * length
+    words_B = first_BL.sum(axis=1)
+    left_B = counts_B.copy()
+    taken_B = np.zeros(b, np.int64)
+    from_BP, to_BP = np.full((2, b, limit), -1)  # the runs taken, the ends excluded
+    rows = np.flatnonzero((words_B > 0) & (left_B > 0))
+    rank = 0
+    while len(rows):
+        start, taken, left = order_BL[rows, rank], taken_B[rows], left_B[rows]
+        word, wanted = numbers[start], lengths_BK[rows, taken]
+        size = np.minimum(wanted, np.searchsorted(ends, start + left, side="right") - word)
+        whole = (size > 0) & (word + size <= stops[word])
+        end = ends[np.where(whole, word + size - 1, word)]
+        # Fewer words than wanted because the count holds no more, not because none follow.
+        whole &= (size == wanted) | (word + size < stops[word]) | (end - start == left)
+        used = slice(taken.max() + 1)
+        before = end[:, None] + gap <= from_BP[rows, used]
+        clear = before | (start[:, None] >= to_BP[rows, used] + gap)
+        ok = whole & clear.all(axis=1)
+        row, at = rows[ok], taken[ok]
+        from_BP[row, at], to_BP[row, at] = start[ok], end[ok]
+        left_B[row] -= end[ok] - start[ok]
+        taken_B[row] += 1
+        rank += 1
+        rows = rows[(left_B[rows] > 0) & (words_B[rows] > rank)]
+
+    begin, end = np.sort(from_BP[from_BP >= 0]), np.sort(to_BP[to_BP >= 0])
+    return masking.slots(begin, end - begin, counts_B - left_B, (length, limit))
+
+
+def runs(positions_BP: np.ndarray, weights_BP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int64[B, P] twice: the slots that hold the first and the last position of a slot's run.
+
+    A run is neighbouring positions that are all chosen. What `choose_spans` took with a gap are the
+    runs; without one, adjacent n-grams are one. An unused slot is its own run.
+    """
+    slots_P = np.arange(positions_BP.shape[1])
+    goes_on_BP = np.diff(positions_BP, axis=1, prepend=-2) == 1
+    goes_on_BP &= weights_BP > 0
+    first_BP = np.maximum.accumulate(np.where(goes_on_BP, 0, slots_P), axis=1)
+    ends_BP = np.append(~goes_on_BP[:, 1:], np.ones((len(goes_on_BP), 1), bool), axis=1)
+    last_BP = np.where(ends_BP, slots_P, slots_P[-1])
+    last_BP = np.minimum.accumulate(last_BP[:, ::-1], axis=1)[:, ::-1]
+    return first_BP, last_BP
+
+
+def boundaries(positions_BP: np.ndarray, weights_BP: np.ndarray) -> np.ndarray:
+    """int32[B, P, 2]: the positions just before and just behind the run of each slot.
+
+    With runs that do not touch both are seen by the model as they are; unused slots have zeros.
+    """
+    first_BP, last_BP = runs(positions_BP, weights_BP)
+    left_BP = np.take_along_axis(positions_BP, first_BP, axis=1) - 1
+    right_BP = np.take_along_axis(positions_BP, last_BP, axis=1) + 1
+    used_BP1 = weights_BP[:, :, None] > 0
+    return np.where(used_BP1, np.stack([left_BP, right_BP], axis=-1), 0).astype(np.int32)

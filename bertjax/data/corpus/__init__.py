@@ -1,0 +1,1 @@
+"""Reads text files, indexed records and TFDS datasets as documents and sentences."""

@@ -1,0 +1,182 @@
+"""The files of a corpus: finding them, opening them decompressed, cutting them at lines.
+
+Whatever goes wrong in opening or reading is a UserError that names the file: also devices and
+pipes, which may never end, binary formats, and a document above MAX_DOCUMENT, which a small
+compressed file can hold. Paths are local or gs://. Only `corpus` and `finetuning.examples.readers` use this
+module.
+"""
+
+import contextlib
+import functools
+import glob
+import gzip
+import io
+import itertools
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+import zstandard
+from etils import epath
+
+from bertjax import errors, paths
+from bertjax.data.corpus import binary_formats
+
+MAX_DOCUMENT = 1 << 30  # bytes of a line, or of a file that is one document: it is held whole
+
+_ZSTD = (".zst", ".zstd")
+_COMPRESSED = (".gz", *_ZSTD)
+_CORRUPT = (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError)
+_PIECE = 1 << 20
+
+
+def is_compressed(path: str) -> bool:
+    """Whether the name says .gz or .zst."""
+    return path.endswith(_COMPRESSED)
+
+
+def suffix(path: str) -> str:
+    """The suffix that tells the format: ".jsonl" of "a/b.jsonl.gz"."""
+    stem = path.rpartition(".")[0] if is_compressed(path) else path
+    return os.path.splitext(stem)[1].lower()
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """(file of decompressed bytes, file on disk): the same object if it is not compressed."""
+    try:
+        with paths.of(path).open("rb") as raw:
+            with contextlib.suppress(*_CORRUPT):  # whoever reads on meets it
+                binary_formats.check(path, _decompressed(path, raw).read(binary_formats.HEAD))
+            raw.seek(0)
+            yield _decompressed(path, raw), raw
+    except _CORRUPT as error:
+        raise errors.UserError(f"{path}: truncated or corrupt ({error})") from error
+    except IsADirectoryError as error:
+        raise errors.UserError(f"{path}: is a folder: name a file in it") from error
+    except OSError as error:
+        raise errors.UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def lines(file: BinaryIO, where: Callable[[int], str]) -> Iterator[bytes]:
+    """The lines of a file. UserError for one above MAX_DOCUMENT; where: names line n, from 0."""
+    for number in itertools.count():
+        line = file.readline(MAX_DOCUMENT + 1)
+        check_document(len(line), functools.partial(where, number))
+        if not line:
+            return
+        yield line
+
+
+def check_document(size: int, where: Callable[[], str]) -> None:
+    """Raises UserError if a document of so many bytes is too large to be held whole."""
+    if size > MAX_DOCUMENT:
+        raise errors.UserError(
+            f"{where()}: a document of more than {MAX_DOCUMENT >> 20} MiB, which is held whole: "
+            "cut it into several documents (of plain text, with --text_split=blank)"
+        )
+
+
+def _decompressed(path: str, raw: BinaryIO) -> BinaryIO:
+    if path.endswith(".gz"):
+        return gzip.GzipFile(fileobj=raw)
+    if path.endswith(_ZSTD):
+        return io.BufferedReader(_ZstdFile(raw), _PIECE)
+    return raw
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31)  # as `zstd --ultra --long=31` needs
+
+
+class _ZstdFile(io.RawIOBase):
+    """Decompressed frames, one after the other. zstandard's own reader takes the middle of a frame
+    for the end of the file; here it is an EOFError."""
+
+    def __init__(self, raw: BinaryIO):
+        self._raw, self._frame, self._left, self._ready = raw, None, b"", memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        while not self._ready:
+            # Few bytes at a time: repeated text grows to 30,000 times its compressed size.
+            data = self._left or self._raw.read(_PIECE // 256)
+            if not data:
+                if self._frame:
+                    raise EOFError("it ends within a zstd frame")
+                return 0
+            frame = self._frame or _decompressor().decompressobj()
+            self._ready = memoryview(frame.decompress(data))
+            self._frame, self._left = (None, frame.unused_data) if frame.eof else (frame, b"")
+        size = min(len(buffer), len(self._ready))
+        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size
+
+
+def checked_size(path: str) -> int:
+    """Bytes on disk. UserError if the file is empty or cannot be read."""
+    with opened(path) as (_, raw):
+        if not raw.read(1):
+            raise errors.UserError(f"{path}: the file is empty")
+    return epath.Path(path).stat().length
+
+
+def boundary(file: BinaryIO, position: int, *, blank: bool) -> int:
+    """The first line start after `position`; if `blank`, the first that follows a blank line."""
+    file.seek(position)
+    at_start = False  # whether `line` begins where a line begins: long lines come in pieces
+    while line := file.readline(_PIECE):
+        ended = line.endswith(b"\n")
+        if ended and (not blank or (at_start and line.isspace())):
+            break
+        at_start = ended
+    return file.tell()
+
+
+@functools.lru_cache(maxsize=4)
+def lines_before(path: str, position: int) -> int:
+    """Lines that end before `position`: reads them all, so only error messages ask for it."""
+    count = 0
+    if position:
+        with opened(path) as (file, _):
+            while position and (piece := file.read(min(position, _PIECE))):
+                count += piece.count(b"\n")
+                position -= len(piece)
+    return count
+
+
+def expand(pattern: str, known: Callable[[str], bool]) -> list[str]:
+    """The files of a path, folder or glob, sorted. UserError if there are none.
+
+    A folder stands for the files in it that are `known`: at any depth, or for a remote folder
+    directly in it (epath lists buckets level by level).
+    """
+    folder = paths.of(pattern).is_dir()
+    if "://" in pattern:
+        found = _remote(pattern, folder)
+    elif folder:
+        found = glob.glob(os.path.join(glob.escape(pattern), "**", "*"), recursive=True)
+    else:
+        found = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
+    names = [name for name in found if not epath.Path(name).is_dir()]
+    if folder:
+        names = [name for name in names if known(name)]
+    if not names:
+        what = "no file with a known suffix in this folder" if folder else "no such file"
+        raise errors.UserError(f"{pattern}: {what}")
+    return sorted(names)
+
+
+def _remote(pattern: str, folder: bool) -> list[str]:
+    if folder:
+        return [os.fspath(path) for path in epath.Path(pattern).glob("*")]
+    if not glob.has_magic(pattern):
+        return [pattern] if epath.Path(pattern).exists() else []
+    scheme, _, rest = pattern.partition("://")
+    parts = rest.split("/")
+    fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+    root = epath.Path(f"{scheme}://" + "/".join(fixed))
+    return [os.fspath(path) for path in root.glob("/".join(parts[len(fixed) :]))]

@@ -1,0 +1,68 @@
+"""The indexed containers of a corpus: ArrayRecord files and TFDS datasets.
+
+Only `corpus` and `finetuning.examples.readers` use this module.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from array_record.python import array_record_module
+
+from bertjax import errors
+
+
+@functools.lru_cache(maxsize=4)
+def opened(path: str) -> Sequence[Any]:
+    """Records by index: bytes of an ArrayRecord file, feature dicts of "tfds:NAME/CONFIG:SPLIT".
+
+    UserError if it cannot be read or holds nothing.
+    """
+    records = _tfds(path) if path.startswith("tfds:") else _ArrayRecord(path)
+    if not len(records):
+        raise errors.UserError(f"{path}: holds no record: empty, truncated or another format")
+    return records
+
+
+class _ArrayRecord:
+    def __init__(self, path: str):
+        self._path = path
+        if "://" in path:
+            raise errors.UserError(f"{path}: ArrayRecord is read from local disks only; copy it")
+        try:
+            options = "readahead_buffer_size:0"
+            self._reader = array_record_module.ArrayRecordReader(path, options=options)
+            self._length = self._reader.num_records() if self._reader.ok() else 0
+        except RuntimeError as error:
+            raise errors.UserError(f"{path}: not a readable ArrayRecord file ({error})") from error
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> bytes:
+        try:
+            return self._reader.read([index])[0]
+        except RuntimeError as error:
+            raise errors.UserError(f"{self._path} record {index}: corrupt ({error})") from error
+
+
+def _tfds(path: str) -> Any:
+    import tensorflow_datasets as tfds  # heavy, and needed by few
+
+    name, _, split = path.removeprefix("tfds:").partition(":")
+    try:
+        return tfds.data_source(name, split=split or "train")
+    except Exception as error:  # TFDS raises anything
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise errors.UserError(
+            f"{path}: cannot be read ({reason}); without TensorFlow, TFDS reads what was built "
+            "with file_format=array_record and lies in $TFDS_DATA_DIR"
+        ) from error
+
+
+def tfds_bytes(path: str) -> int:
+    """Bytes of the examples, estimated from the mean over all splits."""
+    data = opened(path)
+    info = data.dataset_info
+    examples = info.splits.total_num_examples
+    return len(data) * max(1, info.dataset_size // examples) if examples else 1000 * len(data)

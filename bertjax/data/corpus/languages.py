@@ -1,0 +1,93 @@
+"""Sentences of a language: English by the rules of `sentences`, others by the library sentencex.
+
+    languages.splitter("rules", "de")("Er kam am 3. Mai. Dr. Ott, d.h. sein Arzt, kam auch.")
+    # ['Er kam am 3. Mai.', 'Dr. Ott, d.h. sein Arzt, kam auch.']
+
+sentencex (https://github.com/wikimedia/sentencex) takes any code and falls back to a related
+language or to English where it has no rules, so LANGUAGES lists the codes that have their own. As
+in English a blank line always ends a sentence, and a line break alone does not. Unlike in English
+the sentences inside one pair of quotation marks stay together.
+"""
+
+import importlib.metadata
+import re
+from collections.abc import Callable
+from types import ModuleType
+
+from bertjax import errors
+from bertjax.data.corpus import sentences
+
+ENGLISH = "en"
+# The modules of sentencex 1.0.32 in src/languages, Norwegian and Swedish not among them.
+LANGUAGES = (
+    *(ENGLISH, "am", "ar", "bg", "bn", "ca", "da", "de", "el", "es", "fi", "fr", "gu", "hi", "hy"),
+    *("it", "ja", "kk", "kn", "ml", "mr", "my", "nl", "pa", "pl", "pt", "ru", "sk", "ta", "te"),
+    "uk",
+)
+
+# Letters of a paragraph that are read at once: the library takes quadratic time where quotation
+# marks are opened and never closed.
+_LIMIT = 8192
+# Ends of a piece after which a sentence goes on, although the library cuts there: in the novels of
+# ELTeC "M. Dupont" is cut in every 60th French sentence; German ordinals are cut before nouns.
+_GOES_ON = {
+    "de": re.compile(r"(?<![\w.])(?:\d{1,2}|Fa|Hrn?|Frl)\.\s*\Z"),
+    "fr": re.compile(r"(?<![\w.])(?:MM?|Mgr|Dr|Me|Mmes?|Mlles?|Ste?)\.\s*\Z"),
+}
+
+
+def splitter(name: str, language: str) -> Callable[[str], list[str]]:
+    """Returns the splitter `name` of `sentences.SPLITTERS` with the rules of `language`.
+
+    UserError if `language` is not in LANGUAGES, if its rules are asked of a splitter that has none,
+    or if sentencex is not installed.
+    """
+    if language not in LANGUAGES:
+        raise errors.UserError(f"language is {language!r}: use one of {', '.join(LANGUAGES)}")
+    if language == ENGLISH:
+        return sentences.SPLITTERS[name]
+    if name != "rules":
+        raise errors.UserError(
+            f"language is {language!r} and splitter {name!r}, which is the same in every language: "
+            "leave one of them out"
+        )
+    library, goes_on = _library(language), _GOES_ON.get(language)
+
+    def split(document: str) -> list[str]:
+        found: list[str] = []
+        for paragraph in sentences.paragraphs(document):
+            for part in sentences.chopped(paragraph, _LIMIT):
+                found += _joined(library.segment(language, part), goes_on)
+        return sentences.clean(found)
+
+    return split
+
+
+def rules_version() -> str:
+    """The name and version of the library, which decides the sentences of all but English."""
+    return f"sentencex {importlib.metadata.version('sentencex')}"
+
+
+def _library(language: str) -> ModuleType:
+    try:
+        import sentencex
+    except ImportError as error:
+        raise errors.UserError(
+            f"language {language!r} needs the package sentencex: pip install 'bertjax[languages]'"
+        ) from error
+    return sentencex
+
+
+def _joined(pieces: list[str], goes_on: re.Pattern[str] | None) -> list[str]:
+    """The pieces, those that match `goes_on` together with the next one."""
+    if goes_on is None:
+        return pieces
+    found: list[str] = []
+    open_end = False
+    for piece in pieces:
+        if open_end:
+            found[-1] += piece
+        else:
+            found.append(piece)
+        open_end = goes_on.search(piece[-8:]) is not None
+    return found

@@ -1,0 +1,236 @@
+"""Text to the prepared dataset of `store`: once, in parallel, in bounded memory, restartable.
+
+The corpus is cut into units of about `shard_bytes`; processes turn units into shards
+(`prepare_unit`). A finished unit is never done again, whatever happened in between. The manifest is
+written when all are finished: a folder with a manifest is whole.
+
+What is written depends on the text, the tokenizer and the options, never on the number of workers
+or on interruptions. A document is held out by the hash of its text: equal documents fall on the
+same side, wherever they stand.
+
+    prepare.prepare(["books/*.jsonl"], "tok/", "prepared/")
+
+Memory: a worker holds one document and one batch of tokens, nothing that grows with the corpus.
+Only a document that is one line of JSON, or one file of plain text, has to be held whole.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from typing import Any
+
+from etils import epath
+
+from bertjax import errors, paths, schema
+from bertjax.data.corpus import languages, reader, sentences
+from bertjax.data.prepared import manifest as manifest_lib
+from bertjax.data.prepared import parallel, prepare_folder, prepare_unit, store
+from bertjax.data.tokenizers import tokenizer
+
+MAX_UNITS = 4096  # a larger corpus gets larger shards, not more files
+
+_COUNTS = ("documents", "sentences", "tokens", "records", "unknown")
+
+
+def prepare(
+    inputs: Sequence[str],
+    tokenizer_path: str,
+    output: str,
+    *,
+    workers: int | None = None,
+    format: str = "auto",
+    splitter: str = "rules",
+    language: str = languages.ENGLISH,
+    heldout_fraction: float = 0.01,
+    text_field: str = "text",
+    text_split: str = "file",
+    on_error: str = "stop",
+    shard_bytes: int = 16 << 20,
+    on_begin: Callable[[dict[str, Any], int], None] = lambda plan, workers: None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Prepares a corpus and returns the manifest; goes on where an interrupted call stopped.
+
+    inputs: patterns of `corpus.find`. tokenizer_path: anything that `tokenizer.load` takes.
+    workers: processes; None is one a CPU. splitter: a name in `sentences.SPLITTERS`.
+    language: of the text, one of `languages.LANGUAGES`: its rules end the sentences.
+    heldout_fraction: share of the documents that are kept for evaluation, at least one if not 0.
+    format, text_field, text_split, on_error: see `corpus`.
+    shard_bytes: source text of one train shard and its held-out shard.
+    on_begin: called before the work with the first part of the manifest and the number of workers.
+    on_progress: called with (bytes done, bytes in all) of the sources.
+
+    UserError at bad input, or if `output` holds data that was prepared in another way.
+    """
+    options = {
+        "splitter": splitter,
+        "language": language,
+        "heldout_fraction": heldout_fraction,
+        "text_field": text_field,
+        "text_split": text_split,
+        "shard_bytes": shard_bytes,
+    }
+    _validate(options, workers, on_error)
+    if language != languages.ENGLISH:
+        options["language_rules"] = languages.rules_version()
+    tok = tokenizer.load(tokenizer_path)
+    missing: collections.Counter[str] = collections.Counter()
+    sources = reader.find(inputs, format=format, on_error=on_error, skipped=missing)
+    plan = {
+        "tokenizer": {"kind": tok.kind, "size": tok.size, "fingerprint": tok.fingerprint},
+        "token_dtype": store.token_dtype(tok.size).name,
+        "options": options,
+        "sources": [{"path": s.path, "size": s.size, "format": s.format} for s in sources],
+    }
+    folder = paths.of(output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise errors.UserError(f"{output}: not a folder to write to ({error.strerror})") from error
+    workers = workers or parallel.cpus()
+    on_begin(plan, workers)
+    job = prepare_unit.Job(
+        output, tokenizer_path, splitter, language, text_field, text_split, on_error
+    )
+    with prepare_folder.locked(output):
+        units = _units(sources, shard_bytes, text_split, int(heldout_fraction * 2**64))
+        if (folder / manifest_lib.FILE).exists():
+            return prepare_folder.existing(job, plan, sources, units, workers)
+        prepare_folder.begin(job, plan, sources, units, workers)
+        tok.save(os.fspath(folder / store.TOKENIZER))
+        counts = _finish(job, units, workers, on_progress)
+        if heldout_fraction:
+            counts = _hold_one_out(job, units, counts)
+        manifest = plan | _totals(counts, missing)
+        _check_documents(folder, manifest)
+        schema.write(folder / manifest_lib.FILE, manifest, manifest_lib.FORM)
+        prepare_folder.clear(folder)
+    return manifest_lib.read(folder)
+
+
+def _validate(options: dict[str, Any], workers: int | None, on_error: str) -> None:
+    choices = {
+        "splitter": (options["splitter"], tuple(sentences.SPLITTERS)),
+        "text_split": (options["text_split"], reader.TEXT_SPLITS),
+        "on_error": (on_error, reader.ON_ERROR),
+    }
+    for name, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise errors.UserError(f"{name} is {value!r}: use one of {', '.join(allowed)}")
+    languages.splitter(options["splitter"], options["language"])
+    if not 0 <= options["heldout_fraction"] < 1:
+        fraction = options["heldout_fraction"]
+        raise errors.UserError(f"heldout_fraction is {fraction}: use 0 or more, less than 1")
+    if options["shard_bytes"] < 1 or (workers is not None and workers < 1):
+        raise errors.UserError("workers and shard_bytes are at least 1")
+
+
+
+def _units(
+    sources: Sequence[reader.Source], shard_bytes: int, text_split: str, threshold: int
+) -> list[prepare_unit.Unit]:
+    """Cuts large sources, groups small ones. Depends on the sources and `shard_bytes` only."""
+    unit_bytes = max(shard_bytes, sum(source.size for source in sources) // MAX_UNITS)
+    groups: list[list[reader.Source]] = []
+    room = 0
+    for source in sources:
+        for part in reader.split(source, unit_bytes, text_split=text_split):
+            if part.size > room:
+                groups.append([])
+                room = unit_bytes
+            groups[-1].append(part)
+            room -= part.size
+    return [
+        prepare_unit.Unit(index, len(groups), tuple(group), threshold)
+        for index, group in enumerate(groups)
+    ]
+
+
+def _finish(
+    job: prepare_unit.Job,
+    units: Sequence[prepare_unit.Unit],
+    workers: int,
+    on_progress: Callable[[int, int], None],
+) -> dict[int, dict[str, Any]]:
+    """Does the units that are not done yet; the counts of all, by index."""
+    with futures.ThreadPoolExecutor() as pool:
+        found = pool.map(functools.partial(prepare_folder.counts_of, job), units)
+        counts = {unit.index: counts for unit, counts in zip(units, found, strict=True)}
+    todo = [unit for unit in units if counts[unit.index] is None]
+    done = {unit.index: 0 if counts[unit.index] is None else unit.size for unit in units}
+    total = sum(unit.size for unit in units)
+
+    on_progress(sum(done.values()), total)
+
+    def hear(unit: prepare_unit.Unit, amount: int) -> None:
+        done[unit.index] = amount
+        on_progress(sum(done.values()), total)
+
+    work = parallel.run(
+        todo, prepare_unit.make_work, (job,), processes=workers, on_progress=hear
+    )
+    with contextlib.closing(work):
+        for unit, result in work:
+            counts[unit.index] = result
+    return counts
+
+
+def _hold_one_out(
+    job: prepare_unit.Job,
+    units: Sequence[prepare_unit.Unit],
+    counts: dict[int, dict[str, Any]],
+) -> dict[int, dict[str, Any]]:
+    """In a corpus so small that no hash is below the threshold, holds out the smallest one."""
+    hashes = [c["smallest_hash"] for c in counts.values() if c["smallest_hash"] is not None]
+    least = min(hashes, default=0)
+    if least < units[0].threshold:
+        return counts
+    again = [
+        dataclasses.replace(unit, threshold=least + 1)
+        for unit in units
+        if counts[unit.index]["smallest_hash"] == least
+    ]
+    return counts | _finish(job, again, 1, lambda done, total: None)
+
+
+def _totals(
+    counts: dict[int, dict[str, Any]], missing: collections.Counter[str]
+) -> dict[str, Any]:
+    ordered = [counts[index] for index in sorted(counts)]
+    skipped = sum((collections.Counter(c["skipped"]) for c in ordered), start=missing)
+    splits = {}
+    for split in prepare_unit.SPLITS:
+        shards = [c["splits"][split] for c in ordered if c["splits"][split]]
+        sums = {key: sum(shard[key] for shard in shards) for key in _COUNTS}
+        splits[split] = sums | {"shards": shards}
+    read = sum(c["documents_read"] for c in ordered)
+    return {
+        "text_bytes": sum(c["text_bytes"] for c in ordered),
+        "empty_documents": read - sum(split["documents"] for split in splits.values()),
+        "skipped": dict(sorted(skipped.items())),
+        "splits": splits,
+        "texts": [c["text"] for c in ordered] if all(c["text"] for c in ordered) else [],
+    }
+
+
+def _check_documents(folder: epath.Path, manifest: dict[str, Any]) -> None:
+    """UserError, and an empty folder, if there is nothing to train on."""
+    train, heldout = (manifest["splits"][split] for split in prepare_unit.SPLITS)
+    if train["documents"]:
+        return
+    prepare_folder.clear(folder)
+    for shard in heldout["shards"]:
+        (folder / shard["file"]).unlink(missing_ok=True)
+    if heldout["documents"]:
+        raise errors.UserError(
+            "the corpus is one document, held out for evaluation, and nothing is left to train on: "
+            "give more documents, or --text_split=blank for plain text, or --heldout_fraction=0"
+        )
+    raise errors.UserError(
+        f"there is no text in the input: {manifest['empty_documents']} empty documents, "
+        f"skipped: {manifest['skipped'] or 'none'}"
+    )

@@ -1,0 +1,184 @@
+"""The folder of a preparation: whose it is, and what of it is finished and still right.
+
+An interrupted call leaves the plan, the counts of the finished units and their shards. What the
+next call finds counts only if it is of the same plan, of the same text, and undamaged.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from bertjax import errors, schema
+from bertjax.data.corpus import reader
+from bertjax.data.prepared import manifest as manifest_lib
+from bertjax.data.prepared import parallel, prepare_unit, store
+
+_PLAN = "plan.json"
+_SECOND = 10**9  # nanoseconds
+
+
+@contextlib.contextmanager
+def locked(output: str) -> Iterator[None]:
+    """One preparation at a time in a local folder; the lock goes with the process."""
+    if "://" in output:
+        yield
+        return
+    handle = os.open(output, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise errors.UserError(f"{output}: another process is preparing data there") from error
+    except OSError:
+        pass  # a file system without locks: two calls would write the same bytes twice
+    try:
+        _remove_partials(output)
+        yield
+    finally:
+        _remove_partials(output)
+        os.close(handle)
+
+
+def _remove_partials(output: str) -> None:
+    for folder in (epath.Path(output), epath.Path(output) / prepare_unit.UNITS):
+        for file in folder.glob(f".*{schema.PARTIAL}"):
+            file.unlink(missing_ok=True)
+
+
+def existing(
+    job: prepare_unit.Job,
+    plan: dict[str, Any],
+    sources: Sequence[reader.Source],
+    units: Sequence[prepare_unit.Unit],
+    workers: int,
+) -> dict[str, Any]:
+    """The manifest of a finished folder. Raises UserError unless this job would write the same."""
+    folder, manifest = epath.Path(job.output), manifest_lib.read(job.output)
+    _check_same(folder, manifest, plan)
+    if job.on_error == "stop" and manifest["skipped"]:
+        raise errors.UserError(
+            f"{folder}: was prepared with on_error=skip and left out {manifest['skipped']}; "
+            "choose another --output or delete the folder"
+        )
+    texts = dict(enumerate(manifest["texts"]))
+    _check_texts(job, texts, units if texts else (), _perhaps_changed(folder, sources), workers)
+    for split in manifest["splits"].values():
+        for shard in split["shards"]:
+            store.check_size(folder / shard["file"], shard["bytes"])
+    clear(folder)
+    return manifest
+
+
+def begin(
+    job: prepare_unit.Job,
+    plan: dict[str, Any],
+    sources: Sequence[reader.Source],
+    units: Sequence[prepare_unit.Unit],
+    workers: int,
+) -> None:
+    """Writes the plan, or checks it and the text against those of the interrupted call."""
+    folder = epath.Path(job.output)
+    finished = list((folder / prepare_unit.UNITS).glob("*.json"))
+    file = folder / _PLAN
+    if finished and file.exists():
+        remedy = "choose another --output or delete the folder"
+        old = schema.read(file, manifest_lib.Plan, remedy, form=manifest_lib.FORM)
+        _check_same(folder, dataclasses.asdict(old), plan)
+        changed = _perhaps_changed(folder, sources)
+        found = {unit.index: counts_of(job, unit) for unit in units if _reads(unit, changed)}
+        texts = {index: counts["text"] for index, counts in found.items() if counts}
+        begun = [unit for unit in units if texts.get(unit.index)]
+        _check_texts(job, texts, begun, changed, workers)
+    else:
+        clear(folder)
+        (folder / prepare_unit.UNITS).mkdir(parents=True, exist_ok=True)
+        schema.write(file, plan, manifest_lib.FORM)
+
+
+def _perhaps_changed(folder: epath.Path, sources: Sequence[reader.Source]) -> set[str]:
+    """Paths of the files of text that changed since the oldest file in `folder` was written.
+
+    NOTE: clocks of file systems are coarse, so one that changed within the second before counts.
+    """
+    begun = min(_modified(os.fspath(item)) for item in folder.iterdir() if not item.is_dir())
+    files = (source.path for source in sources if source.format not in ("tfds", "builtin"))
+    return {path for path in files if _modified(path) > begun - _SECOND}
+
+
+def _reads(unit: prepare_unit.Unit, paths: set[str]) -> bool:
+    return any(source.path in paths for source in unit.sources)
+
+
+def _modified(path: str) -> int:
+    """When a file was last written, in nanoseconds. Unlike its own time that of the inode cannot be
+    set, so a local file has the later of both."""
+    if "://" in path:
+        return int(epath.Path(path).stat().mtime * _SECOND)
+    found = os.stat(path)
+    return max(found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _check_texts(
+    job: prepare_unit.Job,
+    texts: Mapping[int, str],
+    units: Sequence[prepare_unit.Unit],
+    changed: set[str],
+    workers: int,
+) -> None:
+    """UserError unless the `changed` sources of `units` hold the documents with these digests."""
+    again = [unit for unit in units if _reads(unit, changed)]
+    work = parallel.run(
+        again, prepare_unit.make_digest, (job,), processes=workers, on_progress=lambda *_: None
+    )
+    with contextlib.closing(work):
+        for unit, digest in work:
+            if digest != texts.get(unit.index):
+                named = errors.several(dict.fromkeys(source.path for source in unit.sources), 3)
+                raise errors.UserError(
+                    f"{job.output}: holds data prepared from other sources: the text of {named} "
+                    "has changed since; choose another --output or delete the folder"
+                )
+
+
+def _check_same(folder: epath.Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    differences = [f"other {key}" for key in new if key != "options" and old[key] != new[key]]
+    for key, value in new["options"].items():
+        before = (manifest_lib.EARLIER_OPTIONS | old["options"]).get(key)
+        if before != value:
+            differences.append(f"{key}={before!r} instead of {value!r}")
+    if differences:
+        raise errors.UserError(
+            f"{folder}: holds data prepared with {', '.join(differences)}; "
+            "choose another --output or delete the folder"
+        )
+
+
+def clear(folder: epath.Path) -> None:
+    """Removes what only an unfinished preparation needs. The plan goes first: without it the
+    counts mean nothing."""
+    (folder / _PLAN).unlink(missing_ok=True)
+    if (folder / prepare_unit.UNITS).exists():
+        (folder / prepare_unit.UNITS).rmtree()
+
+
+def counts_of(job: prepare_unit.Job, unit: prepare_unit.Unit) -> dict[str, Any] | None:
+    """The counts of a finished unit; None if it is still, or since its files are damaged again, to
+    be done. Of a remote shard only the size is compared: object stores verify the bytes."""
+    try:
+        file = prepare_unit.counts_file(job.output, unit.index)
+        counts = dataclasses.asdict(schema.read(file, manifest_lib.Unit, ""))
+        for shard in filter(None, counts["splits"].values()):
+            path = epath.Path(job.output) / shard["file"]
+            store.check_size(path, shard["bytes"])
+            if "://" not in job.output and store.sha256(path) != shard["sha256"]:
+                return None
+    except (OSError, errors.UserError):
+        return None
+    if job.on_error == "stop" and counts["skipped"]:
+        return None
+    return counts if counts["threshold"] >= unit.threshold else None

@@ -1,0 +1,278 @@
+"""One unit of `prepare`: some sources of text become one train shard and one held-out shard.
+
+The shards are written under temporary names and renamed; the unit's counts are written last, so
+that whoever finds them knows that the shards are whole. What is written depends on the unit and the
+job only, so a unit may be done again at any time.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import errno
+import functools
+import gc
+import hashlib
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from bertjax import schema
+from bertjax.data.corpus import languages, reader, sentences
+from bertjax.data.prepared import store
+from bertjax.data.tokenizers import tokenizer
+
+SPLITS = ("train", "heldout")
+UNITS = "units"
+MAX_SENTENCE = 4096  # letters; a longer one is cut, so that records stay nearly equal in size
+
+_BATCH = 1 << 20  # letters that are tokenised in one call
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What all units of one preparation share."""
+
+    output: str
+    tokenizer_path: str
+    splitter: str
+    language: str
+    text_field: str
+    text_split: str
+    on_error: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """Shard `index` of `count`. Documents whose hash is below `threshold` are held out."""
+
+    index: int
+    count: int
+    sources: tuple[reader.Source, ...]
+    threshold: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of its sources, for progress."""
+        return sum(source.size for source in self.sources)
+
+
+def make_work(job: Job) -> Callable[[Unit, Callable[[int], None]], dict[str, Any]]:
+    """The function which does a unit; loads the tokenizer once."""
+    return functools.partial(_work, job, tokenizer.load(job.tokenizer_path))
+
+
+def counts_file(output: str, index: int) -> epath.Path:
+    """The file whose presence says that unit `index` is finished."""
+    return epath.Path(output) / UNITS / f"{index:05d}.json"
+
+
+def texts_digest(job: Job, unit: Unit, report: Callable[[int], None]) -> str:
+    """The digest of the documents of a unit, as `_work` puts it into the counts."""
+    digest = hashlib.sha256()
+    for text, position in _texts(job, unit, collections.Counter()):
+        digest.update(_hash(text.encode("utf-8")))
+        report(position)
+    return digest.hexdigest()
+
+
+def make_digest(job: Job) -> Callable[[Unit, Callable[[int], None]], str]:
+    """`texts_digest` of the units of a job."""
+    return functools.partial(texts_digest, job)
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=8).digest()
+
+
+def _work(
+    job: Job, tok: tokenizer.Tokenizer, unit: Unit, report: Callable[[int], None]
+) -> dict[str, Any]:
+    shards = {split: _Shard(job.output, split, unit, tok) for split in SPLITS}
+    try:
+        counts = _write_documents(job, tok, unit, shards, report)
+        counts_file(job.output, unit.index).unlink(missing_ok=True)  # of other shards than these
+        counts["splits"] = {split: shards[split].publish() for split in SPLITS}
+        schema.write(counts_file(job.output, unit.index), counts)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            error.errno,
+            "the disk is full; make room and start the same command again, finished parts are kept",
+            job.output,
+        ) from error
+    finally:
+        for shard in shards.values():
+            shard.discard()
+    return counts
+
+
+def _write_documents(
+    job: Job,
+    tok: tokenizer.Tokenizer,
+    unit: Unit,
+    shards: dict[str, "_Shard"],
+    report: Callable[[int], None],
+) -> dict[str, Any]:
+    skipped: collections.Counter[str] = collections.Counter()
+    split_sentences = languages.splitter(job.splitter, job.language)
+    batch = _Batch(tok, shards)
+    read = text_bytes = 0
+    smallest = None
+    digest = hashlib.sha256()
+    for text, position in _texts(job, unit, skipped):
+        data = text.encode("utf-8")
+        text_bytes += len(data)
+        hashed = _hash(data)
+        del data
+        digest.update(hashed)
+        order = int.from_bytes(hashed, "little")
+        found = False
+        for piece in sentences.chopped(text, _BATCH):
+            pieces = split_sentences(piece)
+            if pieces:
+                found = True
+                batch.add(pieces, unit.index << 32 | read, order < unit.threshold, len(piece))
+            if batch.letters >= _BATCH:
+                batch.flush()
+                report(position)
+        if found:
+            smallest = order if smallest is None else min(order, smallest)
+        read += 1
+    batch.flush()
+    report(unit.size)
+    return {
+        "threshold": unit.threshold,
+        "smallest_hash": smallest,
+        "documents_read": read,
+        "text_bytes": text_bytes,
+        "skipped": dict(sorted(skipped.items())),
+        "text": digest.hexdigest(),
+    }
+
+
+def _texts(
+    job: Job, unit: Unit, skipped: collections.Counter[str]
+) -> Iterator[tuple[str, int]]:
+    before = 0
+    for source in unit.sources:
+        for text, position in reader.read(
+            source,
+            text_field=job.text_field,
+            text_split=job.text_split,
+            on_error=job.on_error,
+            skipped=skipped,
+        ):
+            yield text, before + position
+        before += source.size
+
+
+class _Batch:
+    """Sentences on their way to the shards: tokenised many at a time."""
+
+    def __init__(self, tok: tokenizer.Tokenizer, shards: dict[str, "_Shard"]):
+        self._encode, self._shards = tok.encode_batch, shards
+        self._between = " " if tok.keeps_spaces() else ""  # sentences
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sentences: list[str] = []
+        self._documents: list[tuple[int, bool, int]] = []  # document id, held out, sentences
+        self.letters = 0
+
+    def add(self, found: list[str], document: int, held_out: bool, letters: int) -> None:
+        if max(map(len, found)) > MAX_SENTENCE:
+            found = sentences.clean(
+                [part for piece in found for part in sentences.chopped(piece, MAX_SENTENCE)]
+            )
+        self._sentences += found[:1]
+        self._sentences += [self._between + sentence for sentence in found[1:]]
+        self._documents.append((document, held_out, len(found)))
+        self.letters += letters
+
+    def flush(self) -> None:
+        if not self._sentences:
+            return
+        with _no_collection():
+            encoded = self._encode(self._sentences)
+            lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+            flat = itertools.chain.from_iterable(encoded)
+            tokens = np.fromiter(flat, self._shards["train"].dtype, int(lengths.sum()))
+            del encoded, flat
+        ids, held_out, counts = zip(*self._documents, strict=True)
+        ids = np.repeat(np.array(ids, np.uint64), counts)
+        held_out = np.repeat(np.array(held_out), counts)
+        for split, belongs in (("train", ~held_out), ("heldout", held_out)):
+            chosen = belongs & (lengths > 0)  # a sentence of control characters has no token
+            if chosen.any():
+                inside = tokens if belongs.all() else tokens[np.repeat(belongs, lengths)]
+                self._shards[split].add(ids[chosen], lengths[chosen], inside)
+        self._clear()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Many thousand lists are made and die together, none in a cycle: looking for cycles among them
+    takes a quarter of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Shard:
+    """A shard file under its temporary name, until `publish`. No file if nothing is added."""
+
+    def __init__(self, output: str, split: str, unit: Unit, tok: tokenizer.Tokenizer):
+        name = f"{split}-{unit.index:05d}-of-{unit.count:05d}.array_record"
+        self._final = epath.Path(output) / name
+        self._remote = "://" in output
+        folder = tempfile.gettempdir() if self._remote else output
+        self._partial = os.path.join(folder, f".{name}.{os.getpid()}{schema.PARTIAL}")
+        self._unknown_id, self._unknown = tok.specials.unk, 0
+        self._writer: store.ShardWriter | None = None
+        self.dtype = store.token_dtype(tok.size)
+
+    def add(self, ids: np.ndarray, lengths: np.ndarray, tokens: np.ndarray) -> None:
+        if self._writer is None:
+            self._writer = store.ShardWriter(self._partial, self.dtype)
+        self._writer.add(ids, lengths, tokens)
+        if self._unknown_id >= 0:
+            self._unknown += int((tokens == self._unknown_id).sum())
+
+    def publish(self) -> dict[str, Any] | None:
+        """Gives the whole file its name. Returns its line of the manifest, None if it is empty."""
+        if self._writer is None:
+            self._final.unlink(missing_ok=True)
+            return None
+        self._writer.close()
+        with open(self._partial, "rb") as file:
+            os.fsync(file.fileno())
+        entry = {
+            "documents": self._writer.documents,
+            "sentences": self._writer.sentences,
+            "tokens": self._writer.tokens,
+            "records": self._writer.records,
+            "unknown": self._unknown,
+            "file": self._final.name,
+            "bytes": os.path.getsize(self._partial),
+            "sha256": store.sha256(self._partial),
+        }
+        if self._remote:
+            epath.Path(self._partial).copy(self._final, overwrite=True)
+        else:
+            os.replace(self._partial, self._final)
+        return entry
+
+    def discard(self) -> None:
+        self._writer = None
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._partial)

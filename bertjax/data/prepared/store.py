@@ -1,0 +1,374 @@
+"""The prepared dataset on disk: ArrayRecord shards of token records, and the manifest listing them.
+
+A record is about RECORD_TOKENS tokens: several whole documents, or a part of one long document cut
+at a sentence. The parts of one document carry one document id. All records but the last of a shard
+have nearly equal size: they close with the first sentence that reaches RECORD_TOKENS.
+
+    prepared/manifest.json  tokenizer/  train-00000-of-00007.array_record  heldout-00000-of-00007...
+
+    dataset = store.open_dataset("prepared/", "train")
+    records = dataset.read([3, 1, 4])          # indices run over the shards in order
+    records[0].tokens                          # uint16[T], or uint32[T] for a large vocabulary
+
+Local folders and gs://; remote shards are copied to a local cache before they are read.
+"""
+
+import bisect
+import collections
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import itertools
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from array_record.python import array_record_module
+from etils import epath
+
+from bertjax import errors
+from bertjax.data.prepared import manifest as manifest_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+
+TOKENIZER = "tokenizer"
+RECORD_TOKENS = 8192
+MAX_OPEN_SHARDS = 256
+RANKING_DOCUMENTS, RANKING_TOKENS = 30, 20_000  # of held-out data, see `too_small_to_rank`
+
+_MAGIC = 0x31544A42  # "BJT1", little endian
+_HEADER_BYTES = 24  # a multiple of 8, so that the arrays behind it are aligned
+_WRITER_OPTIONS = "group_size:1,zstd:1"  # one record a chunk: random access reads nothing else
+_READER_OPTIONS = "readahead_buffer_size:0"
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """D documents (or parts of documents) of S sentences and T tokens, back to back.
+
+    document_ids: uint64[D]; sentences_per_document: uint32[D], sums to S;
+    tokens_per_sentence: uint32[S], all > 0, sums to T; tokens: uint16[T] or uint32[T].
+    """
+
+    document_ids: np.ndarray
+    sentences_per_document: np.ndarray
+    tokens_per_sentence: np.ndarray
+    tokens: np.ndarray
+
+
+def token_dtype(vocabulary_size: int) -> np.dtype:
+    """The smallest dtype that holds every id."""
+    return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
+
+
+def encode_record(
+    document_ids: np.ndarray,
+    sentences_per_document: np.ndarray,
+    tokens_per_sentence: np.ndarray,
+    tokens: np.ndarray,
+) -> bytes:
+    """Four arrays (see Record) to bytes: a header of uint32[6], then the arrays, little endian."""
+    counts = [len(document_ids), len(tokens_per_sentence), len(tokens)]
+    parts = (
+        np.array([_MAGIC, tokens.dtype.itemsize, *counts, 0], "<u4"),
+        np.asarray(document_ids, "<u8"),
+        np.asarray(sentences_per_document, "<u4"),
+        np.asarray(tokens_per_sentence, "<u4"),
+        np.asarray(tokens, f"<u{tokens.dtype.itemsize}"),
+    )
+    return b"".join(part.tobytes() for part in parts)
+
+
+def decode_record(data: bytes) -> Record:
+    """Inverse of encode_record, without copying. ValueError if `data` is not one whole record."""
+    if len(data) < _HEADER_BYTES:
+        raise ValueError("these bytes are no token record")
+    header = np.frombuffer(data, "<u4", count=6).tolist()
+    magic, itemsize, documents, sentences, tokens, _ = header
+    if magic != _MAGIC or itemsize not in (2, 4):
+        raise ValueError("these bytes are no token record")
+    if len(data) != _HEADER_BYTES + 12 * documents + 4 * sentences + itemsize * tokens:
+        raise ValueError("the record has another length than its header says")
+    offset = _HEADER_BYTES
+    arrays = []
+    for dtype, count in (
+        ("<u8", documents), ("<u4", documents), ("<u4", sentences), (f"<u{itemsize}", tokens)
+    ):
+        arrays.append(np.frombuffer(data, dtype, count, offset))
+        offset += arrays[-1].nbytes
+    record = Record(*arrays)
+    if (
+        int(record.sentences_per_document.sum(dtype=np.int64)) != sentences
+        or int(record.tokens_per_sentence.sum(dtype=np.int64)) != tokens
+        or not record.tokens_per_sentence.all()
+    ):
+        raise ValueError("the record's sentence lengths do not add up")
+    return record
+
+
+class ShardWriter:
+    """Packs sentences into records and records into one ArrayRecord file.
+
+    `close()` is what makes the file whole: without it, it must not be published.
+    Raises OSError (ENOSPC) when the disk is full.
+    """
+
+    def __init__(self, path: str | os.PathLike, dtype: np.dtype):
+        self._dtype = dtype
+        self._writer = array_record_module.ArrayRecordWriter(os.fspath(path), _WRITER_OPTIONS)
+        self._ids = np.zeros(0, np.uint64)  # [S] of the record that is not full yet
+        self._lengths = np.zeros(0, np.int64)  # [S]
+        self._tokens = np.zeros(0, dtype)  # [T]
+        self._last_id: int | None = None
+        self.records = self.documents = self.sentences = self.tokens = 0
+
+    def add(self, document_ids: np.ndarray, lengths: np.ndarray, tokens: np.ndarray) -> None:
+        """Appends S sentences: document_ids uint64[S], lengths int[S] (tokens, all > 0), tokens[T].
+
+        The sentences of a document come together, in this call or going on in the next ones.
+        """
+        ids = np.concatenate([self._ids, document_ids])
+        lengths = np.concatenate([self._lengths, lengths])
+        tokens = np.concatenate([self._tokens, tokens.astype(self._dtype, copy=False)])
+        ends = np.cumsum(lengths)
+        sentence = token = 0
+        while sentence < len(ends) and ends[-1] - token >= RECORD_TOKENS:
+            stop = int(np.searchsorted(ends, token + RECORD_TOKENS)) + 1
+            token_stop = int(ends[stop - 1])
+            self._write(ids[sentence:stop], lengths[sentence:stop], tokens[token:token_stop])
+            sentence, token = stop, token_stop
+        # Copies: a view would keep the whole batch alive.
+        self._ids, self._lengths = ids[sentence:].copy(), lengths[sentence:].copy()
+        self._tokens = tokens[token:].copy()
+
+    def _write(self, ids: np.ndarray, lengths: np.ndarray, tokens: np.ndarray) -> None:
+        first = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
+        counts = np.diff(first, append=len(ids))
+        data = encode_record(ids[first], counts, lengths, tokens)
+        with _disk_errors():
+            self._writer.write(data)
+        self.records += 1
+        self.sentences += len(lengths)
+        self.tokens += len(tokens)
+        self.documents += len(first) - int(ids[0] == self._last_id)
+        self._last_id = int(ids[-1])
+
+    def close(self) -> None:
+        """Writes the last, shorter record and the index."""
+        if len(self._lengths):
+            self._write(self._ids, self._lengths, self._tokens)
+            self._lengths = self._lengths[:0]
+        with _disk_errors():
+            self._writer.close()
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    """ArrayRecord reports every failure as RuntimeError: gives a full disk its errno back."""
+    try:
+        yield
+    except RuntimeError as error:
+        reasons = {"No space left": errno.ENOSPC, "quota": errno.EDQUOT}
+        codes = [code for text, code in reasons.items() if text in str(error)]
+        raise OSError((codes or [errno.EIO])[0], str(error)) from error
+
+
+class Dataset:
+    """One split of a prepared folder, read by record index. Picklable; thread safe.
+
+    Attributes: manifest (dict), split, num_records, num_documents, num_sentences, num_tokens,
+    path, tokenizer_path (str), tokenizer_fingerprint, fingerprint (of this split's bytes).
+    """
+
+    def __init__(self, path: str, manifest: dict[str, Any], split: str):
+        self.path, self.manifest, self.split = path, manifest, split
+        counts = manifest["splits"][split]
+        self.num_records: int = counts["records"]
+        self.num_documents: int = counts["documents"]
+        self.num_sentences: int = counts["sentences"]
+        self.num_tokens: int = counts["tokens"]
+        self.tokenizer_path = os.fspath(epath.Path(path) / TOKENIZER)
+        self.tokenizer_fingerprint: str = manifest["tokenizer"]["fingerprint"]
+        self._shards: list[dict[str, Any]] = counts["shards"]
+        sizes = (shard["records"] for shard in self._shards)
+        self._starts = list(itertools.accumulate(sizes, initial=0))  # first record of each shard
+        digest = hashlib.sha256(self.tokenizer_fingerprint.encode())
+        for shard in self._shards:
+            digest.update(shard["sha256"].encode())
+        self.fingerprint = digest.hexdigest()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._readers: collections.OrderedDict[int, Any] = collections.OrderedDict()
+        self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "manifest": self.manifest, "split": self.split}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
+    def __len__(self) -> int:
+        return self.num_records
+
+    def load_tokenizer(self) -> tokenizer_lib.Tokenizer:
+        """The tokenizer that made the data. UserError if the files in the folder are of another."""
+        tokenizer = tokenizer_lib.load(self.tokenizer_path)
+        if tokenizer.fingerprint != self.tokenizer_fingerprint:
+            raise errors.UserError(
+                f"{self.tokenizer_path}: not the tokenizer that the data was prepared with "
+                f"(fingerprint {tokenizer.fingerprint[:12]}, not "
+                f"{self.tokenizer_fingerprint[:12]}); put the right files back"
+            )
+        return tokenizer
+
+    def read(self, record_indices: Sequence[int]) -> list[Record]:
+        """Records in the order asked for. UserError names the shard and record that is corrupt."""
+        wanted = collections.defaultdict(list)  # shard -> [(place in the answer, record in shard)]
+        for place, index in enumerate(record_indices):
+            index = int(index)
+            if not 0 <= index < self.num_records:
+                raise IndexError(f"record {index} of {self.num_records}")
+            shard = bisect.bisect_right(self._starts, index) - 1
+            wanted[shard].append((place, index - self._starts[shard]))
+        records: list[Any] = [None] * len(record_indices)
+        for shard, places in wanted.items():
+            for (place, _), record in zip(places, self._read(shard, places), strict=True):
+                records[place] = record
+        return records
+
+    def _read(self, shard: int, places: list[tuple[int, int]]) -> list[Record]:
+        reader = self._reader(shard)
+        inside = [record for _, record in places]
+        try:
+            return [decode_record(data) for data in reader.read(inside)]
+        except (RuntimeError, ValueError):
+            pass
+        for record in inside:  # one by one, to name the bad one
+            try:
+                decode_record(reader.read([record])[0])
+            except (RuntimeError, ValueError) as error:
+                raise errors.UserError(
+                    f"{self._path(shard)}: record {record} is corrupt ({error}); "
+                    "delete the folder and prepare the data again"
+                ) from error
+        raise errors.UserError(f"{self._path(shard)}: reads differ; is the disk failing?")
+
+    def _path(self, shard: int) -> str:
+        return os.fspath(epath.Path(self.path) / self._shards[shard]["file"])
+
+    def _reader(self, shard: int) -> Any:
+        if self._process != os.getpid():  # forked: file handles are not shared between processes
+            self._reset()
+        with self._lock:
+            if shard not in self._readers:
+                self._readers[shard] = self._open(shard)
+            self._readers.move_to_end(shard)
+            if len(self._readers) > MAX_OPEN_SHARDS:
+                # Not closed here: another thread may be reading; it closes with its last reference.
+                self._readers.popitem(last=False)
+            return self._readers[shard]
+
+    def _open(self, shard: int) -> Any:
+        path, expected = self._path(shard), self._shards[shard]["records"]
+        local = _localise(path, self._shards[shard]["sha256"])
+        try:
+            reader = array_record_module.ArrayRecordReader(
+                local, options=_READER_OPTIONS, file_reader_buffer_size=1 << 15
+            )
+            found = reader.num_records() if reader.ok() else 0
+        except RuntimeError as error:
+            raise errors.UserError(f"{path}: not readable as ArrayRecord ({error})") from error
+        if found != expected:
+            raise errors.UserError(
+                f"{path}: holds {found} records, the manifest says {expected}; "
+                "it is truncated or corrupt: delete the folder and prepare the data again"
+            )
+        return reader
+
+    def verify(self) -> None:
+        """Reads every shard once and compares its checksum. UserError names the first bad file."""
+        for shard, entry in enumerate(self._shards):
+            if sha256(self._path(shard)) != entry["sha256"]:
+                raise errors.UserError(
+                    f"{self._path(shard)}: its checksum is not the manifest's; "
+                    "the file is corrupt: delete the folder and prepare the data again"
+                )
+
+
+def open_dataset(path: str | os.PathLike, split: str) -> Dataset:
+    """Opens `split` ("train" or "heldout") of a prepared folder; checks that every shard is there.
+
+    UserError if the folder has no manifest (preparing was not finished), if the manifest is not one
+    of ours, or if a shard is missing or has another size.
+    """
+    manifest = manifest_lib.read(path)
+    if split not in manifest["splits"]:
+        raise errors.UserError(f"{path}: no split {split!r}; there are {list(manifest['splits'])}")
+    for shard in manifest["splits"][split]["shards"]:
+        check_size(epath.Path(path) / shard["file"], shard["bytes"])
+    return Dataset(os.fspath(path), manifest, split)
+
+
+def open_heldout(path: str | os.PathLike) -> Dataset:
+    """The held-out split, or the whole folder where nothing was held out: text made to score on."""
+    heldout = open_dataset(path, "heldout")
+    return heldout if heldout.num_records else open_dataset(path, "train")
+
+
+def too_small_to_rank(documents: int, tokens: int) -> str | None:
+    """Returns why a held-out split of this size cannot rank models; None if it can.
+
+    A rule of thumb: if losses of predicted tokens spread by 2.5 nats and a seventh of
+    RANKING_TOKENS is predicted, the standard error of their mean is about 0.05 nats. Tokens of one
+    document are not independent, hence also RANKING_DOCUMENTS.
+    """
+    if documents >= RANKING_DOCUMENTS and tokens >= RANKING_TOKENS:
+        return None
+    found = "1 document" if documents == 1 else f"{documents:,} documents"
+    few = "is too little" if documents == 1 else "are too few"
+    return (
+        f"{found} of {tokens:,} tokens {few} to rank models by small "
+        f"differences in loss (from about {RANKING_DOCUMENTS} documents and {RANKING_TOKENS:,} "
+        "tokens on they are enough): hold out more with `bertjax prepare --heldout_fraction`"
+    )
+
+
+def check_size(file: epath.Path, size: int) -> None:
+    """UserError unless the file exists and has `size` bytes."""
+    try:
+        found = file.stat().length
+    except OSError as error:
+        raise errors.UserError(f"{file}: missing, but the manifest lists it") from error
+    if found != size:
+        raise errors.UserError(
+            f"{file}: {found} bytes, the manifest says {size}; "
+            "it is truncated or corrupt: delete the folder and prepare the data again"
+        )
+
+
+def sha256(path: str | os.PathLike) -> str:
+    """Hex digest of a local or remote file, read in pieces."""
+    with epath.Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _localise(path: str, digest: str) -> str:
+    """A local path to the same bytes: remote files are copied once, named by their checksum."""
+    if "://" not in path:
+        return path
+    cache = epath.Path(tempfile.gettempdir()) / f"bertjax-cache-{os.getuid()}"
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    local = cache / f"{digest}.array_record"
+    if not local.exists():
+        partial = cache / f"{digest}.{os.getpid()}-{threading.get_ident()}"
+        epath.Path(path).copy(partial)
+        if sha256(partial) != digest:
+            partial.unlink()
+            raise errors.UserError(f"{path}: its checksum is not the manifest's; prepare it again")
+        os.replace(partial, local)
+    return os.fspath(local)

@@ -1,0 +1,1 @@
+"""Trains, loads, applies and writes tokenizers."""

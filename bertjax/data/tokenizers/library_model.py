@@ -1,0 +1,319 @@
+"""WordPiece and byte-level BPE: a `tokenizers.Tokenizer` with a cache of words in front of it."""
+
+import functools
+import json
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import tokenizers
+from tokenizers import pre_tokenizers
+
+from bertjax.data.tokenizers import byte_model, word_cache
+
+KINDS = {"WordPiece": "wordpiece", "BPE": "bpe", "Unigram": "unigram"}
+SPACE = {"bpe": "\u0120", "unigram": "\u2581"}  # marks a piece that begins a word
+
+# GPT-2's alphabet of bytes: those without a visible character have one above U+00FF, in order.
+_VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_HIDDEN = sorted({*range(256)} - {*_VISIBLE})
+_BYTES = {chr(byte): byte for byte in _VISIBLE}
+_BYTES |= {chr(0x100 + n): byte for n, byte in enumerate(_HIDDEN)}
+
+# Settings of the library's JSON which decide no id.
+_SILENT = ("vocab", "merges", "trim_offsets", "fuse_unk", "dropout")
+PREPEND = "prepend_scheme"  # of tokenizer_config.json without tokenizer.json
+_PROBE = "\ufdd0"  # no character: no text holds it
+
+
+class LibraryModel:
+    """Text to ids by the rules of a `tokenizers` pipeline.
+
+    kind: wordpiece, bpe, or unigram (a tokenizer.json without its SentencePiece model).
+    pieces: the vocabulary in the order of ids, without the sentinels of T5 at its end.
+    num_sentinels: how many of those there are, <extra_id_0> the last.
+    prefix_once: whether a space is put in front of a text only, and not in front of what follows a
+        special token too: also where the pipeline is one of `prefixed_once`.
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer, *, prefix_once: bool = False):
+        library.no_padding()
+        library.no_truncation()
+        spec = json.loads(library.to_str())
+        cutter = spec["pre_tokenizer"]
+        once = cutter == _prefixed_once(cutter)
+        self.prefix_once = prefix_once or once
+        if once:  # plain text has the same ids
+            level = cutter["pretokenizers"][-1]
+            library.pre_tokenizer = pre_tokenizers.ByteLevel(
+                add_prefix_space=True,
+                trim_offsets=level["trim_offsets"],
+                use_regex=level["use_regex"],
+            )
+            spec = json.loads(library.to_str())
+        library.encode_special_tokens = True  # `[MASK]` in a text is six plain characters
+        self._spec = spec
+        self.library = _plain(library, spec)
+        self.kind = KINDS[self._spec["model"]["type"]]
+        pieces = _pieces(library)
+        self.num_sentinels = count_sentinels(pieces)
+        self.pieces = pieces[: len(pieces) - self.num_sentinels]
+        self.special_ids = [
+            token["id"]
+            for token in self._spec["added_tokens"]
+            if token["special"] and token["id"] < len(self.pieces)
+        ]
+        self._added = {token["id"] for token in self._spec["added_tokens"]}
+        self._cache = self._word_cache()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without special tokens."""
+        if self._cache is None:
+            return self._plain(texts)
+        return self._cache.encode_batch(texts)
+
+    def encode_with_offsets(
+        self, texts: Sequence[str]
+    ) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Ids of each text, and the characters [start, stop) of each id."""
+        encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, encoding.offsets) for encoding in encodings]
+
+    def encode_behind(self, text: str) -> list[int]:
+        """Ids of a text that follows a special token, where no word may begin."""
+        return _ids(self._behind_probe, [_PROBE + text.replace(_PROBE, "\ufffd")])[0][1:]
+
+    def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
+        """The special tokens by id, as the library declares them."""
+        return {
+            token["id"]: tokenizers.AddedToken(**{k: v for k, v in token.items() if k != "id"})
+            for token in self._spec["added_tokens"]
+            if token["special"]
+        }
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids, special tokens left out."""
+        text = self.library.decode(list(ids), skip_special_tokens=True)
+        return text.removeprefix(" ") if self._prefix_space else text
+
+    def readable(self, i: int) -> str:
+        """The piece as a person reads it, see `Tokenizer.readable`."""
+        piece = self.pieces[i]
+        if self.kind != "bpe" or i in self._added or not _BYTES.keys() >= set(piece):
+            return piece
+        return byte_model.text_of(bytes(_BYTES[c] for c in piece)).replace(" ", SPACE["bpe"])
+
+    def continuations(self) -> np.ndarray:
+        """bool[size]: pieces that go on with the word before them."""
+        if self.kind == "wordpiece":
+            prefix = self._spec["model"]["continuing_subword_prefix"]
+            return np.array([piece.startswith(prefix) for piece in self.pieces])
+        return np.array([not piece.startswith(SPACE[self.kind]) for piece in self.pieces])
+
+    def rules(self) -> dict:
+        """What decides the ids, in a form which does not change with the library's version."""
+        model, added = self._spec["model"], self._spec["added_tokens"]
+        normalizer = dict(self._spec["normalizer"] or {})
+        if normalizer.get("type") == "BertNormalizer" and normalizer["strip_accents"] is None:
+            normalizer["strip_accents"] = normalizer["lowercase"]
+        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in merges(model)]
+        return {
+            "model": _settings(model),
+            "normalizer": _settings(normalizer),
+            "pre_tokenizer": _settings(self._spec["pre_tokenizer"]),
+            "parsed": [token["content"] for token in added if not token["special"]],
+            "merges": pairs,
+            "pieces": self.pieces,
+            "scores": [score for _, score in model["vocab"][: len(self.pieces)]]
+            if self.kind == "unigram"
+            else [],
+        }
+
+    @property
+    def spec(self) -> dict:
+        """The library's JSON, which does not say `prefix_once`."""
+        return self._spec
+
+    @property
+    def pipeline(self) -> dict:
+        """The JSON that the `tokenizers` library reads."""
+        return self._completed(self._spec)
+
+    def _completed(self, spec: dict) -> dict:
+        return prefixed_once(spec) if self.prefix_once else spec
+
+    @functools.cached_property
+    def _behind_probe(self) -> tokenizers.Tokenizer:
+        """The pipeline, with a token that stands for the special ones."""
+        spec = self._completed(json.loads(self.library.to_str()))
+        library = tokenizers.Tokenizer.from_str(json.dumps(spec))
+        library.encode_special_tokens = True
+        library.add_tokens([_probe()])
+        return library
+
+    @property
+    def _prefix_space(self) -> bool:
+        return bool((self._spec["pre_tokenizer"] or {}).get("add_prefix_space"))
+
+    def _plain(self, texts: Sequence[str]) -> list[list[int]]:
+        return _ids(self.library, texts)
+
+    def _word_cache(self) -> word_cache.WordCache | None:
+        """The cache, where the pipeline is one whose cutting places are known."""
+        if any(not token["special"] for token in self._spec["added_tokens"]):
+            return None
+        normalizer, cutter = self._spec["normalizer"], self._spec["pre_tokenizer"] or {}
+        if (
+            self.kind == "wordpiece"
+            and (normalizer or {}).get("type") == "BertNormalizer"
+            and cutter.get("type") == "BertPreTokenizer"
+        ):
+            chunks = word_cache.wordpiece_chunks(
+                split_ideographs=normalizer["handle_chinese_chars"]
+            )
+            return word_cache.WordCache(chunks, self._encode_words)
+        if (
+            self.kind == "bpe"
+            and normalizer is None
+            and cutter.get("type") == "ByteLevel"
+            and cutter["use_regex"]
+        ):
+            chunks = word_cache.byte_level_chunks(prefix_space=cutter["add_prefix_space"])
+            spec = self._spec | {"pre_tokenizer": cutter | {"add_prefix_space": False}}
+            unprefixed = tokenizers.Tokenizer.from_str(json.dumps(spec))
+            unprefixed.encode_special_tokens = True
+            return word_cache.WordCache(chunks, lambda words: _ids(unprefixed, words))
+        return None
+
+    def _encode_words(self, words: Sequence[str]) -> Iterable[Sequence[int]]:
+        """Ids of chunks from `word_cache.wordpiece_chunks`: thrice the speed of a call with each.
+
+        They go as one text with full stops between them: no other chunk holds one, and the id of a
+        full stop cannot come out of a word. The count is checked all the same.
+        """
+        stop = self._plain(["."])[0]
+        plain = [word for word in words if word != "."]
+        ids = self._plain([" . ".join(plain) + " ."])[0]
+        ends = [i for i, piece in enumerate(ids) if [piece] == stop]
+        if len(ends) != len(plain):
+            return self._plain(words)
+        rows = dict(zip(plain, _cut(ids, ends), strict=True))
+        rows["."] = stop
+        return [rows[word] for word in words]
+
+
+def model_type(model: object) -> object:
+    """The type of a model in tokenizer.json; None if it cannot be told.
+
+    Files from before version 0.10 of the library, as bert-base-uncased, gpt2 and t5-small have
+    them on the Hub, do not name it.
+    """
+    if not isinstance(model, dict) or "type" in model:
+        return model["type"] if isinstance(model, dict) else None
+    if "merges" in model:
+        return "BPE"
+    if isinstance(model.get("vocab"), list):
+        return "Unigram"
+    return "WordPiece" if "max_input_chars_per_word" in model else None
+
+
+def merges(model: dict) -> list:
+    """Merges of the library's JSON model; WordPiece has none."""
+    return model["merges"] if model["type"] == "BPE" else []
+
+
+def prefixed_once(spec: dict) -> dict:
+    """The pipeline with a space in front of a text, but not behind its special tokens.
+
+    The library's ByteLevel puts one behind each of them too.
+    """
+    cutter = spec["pre_tokenizer"] or {}
+    if cutter.get("type") != "ByteLevel" or not cutter["add_prefix_space"]:
+        return spec
+    return spec | {"pre_tokenizer": _prefixed_once({"pretokenizers": [{}, cutter]})}
+
+
+def begins_words_behind_specials(pipeline: dict) -> bool:
+    """Whether a pipeline of tokenizer.json puts a space in front of what follows a special token.
+
+    ALBERT's, T5's and XLM-R's do, whose Metaspace has the prepend_scheme "always".
+    """
+    model = {"type": "WordLevel", "vocab": {"": 0, "a": 1}, "unk_token": ""}
+    parts = {part: pipeline.get(part) for part in ("normalizer", "pre_tokenizer")}
+    library = tokenizers.Tokenizer.from_str(json.dumps(parts | {"model": model}))
+    library.add_tokens([_probe()])
+    return 1 not in library.encode(_PROBE + "a").ids
+
+
+def _probe() -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(_PROBE, normalized=False)
+
+
+def _plain(library: tokenizers.Tokenizer, spec: dict) -> tokenizers.Tokenizer:
+    """The library, if no text spells a special token; else one with other names for them.
+
+    Control pieces are part of a Unigram vocabulary, where they match like any piece.
+    """
+    specials = {token["content"]: token["id"] for token in spec["added_tokens"] if token["special"]}
+    rows = zip(_ids(library, list(specials)), specials.values(), strict=True)
+    if not any(i in ids for ids, i in rows):
+        return library
+
+    def renamed(piece: str) -> str:
+        return _PROBE + piece if piece in specials else piece
+
+    model = dict(spec["model"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {renamed(piece): i for piece, i in model["vocab"].items()}
+    else:
+        model["vocab"] = [(renamed(piece), score) for piece, score in model["vocab"]]
+    if model.get("unk_token"):
+        model["unk_token"] = renamed(model["unk_token"])
+    added = [token | {"content": renamed(token["content"])} for token in spec["added_tokens"]]
+    other = {"model": model, "added_tokens": added, "post_processor": None}
+    library = tokenizers.Tokenizer.from_str(json.dumps(spec | other))
+    library.encode_special_tokens = True
+    return library
+
+
+def _prefixed_once(cutter: dict | None) -> dict:
+    """The form that such a pipeline has in tokenizer.json, with the ByteLevel of `cutter`."""
+    parts = (cutter or {}).get("pretokenizers", [])
+    level = parts[-1] if parts else {}
+    space = {"type": "Metaspace", "replacement": " ", "prepend_scheme": "first", "split": False}
+    level = level | {"add_prefix_space": False}
+    return {"type": "Sequence", "pretokenizers": [space, level]}
+
+
+def _ids(library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    encodings = library.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [encoding.ids for encoding in encodings]
+
+
+def _cut(ids: list[int], ends: list[int]) -> Iterable[list[int]]:
+    start = 0
+    for end in ends:
+        yield ids[start:end]
+        start = end + 1
+
+
+def _pieces(library: tokenizers.Tokenizer) -> list[str]:
+    by_id = {i: piece for piece, i in library.get_vocab(with_added_tokens=True).items()}
+    if sorted(by_id) != list(range(len(by_id))):
+        missing = next(i for i in range(len(by_id)) if i not in by_id)
+        raise ValueError(f"no piece has id {missing}")
+    return [by_id[i] for i in range(len(by_id))]
+
+
+def count_sentinels(pieces: list[str]) -> int:
+    """How many pieces at the end are <extra_id_n>, ..., <extra_id_1>, <extra_id_0>."""
+    pairs = enumerate(reversed(pieces))
+    return next((i for i, piece in pairs if piece != f"<extra_id_{i}>"), len(pieces))
+
+
+def _settings(section: dict | None) -> dict:
+    """The settings that say something: false, none and empty ones come and go with versions."""
+    return {
+        key: value
+        for key, value in (section or {}).items()
+        if key not in _SILENT and value not in (None, False, "", [])
+    }

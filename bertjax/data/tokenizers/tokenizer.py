@@ -1,0 +1,293 @@
+"""One small class for every tokenizer: WordPiece, byte-level BPE, SentencePiece unigram.
+
+A tokenizer adds no special tokens to a text and finds none in it: `[SEP]` typed by a user is plain
+text. Its fingerprint covers all that decides the ids of texts and of batches, so that equal
+fingerprints mean equal ids, whichever files the tokenizer came from.
+
+    tokenizer = load("bert-base-uncased/vocab.txt")
+    tokenizer.encode_batch(["The cat sat."])        # [[1996, 4937, 2938, 1012]]
+"""
+
+import functools
+import hashlib
+import json
+import string
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import tokenizers
+
+from bertjax import errors, paths
+from bertjax.data.tokenizers import (
+    added_tokens,
+    byte_model,
+    library_model,
+    tokenizer_export,
+    tokenizer_files,
+    tokenizer_training,
+)
+from bertjax.data.tokenizers.vocabulary import Specials, Vocabulary
+
+KINDS = tokenizer_training.KINDS
+_TRIAL = "A trial: 1,000 caf\u00e9s \u4f60"
+_PUNCTUATION = frozenset(string.punctuation)
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    kind: wordpiece, bpe, unigram or bytes.
+    size: number of pieces, specials included.
+    specials: ids of the special tokens, -1 for those that the vocabulary lacks.
+    sentinels: int32, ids of T5's <extra_id_0>, <extra_id_1> ...: see `Vocabulary`.
+    reserved_sentinels: int32, the first of them that stand for nothing else: all but ByT5's, which
+        has ids of bytes that are in texts too.
+    fingerprint: hex sha256 of what decides the ids (vocabulary, merges, rules, specials,
+        sentinels).
+    """
+
+    def __init__(self, model: tokenizer_files.Model, options: tokenizer_files.Options):
+        self._model = model
+        self._names = tokenizer_files.special_names(set(model.pieces), options)
+        ids = {piece: i for i, piece in enumerate(model.pieces)}
+        by_role = {role: ids[piece] for role, piece in self._names.items()}
+        self.kind: str = model.kind
+        self.size: int = len(model.pieces)
+        self.specials = Specials(**dict.fromkeys(tokenizer_files.ROLES, -1) | by_role)
+        self.sentinels: np.ndarray = tokenizer_files.sentinels(model, options)
+        self.fingerprint: str = self._fingerprint(options, by_role)
+        spare = byte_model.SPARE if self.kind == "bytes" else 0
+        self.reserved_sentinels: np.ndarray = self.sentinels[self.sentinels >= spare]
+        declared = self.reserved_sentinels[self.reserved_sentinels < self.size]
+        self._special_ids = sorted({*by_role.values(), *model.special_ids, *declared.tolist()})
+        self._sentinel_names = {
+            int(i): tokenizer_files.SENTINEL.format(n)
+            for n, i in enumerate(self.reserved_sentinels)
+        }
+        self._special_names = {  # the piece of a sentinel may be a letter, as in ByT5
+            model.pieces[i]: i for i in self._special_ids if i not in self._sentinel_names
+        }
+        self._special_names |= {
+            tokenizer_files.SENTINEL.format(n): int(i) for n, i in enumerate(self.sentinels)
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"<Tokenizer: {self.kind}, {self.size:,} pieces, fingerprint {self.fingerprint[:12]}>"
+        )
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without special tokens."""
+        try:
+            return self._model.encode_batch(texts)
+        # half of a surrogate pair, as JSON can hold
+        except (TypeError, RuntimeError, UnicodeEncodeError):
+            return self._model.encode_batch(_repaired(texts))
+
+    def encode_with_offsets(
+        self, texts: Sequence[str]
+    ) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Ids of each text, and for each id the characters [start, stop) that it covers.
+
+        White space before a word belongs to no piece.
+        """
+        return [
+            (ids, [_trimmed(text, start, stop) for start, stop in offsets])
+            for text, (ids, offsets) in zip(
+                texts, self._model.encode_with_offsets(_repaired(texts)), strict=True
+            )
+        ]
+
+    def encode(self, text: str, *, specials_in_text: bool = False) -> list[int]:
+        """Ids of one text.
+
+        specials_in_text: `[MASK]` and the other special tokens in the text count as such.
+        """
+        if not specials_in_text or not self._special_names:
+            return self.encode_batch([text])[0]
+        text = _repaired([text])[0]
+        ids: list[int] = []
+        for start, stop, i in self._splitter.split(text):
+            if i >= 0:
+                ids.append(i)
+            elif start == 0:
+                ids += self.encode_batch([text[:stop]])[0]
+            else:
+                ids += self._model.encode_behind(text[start:stop])
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; sentinels are words of it, special tokens and unused ids are left out."""
+        parts: list[str] = []
+        run: list[int] = []
+        for i in map(int, ids):
+            if i in self._sentinel_names:
+                parts += [self._model.decode(run), self._sentinel_names[i]]
+                run = []
+            elif 0 <= i < self.size:
+                run.append(i)
+        parts.append(self._model.decode(run))
+        if self.kind == "bytes":  # white space around a sentinel is in the text
+            return "".join(parts)
+        return " ".join(part for part in parts if part) if len(parts) > 1 else parts[0]
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The pieces as the vocabulary writes them; sentinels as <extra_id_0>, <extra_id_1> ..."""
+        return [self._sentinel_names.get(int(i)) or self._model.pieces[i] for i in ids]
+
+    def readable(self, ids: Sequence[int]) -> list[str]:
+        """The pieces as a person reads them: those of bytes as the text that the bytes are.
+
+        Bytes that are only a part of a character, and control characters, are written as escapes,
+        such as \\xc3. The marks of spaces and of continued words are those of `pieces`.
+        """
+        return [self._sentinel_names.get(int(i)) or self._model.readable(int(i)) for i in ids]
+
+    def continuations(self) -> np.ndarray:
+        """bool[size]: True where a piece goes on with the word before it.
+
+        Punctuation is a word of its own whatever stands before it, as in BERT and ALBERT.
+        """
+        marks = np.array([_PUNCTUATION.issuperset(piece) for piece in self._model.pieces])
+        return self._model.continuations() & ~marks & ~self.special_mask()
+
+    def special_mask(self) -> np.ndarray:
+        """bool[size]: True for special tokens."""
+        mask = np.zeros(self.size, bool)
+        mask[self._special_ids] = True
+        return mask
+
+    def keeps_spaces(self) -> bool:
+        """Whether a space in front of a text is in its ids: in GPT-2 and in bytes.
+
+        Sentences that are encoded one by one then need the space between them.
+        """
+        return self.encode_batch([" a"]) != self.encode_batch(["a"])
+
+    def vocabulary(self) -> Vocabulary:
+        """The tables that batches need, without the rules."""
+        return Vocabulary(
+            self.size, self.specials, self.continuations(), self.special_mask(), self.sentinels
+        )
+
+    def save(
+        self,
+        folder: str,
+        *,
+        kind: str = "encoder",
+        token_types: bool = True,
+        max_length: int | None = None,
+        ends: tokenizer_export.Ends | None = None,
+        exported: bool = False,
+    ) -> None:
+        """Writes every file form that the kind has; transformers' AutoTokenizer loads the folder.
+
+        exported: raise UserError if transformers cannot repeat the ids of the tokenizer, as it
+        cannot with SentencePiece's pieces of words; else the folder is for `load` only.
+
+        The rest says what transformers makes of a text. kind: of the model: "encoder" puts [CLS]
+        and [SEP] around it, "decoder" nothing, "encoder_decoder" the end of text behind it.
+        token_types: the model tells two texts apart by them. max_length: its longest input.
+        ends: what a fine-tuned model reads around texts instead.
+        """
+        target = paths.of(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        files = tokenizer_export.contents(
+            self._model,
+            self._names,
+            self.sentinels,
+            kind=kind,
+            token_types=token_types,
+            max_length=max_length,
+            ends=ends,
+            exported=exported,
+        )
+        for name, data in files.items():
+            try:
+                (target / name).write_bytes(data)
+            except OSError as error:  # of a write that fails late, which names no file
+                raise errors.UserError(
+                    f"{target / name}: cannot be written ({error.strerror}); mend that and start "
+                    "the same command again"
+                ) from error
+
+    def _fingerprint(self, options: tokenizer_files.Options, specials: dict[str, int]) -> str:
+        # What came later than the first fingerprints is in only if the pieces alone do not give it.
+        named = {role: i for role, i in specials.items() if role not in ("bos", "eos")}
+        content = {"kind": self.kind, "rules": self._model.rules(), "specials": named}
+        usual, sentinels = tokenizer_files.of_pieces(self._model, options)
+        for name in ("start", "end"):  # of a text, whichever role they have
+            if getattr(self.specials, name) != getattr(usual, name):
+                content[name] = getattr(self.specials, name)
+        if not np.array_equal(self.sentinels, sentinels):
+            content["sentinels"] = self.sentinels.tolist()
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @functools.cached_property
+    def _splitter(self) -> added_tokens.Splitter:
+        """Finds the special tokens in a text, by the flags with which they are exported."""
+        declared = self._model.special_tokens()
+        # where a piece holds the space before it, so does a token that stands for pieces
+        greedy = {self.specials.mask, *self.reserved_sentinels.tolist()}
+        joined = self.kind in library_model.SPACE
+        tokens = []
+        for name, i in self._special_names.items():
+            token = declared.get(i)
+            if token is None or token.content != name:
+                lstrip = joined and i in greedy
+                token = tokenizers.AddedToken(name, special=True, lstrip=lstrip)
+            tokens.append((i, token))
+        return added_tokens.Splitter(tokens)
+
+
+def load(
+    path: str, *, lowercase: bool | None = None, strip_accents: bool | None = None
+) -> Tokenizer:
+    """A tokenizer from a folder or a file: see `tokenizer_files` for the forms.
+
+    lowercase, strip_accents: override what the files say. A SentencePiece model for which either is
+    given (or whose tokenizer_config.json is ALBERT's) gets ALBERT's cleaning of the text.
+    Raises UserError, naming the file and the line.
+    """
+    with tokenizer_files.one_line(path):
+        loaded = Tokenizer(*tokenizer_files.read(path, lowercase, strip_accents))
+        ids, _ = loaded.encode_with_offsets([_TRIAL])[0]  # a damaged one fails here, not later
+        loaded.decode([*loaded.encode(_TRIAL), *ids])
+    return loaded
+
+
+def train(
+    kind: str,
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    lowercase: bool | None = None,
+    strip_accents: bool | None = None,
+) -> Tokenizer:
+    """A new tokenizer of exactly `vocab_size` pieces. Deterministic.
+
+    kind: wordpiece, bpe or unigram.
+    lowercase: None is True for wordpiece and False for the others.
+    strip_accents: WordPiece only; None does as `lowercase` does.
+    Raises UserError where the text cannot give so few or so many pieces.
+    """
+    return Tokenizer(
+        *tokenizer_training.train(
+            kind, texts, vocab_size, lowercase=lowercase, strip_accents=strip_accents
+        )
+    )
+
+
+def of_bytes() -> Tokenizer:
+    """ByT5's tokenizer, which nothing needs to be trained for."""
+    return Tokenizer(byte_model.ByteModel(), tokenizer_files.Options())
+
+
+def _repaired(texts: Sequence[str]) -> list[str]:
+    """The texts with U+FFFD for each lone surrogate."""
+    return [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
+
+
+def _trimmed(text: str, start: int, stop: int) -> tuple[int, int]:
+    inner = text[start:stop].lstrip()
+    return (stop - len(inner), stop) if inner else (start, stop)

@@ -1,0 +1,397 @@
+"""The file forms of a tokenizer: reads any of them.
+
+    vocab.txt                       WordPiece
+    vocab.json + merges.txt         byte-level BPE
+    tokenizer.json                  any pipeline of the `tokenizers` library
+    spiece.model (or *.model)       SentencePiece
+    sentencepiece.bpe.model         SentencePiece with fairseq's ids, as in XLM-R and CamemBERT
+    tokenizer_config.json alone     ByT5Tokenizer's bytes
+
+In a folder which holds several, the vocabulary is the first of FORMS that its tokenizer class
+reads (`tokenizer_classes`); the other files say the rules and the added tokens. Plain text is
+encoded by spiece.model only if tokenizer.json beside it has the same pieces: else tokenizer.json
+alone counts, as in transformers. Paths may be gs://.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tokenizers
+from etils import epath
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from bertjax import errors, paths, schema
+from bertjax.data.tokenizers import (
+    added_tokens,
+    albert_rules,
+    byte_model,
+    library_model,
+    sentencepiece_model,
+    tokenizer_classes,
+    tokenizer_folder,
+    vocabulary,
+)
+from bertjax.data.tokenizers.tokenizer_folder import Folder, Options
+
+# What the roles are called where no tokenizer_config.json says so: in BERT, in RoBERTa and T5, in
+# GPT-2, and names in BERT's manner.
+NAMES = (
+    {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+    {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>",
+     "bos": "<s>", "eos": "</s>"},
+    {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},
+    {"bos": "[BOS]", "eos": "[EOS]"},
+)  # fmt: skip
+SENTINEL = "<extra_id_{}>"
+ROLES = tokenizer_folder.ROLES
+CONFIG = tokenizer_folder.CONFIG
+_AGAIN = added_tokens.AGAIN
+_PROBE = "A\u00c9\u0301b \u00c7d"  # shows whether a normalizer lowers case or strips accents
+
+Model = library_model.LibraryModel | sentencepiece_model.UnigramModel | byte_model.ByteModel
+
+
+def read(path: str, lowercase: bool | None, strip_accents: bool | None) -> tuple[Model, Options]:
+    """The model in a file or folder, and the options that stood beside it.
+
+    lowercase, strip_accents: None takes what the files say, or else transformers' default for the
+    class. Where no file names a class, vocab.txt is uncased unless it holds upper-case pieces, and
+    SentencePiece applies its own rules only.
+    Raises UserError, naming the file and the line.
+    """
+    said = {}
+    if lowercase is not None:
+        said["do_lower_case"] = lowercase
+    if strip_accents is not None:
+        said |= {"strip_accents": strip_accents, "keep_accents": not strip_accents}
+    file, folder = tokenizer_folder.find(paths.of(path), said)
+    with one_line(file):
+        return _READERS[tokenizer_folder.kind(file)](file, folder), folder.options
+
+
+@contextlib.contextmanager
+def one_line(file: epath.Path) -> Iterator[None]:
+    """Turns what the libraries raise for a file that they cannot read into a UserError."""
+    try:
+        yield
+    except (errors.UserError, OSError, MemoryError):
+        raise
+    except BaseException as error:
+        # A panic of a library in Rust is a BaseException of a class that cannot be imported.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise errors.UserError(f"{file}: not a tokenizer that can be read: {error}") from error
+        raise
+
+
+def special_names(pieces: set[str], options: Options) -> dict[str, str]:
+    """Role -> piece, for the roles that the vocabulary has."""
+    tables = (dict(options.names), *NAMES)
+    found = {}
+    for role in ROLES:
+        piece = next((t[role] for t in tables if t.get(role) in pieces), None)
+        found |= {role: piece} if piece else {}
+    return found
+
+
+def sentinels(model: Model, options: Options) -> np.ndarray:
+    """Ids of <extra_id_0>, <extra_id_1> ...: int32[as many as the files say, else the usual].
+
+    Where they are no pieces their ids lie above, counting down in T5. ByT5 uses ids of bytes.
+    """
+    if isinstance(model, byte_model.ByteModel):
+        return model.sentinels
+    return _sentinels(model, model.num_sentinels or options.extra_ids or 0)
+
+
+def of_pieces(model: Model, options: Options) -> tuple[vocabulary.Specials, np.ndarray]:
+    """(specials, sentinels) as they were if the files said no bos, eos or number of sentinels."""
+    kept = tuple((role, piece) for role, piece in options.names if role not in ("bos", "eos"))
+    names = special_names(set(model.pieces), dataclasses.replace(options, names=kept))
+    ids = {role: model.pieces.index(piece) for role, piece in names.items()}
+    return vocabulary.Specials(**dict.fromkeys(ROLES, -1) | ids), _sentinels(model, 0)
+
+
+def _sentinels(model: Model, count: int) -> np.ndarray:
+    """count: of those that are no pieces; 0 is the usual one."""
+    ids = {piece.removeprefix(sentencepiece_model.SPACE): i for i, piece in enumerate(model.pieces)}
+    names = map(SENTINEL.format, itertools.count())
+    declared = [ids[name] for name in itertools.takewhile(ids.__contains__, names)]
+    if declared:
+        return np.array(declared, np.int32)
+    size = len(model.pieces)
+    if model.kind == "bytes":  # before they were ids of bytes
+        return byte_model.sentinels_above()
+    return vocabulary.sentinels_above(size, count or vocabulary.NUM_SENTINELS)
+
+
+def wordpiece(pieces: list[str], options: Options, unk: str = "[UNK]") -> tokenizers.Tokenizer:
+    """BERT's pipeline over a vocabulary."""
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    library = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=unk))
+    library.normalizer = _bert_normalizer(options)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece()
+    return finish(library, options)
+
+
+def byte_level(
+    ids: dict[str, int], pairs: list[tuple[str, str]], options: Options
+) -> tokenizers.Tokenizer:
+    """GPT-2's pipeline over a vocabulary and its merges."""
+    unk = dict(options.names).get("unk") or NAMES[1]["unk"]
+    model = models.BPE(ids, pairs, unk_token=unk if unk in ids else None)
+    library = tokenizers.Tokenizer(model)
+    if options.do_lower_case:
+        library.normalizer = normalizers.Lowercase()
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=bool(options.add_prefix_space)
+    )
+    library.decoder = decoders.ByteLevel()
+    return finish(library, options)
+
+
+def finish(library: tokenizers.Tokenizer, options: Options) -> tokenizers.Tokenizer:
+    """Declares the special tokens."""
+    names = special_names(set(library.get_vocab()), options)
+    joined = not isinstance(library.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
+    library.add_special_tokens(
+        [
+            # where a piece holds the space before it, so does the mask that stands for one
+            tokenizers.AddedToken(name, special=True, lstrip=joined and name == names.get("mask"))
+            for name in sorted(set(names.values()), key=library.token_to_id)
+        ]
+    )
+    return library
+
+
+def _text(file: epath.Path) -> str:
+    data = file.read_bytes()
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise errors.UserError(f"{file}: line {line} is not UTF-8; save it as UTF-8") from error
+    if not text.strip():
+        raise errors.UserError(f"{file}: the file is empty")
+    return text
+
+
+def _read_bytes(file: epath.Path, folder: Folder) -> byte_model.ByteModel:
+    if folder.known is not tokenizer_classes.BYTES:  # a class that reads any file
+        raise errors.UserError(
+            f"{file}: holds no vocabulary; it needs one of {tokenizer_folder.forms()}"
+        )
+    sentinel = SENTINEL.split("{", 1)[0]
+    for i, token in folder.added.items():
+        if i >= len(byte_model.ByteModel.pieces) and not token.content.startswith(sentinel):
+            raise errors.UserError(
+                f"{file}: the added token {token.content!r} is not supported: the pieces of "
+                "ByT5Tokenizer are the bytes and its sentinels; remove it"
+            )
+    return byte_model.of_config(folder.config, file, folder.added)
+
+
+def _bert_normalizer(options: Options) -> normalizers.BertNormalizer:
+    return normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=options.tokenize_chinese_chars is not False,
+        strip_accents=options.strip_accents,
+        lowercase=options.do_lower_case is not False,
+    )
+
+
+def _read_wordpiece(file: epath.Path, folder: Folder) -> library_model.LibraryModel:
+    options = folder.options
+    pieces = [line.rstrip("\r") for line in _text(file).removesuffix("\n").split("\n")]
+    first_line: dict[str, int] = {}
+    for number, piece in enumerate(pieces, start=1):
+        if not piece.strip():
+            raise errors.UserError(f"{file}: line {number} is blank; a line holds one piece")
+        if piece in first_line:
+            raise errors.UserError(
+                f"{file}: line {number} repeats the piece {piece!r} of line {first_line[piece]}"
+            )
+        first_line[piece] = number
+    unk = special_names(set(pieces), options).get("unk")
+    if unk is None:
+        raise errors.UserError(f"{file}: no line holds [UNK], the piece for unknown words; add it")
+    if options.do_lower_case is None:
+        cased = any(piece != piece.lower() for piece in pieces if piece[0] not in "[<")
+        options = dataclasses.replace(options, do_lower_case=not cased)
+    return _extended(wordpiece(pieces, options, unk), file, folder)
+
+
+def _read_byte_level(file: epath.Path, folder: Folder) -> library_model.LibraryModel:
+    ids = schema.typed(
+        schema.read_object(file, _AGAIN), dict[str, added_tokens.Id], file, _AGAIN
+    )
+    merges_file = file.parent / "merges.txt"
+    if not merges_file.exists():
+        raise errors.UserError(f"{file}: merges.txt is not beside it; byte-level BPE needs both")
+    pairs = []
+    for number, line in enumerate(_text(merges_file).split("\n"), start=1):
+        if not line.strip() or (number == 1 and line.startswith("#version")):
+            continue
+        pair = tuple(line.rstrip("\r").split(" "))
+        if len(pair) != 2 or any(piece not in ids for piece in (*pair, "".join(pair))):
+            raise errors.UserError(
+                f"{merges_file}: line {number} merges no two pieces of {file.name}: {line!r}"
+            )
+        pairs.append(pair)
+    return _extended(byte_level(ids, pairs, folder.options), file, folder)
+
+
+def _read_pipeline(file: epath.Path, folder: Folder) -> library_model.LibraryModel:
+    spec = dict(folder.pipeline)
+    kind = library_model.model_type(spec.get("model"))
+    if kind not in tuple(library_model.KINDS):
+        known = ", ".join(library_model.KINDS)
+        raise errors.UserError(f"{file}: its model is {kind!r}; bertjax reads {known}")
+    spec["model"] = spec["model"] | {"type": kind}
+    for part, type_name, rules in (
+        ("normalizer", "BertNormalizer", _bert_rules(folder)),
+        ("pre_tokenizer", "ByteLevel", _byte_level_rules(folder)),
+    ):
+        found = spec.get(part)
+        if isinstance(found, dict) and found.get("type") == type_name:
+            spec[part] = found | rules
+    return _extended(tokenizers.Tokenizer.from_str(json.dumps(spec)), file, folder)
+
+
+def _bert_rules(folder: Folder) -> dict[str, bool | None]:
+    """What replaces the settings of tokenizer.json, which have no say where a class has rules."""
+    options = folder.options
+    wanted = {
+        "lowercase": options.do_lower_case,
+        "strip_accents": options.strip_accents,
+        "handle_chinese_chars": options.tokenize_chinese_chars,
+    }
+    if folder.known.kind == "wordpiece":
+        return wanted
+    if folder.class_name:  # transformers takes tokenizer.json as it is
+        wanted = {
+            "lowercase": folder.said.get("do_lower_case"),
+            "strip_accents": folder.said.get("strip_accents"),
+        }
+    return {key: value for key, value in wanted.items() if value is not None}
+
+
+def _byte_level_rules(folder: Folder) -> dict[str, bool]:
+    if folder.known.kind != "bpe":
+        return {}
+    return {"add_prefix_space": bool(folder.options.add_prefix_space)}
+
+
+def _extended(
+    library: tokenizers.Tokenizer, file: epath.Path, folder: Folder
+) -> library_model.LibraryModel:
+    added_tokens.declare(library, folder.added, file)
+    return library_model.LibraryModel(library)
+
+
+def _read_sentencepiece(
+    file: epath.Path, folder: Folder
+) -> sentencepiece_model.UnigramModel | library_model.LibraryModel:
+    data = file.read_bytes()
+    albert, layout = _albert_rules(folder), folder.known.layout
+    if folder.pipeline:
+        layout = _common_layout(data, folder)
+        if layout is None:
+            return _read_pipeline(folder.path / tokenizer_folder.PIPELINE, folder)
+        if folder.known.kind == "any" and folder.class_name:
+            plain = sentencepiece_model.UnigramModel(data, albert, layout=layout)
+            if _normalized(folder.pipeline) != _bare(plain.normalized(_PROBE)):
+                return _read_pipeline(folder.path / tokenizer_folder.PIPELINE, folder)
+    size = len(sentencepiece_model.pieces_of(data, layout))
+    model = sentencepiece_model.UnigramModel(
+        data,
+        albert,
+        layout=layout,
+        added=_with_sentinels(folder, size),
+        prefix_once=folder.prefix_once,
+    )
+    if folder.pipeline and model.prefix_once != folder.prefix_once:  # added tokens begin no word
+        return _read_pipeline(folder.path / tokenizer_folder.PIPELINE, folder)
+    return model
+
+
+def _albert_rules(folder: Folder) -> albert_rules.AlbertRules | None:
+    """ALBERT's cleaning, if the class has it, the caller asks for it, or a file says its options.
+
+    AlbertTokenizer's option keep_accents tells folders of ours, which have no class of their own.
+    """
+    options = folder.options
+    wanted = "keep_accents" in folder.known.defaults or folder.said
+    if folder.known.kind == "any":
+        wanted = wanted or options.keep_accents is not None
+        wanted = wanted or (not folder.class_name and options.do_lower_case is not None)
+    if not wanted:
+        return None
+    return albert_rules.AlbertRules(
+        lowercase=options.do_lower_case is not False, strip_accents=not options.keep_accents
+    )
+
+
+def _common_layout(data: bytes, folder: Folder) -> str | None:
+    """The layout in which the SentencePiece model has the pieces of tokenizer.json, with its ids.
+
+    tokenizer.json may have added tokens behind them. None if the two are of different vocabularies.
+    """
+    vocab = folder.pipeline.get("model", {}).get("vocab", [])
+    scores: list[float] = []
+    if isinstance(vocab, dict):
+        theirs = sorted(vocab, key=vocab.__getitem__)
+    else:
+        theirs, scores = [piece for piece, _ in vocab], [score for _, score in vocab]
+    added = {token.content for token in folder.added.values()}
+    for name in sentencepiece_model.LAYOUTS:
+        try:
+            ours = sentencepiece_model.pieces_of(data, name)
+        except ValueError:  # this layout is for models with other special pieces
+            continue
+        if theirs[: len(ours)] == ours and added.issuperset(theirs[len(ours) :]):
+            same = sentencepiece_model.same_scores(data, name, scores)
+            return name if same or not scores else None
+    return None
+
+
+def _normalized(pipeline: dict[str, Any]) -> str:
+    spec = pipeline.get("normalizer")
+    return _bare(_normalizer(spec).normalize_str(_PROBE) if spec else _PROBE)
+
+
+def _normalizer(spec: dict[str, Any]) -> normalizers.Normalizer:
+    frame = json.loads(tokenizers.Tokenizer(models.BPE()).to_str()) | {"normalizer": spec}
+    return tokenizers.Tokenizer.from_str(json.dumps(frame)).normalizer
+
+
+def _bare(text: str) -> str:
+    return text.replace(sentencepiece_model.SPACE, "").replace(" ", "")
+
+
+def _with_sentinels(folder: Folder, size: int) -> added_tokens.Added:
+    """The added tokens; sentinels of T5, which slow tokenizers do not list, fill a gap below."""
+    above = [i for i in folder.added if i >= size]
+    count = folder.options.extra_ids or vocabulary.NUM_SENTINELS
+    if not above or min(above) != size + count:
+        return folder.added
+    names = (SENTINEL.format(n) for n in reversed(range(count)))
+    sentinels = {
+        i: tokenizers.AddedToken(name, special=True, normalized=False)
+        for i, name in enumerate(names, start=size)
+    }
+    return dict(folder.added) | sentinels
+
+
+_READERS = {
+    "bytes": _read_bytes,
+    "pipeline": _read_pipeline,
+    "sentencepiece": _read_sentencepiece,
+    "bpe": _read_byte_level,
+    "wordpiece": _read_wordpiece,
+}

@@ -1,0 +1,229 @@
+"""What is suspicious about labelled data, though it can be trained on, and about results.
+
+for line in checks.everything(examples, truncated, answering, most=512, rows=30522): print(line)
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax import errors
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.finetuning import answering as answering_lib
+from bertjax.finetuning import kind
+from bertjax.finetuning.examples import types as examples_lib
+
+SKEW = 10  # examples of the most frequent label for one of the rarest
+TRUNCATED = 0.05  # share of examples that lose text
+UNKNOWN = 0.01  # share of tokens
+SPARE = 256  # rows of the embeddings, of sentinels and to a round number
+QUOTED = 0.5  # share of examples with a text in quotation marks
+_SAMPLE, _CHARACTERS = 1000, 1000  # examples, and characters of a text, that are looked at
+
+Example = examples_lib.Example
+
+
+def everything(
+    examples: Mapping[str, Sequence[Example]],
+    truncated: Mapping[str, np.ndarray],
+    answering: answering_lib.Answering,
+    most: int,
+    rows: int,
+) -> list[str]:
+    """All that is suspicious about the splits; "train" is one of them.
+
+    most: tokens that the model can read. rows: pieces that its embeddings have.
+    """
+    train, config = examples["train"], answering.config
+    found = labels(train, answering.labels, weigh=hasattr(config, "class_weights"))
+    found += quotes(train) + tokens(train, answering.tokenizer) + table(answering.tokenizer, rows)
+    question_length = getattr(config, "max_query_length", 0)
+    for split, own in examples.items():
+        found += overlap(train, own, split) if split != "train" else []
+        found += truncation(truncated[split], split, answering.lengths, most, question_length)
+    return found
+
+
+def overlap(train: Sequence[Example], other: Sequence[Example], split: str) -> list[str]:
+    """Examples of another split whose texts are in train, but for case and spaces."""
+    seen = {_squeezed(example) for example in train}
+    shared = [example for example in other if _squeezed(example) in seen]
+    if not shared:
+        return []
+    return [
+        f"{len(shared)} of {len(other)} examples of {split} ({len(shared) / len(other):.1%}) are "
+        f"in train too, the first at {shared[0].where}: their scores say nothing of new text"
+    ]
+
+
+def labels(train: Sequence[Example], names: Sequence[str], *, weigh: bool = False) -> list[str]:
+    """Labels that never occur in train, and those that are far rarer than others.
+
+    weigh: whether they may be given weights.
+    """
+    found = [e.label for e in train if isinstance(e, examples_lib.Sentence)]
+    counts = collections.Counter(label for label in found if isinstance(label, str))
+    if not counts:
+        return []
+    absent = [name for name in names if name not in counts]
+    result = []
+    if len(counts) > max(len(found) / 2, SKEW):
+        result.append(
+            f"train has {len(counts):,} different labels in {len(found):,} examples: is the label "
+            "in its own column?"
+        )
+    if absent:
+        shown = errors.several(map(repr, absent))
+        result.append(
+            f"{len(absent)} of {len(names)} labels never occur in the {len(train)} examples of "
+            f"train and cannot be learned: {shown}"
+        )
+    (most, many), (least, few) = counts.most_common()[0], counts.most_common()[-1]
+    if many > SKEW * few:
+        result.append(
+            f"labels are skewed: train has {many} of {most!r} and {few} of {least!r}; accuracy "
+            "hides the rare ones: look at macro_f1"
+            + ", or set --config.kind.class_weights=true" * weigh
+        )
+    return result
+
+
+def truncation(
+    truncated: np.ndarray,
+    split: str,
+    lengths: kind.Lengths,
+    most: int | None = None,
+    question_length: int = 0,
+) -> list[str]:
+    """truncated: bool[examples], as of `kind.Encoded`. most: tokens that the model can read.
+
+    question_length: where only questions are cut, the most tokens of one; else 0.
+    """
+    share = float(np.mean(truncated)) if len(truncated) else 0.0
+    if share <= TRUNCATED:
+        return []
+    if question_length:
+        return [
+            f"{share:.1%} of the questions of {split} lose their end behind {question_length} "
+            "tokens: raise --config.kind.max_query_length"
+        ]
+    keys = ["max_length"] * (lengths.length != most)
+    keys += ["kind.max_target_length"] * bool(lengths.target_length)
+    raise_it = f": raise --config.{' or --config.'.join(keys)}" if keys else ""
+    target = lengths.target_length
+    behind = f"{lengths.length} tokens" + f", or of their target behind {target}" * bool(target)
+    return [f"{share:.1%} of the examples of {split} lose text behind {behind}{raise_it}"]
+
+
+def unread(truncated: np.ndarray, answering: answering_lib.Answering) -> list[str]:
+    """What a model that is trained does not read of examples to answer."""
+    count = int(np.sum(truncated))
+    if not count:
+        return []
+    question_length = getattr(answering.config, "max_query_length", 0)
+    lost, read = "text", f"rows of {answering.lengths.length}"
+    if question_length:
+        lost, read = "the end of their question", f"questions of {question_length}"
+    return [
+        f"{count:,} of {len(truncated):,} examples lose {lost}: the model was fine-tuned to read "
+        f"{read} tokens"
+    ]
+
+
+def results(
+    means: Mapping[float, float], chosen: float, predictions: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Rates that were tried too low or taught nothing, and answers that are all the same.
+
+    means: score on dev by learning rate. predictions: of the best model, on dev.
+    """
+    found = []
+    if len(means) > 1 and len(set(means.values())) == 1:
+        found.append("all rates score the same on dev: nothing tells which is better")
+    elif len(means) > 1 and chosen == max(means):
+        found.append(f"the best rate, {chosen:g}, is the highest that was tried: try higher ones")
+    answers = {str(each["label"]) for each in predictions if "label" in each}
+    if len(answers) == 1 < len(predictions):
+        found.append(
+            f"every answer on dev is {answers.pop()!r}: nothing was learned; try higher rates or "
+            "more epochs"
+        )
+    return found
+
+
+def quotes(train: Sequence[Example]) -> list[str]:
+    """Quotation marks around texts, as other forms than TSV have them."""
+    quoted = [any(text[:1] == text[-1:] == '"' for text in _texts(e)) for e in _some(train)]
+    share = float(np.mean(quoted))
+    if share <= QUOTED:
+        return []
+    return [
+        f"{share:.0%} of the examples of train have a text in quotation marks, which are read as a "
+        "part of it: TSV has no quoting"
+    ]
+
+
+def tokens(train: Sequence[Example], tokenizer: tokenizer_lib.Tokenizer) -> list[str]:
+    """Texts that the tokenizer was not made for: unknown pieces, names without capital letters."""
+    texts = [text[:_CHARACTERS] for example in _some(train) for text in _texts(example)]
+    result = []
+    share = _unknown(texts, tokenizer)
+    if share > UNKNOWN:
+        lowered = _unknown([text.lower() for text in texts], tokenizer)
+        why = (
+            "in lower case they are known: the vocabulary is uncased, the tokenizer is not"
+            if lowered < share / 2
+            else "is it of another language, or another checkpoint's?"
+        )
+        result.append(f"{share:.1%} of the tokens of train are unknown to the tokenizer: {why}")
+    if isinstance(train[0], examples_lib.Words) and any(map(_is_entity, train)):
+        upper, lower = tokenizer.encode_batch(["Paris", "paris"])
+        if upper == lower and any(text != text.lower() for text in texts):
+            result.append(
+                "the tokenizer is uncased, and capital letters tell names: the field takes a "
+                "cased checkpoint for entities (Devlin et al., arXiv 1810.04805, section 5.3)"
+            )
+    return result
+
+
+def table(tokenizer: tokenizer_lib.Tokenizer, rows: int) -> list[str]:
+    """Embeddings of far more pieces than the tokenizer has: rows to fill up are few."""
+    if rows - tokenizer.size <= SPARE:
+        return []
+    return [
+        f"the tokenizer has {tokenizer.size:,} pieces and the model embeddings of {rows:,}: is it "
+        "another checkpoint's?"
+    ]
+
+
+def _is_entity(example: examples_lib.Words) -> bool:
+    return any(tag.startswith("B-") for tag in example.tags or ())
+
+
+def _unknown(texts: Sequence[str], tokenizer: tokenizer_lib.Tokenizer) -> float:
+    ids = np.concatenate([np.array(own, int) for own in tokenizer.encode_batch(texts)] or [[]])
+    return float(np.mean(ids == tokenizer.specials.unk)) if len(ids) else 0.0
+
+
+def _squeezed(example: Example) -> str:
+    return "\n".join(map(examples_lib.squeezed, _texts(example)))
+
+
+def _some(train: Sequence[Example]) -> Sequence[Example]:
+    return train[:: max(1, len(train) // _SAMPLE)]
+
+
+def _texts(example: Example) -> list[str]:
+    match example:
+        case examples_lib.Sentence():
+            return list(example.texts)
+        case examples_lib.Words():
+            return [" ".join(example.words)]
+        case examples_lib.Question():
+            return [example.question, example.context]
+        case examples_lib.TextPair():
+            return [example.source]
+        case examples_lib.Choice():
+            return [example.context, *example.choices]

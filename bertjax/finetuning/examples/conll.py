@@ -1,0 +1,154 @@
+"""CoNLL columns: a word and its tag on a line, blank lines between sentences.
+
+    EU      B-ORG
+    rejects O
+    German  B-MISC
+
+The first column is the word and the last one the tag, split at tabs where the line has any, else at
+white space. -DOCSTART- lines and comments, `# name = value` and `# newpar`, are left out, except
+`# text = EU rejects German`, the raw text of the next sentence. Entities come out in the BIO2
+scheme, whichever the file has (Tjong Kim Sang & Buchholz, CoNLL-2000; the letters of IOBES and
+BILOU by Ratinov & Roth, CoNLL-2009).
+"""
+
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from bertjax import errors
+from bertjax.data.corpus import corpus_files
+from bertjax.finetuning.examples import readers, types
+
+_ENTITY = re.compile(r"O|[BIESLU]-.+")
+_BIO2 = {"O": "O", "B": "B", "I": "I", "E": "I", "S": "B", "L": "I", "U": "B"}
+_TEXT = "# text = "
+_COMMENT = re.compile(r"#[^\t]* = |# new(doc|par)$")  # as Universal Dependencies has them
+
+Line = tuple[str, str, int]  # word, tag ("" where there is none), line number
+
+
+def read(path: str, *, entities: bool | None) -> list[types.Words]:
+    """The sentences of a file, without tags where no line has any; at least one.
+
+    entities: as of `bio2`; None leaves all tags out. UserError for tags that it refuses, lines of
+    unlike columns, and words without a tag among others.
+    """
+    with_texts = list(_sentences(path))
+    if not with_texts:
+        raise errors.UserError(f"{path}: holds no sentence")
+    sentences = [sentence for _, sentence in with_texts]
+    tagged = [None] * len(sentences)
+    if entities is not None and any(tag for sentence in sentences for _, tag, _ in sentence):
+        for word, tag, line in (line for sentence in sentences for line in sentence):
+            if not tag:
+                raise errors.UserError(f"{path}:{line}: no tag beside {word!r:.40}")
+        tagged = bio2(
+            [[tag for _, tag, _ in sentence] for sentence in sentences],
+            lambda sentence, word: f"{path}:{sentences[sentence][word][2]}",
+            entities=entities,
+        )
+    found = [
+        types.Words(tuple(word for word, _, _ in sentence), tags, f"{path}:{sentence[0][2]}")
+        for sentence, tags in zip(sentences, tagged, strict=True)
+    ]
+    return [types.with_text(e, text) for e, (text, _) in zip(found, with_texts, strict=True)]
+
+
+def is_plain(path: str, *, entities: bool) -> bool:
+    """Whether a .txt file has a text a line: no tabs, and lines that are no word and its tag.
+
+    entities: as of `bio2`. Of other tags, which may be any word, only their number tells.
+    """
+    if corpus_files.suffix(path) != ".txt":
+        return False
+    lines = [line for _, line in readers.lines(path) if not _ends_sentence(line)]
+    rows = [row for line in lines if not _COMMENT.match(line) and (row := line.split())]
+    if any("\t" in line for line in lines):
+        return False
+    if not entities:
+        return len(set(map(len, rows))) > 1
+    return not all(len(row) == 1 or _ENTITY.fullmatch(row[-1]) for row in rows)
+
+
+def _ends_sentence(line: str) -> bool:
+    return not line.strip(" \t") or line.startswith("-DOCSTART-")
+
+
+def _sentences(path: str) -> Iterator[tuple[str, list[Line]]]:
+    """Yields the raw text of each sentence ("" where there is none) and its lines."""
+    text, columns = "", 0
+    sentence: list[Line] = []
+    for number, line in readers.lines(path):
+        if _ends_sentence(line):
+            if sentence:
+                yield text, sentence
+                text = ""
+            sentence = []
+        elif line.startswith(_TEXT):
+            text = line.removeprefix(_TEXT)
+        elif not _COMMENT.match(line):
+            cells = line.split("\t") if "\t" in line else line.split()
+            columns = columns or len(cells)
+            if len(cells) != columns:
+                raise errors.UserError(
+                    f"{path}:{number}: columns: {len(cells)}, where the lines above have {columns}"
+                )
+            if not (cells and cells[0]):
+                raise errors.UserError(f"{path}:{number}: the first column, the word, is empty")
+            sentence.append((cells[0], cells[-1].strip() if columns > 1 else "", number))
+    if sentence:
+        yield text, sentence
+
+
+def bio2(
+    sentences: Sequence[Sequence[str]], place: Callable[[int, int], str], *, entities: bool
+) -> list[tuple[str, ...]]:
+    """The tags of all sentences of a file, those of entities in BIO2.
+
+    entities: tags mark entities. Otherwise they may be any names (parts of speech), and stay as
+    they are unless all of them mark entities.
+    place: (sentence, word) -> where it stands, for the UserError that names an entity that goes on
+    without having begun, or what is no tag of an entity.
+    """
+    for i, tags in enumerate(sentences):
+        for j, tag in enumerate(tags):
+            if _ENTITY.fullmatch(tag):
+                continue
+            if not entities:
+                return [tuple(tags) for tags in sentences]
+            raise errors.UserError(
+                f"{place(i, j)}: tag {tag!r:.40} is neither O nor B-NAME nor I-NAME; tags that "
+                "mark no entities are read by --task=tokens"
+            )
+    letters = {tag[0] for tags in sentences for tag in tags}
+    if letters <= set("OBI") and not any(map(_begins, sentences)):
+        return [_from_iob1(tags) for tags in sentences]
+    return [
+        _to_bio2(tags, functools.partial(place, number)) for number, tags in enumerate(sentences)
+    ]
+
+
+def _begins(tags: Sequence[str]) -> bool:
+    """Whether a B (S, U) stands where IOB1 has an I: not right after an entity of its type."""
+    pairs = itertools.pairwise(["O", *tags])
+    return any(tag[0] in "BSU" and before[2:] != tag[2:] for before, tag in pairs)
+
+
+def _from_iob1(tags: Sequence[str]) -> tuple[str, ...]:
+    """In IOB1 an entity begins with I, or with B where it touches one of its own type."""
+    pairs = itertools.pairwise(["O", *tags])
+    return tuple("B" + tag[1:] if before[2:] != tag[2:] != "" else tag for before, tag in pairs)
+
+
+def _to_bio2(tags: Sequence[str], place: Callable[[int], str]) -> tuple[str, ...]:
+    found = []
+    for word, (before, tag) in enumerate(itertools.pairwise(["O", *tags])):
+        letter = _BIO2[tag[0]]
+        if letter == "I" and (before[0] not in "BI" or before[2:] != tag[2:]):
+            raise errors.UserError(
+                f"{place(word)}: tag {tag!r:.40} goes on with an entity that has not begun (the "
+                f"tag before is {before!r:.40}); the first word of an entity is B-{tag[2:]:.40}"
+            )
+        found.append(letter + tag[1:])
+    return tuple(found)

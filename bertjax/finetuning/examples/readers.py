@@ -1,0 +1,360 @@
+"""Labelled files as records: TSV with a header, JSON lines, TFDS datasets; and as examples.
+
+    .jsonl .json .ndjson    one JSON object a line
+    tfds:NAME/CONFIG:SPLIT  a TFDS dataset in ArrayRecord files, read without TensorFlow
+    anything else           TSV: a header line, cells split at tabs, no quoting (as GLUE's)
+
+Files may be .gz or .zst, local or gs://. `sentences` and its sisters make examples of records. They
+find columns by name, each under any of several names, and ignore the others. Bad input is a
+UserError that names the file and the line.
+"""
+
+import collections
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax import errors, schema
+from bertjax.data.corpus import corpus_files, indexed, reader
+from bertjax.finetuning.examples import types
+
+
+class Record(NamedTuple):
+    """A row of a table. fields: text in TSV, any JSON value elsewhere; no absent values."""
+
+    where: str
+    fields: dict[str, Any]
+
+
+class Columns(NamedTuple):
+    """Where an example is in a record: for each part the names that are tried, in order.
+
+    texts: each alternative names the columns of all its texts.
+    refused: names that say that the file is for another task.
+    """
+
+    texts: tuple[tuple[str, ...], ...]
+    label: tuple[str, ...] = ("label",)
+    id: tuple[str, ...] = ("index", "idx", "id")
+    refused: tuple[str, ...] = ()
+
+
+def lines(path: str) -> Iterator[tuple[int, str]]:
+    """(number from 1, line without its end). UserError for an empty or undecodable file."""
+    number = 0
+    with corpus_files.opened(path) as (file, _):
+        found = corpus_files.lines(file, lambda line: f"{path}:{line + 1}")
+        for number, data in enumerate(found, 1):
+            try:
+                line = data.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise errors.UserError(
+                    f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the "
+                    "line); convert the file to UTF-8"
+                ) from error
+            if "\0" in line:
+                raise errors.UserError(
+                    f"{path}:{number}: holds a NUL character; the file is no text, or damaged"
+                )
+            line = line.rstrip("\r\n")
+            if number == 1 and "\r" in line:
+                raise errors.UserError(
+                    f"{path}: its lines end with a carriage return alone; make it a line feed"
+                )
+            yield number, line
+    if not number:
+        raise errors.UserError(f"{path}: the file is empty")
+
+
+def has_fields(path: str) -> bool:
+    """Whether the path names JSON lines or TFDS, whose values may be lists."""
+    json_lines = reader.SUFFIXES.get(corpus_files.suffix(path)) == "jsonl"
+    return path.startswith("tfds:") or json_lines
+
+
+def records(
+    path: str,
+    *,
+    headerless: Sequence[str] = (),
+    skipped: collections.Counter[str] | None = None,
+) -> Iterator[Record]:
+    """The records of a file or TFDS dataset, in order; at least one.
+
+    headerless: column names of a TSV file whose first line has none of them.
+    skipped: counts, and leaves out, the rows of a TSV file with another number of cells than the
+        header; None raises UserError.
+    """
+    suffix = corpus_files.suffix(path)
+    if has_fields(path):
+        found = _tfds(path) if path.startswith("tfds:") else _json_lines(path)
+    elif suffix in (".csv", ".arrayrecord", ".array_record"):
+        raise errors.UserError(f"{path}: {suffix} is not read; make it TSV or JSON lines")
+    else:
+        found = _table(path, headerless, skipped)
+    empty = True
+    for record in found:
+        empty = False
+        yield record
+    if empty:
+        raise errors.UserError(f"{path}: holds no row")
+
+
+def _table(
+    path: str, headerless: Sequence[str], skipped: collections.Counter[str] | None
+) -> Iterator[Record]:
+    header: list[str] = []
+    for number, line in _without_blank_end(path):
+        cells = line.split("\t")
+        if not header:
+            header = [cell.strip() for cell in cells]
+            if not headerless or set(header) & set(headerless):
+                _check_header(path, header)
+                continue
+            header = list(headerless)
+        if len(cells) == len(header):
+            yield Record(f"{path}:{number}", dict(zip(header, cells, strict=True)))
+        elif not line.strip():
+            raise errors.UserError(f"{path}:{number}: an empty line; remove it")
+        elif skipped is not None:
+            skipped["rows with another number of cells than the header"] += 1
+        else:
+            raise errors.UserError(
+                f"{path}:{number}: cells: {len(cells)}, where the header has {len(header)}; they "
+                "are split at tabs, so no text can hold one"
+            )
+
+
+def _without_blank_end(path: str) -> Iterator[tuple[int, str]]:
+    """`lines`, but blank ones only where others follow."""
+    blank: list[int] = []
+    for number, line in lines(path):
+        if not line:
+            blank.append(number)
+            continue
+        yield from ((n, "") for n in blank)
+        blank.clear()
+        yield number, line
+
+
+def _check_header(path: str, header: Sequence[str]) -> None:
+    twice = [name for name, count in collections.Counter(header).items() if count > 1]
+    if twice or "" in header:
+        what = f"column {twice[0]!r} twice" if twice else "a column without a name"
+        raise errors.UserError(f"{path}:1: the header has {what}; columns are found by their names")
+
+
+def _json_lines(path: str) -> Iterator[Record]:
+    for number, line in lines(path):
+        if line and not line.isspace():
+            value = schema.parse(line, path, "each line is one JSON object", number=number)
+            yield Record(f"{path}:{number}", {k: v for k, v in value.items() if v is not None})
+
+
+def _tfds(path: str) -> Iterator[Record]:
+    data = indexed.opened(path)
+    features = data.dataset_info.features
+    for index in range(len(data)):
+        where = f"{path} record {index}"
+        fields = {name: _plain(value, features[name]) for name, value in data[index].items()}
+        yield Record(where, {name: value for name, value in fields.items() if value is not None})
+
+
+def _plain(value: Any, feature: Any) -> Any:
+    """A TFDS value as JSON has it: labels by name (None for -1), text, numbers, lists, dicts."""
+    inner = getattr(feature, "feature", feature)  # of a Sequence
+    if isinstance(value, dict):
+        return {name: _plain(part, inner[name]) for name, part in value.items()}
+    if isinstance(value, np.ndarray) and value.ndim:
+        return [_plain(part, inner) for part in value]
+    if isinstance(value, list | tuple):
+        return [_plain(part, inner) for part in value]
+    value = value.item() if isinstance(value, np.ndarray | np.generic) else value
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    names = getattr(inner, "names", None)
+    if names is None:
+        return value
+    return names[value] if value >= 0 else None
+
+
+def column(record: Record, names: Sequence[str]) -> Any:
+    """The value of the first of the columns that the record has, None where it has none."""
+    return next((record.fields[name] for name in names if name in record.fields), None)
+
+
+def text(record: Record, name: str, *, empty: bool = False) -> str:
+    """A text, which may be white space only if `empty`. UserError otherwise."""
+    value = record.fields[name]
+    if not isinstance(value, str):
+        raise errors.UserError(
+            f"{record.where}: {name!r} is not a text but {type(value).__name__} {value!r:.40}"
+        )
+    if not (empty or value.strip()):
+        raise errors.UserError(
+            f"{record.where}: the text of {name!r} is empty; fill it or remove the row"
+        )
+    return value
+
+
+def columns_there(record: Record) -> str:
+    """The names of a record's columns, for a message; not all where they are many."""
+    return ", ".join(map(repr, list(record.fields)[:12]))[:200]
+
+
+def _absent(record: Record, name: str, known: str = "") -> errors.UserError:
+    """known: names that would do."""
+    rename = f": rename what is meant to {known}" if known else ""
+    return errors.UserError(
+        f"{record.where}: no column {name!r}; there are {columns_there(record)}{rename} (a TSV "
+        "file begins with a line of column names)"
+    )
+
+
+def is_plain(path: str, columns: Columns) -> bool:
+    """Whether a .txt file has a text a line: no cells, and no header of one column."""
+    if corpus_files.suffix(path) != ".txt":
+        return False
+    _, first = next(lines(path))
+    return "\t" not in first and (first.strip(),) not in columns.texts
+
+
+def plain(path: str) -> list[tuple[str, str]]:
+    """(where, text) of the lines that are not blank. UserError where all are."""
+    found = [(f"{path}:{number}", line) for number, line in lines(path) if line.strip()]
+    if not found:
+        raise errors.UserError(f"{path}: holds no text")
+    return found
+
+
+def sentences(
+    found: Iterable[Record],
+    columns: Columns,
+    label: Callable[[Record, Any], str | float | None],
+    *,
+    skipped: collections.Counter[str] | None = None,
+    keep_empty: bool = False,
+) -> Iterator[types.Sentence]:
+    """Examples of one text or more; `label` reads (record, what stands in the label's column).
+
+    skipped: counts, and leaves out, rows with an empty text. Without it they raise UserError, but
+    with keep_empty.
+    """
+    for record in found:
+        names = _alternative(record, columns.texts)
+        if skipped is not None and not all(str(record.fields[name]).strip() for name in names):
+            skipped["rows with an empty text"] += 1
+            continue
+        for name in set(columns.refused) & record.fields.keys():
+            raise errors.UserError(
+                f"{record.where}: has a {name!r}, which this task does not read: --task=similarity "
+                "and --task=regression do"
+            )
+        value = column(record, columns.label)
+        yield types.Sentence(
+            tuple(text(record, name, empty=keep_empty) for name in names),
+            None if value is None or str(value).strip() == "" else label(record, value),
+            _id(record, columns),
+            record.where,
+        )
+
+
+def _alternative(record: Record, texts: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    for names in texts:
+        if all(name in record.fields for name in names):
+            return names
+    # The alternative that most of is there tells best what is absent.
+    best = max(texts, key=lambda names: sum(name in record.fields for name in names))
+    known = " or ".join(" and ".join(names) for names in texts[:3]) if len(texts) > 1 else ""
+    raise _absent(record, next(name for name in best if name not in record.fields), known)
+
+
+def _id(record: Record, columns: Columns) -> str:
+    value = column(record, columns.id)
+    return "" if value is None else str(value)
+
+
+def name(record: Record, value: Any) -> str:
+    """A label that is a name: text, or a whole number or truth value of JSON."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, bool | int):
+        return str(value).lower()
+    raise errors.UserError(f"{record.where}: label {value!r:.40} is neither a name nor an integer")
+
+
+def number(record: Record, value: Any) -> float:
+    """A label that is a finite number."""
+    try:
+        score = float(value)
+    except (TypeError, ValueError):
+        score = math.nan
+    if isinstance(value, bool) or not math.isfinite(score):
+        raise errors.UserError(f"{record.where}: label {value!r:.40} is not a number")
+    return score
+
+
+def text_pairs(found: Iterable[Record], columns: Columns) -> Iterator[types.TextPair]:
+    """Examples of a source and its targets: a text, a list of texts, or none."""
+    for record in found:
+        (source,) = _alternative(record, columns.texts)
+        value = column(record, columns.label)
+        targets = [] if value is None or value == "" else value
+        targets = [targets] if isinstance(targets, str) else targets
+        texts = isinstance(targets, list) and all(isinstance(t, str) for t in targets)
+        if not texts or not all(t.strip() for t in targets):
+            raise errors.UserError(
+                f"{record.where}: the target is not a text, or a list of texts, that holds anything"
+            )
+        yield types.TextPair(
+            text(record, source), tuple(targets), _id(record, columns), record.where
+        )
+
+
+def words(found: Iterable[Record], columns: Columns) -> Iterator[types.Words]:
+    """Examples of words and their tags, two lists of one length; "text" may have the raw text."""
+    for record in found:
+        (tokens,) = _alternative(record, columns.texts)
+        cells, tags = record.fields[tokens], column(record, columns.label)
+        for value in (cells, *([] if tags is None else [tags])):
+            if not (isinstance(value, list) and value and all(isinstance(v, str) for v in value)):
+                raise errors.UserError(
+                    f"{record.where}: words and tags are lists of texts; tags that are numbers are "
+                    "to be written by their names (B-PER, O, ...)"
+                )
+        if not all(word.strip() for word in cells):
+            raise errors.UserError(f"{record.where}: a word of {tokens!r} is empty")
+        if tags is not None and len(tags) != len(cells):
+            raise errors.UserError(f"{record.where}: {len(cells)} words and {len(tags)} tags")
+        text, own = record.fields.get("text"), None if tags is None else tuple(tags)
+        example = types.Words(tuple(cells), own, record.where)
+        yield types.with_text(example, text) if isinstance(text, str) else example
+
+
+def choices(found: Iterable[Record], columns: Columns) -> Iterator[types.Choice]:
+    """Examples of a context or question (or both) and what may be chosen, the label its number."""
+    for record in found:
+        names = _alternative(record, columns.texts)
+        options, label = record.fields.get("choices"), column(record, columns.label)
+        if options is None:
+            raise _absent(record, "choices")
+        if not (isinstance(options, list) and all(isinstance(c, str) for c in options)):
+            raise errors.UserError(f"{record.where}: 'choices' is not a list of texts")
+        if len(options) < 2 or not all(choice.strip() for choice in options):
+            raise errors.UserError(f"{record.where}: 'choices' needs two texts or more, none empty")
+        whole = isinstance(label, int) and not isinstance(label, bool)
+        if label is not None and not (whole and 0 <= label < len(options)):
+            raise errors.UserError(
+                f"{record.where}: label {label!r:.40} is not the number of a choice, "
+                f"0 to {len(options) - 1}"
+            )
+        texts = [text(record, name) for name in names]
+        yield types.Choice(
+            " ".join(texts),
+            tuple(options),
+            label,
+            _id(record, columns),
+            record.where,
+            texts[0] if len(texts) > 1 else "",
+        )

@@ -1,0 +1,131 @@
+"""The model that a fine-tuning starts with: a checkpoint's parameters under fresh heads.
+
+family, fields, params = start.model(source, ("classifier",), {"num_labels": 3}, key)
+module = build.model(family, fields)
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from bertjax import errors, plugins, sharding
+from bertjax.artifact import artifact
+from bertjax.models.common import heads as heads_lib
+from bertjax.models.common import layers
+
+
+def model(
+    source: artifact.Artifact,
+    heads: tuple[str, ...],
+    fields: Mapping[str, Any],
+    key: jax.Array,
+    kind: str = "",
+    labels: Sequence[str] = (),
+) -> tuple[str, dict[str, Any], Any]:
+    """(family, fields, params): what the source has, and what it lacks drawn by the key.
+
+    heads: of the task, in place of the source's, with the pooler where the family's classifier
+    reads it; () is the map to the vocabulary, and of an encoder the pooler alone. fields: of the
+    model that differ from the source's (num_labels, adapter_size, dropout rates, vocab_size).
+    kind, labels: of the task; a head of the source stays only if it was trained for these.
+
+    Of an ELECTRA that is generator and discriminator, the discriminator. The returned fields are
+    all of the family's Config but how it is computed; params are on the host, float32. Raises
+    UserError for a family without such a head, and for fields that make arrays of another shape
+    than the source's, but for the rows of more pieces.
+    """
+    source = artifact.part(source)
+    module = plugins.family(source.family)
+    wanted = {**source.fields, **fields, "heads": _heads(source, module, heads)}
+    whole = _whole(source.family, wanted)
+    made = plugins.model(source.family, whole)
+    shapes = {
+        name: leaf.shape for name, leaf in artifact.flatten(plugins.abstract_params(made)).items()
+    }
+    keeps_heads = source.task is not None and (
+        (source.task["kind"], list(source.task["labels"])) == (kind, list(labels))
+    )
+    found = _found(source, made, shapes, keeps_heads=keeps_heads)
+    rows, pieces = source.fields["vocab_size"], whole["vocab_size"]
+    errors.check(pieces >= rows, "model.vocab_size", pieces, f"{rows} of the model or more")
+    lacking = tuple(
+        name
+        for name in shapes
+        if name not in found or (pieces > rows and "vocab" in sharding.param_axes(name))
+    )
+    params = found | (jax.device_get(_draw(made, lacking, key)) if lacking else {})
+    for name in found.keys() & set(lacking):
+        params[name] = _more_rows(name, found[name], np.array(params[name]), rows)
+    for name, shape in shapes.items():
+        if params[name].shape != shape:
+            raise errors.UserError(
+                f"the model to start with has {name} of shape {params[name].shape}, the fields of "
+                f"the task make it {shape}: leave its sizes as they are"
+            )
+    return source.family, whole, artifact.unflatten({name: params[name] for name in shapes})
+
+
+def _heads(
+    source: artifact.Artifact, module: ModuleType, heads: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The heads in the family's order, with the pooler or without, as `model` says."""
+    if not heads:
+        if module.KIND != "encoder":
+            return ("lm",)
+        return tuple(head for head in source.fields["heads"] if head == "pooler")
+    unknown = set(heads) - {*module.HEADS, "pooler"}
+    if unknown:
+        raise errors.UserError(
+            f"a {source.family} has no head {', '.join(sorted(unknown))}: take a task of text to "
+            "text for it, or an encoder for this one"
+        )
+    wanted = set(heads)
+    if "classifier" in heads and module.Model.layouts["classifier"].pooled:
+        wanted.add("pooler")
+    return tuple(head for head in module.HEADS if head in wanted)
+
+
+def _whole(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Every field of the family's Config but how it is computed."""
+    known = {field.name for field in dataclasses.fields(plugins.family(family).Config)}
+    for name in fields:
+        if name not in known:
+            raise errors.UserError(f"a {family} has no field {name}: leave it out")
+    return layers.fields_of(plugins.model(family, dict(fields)).config)
+
+
+def _found(
+    source: artifact.Artifact, made: Any, shapes: Mapping[str, Any], *, keeps_heads: bool
+) -> dict[str, np.ndarray]:
+    """What of the source the model starts with, by the model's paths."""
+    theirs = artifact.flatten(source.params)
+    found = {}
+    for name in shapes:
+        head, _, rest = name.partition("/")
+        if head not in heads_lib.DOWNSTREAM:
+            found[name] = theirs.get(name)
+            continue
+        if keeps_heads and np.shape(theirs.get(name)) == shapes[name]:
+            found[name] = theirs[name]
+        elif begins := made.layouts[head].starts_as:
+            found[name] = theirs.get(f"{begins}/{rest}")
+    return {name: np.asarray(leaf) for name, leaf in found.items() if leaf is not None}
+
+
+@functools.partial(jax.jit, static_argnames=("made", "names"))
+def _draw(made: Any, names: tuple[str, ...], key: jax.Array) -> dict[str, jax.Array]:
+    """These of the fresh parameters; the others are not computed."""
+    fresh = artifact.flatten(plugins.init_params(made, key))
+    return {name: fresh[name] for name in names}
+
+
+def _more_rows(name: str, found: np.ndarray, fresh: np.ndarray, rows: int) -> np.ndarray:
+    """The fresh array of a larger vocabulary with what was found of its first `rows` pieces."""
+    first = (slice(None),) * sharding.param_axes(name).index("vocab") + (slice(rows),)
+    fresh[first] = found[first]
+    return fresh

@@ -1,0 +1,1 @@
+"""A trained model in use: vectors, filled masks, generated texts, scores of texts."""

@@ -1,0 +1,115 @@
+"""BLiMP (Warstadt et al. 2020, arXiv 1912.00582): which of two sentences is grammatical?
+
+A pair is right when the model finds the good sentence likelier; chance is 0.5. A file has a pair a
+line: {"uid": paradigm, "term": phenomenon, "good": sentence, "bad": sentence}; the names of the
+original files, UID, linguistics_term, sentence_good and sentence_bad, are read as well.
+
+    pairs = read("blimp.jsonl", max_pairs=100)
+    evaluate(bertjax.load("run/"), pairs).overall
+"""
+
+import collections
+import itertools
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bertjax import errors, paths, schema
+from bertjax.inference import pretrained, scoring
+
+_ORIGINAL = {
+    "uid": "UID",
+    "term": "linguistics_term",
+    "good": "sentence_good",
+    "bad": "sentence_bad",
+}
+
+
+class Pair(NamedTuple):
+    """Two sentences that differ in one point."""
+
+    uid: str
+    term: str
+    good: str
+    bad: str
+
+
+class Accuracy(NamedTuple):
+    """Shares of pairs that are right: by paradigm, by phenomenon, and of all; and their number."""
+
+    by_uid: dict[str, float]
+    by_term: dict[str, float]
+    overall: float
+    pairs: int
+
+
+def read(file: str | os.PathLike, max_pairs: int | None = None) -> list[Pair]:
+    """The pairs of a file, of each paradigm the first `max_pairs`.
+
+    Raises UserError naming the file and the line that is no pair.
+    """
+    path = paths.of(file)
+    if not path.is_file():
+        raise errors.UserError(f"{file}: there is no such file; give BLiMP as JSON lines")
+    pairs = []
+    taken: collections.Counter[str] = collections.Counter()
+    try:
+        lines = path.read_text().split("\n")
+    except UnicodeDecodeError as error:
+        raise errors.UserError(f"{file}: not UTF-8 ({error}); save it as UTF-8") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        pair = _pair(line, file, number)
+        taken[pair.uid] += 1
+        if max_pairs is None or taken[pair.uid] <= max_pairs:
+            pairs.append(pair)
+    if not pairs:
+        raise errors.UserError(f"{file}: holds no pairs")
+    return pairs
+
+
+def evaluate(
+    model: pretrained.Pretrained, pairs: Sequence[Pair], *, within_word: bool = False
+) -> Accuracy:
+    """Scores both sentences of every pair: see `scoring.log_likelihoods`."""
+    texts = [text for pair in pairs for text in (pair.good, pair.bad)]
+    scores = scoring.log_likelihoods(model, texts, within_word=within_word).reshape(-1, 2)
+    right = scores[:, 0] > scores[:, 1]
+    return Accuracy(
+        by_uid=_shares([pair.uid for pair in pairs], right),
+        by_term=_shares([pair.term for pair in pairs], right),
+        overall=float(right.mean()),
+        pairs=len(pairs),
+    )
+
+
+def table(accuracy: Accuracy, pairs: Sequence[Pair]) -> str:
+    """The accuracies in lines: all, then each phenomenon and its paradigms below it."""
+    terms = sorted({(pair.term, pair.uid) for pair in pairs})
+    lines = [f"{'all ' + format(accuracy.pairs, ',') + ' pairs':<60}{accuracy.overall:>7.4f}"]
+    for term, members in itertools.groupby(terms, key=lambda member: member[0]):
+        lines.append(f"  {term:<58}{accuracy.by_term[term]:>7.4f}")
+        lines += [f"    {uid:<56}{accuracy.by_uid[uid]:>7.4f}" for _, uid in members]
+    return "\n".join(lines)
+
+
+def _pair(line: str, file: str | os.PathLike, number: int) -> Pair:
+    record = schema.parse(line, file, "each line is one pair of BLiMP", number=number)
+    values = {}
+    for name, original in _ORIGINAL.items():
+        value = record[original] if original in record else record.get(name)
+        if not isinstance(value, str) or not value.strip():
+            raise errors.UserError(
+                f"{file}:{number}: has no text under {name!r} (or {original!r})"
+            )
+        values[name] = value
+    return Pair(**values)
+
+
+def _shares(names: Sequence[str], right: np.ndarray) -> dict[str, float]:
+    keys, group = np.unique(names, return_inverse=True)
+    shares = np.bincount(group, right) / np.bincount(group)
+    return dict(zip(keys.tolist(), shares.tolist(), strict=True))

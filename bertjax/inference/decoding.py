@@ -1,0 +1,262 @@
+"""The device half of `bertjax.inference.generation`: loops over new tokens, with the keys and values cached.
+
+A family's model has `start_cache` and `decode_step`; the arrays of a cache are [layers, B, ...].
+
+Shapes: B prompts, K beams, R = B * K rows, L length of prompts, S slots of a cache, T new tokens,
+C candidates, V vocabulary.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import plugins
+from bertjax.models.common import layers
+
+_OF_BEAMS = ("key", "value")  # arrays of a cache that differ between the beams of a row
+
+Step = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
+
+
+def is_decoder(model: Any) -> bool:
+    """Whether prompts are read by what writes; else an encoder reads them."""
+    return plugins.family_of(model).KIND == "decoder"
+
+
+@functools.partial(
+    jax.jit, static_argnames=("model", "slots", "num_beams", "sampled", "cut", "prefix")
+)
+def decode(
+    model: Any,
+    params: Any,
+    batch: dict[str, jax.Array],
+    numbers: dict[str, jax.Array],
+    *,
+    slots: int,
+    num_beams: int,
+    sampled: bool,
+    cut: bool,
+    prefix: bool,
+) -> jax.Array:
+    """The new tokens, int32[B, T], T = slots; what stands after eos is padding.
+
+    batch: input_ids and attention_mask int32[B, L], padded on the left for a decoder; row int32[B],
+    the number of each prompt; live bool[B], False for rows that only fill up. numbers: what
+    `generation.generate` makes of its options. cut: whether top_k or top_p is in use.
+    """
+    inputs = model, params, batch, numbers, slots, num_beams
+    if is_decoder(model):
+        step, cache, first_B = _start_decoder(*inputs, prefix)
+    else:
+        step, cache, first_B = _start_encoder_decoder(*inputs)
+    if num_beams > 1:
+        return _beams(step, cache, first_B, batch["live"], numbers, slots, num_beams)
+
+    def choose(logits_BV: jax.Array, t: jax.Array) -> jax.Array:
+        if not sampled:
+            return jnp.argmax(logits_BV, axis=-1)
+        # From the largest down, so that a tiny temperature makes -inf of the others, never inf.
+        logits_BV = logits_BV - logits_BV.max(axis=-1, keepdims=True)
+        logits_BV = logits_BV / numbers["temperature"]
+        if cut:
+            logits_BV = truncate(logits_BV, numbers["top_k"], numbers["top_p"])
+        return _draw(logits_BV, numbers["seed"], batch["row"], t)
+
+    return _one_by_one(step, cache, first_B, batch["live"], numbers, slots, choose)
+
+
+def _known(logits_RV: jax.Array, numbers: dict[str, jax.Array]) -> jax.Array:
+    """Logits with the ids hidden that the tokenizer lacks."""
+    return jnp.where(
+        jnp.arange(logits_RV.shape[-1]) < numbers["vocabulary"], logits_RV, layers.MASKED
+    )
+
+
+def _long_enough(scores: jax.Array, t: jax.Array, numbers: dict[str, jax.Array]) -> jax.Array:
+    """Scores [..., V] of step t with the end of the text hidden while it is too early for it."""
+    early_V = jnp.arange(scores.shape[-1]) == numbers["eos"]
+    return jnp.where(early_V & (t < numbers["min_new_tokens"]), layers.MASKED, scores)
+
+
+def _start_decoder(
+    model: Any,
+    params: Any,
+    batch: dict[str, jax.Array],
+    numbers: dict[str, jax.Array],
+    slots: int,
+    num_beams: int,
+    prefix: bool,
+) -> tuple[Step, Any, jax.Array]:
+    """(step, cache, last token of each prompt); all other tokens of the prompts are in the cache.
+
+    Slots of the cache: those of the prompts, then one for each new token but the last. The others
+    of a prefix see its last token: it is in the cache too, and is read again for its logits.
+    """
+    apply = functools.partial(model.apply, {"params": params}, method="decode_step")
+    ids_BL, mask_BL = batch["input_ids"], batch["attention_mask"]
+    count, length = ids_BL.shape
+    mask_BS = jnp.pad(mask_BL, ((0, 0), (0, slots - 1)), constant_values=1)
+    places_BS = jnp.maximum(jnp.cumsum(mask_BS, axis=1) - 1, 0)
+    cache = model.apply({"params": params}, count, mask_BS.shape[1], method="start_cache")
+    read = length if prefix else length - 1
+    _, cache = apply(ids_BL[:, :read], cache, 0, mask_BS, places_BS[:, :read], prefix=prefix)
+    mask_RS, places_RS = jnp.repeat(mask_BS, num_beams, 0), jnp.repeat(places_BS, num_beams, 0)
+
+    def step(cache: Any, ids_R: jax.Array, t: jax.Array) -> tuple[jax.Array, Any]:
+        index = length - 1 + t
+        places_R1 = jax.lax.dynamic_slice_in_dim(places_RS, index, 1, axis=1)
+        logits_R1V, cache = apply(ids_R[:, None], cache, index, mask_RS, places_R1)
+        return _known(logits_R1V[:, 0], numbers), cache
+
+    return step, _repeat(cache, num_beams), ids_BL[:, -1]
+
+
+def _start_encoder_decoder(
+    model: Any,
+    params: Any,
+    batch: dict[str, jax.Array],
+    numbers: dict[str, jax.Array],
+    slots: int,
+    num_beams: int,
+) -> tuple[Step, Any, jax.Array]:
+    """(step, cache with what the encoder made of the prompts, the tokens to begin with)."""
+    apply = functools.partial(model.apply, {"params": params})
+    cache = apply(batch["input_ids"], slots, batch["attention_mask"], method="start_cache")
+
+    def step(cache: Any, ids_R: jax.Array, t: jax.Array) -> tuple[jax.Array, Any]:
+        logits_R1V, cache = apply(ids_R[:, None], cache, t, method="decode_step")
+        return _known(logits_R1V[:, 0], numbers), cache
+
+    first_B = jnp.full(batch["live"].shape, numbers["start"])
+    return step, _repeat(cache, num_beams), first_B
+
+
+def _repeat(cache: Any, num_beams: int) -> Any:
+    """Each row `num_beams` times; the arrays of a cache are [layers, B, ...]."""
+    return jax.tree.map(lambda x: jnp.repeat(x, num_beams, axis=1), cache)
+
+
+def truncate(logits_BV: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
+    """Hides all but the `top_k` largest (0: nothing), then all but the fewest that sum to `top_p`.
+
+    Equals of the smallest that is kept are kept too.
+    """
+    width = logits_BV.shape[-1]
+    ordered_BV = -jnp.sort(-logits_BV, axis=-1)
+    kept = jnp.where(top_k > 0, jnp.minimum(top_k, width), width)
+    ordered_BV = jnp.where(jnp.arange(width) < kept, ordered_BV, layers.MASKED)
+    probabilities_BV = jax.nn.softmax(ordered_BV, axis=-1)
+    before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV
+    inside_BV = (before_BV < top_p) & (jnp.arange(width) < kept)
+    least_B1 = jnp.min(jnp.where(inside_BV, ordered_BV, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(logits_BV >= least_B1, logits_BV, layers.MASKED)
+
+
+def _draw(logits_BV: jax.Array, seed: jax.Array, row_B: jax.Array, t: jax.Array) -> jax.Array:
+    """A token a row, by random numbers of (seed, number of the prompt, step) alone."""
+
+    def one(logits_V: jax.Array, row: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), row), t)
+        return jax.random.categorical(key, logits_V)
+
+    return jax.vmap(one)(logits_BV, row_B)
+
+
+def _one_by_one(
+    step: Step,
+    cache: Any,
+    first_B: jax.Array,
+    live_B: jax.Array,
+    numbers: dict[str, jax.Array],
+    slots: int,
+    choose: Callable[[jax.Array, jax.Array], jax.Array],
+) -> jax.Array:
+    def running(carry: tuple) -> jax.Array:
+        t, _, _, going_B, _ = carry
+        return (t < numbers["max_new_tokens"]) & going_B.any()
+
+    def body(carry: tuple) -> tuple:
+        t, tokens_BT, last_B, going_B, cache = carry
+        logits_BV, cache = step(cache, last_B, t)
+        next_B = choose(_long_enough(logits_BV, t, numbers), t).astype(jnp.int32)
+        next_B = jnp.where(going_B, next_B, numbers["pad"])
+        tokens_BT = jax.lax.dynamic_update_slice(tokens_BT, next_B[:, None], (0, t))
+        return t + 1, tokens_BT, next_B, going_B & (next_B != numbers["eos"]), cache
+
+    tokens_BT = jnp.full((len(first_B), slots), numbers["pad"])
+    return jax.lax.while_loop(running, body, (0, tokens_BT, first_B, live_B, cache))[1]
+
+
+def _beams(
+    step: Step,
+    cache: Any,
+    first_B: jax.Array,
+    live_B: jax.Array,
+    numbers: dict[str, jax.Array],
+    slots: int,
+    num_beams: int,
+) -> jax.Array:
+    """The best finished beam of each row, by the rules of transformers' beam search.
+
+    Of the 2 K best continuations at most K end here, so that K go on. Those among the first K that
+    end compete with the K finished ones. A row is closed for good when K are finished and, unless
+    early stopping closed it, the best running beam at its present length would be worth less.
+    """
+    count = len(first_B)
+    none = -jnp.inf  # the worth of a beam that is not there
+
+    def running(carry: dict) -> jax.Array:
+        return (carry["t"] < numbers["max_new_tokens"]) & carry["open"].any()
+
+    def body(carry: dict) -> dict:
+        t = carry["t"]
+        logits_RV, cache = step(carry["cache"], carry["last"].reshape(-1), t)
+        log_p_RV = _long_enough(jax.nn.log_softmax(logits_RV), t, numbers)
+        log_p_BKV = log_p_RV.reshape(count, num_beams, -1)
+        width = log_p_BKV.shape[-1]
+        sums_BC = (log_p_BKV + carry["sums"][:, :, None]).reshape(count, -1)
+        best_BC, at_BC = jax.lax.top_k(sums_BC, 2 * num_beams)
+        beam_BC, token_BC = at_BC // width, at_BC % width
+        tokens_BCT = jnp.take_along_axis(carry["tokens"], beam_BC[:, :, None], axis=1)
+        tokens_BCT = jax.lax.dynamic_update_slice(tokens_BCT, token_BC[:, :, None], (0, 0, t))
+        ends_BC = (token_BC == numbers["eos"]) | (t + 1 == numbers["max_new_tokens"])
+
+        worth_BC = jnp.where(ends_BC, best_BC / numbers["penalty"][t], none)
+        worth_BC = jnp.where(carry["open"][:, None], worth_BC, none)[:, :num_beams]
+        merged = jnp.concatenate([carry["worth"], worth_BC], axis=1)
+        worth_BK, kept_BK = jax.lax.top_k(merged, num_beams)
+        done = jnp.concatenate([carry["done"], tokens_BCT[:, :num_beams]], axis=1)
+
+        sums_BK, on_BK = jax.lax.top_k(jnp.where(ends_BC, none, best_BC), num_beams)
+        beam_BK = jnp.take_along_axis(beam_BC, on_BK, axis=1)
+        row_R = (beam_BK + num_beams * jnp.arange(count)[:, None]).reshape(-1)
+
+        full_B = worth_BK[:, -1] > none
+        hope_B = sums_BK[:, 0] / numbers["penalty"][t] > worth_BK[:, -1]
+        return {
+            "t": t + 1,
+            "cache": {n: x[:, row_R] if n in _OF_BEAMS else x for n, x in cache.items()},
+            "last": jnp.take_along_axis(token_BC, on_BK, axis=1),
+            "tokens": jnp.take_along_axis(tokens_BCT, on_BK[:, :, None], axis=1),
+            "sums": sums_BK,
+            "done": jnp.take_along_axis(done, kept_BK[:, :, None], axis=1),
+            "worth": worth_BK,
+            "open": carry["open"] & (~full_B | (hope_B & ~numbers["early_stopping"])),
+        }
+
+    tokens_BKT = jnp.full((count, num_beams, slots), numbers["pad"])
+    carry = {
+        "t": 0,
+        "cache": cache,
+        "last": jnp.repeat(first_B[:, None], num_beams, axis=1),
+        "tokens": tokens_BKT,
+        # All beams are alike at first: only one of them may go on.
+        "sums": jnp.where(jnp.arange(num_beams) == 0, 0.0, none) + jnp.zeros((count, 1)),
+        "done": tokens_BKT,
+        "worth": jnp.full((count, num_beams), none),
+        "open": live_B,
+    }
+    return jax.lax.while_loop(running, body, carry)["done"][:, 0]

@@ -1,0 +1,171 @@
+"""Decoding on the device with a cache: greedy, sampling, beam search, for decoders and T5.
+
+    options = Options(max_new_tokens=20, num_beams=4)
+    generate(model, params, [prompt_ids, other_ids], options, Ids(eos=2, pad=0, vocabulary=32000))
+
+What a prompt is continued with depends on the prompt, the options and its place in the list alone.
+A decoder reads prompts padded on the left, with positions of their own; an encoder-decoder reads
+them with its encoder, and its decoder begins with the token `Ids.start`. Lengths are rounded up and
+rows are filled up to a power of two, so that few shapes are compiled; every other number is an
+argument of what is compiled. Greedy and beam search choose the tokens that transformers 5 chooses.
+
+Shapes: B prompts, L length of prompts, T new tokens.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from bertjax import errors
+from bertjax.inference import decoding
+
+PROMPT_MULTIPLE = 32
+NEW_MULTIPLE = 32
+MAX_ROWS = 32  # rows of a batch, beams included,
+MAX_TOKENS = 8192  # and tokens in them
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to decode. Neither temperature nor beams: the likeliest token each time (greedy).
+
+    max_new_tokens: the longest continuation, the end-of-text token included.
+    min_new_tokens: tokens before the end of the text is allowed.
+    temperature: above 0, tokens are drawn from the softmax of logits / temperature; `top_k` keeps
+        the k likeliest (0: all), then `top_p` the fewest whose probabilities sum up to it
+        (Holtzman et al., arXiv 1904.09751). seed: decides the draws.
+    num_beams: above 1, beam search. length_penalty: a finished beam is worth the sum of its log
+        probabilities / length ** length_penalty. early_stopping: ends with as many finished beams
+        as `num_beams`; without it when no running beam, at its present length, is worth more.
+    """
+
+    max_new_tokens: int = 64
+    min_new_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+    def __post_init__(self):
+        def check(ok: bool, name: str, allowed: str) -> None:
+            if not ok:
+                raise errors.UserError(f"{name} = {getattr(self, name)!r}: must be {allowed}")
+
+        check(self.max_new_tokens >= 1, "max_new_tokens", "1 or more")
+        check(0 <= self.min_new_tokens <= self.max_new_tokens, "min_new_tokens",
+              f"between 0 and max_new_tokens = {self.max_new_tokens}")  # fmt: skip
+        check(0.0 <= self.temperature < float("inf"), "temperature", "0 (greedy) or more")
+        check(self.top_k >= 0, "top_k", "0 (off) or more")
+        check(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1 (off)")
+        check(0 <= self.seed < 2**32, "seed", "between 0 and 2**32 - 1")
+        check(1 <= self.num_beams <= MAX_ROWS, "num_beams", f"between 1 and {MAX_ROWS}")
+        check(abs(self.length_penalty) < float("inf"), "length_penalty", "finite")
+        if not self.sampled:
+            check(self.top_k == 0, "top_k", "left out without a temperature above 0")
+            check(self.top_p == 1.0, "top_p", "left out without a temperature above 0")
+        check(not (self.sampled and self.num_beams > 1), "temperature",
+              "0 with num_beams above 1: beams are not sampled")  # fmt: skip
+
+    @property
+    def sampled(self) -> bool:
+        """Whether tokens are drawn."""
+        return self.temperature > 0.0
+
+
+class Ids(NamedTuple):
+    """What decoding needs of a tokenizer: eos ends a text (-1: nothing does), pad fills rows.
+
+    vocabulary: ids below this number may be generated. start: what an encoder-decoder's decoder
+    reads first.
+    """
+
+    eos: int
+    pad: int
+    vocabulary: int
+    start: int
+
+
+def generate(
+    model: Any,
+    params: Any,
+    prompts: Sequence[np.ndarray],
+    options: Options,
+    ids: Ids,
+    *,
+    prefix: bool = False,
+) -> list[np.ndarray]:
+    """The continuation of each prompt, int32[1 .. max_new_tokens], with eos where it came.
+
+    prompts: int arrays of 1 token or more, as the decoder, or the encoder of T5, reads them. The
+    caller checks that they and what is new fit into the model. prefix: a decoder reads a prompt
+    without direction, as in a prefix LM.
+    """
+    slots = _round_up(options.max_new_tokens, NEW_MULTIPLE)
+    # In float64 as in Python; an array, as are all other numbers, so that nothing recompiles.
+    penalty_T = np.arange(1, slots + 1, dtype=np.float64) ** options.length_penalty
+    numbers = {
+        "max_new_tokens": np.int32(options.max_new_tokens),
+        "min_new_tokens": np.int32(options.min_new_tokens),
+        "temperature": np.float32(options.temperature),
+        "top_k": np.int32(options.top_k),
+        "top_p": np.float32(options.top_p),
+        "seed": np.uint32(options.seed),
+        "penalty": penalty_T.astype(np.float32),
+        "early_stopping": np.bool_(options.early_stopping),
+        **{name: np.int32(value) for name, value in ids._asdict().items()},
+    }
+    found: list[np.ndarray] = [np.zeros(0, np.int32)] * len(prompts)
+    order = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
+    while order:
+        size = _batch_size(len(prompts[order[0]]) + slots, options.num_beams)
+        rows, order = order[:size], order[size:]
+        batch = _batch(
+            [prompts[row] for row in rows], rows, ids.pad, left=decoding.is_decoder(model)
+        )
+        tokens_BT = decoding.decode(
+            model, params, batch, numbers, slots=slots, num_beams=options.num_beams,
+            sampled=options.sampled, cut=options.top_k > 0 or options.top_p < 1.0, prefix=prefix,
+        )  # fmt: skip
+        tokens_BT = np.asarray(jax.device_get(tokens_BT))[:, : options.max_new_tokens]
+        for row, tokens_T in zip(rows, tokens_BT, strict=False):
+            ends = np.flatnonzero(tokens_T == ids.eos)
+            found[row] = tokens_T[: ends[0] + 1] if len(ends) else tokens_T
+    return found
+
+
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def power_of_two(count: int) -> int:
+    """The smallest power of two that is not below `count`."""
+    return 1 << (count - 1).bit_length()
+
+
+def _batch_size(length: int, num_beams: int) -> int:
+    """Prompts in a batch: a power of two, so that full batches have one shape."""
+    rows = min(MAX_ROWS, MAX_TOKENS // length)
+    return 1 << (max(rows // num_beams, 1).bit_length() - 1)
+
+
+def _batch(
+    prompts: Sequence[np.ndarray], rows: Sequence[int], pad: int, *, left: bool
+) -> dict[str, np.ndarray]:
+    """One batch of the given rows of the list; `live` is False for what only fills it up."""
+    length = _round_up(max(map(len, prompts)), PROMPT_MULTIPLE)
+    count = power_of_two(len(prompts))
+    ids_BL = np.full((count, length), pad, np.int32)
+    mask_BL = np.zeros((count, length), np.int32)
+    for i, prompt in enumerate(prompts):
+        at = slice(length - len(prompt), None) if left else slice(0, len(prompt))
+        ids_BL[i, at], mask_BL[i, at] = prompt, 1
+    row_B = np.zeros(count, np.int32)
+    row_B[: len(rows)] = rows
+    live_B = np.arange(count) < len(rows)
+    return {"input_ids": ids_BL, "attention_mask": mask_BL, "row": row_B, "live": live_B}

@@ -1,0 +1,308 @@
+"""A loaded model in use: sentence vectors, filled masks, and texts that go on.
+
+    bert = bertjax.load("run/")
+    bert.fill_mask("The [MASK] sat on the mat.")     # [[Fill("cat", 4937, 0.21), ...]]
+    bert.encode(["A cat sat.", "A dog ran."])        # float32[2, D]
+
+    gpt = bertjax.load("gpt2/")
+    gpt.generate(["The cat sat on"], max_new_tokens=8, num_beams=4)      # [" the mat and ..."]
+
+Sequences are sorted by length and padded to a multiple of LENGTH_MULTIPLE, and the rows of a batch
+to a power of two, so that few shapes are compiled.
+
+Shapes: B batch, L length, P masks of a text, D model, V vocabulary, K best.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import errors, plugins
+from bertjax.artifact import artifact
+from bertjax.data.batches import packing
+from bertjax.inference import generation
+from bertjax.models.common import heads, layers
+
+LENGTH_MULTIPLE = 32
+BATCH_SIZE = 32
+POOLINGS = ("mean", "cls", "last")
+
+
+class Fill(NamedTuple):
+    """One guess for a hidden token. piece: as `Tokenizer.readable` writes it."""
+
+    piece: str
+    id: int
+    probability: float
+
+
+class Pretrained:
+    """A model with its parameters and tokenizer.
+
+    model: the Linen module; `model.apply({"params": params}, input_ids, ...)` gives every output.
+    params: nested dict of arrays; those on devices already stay where they are.
+    tokenizer: `bertjax.data.tokenizers.tokenizer.Tokenizer`.
+    source: the artifact it was made of (family, fields, step, config of the run).
+    """
+
+    def __init__(self, source: artifact.Artifact, compute: layers.Compute | None = None):
+        self.source = source
+        self.model = plugins.model(source.family, source.fields, compute)
+        self.params = jax.tree.map(jnp.asarray, source.params)
+        self.tokenizer = source.tokenizer
+        self.max_length: int = source.fields["max_length"]
+        real = np.zeros(layers.padded_vocab_size(source.fields["vocab_size"]), bool)
+        real[: self.tokenizer.size] = True
+        self._real_V = real
+        self._words_V = real.copy()
+        self._words_V[: self.tokenizer.size] &= ~self.tokenizer.special_mask()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.source.summary()}>"
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        pooling: str = "",
+        *,
+        normalize: bool = False,
+        truncate: bool = False,
+    ) -> np.ndarray:
+        """One vector a text: float32[B, D].
+
+        pooling: "mean" over the last states of all tokens, [CLS] and [SEP] included; "cls", the
+        last state of the first token, in a decoder refused, since that token sees nothing but
+        itself; "last", that of the last token; "" is what embeddings were trained with, else
+        "mean". normalize: to length 1. truncate: cut texts that are longer than the model; without
+        it they are a UserError.
+        """
+        pooling = self._pooling(pooling)
+        if pooling not in POOLINGS:
+            raise errors.UserError(f"pooling = {pooling!r}: must be one of {', '.join(POOLINGS)}")
+        if pooling == "cls" and plugins.family_of(self.model).KIND == "decoder":
+            raise errors.UserError(
+                f"pooling = 'cls': the first token of a {self.source.family} sees nothing but "
+                "itself, so all texts would have much the same vector; take 'last' or 'mean'"
+            )
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        sequences = [
+            self.with_ends(ids, text, truncate)
+            for ids, text in zip(self.tokenizer.encode_batch(texts), texts, strict=True)
+        ]
+        vectors = np.zeros((len(texts), self.model.config.hidden_size), np.float32)
+        for rows, batch in self._batches(sequences):
+            pooled = _pool(self.model, self.params, batch, pooling)
+            vectors[rows] = jax.device_get(pooled)[: len(rows)]
+        if normalize:
+            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors
+
+    def _pooling(self, asked: str) -> str:
+        """Of `encode`, where nothing may be asked."""
+        return asked or "mean"
+
+    def fill_mask(
+        self, text: str | Sequence[str], top: int = 5
+    ) -> list[list[Fill]] | list[list[list[Fill]]]:
+        """For each mask token of a text, in order, the `top` likeliest pieces, best first.
+
+        A list of texts gives a list of that. Special tokens are never guessed; probabilities are
+        over all pieces of the vocabulary. Raises UserError for a text without a mask token, a text
+        that is longer than the model takes, and a model without the head.
+        """
+        self._check_can_fill(top)
+        texts = [text] if isinstance(text, str) else list(text)
+        sequences = [self.with_ends(self._encode(t), t, False) for t in texts]
+        positions = [np.flatnonzero(s == self.tokenizer.specials.mask) for s in sequences]
+        mask = self.tokenizer.pieces([self.tokenizer.specials.mask])[0]
+        for t, found in zip(texts, positions, strict=True):
+            if not len(found):
+                raise errors.UserError(f"no {mask} in the text {short(t)}: put one where to guess")
+        top = min(top, int(self._words_V.sum()))
+        fills: list[list[list[Fill]]] = [[] for _ in texts]
+        for rows, batch in self._batches(sequences):
+            most = generation.power_of_two(max(len(positions[row]) for row in rows))
+            places = np.zeros((len(batch["input_ids"]), most), np.int32)
+            for i, row in enumerate(rows):
+                places[i, : len(positions[row])] = positions[row]
+            best = _fill(
+                self.model, self.params, {**batch, "masked_positions": places},
+                self._real_V, self._words_V, top,
+            )  # fmt: skip
+            probabilities, ids = jax.device_get(best)
+            for i, row in enumerate(rows):
+                fills[row] = [
+                    self._fills(ids[i, k], probabilities[i, k]) for k in range(len(positions[row]))
+                ]
+        return fills[0] if isinstance(text, str) else fills
+
+    def generate(self, prompts: str | Sequence[str], **options: Any) -> list[str]:
+        """The continuation of each prompt by a decoder, the answer to it by an encoder-decoder.
+
+        options: the fields of `generation.Options` (max_new_tokens, num_beams, temperature, top_p,
+        seed ...); without any of them decoding is greedy. Special tokens in a prompt count as such.
+        A decoder that was trained here, where every text begins with the start of text, reads that
+        in front of the prompt; one from elsewhere, as in transformers, if the prompt is empty.
+        Raises UserError for a model that does not write text, a prompt that leaves no room for
+        max_new_tokens, and impossible options.
+        """
+        how = generation.Options(**options)
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        sequences = [self._prompt(text, how.max_new_tokens) for text in texts]
+        found = generation.generate(
+            self.model, self.params, sequences, how, self._ids(), prefix=self.reads_prefixes()
+        )
+        return [self.tokenizer.decode(ids) for ids in found]
+
+    def _prompt(self, text: str, max_new_tokens: int) -> np.ndarray:
+        """A prompt as ids. UserError unless it and the new tokens fit into the model."""
+        kind = plugins.family_of(self.model).KIND
+        if kind == "encoder" or "lm" not in self.model.config.heads:
+            raise errors.UserError(
+                f"a {self.source.family} model does not write text: load a gpt2 or a t5, or fill "
+                "masks"
+            )
+        specials, ids = self.tokenizer.specials, self._encode(text)
+        room = self.max_length
+        if kind == "encoder_decoder":
+            ids = [*ids, packing.end_of_text(specials)]
+        else:
+            room -= max_new_tokens
+            start = packing.start_of_text(specials)
+            if not ids or (artifact.starts_texts(self.source) and ids[0] != start):
+                ids = [start, *ids]
+        if len(ids) > room or max_new_tokens > self.max_length:
+            raise errors.UserError(
+                f"the prompt {short(text)} has {len(ids)} tokens and max_new_tokens is "
+                f"{max_new_tokens}: the model takes {self.max_length}; shorten one of them"
+            )
+        return np.array(ids, np.int32)
+
+    def _encode(self, text: str) -> list[int]:
+        """Ids of a text whose special tokens count as such. UserError for one above the model's."""
+        ids = self.tokenizer.encode(text, specials_in_text=True)
+        above = next((i for i in ids if i >= self.model.config.vocab_size), None)
+        if above is not None:
+            (piece,) = self.tokenizer.pieces([above])
+            raise errors.UserError(
+                f"the text {short(text)} holds {piece}, id {above}, and this model has no "
+                f"sentinels, only {self.model.config.vocab_size} ids: leave {piece} out"
+            )
+        return ids
+
+    def objective(self) -> tuple[str, Any]:
+        """(name, Config) of the objective that made the model; ("", None) of one from elsewhere."""
+        if self.source.objective is None:
+            return "", None
+        fields = artifact.model_fields(self.source.objective, "objective")
+        name = fields.pop("name")
+        try:
+            return name, plugins.objective(name).Config(**fields)
+        except TypeError as error:
+            raise errors.UserError(
+                f"the model was trained with fields of the objective {name} that this version "
+                f"does not have: {error}"
+            ) from error
+
+    def reads_prefixes(self) -> bool:
+        """Whether the objective that made the model has a decoder read without direction."""
+        if self.source.objective is None or plugins.family_of(self.model).KIND != "decoder":
+            return False
+        name, config = self.objective()
+        return "prefix_mask" in plugins.objective(name).features(config, self.max_length)
+
+    def _ids(self) -> generation.Ids:
+        specials = self.tokenizer.specials
+        return generation.Ids(
+            packing.end_of_text(specials),
+            packing.padding(specials),
+            artifact.top_of_text(self.source),
+            self.decoder_start(),
+        )
+
+    def decoder_start(self) -> int:
+        """The id that the decoder of an encoder-decoder reads first."""
+        own = self.source.fields.get("decoder_start_id", -1)
+        return packing.decoder_start(self.tokenizer.specials, own)
+
+    def _fills(self, ids_K: np.ndarray, probabilities_K: np.ndarray) -> list[Fill]:
+        pieces = self.tokenizer.readable(ids_K)
+        return [
+            Fill(piece, int(i), float(p))
+            for piece, i, p in zip(pieces, ids_K, probabilities_K, strict=True)
+        ]
+
+    def _check_can_fill(self, top: int) -> None:
+        if "mlm" not in self.model.config.heads:
+            raise errors.UserError(
+                "this model has no masked language model head, so it cannot fill masks: load one "
+                "that was saved with it"
+            )
+        if self.tokenizer.specials.mask < 0:
+            raise errors.UserError("the tokenizer of this model has no mask token")
+        if top < 1:
+            raise errors.UserError(f"top = {top}: must be 1 or more")
+
+    def with_ends(self, ids: Sequence[int], text: str, truncate: bool) -> np.ndarray:
+        """[CLS] text [SEP] as ids, no longer than the model takes."""
+        specials = self.tokenizer.specials
+        before = [specials.cls] if specials.cls >= 0 else []
+        after = [specials.sep] if specials.sep >= 0 else []
+        room = self.max_length - len(before) - len(after)
+        if len(ids) > room and not truncate:
+            raise errors.UserError(
+                f"the text {short(text)} has {len(ids)} tokens, the model takes {room}: shorten it"
+            )
+        return np.array([*before, *ids[:room], *after], np.int32)
+
+    def _batches(
+        self, sequences: Sequence[np.ndarray]
+    ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
+        """(rows, batch) until every sequence has been in one; rows past `len(rows)` are padding."""
+        order = sorted(range(len(sequences)), key=lambda row: -len(sequences[row]))
+        for start in range(0, len(order), BATCH_SIZE):
+            rows = order[start : start + BATCH_SIZE]
+            longest = len(sequences[rows[0]])
+            length = min(-(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, self.max_length)
+            ids_BL = np.full(
+                (generation.power_of_two(len(rows)), length),
+                max(self.tokenizer.specials.pad, 0),
+                np.int32,
+            )
+            mask_BL = np.zeros_like(ids_BL)
+            for i, row in enumerate(rows):
+                ids_BL[i, : len(sequences[row])] = sequences[row]
+                mask_BL[i, : len(sequences[row])] = 1
+            yield rows, {"input_ids": ids_BL, "attention_mask": mask_BL}
+
+
+def short(given: Any) -> str:
+    """What was given as an error message quotes it."""
+    text = given if isinstance(given, str) else repr(given)
+    text = text if len(text) <= 40 else text[:37] + "..."
+    return repr(text) if isinstance(given, str) else text
+
+
+@functools.partial(jax.jit, static_argnames=("model", "pooling"))
+def _pool(model: Any, params: Any, batch: dict[str, jax.Array], pooling: str) -> jax.Array:
+    states_BLD = model.apply({"params": params}, **batch)["last_hidden_state"]
+    return heads.pool(states_BLD, batch["attention_mask"], pooling)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "top"))
+def _fill(
+    model: Any,
+    params: Any,
+    batch: dict[str, jax.Array],
+    real_V: jax.Array,
+    words_V: jax.Array,
+    top: int,
+) -> tuple[jax.Array, jax.Array]:
+    """(probabilities, ids), both [B, P, K]."""
+    logits_BPV = model.apply({"params": params}, **batch)["mlm_logits"]
+    probabilities_BPV = jax.nn.softmax(jnp.where(real_V, logits_BPV, layers.MASKED))
+    return jax.lax.top_k(jnp.where(words_V, probabilities_BPV, -1.0), top)

@@ -1,0 +1,96 @@
+"""Tasks without training: labelled examples as a prompt, and the likeliest of given answers.
+
+    shown = [("2 + 2", "4"), ("3 + 5", "8")]
+    prompt = prompting.few_shot(shown, "1 + 6")
+    prompting.choose(bertjax.load("gpt2/"), [prompt], ["7", "9"])[0].text        # "7"
+
+(Brown et al., arXiv 2005.14165, section 2.4.)
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bertjax import errors
+from bertjax.inference import pretrained, scoring
+
+TEMPLATE = "Input: {text}\nOutput: {label}"
+
+
+def few_shot(
+    examples: Sequence[tuple[str, str]],
+    text: str,
+    *,
+    instruction: str = "",
+    template: str = TEMPLATE,
+    separator: str = "\n\n",
+) -> str:
+    """A prompt: the instruction, each example (text, label), and `text` without its label.
+
+    template: what an example looks like; has {text} and, at its end, {label}. separator: between
+    the examples. The prompt has no white space at its end: that belongs to the label. Raises
+    UserError for a template without the two.
+    """
+    if template.count("{text}") != 1 or not template.endswith("{label}"):
+        raise errors.UserError(
+            f"template = {template!r}: must hold {{text}} once and end with {{label}}"
+        )
+    question = template.removesuffix("{label}").rstrip()
+    space = template.removesuffix("{label}")[len(question) :]
+    shown = [question.replace("{text}", one) + space + label for one, label in examples]
+    parts = [instruction] if instruction else []
+    return separator.join([*parts, *shown, question.replace("{text}", text)])
+
+
+class Choice(NamedTuple):
+    """The best choice, its number, and the score of every choice."""
+
+    text: str
+    index: int
+    scores: tuple[float, ...]
+
+
+def choose(
+    model: pretrained.Pretrained,
+    prompts: Sequence[str],
+    choices: Sequence[str] | Sequence[Sequence[str]],
+    *,
+    normalize: bool = True,
+) -> list[Choice]:
+    """For each prompt the choice that the model finds likeliest as its continuation.
+
+    choices: the same for all prompts, or one list a prompt. A space is put between the two where
+    there is no white space. Scores are log probabilities in nats; normalize: a scored token (white
+    space at the end of the prompt is scored too), so that long choices do not lose by their length
+    alone. Raises UserError for a model that writes no text, for choices that are empty and for
+    texts that are too long.
+    """
+    if isinstance(prompts, str) or isinstance(choices, str):
+        raise errors.UserError("prompts and choices are lists of texts, not one text")
+    if all(isinstance(choice, str) for choice in choices):
+        lists = [list(choices)] * len(prompts)
+    else:
+        lists = [list(own) for own in choices]
+    if len(lists) != len(prompts):
+        raise errors.UserError(
+            f"there are {len(prompts)} prompts and {len(lists)} lists of choices: give one each"
+        )
+    if not all(choice.strip() for own in lists for choice in own) or not all(lists):
+        raise errors.UserError("a choice is empty: each prompt needs choices, each of some text")
+    if not prompts:
+        return []
+    contexts, answers = [], []
+    for prompt, own in zip(prompts, lists, strict=True):
+        for choice in own:
+            joined = prompt[-1:].isspace() or choice[0].isspace() or not prompt
+            contexts.append(prompt)
+            answers.append(choice if joined else " " + choice)
+    scores, counts = scoring.log_likelihood_of_continuations(model, contexts, answers)
+    if normalize:
+        scores = scores / np.maximum(counts, 1)  # a choice may be of characters without a token
+    edges = np.cumsum([len(own) for own in lists])[:-1]
+    return [
+        Choice(own[int(part.argmax())], int(part.argmax()), tuple(map(float, part)))
+        for own, part in zip(lists, np.split(scores, edges), strict=True)
+    ]

@@ -1,0 +1,359 @@
+"""How likely a model finds a text: for judgements without training, such as BLiMP's.
+
+    scores = scoring.log_likelihoods(bertjax.load("run/"), ["The cats sleep.", "The cats sleeps."])
+
+What the score is depends on the model, and scores of two kinds cannot be compared:
+
+    encoder with the head mlm    pseudo-log-likelihood (Salazar et al., arXiv 1910.14659): the sum
+                                 of the log probabilities of each token when it alone is masked
+    encoder with the head rtd    the discriminator of ELECTRA: the sum over the tokens of the log
+                                 probability that it is the original one, in one pass
+    decoder                      log-likelihood, the end of the text included
+    encoder_decoder              pseudo-log-likelihood as span corruption puts it: a sentinel in the
+                                 place of one token, which the decoder writes behind the sentinel;
+                                 in front of the text the mode token for regular spans, if the
+                                 objective denoisers trained the model with mode tokens
+    ... trained by prefix_lm     log-likelihood: no sentinel was ever seen, so the decoder writes
+                                 the whole text and its end, to an encoder that reads an end alone
+
+A decoder that prefix_lm trained reads what a continuation follows without direction.
+
+Natural logarithms. Texts of like length are padded to the same one, and batches are full, so that
+few shapes are compiled.
+
+Shapes: R texts, B batch, L length, T length of the decoder, V vocabulary.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import errors, plugins
+from bertjax.data.batches import packing
+from bertjax.inference import pretrained
+from bertjax.models.common import layers
+from bertjax.objectives import denoisers
+
+TOKENS = 2048  # in a batch, at most: what stays in the caches of a CPU
+LOGITS = 1 << 25  # in a batch, at most: 128 MiB
+
+Batch = dict[str, np.ndarray]
+Ids = list[np.ndarray]
+
+
+class Continuations(NamedTuple):
+    """sums: float64[R], log probabilities in nats. counts: int64[R], the tokens that have one."""
+
+    sums: np.ndarray
+    counts: np.ndarray
+
+
+def log_likelihoods(
+    model: pretrained.Pretrained, texts: Sequence[str], *, within_word: bool = False
+) -> np.ndarray:
+    """float64[R]: the score of each text; see above for what it is.
+
+    within_word: with a token, mask those behind it in its word as well, so that a word in several
+    pieces does not give itself away (Kauf & Ivanova, arXiv 2305.10588); for masked models. Raises
+    UserError for a model without a head to score with and for a text that is too long for it.
+    """
+    method, _ = _method(model)
+    if within_word and method is not _masked:
+        raise errors.UserError("within_word is for a model that fills masks, which this one is not")
+    if method is _masked:
+        return _masked(model, list(texts), within_word)
+    return method(model, list(texts))
+
+
+def describe(model: pretrained.Pretrained) -> str:
+    """What `log_likelihoods` computes for this model, in words."""
+    return _method(model)[1]
+
+
+def log_likelihood_of_continuations(
+    model: pretrained.Pretrained, contexts: Sequence[str], continuations: Sequence[str]
+) -> Continuations:
+    """The log probability of each continuation after its context.
+
+    A decoder reads them as one text, where white space between them belongs to the continuation, as
+    does a token that is partly of both. An encoder-decoder reads the context with its encoder; its
+    continuation ends the text, and that end counts. Raises UserError for a model that writes no
+    text and for a text that is too long.
+    """
+    kind = plugins.family_of(model.model).KIND
+    if kind == "encoder" or "lm" not in model.model.config.heads:
+        raise errors.UserError(
+            f"a {model.source.family} model does not write text: continuations are scored by "
+            "decoders and encoder-decoders"
+        )
+    specials, encode = model.tokenizer.specials, model.tokenizer.encode_batch
+    if kind == "encoder_decoder":
+        end, start = packing.end_of_text(specials), model.decoder_start()
+        sources = [np.array([*ids, end], np.int32) for ids in encode(list(contexts))]
+        targets = [np.array([start, *ids, end], np.int32) for ids in encode(list(continuations))]
+        _check(model, contexts, sources, model.max_length)
+        _check(model, continuations, targets, model.max_length + 1)
+        counts = np.array([len(target) - 1 for target in targets], int)
+        return Continuations(_answers(model, sources, targets), counts)
+    start = packing.start_of_text(specials)
+    known = encode([context.rstrip() for context in contexts])
+    texts = [a + b for a, b in zip(contexts, continuations, strict=True)]
+    encoded = encode(texts)
+    shared = [_shared(a, b) for a, b in zip(known, encoded, strict=True)]
+    sequences = [np.array([start, *ids], np.int32) for ids in encoded]
+    _check(model, texts, sequences, model.max_length + 1)
+    counts = np.array([len(ids) - n for ids, n in zip(encoded, shared, strict=True)], int)
+    return Continuations(_next_tokens(model, sequences, shared), counts)
+
+
+def _method(model: pretrained.Pretrained) -> tuple[Callable[..., np.ndarray], str]:
+    kind, heads = plugins.family_of(model.model).KIND, model.model.config.heads
+    if kind == "decoder" and "lm" in heads:
+        return _causal, "log-likelihood"
+    if kind == "encoder_decoder" and "lm" in heads:
+        if model.objective()[0] == "prefix_lm":
+            return _written, "log-likelihood"
+        return _corrupted, "pseudo-log-likelihood by sentinels"
+    if "rtd" in heads:
+        return _discriminated, "log probability of being original"
+    if "mlm" in heads:
+        return _masked, "pseudo-log-likelihood"
+    raise errors.UserError(
+        f"this {model.source.family} model has no head that scores text (mlm, rtd or lm): load one "
+        "that was saved with it"
+    )
+
+
+def _masked(model: pretrained.Pretrained, texts: list[str], within_word: bool) -> np.ndarray:
+    specials = model.tokenizer.specials
+    if specials.mask < 0:
+        raise errors.UserError("the tokenizer of this model has no mask token")
+    begins_V = ~model.tokenizer.continuations()
+    scores = np.zeros(len(texts))
+    for rows, (ids_RL,), (real_RL,) in _buckets(model, _with_ends(model, texts)):
+        text_RL = _text(model, real_RL)
+        row, place = np.nonzero(text_RL)
+        if not len(row):  # empty texts
+            continue
+        word_RL = np.cumsum(begins_V[ids_RL] | ~text_RL, axis=1)
+        places_L = np.arange(ids_RL.shape[1])
+        found = []
+        for chosen in _slices(len(row), len(places_L), _width(model)):
+            r, p = row[chosen], place[chosen][:, None]
+            hidden_BL = places_L == p
+            if within_word:
+                same_BL = word_RL[r] == np.take_along_axis(word_RL[r], p, axis=1)
+                hidden_BL = same_BL & (places_L >= p)
+            features = {
+                "input_ids": np.where(hidden_BL, specials.mask, ids_RL[r]),
+                "attention_mask": real_RL[r],
+                "masked_positions": p,
+            }
+            targets_B1 = np.take_along_axis(ids_RL[r], p, axis=1)
+            found.append(_log_probs(model.model, model.params, "mlm_logits", features, targets_B1))
+        scores[rows] = np.bincount(row, np.concatenate(found)[: len(row), 0], len(rows))
+    return scores
+
+
+def _discriminated(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
+    scores = np.zeros(len(texts))
+    for rows, (ids_RL,), (real_RL,) in _buckets(model, _with_ends(model, texts)):
+        found = []
+        for chosen in _slices(len(rows), ids_RL.shape[1], ids_RL.shape[1]):
+            features = {"input_ids": ids_RL[chosen], "attention_mask": real_RL[chosen]}
+            found.append(_original(model.model, model.params, features))
+        found_RL = np.concatenate(found)[: len(rows)]
+        scores[rows] = (found_RL * _text(model, real_RL)).sum(axis=1, dtype=np.float64)
+    return scores
+
+
+def _causal(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
+    specials = model.tokenizer.specials
+    start, end = packing.start_of_text(specials), packing.end_of_text(specials)
+    encoded = model.tokenizer.encode_batch(texts)
+    sequences = [np.array([start, *ids, end], np.int32) for ids in encoded]
+    _check(model, texts, sequences, model.max_length + 1)  # the end is not read
+    return _next_tokens(model, sequences, [0] * len(texts))
+
+
+def _next_tokens(model: pretrained.Pretrained, sequences: Ids, known: Sequence[int]) -> np.ndarray:
+    """Sums of the log probabilities of tokens of a decoder, the first `known` + 1 left out.
+
+    Those are the prefix of a model that reads one.
+    """
+    scores, known, prefix = np.zeros(len(sequences)), np.array(known), model.reads_prefixes()
+    for rows, (ids_RL,), (real_RL,) in _buckets(model, sequences):
+        found = []
+        read, length = ids_RL[:, :-1], ids_RL.shape[1] - 1
+        known_RL = np.arange(length) <= known[rows, None]
+        for chosen in _slices(len(rows), length, length * _width(model)):
+            features = {"input_ids": read[chosen], "attention_mask": real_RL[chosen, :-1]}
+            features |= {"prefix_mask": known_RL[chosen]} if prefix else {}
+            targets_BL = ids_RL[chosen, 1:]
+            found.append(_log_probs(model.model, model.params, "logits", features, targets_BL))
+        found_RL = np.concatenate(found)[: len(rows)]
+        scored_RL = real_RL[:, 1:] & (np.arange(length) >= known[rows, None])
+        scores[rows] = (found_RL * scored_RL).sum(axis=1, dtype=np.float64)
+    return scores
+
+
+def _corrupted(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
+    specials, sentinel = model.tokenizer.specials, int(model.tokenizer.sentinels[0])
+    if sentinel >= model.model.config.vocab_size:
+        raise errors.UserError(
+            f"the model has {model.model.config.vocab_size} embeddings, sentinel 0 is {sentinel}: "
+            "its tokenizer is not one that T5 is trained with"
+        )
+    end, start = packing.end_of_text(specials), model.decoder_start()
+    name, config = model.objective()
+    modes = name == "denoisers" and config.mode_tokens
+    front = [denoisers.mode_tokens(model.tokenizer.vocabulary())["R"]] if modes else []
+    encoded = model.tokenizer.encode_batch(texts)
+    sequences = [np.array([*front, *ids, end], np.int32) for ids in encoded]
+    _check(model, texts, sequences, model.max_length)
+    scores = np.zeros(len(texts))
+    for rows, (ids_RL,), (real_RL,) in _buckets(model, sequences):
+        hidden_RL = real_RL[:, 1:].copy()  # each in turn: all but the end
+        hidden_RL[:, : len(front)] = False
+        row, place = np.nonzero(hidden_RL)
+        if not len(row):
+            continue
+        found = []
+        for chosen in _slices(len(row), ids_RL.shape[1], 2 * _width(model)):
+            r, p = row[chosen], place[chosen][:, None]
+            features = {
+                "input_ids": np.where(np.arange(ids_RL.shape[1]) == p, sentinel, ids_RL[r]),
+                "attention_mask": real_RL[r],
+                "decoder_input_ids": np.broadcast_to(np.int32([start, sentinel]), (len(r), 2)),
+            }
+            targets_B2 = np.hstack([np.full_like(p, sentinel), np.take_along_axis(ids_RL[r], p, 1)])
+            found.append(_log_probs(model.model, model.params, "logits", features, targets_B2))
+        scores[rows] = np.bincount(row, np.concatenate(found)[: len(row), 1], len(rows))
+    return scores
+
+
+def _written(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
+    specials = model.tokenizer.specials
+    end, start = packing.end_of_text(specials), model.decoder_start()
+    encoded = model.tokenizer.encode_batch(texts)
+    sequences = [np.array([start, *ids, end], np.int32) for ids in encoded]
+    _check(model, texts, sequences, model.max_length + 1)  # the end is not read
+    return _answers(model, [np.array([end], np.int32)] * len(texts), sequences)
+
+
+def _answers(model: pretrained.Pretrained, sources: Ids, targets: Ids) -> np.ndarray:
+    """Sums of the log probabilities of targets, but their first, given the sources."""
+    scores = np.zeros(len(sources))
+    for rows, (ids_RL, ids_RT), (real_RL, real_RT) in _buckets(model, sources, targets):
+        found = []
+        read, length = ids_RT[:, :-1], ids_RT.shape[1] - 1
+        for chosen in _slices(len(rows), ids_RL.shape[1] + length, length * _width(model)):
+            features = {
+                "input_ids": ids_RL[chosen],
+                "attention_mask": real_RL[chosen],
+                "decoder_input_ids": read[chosen],
+                "decoder_attention_mask": real_RT[chosen, :-1],
+            }
+            targets_BT = ids_RT[chosen, 1:]
+            found.append(_log_probs(model.model, model.params, "logits", features, targets_BT))
+        found_RT = np.concatenate(found)[: len(rows)]
+        scores[rows] = (found_RT * real_RT[:, 1:]).sum(axis=1, dtype=np.float64)
+    return scores
+
+
+# Sequences in batches
+
+
+def _with_ends(model: pretrained.Pretrained, texts: list[str]) -> Ids:
+    """[CLS] text [SEP] of each."""
+    encoded = model.tokenizer.encode_batch(texts)
+    return [model.with_ends(ids, text, False) for ids, text in zip(encoded, texts, strict=True)]
+
+
+def _check(model: pretrained.Pretrained, texts: Sequence[str], sequences: Ids, room: int) -> None:
+    """UserError for a sequence of more than `room` tokens."""
+    for text, sequence in zip(texts, sequences, strict=True):
+        if len(sequence) > room:
+            raise errors.UserError(
+                f"the text {pretrained.short(text)} has {len(sequence)} tokens with its ends, the "
+                f"model takes {room}: shorten it"
+            )
+
+
+def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def _text(model: pretrained.Pretrained, real_RL: np.ndarray) -> np.ndarray:
+    """bool[R, L]: what of [CLS] text [SEP] is text."""
+    specials = model.tokenizer.specials
+    text_RL = real_RL.copy()
+    if specials.sep >= 0:
+        text_RL[:, :-1] &= real_RL[:, 1:]
+        text_RL[:, -1] = False
+    text_RL[:, : int(specials.cls >= 0)] = False
+    return text_RL
+
+
+def _buckets(
+    model: pretrained.Pretrained, *columns: Ids
+) -> Iterator[tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]]:
+    """(rows, ids int32[R, length], where they are real) of sequences of like length, by column.
+
+    Lengths are rounded up by less than a quarter, or to 4.
+    """
+    pad = packing.padding(model.tokenizer.specials)
+    # What a decoder reads is one shorter than the sequence.
+    limit = model.max_length + (plugins.family_of(model.model).KIND != "encoder")
+    sizes = [np.array([len(sequence) for sequence in column], int) for column in columns]
+    lengths_RC = np.stack([_rounded(size_R, limit) for size_R in sizes], axis=1)
+    for shape in np.unique(lengths_RC, axis=0):
+        rows = np.flatnonzero((lengths_RC == shape).all(axis=1))
+        ids, real = [], []
+        for length, size_R, column in zip(shape, sizes, columns, strict=True):
+            real.append(np.arange(length) < size_R[rows, None])
+            ids.append(np.full(real[-1].shape, pad, np.int32))
+            ids[-1][real[-1]] = np.concatenate([column[row] for row in rows])
+        yield rows, ids, real
+
+
+def _rounded(size_R: np.ndarray, limit: int) -> np.ndarray:
+    step_R = 2 ** np.maximum(np.log2(size_R).astype(int) - 2, 2)
+    return np.minimum(-(-size_R // step_R) * step_R, limit)
+
+
+def _slices(count: int, length: int, logits: int) -> Iterator[np.ndarray]:
+    """Rows of each batch; the last one is filled up with the first rows.
+
+    length, logits: tokens and logits of a row.
+    """
+    most = max(1, min(TOKENS // length, LOGITS // logits))
+    size = min(1 << (most.bit_length() - 1), 1 << (count - 1).bit_length())
+    for start in range(0, count, size):
+        yield np.arange(start, start + size) % count
+
+
+def _width(model: pretrained.Pretrained) -> int:
+    return layers.padded_vocab_size(model.model.config.vocab_size)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "name"))
+def _log_probs(
+    model: Any, params: Any, name: str, features: dict[str, jax.Array], targets: jax.Array
+) -> jax.Array:
+    """float32 of the shape of targets, which the logits of this name are for."""
+    logits = model.apply({"params": params}, **features)[name]
+    own = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return own - jax.nn.logsumexp(logits, axis=-1)
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def _original(model: Any, params: Any, features: dict[str, jax.Array]) -> jax.Array:
+    """float32[B, L]: log probability that a token is the original one."""
+    return jax.nn.log_sigmoid(-model.apply({"params": params}, **features)["rtd_logits"])

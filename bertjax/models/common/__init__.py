@@ -1,0 +1,1 @@
+"""Layers and tables that families share."""

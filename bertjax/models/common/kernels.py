@@ -1,0 +1,193 @@
+"""Attention that never holds all scores at once: the kernels of `config.attention`.
+
+    splash  Pallas on a TPU; blocks that a causal or local mask hides are not computed
+    cudnn   flash attention on a GPU, in bfloat16
+
+The third name, xla, is no kernel but the plain computation in `models.common.attention`, which these agree
+with on everything but padding: what a query of padding sees is not defined, only that it is finite.
+What a kernel cannot do is refused by `check` and `check_mesh`; none is ever put in another's place.
+
+ModernBERT-base with 8 rows of 1,024 tokens a v5e chip and no remat takes 10.0 GiB of temporaries
+with splash and 24.3 with xla, which does not fit (the TPU compiler of libtpu 0.0.42.1).
+
+Shapes: B batch, L length, S key length, N heads, H head dim.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import errors, sharding
+from bertjax.models.common import masks
+
+LENGTH_MULTIPLE = 128  # of splash: the lanes of a TPU's vector unit
+_BLOCKS = (512, 256, 128)  # rows and columns of scores at a time: the largest that fits the length
+_PLATFORMS = {"splash": "tpu", "cudnn": "gpu"}
+
+_AXES: dict[str, tuple[str | None, ...]] = {
+    "query": ("batch", "length", "heads", "head_dim"),
+    "key": ("batch", "key_length", "heads", "head_dim"),
+    "value": ("batch", "key_length", "heads", "head_dim"),
+    "query_ids": ("batch", "length"),
+    "key_ids": ("batch", "key_length"),
+    "everywhere": (),
+    "seen": ("batch", None, None),
+}
+
+
+def attend(
+    name: str, query_BLNH: jax.Array, key_BSNH: jax.Array, value_BSNH: jax.Array, mask: masks.Mask
+) -> jax.Array:
+    """softmax(query key^T) value, [B, L, N, H], by a kernel; the queries are scaled already.
+
+    Each device of the mesh in use computes its rows and heads. Raises UserError for a mask that the
+    kernel does not have, and for a mesh that splits the length.
+    """
+    if sharding.splits("length"):
+        raise errors.UserError(f"config.attention = {name!r}: must be xla on a mesh with sequence")
+    arrays = {"query": query_BLNH, "key": key_BSNH, "value": value_BSNH}
+    function, extra = _KERNELS[name](mask, *query_BLNH.shape[:2], key_BSNH.shape[1])
+    return sharding.map_shards(function, arrays | extra, _AXES, like="query")
+
+
+def _splash(mask: masks.Mask, batch: int, queries: int, keys: int) -> tuple[Callable, dict]:
+    """The function of a device's arrays, and which it needs besides query, key and value."""
+    # Importing Pallas takes half a second, which only those pay who use it.
+    from jax.experimental.pallas.ops.tpu import splash_attention
+
+    if mask.prefix is not None or mask.start is not None:
+        raise errors.UserError("config.attention = 'splash': must be xla for a prefix or a cache")
+    rows, columns = _block(queries), _block(keys)
+    sizes = splash_attention.BlockSizes(
+        block_q=rows, block_kv=columns, block_kv_compute=columns,
+        block_q_dkv=rows, block_kv_dkv=columns, block_kv_dkv_compute=columns,
+        block_q_dq=rows, block_kv_dq=columns,
+    )  # fmt: skip
+    interpret = _platform() == "cpu"
+    extra = {}
+    if mask.keys is not None or mask.query_segments is not None:
+        query_ids = jnp.ones((1, 1), jnp.int32)
+        key_ids = query_ids
+        if mask.query_segments is not None:
+            query_ids, key_ids = mask.query_segments, mask.key_segments
+        if mask.keys is not None:
+            key_ids = jnp.where(mask.keys.astype(bool), key_ids, -1)
+        extra["query_ids"] = jnp.broadcast_to(query_ids, (batch, queries)).astype(jnp.int32)
+        extra["key_ids"] = jnp.broadcast_to(key_ids, (batch, keys)).astype(jnp.int32)
+    if mask.everywhere is not None:
+        extra["everywhere"] = mask.everywhere
+
+    def kernel(window: int, num_heads: int) -> Callable:
+        shape, half = (queries, keys), window // 2
+        if window:
+            seen = splash_attention.LocalMask(shape, (half, 0 if mask.causal else half), 0)
+        elif mask.causal:
+            seen = splash_attention.CausalMask(shape)
+        else:
+            seen = splash_attention.FullMask(shape)
+        heads = splash_attention.MultiHeadMask([seen] * num_heads)
+        made = splash_attention.make_splash_mha(
+            heads, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
+        )
+        return jax.vmap(lambda *inputs: made(*inputs))
+
+    def of_device(arrays: dict[str, jax.Array]) -> jax.Array:
+        inputs = [jnp.swapaxes(arrays[name], 1, 2) for name in ("query", "key", "value")]
+        if "query_ids" in arrays:
+            inputs.append(splash_attention.SegmentIds(arrays["query_ids"], arrays["key_ids"]))
+        num_heads = inputs[0].shape[1]
+        near = kernel(mask.window, num_heads)
+        if "everywhere" in arrays:
+            far = kernel(0, num_heads)
+            mixed_BNLH = jax.lax.cond(arrays["everywhere"], far, near, *inputs)
+        else:
+            mixed_BNLH = near(*inputs)
+        return jnp.swapaxes(mixed_BNLH, 1, 2)
+
+    return of_device, extra
+
+
+def _block(length: int) -> int:
+    sizes = [size for size in _BLOCKS if length % size == 0]
+    if not sizes:
+        raise errors.UserError(
+            f"config.attention = 'splash': length {length} must be a multiple of {LENGTH_MULTIPLE}"
+        )
+    return sizes[0]
+
+
+def _platform() -> str:
+    """Of the devices that this is compiled for, which may be absent: the mesh knows."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
+def _cudnn(mask: masks.Mask, batch: int, queries: int, keys: int) -> tuple[Callable, dict]:
+    """As `_splash`. What is not causal alone goes in as an array [B or 1, L, S]."""
+    only_before = mask.causal and mask.prefix is None and mask.start is None
+    rest = dataclasses.replace(mask, causal=False) if only_before else mask
+    extra = {}
+    if rest.causal or rest.window or jax.tree.leaves(rest):
+        seen_BLS = rest.dense(queries, keys)
+        extra["seen"] = jnp.broadcast_to(seen_BLS, (len(seen_BLS), queries, keys))
+
+    def of_device(arrays: dict[str, jax.Array]) -> jax.Array:
+        return jax.nn.dot_product_attention(
+            arrays["query"], arrays["key"], arrays["value"],
+            mask=arrays["seen"][:, None] if "seen" in arrays else None,
+            scale=1.0, is_causal=only_before, implementation="cudnn",
+        )  # fmt: skip
+
+    return of_device, extra
+
+
+_KERNELS = {"splash": _splash, "cudnn": _cudnn}
+NAMES = ("xla", *_KERNELS)
+
+
+def check(
+    name: str,
+    model: Any,
+    dtype: str,
+    lengths: Mapping[str, int],
+    features: Collection[str],
+) -> None:
+    """Raises UserError, which says what to set, for what the kernel `name` cannot do.
+
+    model: Config of the family. dtype: `config.dtype`. lengths: of the phases, by their keys of the
+    config. features: names of what the objective gives to the model.
+    """
+    errors.check(name in NAMES, "attention", name, f"one of {', '.join(NAMES)}")
+    if name == "xla":
+        return
+    here = f"with config.attention = {name!r}"
+    rate = model.attention_dropout_rate
+    errors.check(rate == 0.0, "model.attention_dropout_rate", rate,
+                 f"0.0 {here}, which has no dropout: xla has")  # fmt: skip
+    if name == "splash":
+        errors.check("prefix_mask" not in features, "attention", name,
+                     "xla for an objective with a prefix mask")  # fmt: skip
+        for key, length in lengths.items():
+            errors.check(length % LENGTH_MULTIPLE == 0, key, length,
+                         f"a multiple of {LENGTH_MULTIPLE} {here}: xla takes any")  # fmt: skip
+    else:
+        errors.check(dtype != "float32", "dtype", dtype, f"bfloat16 {here}")
+        fits = model.head_dim % 8 == 0 and model.head_dim <= 128
+        errors.check(fits, "model.num_heads", model.num_heads,
+                     f"such that heads are 8, 16, ... or 128 wide {here}")  # fmt: skip
+
+
+def check_mesh(name: str, mesh: Any, platform: str | None = None) -> None:
+    """Raises UserError where the devices do not have the kernel `name`, or split the length.
+
+    platform: of the devices; None asks the mesh, which then must not be abstract.
+    """
+    if name == "xla":
+        return
+    have = platform or mesh.devices.flat[0].platform
+    there = ["xla", *(kernel for kernel, runs_on in _PLATFORMS.items() if runs_on == have)]
+    errors.check(name in there, "attention", name, f"{' or '.join(there)} on a {have}")
+    errors.check(mesh.shape["sequence"] == 1, "attention", name, "xla on a mesh with sequence")

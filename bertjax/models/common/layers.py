@@ -1,0 +1,329 @@
+"""The parts that families share: embedding, dense, dropout, norms, feed-forward, stack.
+
+Shapes: B batch, L length, S key length, D model, N heads, H head dim, F MLP, V vocab.
+Model code is single-device code. `sharding.constrain` names the logical axes of activations and
+does nothing outside a mesh; where parameters live is the business of `sharding.PARAM_AXES` alone.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax import errors, hashing, sharding
+from bertjax.models.common import activations, norms
+
+VOCAB_MULTIPLE = 128  # rows of the embedding table: the lane width of a TPU; meshes divide it
+MASKED = -1e9  # a logit that softmax turns into 0 in float32 and that stays finite in a masked row
+TRUNCATED_STD = 0.87962566  # of a unit normal cut at two, which is how parameters are drawn
+ADAPTER_STD = 1e-3  # of the kernels of a fresh adapter, which so changes next to nothing
+
+REMAT_POLICIES: dict[str, Any] = {
+    "none": None,
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+# Fields that shrink any variant to seconds on a CPU; a family adds its own.
+SMOKE = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "num_heads": 2,
+    "intermediate_size": 128,
+    "max_length": 64,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+    """How a model is computed, which never changes what it computes but for rounding.
+
+    dtype: of activations and matmuls; parameters, softmax, layer norm and loss stay float32.
+    remat: what the backward pass recomputes, a key of REMAT_POLICIES.
+    unroll_layers: compile the stack as straight code instead of a loop (faster on a CPU).
+    attention: one of `kernels.NAMES`.
+    """
+
+    dtype: str = "float32"
+    remat: str = "none"
+    unroll_layers: bool = False
+    attention: str = "xla"
+
+    @property
+    def head_dim(self) -> int:
+        """Width of an attention head; a family where it is free declares a field of this name."""
+        return self.hidden_size // self.num_heads
+
+    def kernel_std(self, name: str) -> float:
+        """What the kernel `name` of a layer starts with; a family where they differ says how."""
+        return self.init_std
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields(Compute):
+    """What fine-tuning adds to the fields of every family; pretraining leaves it out.
+
+    num_labels: size of the heads "classifier" and "token_classifier".
+    adapter_size: width of the adapters in every layer; 0: there are none.
+    """
+
+    num_labels: int = 0
+    adapter_size: int = 0
+
+
+def fields_of(config: Any) -> dict[str, Any]:
+    """Every field of a family's Config with its value, but for how it is computed."""
+    how = {field.name for field in dataclasses.fields(Compute)}
+    return {name: v for name, v in dataclasses.asdict(config).items() if name not in how}
+
+
+MOST_LAYERS = 4096
+MOST = 2**24  # of every other size
+
+
+def check_fields(config: Any) -> None:
+    """Raises UserError for a size or rate that no encoder can have, by the name of its key."""
+
+    def check(ok: bool, field: str, allowed: str) -> None:
+        errors.check(ok, f"model.{field}", getattr(config, field), allowed)
+
+    for field in dataclasses.fields(config):
+        if field.type is int:
+            free = field.name.endswith("_id") or field.name in ("num_labels", "adapter_size")
+            least = min(field.default, 0 if free else 1)  # ids count from 0; -1: there is none
+            check(getattr(config, field.name) >= least, field.name, f"{least} or more")
+            most = MOST_LAYERS if field.name.endswith("layers") else MOST
+            check(getattr(config, field.name) <= most, field.name, f"{most:,} or less")
+        if field.name.endswith("dropout_rate"):
+            check(0.0 <= getattr(config, field.name) < 1.0, field.name, "in [0, 1)")
+        elif field.type is float:
+            check(getattr(config, field.name) >= 0.0, field.name, "0 or more")
+    free = any(field.name == "head_dim" for field in dataclasses.fields(config))
+    check(free or config.hidden_size % config.num_heads == 0, "num_heads",
+          f"a divisor of config.model.hidden_size = {config.hidden_size}")  # fmt: skip
+    check(config.activation in activations.FUNCTIONS, "activation",
+          f"one of {', '.join(activations.FUNCTIONS)}")  # fmt: skip
+
+
+def sizes(num_layers: int, hidden_size: int) -> dict[str, int]:
+    """Fields of a variant whose heads are 64 wide and whose MLP is four times as wide as it is."""
+    return {
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_heads": hidden_size // 64,
+        "intermediate_size": 4 * hidden_size,
+    }
+
+
+def padded_vocab_size(vocab_size: int) -> int:
+    """Rows of the embedding table for `vocab_size` pieces."""
+    return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+class Dropout(nn.Module):
+    """Zeroes each element with probability `rate` and scales the rest by 1 / (1 - rate)."""
+
+    rate: float
+
+    def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
+        return drop(x, self.rate, self.seed(deterministic))
+
+    def seed(self, deterministic: bool) -> jax.Array | None:
+        """The seed of this call's bits; None where nothing is dropped."""
+        if deterministic or self.rate == 0.0:
+            return None
+        return jax.random.key_data(self.make_rng("dropout"))[0]  # random bits already
+
+
+def drop(x: jax.Array, rate: float, seed: jax.Array | None) -> jax.Array:
+    """What `Dropout` makes of x with a seed of its own; x itself where the seed is None."""
+    if seed is None:
+        return x
+    keep = hashing.hash_bits(seed, x.shape) >= jnp.uint32(rate * 2**32)
+    return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
+
+
+class Embed(nn.Module):
+    """A table [num_embeddings, D]; rows from `num_used` on are padding: zero, and never trained."""
+
+    num_embeddings: int
+    features: int
+    num_used: int
+    init_std: float
+
+    def setup(self):
+        def init(key, shape, dtype):
+            table = nn.initializers.truncated_normal(self.init_std)(key, shape, dtype)
+            return jnp.where(jnp.arange(shape[0])[:, None] < self.num_used, table, 0.0)
+
+        shape = (self.num_embeddings, self.features)
+        table = self.param("embedding", init, shape, jnp.float32)
+        self.embedding = sharding.gathered(table, "/".join((*self.path, "embedding")))
+
+    def __call__(self, ids_BL: jax.Array) -> jax.Array:
+        x_BLD = jnp.take(self.embedding, ids_BL, axis=0)
+        return sharding.constrain(x_BLD, ("batch", "length", "embed"))
+
+    def attend(self, x: jax.Array) -> jax.Array:
+        """Inner products with every row: [..., D] -> [..., num_embeddings]."""
+        return jnp.einsum("...d,vd->...v", x, self.embedding.astype(x.dtype))
+
+
+class Dense(nn.Module):
+    """A linear map of the last `num_in` axes to `features`, as one product of two matrices.
+
+    Flat because contracting batch and length together, as the kernel's gradient does, makes XLA
+    transpose both operands on a CPU: 5 to 8% of a train step. Where both are split over the mesh
+    they stay two axes: no split of one axis is that of two.
+    """
+
+    features: tuple[int, ...]
+    num_in: int
+    use_bias: bool
+    init_std: float
+    dtype: str
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        outer, inner = x.shape[: -self.num_in], x.shape[-self.num_in :]
+        init = nn.initializers.truncated_normal(self.init_std)
+        kernel = self.param("kernel", init, (*inner, *self.features), jnp.float32)
+        rows = outer if sharding.splits("length") else (-1,)
+
+        def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+            x = x.reshape(*rows, math.prod(inner)).astype(self.dtype)
+            return x @ kernel.reshape(x.shape[-1], -1).astype(self.dtype)
+
+        # Kept for the backward pass are x, once for all maps that read it, and the parameter: not
+        # what is flat, and no second copy of the parameter in the compute type.
+        x = jax.checkpoint(product, prevent_cse=False)(x, kernel)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
+            x = x + bias.reshape(-1).astype(self.dtype)
+        return x.reshape(*outer, *self.features)
+
+
+def dense(
+    features: int | tuple[int, ...],
+    config: Any,
+    *,
+    num_in: int = 1,
+    use_bias: bool = True,
+    init_std: float | None = None,
+    name: str | None = None,
+) -> Dense:
+    """A map of the last `num_in` axes with float32 parameters, computed in `config.dtype`.
+
+    init_std: of the kernel; None is `config.init_std`.
+    """
+    features = (features,) if isinstance(features, int) else features
+    std = config.init_std if init_std is None else init_std
+    return Dense(features, num_in, use_bias, std, config.dtype, name=name)
+
+
+class LayerNorm(nn.Module):
+    """Layer norm in float32 whatever the compute type; returns the type of its input."""
+
+    epsilon: float
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+        bias = None
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
+        return norms.normalize(x, scale, bias, self.epsilon, True)
+
+
+class RMSNorm(nn.Module):
+    """Division by the root mean square, in float32: no mean is taken away, no bias added."""
+
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+        return norms.normalize(x, scale, None, self.epsilon, False)
+
+
+class Adapter(nn.Module):
+    """x + up(gelu(down(x))), which starts as x but for a little (Houlsby et al., arXiv 1902.00751).
+
+    After the attention and after the MLP of every layer, on what they add to the residual (section
+    2.1, figure 2). `config.adapter_size` is the width of the middle.
+    """
+
+    config: Any
+
+    @nn.compact
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        config = self.config
+        down = dense(config.adapter_size, config, init_std=ADAPTER_STD, name="down")
+        up = dense(x_BLD.shape[-1], config, init_std=ADAPTER_STD, name="up")
+        added_BLD = up(activations.FUNCTIONS["gelu"](down(x_BLD)))
+        return x_BLD + sharding.constrain(added_BLD, ("batch", "length", "embed"))
+
+
+class Mlp(nn.Module):
+    """Two dense layers with the activation between them; gated: its product with a third map.
+
+    dropout_rate: of what the last map reads.
+    """
+
+    config: Any
+    use_bias: bool = True
+    gated: bool = False
+    dropout_rate: float = 0.0
+
+    @nn.compact
+    def __call__(self, x_BLD: jax.Array, deterministic: bool = True) -> jax.Array:
+        config = self.config
+
+        def map_(name: str, features: int) -> Dense:
+            std = config.kernel_std(name)
+            return dense(features, config, use_bias=self.use_bias, init_std=std, name=name)
+
+        def wide(name: str) -> jax.Array:
+            hidden_BLF = map_(name, config.intermediate_size)(x_BLD)
+            return sharding.constrain(hidden_BLF, ("batch", "length", "mlp"))
+
+        hidden_BLF = activations.FUNCTIONS[config.activation](wide("wi"))
+        if self.gated:
+            hidden_BLF = hidden_BLF * wide("wi_gate")
+        hidden_BLF = Dropout(self.dropout_rate, name="dropout")(hidden_BLF, deterministic)
+        out_BLD = map_("wo", config.hidden_size)(hidden_BLF)
+        return Adapter(config, name="adapter")(out_BLD) if config.adapter_size else out_BLD
+
+
+def stack(
+    layer: type[nn.Module],
+    config: Any,
+    num_layers: int,
+    num_broadcast: int,
+    *,
+    shared: bool = False,
+) -> type[nn.Module]:
+    """The class of `num_layers` layers in a row, one loop with its parameters stacked.
+
+    `layer.__call__` is (carry, per_layer, *broadcast) -> (carry, out). per_layer is cut along its
+    first axis, one part a layer (None for nothing); the `num_broadcast` others are the same for
+    all; the outs come back stacked along a new first axis. shared: one layer used many times.
+
+        stack(Layer, config, 12, 1)(config, deterministic, name="layers")(x, None, mask)
+    """
+    if config.remat != "none":
+        layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
+    return nn.scan(
+        layer,
+        variable_axes={} if shared else {"params": 0},
+        variable_broadcast="params" if shared else False,
+        split_rngs={"params": not shared, "dropout": True},
+        in_axes=(0,) + (nn.broadcast,) * num_broadcast,
+        length=num_layers,
+        unroll=num_layers if config.unroll_layers else 1,
+    )

@@ -1,0 +1,50 @@
+"""The layers of BERT and a stack of them, which most encoders are made of."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from bertjax import sharding
+from bertjax.models.common import attention, layers, masks
+
+
+def _residual(x_BLD: jax.Array) -> jax.Array:
+    return sharding.constrain(x_BLD, ("batch", "length", "embed"))
+
+
+class Layer(nn.Module):
+    """One encoder layer of BERT: the norm comes after each residual sum (arXiv 1810.04805)."""
+
+    config: Any
+    deterministic: bool
+
+    @nn.compact
+    def __call__(self, x_BLD: jax.Array, _: None, mask: masks.Mask) -> tuple[jax.Array, jax.Array]:
+        config, deterministic = self.config, self.deterministic
+        out_BLD = attention.Attention(config, name="attention")(x_BLD, mask, deterministic)
+        dropout = layers.Dropout(config.dropout_rate, name="attention_dropout")
+        out_BLD = dropout(out_BLD, deterministic)
+        x_BLD = layers.LayerNorm(config.layer_norm_eps, name="attention_norm")(x_BLD + out_BLD)
+        x_BLD = _residual(x_BLD)
+        out_BLD = layers.Mlp(config, name="mlp")(x_BLD)
+        out_BLD = layers.Dropout(config.dropout_rate, name="mlp_dropout")(out_BLD, deterministic)
+        x_BLD = layers.LayerNorm(config.layer_norm_eps, name="mlp_norm")(x_BLD + out_BLD)
+        x_BLD = _residual(x_BLD)
+        return x_BLD, x_BLD
+
+
+class Encoder(nn.Module):
+    """`config.num_layers` layers over one hidden state and one mask; parameters are stacked."""
+
+    config: Any
+    layer: type[nn.Module] = Layer
+
+    @nn.compact
+    def __call__(
+        self, x_BLD: jax.Array, mask: masks.Mask, *, deterministic: bool, keep_hidden: bool
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns the last hidden state and, if asked, all of them: [num_layers, B, L, D]."""
+        stack = layers.stack(self.layer, self.config, self.config.num_layers, 1)
+        x_BLD, hidden = stack(self.config, deterministic, name="layers")(x_BLD, None, mask)
+        return x_BLD, hidden if keep_hidden else None

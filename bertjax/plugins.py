@@ -1,0 +1,173 @@
+"""From a config to the things it names: name = file, so there is no registry.
+
+A name with a dot is a module elsewhere: `config.family = "my_package.my_bert"` imports that module,
+which needs to be on Python's path.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import pkgutil
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import errors, models, objectives
+from bertjax.models.common import layers
+
+# Files which are no family and no objective.
+_SHARED = (
+    "activations", "attention", "heads", "kernels", "layers", "masks", "norms", "positions",
+    "post_norm", "t5_files", "t5_layers", "terms",
+)  # fmt: skip
+
+
+# What the file of a family and of an objective must have.
+FAMILY = (
+    "Config", "VARIANTS", "KIND", "INPUTS", "HEADS", "OBJECTIVE", "SMOKE", "Model",
+    "flops_per_sequence",
+)  # fmt: skip
+OBJECTIVE = (
+    "Config", "KINDS", "sampling", "transform", "predictions", "features", "heads", "scales",
+    "normalizers", "loss",
+)  # fmt: skip
+
+
+def _names(package: ModuleType) -> list[str]:
+    return [m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in _SHARED]
+
+
+def _module(package: ModuleType, key: str, name: str, parts: Sequence[str]) -> ModuleType:
+    """The module of the plug-in `name`. Raises UserError unless it loads and has all `parts`."""
+    if "." not in name and name not in _names(package):
+        raise errors.UserError(
+            f"config.{key} = {name!r}: there are {', '.join(_names(package))}; your own is the "
+            "dotted name of a module, as my_package.my_module"
+        )
+    path = name if "." in name else f"{package.__name__}.{name}"
+    try:
+        module = importlib.import_module(path)
+    except Exception as error:  # whatever the author's own code raises
+        searched = "; its folder must be in PYTHONPATH" if isinstance(error, ImportError) else ""
+        raise errors.UserError(
+            f"config.{key} = {name!r}: the module {path} cannot be loaded: "
+            f"{type(error).__name__}: {error}{searched}"
+        ) from error
+    missing = [part for part in parts if not hasattr(module, part)]
+    if missing:
+        raise errors.UserError(
+            f"config.{key} = {name!r}: {module.__file__ or path} has no {', '.join(missing)}"
+        )
+    return module
+
+
+def families() -> list[str]:
+    """Names of the families of this package."""
+    return _names(models)
+
+
+def objectives_there() -> list[str]:
+    """Names of the objectives of this package."""
+    return _names(objectives)
+
+
+def objectives_of(kind: str) -> list[str]:
+    """Names of the objectives of this package that train a family of this kind.
+
+    Skips a file that cannot be loaded: only a run that names it fails.
+    """
+    names = []
+    for name in _names(objectives):
+        with contextlib.suppress(errors.UserError):
+            names += [name] if kind in objective(name).KINDS else []
+    return names
+
+
+def objective_for(family_name: str, name: str) -> ModuleType:
+    """The objective `name`. Raises UserError if it does not train a family of this kind."""
+    kind, module = family(family_name).KIND, objective(name)
+    if kind not in module.KINDS:
+        errors.check(
+            False,
+            "objective.name",
+            name,
+            f"one of {', '.join(objectives_of(kind))}, which train a {family_name}",
+        )
+    return module
+
+
+def family(name: str) -> ModuleType:
+    """The module `bertjax.models.NAME`, or NAME itself if that has a dot.
+
+    Raises UserError for a name without a module and for a module that lacks a part of FAMILY.
+    """
+    return _module(models, "family", name, FAMILY)
+
+
+def objective(name: str) -> ModuleType:
+    """The module `bertjax.objectives.NAME`, or NAME itself if that has a dot.
+
+    Raises UserError for a name without a module and for a module that lacks a part of OBJECTIVE.
+    """
+    return _module(objectives, "objective.name", name, OBJECTIVE)
+
+
+def objective_config(config: Any) -> Any:
+    """The objective's frozen Config out of `config.objective`."""
+    check_objective_keys(config)
+    fields = {k: v for k, v in config.objective.items() if k != "name"}
+    return objective(config.objective.name).Config(**fields)
+
+
+def check_objective_keys(config: Any) -> None:
+    """Raises UserError unless `config.objective` has the keys of its objective, and no others."""
+    fields = {field.name for field in dataclasses.fields(objective(config.objective.name).Config)}
+    if set(config.objective) - {"name"} != fields:
+        raise errors.UserError(
+            f"config.objective.name = {config.objective.name!r}: the other keys are of another "
+            "objective; choose it with --config.objective.name or config.choose_objective"
+        )
+
+
+def compute(config: Any, platform: str | None = None) -> layers.Compute:
+    """How to compute on a platform: "auto" is decided here and nowhere else.
+
+    platform: cpu, gpu or tpu; None is that of the devices there are.
+    """
+    on_cpu = (platform or jax.default_backend()) == "cpu"
+    dtype = config.dtype if config.dtype != "auto" else ("float32" if on_cpu else "bfloat16")
+    return layers.Compute(
+        dtype=dtype, remat=config.remat, unroll_layers=on_cpu, attention=config.attention
+    )
+
+
+def model(family_name: str, fields: dict[str, Any], compute: layers.Compute | None = None) -> Any:
+    """The Linen model of a family with the `fields` of its Config."""
+    module = family(family_name)
+    how = dataclasses.asdict(compute or layers.Compute())
+    return module.Model(module.Config(**{**fields, **how}))
+
+
+def abstract_params(model: Any) -> Any:
+    """Shapes and types of the parameters, nothing allocated."""
+    return jax.tree.map(lambda leaf: leaf, _abstract_params(model))  # dicts of the caller's own
+
+
+@functools.lru_cache(maxsize=64)  # tracing takes most of the time of reading a small model
+def _abstract_params(model: Any) -> Any:
+    return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+
+
+def family_of(model: Any) -> ModuleType:
+    """The module of a model's family."""
+    return importlib.import_module(type(model).__module__)
+
+
+def init_params(model: Any, key: jax.Array) -> Any:
+    """Fresh parameters of a model; its family says which inputs it needs to make them all."""
+    inputs = dict.fromkeys(family_of(model).INPUTS, jnp.ones((1, 2), jnp.int32))
+    return model.init(key, **inputs)["params"]

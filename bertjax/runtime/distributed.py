@@ -1,0 +1,297 @@
+"""Joins a job of several processes, and ends all of them when one dies.
+
+    with distributed.job(distributed.Place("10.0.0.2:8476", 4, 2), goes_on=lambda: "..."):
+        train.train_and_evaluate(config, workdir)
+
+Inside `job` every wait has an end. A process that dies, or stops by an error, ends all others
+within seconds, each with one line and an exit code that says whether a restart helps. A host that
+fails as a whole is noticed after `heartbeat_seconds`.
+
+The processes share a random token, which process 0 publishes in the key-value store of JAX's
+coordination service; a stranger without it cannot disturb the lifeline. NOTE: JAX's service itself
+accepts whoever reaches the coordinator's port, so that port belongs in a private network.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import glob
+import hashlib
+import json
+import os
+import re
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from jax._src import distributed as jax_distributed  # the client's key-value store is not public
+from jax.experimental import multihost_utils
+
+from bertjax import errors
+from bertjax.runtime import lifeline
+
+HEARTBEAT_SECONDS = 100  # what JAX has by default
+STARTUP_SECONDS = 300  # of all processes to be there
+SHUTDOWN_SECONDS = 60  # of all processes to end, once one has ended
+
+_COORDINATOR = re.compile(r"([-.\w]+|\[[:.%\w]+\]):[0-9]{1,5}", re.ASCII)
+_LIFELINE = "bertjax/lifeline"  # key of its address
+_GRACE = 5  # seconds until a death that broke a collective is known by the lifeline too
+_LAST_WORDS = 10  # seconds that they may take
+# https://docs.cloud.google.com/compute/docs/metadata/overview; JAX reads the same attribute.
+_METADATA = "http://{}/computeMetadata/v1/instance/attributes/worker-network-endpoints"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A process's place in its job. Raises UserError if a value is impossible."""
+
+    coordinator: str  # HOST:PORT; process 0 opens the port, the others reach it there
+    num_processes: int
+    process_id: int
+
+    def __post_init__(self):
+        if not _COORDINATOR.fullmatch(self.coordinator) or not (
+            0 < _host_and_port(self.coordinator)[1] < 2**16
+        ):
+            raise errors.UserError(
+                f"--coordinator={self.coordinator}: must be HOST:PORT of process 0"
+            )
+        if self.num_processes < 1:
+            raise errors.UserError(f"--num_processes={self.num_processes}: must be 1 or more")
+        if not 0 <= self.process_id < self.num_processes:
+            raise errors.UserError(
+                f"--process_id={self.process_id}: must be between 0 and "
+                f"{self.num_processes - 1}, --num_processes less one"
+            )
+
+
+def place(
+    coordinator: str | None, num_processes: int | None, process_id: int | None
+) -> Place | None:
+    """Returns the place that three flags name; None without flags. Raises UserError for a part."""
+    flags = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+    absent = [f"--{name}" for name, value in flags.items() if value is None]
+    if len(absent) == len(flags):
+        return None
+    if absent:
+        raise errors.UserError(f"{' and '.join(absent)}: must be given with the other flags of a "
+                               "job, --coordinator, --num_processes, --process_id")  # fmt: skip
+    return Place(**flags)
+
+
+def on_several_hosts() -> bool:
+    """Returns whether this is one of several hosts of a TPU slice of Google Cloud.
+
+    GKE sets environment variables, a TPU VM has a metadata server. Does not query the server if
+    there is no TPU or JAX_PLATFORMS excludes it.
+    """
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if not _has_tpu() or (platforms and "tpu" not in platforms):
+        return False
+    for name in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"):
+        if name in os.environ:
+            return "," in os.environ[name]
+    if "TPU_SKIP_MDS_QUERY" in os.environ:
+        return False
+    url = _METADATA.format(os.environ.get("GCE_METADATA_IP", "metadata.google.internal"))
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return "," in answer.read().decode()
+    except OSError:
+        return False
+
+
+def _has_tpu() -> bool:
+    # The device files that tpu-info lists, https://docs.cloud.google.com/tpu/docs/tpu-info-cli.
+    return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
+
+
+def initialize(where: Place | None, heartbeat_seconds: int, startup_seconds: int) -> None:
+    """Joins the job at `where`; None: at the place that JAX finds in TPU metadata or SLURM.
+
+    NOTE: no device may be used before. Raises UserError if no place is found or the port is taken.
+    JAX aborts the process if not all processes start in time or if one dies; its limits are longer
+    than those of `job`, which exits with a line.
+    """
+    explicit: dict[str, Any] = {}
+    if where is not None:
+        explicit = {
+            "coordinator_address": where.coordinator,
+            "num_processes": where.num_processes,
+            "process_id": where.process_id,
+            "cluster_detection_method": "deactivate",
+            "coordinator_bind_address": _bind_address(where),
+        }
+    try:
+        jax.distributed.initialize(
+            **explicit,
+            initialization_timeout=startup_seconds + 2 * _LAST_WORDS,
+            heartbeat_timeout_seconds=heartbeat_seconds + 2 * _LAST_WORDS,
+            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+        )
+    except ValueError as error:
+        raise errors.UserError(
+            "--distributed: neither TPU metadata nor SLURM tell the place of this process: give "
+            "--coordinator=HOST:PORT, --num_processes=N and --process_id=I"
+        ) from error
+
+
+def _bind_address(where: Place) -> str | None:
+    """Returns where JAX's service shall listen on process 0; None: at every address.
+
+    Raises UserError if the port is taken; JAX itself ends in a segmentation fault then.
+    """
+    if where.process_id != 0:
+        return None
+    host, port = _host_and_port(where.coordinator)
+    try:
+        servers = lifeline.listen(host, port)
+    except OSError as error:
+        raise errors.UserError(
+            f"--coordinator={where.coordinator}: process 0 cannot open the port "
+            f"({error.strerror}): take a free one"
+        ) from error
+    everywhere = any(server.getsockname()[0] in ("::", "0.0.0.0") for server in servers)
+    for server in servers:
+        server.close()
+    return None if everywhere else where.coordinator
+
+
+def _host_and_port(coordinator: str) -> tuple[str, int]:
+    host, _, port = coordinator.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+@contextlib.contextmanager
+def job(
+    where: Place | None,
+    *,
+    goes_on: Callable[[], str],
+    heartbeat_seconds: int = HEARTBEAT_SECONDS,
+    startup_seconds: int = STARTUP_SECONDS,
+) -> Iterator[None]:
+    """Joins the job as `initialize` does; inside, the end of one process ends all.
+
+    If not all processes start in time, those that did exit with a line and the code for a restart.
+    goes_on: returns what a restart does ("the run goes on from step 20 ..."); called when a
+    process is gone.
+    """
+    end = _end_of_process(goes_on)
+    late = f"not all processes of the job came within {startup_seconds} s"
+    timer = threading.Timer(startup_seconds, end, (late, errors.EXIT_RESTART))
+    timer.daemon = True
+    timer.start()
+    try:
+        initialize(where, heartbeat_seconds, startup_seconds)
+    except BaseException:
+        timer.cancel()
+        raise
+    state = jax_distributed.global_state
+    me, count = state.process_id, state.num_processes
+    line = lifeline.Lifeline(me, count, silence=heartbeat_seconds, on_end=end)
+    try:
+        _open(line, startup_seconds, end)
+        timer.cancel()
+        yield
+    except BaseException as error:
+        timer.cancel()
+        error.add_note(f"in process {me} of {count}")
+        code, text = errors.exit_code(error), errors.one_line(error) or type(error).__name__
+        if isinstance(error, errors.Preempted | errors.Interrupted):
+            line.leave()  # all of them stop at this step: the shutdown of JAX waits for all
+        else:
+            if code == errors.EXIT_BUG:
+                line.ended.wait(_GRACE)
+                text = f"{type(error).__name__}: {text}"
+            if not line.fail(f"process {me} of {count} stopped: {text}", code):
+                threading.Event().wait()  # the lifeline has the word, and ends this process
+            _exit_in_time(code)
+            atexit.register(_exit, line, code)  # instead of a shutdown that waits for the others
+        if code in (errors.EXIT_BUG, errors.EXIT_INTERRUPTED):
+            raise
+        kind = errors.Preempted if isinstance(error, errors.Preempted) else errors.UserError
+        raise kind(f"process {me}: {text}") from error
+    else:
+        line.leave()
+
+
+def _open(line: lifeline.Lifeline, timeout: float, end: Callable[[str, int], None]) -> None:
+    state = jax_distributed.global_state
+    host, _ = _host_and_port(state.coordinator_address)
+    if state.num_processes == 1:
+        return
+    if state.process_id == 0:
+        state.client.key_value_set(_LIFELINE, line.listen(host))
+    else:
+        address = state.client.blocking_key_value_get(_LIFELINE, int(timeout * 1000))
+        try:
+            line.connect(host, address, timeout)
+        except OSError as error:
+            gone = f"process 0 of {state.num_processes} is gone"
+            end(f"{gone}: its lifeline cannot be reached: {error}", errors.EXIT_RESTART)
+    line.wait_for_all(timeout)
+
+
+def _end_of_process(goes_on: Callable[[], str]) -> Callable[[str, int], None]:
+    def end(text: str, code: int) -> None:
+        _exit_in_time(code)
+        me = jax_distributed.global_state.process_id
+        try:
+            restart = f": {goes_on()}" if code == errors.EXIT_RESTART else ""
+            errors.tell(f"process {me}: {text}{restart}")
+        finally:
+            os._exit(code)
+
+    return end
+
+
+def _exit_in_time(code: int) -> None:
+    """Ends this process after `_LAST_WORDS` seconds, whatever hangs until then."""
+    timer = threading.Timer(_LAST_WORDS, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+def _exit(line: lifeline.Lifeline, code: int) -> None:
+    line.linger()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def check_same(things: Mapping[str, Any]) -> None:
+    """Raises UserError, in every process, unless all processes have the same `things`.
+
+    things: JSON values by what they are called. Hosts have disks of their own; if one read other
+    data than the rest, nobody could say what the job learned from.
+    """
+    if jax.process_count() == 1:
+        return
+    for name, value in things.items():
+        digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+        all_digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
+        other = np.flatnonzero((all_digests != all_digests[0]).any(axis=1))
+        if other.size:
+            raise errors.UserError(
+                f"process {other[0]} has another {name} than process 0: give all processes the same"
+            )
+
+
+def check_shared(path: os.PathLike) -> None:
+    """Raises UserError, in every process, unless all see the file that process 0 has written."""
+    if jax.process_count() == 1:
+        return
+    multihost_utils.sync_global_devices("written")
+    sees = multihost_utils.process_allgather(np.array(epath.Path(path).exists()))
+    if not sees.all():
+        raise errors.UserError(
+            f"process {np.flatnonzero(~sees)[0]} does not see {os.fspath(path)}, which process 0 "
+            "wrote: take a --workdir that all hosts share, a bucket (gs://...) say"
+        )
