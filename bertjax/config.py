@@ -82,7 +82,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
 
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
-    config.attention = "xla"  # or a kernel: splash on TPUs, cudnn on GPUs; see models/common/kernels.py
+    config.attention = "xla"  # or a kernel of models/common/kernels.py: splash (TPU), cudnn (GPU)
     config.mesh = "auto"  # or "fsdp:4,tensor:2", also sequence; -1: the devices that are left
     config.topology = "v5e-16"  # what this config is made for: `bertjax plan` plans it there
 

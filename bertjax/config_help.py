@@ -81,11 +81,12 @@ def of_run(file: str | None) -> list[str]:
     default = plugins.objective(name).Config
     groups[f"with objective.name={name}"] = _known("objective", own, plugins.objective(name))
     for other in plugins.objectives_there() if not file else ():
-        fields = dataclasses.asdict(plugins.objective(other).Config())
+        module = plugins.objective(other)
+        fields = dataclasses.asdict(module.Config())
         fields = {k: v for k, v in fields.items() if k not in own or v != own[k]}
-        base = f" (other keys as with {name})" * issubclass(plugins.objective(other).Config, default)
+        base = f" (other keys as with {name})" * issubclass(module.Config, default)
         if other != name:
-            group = _known("objective", fields, plugins.objective(other))
+            group = _known("objective", fields, module)
             groups[f"with objective.name={other}{base}"] = group
     title = f"of the model, a {config.family}"
     title += "" if file else "; with --config=FILE --help stands here what that file has"

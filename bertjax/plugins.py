@@ -19,13 +19,6 @@ import jax.numpy as jnp
 from bertjax import errors, models, objectives
 from bertjax.models.common import layers
 
-# Files which are no family and no objective.
-_SHARED = (
-    "activations", "attention", "heads", "kernels", "layers", "masks", "norms", "positions",
-    "post_norm", "t5_files", "t5_layers", "terms",
-)  # fmt: skip
-
-
 # What the file of a family and of an objective must have.
 FAMILY = (
     "Config", "VARIANTS", "KIND", "INPUTS", "HEADS", "OBJECTIVE", "SMOKE", "Model",
@@ -38,7 +31,7 @@ OBJECTIVE = (
 
 
 def _names(package: ModuleType) -> list[str]:
-    return [m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in _SHARED]
+    return [m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg]
 
 
 def _module(package: ModuleType, key: str, name: str, parts: Sequence[str]) -> ModuleType:

@@ -62,8 +62,8 @@ class Cell:
 def tokens(tokenizer: Any, batch: Batch, rows: Sequence[int] = (0,)) -> Any:
     """Rows of a batch as a matplotlib Figure: pieces in boxes, wrapped like text.
 
-    tokenizer: `bertjax.data.tokenizers.tokenizer.Tokenizer`. Hidden tokens have what they hide below them;
-    decoders have below each token the one to predict there, if it counts in the loss.
+    tokenizer: `bertjax.data.tokenizers.tokenizer.Tokenizer`. Hidden tokens have what they hide
+    below them; decoders have below each token the one to predict there, if it counts in the loss.
     """
     drawer, roles = _Drawer(), set()
     for row in rows:

@@ -95,7 +95,9 @@ def test_smoke_shrinks_every_variant(family):
 def test_flops_count_every_layer_and_prediction(family):
     module = plugins.family(family)
     flops = module.flops_per_sequence
-    three, four = (plugins.model(family, {**encoders.FIELDS, "num_layers": n}).config for n in (3, 4))
+    three, four = (
+        plugins.model(family, {**encoders.FIELDS, "num_layers": n}).config for n in (3, 4)
+    )
     assert flops(four, 20, 3) > flops(three, 20, 3) > flops(three, 20, 2) > flops(three, 19, 2)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from bertjax import config as config_lib
 from bertjax import experiment
-from bertjax import plugins as build
+from bertjax import plugins as plugins_lib
 from bertjax.artifact import artifact
 from bertjax.models.common import layers
 from bertjax.objectives import mlm
@@ -19,7 +19,7 @@ from tests import plugins, test_config
 
 PAIRS = plugins.pairs()
 OBJECTIVES = sorted({name for kind in ("encoder", "decoder", "encoder_decoder")
-                     for name in build.objectives_of(kind)})  # fmt: skip
+                     for name in plugins_lib.objectives_of(kind)})  # fmt: skip
 # The head that no other family has: these objectives are of one family alone.
 OWN_HEADS = {"span_boundary": {"sbo"}, "replaced_token_detection": {"rtd"}}
 
@@ -52,7 +52,7 @@ def _main(run):
 
 @pytest.mark.parametrize("family", plugins.FAMILIES)
 def test_another_objective_is_one_changed_word(family):
-    for objective in build.objectives_of(build.family(family).KIND):
+    for objective in plugins_lib.objectives_of(plugins_lib.family(family).KIND):
         lacking = plugins.lacking_heads(family, objective)
         assert lacking in (set(), OWN_HEADS.get(objective)), objective
         if not lacking:
@@ -94,7 +94,7 @@ def test_and_so_has_a_batch_packed_the_other_way(run):
 def test_first_loss_is_that_of_a_guess_and_steps_are_finite(run):
     first, _, second, _ = _two_steps(run)
     # Logits of T5 start with a variance of 1, which costs half a nat, more or less.
-    t5 = build.family_of(run.experiment.model).KIND == "encoder_decoder"
+    t5 = plugins_lib.family_of(run.experiment.model).KIND == "encoder_decoder"
     guess = math.log(plugins.VOCAB_SIZE) + (0.5 if t5 else 0.0)
     assert first[_main(run)] == pytest.approx(guess, abs=0.5 if t5 else 0.25)
     for report in (first, second):
@@ -163,7 +163,7 @@ def test_flops_are_those_of_the_products_in_the_forward_pass(run):
     of = run.experiment
     predictions = of.objective.predictions(of.objective_config, run.phase.length)
     told = sum(
-        build.family_of(model).flops_per_sequence(
+        plugins_lib.family_of(model).flops_per_sequence(
             plugins.with_whole_windows(model.config), run.phase.length, predictions
         )
         for model in (of.model, *of.frozen_models.values())
@@ -177,14 +177,14 @@ def test_flops_are_those_of_the_products_in_the_forward_pass(run):
 
 @pytest.mark.parametrize("family", plugins.FAMILIES)
 def test_family_has_all_that_others_ask_of_it(family):
-    module = build.family(family)
+    module = plugins_lib.family(family)
     fields = {field.name for field in dataclasses.fields(module.Config)}
     assert issubclass(module.Config, layers.Compute)
     assert {"vocab_size", "max_length", "heads"} <= fields
     assert module.KIND in ("encoder", "decoder", "encoder_decoder")
     assert set(module.INPUTS) <= set(inspect.signature(module.Model.__call__).parameters)
-    assert module.OBJECTIVE["name"] in build.objectives_of(module.KIND)
-    own = build.objective(module.OBJECTIVE["name"]).Config
+    assert module.OBJECTIVE["name"] in plugins_lib.objectives_of(module.KIND)
+    own = plugins_lib.objective(module.OBJECTIVE["name"]).Config
     assert set(module.OBJECTIVE) - {"name"} <= {field.name for field in dataclasses.fields(own)}
     mini = module.Config(**module.VARIANTS["mini"])
     assert (mini.num_layers, mini.hidden_size, mini.num_heads) == (4, 256, 4)
@@ -196,7 +196,7 @@ def test_family_has_all_that_others_ask_of_it(family):
 
 @pytest.mark.parametrize("family", plugins.FAMILIES)
 def test_hugging_face_tables_name_every_parameter(family):
-    module = build.family(family)
+    module = plugins_lib.family(family)
     own = {field.name for field in dataclasses.fields(module.Config)}
     assert {"model_type", "fields", "fixed", "architectures"} <= module.HF_CONFIG.keys()
     assert set(module.HF_CONFIG["fields"].values()) <= own
@@ -208,14 +208,15 @@ def test_hugging_face_tables_name_every_parameter(family):
     for heads in exported:
         if any(set(heads) < set(other) for other in exported):
             continue
-        params = build.abstract_params(build.model(family, {**module.SMOKE, "heads": heads}))
+        fields = {**module.SMOKE, "heads": heads}
+        params = plugins_lib.abstract_params(plugins_lib.model(family, fields))
         unnamed = set(artifact.flatten(params)) - named
         assert all(path.startswith(dropped) for path in unnamed), unnamed
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_objective_has_all_that_others_ask_of_it(name):
-    module, pattern = build.objective(name), mlm
+    module, pattern = plugins_lib.objective(name), mlm
     assert set(module.KINDS) <= {"encoder", "decoder", "encoder_decoder"}
     for function in ("predictions", "heads", "scales", "features", "sampling", "transform",
                      "normalizers", "loss"):  # fmt: skip

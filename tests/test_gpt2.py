@@ -63,7 +63,8 @@ def test_full_size_parameter_count(variant, count):
 
 def test_maps_to_the_residual_start_smaller():
     fields = FIELDS | {"hidden_size": 64, "intermediate_size": 64, "num_layers": 8}
-    layer = plugins.init_params(plugins.model("gpt2", fields), jax.random.key(0))["decoder"]["layers"]
+    params = plugins.init_params(plugins.model("gpt2", fields), jax.random.key(0))
+    layer = params["decoder"]["layers"]
     usual = float(layer["attention"]["value"]["kernel"].std())
     assert float(layer["mlp"]["wi"]["kernel"].std()) == pytest.approx(usual, rel=0.05)
     for kernel in (layer["attention"]["out"]["kernel"], layer["mlp"]["wo"]["kernel"]):

@@ -49,7 +49,8 @@ def answers(model, config, examples, labels=()):
 
 def batch_of(config, encoded):
     """All rows in one batch."""
-    table = batching.Batches(encoded.rows, text_to_text.features(config), LENGTHS, len(encoded.rows))
+    rows = encoded.rows
+    table = batching.Batches(rows, text_to_text.features(config), LENGTHS, len(rows))
     ((numbers, batch),) = table.in_order()
     return {name: array[np.argsort(numbers)] for name, array in batch.items()}
 

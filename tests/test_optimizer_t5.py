@@ -136,7 +136,8 @@ def test_adafactor_keeps_no_moment_of_full_size():
 
 def test_states_of_adafactor_are_whole_on_every_device():
     mesh = meshes.of(2, 2, 2)
-    params = plugins.abstract_params(plugins.model("t5", {"num_layers": 2, "num_decoder_layers": 2}))
+    fields = {"num_layers": 2, "num_decoder_layers": 2}
+    params = plugins.abstract_params(plugins.model("t5", fields))
     tx = optimizer.make(optimizer.Config(name="adafactor"), 100_000)
     state = jax.eval_shape(lambda p: step_lib.init_state(p, tx, jax.random.key(0)), params)
     places = sharding.state_shardings(mesh, state)

@@ -12,7 +12,7 @@ from bertjax import errors, optimizer, plugins, sharding
 from bertjax import step as step_lib
 from bertjax.artifact import artifact
 from bertjax.finetuning import strategies
-from bertjax.finetuning.strategies import base as strategy
+from bertjax.finetuning.strategies import base
 from tests import encoders, meshes, parted
 
 LABELS = {"num_labels": 2}
@@ -174,7 +174,7 @@ def test_the_rate_of_the_head_is_its_own_in_every_strategy(name):
 
 def test_heights_count_from_the_head():
     def height(path, *shape):
-        return strategy.heights(path, shape, 6).squeeze().tolist()
+        return base.heights(path, shape, 6).squeeze().tolist()
 
     assert height("classifier/logits/kernel", 8, 2) == height("pooler/dense/bias", 8) == 0
     assert height("encoder/layers/mlp/wi/kernel", 3, 8, 8) == [3, 2, 1]
@@ -281,7 +281,7 @@ def test_numbers_trained_of_the_body_of_base(name, family, fields, number):
     whole = {**plugins.family(family).VARIANTS["base"], "vocab_size": 30522, **fields}
     trained, frozen, method = parted.abstract(family, name, whole)
     size = method.fields()["vocab_size"]
-    heads = {top: tree for top, tree in trained.items() if top in strategy.HEADS}
+    heads = {top: tree for top, tree in trained.items() if top in base.HEADS}
     assert heads
     counts = strategies.counts(trained, frozen, size)
     assert counts["trained"] - strategies.counts(heads, {}, size)["trained"] == number

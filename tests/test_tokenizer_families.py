@@ -380,12 +380,8 @@ def test_prepared_sentences_keep_the_space_between_them(kind, trained, tmp_path)
 
 
 def bertjax(*args):
-    return subprocess.run(
-        [sys.executable, "-m", "bertjax", "tokenizer", *args],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "bertjax", "tokenizer", *args]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def test_the_command_writes_bytes_without_text(tmp_path):

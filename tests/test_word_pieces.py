@@ -9,8 +9,7 @@ import pytest
 from bertjax import errors
 from bertjax.artifact import huggingface, loading
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
-from bertjax.finetuning import kind, predictor, word_pieces
-from bertjax.finetuning import output_folder as folder
+from bertjax.finetuning import kind, output_folder, predictor, word_pieces
 from bertjax.finetuning.examples import conll, readers, types
 from bertjax.finetuning.kinds import tokens
 from tests import downstream, finetuning, tiny_model
@@ -142,15 +141,15 @@ def test_a_folder_of_an_earlier_version_is_resumed_with_words(tmp_path):
     source = tiny_model.make()
     finetuning.entities(tmp_path, count=1)
     config = finetuning.config("ner", "model", tmp_path, kind__encoding="words")
-    folder.Folder(tmp_path / "out", config, source, {})
-    file = tmp_path / "out" / folder.CONFIG
+    output_folder.Folder(tmp_path / "out", config, source, {})
+    file = tmp_path / "out" / output_folder.CONFIG
     content = json.loads(file.read_text())
     del content["config"]["kind.encoding"], content["checksum"]
     file.write_text(json.dumps(content))
     other = finetuning.config("ner", "model", tmp_path)
     with pytest.raises(errors.UserError, match=r"kind.encoding = 'text' \(there 'words'\)"):
-        folder.Folder(tmp_path / "out", other, source, {})
-    folder.Folder(tmp_path / "out", config, source, {})
+        output_folder.Folder(tmp_path / "out", other, source, {})
+    output_folder.Folder(tmp_path / "out", config, source, {})
 
 
 def test_a_published_model_reads_whole_texts(tmp_path):

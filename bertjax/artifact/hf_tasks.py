@@ -115,7 +115,8 @@ def to_config(model: artifact.Artifact, ending: str) -> dict[str, Any]:
     if ending == "ForSequenceClassification":
         problem = "regression" if count == 1 else "single_label_classification"
         content["problem_type"] = problem
-        if plugins.family(model.family).KIND == "decoder":  # theirs scores what is before the padding
+        # transformers scores the last token before the padding
+        if plugins.family(model.family).KIND == "decoder":
             specials = model.tokenizer.specials
             end = packing.end_of_text(specials)
             content["pad_token_id"] = specials.pad if specials.pad >= 0 else end

@@ -32,7 +32,7 @@ from bertjax.finetuning import (
 )
 from bertjax.finetuning import scores as scores_lib
 from bertjax.finetuning.examples import splits
-from bertjax.inference import pretrained as inference
+from bertjax.inference import pretrained as pretrained_lib
 from bertjax.models.common import kernels
 
 
@@ -154,10 +154,10 @@ class Parts:
             task=(answering or self.answering).to_json(),
         )
 
-    def pretrained(self, trained: Any) -> inference.Pretrained:
+    def pretrained(self, trained: Any) -> pretrained_lib.Pretrained:
         """The model of one seed, as `bertjax.load` gives one, split over the mesh."""
         params = self._put(self.strategy.combine(trained, self.frozen))
-        return inference.Pretrained(self._finished(params), plugins.compute(self.config))
+        return pretrained_lib.Pretrained(self._finished(params), plugins.compute(self.config))
 
     def artifact(
         self, trained: Any, answering: answering_lib.Answering | None = None
@@ -317,9 +317,10 @@ class Parts:
         """Puts what the head reads into the rows of train and dev, unless that is too much."""
         rows = [row for split in ("train", "dev") for row in self.encoded[split].rows]
         size = feature_cache.size(self.head, self.model, rows)
-        if size > feature_cache.MOST:
+        most = feature_cache.MOST
+        if size > most:
             self.notes.append(
-                f"what the head reads takes {size / 2**30:,.1f} GiB, and {feature_cache.MOST / 2**30:g} "
+                f"what the head reads takes {size / 2**30:,.1f} GiB, and {most / 2**30:g} "
                 "are kept at most: every step computes it again"
             )
             return

@@ -41,9 +41,9 @@ class Predictor(pretrained.Pretrained):
     def predict(self, inputs: Input | Sequence[Input]) -> Any:
         """The prediction of one input, or of each of a list.
 
-        An input is a text, a pair of texts as a tuple, an example of `finetuning.examples.types`, or the
-        fields of one: {"question", "context"}, {"context", "choices"}, {"source"}, {"words"}.
-        Raises UserError for what is no input of the task.
+        An input is a text, a pair of texts as a tuple, an example of `finetuning.examples.types`,
+        or the fields of one: {"question", "context"}, {"context", "choices"}, {"source"},
+        {"words"}. Raises UserError for what is no input of the task.
         """
         if isinstance(inputs, list):
             return self.answer([self.example(each) for each in inputs])[1]
@@ -124,7 +124,9 @@ class Predictor(pretrained.Pretrained):
             fields = {}
         for name in _LISTS & fields.keys():
             if isinstance(fields[name], str):
-                raise errors.UserError(f"{name!r} is a list of texts, not {pretrained.short(given)}")
+                raise errors.UserError(
+                    f"{name!r} is a list of texts, not {pretrained.short(given)}"
+                )
         try:
             return _TYPES[reader](**fields)
         except TypeError:

@@ -1,6 +1,7 @@
-"""One text or two between the special tokens of a tokenizer (`data.tokenizers.special_tokens`), as rows to train on.
+"""One text or two between the special tokens of a tokenizer, as rows to train on.
 
-Token types are 1 on B; a batch leaves them out for a model without two types.
+`data.tokenizers.special_tokens` says which tokens those are. Token types are 1 on B; a batch leaves
+them out for a model without two types.
 
     form = Form(tokenizer)
     form.enclose([a, b], length).row      # of the ids of two texts

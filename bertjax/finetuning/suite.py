@@ -143,7 +143,8 @@ def table(suite: Suite, reports: Mapping[str, Mapping[str, Any]], absent: Mappin
         lines += ["", "Without files:", "", *(f"- {name}: {why}" for name, why in absent.items())]
     sources = [f"- {published.name}: {published.source}" for published in suite.published]
     notes = [suite.note] if suite.note else []
-    lines += ["", *notes, *([""] if notes else []), *sources, "", f"![scores]({output_folder.PLOT})", ""]
+    lines += ["", *notes, *([""] if notes else []), *sources]
+    lines += ["", f"![scores]({output_folder.PLOT})", ""]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""The device half of `bertjax.inference.generation`: loops over new tokens, with the keys and values cached.
+"""The device half of `bertjax.inference.generation`: loops that cache the keys and values.
 
 A family's model has `start_cache` and `decode_step`; the arrays of a cache are [layers, B, ...].
 

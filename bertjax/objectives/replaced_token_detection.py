@@ -76,7 +76,8 @@ def transform(
 
 def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Weight of each loss term over the batch: what its sum is divided by, once."""
-    return {"mlm_loss": batch["masked_weights"].sum(), "rtd_loss": losses.token_weights(batch).sum()}
+    tokens = losses.token_weights(batch)
+    return {"mlm_loss": batch["masked_weights"].sum(), "rtd_loss": tokens.sum()}
 
 
 def loss(

@@ -177,8 +177,8 @@ def _workspace_bytes(
 ) -> int:
     """The backward pass of one layer: all that the layer computes, as if nothing were recomputed.
 
-    With attention "xla" its scores too, which are never kept (`models.common.attention`). And of the loss,
-    its largest array once more.
+    With attention "xla" its scores too, which are never kept (`models.common.attention`). And of
+    the loss, its largest array once more.
     """
     whole = config.copy_and_resolve_references()
     whole.remat = "none"

@@ -3,8 +3,9 @@
 A piece is a run of tokens of one document. Both ways of filling rows have the same pieces, and no
 piece sees another one of its row (`data.batches.layout`), so the loss is the same either way.
 
-`Documents`, `Prefixes` and `Enclosed` are samplings as in `data.batches.samples`; `data.batches.denoising` has
-another. A row of their tables is a row of the model: where its pieces start, and their sizes.
+`Documents`, `Prefixes` and `Enclosed` are samplings as in `data.batches.samples`;
+`data.batches.denoising` has another. A row of their tables is a row of the model: where its pieces
+start, and their sizes.
 
     sampling = Documents(length=128, end=1, pad=0, packing=True)
     window = sampling.window(records)

@@ -188,7 +188,7 @@ class FullSentences:
         return self.length - 2
 
     def window(self, records: Sequence) -> Window:
-        """Joins records of `data.prepared.store` to a window, a [SEP] at the end of parts that go on."""
+        """Joins records of `data.prepared.store` to a window; parts that go on end with [SEP]."""
         window = _join(records)
         if self.cross_documents:
             window = _close_parts(window, self.specials.sep)

@@ -5,8 +5,8 @@
         candidates_BL, continues_BL, counts_B, 77, lengths_BK, rng, gap=1)
     first_BP, last_BP = span_masking.runs(positions_BP, weights_BP)
 
-Vectorised over the batch as `data.batches.masking` is. Shapes: B rows, L length, P predictions a row, K
-spans drawn a row.
+Vectorised over the batch as `data.batches.masking` is. Shapes: B rows, L length, P predictions a
+row, K spans drawn a row.
 """
 
 import numpy as np

@@ -2,8 +2,8 @@
 
 Whatever goes wrong in opening or reading is a UserError that names the file: also devices and
 pipes, which may never end, binary formats, and a document above MAX_DOCUMENT, which a small
-compressed file can hold. Paths are local or gs://. Only `corpus` and `finetuning.examples.readers` use this
-module.
+compressed file can hold. Paths are local or gs://. Only `reader` and `finetuning.examples.readers`
+use this module.
 """
 
 import contextlib

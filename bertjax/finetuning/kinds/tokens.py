@@ -190,7 +190,8 @@ def normalizers(config: Config, batch: losses.Batch) -> dict[str, jax.Array]:
 def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
     """token_loss, cross entropy in nats, and token_accuracy, of the pieces that are trained."""
     logits_BLC = apply(**losses.inputs(batch, rows.INPUTS))["token_logits"]
-    return losses.classification("token", logits_BLC, batch["targets"], losses.target_weights(batch))
+    weights = losses.target_weights(batch)
+    return losses.classification("token", logits_BLC, batch["targets"], weights)
 
 
 def outputs(

@@ -5,8 +5,8 @@
     loss of method.combine(trained, frozen)
 
 A strategy is one file: `Config`, a frozen dataclass of its knobs, `Strategy`, whose contract is
-`finetuning.strategies.base.Strategy`, and `RATES` where what it moves bears higher rates than a whole
-model. No model knows of them; only adapters are a field of the models.
+`finetuning.strategies.base.Strategy`, and `RATES` where what it moves bears higher rates than a
+whole model. No model knows of them; only adapters are a field of the models.
 """
 
 import dataclasses

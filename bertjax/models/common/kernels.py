@@ -3,8 +3,9 @@
     splash  Pallas on a TPU; blocks that a causal or local mask hides are not computed
     cudnn   flash attention on a GPU, in bfloat16
 
-The third name, xla, is no kernel but the plain computation in `models.common.attention`, which these agree
-with on everything but padding: what a query of padding sees is not defined, only that it is finite.
+The third name, xla, is no kernel but the plain computation in `models.common.attention`, which
+these agree with on everything but padding: what a query of padding sees is not defined, only that
+it is finite.
 What a kernel cannot do is refused by `check` and `check_mesh`; none is ever put in another's place.
 
 ModernBERT-base with 8 rows of 1,024 tokens a v5e chip and no remat takes 10.0 GiB of temporaries
