@@ -55,13 +55,17 @@ def lines(groups: Mapping[str, Group]) -> list[str]:
 
 def _line(pair: tuple[str, tuple[Any, str]]) -> str:
     key, (value, comment) = pair
-    if isinstance(value, tuple):
-        value = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value)
-    value = value.encode("unicode_escape").decode() if isinstance(value, str) else value
-    first = f"  {f'{key}={value}':<{_COLUMN - 4}}  "
+    first = f"  {f'{key}={_shown(value)}':<{_COLUMN - 4}}  "
     if not comment:
         return first.rstrip()
     return textwrap.fill(comment, _WIDTH, initial_indent=first, subsequent_indent=" " * _COLUMN)
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as it is written behind --config.KEY=."""
+    if isinstance(value, tuple):
+        value = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value)
+    return value.encode("unicode_escape").decode() if isinstance(value, str) else str(value)
 
 
 def of_run(file: str | None) -> list[str]:
@@ -70,13 +74,8 @@ def of_run(file: str | None) -> list[str]:
     Without a file the values are the defaults, and what is other for every objective is listed.
     """
     config = config_lib.of_file("config", file, ConfigDict) if file else config_lib.default()
-    general = config.copy_and_resolve_references().unlock()
-    del general["model"], general["objective"]
-    known = _prefixed("optimizer", comments(optimizer.Config)) | comments(config_lib)
     what = f"values of {file}" if file else "defaults"
-    groups = {
-        f"keys of the config, for --config.KEY=VALUE, with the {what}": described(general, known)
-    }
+    groups = {f"keys of the config, for --config.KEY=VALUE, with the {what}": _general(config)}
     name, own = config.objective.name, config.objective.to_dict()
     default = plugins.objective(name).Config
     groups[f"with objective.name={name}"] = _known("objective", own, plugins.objective(name))
@@ -92,6 +91,48 @@ def of_run(file: str | None) -> list[str]:
     title += "" if file else "; with --config=FILE --help stands here what that file has"
     groups[title] = _known("model", config.model.to_dict(), plugins.family(config.family))
     return lines(groups)
+
+
+def resolved(file: str, overrides: Mapping[str, str]) -> list[str]:
+    """Returns every key of a config file under overrides, with comments.
+
+    A value that is not the default of the family's base model says what the default is. Raises
+    UserError as `config.load` does.
+    """
+    config = config_lib.load(file, overrides)
+    family = plugins.family(config.family)
+    variant = "base" if "base" in family.VARIANTS else next(iter(family.VARIANTS))
+    usual = config_lib.default(config.family, variant, config.objective.name)
+    objective = plugins.objective(config.objective.name)
+    groups = {
+        f"config of {file}": _general(config),
+        f"objective {config.objective.name}": _known(
+            "objective", config.objective.to_dict(), objective
+        ),
+        f"model, a {config.family}": _known("model", config.model.to_dict(), family),
+    }
+    return lines(
+        {
+            title: {
+                key: (value, comment + _default(config_lib.value_of(usual, key), value))
+                for key, (value, comment) in group.items()
+            }
+            for title, group in groups.items()
+        }
+    )
+
+
+def _default(usual: Any, value: Any) -> str:
+    """Returns the end of a comment that names the default, if `value` is another."""
+    return f" [default: {_shown(usual)}]" if value != usual else ""
+
+
+def _general(config: ConfigDict) -> Group:
+    """Returns the keys that every family and objective has."""
+    general = config.copy_and_resolve_references().unlock()
+    del general["model"], general["objective"]
+    known = _prefixed("optimizer", comments(optimizer.Config)) | comments(config_lib)
+    return described(general, known)
 
 
 def _known(prefix: str, values: Mapping[str, Any], module: ModuleType) -> Group:

@@ -110,3 +110,17 @@ def test_help_lists_every_key_with_value_and_comment(capsys, verb):
     shown = capsys.readouterr().out
     assert "\n  model.relative_buckets=32\n" in shown and "\n  optimizer.name=adafactor " in shown
     assert "objective.name=mlm" not in shown
+
+
+@pytest.mark.parametrize("verb", ["pretrain", "plan"])
+def test_the_resolved_config_is_printed(verb, capsys):
+    words = [verb, f"--config={SMOKE}", "--print_config", "--config.optimizer.weight_decay", "0.02"]
+    assert cli.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (decay,) = [line for line in lines if line.startswith("  optimizer.weight_decay=0.02 ")]
+    assert "never of biases" in decay and "[default:" in " ".join(lines)
+    keys = {line.partition("=")[0].strip() for line in lines if re.match(r"  \S+=", line)}
+    assert keys == set(config.keys(config.load(SMOKE))) - {"objective.name"}
+    assert not [line for line in lines if "seed=0" in line and "[default" in line]
+    assert cli.main([verb, f"--config={SMOKE}", "--print_config", "--config.sed=1"]) == 2
+    assert "unknown config key 'sed'; did you mean seed?" in capsys.readouterr().err

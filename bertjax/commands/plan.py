@@ -14,6 +14,7 @@ micro-batches and remat policies.
 import argparse
 import json
 import pathlib
+from collections.abc import Mapping
 
 import jax
 
@@ -38,6 +39,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def config_help(file: str | None) -> list[str]:
     """What --config. takes, for people. file: the value of --config."""
     return config_help_lib.of_run(file)
+
+
+def print_config(file: str, overrides: Mapping[str, str]) -> None:
+    """Prints the resolved config with its comments."""
+    print("\n".join(config_help_lib.resolved(file, overrides)))
 
 
 def config_keys() -> list[str]:

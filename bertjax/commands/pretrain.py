@@ -5,7 +5,8 @@ Example:
       --config.data.path=prepared/ --config.batch_size=256
 
 Every key of the config, listed below, is overridden as --config.KEY=VALUE; with --config=FILE
---help lists them with the values of that file. FILE:smoke shrinks a config to seconds on a CPU.
+--help lists them with the values of that file, and --print_config prints what a call would run,
+and where it differs from the defaults. FILE:smoke shrinks a config to seconds on a CPU.
 The same command goes on after a stop. Exit code 75 says: preempted, or another process of the job
 is gone: start it again.
 
@@ -17,6 +18,7 @@ The hosts of a TPU slice need no flag. --workdir must be a folder that all of th
 
 import argparse
 import contextlib
+from collections.abc import Mapping
 
 import jax
 
@@ -58,6 +60,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def config_help(file: str | None) -> list[str]:
     """What --config. takes, for people. file: the value of --config."""
     return config_help_lib.of_run(file)
+
+
+def print_config(file: str, overrides: Mapping[str, str]) -> None:
+    """Prints the resolved config with its comments."""
+    print("\n".join(config_help_lib.resolved(file, overrides)))
 
 
 def config_keys() -> list[str]:
