@@ -7,6 +7,7 @@ bert.fill_mask("The [MASK] sat on the mat.")
 vectors = bert.encode(["A cat sat.", "A dog ran."])
 bertjax.load("gpt2/").generate(["The cat sat on"], max_new_tokens=20)
 
+bertjax.pretrain("configs/mini.py:bert", "run/", {"data.path": "prepared/"})
 bertjax.finetune(model="run/", task="classification", train="train.tsv", output="out/")
 bertjax.load("out/").predict("I loved this movie.")     # {"label": "positive", ...}
 """
@@ -16,6 +17,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flax import linen as nn
+    from ml_collections import ConfigDict
+
     from bertjax.finetuning.run import Finetuned
     from bertjax.inference.pretrained import Pretrained
 
@@ -42,6 +46,40 @@ def load(path: Path) -> "Pretrained":
     from bertjax.finetuning import predictor
 
     return predictor.Predictor(source)
+
+
+def build(family: str = "bert", variant: str = "base", **fields: Any) -> "nn.Module":
+    """Returns the Flax Linen model of a family, computing in float32, without parameters.
+
+    variant: one of the sizes in the family's file. fields: of its `Config`, in place of the
+    variant's, such as num_layers=4. Raises `errors.UserError` for a name or a value that there is
+    not.
+    """
+    from bertjax import plugins
+
+    return plugins.model(family, {**plugins.variant(family, variant), **fields})
+
+
+def pretrain(
+    config: "ConfigDict | Path", workdir: Path, overrides: Mapping[str, Any] | None = None
+) -> dict[str, float]:
+    """Trains to the end of `config`, from the newest checkpoint of `workdir` if there is one.
+
+    config: a config file as FILE or FILE:ARG, or the config itself. overrides: values of its keys,
+    such as {"data.path": "prepared/"}. Returns the last held-out metrics. Raises `errors.UserError`
+    for what is wrong with any of it.
+    """
+    from bertjax import config as config_lib
+    from bertjax import train
+    from bertjax.runtime import backend
+
+    values = {key: str(value) for key, value in (overrides or {}).items()}
+    if isinstance(config, str | os.PathLike):
+        config = config_lib.load(os.fspath(config), values)
+    else:
+        config = config_lib.overridden(config, values)
+    backend.configure(config.dtype)
+    return train.train_and_evaluate(config, workdir)
 
 
 def finetune(

@@ -53,13 +53,10 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
         your own; objective "": the one that the family was published with.
     """
     module = plugins.family(family)
-    if variant not in module.VARIANTS:
-        raise errors.UserError(
-            f"no variant {variant!r} of {family}: there are {', '.join(module.VARIANTS)}"
-        )
+    fields = plugins.variant(family, variant)
     config = ConfigDict()
     config.family = family  # a file of bertjax/models, or a module of your own: package.module
-    config.model = ConfigDict(layers.fields_of(module.Config(**module.VARIANTS[variant])))
+    config.model = ConfigDict(layers.fields_of(module.Config(**fields)))
     choose_objective(config, objective)
     if config.objective.name == module.OBJECTIVE["name"]:
         config.objective.update(getattr(module, "VARIANT_OBJECTIVES", {}).get(variant, {}))
@@ -168,8 +165,12 @@ def smoke(config: ConfigDict) -> ConfigDict:
 
 def load(path: str, overrides: Mapping[str, str] | None = None) -> ConfigDict:
     """The config of `FILE` or `FILE:ARG` with overrides {"a.b": "value"} put in, checked."""
-    config = of_file("config", path, ConfigDict)
-    overrides = dict(overrides or {})
+    return overridden(of_file("config", path, ConfigDict), overrides or {})
+
+
+def overridden(config: ConfigDict, overrides: Mapping[str, str]) -> ConfigDict:
+    """A copy of the config with overrides {"a.b": "value"} put in, checked."""
+    config, overrides = config.copy_and_resolve_references(), dict(overrides)
     if "family" in overrides:
         raise errors.UserError(
             f"config.family = {overrides['family']!r}: decides which keys there are, so it is "

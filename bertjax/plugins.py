@@ -138,9 +138,26 @@ def compute(config: Any, platform: str | None = None) -> layers.Compute:
     )
 
 
+def variant(family_name: str, name: str) -> dict[str, Any]:
+    """The fields of a variant of a family. Raises UserError for a name that it has not."""
+    variants = family(family_name).VARIANTS
+    if name not in variants:
+        raise errors.UserError(
+            f"no variant {name!r} of {family_name}: there are {', '.join(variants)}"
+        )
+    return variants[name]
+
+
 def model(family_name: str, fields: dict[str, Any], compute: layers.Compute | None = None) -> Any:
-    """The Linen model of a family with the `fields` of its Config."""
+    """The Linen model of a family with the `fields` of its Config.
+
+    Raises UserError for a field that it has not.
+    """
     module = family(family_name)
+    known = [field.name for field in dataclasses.fields(module.Config)]
+    for name in fields.keys() - set(known):
+        hint = errors.hint(errors.near(name, known))
+        raise errors.UserError(f"no field {name!r} of the Config of {family_name}{hint}")
     how = dataclasses.asdict(compute or layers.Compute())
     return module.Model(module.Config(**{**fields, **how}))
 
