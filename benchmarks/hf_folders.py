@@ -41,7 +41,7 @@ def write(folder: pathlib.Path) -> None:
     from bertjax import plugins
     from bertjax.artifact import artifact, huggingface
     from bertjax.models.common import layers
-    from tests import tiny_model
+    from tests.helpers import tiny_model
 
     for family in plugins.families():
         module = plugins.family(family)

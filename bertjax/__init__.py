@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flax import linen as nn
     from ml_collections import ConfigDict
 
     from bertjax.finetuning.run import Finetuned
@@ -48,7 +47,7 @@ def load(path: Path) -> "Pretrained":
     return predictor.Predictor(source)
 
 
-def build(family: str = "bert", variant: str = "base", **fields: Any) -> "nn.Module":
+def build(family: str = "bert", variant: str = "base", **fields: Any) -> Any:
     """Returns the Flax Linen model of a family, computing in float32, without parameters.
 
     variant: one of the sizes in the family's file. fields: of its `Config`, in place of the

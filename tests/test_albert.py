@@ -14,7 +14,7 @@ from bertjax import errors, plugins
 from bertjax.artifact import artifact, huggingface
 from bertjax.models import albert
 from bertjax.models.common import layers, masks, post_norm
-from tests import encoders, tiny_model
+from tests.helpers import encoders, tiny_model
 
 SIZES = {
     "vocab_size": 40, "embedding_size": 6, "hidden_size": 16, "num_heads": 2,

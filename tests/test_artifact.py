@@ -10,7 +10,7 @@ import pytest
 
 from bertjax import errors
 from bertjax.artifact import artifact, files
-from tests import tiny_model
+from tests.helpers import tiny_model
 
 
 @pytest.fixture(scope="module")

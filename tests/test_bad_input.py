@@ -13,7 +13,7 @@ import pytest
 from bertjax import __main__ as cli
 from bertjax import errors
 from bertjax.data.prepared import prepare, store
-from tests import corpora
+from tests.helpers import corpora
 
 CONFIG = "configs/bert_tiny.py:smoke"
 

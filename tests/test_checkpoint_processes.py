@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 
-from tests import children
+from tests.helpers import children
 
 STATE_SHAPE = (4096, 16)
 START = 100

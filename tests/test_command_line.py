@@ -15,7 +15,7 @@ from bertjax import config
 from bertjax.artifact import artifact
 from bertjax.commands import pretrain
 from bertjax.inference import pretrained
-from tests import children, tiny_model
+from tests.helpers import children, tiny_model
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SMOKE = f"{ROOT}/configs/bert_tiny.py:smoke"

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from bertjax import build, errors
 from bertjax import config as config_lib
+from bertjax import errors, plugins
 
 CONFIGS = sorted((pathlib.Path(__file__).resolve().parent.parent / "configs").glob("*.py"))
 MINI = next(path for path in CONFIGS if path.stem == "mini")
@@ -128,7 +128,7 @@ def test_a_file_shows_every_value_of_its_recipe(path, monkeypatch):
     assert _imports_only_the_config_module(path)
 
 
-@pytest.mark.parametrize("family", build.families())
+@pytest.mark.parametrize("family", plugins.families())
 def test_mini_shows_its_recipe_for_every_family(family, monkeypatch):
     config = config_lib.load(f"{MINI}:{family}")
     rates = ("mask_rate", "mask_token_rate", "noise_density", "mean_noise_span_length")

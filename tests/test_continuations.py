@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertjax.inference import scoring
-from tests import scored
+from tests.helpers import scored
 
 TEXTS = ["the cat sat on the mat", "a dog", "", "mats made the dogs run"]
 CONTEXTS = ["the cat", "the cat ", "", "a dog ran", "the cat\n\n"]

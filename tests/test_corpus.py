@@ -15,7 +15,7 @@ from etils import epath
 
 from bertjax import errors
 from bertjax.data.corpus import builtin, reader
-from tests import buckets
+from tests.helpers import buckets
 
 TEXTS = [f"Document {i}: na\u00efve \u6587 \U0001f600.\nIts second line." for i in range(97)]
 

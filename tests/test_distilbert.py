@@ -6,7 +6,7 @@ import pytest
 
 from bertjax import errors, plugins
 from bertjax.artifact import artifact
-from tests import encoders
+from tests.helpers import encoders
 
 IDS = np.random.default_rng(0).integers(5, 99, (3, 8), np.int32)
 MASK = (np.arange(8) < np.array([[8], [5], [2]])).astype(np.int32)

@@ -17,7 +17,7 @@ from bertjax.artifact import artifact, loading
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.models import bert
 from bertjax.objectives import distillation
-from tests import corpora, meshes, tiny_model
+from tests.helpers import corpora, meshes, tiny_model
 
 B, L, P = 8, 8, 3
 CONFIG = distillation.Config(teacher="somewhere")

@@ -17,7 +17,7 @@ import pytest
 
 from bertjax import errors
 from bertjax.runtime import distributed, lifeline
-from tests import children
+from tests.helpers import children
 
 SECONDS = 120  # nothing takes so long
 HEARTBEAT = 6

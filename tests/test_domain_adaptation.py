@@ -11,7 +11,7 @@ from bertjax.artifact import artifact, loading, vocabulary_transfer
 from bertjax.data.prepared import prepare
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.models.common import layers
-from tests import corpora, tiny_model
+from tests.helpers import corpora, tiny_model
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SMOKE = str(ROOT / "configs" / "domain_adaptation.py") + ":smoke"

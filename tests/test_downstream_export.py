@@ -12,7 +12,7 @@ from bertjax import errors, plugins, workdir
 from bertjax.artifact import artifact, hf_tasks, huggingface
 from bertjax.finetuning import predictor
 from bertjax.finetuning.kinds import text_to_text
-from tests import downstream, encoders, tiny_model
+from tests.helpers import downstream, encoders, tiny_model
 
 BERT = ("bert", "ForSequenceClassification")
 

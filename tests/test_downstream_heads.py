@@ -11,7 +11,7 @@ from bertjax import errors, plugins, sharding
 from bertjax.artifact import artifact, loading
 from bertjax.finetuning import initial_model
 from bertjax.models.common import heads as heads_lib
-from tests import downstream, encoders
+from tests.helpers import downstream, encoders
 
 FAMILIES = [name for name in plugins.families() if name != "t5"]
 KEY = jax.random.key(3)

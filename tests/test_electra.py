@@ -19,7 +19,7 @@ from bertjax.data.batches.rng import RowRandom, row_keys
 from bertjax.models import electra
 from bertjax.models.common import layers
 from bertjax.objectives import replaced_token_detection as rtd
-from tests import encoders, meshes, synthetic, tiny_model
+from tests.helpers import encoders, meshes, synthetic, tiny_model
 from tests.parity_cases import electra as case
 
 FIELDS = {

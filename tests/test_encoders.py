@@ -9,7 +9,7 @@ import safetensors.numpy
 
 from bertjax import plugins
 from bertjax.artifact import huggingface
-from tests import encoders, tiny_model
+from tests.helpers import encoders, tiny_model
 
 FAMILIES = [name for name in plugins.families() if plugins.family(name).KIND == "encoder"]
 L = 20

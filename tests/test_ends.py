@@ -10,7 +10,7 @@ from bertjax.artifact import artifact, huggingface, loading
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import predictor, rows
 from bertjax.finetuning.kinds import text_to_text
-from tests import downstream, encoders, tiny_model
+from tests.helpers import downstream, encoders, tiny_model
 
 TEXTS = ("a dog ran home", "the cat sat on the mat", "")
 GROUPS = [[a] for a in TEXTS] + [[a, b] for a in TEXTS for b in TEXTS]

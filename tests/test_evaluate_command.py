@@ -7,7 +7,7 @@ import pytest
 from bertjax import __main__, config
 from bertjax.artifact import artifact
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
-from tests import corpora, scored
+from tests.helpers import corpora, scored
 
 
 @pytest.fixture(scope="module")

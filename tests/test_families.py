@@ -10,35 +10,35 @@ import numpy as np
 import pytest
 
 from bertjax import config as config_lib
-from bertjax import experiment
-from bertjax import plugins as plugins_lib
+from bertjax import experiment, plugins
 from bertjax.artifact import artifact
 from bertjax.models.common import layers
 from bertjax.objectives import mlm
-from tests import plugins, test_config
+from tests import test_config
+from tests.helpers import tiny_runs
 
-PAIRS = plugins.pairs()
+PAIRS = tiny_runs.pairs()
 OBJECTIVES = sorted({name for kind in ("encoder", "decoder", "encoder_decoder")
-                     for name in plugins_lib.objectives_of(kind)})  # fmt: skip
+                     for name in plugins.objectives_of(kind)})  # fmt: skip
 # The head that no other family has: these objectives are of one family alone.
 OWN_HEADS = {"span_boundary": {"sbo"}, "replaced_token_detection": {"rtd"}}
 
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    return plugins.write_teacher(tmp_path_factory.mktemp("teacher") / "artifact")
+    return tiny_runs.write_teacher(tmp_path_factory.mktemp("teacher") / "artifact")
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
 def run(request, teacher):
-    return plugins.Run(plugins.make_config(*request.param, teacher))
+    return tiny_runs.Run(tiny_runs.make_config(*request.param, teacher))
 
 
 @functools.cache
 def _two_steps(run):
     """(first report, its gradients, second report, parameters after it)."""
     first, state = run.step(run.batch(0))
-    gradients = plugins.gradients(state)
+    gradients = tiny_runs.gradients(state)
     second, state = run.step(run.batch(1), state)
     return first, gradients, second, artifact.flatten(jax.device_get(state.params))
 
@@ -50,10 +50,10 @@ def _main(run):
 # --- every family on every objective -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", plugins.FAMILIES)
+@pytest.mark.parametrize("family", tiny_runs.FAMILIES)
 def test_another_objective_is_one_changed_word(family):
-    for objective in plugins_lib.objectives_of(plugins_lib.family(family).KIND):
-        lacking = plugins.lacking_heads(family, objective)
+    for objective in plugins.objectives_of(plugins.family(family).KIND):
+        lacking = tiny_runs.lacking_heads(family, objective)
         assert lacking in (set(), OWN_HEADS.get(objective)), objective
         if not lacking:
             config_lib.validate(config_lib.default(family, "mini", objective))
@@ -61,18 +61,18 @@ def test_another_objective_is_one_changed_word(family):
 
 def test_every_objective_trains_some_family():
     assert {objective for _, objective in PAIRS} == set(OBJECTIVES)
-    assert {family for family, _ in PAIRS} == set(plugins.FAMILIES)
+    assert {family for family, _ in PAIRS} == set(tiny_runs.FAMILIES)
 
 
 def _assert_as_declared(of, phase, batch):
     declared = of.objective.features(of.objective_config, phase.length)
     assert {name: (x.shape, x.dtype) for name, x in batch.items()} == {
-        name: ((plugins.BATCH_SIZE, *shape), np.dtype(dtype))
+        name: ((tiny_runs.BATCH_SIZE, *shape), np.dtype(dtype))
         for name, (shape, dtype) in declared.items()
     }
     for name in set(batch) & {"input_ids", "decoder_input_ids", "masked_ids", "targets"}:
-        assert batch[name].min() >= 0 and batch[name].max() < plugins.VOCAB_SIZE, name
-    (weights,) = (batch[name] for name in plugins.WEIGHTS if name in batch)
+        assert batch[name].min() >= 0 and batch[name].max() < tiny_runs.VOCAB_SIZE, name
+    (weights,) = (batch[name] for name in tiny_runs.WEIGHTS if name in batch)
     assert weights.shape[1] == of.objective.predictions(of.objective_config, phase.length)
 
 
@@ -86,7 +86,7 @@ def test_and_so_has_a_batch_packed_the_other_way(run):
     if "pair" in config.objective:
         config.objective.pair = "none"
     of = experiment.Experiment(config)
-    batch = of.stream(plugins.DATA, plugins.VOCABULARY, run.phase).batch(0)
+    batch = of.stream(tiny_runs.DATA, tiny_runs.VOCABULARY, run.phase).batch(0)
     assert ("segment_ids" in batch) == config.objective.packing != ("attention_mask" in batch)
     _assert_as_declared(of, run.phase, batch)
 
@@ -94,15 +94,15 @@ def test_and_so_has_a_batch_packed_the_other_way(run):
 def test_first_loss_is_that_of_a_guess_and_steps_are_finite(run):
     first, _, second, _ = _two_steps(run)
     # Logits of T5 start with a variance of 1, which costs half a nat, more or less.
-    t5 = plugins_lib.family_of(run.experiment.model).KIND == "encoder_decoder"
-    guess = math.log(plugins.VOCAB_SIZE) + (0.5 if t5 else 0.0)
+    t5 = plugins.family_of(run.experiment.model).KIND == "encoder_decoder"
+    guess = math.log(tiny_runs.VOCAB_SIZE) + (0.5 if t5 else 0.0)
     assert first[_main(run)] == pytest.approx(guess, abs=0.5 if t5 else 0.25)
     for report in (first, second):
         assert all(map(math.isfinite, report.values())) and report["skipped"] == 0
 
 
 def test_losses_are_those_that_are_scaled_and_normalized(run):
-    of, batch = run.experiment, run.eval_batch(plugins.BATCH_SIZE)
+    of, batch = run.experiment, run.eval_batch(tiny_runs.BATCH_SIZE)
     terms, _ = run.evaluate(batch)
     weights = of.objective.normalizers(of.objective_config, batch)
     assert list(of.scales) == [name for name in of.scales if name in weights and name in terms]
@@ -132,24 +132,24 @@ def test_rows_that_pad_the_vocabulary_stay_zero_and_are_never_predicted(run):
     after = _two_steps(run)[3]
     padded = 0
     for path, leaf in after.items():
-        real = artifact.real_shape(path, leaf.shape, plugins.VOCAB_SIZE)
+        real = artifact.real_shape(path, leaf.shape, tiny_runs.VOCAB_SIZE)
         beyond = np.ones(leaf.shape, bool)
         beyond[tuple(map(slice, real))] = False
         padded += beyond.sum()
         assert not leaf[beyond].any(), path
         assert np.any(leaf[~beyond] != artifact.flatten(run.params())[path][~beyond]), path
     assert padded
-    _, logits = run.evaluate(run.eval_batch(plugins.BATCH_SIZE))
+    _, logits = run.evaluate(run.eval_batch(tiny_runs.BATCH_SIZE))
     assert logits
     for scores in logits:
         assert scores.dtype == np.float32
-        assert scores[..., plugins.VOCAB_SIZE :].max() < 0.99 * layers.MASKED
-        assert np.abs(scores[..., : plugins.VOCAB_SIZE]).max() < 100
+        assert scores[..., tiny_runs.VOCAB_SIZE :].max() < 0.99 * layers.MASKED
+        assert np.abs(scores[..., : tiny_runs.VOCAB_SIZE]).max() < 100
 
 
 def test_rows_that_fill_an_evaluation_batch_add_nothing(run):
-    whole, start = run.eval_batch(plugins.BATCH_SIZE), run.eval_batch(5)
-    np.testing.assert_array_equal(start["example_weights"], np.arange(plugins.BATCH_SIZE) < 5)
+    whole, start = run.eval_batch(tiny_runs.BATCH_SIZE), run.eval_batch(5)
+    np.testing.assert_array_equal(start["example_weights"], np.arange(tiny_runs.BATCH_SIZE) < 5)
     rest = {name: value.copy() for name, value in whole.items()}
     for name, value in rest.items():
         value[:5] = start[name][-1]
@@ -163,28 +163,28 @@ def test_flops_are_those_of_the_products_in_the_forward_pass(run):
     of = run.experiment
     predictions = of.objective.predictions(of.objective_config, run.phase.length)
     told = sum(
-        plugins_lib.family_of(model).flops_per_sequence(
-            plugins.with_whole_windows(model.config), run.phase.length, predictions
+        plugins.family_of(model).flops_per_sequence(
+            tiny_runs.with_whole_windows(model.config), run.phase.length, predictions
         )
         for model in (of.model, *of.frozen_models.values())
     )
-    counted = plugins.matmul_flops(run.traced_eval.jaxpr.jaxpr)
-    assert told == pytest.approx(counted / plugins.BATCH_SIZE, rel=0.02)
+    counted = tiny_runs.matmul_flops(run.traced_eval.jaxpr.jaxpr)
+    assert told == pytest.approx(counted / tiny_runs.BATCH_SIZE, rel=0.02)
 
 
 # --- what a file has to say ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", plugins.FAMILIES)
+@pytest.mark.parametrize("family", tiny_runs.FAMILIES)
 def test_family_has_all_that_others_ask_of_it(family):
-    module = plugins_lib.family(family)
+    module = plugins.family(family)
     fields = {field.name for field in dataclasses.fields(module.Config)}
     assert issubclass(module.Config, layers.Compute)
     assert {"vocab_size", "max_length", "heads"} <= fields
     assert module.KIND in ("encoder", "decoder", "encoder_decoder")
     assert set(module.INPUTS) <= set(inspect.signature(module.Model.__call__).parameters)
-    assert module.OBJECTIVE["name"] in plugins_lib.objectives_of(module.KIND)
-    own = plugins_lib.objective(module.OBJECTIVE["name"]).Config
+    assert module.OBJECTIVE["name"] in plugins.objectives_of(module.KIND)
+    own = plugins.objective(module.OBJECTIVE["name"]).Config
     assert set(module.OBJECTIVE) - {"name"} <= {field.name for field in dataclasses.fields(own)}
     mini = module.Config(**module.VARIANTS["mini"])
     assert (mini.num_layers, mini.hidden_size, mini.num_heads) == (4, 256, 4)
@@ -194,9 +194,9 @@ def test_family_has_all_that_others_ask_of_it(family):
         assert (small.num_layers, small.hidden_size, small.max_length) == (2, 64, 64)
 
 
-@pytest.mark.parametrize("family", plugins.FAMILIES)
+@pytest.mark.parametrize("family", tiny_runs.FAMILIES)
 def test_hugging_face_tables_name_every_parameter(family):
-    module = plugins_lib.family(family)
+    module = plugins.family(family)
     own = {field.name for field in dataclasses.fields(module.Config)}
     assert {"model_type", "fields", "fixed", "architectures"} <= module.HF_CONFIG.keys()
     assert set(module.HF_CONFIG["fields"].values()) <= own
@@ -209,14 +209,14 @@ def test_hugging_face_tables_name_every_parameter(family):
         if any(set(heads) < set(other) for other in exported):
             continue
         fields = {**module.SMOKE, "heads": heads}
-        params = plugins_lib.abstract_params(plugins_lib.model(family, fields))
+        params = plugins.abstract_params(plugins.model(family, fields))
         unnamed = set(artifact.flatten(params)) - named
         assert all(path.startswith(dropped) for path in unnamed), unnamed
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_objective_has_all_that_others_ask_of_it(name):
-    module, pattern = plugins_lib.objective(name), mlm
+    module, pattern = plugins.objective(name), mlm
     assert set(module.KINDS) <= {"encoder", "decoder", "encoder_decoder"}
     for function in ("predictions", "heads", "scales", "features", "sampling", "transform",
                      "normalizers", "loss"):  # fmt: skip
@@ -235,10 +235,10 @@ MINI = next(path for path in test_config.CONFIGS if path.stem == "mini")
 
 def test_every_family_has_a_config_of_its_own():
     configs = [config_lib.load(str(path)) for path in test_config.CONFIGS]
-    assert {config.family for config in configs} == set(plugins.FAMILIES)
+    assert {config.family for config in configs} == set(tiny_runs.FAMILIES)
 
 
-@pytest.mark.parametrize("family", plugins.FAMILIES)
+@pytest.mark.parametrize("family", tiny_runs.FAMILIES)
 def test_every_family_has_a_mini(family):
     config = config_lib.load(f"{MINI}:{family}")
     assert config.family == family and config.topology == "v5e-1"
@@ -251,5 +251,5 @@ def test_text_can_be_sampled_at_every_length_of_a_config(path, arg):
     config = config_lib.load(f"{path}{arg}")
     of = experiment.Experiment(config)
     for phase in config_lib.phases(config):
-        of.sampling(phase.length, plugins.VOCABULARY)
+        of.sampling(phase.length, tiny_runs.VOCABULARY)
         assert of.objective.features(of.objective_config, phase.length)

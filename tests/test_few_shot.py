@@ -12,7 +12,7 @@ from bertjax.artifact import artifact, huggingface
 from bertjax.commands import predict
 from bertjax.inference import generation, pretrained, prompting
 from bertjax.models.common import layers
-from tests import encoders, tiny_model
+from tests.helpers import encoders, tiny_model
 
 SHOWN = [("2 + 2", "4"), ("{text} + 5", "8")]
 

@@ -26,12 +26,12 @@ from bertjax.finetuning import (
     tasks,
     training,
 )
-from tests import finetuning
+from tests.helpers import toy_tasks
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    return finetuning.toys(tmp_path_factory.mktemp("finetune"))
+    return toy_tasks.toys(tmp_path_factory.mktemp("finetune"))
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_predict_says_what_it_lacks(root, done, capsys, words, message):
 
 def test_a_finished_one_trains_nothing_again(root, done, monkeypatch):
     monkeypatch.setattr(training, "train", lambda *_: pytest.fail("trained again"))
-    config = finetuning.config(
+    config = toy_tasks.config(
         "classification", root / "model", root, seeds=2, learning_rates="1e-2,1e-5"
     )
     again = run.finetune(config, root / "out").report
@@ -176,7 +176,7 @@ def test_what_was_killed_is_trained_and_the_rest_is_not(root, done, monkeypatch)
 
     monkeypatch.setattr(training, "train", spy)
     (root / "out" / "runs" / "lr0.01-seed1.json").unlink()
-    config = finetuning.config(
+    config = toy_tasks.config(
         "classification", root / "model", root, seeds=2, learning_rates="1e-2,1e-5"
     )
     again = run.finetune(config, root / "out").report
@@ -194,10 +194,10 @@ def test_sigterm_says_start_me_again(root, tmp_path, capsys, monkeypatch):
 
 
 def test_a_folder_of_another_fine_tuning_is_refused(root, done):
-    config = finetuning.config("classification", root / "model", root, num_epochs=2)
+    config = toy_tasks.config("classification", root / "model", root, num_epochs=2)
     with pytest.raises(errors.UserError, match=r"num_epochs = 2 \(there 4\).*another --output"):
         run.finetune(config, root / "out")
-    config = finetuning.config("classification", root / "model", root, strategy__name="lora")
+    config = toy_tasks.config("classification", root / "model", root, strategy__name="lora")
     with pytest.raises(errors.UserError) as caught:
         run.finetune(config, root / "out")
     assert "fine-tuning: strategy.name = 'lora' (there 'full'); give" in str(caught.value)
@@ -207,7 +207,7 @@ def test_splits_come_and_go(root, tmp_path):
     def call(seeds=1, **files):
         values = {"seeds": seeds, "num_epochs": 1, "model": str(root / "model")}
         given = {"train": root / "train.tsv", "dev": root / "dev.tsv", **files}
-        config = recipe.make("classification", None, given, {**finetuning.QUICK, **values})
+        config = recipe.make("classification", None, given, {**toy_tasks.QUICK, **values})
         return run.finetune(config, tmp_path / "out").report
 
     answers = tmp_path / "out" / "predictions" / "test.jsonl"
@@ -235,7 +235,7 @@ def test_what_scores_need_is_asked_for_before_training(root, tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setattr(training, "train", lambda *_: pytest.fail("trained"))
     with pytest.raises(errors.UserError, match="sklearn is not installed"):
-        run.finetune(finetuning.config("classification", root / "model", root), tmp_path / "out")
+        run.finetune(toy_tasks.config("classification", root / "model", root), tmp_path / "out")
 
 
 # Seeds and evaluations
@@ -251,7 +251,7 @@ def test_the_loss_that_is_shown_is_of_the_newest_step():
 
 def test_seeds_side_by_side_end_as_in_turn(root):
     def train(at_once):
-        config = finetuning.config(
+        config = toy_tasks.config(
             "classification", root / "model", root, dropout_rate=0.1, evals_per_epoch=2,
             early_stopping=2, seeds=2, num_epochs=2,
         )  # fmt: skip
@@ -272,7 +272,7 @@ def test_seeds_side_by_side_end_as_in_turn(root):
 
 @pytest.mark.parametrize("across_rows", [False, True])
 def test_a_cpu_takes_large_batches_in_parts(root, monkeypatch, across_rows):
-    config = finetuning.config(
+    config = toy_tasks.config(
         "classification", root / "model", root, dropout_rate=0.0, num_epochs=1, batch_size=16
     )
     mesh = sharding.make_mesh("data:1", jax.devices()[:1])

@@ -7,7 +7,7 @@ import pytest
 from bertjax import __main__ as cli
 from bertjax import errors
 from bertjax.artifact import artifact
-from tests import corpora, tiny_model
+from tests.helpers import corpora, tiny_model
 
 GOOD = "sentence\tlabel\nthe cat sat\tyes\na dog ran\tno\n"
 CONTEXT = "the cat sat on the mat"

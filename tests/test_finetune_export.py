@@ -6,14 +6,14 @@ import pytest
 
 from bertjax import __main__ as command_line
 from bertjax.artifact import huggingface
-from tests import downstream, encoders, finetuning
+from tests.helpers import downstream, encoders, toy_tasks
 
 LONG = "the dog ran home and saw the cat on the mat and made many words"
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    root = finetuning.toys(tmp_path_factory.mktemp("export"), train=40, others=16)
+    root = toy_tasks.toys(tmp_path_factory.mktemp("export"), train=40, others=16)
     words = ("finetune", "--task=classification", f"--model={root / 'model'}", f"--data={root}")
     keys = ("max_length=12", "batch_size=8", "num_epochs=1", "strategy.layers_per_epoch=1")
     flags = (f"--output={root / 'out'}", "--lr=1e-2", "--strategy=gradual")
@@ -61,7 +61,7 @@ def test_a_modernbert_with_the_mean_keeps_it_to_the_end(tmp_path, capsys):
         encoders.make_artifact("modernbert", "bpe", classifier_pooling="mean", num_layers=2)
     )
     huggingface.write(source, tmp_path / "base")
-    finetuning.sentences(tmp_path, train=16, others=8)
+    toy_tasks.sentences(tmp_path, train=16, others=8)
     words = ["finetune", "--task=classification", f"--model={tmp_path / 'base'}", "--lr=1e-2",
              f"--data={tmp_path}", f"--output={tmp_path / 'out'}", "--config.num_epochs=1",
              "--config.batch_size=8"]  # fmt: skip

@@ -12,17 +12,17 @@ from bertjax import errors, sharding
 from bertjax.artifact import artifact, loading
 from bertjax.finetuning import memory, output_folder, parts, recipe, report, run, training
 from bertjax.finetuning.examples import types
-from tests import finetuning
+from tests.helpers import toy_tasks
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    return finetuning.toys(tmp_path_factory.mktemp("finetune"), train=24, others=8)
+    return toy_tasks.toys(tmp_path_factory.mktemp("finetune"), train=24, others=8)
 
 
 def _config(root, **values):
     values = {"num_epochs": 1, **values}
-    return finetuning.config("classification", root / "model", root, **values)
+    return toy_tasks.config("classification", root / "model", root, **values)
 
 
 def test_the_report_is_of_the_artifact_after_any_stop(root, tmp_path, monkeypatch):
@@ -118,7 +118,7 @@ def test_an_output_that_is_not_finished_is_named(root, tmp_path, monkeypatch):
 
 def test_a_submission_is_of_the_best_model_or_of_none(root, tmp_path):
     def config(**values):
-        found = recipe.make("sst2", None, {}, {**finetuning.QUICK, "num_epochs": 1, **values})
+        found = recipe.make("sst2", None, {}, {**toy_tasks.QUICK, "num_epochs": 1, **values})
         found.model, found.data.train, found.data.dev = str(root / "model"), *files
         return found
 
@@ -158,7 +158,7 @@ def test_runs_that_went_to_pieces_are_reported(root, tmp_path, task):
         if task == "regression":
             lines = lines.replace("\tcat", "\t1").replace("\tdog", "\t2")
         (tmp_path / f"{split}.tsv").write_text(lines)
-    config = finetuning.config(
+    config = toy_tasks.config(
         task, root / "model", tmp_path, num_epochs=2, seeds=2, learning_rates="1e30"
     )
     found = run.finetune(config, tmp_path / "out").report

@@ -14,14 +14,14 @@ from bertjax import __main__ as command_line
 from bertjax import errors, sharding
 from bertjax.artifact import artifact, loading
 from bertjax.finetuning import feature_cache, parts, predictor, recipe, run, suite, tasks, training
-from tests import encoders, finetuning
+from tests.helpers import encoders, toy_tasks
 
 GLUE = pathlib.Path(__file__).resolve().parent.parent / "configs" / "suites" / "glue.py"
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    return finetuning.toys(tmp_path_factory.mktemp("kinds"), train=40, others=16)
+    return toy_tasks.toys(tmp_path_factory.mktemp("kinds"), train=40, others=16)
 
 
 def _stored(out, split="dev"):
@@ -36,7 +36,7 @@ def test_pairs_are_no_single_texts(root, tmp_path, capsys):
     lines = ["sentence1\tsentence2\tscore", *["the cat sat\ta dog ran\t1.0", "a dog\tcat\t2.0"] * 4]
     for split in ("train", "dev"):
         (tmp_path / f"{split}.tsv").write_text("\n".join(lines) + "\n")
-    config = finetuning.config("regression", root / "model", tmp_path, num_epochs=1)
+    config = toy_tasks.config("regression", root / "model", tmp_path, num_epochs=1)
     run.finetune(config, tmp_path / "out")
     words = ["predict", f"--model={tmp_path / 'out'}", "--text=the cat sat"]
     assert command_line.main(words) == errors.EXIT_BAD_INPUT
@@ -46,8 +46,8 @@ def test_pairs_are_no_single_texts(root, tmp_path, capsys):
 
 
 def test_entities(root, tmp_path, capsys):
-    data = finetuning.entities(tmp_path)
-    config = finetuning.config("ner", root / "model", data, num_epochs=5)
+    data = toy_tasks.entities(tmp_path)
+    config = toy_tasks.config("ner", root / "model", data, num_epochs=5)
     done = run.finetune(config, tmp_path / "out")
     assert done.report["labels"] == ["O", "B-ANIMAL", "I-ANIMAL"]
     assert done.report["splits"]["dev"]["f1"]["mean"] > 90.0
@@ -59,8 +59,8 @@ def test_entities(root, tmp_path, capsys):
 
 
 def test_answers_and_the_threshold_of_none(root, tmp_path, capsys):
-    data = finetuning.questions(tmp_path)
-    config = finetuning.config("squad_v2", root / "model", data, num_epochs=2)
+    data = toy_tasks.questions(tmp_path)
+    config = toy_tasks.config("squad_v2", root / "model", data, num_epochs=2)
     done = run.finetune(config, tmp_path / "out")
     model = bertjax.load(tmp_path / "out")
     stored = _stored(tmp_path / "out")
@@ -100,7 +100,7 @@ def test_texts_for_texts(tmp_path):
         lines = [{"source": "the cat sat", "target": "a dog"}, {"source": "a dog", "target": "cat"}]
         text = "\n".join(json.dumps(line) for line in lines * 4)
         (tmp_path / f"{split}.jsonl").write_text(text)
-    config = finetuning.config(
+    config = toy_tasks.config(
         "translation", tmp_path / "t5", tmp_path, kind__max_target_length=8, num_epochs=1
     )
     done = run.finetune(config, tmp_path / "out")
@@ -111,8 +111,8 @@ def test_texts_for_texts(tmp_path):
 
 
 def test_the_choice_that_fits(root, tmp_path, capsys):
-    finetuning.choices(tmp_path)
-    config = finetuning.config("multiple_choice", root / "model", tmp_path, num_epochs=2)
+    toy_tasks.choices(tmp_path)
+    config = toy_tasks.config("multiple_choice", root / "model", tmp_path, num_epochs=2)
     done = run.finetune(config, tmp_path / "out")
     assert done.report["splits"]["dev"]["accuracy"]["mean"] > 80
     stored = _stored(tmp_path / "out")
@@ -124,7 +124,7 @@ def test_the_choice_that_fits(root, tmp_path, capsys):
 
 
 def test_vectors_of_texts_that_match(root, tmp_path, capsys):
-    words = [*finetuning.WORDS, "cat", "dog"]
+    words = [*toy_tasks.WORDS, "cat", "dog"]
     for split, seed in (("train", 0), ("dev", 1)):
         draw, lines = random.Random(seed), ["sentence1\tsentence2"]
         for _ in range(60):
@@ -132,7 +132,7 @@ def test_vectors_of_texts_that_match(root, tmp_path, capsys):
             lines.append("\t".join(" ".join(draw.sample(shared, 3)) for _ in range(2)))
         (tmp_path / f"{split}.tsv").write_text("\n".join(lines) + "\n")
     values = {"num_epochs": 3, "kind__pooling": "cls"}
-    config = finetuning.config("embeddings", root / "model", tmp_path, **values)
+    config = toy_tasks.config("embeddings", root / "model", tmp_path, **values)
     done = run.finetune(config, tmp_path / "out")
     scores = done.report["splits"]["dev"]
     assert scores["accuracy_at_1"]["mean"] > 50  # of 60 texts
@@ -178,7 +178,7 @@ def test_a_question_without_an_answer_says_so():
 
 
 def _trained(root, task, data, **values):
-    config = finetuning.config(task, root / "model", data, **{"num_epochs": 2, **values})
+    config = toy_tasks.config(task, root / "model", data, **{"num_epochs": 2, **values})
     mesh = sharding.make_mesh("data:1", jax.devices()[:1])
     with jax.set_mesh(mesh):
         made = parts.Parts(config, loading.load(config.model), mesh)
@@ -190,11 +190,11 @@ def _trained(root, task, data, **values):
     ("task", "data", "heads", "kept"),
     [
         ("classification", None, ("pooler", "classifier"), {"class_features": (1, 8, 1, 16)}),
-        ("multiple_choice", finetuning.choices, ("pooler", "classifier"),
+        ("multiple_choice", toy_tasks.choices, ("pooler", "classifier"),
          {"class_features": (1, 8, 2, 16)}),
-        ("ner", finetuning.entities, ("token_classifier",),
+        ("ner", toy_tasks.entities, ("token_classifier",),
          {"last_hidden_state": (1, 8, 16, None)}),
-        ("squad_v2", finetuning.questions, ("span",), {"last_hidden_state": (1, 8, 16, None)}),
+        ("squad_v2", toy_tasks.questions, ("span",), {"last_hidden_state": (1, 8, 16, None)}),
     ],
 )  # fmt: skip
 def test_features_are_computed_once_and_change_nothing(
@@ -223,10 +223,10 @@ def test_features_are_computed_once_and_change_nothing(
 
 
 def test_a_body_that_stays_has_no_dropout(root, tmp_path):
-    data = finetuning.questions(tmp_path)
+    data = toy_tasks.questions(tmp_path)
     curves = []
     for rate in (0.0, 0.5):  # of the body: the head for answers never has any
-        config = finetuning.config(
+        config = toy_tasks.config(
             "squad_v2", root / "model", data,
             strategy__name="features", num_epochs=1, dropout_rate=rate,
         )  # fmt: skip
@@ -247,7 +247,7 @@ def test_the_head_on_a_body_that_stays_has_dropout(root):
 
 
 def test_a_model_that_evaluates_stays_split(root):
-    config = finetuning.config("classification", root / "model", root, mesh="fsdp:8")
+    config = toy_tasks.config("classification", root / "model", root, mesh="fsdp:8")
     mesh = sharding.make_mesh("fsdp:8")
     with jax.set_mesh(mesh):
         made = parts.Parts(config, loading.load(config.model), mesh)
@@ -326,7 +326,7 @@ def test_items_of_a_suite_have_a_name_each(root, tmp_path):
             f"    items = [suite.Item('classification', name=n) for n in {(first, second)}]\n"
             "    return suite.Suite('two', items)\n"
         )
-        values = {**finetuning.QUICK, "num_epochs": 1, "model": str(root / "model")}
+        values = {**toy_tasks.QUICK, "num_epochs": 1, "model": str(root / "model")}
         if fine:
             found = suite.run(str(file), tmp_path / "out", root, values)
             assert "| classification | dev |" in found and "| again | dev |" in found

@@ -10,7 +10,7 @@ from benchmarks import parity
 from bertjax import errors, plugins
 from bertjax.artifact import loading
 from bertjax.inference import decoding, generation
-from tests import encoders
+from tests.helpers import encoders
 
 needs_transformers = pytest.mark.skipif(
     parity.transformers is None, reason="transformers and torch are not installed"

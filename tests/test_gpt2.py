@@ -13,7 +13,7 @@ from bertjax import errors, plugins
 from bertjax.artifact import huggingface
 from bertjax.models import gpt2
 from bertjax.models.common import layers
-from tests import encoders, tiny_model
+from tests.helpers import encoders, tiny_model
 
 V, L = 100, 12
 FIELDS = {

@@ -8,7 +8,7 @@ import pytest
 
 from bertjax import errors
 from bertjax.artifact import huggingface
-from tests import downstream, tiny_model
+from tests.helpers import downstream, tiny_model
 
 BERT = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,

@@ -6,7 +6,7 @@ import pytest
 
 from bertjax import errors, plugins
 from bertjax.artifact import hf_config, hf_defaults, huggingface
-from tests import encoders
+from tests.helpers import encoders
 
 # Keys that transformers 5 has no field for: it reads their older form, or never had them.
 _NO_FIELD = {

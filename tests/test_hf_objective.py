@@ -9,7 +9,7 @@ from bertjax import errors
 from bertjax.artifact import artifact, huggingface
 from bertjax.commands import export
 from bertjax.inference import pretrained
-from tests import downstream, encoders, scored, tiny_model
+from tests.helpers import downstream, encoders, scored, tiny_model
 
 TEXTS = ["the cat sat", "a dog", "ran home and saw the"]
 NEW = 6

@@ -12,7 +12,7 @@ import safetensors.numpy
 from bertjax import errors, plugins
 from bertjax.artifact import artifact, huggingface
 from bertjax.models import bert
-from tests import tiny_model
+from tests.helpers import tiny_model
 
 
 @pytest.fixture(scope="module")

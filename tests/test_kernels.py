@@ -17,7 +17,7 @@ from bertjax import config as config_lib
 from bertjax import errors, experiment, plugins
 from bertjax.models import bert
 from bertjax.models.common import attention, kernels, layers, masks
-from tests import encoders, meshes
+from tests.helpers import encoders, meshes
 
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
 B, L = 2, 384  # three blocks of 128

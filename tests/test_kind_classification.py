@@ -13,7 +13,7 @@ from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import kind, rows
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.kinds import classification, multiple_choice
-from tests import tiny_model, trained_kinds
+from tests.helpers import tiny_model, trained_kinds
 
 CONFIG = classification.Config()
 NUMBERS = classification.Config(regression=True)

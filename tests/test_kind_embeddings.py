@@ -15,7 +15,7 @@ from bertjax.finetuning import kind
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.kinds import embeddings
 from bertjax.inference import pretrained
-from tests import tiny_model, trained_kinds
+from tests.helpers import tiny_model, trained_kinds
 
 RANKING = embeddings.Config()
 COSINE = embeddings.Config(loss="cosine")

@@ -13,7 +13,7 @@ from bertjax.finetuning import batching, kind, squad_scores
 from bertjax.finetuning.examples import squad
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.kinds import extractive_qa
-from tests import tiny_model, trained_kinds
+from tests.helpers import tiny_model, trained_kinds
 
 Config = extractive_qa.Config
 CONTEXT = "the cat sat on the mat and a dog ran home and saw the cat"

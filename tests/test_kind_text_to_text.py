@@ -13,7 +13,7 @@ from bertjax.finetuning import batching, kind, text_rows
 from bertjax.finetuning.examples.types import Choice, Question, Sentence, TextPair, Words
 from bertjax.finetuning.kinds import text_to_text
 from bertjax.inference import generation, pretrained, scoring
-from tests import encoders, scored, trained_kinds
+from tests.helpers import encoders, scored, trained_kinds
 
 LENGTHS = kind.Lengths(40, 16)
 CONFIG = text_to_text.Config(max_target_length=16)

@@ -13,7 +13,7 @@ from bertjax.finetuning import batching, kind
 from bertjax.finetuning.examples import conll
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.kinds import tokens
-from tests import tiny_model, trained_kinds
+from tests.helpers import tiny_model, trained_kinds
 
 Config = tokens.Config
 Words = examples_lib.Words

@@ -7,7 +7,7 @@ import pytest
 from bertjax import __main__, errors
 from bertjax.data.corpus import languages, sentences
 from bertjax.data.prepared import manifest, prepare, store
-from tests import preparing
+from tests.helpers import preparing
 
 # "|" marks where the rules must split, and nowhere else.
 PROSE = [

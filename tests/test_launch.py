@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from bertjax import errors
-from tests import children, corpora
+from tests.helpers import children, corpora
 
 ROOT = corpora.ROOT
 SCRIPTS = [*ROOT.glob("launch/*.sh"), ROOT / "launch/pod.env", *ROOT.glob("tests/*.sh")]

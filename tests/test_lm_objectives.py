@@ -13,7 +13,7 @@ from bertjax import config as config_lib
 from bertjax import errors, plugins
 from bertjax.data.batches import loader, rng
 from bertjax.objectives import causal_lm, denoisers, prefix_lm, span_corruption
-from tests import synthetic, unpacking
+from tests.helpers import synthetic, unpacking
 
 LENGTH = 64
 VOCABULARY = synthetic.make_vocabulary()

@@ -16,7 +16,7 @@ from bertjax import checkpoint, errors, workdir
 from bertjax.artifact import artifact, huggingface, loading
 from bertjax.data.prepared import store
 from bertjax.inference import pretrained
-from tests import corpora, encoders, tiny_model
+from tests.helpers import corpora, encoders, tiny_model
 
 CONFIG = {
     "family": "bert",

@@ -11,7 +11,7 @@ import pytest
 from bertjax import errors
 from bertjax.data.batches import loader
 from bertjax.objectives import mlm
-from tests import synthetic
+from tests.helpers import synthetic
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LENGTH = 32

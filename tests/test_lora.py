@@ -7,7 +7,7 @@ import pytest
 
 from bertjax import errors, optimizer, plugins, sharding
 from bertjax.artifact import artifact
-from tests import encoders, parted, tiny_model
+from tests.helpers import encoders, strategy_runs, tiny_model
 
 ALL = "query, key, value, out, wi, wo"
 KERNEL = "encoder/layers/attention/query/kernel"
@@ -20,13 +20,13 @@ def _random(tree, seed=0):
 
 @pytest.mark.parametrize(("family", "targets"), [("bert", "query,value"), ("t5", ALL)])
 def test_starts_as_the_base_bit_for_bit(family, targets):
-    method = parted.make("lora", family, targets=targets)
-    _, params = parted.model_of(method, family)
+    method = strategy_runs.make("lora", family, targets=targets)
+    _, params = strategy_runs.model_of(method, family)
     trained, frozen = method.split(params, jax.random.key(0))
     combined = method.combine(trained, frozen)
     assert jax.tree.structure(combined) == jax.tree.structure(params)
-    assert parted.moved(params, combined) == set()
-    flat = parted.named(trained)
+    assert strategy_runs.moved(params, combined) == set()
+    flat = strategy_runs.named(trained)
     for path, leaf in flat.items():
         if path.endswith("lora_b"):
             assert (leaf == 0).all(), path
@@ -40,13 +40,14 @@ def test_starts_as_the_base_bit_for_bit(family, targets):
 
 
 def test_adds_alpha_over_rank_times_the_product_in_every_layer():
-    method = parted.make("lora", rank=2, alpha=6.0, targets=ALL)
-    _, params = parted.model_of(method)
+    method = strategy_runs.make("lora", rank=2, alpha=6.0, targets=ALL)
+    _, params = strategy_runs.model_of(method)
     trained, frozen = method.split(params, jax.random.key(0))
     trained = _random(trained)
-    before, after = parted.named(params), parted.named(method.combine(trained, frozen))
+    combined = method.combine(trained, frozen)
+    before, after = strategy_runs.named(params), strategy_runs.named(combined)
     added = {path: after[path] - before[path] for path in before}
-    flat = parted.named(trained)
+    flat = strategy_runs.named(trained)
     for name in ("attention/query", "attention/out", "mlp/wi", "mlp/wo"):
         path = f"encoder/layers/{name}/kernel"
         product = 3.0 * np.einsum("lir,lro->lio", flat[f"{path}/lora_a"], flat[f"{path}/lora_b"])
@@ -60,14 +61,14 @@ def test_adds_alpha_over_rank_times_the_product_in_every_layer():
 
 
 def test_gradients_are_those_by_hand():
-    method = parted.make("lora", rank=2, alpha=6.0, targets="query,out,wo")
-    model, params = parted.model_of(method)
+    method = strategy_runs.make("lora", rank=2, alpha=6.0, targets="query,out,wo")
+    model, params = strategy_runs.model_of(method)
     trained, frozen = method.split(params, jax.random.key(0))
     trained = {**trained, "encoder": jax.tree.map(lambda x: 0.1 * x, _random(trained["encoder"]))}
-    rows = parted.batch(method)
+    rows = strategy_runs.batch(method)
 
     def loss(params):
-        terms = parted.loss(lambda **kw: model.apply({"params": params}, **kw), rows)
+        terms = strategy_runs.loss(lambda **kw: model.apply({"params": params}, **kw), rows)
         return terms["loss"][0]
 
     @jax.jit
@@ -75,8 +76,8 @@ def test_gradients_are_those_by_hand():
         ours = jax.grad(lambda trained: loss(method.combine(trained, frozen)))(trained)
         return ours, jax.grad(loss)(method.combine(trained, frozen))
 
-    ours, of_kernels = map(parted.named, both(trained, frozen))
-    flat = parted.named(trained)
+    ours, of_kernels = map(strategy_runs.named, both(trained, frozen))
+    flat = strategy_runs.named(trained)
     found = [path for path in flat if path.endswith("lora_a")]
     assert len(found) == 3
     for path in found:
@@ -93,22 +94,22 @@ def test_gradients_are_those_by_hand():
 
 
 def test_a_trained_model_is_a_plain_artifact_whose_kernels_differ_by_the_rank(tmp_path):
-    method = parted.make("lora", rank=2)
-    model, params = parted.model_of(method)
-    first, *_, merged = parted.train(method, params)
-    a, b = parted.named(first)[KERNEL], parted.named(merged)[KERNEL]
+    method = strategy_runs.make("lora", rank=2)
+    model, params = strategy_runs.model_of(method)
+    first, *_, merged = strategy_runs.train(method, params)
+    a, b = strategy_runs.named(first)[KERNEL], strategy_runs.named(merged)[KERNEL]
     changes = (b - a).reshape(3, 16, 16)
     assert [np.linalg.matrix_rank(change, tol=1e-5) for change in changes] == [2, 2, 2]
 
     tokenizer = tiny_model.tokenizer()
     source = encoders.make_artifact("bert", heads=("pooler", "classifier"), num_labels=3)
-    fields = {**source.fields, **parted.fields("bert")}
+    fields = {**source.fields, **strategy_runs.fields("bert")}
     handed = artifact.Artifact("bert", fields, jax.device_get(merged), tokenizer)
     artifact.write(handed, tmp_path / "merged")
     again = artifact.read(tmp_path / "merged")
     assert plugins.model("bert", again.fields).config == model.config
     tiny_model.assert_same_params(again.params, merged)
-    rows = parted.batch(method)["input_ids"]
+    rows = strategy_runs.batch(method)["input_ids"]
     apply = jax.jit(lambda params: model.apply({"params": params}, rows)["class_logits"])
     trained, frozen = method.split(params, jax.random.key(1))
     np.testing.assert_array_equal(apply(again.params), apply(merged))
@@ -128,16 +129,16 @@ def test_a_trained_model_is_a_plain_artifact_whose_kernels_differ_by_the_rank(tm
 )  # fmt: skip
 def test_what_cannot_be_is_refused(family, knobs, said):
     with pytest.raises(errors.UserError) as caught:
-        method = parted.make("lora", family, **knobs)
+        method = strategy_runs.make("lora", family, **knobs)
         params = plugins.abstract_params(plugins.model(family, method.fields()))
         jax.eval_shape(lambda p: method.split(p, jax.random.key(0)), params)
     assert f"config.strategy.{said}" in str(caught.value)
 
 
 def test_its_matrices_decay_and_lie_whole_on_every_device():
-    method = parted.make("lora")
-    _, params = parted.model_of(method)
+    method = strategy_runs.make("lora")
+    _, params = strategy_runs.model_of(method)
     trained, _ = method.split(params, jax.random.key(0))
-    mask = parted.named(optimizer.decay_mask(trained))
+    mask = strategy_runs.named(optimizer.decay_mask(trained))
     assert mask[f"{KERNEL}/lora_a"] and mask[f"{KERNEL}/lora_b"] and not mask["pooler/dense/bias"]
     assert sharding.param_axes(f"{KERNEL}/lora_a") == ("layers", None, None)

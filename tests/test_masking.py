@@ -7,7 +7,7 @@ import pytest
 from bertjax import errors
 from bertjax.data.batches import masking, rng, samples
 from bertjax.objectives import mlm
-from tests import synthetic
+from tests.helpers import synthetic
 
 LENGTH = 64
 VOCABULARY = synthetic.make_vocabulary()

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax import config as config_lib
 from bertjax import sharding
-from tests import meshes, plugins
+from tests.helpers import meshes, tiny_runs
 
 ROWS, HEADS = 32, 8  # for eight devices with four micro-batches, and for eight of tensor
 # data, fsdp, tensor, sequence
@@ -43,12 +43,12 @@ def no_compilation_cache():
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    return plugins.write_teacher(tmp_path_factory.mktemp("teacher") / "artifact")
+    return tiny_runs.write_teacher(tmp_path_factory.mktemp("teacher") / "artifact")
 
 
 def make_config(family, teacher, micro_batches=1, **fields):
     """A tiny model whose heads eight devices can have one each."""
-    config = plugins.make_config(family, teacher=teacher)
+    config = tiny_runs.make_config(family, teacher=teacher)
     config.model.num_heads = HEADS
     if "head_dim" in config.model:
         config.model.head_dim = 8
@@ -83,7 +83,7 @@ def _compile(run):
 
 @functools.cache
 def _run(family, teacher, mesh=MESHES[0], micro_batches=1):
-    run = plugins.Run(make_config(family, teacher, micro_batches), mesh)
+    run = tiny_runs.Run(make_config(family, teacher, micro_batches), mesh)
     run.experiment.tx = GRADIENTS
     run.train_step = _compile(run)
     return run
@@ -93,18 +93,18 @@ def _run(family, teacher, mesh=MESHES[0], micro_batches=1):
 def _on_one_device(family, teacher):
     """(batch, report, gradients) of the whole batch at once."""
     run = _run(family, teacher)
-    batch, predictions = plugins.uneven(run.batch(0))
+    batch, predictions = tiny_runs.uneven(run.batch(0))
     for parts in (2, 4, 8):
         assert len(set(predictions.reshape(parts, -1).sum(axis=1))) > parts / 2, "of the devices"
     assert not predictions.all() and (predictions > 0).sum() > ROWS // 2
     report, state = run.step(batch)
-    return batch, report, plugins.gradients(state)
+    return batch, report, tiny_runs.gradients(state)
 
 
 def _assert_equal_to_one_device(family, teacher, mesh, micro_batches):
     batch, expected, wanted = _on_one_device(family, teacher)
     report, state = _run(family, teacher, mesh, micro_batches).step(batch)
-    gradients = plugins.gradients(state)
+    gradients = tiny_runs.gradients(state)
     assert report == pytest.approx(expected, rel=1e-5)
     assert gradients.keys() == wanted.keys()
     largest = max(np.abs(leaf).max() for leaf in wanted.values())
@@ -129,7 +129,7 @@ def test_nor_do_they_for_albert_and_t5(family, mesh, micro_batches):
 
 
 @pytest.mark.parametrize(("mesh", "micro_batches"), [((2, 2, 2, 1), 2), ((1, 2, 2, 2), 1)])
-@pytest.mark.parametrize("family", sorted(set(plugins.FAMILIES) - {"bert", "albert", "t5"}))
+@pytest.mark.parametrize("family", sorted(set(tiny_runs.FAMILIES) - {"bert", "albert", "t5"}))
 def test_nor_do_they_for_any_family(family, mesh, micro_batches, teacher):
     _assert_equal_to_one_device(family, teacher, mesh, micro_batches)
 
@@ -183,7 +183,7 @@ def test_no_device_is_sent_logits(family, mesh):
 def test_nor_is_any_by_a_step_of_the_optimizer(family, optimizer, fields):
     config = make_config(family, "", 2, **fields)
     config.optimizer.name = optimizer
-    _compile(plugins.Run(config, (1, 2, 2, 2)))
+    _compile(tiny_runs.Run(config, (1, 2, 2, 2)))
 
 
 def test_the_compiler_is_heard():

@@ -10,7 +10,7 @@ from bertjax import errors, plugins
 from bertjax.data.batches import loader
 from bertjax.data.batches.rng import RowRandom, row_keys
 from bertjax.objectives import mlm
-from tests import synthetic
+from tests.helpers import synthetic
 
 LENGTH = 32
 CONFIG = mlm.Config(pair="none", packing=True, mask_rate=0.3)

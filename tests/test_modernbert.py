@@ -11,7 +11,7 @@ from bertjax import errors, plugins
 from bertjax.artifact import huggingface
 from bertjax.models import modernbert
 from bertjax.models.common import masks
-from tests import encoders
+from tests.helpers import encoders
 
 L = 20
 WINDOW = 6  # three tokens to either side

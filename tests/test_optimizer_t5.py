@@ -8,7 +8,7 @@ import pytest
 
 from bertjax import optimizer, plugins, sharding
 from bertjax import step as step_lib
-from tests import meshes
+from tests.helpers import meshes
 
 PLAIN = {"schedule": "constant", "warmup_steps": 0, "clip_norm": 0.0, "weight_decay": 0.0}
 LAYERS, WIDTH, HEADS = 3, 136, (2, 72)  # both sides of 128, from which on Adafactor factors

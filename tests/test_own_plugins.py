@@ -8,7 +8,7 @@ import bertjax
 from bertjax import config as config_lib
 from bertjax import errors, objectives, plugins, sharding, train
 from bertjax.artifact import huggingface
-from tests import corpora
+from tests.helpers import corpora
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

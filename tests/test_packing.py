@@ -9,7 +9,7 @@ from bertjax import errors
 from bertjax.data.batches import layout, loader, packing, rng
 from bertjax.data.tokenizers import vocabulary
 from bertjax.objectives import causal_lm, denoisers, prefix_lm, span_corruption
-from tests import synthetic
+from tests.helpers import synthetic
 
 LENGTH = 64
 VOCABULARY = synthetic.make_vocabulary()

@@ -10,8 +10,8 @@ import bertjax
 from benchmarks import parity
 from bertjax import plugins
 from bertjax.artifact import huggingface
-from tests import tiny_model
 from tests.golden import make_golden as golden
+from tests.helpers import tiny_model
 from tests.parity_cases import bert
 
 needs_transformers = pytest.mark.skipif(

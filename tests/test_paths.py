@@ -7,7 +7,7 @@ import pytest
 
 from bertjax import __main__ as cli
 from bertjax import errors, paths
-from tests import corpora
+from tests.helpers import corpora
 
 ODD = {
     "http://host/run": "give a local path or gs://BUCKET/FOLDER",

@@ -16,7 +16,7 @@ from bertjax import config as config_lib
 from bertjax.plan import compile, cost, hlo, memory, report, search
 from bertjax.plan import plan as plan_lib
 from bertjax.runtime import hardware
-from tests import meshes
+from tests.helpers import meshes
 
 needs_libtpu = pytest.mark.skipif(not compile.installed(), reason="there is no TPU compiler")
 

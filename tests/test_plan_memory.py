@@ -7,7 +7,7 @@ import pytest
 from bertjax import config, experiment, plugins, sharding
 from bertjax.plan import memory
 from bertjax.runtime import hardware
-from tests import meshes
+from tests.helpers import meshes
 
 GIB = 2**30
 OBJECTIVES = [(family, "") for family in plugins.families()] + [

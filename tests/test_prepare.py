@@ -22,8 +22,8 @@ from bertjax.data.corpus import sentences
 from bertjax.data.prepared import manifest as manifest_lib
 from bertjax.data.prepared import prepare, prepare_unit, store
 from bertjax.data.tokenizers import tokenizer
-from tests import buckets, corpora, preparing
-from tests.preparing import TEXTS, UNIT
+from tests.helpers import buckets, corpora, preparing
+from tests.helpers.preparing import TEXTS, UNIT
 
 # The front door, with small units so that a small corpus has many.
 # Ctrl-C is heard, as in a terminal, also where the tests run in the background.

@@ -10,8 +10,8 @@ import pytest
 from bertjax import errors
 from bertjax.commands import prepare as command
 from bertjax.data.prepared import store
-from tests import corpora, preparing
-from tests.preparing import TEXTS
+from tests.helpers import corpora, preparing
+from tests.helpers.preparing import TEXTS
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from bertjax import __main__, show
 from bertjax.data.tokenizers import tokenizer
 from bertjax.inference import pretrained
-from tests import tiny_model
+from tests.helpers import tiny_model
 
 GERMAN = "Die Glocke l\u00e4utete sch\u00f6n f\u00fcr gro\u00dfe \u00c4pfel \U0001f600"
 SIZE = 303  # every word of it is one piece

@@ -9,7 +9,7 @@ import pytest
 from bertjax import config as config_lib
 from bertjax import errors, experiment
 from bertjax.artifact import huggingface
-from tests import encoders, synthetic, tiny_model
+from tests.helpers import encoders, synthetic, tiny_model
 
 L = 8
 LENGTHS = np.array([8, 5, 2])

@@ -5,7 +5,7 @@ import pytest
 
 from bertjax.data.batches import rng, samples
 from bertjax.data.prepared import store
-from tests import synthetic
+from tests.helpers import synthetic
 
 LENGTH = 32
 

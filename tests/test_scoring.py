@@ -12,7 +12,7 @@ from bertjax.artifact import artifact, huggingface
 from bertjax.commands import evaluate
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.inference import blimp, scoring
-from tests import corpora, scored, tiny_model
+from tests.helpers import corpora, scored, tiny_model
 
 TEXTS = ["the cat sat on the mat", "a dog", "", "mats made the dogs run"]
 

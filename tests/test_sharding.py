@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from bertjax import config as config_lib
 from bertjax import errors, experiment, optimizer, plugins, sharding
 from bertjax import step as step_lib
-from tests import meshes
+from tests.helpers import meshes
 
 FAMILIES = plugins.families()
 V1_1 = {"activation": "gelu_tanh", "gated": True, "tied_embeddings": False}

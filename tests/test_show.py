@@ -11,7 +11,7 @@ import pytest
 from bertjax import plugins, show
 from bertjax.data.batches import loader
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
-from tests import synthetic
+from tests.helpers import synthetic
 
 WORDS = ["".join(letters) for letters in itertools.product("abcdef", repeat=3)] * 3
 LENGTH = 32

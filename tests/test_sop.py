@@ -12,7 +12,7 @@ from bertjax.data.batches import loader, rng, samples
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers import vocabulary
 from bertjax.objectives import mlm
-from tests import synthetic
+from tests.helpers import synthetic
 
 LENGTH = 32
 CONFIG = mlm.Config(pair="sop", masking="ngram")

@@ -7,7 +7,7 @@ import pytest
 
 from bertjax.data.batches import masking, rng, span_masking
 from bertjax.objectives import mlm, span_boundary
-from tests import synthetic
+from tests.helpers import synthetic
 
 VOCABULARY = synthetic.make_vocabulary()
 SPECIALS = synthetic.SPECIALS

@@ -15,7 +15,7 @@ from bertjax.artifact import artifact, huggingface
 from bertjax.data.batches import rng
 from bertjax.models import spanbert
 from bertjax.objectives import mlm, span_boundary
-from tests import encoders, synthetic, tiny_model
+from tests.helpers import encoders, synthetic, tiny_model
 
 LENGTH = 48
 VOCABULARY = synthetic.make_vocabulary()

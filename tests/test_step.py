@@ -13,7 +13,7 @@ from bertjax import experiment, metrics, plugins, sharding
 from bertjax import step as step_lib
 from bertjax.models.common import layers
 from bertjax.objectives import mlm
-from tests import meshes
+from tests.helpers import meshes
 
 FIELDS = {
     "vocab_size": 100, "hidden_size": 32, "num_layers": 2, "num_heads": 8,

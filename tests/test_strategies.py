@@ -13,7 +13,7 @@ from bertjax import step as step_lib
 from bertjax.artifact import artifact
 from bertjax.finetuning import strategies
 from bertjax.finetuning.strategies import base
-from tests import encoders, meshes, parted
+from tests.helpers import encoders, meshes, strategy_runs
 
 LABELS = {"num_labels": 2}
 BERT = {"heads": ("pooler", "classifier"), **LABELS}
@@ -49,32 +49,32 @@ TRAINED = [("features", "roberta"), ("partial", "bert"), ("partial", "t5"), ("ad
 @pytest.mark.parametrize(("name", "family"), TRAINED)
 def test_after_three_steps_that_moved_which_should_and_nothing_else(name, family):
     knobs, expected = CASES[name, family]
-    method = parted.make(name, family, **knobs)
-    _, params = parted.model_of(method, family)
-    first, *_, last = parted.train(method, params, family)
-    every = parted.paths(params)
-    assert parted.moved(first, last) == {path for path in every if re.search(expected, path)}
+    method = strategy_runs.make(name, family, **knobs)
+    _, params = strategy_runs.model_of(method, family)
+    first, *_, last = strategy_runs.train(method, params, family)
+    every = strategy_runs.paths(params)
+    assert strategy_runs.moved(first, last) == {path for path in every if re.search(expected, path)}
 
 
 @pytest.mark.parametrize(("name", "family"), CASES)
 def test_what_is_trained_reaches_what_should_move_and_nothing_else(name, family):
     knobs, expected = CASES[name, family]
-    method = parted.make(name, family, **knobs)
-    _, params = parted.model_of(method, family)
+    method = strategy_runs.make(name, family, **knobs)
+    _, params = strategy_runs.model_of(method, family)
     trained, frozen = method.split(params, jax.random.key(1))
     changed = method.combine(jax.tree.map(lambda leaf: leaf + 1, trained), frozen)
-    every = parted.paths(params)
-    found = parted.moved(method.combine(trained, frozen), changed)
+    every = strategy_runs.paths(params)
+    found = strategy_runs.moved(method.combine(trained, frozen), changed)
     assert found == {path for path in every if re.search(expected, path)}
 
 
 @pytest.mark.parametrize(("name", "family"), CASES)
 def test_starts_as_the_model_and_keeps_state_for_what_it_trains_alone(name, family):
     knobs, _ = CASES[name, family]
-    method = parted.make(name, family, **knobs)
-    _, params = parted.model_of(method, family)
+    method = strategy_runs.make(name, family, **knobs)
+    _, params = strategy_runs.model_of(method, family)
     trained, frozen = method.split(params, jax.random.key(1))
-    start, whole = parted.named(method.combine(trained, frozen)), parted.named(params)
+    start, whole = strategy_runs.named(method.combine(trained, frozen)), strategy_runs.named(params)
     assert start.keys() == whole.keys()
     for path in start.keys() - ({"embeddings/word/embedding"} if name == "prompts" else set()):
         np.testing.assert_array_equal(start[path], whole[path], err_msg=path)
@@ -82,7 +82,7 @@ def test_starts_as_the_model_and_keeps_state_for_what_it_trains_alone(name, fami
     tx = method.optimizer(optimizer.Config(), 20_000, 10)
     state = jax.tree_util.tree_leaves_with_path(tx.init(trained))
     moments = [sharding.path_name(path) for path, leaf in state if leaf.ndim]
-    of_trained = set(parted.named(trained))
+    of_trained = set(strategy_runs.named(trained))
     assert len(moments) == 2 * len(of_trained)
     assert {re.split("/(?:mu|nu)/", path)[1] for path in moments} == of_trained
 
@@ -96,13 +96,13 @@ def test_starts_as_the_model_and_keeps_state_for_what_it_trains_alone(name, fami
 
 @pytest.mark.parametrize("name", ["prompts", "lora"])
 def test_what_is_frozen_does_not_depend_on_the_seed(name):
-    method = parted.make(name)
-    model, first = parted.model_of(method)
+    method = strategy_runs.make(name)
+    model, first = strategy_runs.model_of(method)
     fresh = jax.jit(lambda: plugins.init_params(model, jax.random.key(5)))()
     drawn = {  # what a start draws anew for each seed: heads, rows of new pieces
-        path: leaf for path, leaf in parted.named(fresh).items() if re.search(HEAD, path)
+        path: leaf for path, leaf in strategy_runs.named(fresh).items() if re.search(HEAD, path)
     }
-    second = {**parted.named(first), **drawn}
+    second = {**strategy_runs.named(first), **drawn}
     table = second["embeddings/word/embedding"].copy()
     table[encoders.FIELDS["vocab_size"] :] = 7.0
     second["embeddings/word/embedding"] = table
@@ -110,22 +110,22 @@ def test_what_is_frozen_does_not_depend_on_the_seed(name):
         method.split(params, jax.random.key(seed))
         for seed, params in enumerate((first, artifact.unflatten(second)))
     ]
-    a, b = (parted.named(frozen) for _, frozen in trees)
+    a, b = (strategy_runs.named(frozen) for _, frozen in trees)
     assert a.keys() == b.keys()
     if name == "lora":  # which adds no rows: what fills the table up is the model's own
         a, b = ({**x, "embeddings/word/embedding": None} for x in (a, b))
     for path, leaf in a.items():
         np.testing.assert_array_equal(leaf, b[path], err_msg=path)
-    a, b = (parted.named(trained) for trained, _ in trees)
+    a, b = (strategy_runs.named(trained) for trained, _ in trees)
     assert all((a[path] != b[path]).any() for path in a if path.endswith(("kernel", "lora_a")))
 
 
 def test_prompts_are_rows_of_pieces_in_a_table_that_has_room():
-    method = parted.make("prompts", length=40)
+    method = strategy_runs.make("prompts", length=40)
     size = encoders.FIELDS["vocab_size"]
     assert method.prompt_ids() == tuple(range(size, size + 40))
     assert method.fields()["vocab_size"] == size + 40
-    _, params = parted.model_of(method)
+    _, params = strategy_runs.model_of(method)
     trained, frozen = method.split(params, jax.random.key(0))
     rows = trained["embeddings"]["word"]["embedding"]
     table = method.combine(trained, frozen)["embeddings"]["word"]["embedding"]
@@ -143,13 +143,14 @@ def _updates(method, params, **options):
     tx = method.optimizer(config, 100, 10)
     rng = np.random.default_rng(0)
     gradients = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), trained)
-    return parted.named(tx.update(gradients, tx.init(trained), trained)[0])
+    return strategy_runs.named(tx.update(gradients, tx.init(trained), trained)[0])
 
 
 @pytest.mark.parametrize("name", optimizer.OPTIMIZERS)
 def test_rates_by_layer_are_exact(name):
-    plain, layered = parted.make("full"), parted.make("layerwise", rate=5.0, decay=0.5)
-    _, params = parted.model_of(plain)
+    plain = strategy_runs.make("full")
+    layered = strategy_runs.make("layerwise", rate=5.0, decay=0.5)
+    _, params = strategy_runs.model_of(plain)
     before, after = (_updates(method, params, name=name) for method in (plain, layered))
     for path, update in before.items():
         if re.search(HEAD, path):
@@ -164,8 +165,8 @@ def test_rates_by_layer_are_exact(name):
 
 @pytest.mark.parametrize("name", ["lora", "partial", "bitfit"])
 def test_the_rate_of_the_head_is_its_own_in_every_strategy(name):
-    once, five = parted.make(name), parted.make(name, rate=5.0)
-    _, params = parted.model_of(once)
+    once, five = strategy_runs.make(name), strategy_runs.make(name, rate=5.0)
+    _, params = strategy_runs.model_of(once)
     before, after = (_updates(method, params) for method in (once, five))
     for path, update in before.items():
         factor = 5.0 if re.search(HEAD, path) else 1.0
@@ -186,41 +187,41 @@ def test_heights_count_from_the_head():
 
 
 def test_layers_begin_to_move_at_their_epoch():
-    method = parted.make("gradual")
-    _, params = parted.model_of(method)
-    states = parted.train(method, params, steps=8, steps_per_epoch=2)
-    every = parted.paths(params)
+    method = strategy_runs.make("gradual")
+    _, params = strategy_runs.model_of(method)
+    states = strategy_runs.train(method, params, steps=8, steps_per_epoch=2)
+    every = strategy_runs.paths(params)
     upper = [HEAD + r"|\[2\]$", HEAD + r"|\[[12]\]$", HEAD + r"|\[\d\]$", "."]
     for step in range(8):
         expected = {path for path in every if re.search(upper[step // 2], path)}
-        assert parted.moved(states[step], states[step + 1]) == expected, step
+        assert strategy_runs.moved(states[step], states[step + 1]) == expected, step
 
 
 def test_what_never_moves_is_told():
-    method = parted.make("gradual")
-    _, params = parted.model_of(method)  # of three layers
+    method = strategy_runs.make("gradual")
+    _, params = strategy_runs.model_of(method)  # of three layers
     assert "the embeddings never move" in method.notes(params, 3)[0]
     assert "the embeddings and the lowest 2 of 3 layers never move" in method.notes(params, 1)[0]
-    assert method.notes(params, 4) == parted.make("full").notes(params, 1) == []
+    assert method.notes(params, 4) == strategy_runs.make("full").notes(params, 1) == []
 
 
 def test_a_layer_that_joins_takes_steps_of_the_usual_size():
-    method = parted.make("gradual", layers_per_epoch=3)
-    _, params = parted.model_of(method)
-    states = parted.train(method, params, steps=12, steps_per_epoch=10, weight_decay=0.0)
+    method = strategy_runs.make("gradual", layers_per_epoch=3)
+    _, params = strategy_runs.model_of(method)
+    states = strategy_runs.train(method, params, steps=12, steps_per_epoch=10, weight_decay=0.0)
     path = "embeddings/norm/scale"
-    values = [parted.named(state)[path] for state in states]
+    values = [strategy_runs.named(state)[path] for state in states]
     steps = [abs(b - a).max() for a, b in itertools.pairwise(values)]
     assert steps[:10] == [0.0] * 10 and 0 < max(steps[10:]) <= 1.5e-2, "the rate is 1e-2"
 
 
 def test_seeds_side_by_side_are_the_seeds_one_by_one():
-    method = parted.make("lora")
-    _, params = parted.model_of(method)
-    _, step, tx = parted.trainer(method)
+    method = strategy_runs.make("lora")
+    _, params = strategy_runs.model_of(method)
+    _, step, tx = strategy_runs.trainer(method)
     keys = jax.random.split(jax.random.key(3), 2)
     frozen = {"base": method.split(params, keys[0])[1]}
-    rows = parted.batch(method)
+    rows = strategy_runs.batch(method)
 
     def run(key):
         state = step_lib.init_state(method.split(params, key)[0], tx, key)
@@ -228,8 +229,8 @@ def test_seeds_side_by_side_are_the_seeds_one_by_one():
             state, _ = step(state, rows, frozen)
         return state.params
 
-    together = parted.named(jax.jit(jax.vmap(run))(keys))
-    alone = [parted.named(jax.jit(run)(key)) for key in keys]
+    together = strategy_runs.named(jax.jit(jax.vmap(run))(keys))
+    alone = [strategy_runs.named(jax.jit(run)(key)) for key in keys]
     for path, both in together.items():
         for i in range(2):
             np.testing.assert_allclose(both[i], alone[i][path], rtol=1e-3, atol=1e-4, err_msg=path)
@@ -237,7 +238,7 @@ def test_seeds_side_by_side_are_the_seeds_one_by_one():
 
 @pytest.mark.parametrize("name", strategies.names())
 def test_every_array_of_a_state_has_its_place_on_a_mesh(name):
-    trained, frozen, method = parted.abstract("bert", name, parted.fields("bert"))
+    trained, frozen, method = strategy_runs.abstract("bert", name, strategy_runs.fields("bert"))
     tx = method.optimizer(optimizer.Config(), 20_000, 10)
     state = jax.eval_shape(lambda p: step_lib.init_state(p, tx, jax.random.key(0)), trained)
     places = sharding.state_shardings(meshes.of(2, 2, 2), state)
@@ -247,12 +248,12 @@ def test_every_array_of_a_state_has_its_place_on_a_mesh(name):
 
 
 def test_on_a_mesh_it_is_the_same_step():
-    method = parted.make("lora")
-    _, params = parted.model_of(method)
+    method = strategy_runs.make("lora")
+    _, params = strategy_runs.model_of(method)
     trained, frozen = method.split(params, jax.random.key(0))
-    step, _, tx = parted.trainer(method)
+    step, _, tx = strategy_runs.trainer(method)
     state = step_lib.init_state(trained, tx, jax.random.key(0))
-    rows, base = parted.batch(method), {"base": frozen}
+    rows, base = strategy_runs.batch(method), {"base": frozen}
     _, alone = step(state, rows, base)
     mesh = meshes.of(2, 2, 2)
     state = jax.device_put(state, sharding.state_shardings(mesh, state))
@@ -262,7 +263,7 @@ def test_on_a_mesh_it_is_the_same_step():
         after, spread = step(state, rows, base)
     for key in ("loss", "grad_norm"):
         np.testing.assert_allclose(spread[key], alone[key], rtol=1e-4)
-    assert parted.named(after.params).keys() == parted.named(trained).keys()
+    assert strategy_runs.named(after.params).keys() == strategy_runs.named(trained).keys()
 
 
 BODIES = [  # of the published models, without the head
@@ -279,13 +280,13 @@ BODIES = [  # of the published models, without the head
 @pytest.mark.parametrize(("name", "family", "fields", "number"), BODIES)
 def test_numbers_trained_of_the_body_of_base(name, family, fields, number):
     whole = {**plugins.family(family).VARIANTS["base"], "vocab_size": 30522, **fields}
-    trained, frozen, method = parted.abstract(family, name, whole)
+    trained, frozen, method = strategy_runs.abstract(family, name, whole)
     size = method.fields()["vocab_size"]
     heads = {top: tree for top, tree in trained.items() if top in base.HEADS}
     assert heads
     counts = strategies.counts(trained, frozen, size)
     assert counts["trained"] - strategies.counts(heads, {}, size)["trained"] == number
-    plain, _, _ = parted.abstract(family, "full", whole)
+    plain, _, _ = strategy_runs.abstract(family, "full", whole)
     extra = number if name in ("lora", "prompts") else 0
     extra += 24 * (2 * 768 * 64 + 64 + 768) if name == "adapters" else 0
     assert counts["total"] == strategies.counts(plain, {}, 30522)["trained"] + extra
@@ -293,13 +294,13 @@ def test_numbers_trained_of_the_body_of_base(name, family, fields, number):
 
 def test_a_pooler_that_nobody_reads_is_not_trained():
     fields = {**encoders.FIELDS, "heads": ("pooler", "token_classifier"), **LABELS}
-    trained, frozen, _ = parted.abstract("bert", "features", fields)
+    trained, frozen, _ = strategy_runs.abstract("bert", "features", fields)
     assert set(trained) == {"token_classifier"} and "pooler" in frozen
 
 
 def test_nothing_to_train_is_refused():
     with pytest.raises(errors.UserError, match="frozen_layers = 2: must be less: nothing is"):
-        parted.abstract("bert", "partial", {**encoders.FIELDS, "heads": (), "num_layers": 2})
+        strategy_runs.abstract("bert", "partial", {**encoders.FIELDS, "heads": (), "num_layers": 2})
 
 
 @pytest.mark.parametrize(
@@ -331,7 +332,7 @@ def test_nothing_to_train_is_refused():
 )
 def test_what_cannot_be_is_refused_by_the_name_of_its_key(name, family, knobs, said):
     with pytest.raises(errors.UserError) as caught:
-        method = parted.make(name, family, **knobs)
+        method = strategy_runs.make(name, family, **knobs)
         params = plugins.abstract_params(plugins.model(family, method.fields()))
         jax.eval_shape(lambda p: method.split(p, jax.random.key(0)), params)
     assert f"config.strategy.{said}" in str(caught.value)

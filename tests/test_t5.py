@@ -12,7 +12,7 @@ from bertjax import errors, plugins
 from bertjax.artifact import artifact
 from bertjax.models import t5
 from bertjax.models.common import positions
-from tests import tiny_t5
+from tests.helpers import tiny_t5
 
 
 @pytest.fixture(scope="module", params=tiny_t5.VERSIONS)

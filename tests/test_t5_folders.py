@@ -9,7 +9,7 @@ import safetensors.numpy
 
 from bertjax import errors, plugins
 from bertjax.artifact import huggingface
-from tests import tiny_model, tiny_t5
+from tests.helpers import tiny_model, tiny_t5
 
 
 @pytest.mark.parametrize("heads", [("lm",), ()])

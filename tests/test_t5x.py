@@ -11,7 +11,7 @@ from flax import serialization
 from bertjax import errors, plugins
 from bertjax.artifact import artifact, loading, t5x
 from bertjax.models import t5
-from tests import tiny_model
+from tests.helpers import tiny_model
 
 SIZES = {
     "vocab_size": 300, "hidden_size": 16, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 2,

@@ -18,7 +18,7 @@ from bertjax import errors
 from bertjax.data.prepared import prepare, store
 from bertjax.data.tokenizers import tokenizer
 from bertjax.data.tokenizers.vocabulary import Specials
-from tests import corpora
+from tests.helpers import corpora
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TEXTS = ["the cat sat on the mat", "a dog ran home and saw the cat", "letters make many words"] * 20

@@ -11,7 +11,7 @@ import sentencepiece
 from bertjax import errors
 from bertjax.artifact import artifact, huggingface
 from bertjax.data.tokenizers import tokenizer
-from tests import tiny_model
+from tests.helpers import tiny_model
 
 TEXTS = ["the cat sat on the mat.", "a dog ran home!", "letters make (many) words"] * 20
 PROMPTS = (

@@ -16,7 +16,7 @@ import pytest
 
 from bertjax import __main__ as command_line
 from bertjax import checkpoint, config, errors, experiment, run_log, sharding, train
-from tests import children, corpora
+from tests.helpers import children, corpora
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SMOKE = str(ROOT / "configs" / "bert_tiny.py") + ":smoke"

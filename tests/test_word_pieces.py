@@ -12,7 +12,7 @@ from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import kind, output_folder, predictor, word_pieces
 from bertjax.finetuning.examples import conll, readers, types
 from bertjax.finetuning.kinds import tokens
-from tests import downstream, finetuning, tiny_model
+from tests.helpers import downstream, tiny_model, toy_tasks
 
 Words = types.Words
 LABELS = ["O", "B-X", "I-X"]
@@ -139,14 +139,14 @@ def test_a_stored_config_without_the_field_means_words():
 
 def test_a_folder_of_an_earlier_version_is_resumed_with_words(tmp_path):
     source = tiny_model.make()
-    finetuning.entities(tmp_path, count=1)
-    config = finetuning.config("ner", "model", tmp_path, kind__encoding="words")
+    toy_tasks.entities(tmp_path, count=1)
+    config = toy_tasks.config("ner", "model", tmp_path, kind__encoding="words")
     output_folder.Folder(tmp_path / "out", config, source, {})
     file = tmp_path / "out" / output_folder.CONFIG
     content = json.loads(file.read_text())
     del content["config"]["kind.encoding"], content["checksum"]
     file.write_text(json.dumps(content))
-    other = finetuning.config("ner", "model", tmp_path)
+    other = toy_tasks.config("ner", "model", tmp_path)
     with pytest.raises(errors.UserError, match=r"kind.encoding = 'text' \(there 'words'\)"):
         output_folder.Folder(tmp_path / "out", other, source, {})
     output_folder.Folder(tmp_path / "out", config, source, {})

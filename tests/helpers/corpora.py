@@ -8,7 +8,7 @@ import numpy as np
 from bertjax.data.prepared import prepare
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 SUBJECTS = ("the cat", "a dog", "my horse", "the old sailor", "her brother", "the teacher")
 VERBS = ("saw", "found", "carried", "painted", "sold", "wanted")

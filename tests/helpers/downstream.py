@@ -8,7 +8,7 @@ import numpy as np
 
 from bertjax import plugins
 from bertjax.artifact import artifact, hf_tasks
-from tests import encoders, tiny_model
+from tests.helpers import encoders, tiny_model
 
 KINDS = {
     "ForSequenceClassification": "classification",

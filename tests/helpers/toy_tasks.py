@@ -10,7 +10,7 @@ import jax
 from bertjax import plugins
 from bertjax.artifact import artifact
 from bertjax.finetuning import recipe
-from tests import tiny_model
+from tests.helpers import tiny_model
 
 WORDS = "on the mat ran home and saw letters make many words".split()
 QUICK = {

@@ -9,7 +9,7 @@ import numpy as np
 from bertjax import plugins, sharding
 from bertjax.artifact import artifact
 from bertjax.models.common import layers
-from tests import tiny_model
+from tests.helpers import tiny_model
 
 FIELDS = {
     "vocab_size": 100, "hidden_size": 16, "num_layers": 3, "num_heads": 2, "intermediate_size": 24,

@@ -9,7 +9,7 @@ import optax
 
 from bertjax import plugins, step
 from bertjax.finetuning import kind
-from tests import tiny_model
+from tests.helpers import tiny_model
 
 LENGTHS = kind.Lengths(24)
 FIELDS = {

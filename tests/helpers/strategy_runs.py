@@ -12,7 +12,7 @@ from bertjax import optimizer, plugins, sharding
 from bertjax import step as step_lib
 from bertjax.finetuning import strategies
 from bertjax.finetuning.strategies import base
-from tests import encoders
+from tests.helpers import encoders
 
 LABELS, ROWS = 3, 8
 HEADS = {

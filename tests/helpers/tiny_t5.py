@@ -9,7 +9,7 @@ import numpy as np
 from bertjax import plugins
 from bertjax.artifact import artifact
 from bertjax.models import t5
-from tests import tiny_model
+from tests.helpers import tiny_model
 
 VOCABULARY = 90
 TINY = {

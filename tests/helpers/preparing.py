@@ -6,7 +6,7 @@ from typing import Any
 
 from bertjax.data.prepared import prepare
 from bertjax.data.tokenizers import tokenizer
-from tests import corpora
+from tests.helpers import corpora
 
 UNIT = 20_000  # bytes of text a shard
 TEXTS = corpora.documents(400)

@@ -11,7 +11,7 @@ from bertjax.artifact import artifact
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.inference import pretrained
 from bertjax.models.common import layers
-from tests import tiny_model
+from tests.helpers import tiny_model
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from bertjax import step as step_lib
 from bertjax.artifact import artifact
 from bertjax.data.batches import loader
 from bertjax.objectives import mlm
-from tests import meshes, synthetic, tiny_model
+from tests.helpers import meshes, synthetic, tiny_model
 
 BATCH_SIZE = 8
 WEIGHTS = ("masked_weights", "loss_weights")  # of the predictions

@@ -3,7 +3,7 @@
 import os
 import pathlib
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def environment(devices: int = 1) -> dict[str, str]:

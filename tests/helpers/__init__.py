@@ -1,0 +1,1 @@
+"""Small models, corpora and runs that many tests start from, each named by what it gives."""
