@@ -26,8 +26,8 @@ from bertjax.finetuning.strategies import base
 
 
 def names() -> list[str]:
-    """The strategies there are."""
-    return [module.name for module in pkgutil.iter_modules(__path__)]
+    """Returns the names of the strategies: every file but `base`, which has their contract."""
+    return [module.name for module in pkgutil.iter_modules(__path__) if module.name != "base"]
 
 
 def load(name: str) -> ModuleType:
