@@ -1,1 +1,1 @@
-"""One family a file: `Config`, `VARIANTS`, `Model`, `HF_NAMES`."""
+"""Model families, one per file: each defines `Config`, `VARIANTS`, `Model` and `HF_NAMES`."""

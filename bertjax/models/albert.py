@@ -1,8 +1,8 @@
-"""ALBERT (Lan et al., arXiv 1909.11942), version 2: few embeddings' width, one layer for all.
+"""ALBERT (Lan et al., arXiv 1909.11942), version 2: factorised embeddings and shared layers.
 
-BERT with three changes: embeddings are factorised, V x E and E x D (section 3.1); the layers of a
-group are one layer used many times, with `num_groups` = 1 as published; the task on pairs is the
-order of two segments. Gradients of a shared layer are the sum over its uses.
+BERT with three changes. Embeddings are factorised, V x E and E x D (section 3.1). All layers of a
+group share their parameters; published models have `num_groups` = 1. The task on pairs is sentence
+order prediction. The gradient of a shared layer is the sum over its uses.
 
     >>> model = Model(Config(**VARIANTS["mini"]))
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
@@ -23,12 +23,12 @@ from bertjax.models import bert
 from bertjax.models.common import heads, layers, masks, post_norm
 
 HEADS = ("pooler", "mlm", "sop", *heads.DOWNSTREAM)
-DROPOUT_RATE = 0.1  # before the last map of a classifier; the layers of version 2 have none
+DROPOUT_RATE = 0.1  # before a classifier's last dense layer; version 2 has no dropout elsewhere
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(bert.Config):
-    """The fields of BERT, with the values of version 2, and those below."""
+    """BERT's fields with the defaults of ALBERT version 2, and a few more."""
 
     vocab_size: int = 30000
     embedding_size: int = 128
@@ -57,10 +57,10 @@ def _variant(num_layers: int, hidden_size: int, num_heads: int) -> dict[str, int
 
 KIND = "encoder"
 INPUTS = ("input_ids",)
-OBJECTIVE = {"name": "mlm", "pair": "sop", "masking": "ngram"}  # what it was published with
+OBJECTIVE = {"name": "mlm", "pair": "sop", "masking": "ngram"}  # the published objective
 SMOKE = {**bert.SMOKE, "embedding_size": 32}
 
-# Table 1 of the paper, with the numbers of heads of the released models. Mini is our own.
+# Table 1 of the paper; the numbers of heads are those of the released models. Mini is our own.
 VARIANTS = {
     "mini": _variant(4, 256, 4),
     "base": _variant(12, 768, 12),
@@ -71,7 +71,7 @@ VARIANTS = {
 
 
 class Embeddings(bert.Embeddings):
-    """Those of BERT in the width E of `config`, mapped to the width of the layers."""
+    """BERT's embeddings of width E (`config.hidden_size`), projected to the layers' width."""
 
     hidden_size: int = 768
 
@@ -85,7 +85,7 @@ class Embeddings(bert.Embeddings):
 
 
 class Group(nn.Module):
-    """One layer used again and again; its parameters are those of a single layer."""
+    """One layer applied num_layers / num_groups times with the same parameters."""
 
     config: Config
     deterministic: bool
@@ -99,7 +99,7 @@ class Group(nn.Module):
 
 
 class Encoder(nn.Module):
-    """`num_groups` groups in a row; parameters are stacked over the groups."""
+    """A stack of `num_groups` groups; parameters are stacked over the groups."""
 
     config: Config
 
@@ -107,9 +107,12 @@ class Encoder(nn.Module):
     def __call__(
         self, x_BLD: jax.Array, mask: masks.Mask, *, deterministic: bool, keep_hidden: bool
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns the last hidden state and, if asked, all of them: [num_layers, B, L, D]."""
+        """Returns (last hidden state, states after every layer [num_layers, B, L, D] or None).
+
+        The second is None unless `keep_hidden`.
+        """
         config = self.config
-        # What the backward pass recomputes is a layer, not the whole group once more.
+        # Remat applies to each layer inside a group; the group itself is not recomputed as well.
         keep_all = dataclasses.replace(config, remat="none")
         groups = layers.stack(Group, keep_all, config.num_groups, 1)
         x_BLD, hidden = groups(config, deterministic, name="layers")(x_BLD, None, mask)
@@ -117,7 +120,7 @@ class Encoder(nn.Module):
 
 
 class Model(bert.Model):
-    """Inputs as of `bert.Model`."""
+    """ALBERT. The inputs are those of `bert.Model`."""
 
     config: Config
 
@@ -140,7 +143,10 @@ class Model(bert.Model):
         self.setup_downstream()
 
     def __call__(self, input_ids: jax.Array, *args, **kwargs) -> dict[str, jax.Array]:
-        """As `bert.Model`, and sop_logits [B, 2], float32, 1 = the segments are swapped."""
+        """Returns the outputs of `bert.Model` and, with the head "sop", sop_logits.
+
+        sop_logits [B, 2], float32: class 1 means that the segments are swapped.
+        """
         outputs = super().__call__(input_ids, *args, **kwargs)
         if "sop" in self.config.heads:
             outputs["sop_logits"] = self.sop_head(outputs["pooled_output"]).astype(jnp.float32)
@@ -148,9 +154,9 @@ class Model(bert.Model):
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Multiply-adds of the forward pass of one sequence, times two; matmuls only.
+    """Returns the FLOPs of the forward pass of one sequence: two per multiply-add, matmuls only.
 
-    predictions: positions at which the vocabulary is scored.
+    predictions: the number of positions with vocabulary logits.
     """
     width, narrow, mlp = config.hidden_size, config.embedding_size, config.intermediate_size
     attention = 4 * length * width * width + 2 * length * length * width
@@ -160,7 +166,7 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     return 2 * (length * narrow * width + config.num_layers * layer + head)
 
 
-# Our path, their name and how the array changes on the way (artifact/huggingface.py has the ways).
+# models/bert.py explains these tables.
 _GROUP = "albert.encoder.albert_layer_groups.{}.albert_layers.0."
 HF_NAMES = (
     ("embeddings/word/embedding", "albert.embeddings.word_embeddings.weight", "vocab_rows"),
@@ -205,7 +211,7 @@ HF_TIED = {
     "predictions.decoder.bias": "predictions.bias",
 }
 HF_SKIPPED = ("albert.embeddings.position_ids", "albert.embeddings.token_type_ids")
-HF_PREFIX = "albert."  # absent from the names in a file of the bare encoder
+HF_PREFIX = "albert."  # names in a file of the bare encoder lack it
 HF_HEADS = bert.HF_HEADS
 HF_CONFIG = {
     "model_type": "albert",

@@ -20,9 +20,9 @@ HEADS = ("pooler", "mlm", "nsp", *heads.DOWNSTREAM)
 
 @dataclasses.dataclass(frozen=True)
 class Config(layers.Fields):
-    """The fields of the model. `heads` names what stands on the encoder, out of HEADS.
+    """The model's fields. `heads` lists the heads on top of the encoder, in the order of HEADS.
 
-    nsp and the classifier read the pooler.
+    The heads nsp and classifier need the pooler.
     """
 
     vocab_size: int = 30522  # rows of the embedding table, at least the tokenizer's pieces
@@ -47,10 +47,10 @@ class Config(layers.Fields):
 
 KIND = "encoder"
 INPUTS = ("input_ids",)
-OBJECTIVE = {"name": "mlm", "pair": "nsp"}  # what it was published with
+OBJECTIVE = {"name": "mlm", "pair": "nsp"}  # the published pretraining objective
 SMOKE = layers.SMOKE
 
-# Base and large: table 1 of the paper. The smaller ones: Turc et al., arXiv 1908.08962.
+# Base and large: section 3 of the paper. The smaller sizes: Turc et al., arXiv 1908.08962.
 VARIANTS = {
     "tiny": layers.sizes(2, 128),
     "mini": layers.sizes(4, 256),
@@ -62,9 +62,9 @@ VARIANTS = {
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and, where a model has them, token type embeddings, normed.
+    """The layer-normed sum of word, position and (if the model has them) token type embeddings.
 
-    first_position: row of the position table for the first token of a sequence.
+    first_position: row of the position table used for the first token of a sequence.
     """
 
     config: Any
@@ -92,17 +92,17 @@ class Embeddings(nn.Module):
 
 
 class Model(heads.Model):
-    """Inputs are int32[B, L], `masked_positions` int32[B, P].
+    """BERT. Inputs are int32[B, L]; `masked_positions` is int32[B, P].
 
-    `attention_mask` is 1 on tokens; rows that hold several examples have `segment_ids` (0 on
-    padding) and `position_ids` instead.
+    `attention_mask` is 1 on tokens and 0 on padding. Packed rows, which hold several examples, have
+    `segment_ids` (0 on padding) and `position_ids` instead.
     """
 
     config: Config
 
     @property
     def first_position(self) -> int:
-        """Row of the position table for the first token of a sequence."""
+        """Returns the row of the position table for the first token of a sequence."""
         return 0
 
     def setup(self):
@@ -129,12 +129,12 @@ class Model(heads.Model):
         deterministic: bool = True,
         output_hidden_states: bool = False,
     ) -> dict[str, jax.Array]:
-        """Returns the outputs by name.
+        """Returns a dict of the outputs of the encoder and of its heads.
 
-        last_hidden_state [B, L, D]; pooled_output [B, D]; nsp_logits [B, 2], float32, 0 = B follows
-        A; mlm_logits [B, P, rows of the word table], float32, at `masked_positions`, or at every
-        position without them; hidden_states [1 + num_layers, B, L, D] on request; and what
-        `heads.Model.add_downstream` tells.
+        last_hidden_state [B, L, D]; pooled_output [B, D]; nsp_logits [B, 2], float32, where class 0
+        means that B follows A; mlm_logits [B, P, rows of the word table], float32, at
+        `masked_positions`, or at every position if these are None; hidden_states
+        [1 + num_layers, B, L, D] if requested; and the outputs of `heads.Model.add_downstream`.
         """
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
@@ -162,9 +162,9 @@ class Model(heads.Model):
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Multiply-adds of the forward pass of one sequence, times two; matmuls only.
+    """Returns the FLOPs of the forward pass of one sequence: two per multiply-add, matmuls only.
 
-    predictions: positions at which the vocabulary is scored.
+    predictions: the number of positions with vocabulary logits.
     """
     width, mlp = config.hidden_size, config.intermediate_size
     projections = 4 * length * width * width
@@ -174,8 +174,9 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     return 2 * (config.num_layers * layer + head * ("mlm" in config.heads))
 
 
-# Our path, their name and how the array changes on the way (artifact/huggingface.py has the ways).
-# Under encoder/layers ours are stacked and theirs are one a layer: "{}" is its number.
+# Each line: our path, the Hugging Face name, and the conversion between the two arrays
+# (artifact/huggingface.py defines the conversions). Under encoder/layers our arrays are stacked
+# over the layers; Hugging Face has one tensor per layer, with the layer's number for "{}".
 _LAYER = "bert.encoder.layer.{}."
 HF_NAMES = (
     ("embeddings/word/embedding", "bert.embeddings.word_embeddings.weight", "vocab_rows"),
@@ -210,15 +211,15 @@ HF_NAMES = (
     ("nsp_head/bias", "cls.seq_relationship.bias", "same"),
 )
 
-# Tensors of theirs that say again what another one says, and those that are no parameters.
+# Hugging Face tensors that duplicate another one (HF_TIED) or are not parameters (HF_SKIPPED).
 HF_TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 HF_SKIPPED = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
-HF_PREFIX = "bert."  # absent from the names in a file of the bare encoder
+HF_PREFIX = "bert."  # names in a file of the bare encoder lack it
 
-# Their classes for tasks, by the end of their names: our modules and theirs.
+# Suffix of a Hugging Face class for a task -> {our module: the Hugging Face module}.
 HF_HEADS = {
     "ForSequenceClassification": {"classifier/logits": "classifier"},
     "ForMultipleChoice": {"classifier/logits": "classifier"},
@@ -226,8 +227,8 @@ HF_HEADS = {
     "ForQuestionAnswering": {"span/logits": "qa_outputs"},
 }
 
-# Their config.json: "fields" is their key and our field; "fixed" has the only value that this model
-# computes; "architectures" is the class that has exactly these heads.
+# Hugging Face's config.json. "fields": their key -> our field. "fixed": keys for which this model
+# supports one value only. "architectures": our heads -> the class with exactly these heads.
 HF_CONFIG = {
     "model_type": "bert",
     "fields": {

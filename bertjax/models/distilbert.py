@@ -1,6 +1,6 @@
 """DistilBERT (Sanh et al., arXiv 1910.01108): BERT with fewer layers, no token types, no pooler.
 
-Its parameters have the paths of BERT's, so that a student can start as layers of its teacher.
+Parameters have the same paths as BERT's, so that a student can be initialized from its teacher.
 
     >>> model = Model(Config(**VARIANTS["base"]))
     >>> model.config.num_layers
@@ -19,7 +19,7 @@ HEADS = ("mlm", *heads.DOWNSTREAM)
 
 @dataclasses.dataclass(frozen=True)
 class Config(layers.Fields):
-    """The fields of the model; what BERT has beyond them is fixed here."""
+    """The model's fields. BERT's other fields are fixed by the properties below."""
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -39,18 +39,18 @@ class Config(layers.Fields):
 
     @property
     def layer_norm_eps(self) -> float:
-        """BERT's: their config has no field for it."""
+        """Returns BERT's value; Hugging Face's config has no key for it."""
         return 1e-12
 
     @property
     def type_vocab_size(self) -> int:
-        """No token types."""
+        """Returns 0: there are no token types."""
         return 0
 
 
 KIND = "encoder"
 INPUTS = ("input_ids",)
-OBJECTIVE = {"name": "distillation"}  # what it was published with
+OBJECTIVE = {"name": "distillation"}  # the published pretraining objective
 SMOKE = bert.SMOKE
 
 # Section 3 of the paper: half the layers of BERT base. Mini is our own.
@@ -58,9 +58,9 @@ VARIANTS = {"mini": bert.VARIANTS["mini"], "base": {**bert.VARIANTS["base"], "nu
 
 
 class Model(bert.Model):
-    """Inputs are those of `bert.Model` but for the token types, of which there are none.
+    """DistilBERT. The inputs are those of `bert.Model` except token_type_ids.
 
-    Dropout is BERT's, so it also follows the attention of a layer, as it does in the teacher.
+    Dropout is as in BERT, and so, as in the teacher, also applied to the output of the attention.
     """
 
     config: Config
@@ -95,7 +95,7 @@ class Model(bert.Model):
 
 flops_per_sequence = bert.flops_per_sequence
 
-# models/bert.py tells what these tables mean.
+# models/bert.py explains these tables.
 _LAYER = "distilbert.transformer.layer.{}."
 HF_NAMES = (
     ("embeddings/word/embedding", "distilbert.embeddings.word_embeddings.weight", "vocab_rows"),

@@ -1,10 +1,10 @@
-"""ELECTRA (Clark et al., arXiv 2003.10555): a generator fills masks, a discriminator finds it out.
+"""ELECTRA (Clark et al., arXiv 2003.10555): a generator and a replaced token discriminator.
 
-Both are BERT encoders on one set of embeddings, [V, E] as in ALBERT, mapped to the width of each.
-`heads` says what the model is: ("mlm", "rtd") both, as they are trained; ("rtd",) the discriminator
-and ("mlm",) the generator, as they are handed over; () a bare encoder; a head for a task stands on
-the discriminator. Only both has the fields `generator_*`: the generator alone has its sizes in the
-main fields. `parts` cuts one out.
+Both are BERT encoders. They share embeddings [V, E] as in ALBERT, projected to each one's width.
+`heads` selects the model: ("mlm", "rtd") is the pair, as it is trained; ("rtd",) the discriminator
+and ("mlm",) the generator, as they are exported; () a bare encoder. Fine-tuning heads sit on the
+discriminator. Only the pair uses the fields `generator_*`; a lone generator has its sizes in the
+main fields. `parts` extracts the two from a pair.
 
     >>> model = Model(Config(**VARIANTS["small"]))
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
@@ -28,7 +28,7 @@ HEADS = ("mlm", "rtd", *heads.DOWNSTREAM)
 
 @dataclasses.dataclass(frozen=True)
 class Config(bert.Config):
-    """The fields of BERT and those below; the generator has as many layers as the discriminator."""
+    """BERT's fields and a few more. The generator has as many layers as the discriminator."""
 
     embedding_size: int = 128
     hidden_size: int = 256
@@ -50,12 +50,12 @@ class Config(bert.Config):
 
     @property
     def is_pair(self) -> bool:
-        """Whether the model is generator and discriminator."""
+        """Returns whether the model consists of a generator and a discriminator."""
         return {"mlm", "rtd"} <= set(self.heads)
 
     @property
     def generator(self) -> "Config":
-        """The generator of both as a model of its own."""
+        """Returns the Config of the pair's generator as a model of its own."""
         return dataclasses.replace(
             self,
             hidden_size=self.generator_hidden_size,
@@ -79,7 +79,7 @@ def _variant(
 
 KIND = "encoder"
 INPUTS = ("input_ids",)
-OBJECTIVE = {"name": "replaced_token_detection"}  # what it was published with
+OBJECTIVE = {"name": "replaced_token_detection"}  # the published pretraining objective
 SMOKE = {
     **layers.SMOKE,
     "embedding_size": 32,
@@ -88,8 +88,9 @@ SMOKE = {
     "generator_intermediate_size": 64,
 }
 
-# Table 6 of the paper: the generator is 1/4, 1/3 and 1/4 as wide. (The published small generator
-# is of another run, ELECTRA-Small++, and as wide as its discriminator.) Mini is our own.
+# Table 6 of the paper: the generators of small, base and large are 1/4, 1/3 and 1/4 as wide as the
+# discriminators. (The released small generator belongs to another run, ELECTRA-Small++, and is as
+# wide as its discriminator.) Mini is our own.
 VARIANTS = {
     "mini": _variant(4, 256, 128, 64),
     "small": _variant(12, 256, 128, 64),
@@ -99,13 +100,13 @@ VARIANTS = {
 
 
 def _project(config: Config) -> layers.Dense | None:
-    """The map of the embeddings to the width of the layers, where it is another."""
+    """Returns the projection of embeddings to the layers' width; None if the widths are equal."""
     same = config.embedding_size == config.hidden_size
     return None if same else layers.dense(config.hidden_size, config)
 
 
 class RtdHead(nn.Module):
-    """The logit that a token is not the original one: dense, activation, dense to one number."""
+    """The logit that a token was replaced: dense, activation, dense to one number."""
 
     config: Config
 
@@ -118,10 +119,10 @@ class RtdHead(nn.Module):
 
 
 class Model(heads.Model):
-    """Inputs are int32[B, L], `masked_positions` int32[B, P].
+    """ELECTRA. Inputs are int32[B, L]; `masked_positions` is int32[B, P].
 
-    `attention_mask` is 1 on tokens; rows that hold several examples have `segment_ids` (0 on
-    padding) and `position_ids` instead.
+    `attention_mask` is 1 on tokens and 0 on padding. Packed rows, which hold several examples, have
+    `segment_ids` (0 on padding) and `position_ids` instead.
     """
 
     config: Config
@@ -136,7 +137,7 @@ class Model(heads.Model):
         self.encoder = post_norm.Encoder(config)
         if "rtd" in config.heads:
             self.rtd_head = RtdHead(config)
-        if "mlm" in config.heads:  # its activation is gelu whatever that of the layers
+        if "mlm" in config.heads:  # its activation is always gelu
             self.mlm_head = heads.MlmHead(dataclasses.replace(config, activation="gelu"))
         if config.is_pair:
             self.generator_project = _project(config.generator)
@@ -156,15 +157,16 @@ class Model(heads.Model):
         deterministic: bool = True,
         output_hidden_states: bool = False,
     ) -> dict[str, jax.Array]:
-        """Returns the outputs by name.
+        """Returns a dict of the outputs of the encoder and of its heads.
 
-        rtd_logits [B, L], float32, above 0 where a token seems replaced; mlm_logits [B, P, rows of
-        the word table], float32, at `masked_positions`, or at every position without them;
-        last_hidden_state [B, L, D] and, on request, hidden_states [1 + num_layers, B, L, D]: of the
-        discriminator, in a model of both; and what `heads.Model.add_downstream` tells.
+        rtd_logits [B, L], float32, above 0 where a token is predicted to be replaced; mlm_logits
+        [B, P, rows of the word table], float32, at `masked_positions`, or at every position if
+        these are None; last_hidden_state [B, L, D]; if requested hidden_states
+        [1 + num_layers, B, L, D]; and the outputs of `heads.Model.add_downstream`. The states of a
+        pair are the discriminator's.
 
-        heads_to_run: of `config.heads`, all of them without it. A model of both runs only the
-        encoders that these need.
+        heads_to_run: a subset of `config.heads`; None: all. A pair runs only the encoders that
+        these heads need.
         """
         run = self.config.heads if heads_to_run is None else heads_to_run
         both = self.config.is_pair
@@ -200,9 +202,9 @@ class Model(heads.Model):
 def parts(
     fields: dict[str, Any], params: dict[str, Any]
 ) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """The models in this one that can be handed over, by name: {"discriminator": (fields, params)}.
+    """Returns the models to export, {"discriminator": (fields, params), "generator": ...}.
 
-    fields: of the Config. params: nested dict. A discriminator or generator alone is its only part.
+    fields: of the Config. params: nested dict. A lone discriminator or generator is the only entry.
     """
     config = Config(**fields)
     if not config.is_pair:
@@ -227,10 +229,10 @@ def parts(
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Multiply-adds of the forward pass of one sequence, times two; matmuls only.
+    """Returns the FLOPs of the forward pass of one sequence: two per multiply-add, matmuls only.
 
-    predictions: positions at which the vocabulary is scored. In a model of both: of the generator
-    and of the discriminator.
+    predictions: the number of positions with vocabulary logits. For a pair: the sum of the
+    generator and the discriminator.
     """
     if config.is_pair:
         alone = dataclasses.replace(config, heads=("rtd",))
@@ -244,8 +246,8 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     return encoder + 2 * (project + rtd + mlm)
 
 
-# Our path, their name and how the array changes on the way (artifact/huggingface.py has the ways).
-# Of a part: theirs has no file of both.
+# models/bert.py explains these tables. They are for a generator or discriminator alone: Hugging
+# Face has no file for a pair.
 _RTD = "discriminator_predictions."
 _OWN = (
     ("project/kernel", "electra.embeddings_project.weight", "transpose"),
@@ -283,7 +285,7 @@ HF_CONFIG = {
     "model_type": "electra",
     "fields": {**bert.HF_CONFIG["fields"], "embedding_size": "embedding_size"},
     "fixed": bert.HF_CONFIG["fixed"],
-    # Of what stands in front of this class's classifier, which no other class has.
+    # Keys for the layers before this class's classifier, which no other class has.
     "fixed_in_class": {
         "ForMultipleChoice": {
             "summary_type": "first",

@@ -5,7 +5,7 @@
     >>> model.apply({"params": params}, jnp.ones((1, 8), jnp.int32))["logits"].shape
     (1, 8, 50304)
 
-A cache for decoding holds the keys and values of what was read: `start_cache`, then `decode_step`.
+For decoding, a cache holds the keys and values of the tokens read: `start_cache`, `decode_step`.
 
 Shapes: B batch, L length, S slots of a cache, D model, N heads, H head dim, V vocab.
 """
@@ -24,13 +24,13 @@ from bertjax.models.common import attention, heads, layers, masks
 
 KIND = "decoder"
 INPUTS = ("input_ids",)
-OBJECTIVE = {"name": "causal_lm"}  # what it was published with
+OBJECTIVE = {"name": "causal_lm"}  # the published pretraining objective
 HEADS = ("lm", *heads.DOWNSTREAM)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(layers.Fields):
-    """The fields of the model. `dropout_rate` is that of what layers add to the residual."""
+    """The model's fields. `dropout_rate` applies to the outputs that are added to the residual."""
 
     vocab_size: int = 50257
     hidden_size: int = 768
@@ -51,11 +51,11 @@ class Config(layers.Fields):
         heads.check(self, HEADS)
 
     def kernel_std(self, name: str) -> float:
-        """Smaller for the two maps of a layer that add to the residual (section 2.3)."""
+        """Returns init_std, scaled down for the kernels before a residual sum (section 2.3)."""
         return self.init_std / (math.sqrt(2 * self.num_layers) if name in ("out", "wo") else 1.0)
 
 
-# Table 2 of the paper, but for mini.
+# Table 2 of the paper. Mini is our own.
 VARIANTS = {
     "mini": layers.sizes(4, 256),
     "small": layers.sizes(12, 768),
@@ -67,7 +67,7 @@ SMOKE = layers.SMOKE
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each on the norm of the residual that it adds to."""
+    """A pre-norm layer: attention and MLP, each reading the normed residual and adding to it."""
 
     config: Config
     deterministic: bool
@@ -80,7 +80,10 @@ class Layer(nn.Module):
         mask: masks.Mask,
         index: jax.Array | None,
     ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array] | None]]:
-        """(state, (state, new cache)); cache: key and value [B, S, N, H], written at `index`."""
+        """Returns (state, (state, new cache)).
+
+        cache: key and value [B, S, N, H], written at slot `index`; None: no cache.
+        """
         config, deterministic = self.config, self.deterministic
         residual = ("batch", "length", "embed")
         out = attention.Attention(config, name="attention")(
@@ -103,7 +106,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """`num_layers` layers; their parameters and their caches are stacked."""
+    """A stack of `num_layers` layers; their parameters and their caches are stacked."""
 
     config: Config
 
@@ -116,13 +119,13 @@ class Decoder(nn.Module):
         index: jax.Array | None,
         deterministic: bool,
     ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array] | None]]:
-        """(last state, (all states [num_layers, B, L, D], new cache))."""
+        """Returns (last state, (states after every layer [num_layers, B, L, D], new cache))."""
         stack = layers.stack(Layer, self.config, self.config.num_layers, 2)
         return stack(self.config, deterministic, name="layers")(x_BLD, cache, mask, index)
 
 
 class Embeddings(nn.Module):
-    """Sum of word and position embeddings."""
+    """The sum of word and position embeddings."""
 
     config: Config
 
@@ -139,7 +142,7 @@ class Embeddings(nn.Module):
 
 
 class Model(heads.Model):
-    """Inputs are int32[B, L]; a position sees itself and what stands before it in its segment."""
+    """GPT-2. Inputs are int32[B, L]. A position sees itself and earlier ones of its segment."""
 
     config: Config
 
@@ -155,7 +158,7 @@ class Model(heads.Model):
         self.setup_downstream()
 
     def class_features(self, x_BLD: jax.Array, attention_mask: jax.Array | None) -> jax.Array:
-        """[B, D]: the state of the last token that is no padding, which alone has seen all."""
+        """Returns [B, D]: the state of the last non-padding token, which alone has seen all."""
         if attention_mask is None:
             return x_BLD[:, -1]
         last_B = heads.last_position(attention_mask)
@@ -172,15 +175,16 @@ class Model(heads.Model):
         deterministic: bool = True,
         output_hidden_states: bool = False,
     ) -> dict[str, jax.Array]:
-        """Returns the outputs by name.
+        """Returns a dict of the outputs of the decoder and of its heads.
 
-        attention_mask: 1 on tokens. segment_ids, for packed rows: 0 on padding, 1 and on are the
-        examples, with position_ids of their own. prefix_mask: 1 where a position is seen by its
-        whole segment (prefix LM).
+        attention_mask: 1 on tokens, 0 on padding. segment_ids, for packed rows: 0 on padding, the
+        examples are numbered from 1; position_ids then count within each example. prefix_mask: 1 on
+        positions that the whole segment attends to (prefix LM).
 
-        logits [B, L, rows of the word table], float32: of the token after each position, with the
-        head "lm"; last_hidden_state [B, L, D], normed; hidden_states [1 + num_layers, B, L, D] on
-        request, the last one normed; and what `heads.Model.add_downstream` tells.
+        logits [B, L, rows of the word table], float32: for the token after each position, with the
+        head "lm"; last_hidden_state [B, L, D], normed; if requested hidden_states
+        [1 + num_layers, B, L, D], the last one normed; and the outputs of
+        `heads.Model.add_downstream`.
         """
         if position_ids is None:
             position_ids = jnp.arange(input_ids.shape[1])[None, :]
@@ -203,7 +207,7 @@ class Model(heads.Model):
         return sharding.constrain(logits_BLV, ("batch", "length", "vocab"))
 
     def start_cache(self, batch_size: int, length: int) -> dict[str, jax.Array]:
-        """An empty cache with `length` slots: key and value [num_layers, B, S, N, H]."""
+        """Returns an empty cache with `length` slots: key and value [num_layers, B, S, N, H]."""
         config = self.config
         shape = (config.num_layers, batch_size, length, config.num_heads, config.head_dim)
         return {name: jnp.zeros(shape, config.dtype) for name in ("key", "value")}
@@ -218,11 +222,11 @@ class Model(heads.Model):
         *,
         prefix: bool = False,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """(logits [B, T, V], new cache) of T tokens which go to the slots from `index` on.
+        """Returns (logits [B, T, V], new cache) for T tokens, written to the slots from `index` on.
 
-        attention_mask int32[B, S]: 0 on slots of padding; slots after a token's own are not seen,
-        but for those of these T tokens if they are a prefix. position_ids int32[B, T]: default is
-        the number of the slot.
+        attention_mask int32[B, S]: 0 on slots of padding. A token does not attend to later slots;
+        with `prefix`, the T tokens are a prefix and attend to each other in both directions.
+        position_ids int32[B, T]: default: the slot numbers.
         """
         places_T = index + jnp.arange(input_ids.shape[1])
         mask = masks.causal(index)
@@ -237,10 +241,10 @@ class Model(heads.Model):
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Multiply-adds of the forward pass of one sequence, times two; matmuls only.
+    """Returns the FLOPs of the forward pass of one sequence: two per multiply-add, matmuls only.
 
-    predictions: positions at which the vocabulary is scored. Attention counts every pair of
-    positions, as it is computed: half of them are masked.
+    predictions: the number of positions with vocabulary logits. Attention counts all pairs of
+    positions, although half of them are masked.
     """
     width, mlp = config.hidden_size, config.intermediate_size
     projections = 4 * length * width * width
@@ -250,8 +254,8 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     return 2 * (config.num_layers * layer + head * ("lm" in config.heads))
 
 
-# Our path, their name, how the array changes on the way (artifact/huggingface.py has the ways) and
-# which of n parts along an axis of theirs it is. Their maps are [in, out].
+# models/bert.py explains these tables. (i, n, axis): ours is part i of n of their fused tensor,
+# along an axis of theirs. Their linear maps are [in, out].
 _OURS, _LAYER = "decoder/layers/", "transformer.h.{}."
 HF_NAMES = (
     ("embeddings/word/embedding", "transformer.wte.weight", "vocab_rows"),
@@ -276,8 +280,8 @@ HF_NAMES = (
     ("final_norm/bias", "transformer.ln_f.bias", "same"),
 )
 HF_TIED = {"lm_head.weight": "transformer.wte.weight"}
-HF_SKIPPED = ("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias")  # their causal mask
-HF_PREFIX = "transformer."  # absent from the names in a file of the bare decoder
+HF_SKIPPED = ("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias")  # causal masks
+HF_PREFIX = "transformer."  # names in a file of the bare decoder lack it
 HF_HEADS = {
     "ForSequenceClassification": {"classifier/logits": "score"},
     "ForTokenClassification": {"token_classifier/logits": "classifier"},

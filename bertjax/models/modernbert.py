@@ -1,9 +1,9 @@
 """ModernBERT (Warner et al., arXiv 2412.13663): pre-norm, rotary positions, gated units, no biases.
 
-Every third layer, the first included, sees the whole sequence; the others see a window around each
-token, with rotary angles of their own. They are one loop all the same: what differs, the mask and
-the angles, is chosen by a flag of the layer. Local layers save time with `config.attention` =
-"splash", which skips what lies outside the window; "xla" computes all scores and masks them.
+Every third layer, starting with the first, attends to the whole sequence. The others attend to a
+window around each token and have a rotary base of their own. All layers still run in one loop: a
+flag per layer selects the mask and the angles. Local layers save time with `config.attention` =
+"splash", which skips scores outside the window; "xla" computes all scores and masks them.
 
     >>> model = Model(Config(**VARIANTS["mini"]))
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
@@ -31,7 +31,7 @@ POOLINGS = ("cls", "mean")
 
 @dataclasses.dataclass(frozen=True)
 class Config(layers.Fields):
-    """The fields of the model. Dropout is off, as in their releases."""
+    """The model's fields. Dropout is off by default, as in the released models."""
 
     vocab_size: int = 50368
     hidden_size: int = 768
@@ -55,7 +55,7 @@ class Config(layers.Fields):
     def __post_init__(self):
         layers.check_fields(self)
         heads.check(self, HEADS)
-        # Theirs has two fields, one for the layers, one for the head.
+        # Hugging Face has two fields, one for the layers and one for the head.
         errors.check(self.activation == "gelu", "model.activation", self.activation, "gelu")
         errors.check(self.classifier_pooling in POOLINGS, "model.classifier_pooling",
                      self.classifier_pooling, f"one of {', '.join(POOLINGS)}")  # fmt: skip
@@ -66,20 +66,20 @@ class Config(layers.Fields):
             )
 
     def kernel_std(self, name: str) -> float:
-        """Smaller for the maps that add to the residual, as in transformers."""
+        """Returns init_std, scaled down for the kernels before a residual sum (transformers)."""
         return self.init_std / (math.sqrt(2 * self.num_layers) if name in ("out", "wo") else 1.0)
 
 
 KIND = "encoder"
 INPUTS = ("input_ids",)
-# What it was published with.
+# The published pretraining objective.
 OBJECTIVE = {
     "name": "mlm", "pair": "none", "mask_rate": 0.3,
     "packing": True, "cross_documents": False, "short_rate": 0.0,
 }  # fmt: skip
 SMOKE = {**layers.SMOKE, "local_window": 16}
 
-# Table 4 of the paper; mini is our own, its window small enough to matter at length 128.
+# Table 4 of the paper. Mini is our own, with a window small enough to matter at length 128.
 VARIANTS = {
     "mini": {
         "num_layers": 4,
@@ -103,11 +103,11 @@ def _norm(config: Config, name: str | None = None) -> layers.LayerNorm:
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each added to the residual after a norm of its own.
+    """A pre-norm layer: attention and MLP, each added to the residual.
 
-    The norm before the attention is the last thing that the layer before does, since the first
-    layer has none: what is carried is the residual and its norm. So every layer has the same
-    parameters, and the last one's norm is the final norm of the model.
+    The first layer has no norm before its attention. Hence each layer ends with the norm of the
+    next layer's attention, and the loop carries (residual, normed residual). So all layers have the
+    same parameters, and the last layer's `next_norm` is the final norm of the model.
     """
 
     config: Config
@@ -121,7 +121,10 @@ class Layer(nn.Module):
         mask: masks.Mask,
         rotary: tuple[Any, Any],
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        """mask: of the global layers. rotary: tables of these, and of the local ones."""
+        """Returns (new carry, residual). rotary: (tables of global layers, of local layers).
+
+        mask: that of the global layers; local layers also apply their window.
+        """
         config, deterministic = self.config, self.deterministic
         residual = ("batch", "length", "embed")
         x_BLD, normed_BLD = carry
@@ -142,7 +145,7 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The layers, and which of them are global."""
+    """A stack of global and local layers."""
 
     config: Config
 
@@ -156,7 +159,7 @@ class Encoder(nn.Module):
         deterministic: bool,
         keep_hidden: bool,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns the normed last state and, if asked, the residual after every layer."""
+        """Returns (normed last state, residual after every layer or None), per `keep_hidden`."""
         config = self.config
         rotary = tuple(
             positions.rotary_tables(position_ids, config.head_dim, theta)
@@ -171,7 +174,7 @@ class Encoder(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Word embeddings, normed: positions are in the attention."""
+    """Layer-normed word embeddings; positions enter in the attention only."""
 
     config: Config
 
@@ -188,10 +191,10 @@ class Embeddings(nn.Module):
 
 
 class Model(heads.Model):
-    """Inputs are int32[B, L], `masked_positions` int32[B, P].
+    """ModernBERT. Inputs are int32[B, L]; `masked_positions` is int32[B, P].
 
-    `attention_mask` is 1 on tokens; rows that hold several examples have `segment_ids` (0 on
-    padding) and `position_ids` instead.
+    `attention_mask` is 1 on tokens and 0 on padding. Packed rows, which hold several examples, have
+    `segment_ids` (0 on padding) and `position_ids` instead.
     """
 
     config: Config
@@ -209,7 +212,7 @@ class Model(heads.Model):
         self.setup_downstream()
 
     def class_features(self, x_BLD: jax.Array, attention_mask: jax.Array | None) -> jax.Array:
-        """[B, D]: the state of the first token or the mean of all, by `classifier_pooling`."""
+        """Returns [B, D]: the first token's state or the mean, per `classifier_pooling`."""
         if attention_mask is None:
             attention_mask = jnp.ones(x_BLD.shape[:2], jnp.int32)
         pooled_BD = heads.pool(x_BLD, attention_mask, self.config.classifier_pooling)
@@ -226,12 +229,12 @@ class Model(heads.Model):
         deterministic: bool = True,
         output_hidden_states: bool = False,
     ) -> dict[str, jax.Array]:
-        """Returns the outputs by name.
+        """Returns a dict of the outputs of the encoder and of its heads.
 
         last_hidden_state [B, L, D], normed; mlm_logits [B, P, rows of the word table], float32, at
-        `masked_positions`, or at every position without them; on request hidden_states
-        [1 + num_layers, B, L, D], the residual before every layer and then the last_hidden_state;
-        and what `heads.Model.add_downstream` tells.
+        `masked_positions`, or at every position if these are None; if requested hidden_states
+        [1 + num_layers, B, L, D]: the residual before every layer, then last_hidden_state;
+        and the outputs of `heads.Model.add_downstream`.
         """
         if position_ids is None:
             position_ids = jnp.arange(input_ids.shape[1])[None, :]
@@ -254,10 +257,10 @@ class Model(heads.Model):
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Multiply-adds of the forward pass of one sequence, times two; matmuls only.
+    """Returns the FLOPs of the forward pass of one sequence: two per multiply-add, matmuls only.
 
-    predictions: positions at which the vocabulary is scored. A local layer counts the scores that
-    it needs, those of its window.
+    predictions: the number of positions with vocabulary logits. A local layer counts only the
+    scores inside its window.
     """
     width = config.hidden_size
     maps = length * width * (4 * width + 3 * config.intermediate_size)
@@ -270,7 +273,7 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     return 2 * (config.num_layers * maps + attention + head * ("mlm" in config.heads))
 
 
-# models/bert.py tells what these tables mean. Their fused maps hold ours one after the other.
+# models/bert.py explains these tables. (i, n, axis): ours is part i of n of their fused tensor.
 _LAYER = "model.layers.{}."
 HF_NAMES = (
     ("embeddings/word/embedding", "model.embeddings.tok_embeddings.weight", "vocab_rows"),
@@ -322,7 +325,7 @@ class _Rope(schema.Open):
 
 
 def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
-    """The rotary bases and the period of global layers, as transformers 4 or 5 wrote them."""
+    """Reads the rotary bases and the period of global layers, as transformers 4 or 5 write them."""
     del tensors
     found: dict[str, Any] = {
         "global_theta": content["global_rope_theta"],
@@ -390,7 +393,7 @@ HF_CONFIG = {
         "global_rope_theta": fields["global_theta"],
         "local_rope_theta": fields["local_theta"],
         "global_attn_every_n_layers": fields["global_every"],
-        **dict.fromkeys(("cls_token_id", "sep_token_id")),  # else theirs are those of its release
+        **dict.fromkeys(("cls_token_id", "sep_token_id")),  # else transformers' defaults apply
     },
     "architectures": {(): "ModernBertModel", ("mlm",): "ModernBertForMaskedLM"},
 }

@@ -1,7 +1,7 @@
 """RoBERTa (Liu et al., arXiv 1907.11692): BERT with one token type and no next sentence prediction.
 
-Positions are numbered from pad_id + 1 and the row before is that of padding: 512 positions make a
-table of 514 rows where the padding has id 1. So a model and its tokenizer agree on `pad_id`.
+Positions are numbered from pad_id + 1, and row pad_id of the position table is used for padding:
+with padding id 1, 512 positions need a table of 514 rows. NOTE: `pad_id` must be the tokenizer's.
 
     >>> model = Model(Config(**VARIANTS["mini"]))
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
@@ -25,7 +25,7 @@ HEADS = ("pooler", "mlm", *heads.DOWNSTREAM)
 
 @dataclasses.dataclass(frozen=True)
 class Config(bert.Config):
-    """The fields of the model, most of them BERT's."""
+    """BERT's fields with RoBERTa's defaults, and `pad_id`."""
 
     vocab_size: int = 50265
     type_vocab_size: int = 1
@@ -36,23 +36,24 @@ class Config(bert.Config):
     def __post_init__(self):
         layers.check_fields(self)
         heads.check(self, HEADS)
-        # Its head has gelu whatever the layers have.
+        # In Hugging Face's RoBERTa the MLM head always has gelu, so the layers must have it too.
         errors.check(self.activation == "gelu", "model.activation", self.activation, "gelu")
 
 
 KIND = "encoder"
 INPUTS = ("input_ids",)
-OBJECTIVE = {"name": "mlm", "pair": "none"}  # what it was published with
+OBJECTIVE = {"name": "mlm", "pair": "none"}  # the published pretraining objective
 SMOKE = bert.SMOKE
 
-# Table 9 of the paper; mini is our own.
+# Table 9 of the paper. Mini is our own.
 VARIANTS = {name: bert.VARIANTS[name] for name in ("mini", "base", "large")}
 
 
 class Model(bert.Model):
-    """Inputs are those of `bert.Model` but for the token types, which are all the first one.
+    """RoBERTa. The inputs are those of `bert.Model` except token_type_ids, which are all 0.
 
-    The classifier has a map of its own, or reads the pooler where there is one (multiple choice).
+    The classifier has a dense layer of its own; if there is a pooler, it reads that instead
+    (multiple choice).
     """
 
     config: Config
@@ -61,7 +62,7 @@ class Model(bert.Model):
 
     @property
     def first_position(self) -> int:
-        """Row of the position table for the first token of a sequence."""
+        """Returns the row of the position table for the first token of a sequence."""
         return self.config.pad_id + 1
 
     def __call__(
@@ -75,9 +76,9 @@ class Model(bert.Model):
         deterministic: bool = True,
         output_hidden_states: bool = False,
     ) -> dict[str, jax.Array]:
-        """Returns the outputs of `bert.Model`; `position_ids` count the tokens from 0."""
+        """Returns the outputs of `bert.Model`. `position_ids` count tokens from 0."""
         if position_ids is None and attention_mask is not None:
-            # Padding stands at -1, whose row is pad_id, so it may be on the left as well.
+            # Padding gets position -1, whose row is pad_id. So padding on the left works too.
             tokens_BL = attention_mask.astype(jnp.int32)
             position_ids = jnp.cumsum(tokens_BL, axis=1) * tokens_BL - 1
         return super().__call__(
@@ -93,7 +94,7 @@ class Model(bert.Model):
 
 flops_per_sequence = bert.flops_per_sequence
 
-# The encoder's names are BERT's under another prefix (models/bert.py tells what the tables mean).
+# The encoder's names are BERT's with another prefix (models/bert.py explains the tables).
 HF_NAMES = tuple(
     (ours, theirs.replace("bert.", "roberta.", 1), way)
     for ours, theirs, way in bert.HF_NAMES

@@ -1,11 +1,11 @@
-"""SpanBERT (Joshi et al., arXiv 1907.10529): BERT on one text, with the span boundary head.
+"""SpanBERT (Joshi et al., arXiv 1907.10529): BERT on single texts, with a span boundary head.
 
     >>> model = Model(Config(**VARIANTS["mini"]))
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
     >>> model.apply({"params": params}, jnp.ones((1, 8), jnp.int32))["mlm_logits"].shape
     (1, 8, 30592)
 
-Shapes: B batch, L length, D model, P predictions a sequence, V vocab.
+Shapes: B batch, L length, D model, P predictions per sequence, V vocab.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ HEADS = ("pooler", "mlm", "sbo", *heads.DOWNSTREAM)
 
 @dataclasses.dataclass(frozen=True)
 class Config(bert.Config):
-    """The fields of BERT and those below. The paper's model is cased, with 28,996 pieces."""
+    """BERT's fields and `max_span_tokens`. The paper's model is cased, with 28,996 pieces."""
 
     vocab_size: int = 28996
     max_span_tokens: int = 80  # places in a span with an embedding; those beyond share the last
@@ -38,16 +38,16 @@ class Config(bert.Config):
 
 KIND = "encoder"
 INPUTS = ("input_ids",)
-OBJECTIVE = {"name": "span_boundary"}  # what it was published with
+OBJECTIVE = {"name": "span_boundary"}  # the published pretraining objective
 SMOKE = bert.SMOKE
 VARIANTS = {name: bert.VARIANTS[name] for name in ("mini", "base", "large")}
 
 
 class SboHead(nn.Module):
-    """What stands at a place of a hidden span, by the states at its two ends (section 2.2).
+    """Predicts each token of a masked span from the states at the span's boundaries (section 2.2).
 
-    h = norm(gelu(W1 [x at s - 1; x at e + 1; p of i - s + 1])), then the like with W2 and the inner
-    products with the word embeddings, which are an MLM head on h.
+    For token i of a span from s to e: h = norm(gelu(W1 [x at s - 1; x at e + 1; p of i - s + 1])).
+    The rest is an MLM head on h: the same with W2, then inner products with the word embeddings.
     """
 
     config: Any
@@ -78,7 +78,10 @@ class SboHead(nn.Module):
 
 
 class Model(bert.Model):
-    """Inputs as of `bert.Model`, and `span_boundaries` int32[B, P, 2]: see `SboHead`."""
+    """SpanBERT. The inputs are those of `bert.Model` and `span_boundaries` int32[B, P, 2].
+
+    `span_boundaries` are the positions s - 1 and e + 1 around the span of each prediction.
+    """
 
     config: Config
 
@@ -95,14 +98,14 @@ class Model(bert.Model):
         span_boundaries: jax.Array | None = None,
         **kwargs,
     ) -> dict[str, jax.Array]:
-        """As `bert.Model`, and with boundaries sbo_logits [B, P, rows of the word table], float32.
+        """Returns the outputs of `bert.Model` and, if `span_boundaries` is given, sbo_logits.
 
-        Both of masked_positions and span_boundaries, or the head has nothing to say.
+        sbo_logits [B, P, rows of the word table], float32. They also need `masked_positions`.
         """
         outputs = super().__call__(input_ids, *args, masked_positions=masked_positions, **kwargs)
         if "sbo" not in self.config.heads:
             return outputs
-        if self.is_initializing():  # a model is made from input_ids alone
+        if self.is_initializing():  # init passes input_ids only
             masked_positions = jnp.zeros((len(input_ids), 1), jnp.int32)
             span_boundaries = jnp.zeros((len(input_ids), 1, 2), jnp.int32)
         if span_boundaries is not None:
@@ -116,16 +119,16 @@ class Model(bert.Model):
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Multiply-adds of the forward pass of one sequence, times two; matmuls only.
+    """Returns the FLOPs of the forward pass of one sequence: two per multiply-add, matmuls only.
 
-    predictions: positions at which the vocabulary is scored, by each head.
+    predictions: the number of positions at which each head computes vocabulary logits.
     """
     width, rows = config.hidden_size, layers.padded_vocab_size(config.vocab_size)
     head = predictions * width * (3 * width + width + rows) * ("sbo" in config.heads)
     return bert.flops_per_sequence(config, length, predictions) + 2 * head
 
 
-# A folder of theirs is one of BERT, which has no place for the boundary head.
+# The Hugging Face folder is one of BERT, which has no tensors for the span boundary head.
 HF_NAMES = bert.HF_NAMES
 HF_DROPPED = ("sbo_head/",)
 HF_HEADS = bert.HF_HEADS

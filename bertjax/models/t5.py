@@ -1,7 +1,7 @@
 """T5 (Raffel et al., arXiv 1910.10683): encoder and decoder, relative position bias, no biases.
 
-Version 1.0 has relu units and one table for input and output; version 1.1, mT5 (arXiv 2010.11934)
-and ByT5 (arXiv 2105.13626) have gated gelu units and an output map of their own.
+Version 1.0 has a relu MLP and ties input and output embeddings. Version 1.1, mT5 (arXiv 2010.11934)
+and ByT5 (arXiv 2105.13626) have a gated gelu MLP and an untied output projection.
 
     >>> model = Model(Config(**VARIANTS["small"]))
     >>> ids = jnp.ones((1, 8), jnp.int32)
@@ -9,7 +9,7 @@ and ByT5 (arXiv 2105.13626) have gated gelu units and an output map of their own
     >>> model.apply({"params": params}, ids, decoder_input_ids=ids[:, :3])["logits"].shape
     (1, 3, 32128)
 
-T length of the decoder; other shapes as in `models.common.layers`.
+Shapes: T length of the decoder; others as in `models.common.layers`.
 """
 
 import dataclasses
@@ -22,14 +22,14 @@ import jax.numpy as jnp
 from bertjax import errors, sharding
 from bertjax.models.common import layers, masks, t5_files, t5_layers
 
-# What importers and exporters of files read here.
+# Import from and export to Hugging Face read these names in the family's module.
 HF_NAMES, HF_TIED, HF_SKIPPED = t5_files.HF_NAMES, t5_files.HF_TIED, t5_files.HF_SKIPPED
 HF_PREFIX, HF_HEADS, HF_CONFIG = t5_files.HF_PREFIX, t5_files.HF_HEADS, t5_files.HF_CONFIG
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(layers.Fields):
-    """The fields of the model; the decoder shares all but the number of layers."""
+    """The model's fields. The decoder has the encoder's fields except for `num_decoder_layers`."""
 
     vocab_size: int = 32128
     hidden_size: int = 512
@@ -73,7 +73,11 @@ class Config(layers.Fields):
         return self.dropout_rate
 
     def kernel_std(self, name: str) -> float:
-        """Scaled by what goes in, and the query by 1 / sqrt(head_dim) for the scores' sake."""
+        """Returns init_std / sqrt(fan-in), divided by sqrt(head_dim) too for the query.
+
+        The query's factor stands in for the missing scaling of the scores. The standard deviation
+        before truncation is returned, hence the division by TRUNCATED_STD.
+        """
         fans = {
             "query": self.hidden_size * self.head_dim,
             "out": self.num_heads * self.head_dim,
@@ -118,13 +122,13 @@ _MT5_NAMES = {"3b": "xl", "11b": "xxl"}
 
 KIND = "encoder_decoder"
 INPUTS = ("input_ids", "decoder_input_ids")
-OBJECTIVE = {"name": "span_corruption"}  # what it was published with
+OBJECTIVE = {"name": "span_corruption"}  # the published pretraining objective
 HEADS = ("lm",)
-# Of the fields of OBJECTIVE: ByT5 hides spans of 20 bytes on average (arXiv 2105.13626, 3.1).
+# Objective fields per variant: ByT5 masks spans of 20 bytes on average (arXiv 2105.13626, 3.1).
 VARIANT_OBJECTIVES = {f"byt5_{name}": {"mean_noise_span_length": 20.0} for name in _BYT5_SIZES}
 SMOKE = {**layers.SMOKE, "num_decoder_layers": 2, "head_dim": 32}
 
-# The paper's section 3.7 for version 1.0; mT5's table 1, ByT5's table 1.
+# Version 1.0: section 3.7 of the paper. mT5: its table 1. ByT5: its table 1.
 VARIANTS: dict[str, dict[str, Any]] = {
     "mini": _sizes(256, 1024, 4, 4),
     "small": _sizes(512, 2048, 8, 6),
@@ -142,7 +146,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class Embeddings(nn.Module):
-    """Word embeddings alone: positions are in the attention."""
+    """Word embeddings; positions enter in the attention only."""
 
     config: Config
 
@@ -157,7 +161,7 @@ class Embeddings(nn.Module):
 
 
 class Model(nn.Module):
-    """Inputs are int32[B, L] of the encoder and int32[B, T] of the decoder."""
+    """T5. Inputs are int32[B, L] for the encoder and int32[B, T] for the decoder."""
 
     config: Config
 
@@ -183,16 +187,16 @@ class Model(nn.Module):
         deterministic: bool = True,
         output_hidden_states: bool = False,
     ) -> dict[str, jax.Array]:
-        """Returns the outputs by name; without `decoder_input_ids` those of the encoder alone.
+        """Returns a dict of outputs; without `decoder_input_ids` only the encoder runs.
 
-        Masks are 1 on tokens; packed rows have segment ids instead, 0 on padding. A segment lies in
-        one piece, so that the distance of two of its tokens is that of their places in the row:
-        position ids, which packed batches have for other families, change nothing.
+        Masks are 1 on tokens, 0 on padding. Packed rows have segment ids instead, 0 on padding.
+        Position ids, which packed batches have for other families, are ignored: a segment is
+        contiguous, so distances between its tokens are those of their places in the row.
 
-        logits [B, T, rows of the word table], float32, with the head "lm"; last_hidden_state
-        [B, T, D] of the decoder, encoder_last_hidden_state [B, L, D]; of the encoder alone,
-        last_hidden_state [B, L, D]. On request hidden_states [1 + layers, B, ...] and
-        encoder_hidden_states, the last of each normed.
+        Encoder and decoder: last_hidden_state [B, T, D] of the decoder; encoder_last_hidden_state
+        [B, L, D]; with the head "lm" logits [B, T, rows of the word table], float32; if requested
+        hidden_states [1 + layers, B, T, D] and encoder_hidden_states, the last of each normed.
+        Encoder alone: last_hidden_state [B, L, D]; if requested hidden_states.
         """
         del position_ids, decoder_position_ids
         seen = masks.of_batch(attention_mask, segment_ids)
@@ -238,10 +242,11 @@ class Model(nn.Module):
     def start_cache(
         self, input_ids: jax.Array, length: int, attention_mask: jax.Array | None = None
     ) -> dict[str, jax.Array]:
-        """A cache with `length` slots for the decoder, and what it reads of these inputs.
+        """Encodes the inputs and returns a decoder cache with `length` slots.
 
-        key and value [num_decoder_layers, B, length, N, H]; cross_key and cross_value of the
-        encoder's states, [..., L, N, H]; cross_mask bool[1, B, L]. The batch is the second axis.
+        key and value [num_decoder_layers, B, length, N, H], empty; cross_key and cross_value of the
+        encoder's states [num_decoder_layers, B, L, N, H]; cross_mask bool[1, B, L]. The batch is
+        the second axis of each.
         """
         config = self.config
         mask = masks.of_batch(attention_mask, None)
@@ -259,7 +264,7 @@ class Model(nn.Module):
     def decode_step(
         self, decoder_input_ids: jax.Array, cache: dict[str, jax.Array], index: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """(logits [B, T, V], new cache) of T tokens which go to the slots from `index` on."""
+        """Returns (logits [B, T, V], new cache) for T tokens, cached in the slots from `index`."""
         queries = index + jnp.arange(decoder_input_ids.shape[1])
         keys = jnp.arange(cache["key"].shape[2])
         of_layers = {name: array for name, array in cache.items() if name != "cross_mask"}
@@ -272,9 +277,9 @@ class Model(nn.Module):
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Multiply-adds of the forward pass of one pair of sequences, times two; matmuls only.
+    """Returns the FLOPs of the forward pass of one pair of sequences: 2 x multiply-adds of matmuls.
 
-    predictions: length of the decoder, which scores the vocabulary everywhere.
+    predictions: length of the decoder, which computes vocabulary logits at every position.
     """
     width, heads = config.hidden_size, config.num_heads * config.head_dim
     units = (3 if config.gated else 2) * width * config.intermediate_size

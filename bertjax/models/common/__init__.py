@@ -1,1 +1,1 @@
-"""Layers and tables that families share."""
+"""Layers and tables shared by the model families."""

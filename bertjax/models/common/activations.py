@@ -1,7 +1,7 @@
-"""Activations that keep one number an element for the backward pass: their slope.
+"""Activation functions that save only their derivative for the backward pass.
 
-What JAX makes of the formulas keeps three or four. Value and slope are computed in float32 and
-kept in the type of x.
+That is one number per element; JAX's own differentiation of the formulas saves three or four. Value
+and derivative are computed in float32 and stored in the dtype of x.
 """
 
 import math
@@ -10,19 +10,19 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-# x -> (value, slope), float32
+# x -> (value, derivative), float32
 Curve = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def _gelu(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """x times the normal distribution function (Hendrycks & Gimpel, arXiv 1606.08415)."""
+    """x times the standard normal CDF (Hendrycks & Gimpel, arXiv 1606.08415)."""
     distribution = 0.5 * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
     density = jnp.exp(-0.5 * jnp.square(x)) * (1.0 / math.sqrt(2.0 * math.pi))
     return x * distribution, distribution + x * density
 
 
 def _gelu_tanh(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The approximation of the same paper, section 2, which GPT-2 and T5 v1.1 have."""
+    """The tanh approximation of GELU (same paper, section 2), used by GPT-2 and T5 v1.1."""
     scale, cubic = math.sqrt(2.0 / math.pi), 0.044715
     tanh = jnp.tanh(scale * (x + cubic * x * x * x))
     inner = scale * (1.0 + 3.0 * cubic * jnp.square(x))

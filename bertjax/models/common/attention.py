@@ -1,4 +1,4 @@
-"""Attention of many heads, computed plainly or by one of the `models.common.kernels`.
+"""Multi-head attention, computed by plain XLA operations or by one of `models.common.kernels`.
 
 Shapes: B batch, L length, S key length, D model, N heads, H head dim.
 """
@@ -17,9 +17,9 @@ from bertjax.models.common import kernels, layers, masks, positions
 class Attention(nn.Module):
     """Multi-head attention of x over itself, over a memory, or over a cache of earlier steps.
 
-    use_bias: of the four maps. scale: factor on the queries; None is head_dim ** -0.5.
-    config: hidden_size, num_heads, head_dim, kernel_std, attention_dropout_rate, adapter_size,
-    dtype, attention.
+    use_bias: whether the four projections have biases. scale: factor on the queries; None means
+    head_dim ** -0.5. Reads hidden_size, num_heads, head_dim, kernel_std, attention_dropout_rate,
+    adapter_size, dtype and attention of the config.
     """
 
     config: Any
@@ -44,7 +44,7 @@ class Attention(nn.Module):
         self.adapter = layers.Adapter(config) if config.adapter_size else None
 
     def keys_values(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """(key, value) of a memory, [B, S, N, H] each, to be given as `memory` many times."""
+        """Returns (key, value) of a memory, [B, S, N, H] each, to pass as `memory` repeatedly."""
         return _of_heads(self.key(x_BSD)), _of_heads(self.value(x_BSD))
 
     def __call__(
@@ -58,13 +58,13 @@ class Attention(nn.Module):
         rotary: tuple[jax.Array, jax.Array] | None = None,
         cache: dict[str, jax.Array] | None = None,
     ) -> Any:
-        """Returns [B, L, D], and the new cache too where one is given.
+        """Returns the output [B, L, D], or (output, new cache) if `cache` is given.
 
-        mask: who may see whom. memory: [B, S, D] or what `keys_values` made of it; None is x
-        itself. bias: float32 [B or 1, N, L, S], added to the scores. rotary: cos and sin of
-        `positions.rotary_tables`, for queries and keys.
-        cache: {"key", "value"} [B, S, N, H] and "index" int32[]: the keys of this call are written
-        at the index, and attention is over all S; the mask hides what is not there yet.
+        mask: which keys each query may attend to. memory: [B, S, D], or the result of `keys_values`
+        on it; None: self-attention. bias: float32 [B or 1, N, L, S], added to the scores. rotary:
+        (cos, sin) of `positions.rotary_tables`, applied to queries and keys.
+        cache: {"key", "value"} [B, S, N, H] and "index" int32[]. This call's keys and values are
+        written at the index. Attention is over all S slots: the mask must hide the empty ones.
         """
         query_BLNH = _of_heads(self.query(x_BLD))
         if isinstance(memory, tuple):
@@ -74,7 +74,8 @@ class Attention(nn.Module):
         if rotary is not None:
             query_BLNH = positions.rotate(query_BLNH, rotary)
             key_BSNH = positions.rotate(key_BSNH, rotary)
-        # Split along their length until here, then seen whole by the queries of every device.
+        # Up to here keys and values may be sharded over their length; here they are all-gathered,
+        # since the queries of every device attend to all of them.
         key_BSNH, value_BSNH = (_of_heads(x, "key_length") for x in (key_BSNH, value_BSNH))
         if cache is not None:
             key_BSNH, value_BSNH = (
@@ -87,10 +88,10 @@ class Attention(nn.Module):
             query_BLNH = query_BLNH * self.scale
 
         kernel = self.config.attention
-        if kernel == "xla" or self.is_initializing():  # parameters are made on two tokens
+        if kernel == "xla" or self.is_initializing():  # init runs on two tokens
             seed = self.dropout.seed(deterministic)
             mix = functools.partial(_mix, rate=self.dropout.rate)
-            if not self.config.unroll_layers:  # CPUs have the memory, and are 5% faster without
+            if not self.config.unroll_layers:  # CPUs have enough memory and are 5% faster without
                 mix = jax.checkpoint(mix, prevent_cse=False)
             mixed_BLNH = mix(query_BLNH, key_BSNH, value_BSNH, mask, bias, seed)
         elif bias is not None or not (deterministic or self.dropout.rate == 0.0):
@@ -114,12 +115,13 @@ def _mix(
     seed: jax.Array | None,
     rate: float,
 ) -> jax.Array:
-    """softmax(query key^T + bias) value, [B, L, N, H], all scores at once.
+    """Returns softmax(query key^T + bias) value, [B, L, N, H], with all scores in memory at once.
 
-    seed: of the dropout of the weights at `rate`; None is without.
-    Under `jax.checkpoint` the backward pass makes the scores again (Korthikanti et al., arXiv
-    2205.05198, section 5): one product more, 1.6% of BERT base's FLOPs at length 512, instead of
-    seven bytes a score written and read; its temporaries fall from 10.2 to 6.6 GiB of a v5e.
+    seed: of the dropout with `rate` on the attention weights; None: no dropout.
+    Under `jax.checkpoint` the backward pass recomputes the scores (Korthikanti et al., arXiv
+    2205.05198, section 5). This costs one more product, 1.6% of BERT base's FLOPs at length 512,
+    but avoids writing and reading seven bytes per score: BERT base's temporaries on a v5e fall from
+    10.2 to 6.6 GiB.
     """
     scores_BNLS = jnp.einsum("blnh,bsnh->bnls", query_BLNH, key_BSNH).astype(jnp.float32)
     if bias is not None:

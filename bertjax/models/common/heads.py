@@ -1,8 +1,8 @@
-"""What stands on an encoder: the pooler, the heads of pretraining and those of fine-tuning.
+"""Heads on top of an encoder: the pooler, the pretraining heads and the fine-tuning heads.
 
-The heads of fine-tuning are "classifier", one answer a sequence; "token_classifier", one a token;
-"span", where an answer begins and ends. Each has the layers that the classes of transformers have
-in that family, a `Layout`, so that a fine-tuned model can be handed over.
+The fine-tuning heads are "classifier" (one prediction per sequence), "token_classifier" (one per
+token) and "span" (start and end of an answer). In each family they have the same layers as the
+transformers classes, given by a `Layout`, so that a fine-tuned model can be exported.
 
 Shapes: B batch, L length, P predictions a sequence, D model, C labels, V vocab.
 """
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from bertjax import errors, sharding
 from bertjax.models.common import activations, layers
 
-# The heads for tasks, and the output of the body that each of them reads.
+# Each fine-tuning head and the output of the body that it reads.
 READS: Mapping[str, str] = MappingProxyType(
     {
         "classifier": "class_features",
@@ -31,14 +31,14 @@ _ACTIVATIONS = {**activations.FUNCTIONS, "tanh": jnp.tanh}
 
 
 class Layout(NamedTuple):
-    """The layers of a head for a task: [dropout, dense, activation, norm,] dropout, dense.
+    """The layers of a fine-tuning head: [dropout, dense, activation, norm,] dropout, dense.
 
-    pooled: the pooler is what comes before the dropout, so the model must have one.
-    activation: of the first map, to the model's width; "" where there is no such map.
-    norm: after the activation; neither it nor the first map has a bias.
-    first_rate, rate: of the dropout before each map; None: `config.dropout_rate`.
-    use_bias: of the last map.
-    starts_as: the head of pretraining whose first map and norm it starts with.
+    pooled: the head reads the pooler's output, so the model must have a pooler.
+    activation: after the first dense layer, which keeps the width; "": there is no such layer.
+    norm: whether a norm follows the activation; if so, neither it nor the first dense has a bias.
+    first_rate, rate: dropout before each dense layer; None: `config.dropout_rate`.
+    use_bias: whether the last dense layer has a bias.
+    starts_as: the pretraining head from which the first dense layer and the norm are initialized.
     """
 
     pooled: bool = False
@@ -51,14 +51,17 @@ class Layout(NamedTuple):
 
 
 PLAIN = Layout()
-# BERT's; a family that differs says how.
+# BERT's layouts; a family that differs overrides them.
 LAYOUTS: Mapping[str, Layout] = MappingProxyType(
     {"classifier": Layout(pooled=True), "token_classifier": PLAIN, "span": Layout(rate=0.0)}
 )
 
 
 def check(config: Any, known: tuple[str, ...]) -> None:
-    """Raises UserError unless `config.heads` are some of those known, in their order, and fit."""
+    """Raises UserError unless `config.heads` is a subset of `known`, in the order of `known`.
+
+    Also raises it if a head for labels is present, but `config.num_labels` is 0.
+    """
     names = config.heads
     ordered = names == tuple(name for name in known if name in names)
     errors.check(ordered, "model.heads", names, f"a tuple of {', '.join(known)}, in this order")
@@ -68,28 +71,29 @@ def check(config: Any, known: tuple[str, ...]) -> None:
 
 
 def check_pooled(config: Any, *names: str) -> None:
-    """Raises UserError for one of the heads `names`, which read the pooler, without the pooler."""
+    """Raises UserError if `config.heads` has one of `names`, which need "pooler", but no pooler."""
     for name in names:
         if name in config.heads and "pooler" not in config.heads:
             raise errors.UserError(f"config.model.heads = {config.heads!r}: {name} needs pooler")
 
 
 def gather_positions(x_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:
-    """The rows of `x_BLD` at `positions_BP`: [B, P, D]."""
+    """Returns the states of `x_BLD` at `positions_BP`: [B, P, D]."""
     x_BLD = sharding.constrain(x_BLD, ("batch", "key_length", "embed"))
     x_BPD = jnp.take_along_axis(x_BLD, positions_BP[:, :, None], axis=1)
     return sharding.constrain(x_BPD, ("batch", "length", "embed"))
 
 
 def last_position(mask: jax.Array) -> jax.Array:
-    """int32[...]: the place of the last token of mask [..., L]; 0 where there is none."""
+    """Returns int32[...]: the index of the last token of mask [..., L]; 0 if there is none."""
     return jnp.max(jnp.arange(mask.shape[-1]) * (mask > 0), axis=-1)
 
 
 def pool(states: jax.Array, mask: jax.Array, pooling: str) -> jax.Array:
-    """One vector a sequence: float32[..., D] of states [..., L, D] and mask [..., L].
+    """Returns one vector per sequence, float32[..., D], for states [..., L, D] and mask [..., L].
 
-    "mean" is over the tokens of the mask, "cls" the first state, "last" that of the last token.
+    pooling: "mean" averages over the tokens of the mask, "cls" takes the first position's state,
+    "last" the last token's state.
     """
     states = states.astype(jnp.float32)
     if pooling == "cls":
@@ -103,12 +107,13 @@ def pool(states: jax.Array, mask: jax.Array, pooling: str) -> jax.Array:
 
 
 class MlmHead(nn.Module):
-    """Transform, norm, and inner products with the word embeddings (BERT, section 3.1, task 1).
+    """The MLM head: dense, activation, norm, and inner products with the word embeddings.
 
-    The vocabulary axis of the logits is that of the embedding table; the ids that are only padding
-    of the table get a logit that softmax turns into 0, so they are never predicted.
+    See BERT, section 3.1, task 1. The logits have one column per row of the embedding table. The
+    padding rows of the table get the logit `layers.MASKED`, which softmax turns into 0, so they are
+    never predicted.
 
-    use_bias: of the transform and its norm; the logits always have one.
+    use_bias: whether the dense layer and the norm have biases; the logits always have one.
     """
 
     config: Any
@@ -126,14 +131,14 @@ class MlmHead(nn.Module):
         x_BPD = layers.LayerNorm(config.layer_norm_eps, self.use_bias, name="norm")(x_BPD)
         rows = word_embedding.num_embeddings
         bias_V = self.param("bias", nn.initializers.zeros, (rows,), jnp.float32)
-        # Masking the bias, not the logits, spares the backward pass a select over B * P * V.
+        # Masking the bias, not the logits, avoids a select over B * P * V in the backward pass.
         bias_V = jnp.where(jnp.arange(rows) < config.vocab_size, bias_V, layers.MASKED)
         logits_BPV = word_embedding.attend(x_BPD).astype(jnp.float32) + bias_V
         return sharding.constrain(logits_BPV, ("batch", "length", "vocab"))
 
 
 class Pooler(nn.Module):
-    """tanh of a dense map of the first position's state, [B, D]."""
+    """BERT's pooler: tanh of a dense layer on the first position's state, [B, D]."""
 
     config: Any
 
@@ -144,10 +149,11 @@ class Pooler(nn.Module):
 
 
 class Downstream(nn.Module):
-    """A head for a task: [..., D] -> [..., C], float32.
+    """A fine-tuning head: [..., D] -> [..., C], float32.
 
-    Fresh kernels have the standard deviation `config.init_std`, as in transformers. Those of
-    pretraining have 0.88 of it, as in BERT's own code, and fine-tuning then lags behind.
+    Its kernels start with the standard deviation `config.init_std`, as in transformers. NOTE: the
+    kernels of pretraining start with 0.88 of it, as in BERT's own code; fine-tuning heads that do
+    so learn more slowly.
     """
 
     config: Any
@@ -178,10 +184,10 @@ class Downstream(nn.Module):
 
 
 class Model(nn.Module):
-    """What the Models of all families that have heads for tasks share.
+    """Base class of the Models of all families with fine-tuning heads.
 
     A family calls `setup_downstream` at the end of `setup` and `add_downstream` at the end of
-    `__call__`; `layouts` says what its heads look like.
+    `__call__`; `layouts` maps each head to its `Layout`.
     """
 
     config: Any
@@ -189,29 +195,35 @@ class Model(nn.Module):
     layouts = LAYOUTS
 
     def setup_downstream(self) -> None:
-        """Makes those of the heads for tasks that the config names."""
+        """Creates the fine-tuning heads listed in `config.heads`."""
         config = self.config
         for name in DOWNSTREAM:
             if name in config.heads:
                 layout = self.layouts[name]
-                if name == "classifier" and "pooler" in config.heads:  # for a map of its own
+                if name == "classifier" and "pooler" in config.heads:  # replaces its first dense
                     layout = layout._replace(pooled=True, activation="")
                 size = 2 if name == "span" else config.num_labels
                 setattr(self, name, Downstream(config, size, layout))
 
     def class_features(self, x_BLD: jax.Array, attention_mask: jax.Array | None) -> jax.Array:
-        """[B, D]: the state that stands for the whole sequence, that of the first token."""
+        """Returns [B, D]: the state that represents the sequence, here that of the first token."""
         del attention_mask
         return x_BLD[:, 0]
 
     def classify(self, features_BD: jax.Array, *, deterministic: bool = True) -> jax.Array:
-        """class_logits [B, C] of `class_features`, the pooler's part included; no encoder runs."""
+        """Returns class_logits [B, C] for `class_features`, via the pooler if there is one.
+
+        Does not run the encoder.
+        """
         if "pooler" in self.config.heads:
             features_BD = self.pooler(features_BD)
         return self.classifier(features_BD, deterministic)
 
     def tell_tokens(self, x_BLD: jax.Array, *, deterministic: bool = True) -> dict[str, jax.Array]:
-        """Of last_hidden_state token_logits and span_logits, by the heads; no encoder runs."""
+        """Returns token_logits and span_logits, as the heads allow, for a last_hidden_state.
+
+        Does not run the encoder.
+        """
         found = {}
         if "token_classifier" in self.config.heads:
             found["token_logits"] = self.token_classifier(x_BLD, deterministic)
@@ -226,10 +238,10 @@ class Model(nn.Module):
         *,
         deterministic: bool,
     ) -> dict[str, jax.Array]:
-        """The outputs with those of the heads for tasks, float32, by what last_hidden_state says.
+        """Returns `outputs` plus the float32 logits of the fine-tuning heads.
 
-        class_logits [B, C] and class_features [B, D], which `classify` makes them of; token_logits
-        [B, L, C]; span_logits [B, L, 2], of an answer's first and of its last token.
+        class_logits [B, C] and class_features [B, D], the input of `classify`; token_logits
+        [B, L, C]; span_logits [B, L, 2], for the first and for the last token of an answer.
         """
         heads, x_BLD = self.config.heads, outputs["last_hidden_state"]
         found = self.tell_tokens(x_BLD, deterministic=deterministic)

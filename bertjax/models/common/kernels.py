@@ -1,14 +1,13 @@
-"""Attention that never holds all scores at once: the kernels of `config.attention`.
+"""Attention kernels for `config.attention`, which never hold all scores in memory at once.
 
-    splash  Pallas on a TPU; blocks that a causal or local mask hides are not computed
+    splash  Pallas on a TPU; skips blocks that a causal or local mask hides
     cudnn   flash attention on a GPU, in bfloat16
 
-The third name, xla, is no kernel but the plain computation in `models.common.attention`, which
-these agree with on everything but padding: what a query of padding sees is not defined, only that
-it is finite.
-What a kernel cannot do is refused by `check` and `check_mesh`; none is ever put in another's place.
+The third name, xla, is not a kernel but the plain computation in `models.common.attention`. The
+kernels agree with it except at padding queries, whose outputs are unspecified but finite.
+`check` and `check_mesh` reject what a kernel does not support; there is no silent fallback.
 
-ModernBERT-base with 8 rows of 1,024 tokens a v5e chip and no remat takes 10.0 GiB of temporaries
+ModernBERT-base with 8 rows of 1,024 tokens per v5e chip and no remat takes 10.0 GiB of temporaries
 with splash and 24.3 with xla, which does not fit (the TPU compiler of libtpu 0.0.42.1).
 
 Shapes: B batch, L length, S key length, N heads, H head dim.
@@ -24,8 +23,8 @@ import jax.numpy as jnp
 from bertjax import errors, sharding
 from bertjax.models.common import masks
 
-LENGTH_MULTIPLE = 128  # of splash: the lanes of a TPU's vector unit
-_BLOCKS = (512, 256, 128)  # rows and columns of scores at a time: the largest that fits the length
+LENGTH_MULTIPLE = 128  # splash: lengths are a multiple of the lanes of a TPU's vector unit
+_BLOCKS = (512, 256, 128)  # block sizes of splash: the largest that divides the length is used
 _PLATFORMS = {"splash": "tpu", "cudnn": "gpu"}
 
 _AXES: dict[str, tuple[str | None, ...]] = {
@@ -42,10 +41,10 @@ _AXES: dict[str, tuple[str | None, ...]] = {
 def attend(
     name: str, query_BLNH: jax.Array, key_BSNH: jax.Array, value_BSNH: jax.Array, mask: masks.Mask
 ) -> jax.Array:
-    """softmax(query key^T) value, [B, L, N, H], by a kernel; the queries are scaled already.
+    """Returns softmax(query key^T) value, [B, L, N, H], by kernel `name`, for scaled queries.
 
-    Each device of the mesh in use computes its rows and heads. Raises UserError for a mask that the
-    kernel does not have, and for a mesh that splits the length.
+    Each device of the current mesh computes its own rows and heads. Raises UserError if the kernel
+    does not support the mask, or if the mesh shards the length.
     """
     if sharding.splits("length"):
         raise errors.UserError(f"config.attention = {name!r}: must be xla on a mesh with sequence")
@@ -55,8 +54,8 @@ def attend(
 
 
 def _splash(mask: masks.Mask, batch: int, queries: int, keys: int) -> tuple[Callable, dict]:
-    """The function of a device's arrays, and which it needs besides query, key and value."""
-    # Importing Pallas takes half a second, which only those pay who use it.
+    """Returns (function of a device's arrays, its inputs besides query, key and value)."""
+    # Imported here because importing Pallas takes half a second.
     from jax.experimental.pallas.ops.tpu import splash_attention
 
     if mask.prefix is not None or mask.start is not None:
@@ -121,13 +120,13 @@ def _block(length: int) -> int:
 
 
 def _platform() -> str:
-    """Of the devices that this is compiled for, which may be absent: the mesh knows."""
+    """Returns the platform of the devices compiled for; these may be absent (ahead of time)."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
 
 def _cudnn(mask: masks.Mask, batch: int, queries: int, keys: int) -> tuple[Callable, dict]:
-    """As `_splash`. What is not causal alone goes in as an array [B or 1, L, S]."""
+    """Like `_splash`. All of the mask but plain causality is passed as bool [B or 1, L, S]."""
     only_before = mask.causal and mask.prefix is None and mask.start is None
     rest = dataclasses.replace(mask, causal=False) if only_before else mask
     extra = {}
@@ -156,10 +155,10 @@ def check(
     lengths: Mapping[str, int],
     features: Collection[str],
 ) -> None:
-    """Raises UserError, which says what to set, for what the kernel `name` cannot do.
+    """Raises UserError if the kernel `name` does not support the config.
 
-    model: Config of the family. dtype: `config.dtype`. lengths: of the phases, by their keys of the
-    config. features: names of what the objective gives to the model.
+    model: the family's Config. dtype: `config.dtype`. lengths: config key -> the length of a phase.
+    features: names of the features that the objective passes to the model.
     """
     errors.check(name in NAMES, "attention", name, f"one of {', '.join(NAMES)}")
     if name == "xla":
@@ -182,9 +181,9 @@ def check(
 
 
 def check_mesh(name: str, mesh: Any, platform: str | None = None) -> None:
-    """Raises UserError where the devices do not have the kernel `name`, or split the length.
+    """Raises UserError if the devices do not support kernel `name`, or the mesh shards the length.
 
-    platform: of the devices; None asks the mesh, which then must not be abstract.
+    platform: of the devices; None: that of the mesh's devices (the mesh must not be abstract).
     """
     if name == "xla":
         return

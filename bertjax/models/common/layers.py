@@ -1,8 +1,8 @@
-"""The parts that families share: embedding, dense, dropout, norms, feed-forward, stack.
+"""Layers shared by the families: embedding, dense, dropout, norms, MLP, stack.
 
 Shapes: B batch, L length, S key length, D model, N heads, H head dim, F MLP, V vocab.
 Model code is single-device code. `sharding.constrain` names the logical axes of activations and
-does nothing outside a mesh; where parameters live is the business of `sharding.PARAM_AXES` alone.
+does nothing outside a mesh; the sharding of parameters is defined by `sharding.PARAM_AXES` alone.
 """
 
 import dataclasses
@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from bertjax import errors, hashing, sharding
 from bertjax.models.common import activations, norms
 
-VOCAB_MULTIPLE = 128  # rows of the embedding table: the lane width of a TPU; meshes divide it
-MASKED = -1e9  # a logit that softmax turns into 0 in float32 and that stays finite in a masked row
-TRUNCATED_STD = 0.87962566  # of a unit normal cut at two, which is how parameters are drawn
-ADAPTER_STD = 1e-3  # of the kernels of a fresh adapter, which so changes next to nothing
+VOCAB_MULTIPLE = 128  # the embedding table is padded to this: a TPU's lane width; meshes divide it
+MASKED = -1e9  # a logit that softmax turns into 0 in float32, and finite in a fully masked row
+TRUNCATED_STD = 0.87962566  # std of a unit normal truncated at 2, from which parameters are drawn
+ADAPTER_STD = 1e-3  # std of a fresh adapter's kernels: at first it changes next to nothing
 
 REMAT_POLICIES: dict[str, Any] = {
     "none": None,
@@ -28,7 +28,7 @@ REMAT_POLICIES: dict[str, Any] = {
 }
 
 
-# Fields that shrink any variant to seconds on a CPU; a family adds its own.
+# Fields that shrink any variant so that a run takes seconds on a CPU; a family adds its own.
 SMOKE = {
     "num_layers": 2,
     "hidden_size": 64,
@@ -40,11 +40,11 @@ SMOKE = {
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """How a model is computed, which never changes what it computes but for rounding.
+    """Fields for how a model is computed; they change its results only by rounding.
 
     dtype: of activations and matmuls; parameters, softmax, layer norm and loss stay float32.
     remat: what the backward pass recomputes, a key of REMAT_POLICIES.
-    unroll_layers: compile the stack as straight code instead of a loop (faster on a CPU).
+    unroll_layers: compile the layers as straight-line code instead of a loop (faster on a CPU).
     attention: one of `kernels.NAMES`.
     """
 
@@ -55,20 +55,20 @@ class Compute:
 
     @property
     def head_dim(self) -> int:
-        """Width of an attention head; a family where it is free declares a field of this name."""
+        """Returns the width of an attention head; a family may override it by a field."""
         return self.hidden_size // self.num_heads
 
     def kernel_std(self, name: str) -> float:
-        """What the kernel `name` of a layer starts with; a family where they differ says how."""
+        """Returns the initial standard deviation of kernel `name`; families may override this."""
         return self.init_std
 
 
 @dataclasses.dataclass(frozen=True)
 class Fields(Compute):
-    """What fine-tuning adds to the fields of every family; pretraining leaves it out.
+    """Base class of the families' Configs, with the fields that only fine-tuning sets.
 
     num_labels: size of the heads "classifier" and "token_classifier".
-    adapter_size: width of the adapters in every layer; 0: there are none.
+    adapter_size: width of the adapters in every layer; 0: no adapters.
     """
 
     num_labels: int = 0
@@ -76,17 +76,17 @@ class Fields(Compute):
 
 
 def fields_of(config: Any) -> dict[str, Any]:
-    """Every field of a family's Config with its value, but for how it is computed."""
+    """Returns {name: value} of all fields of a family's Config except those of `Compute`."""
     how = {field.name for field in dataclasses.fields(Compute)}
     return {name: v for name, v in dataclasses.asdict(config).items() if name not in how}
 
 
 MOST_LAYERS = 4096
-MOST = 2**24  # of every other size
+MOST = 2**24  # upper limit of every other size
 
 
 def check_fields(config: Any) -> None:
-    """Raises UserError for a size or rate that no encoder can have, by the name of its key."""
+    """Raises UserError if a size, rate or the activation is invalid; the message names its key."""
 
     def check(ok: bool, field: str, allowed: str) -> None:
         errors.check(ok, f"model.{field}", getattr(config, field), allowed)
@@ -94,7 +94,7 @@ def check_fields(config: Any) -> None:
     for field in dataclasses.fields(config):
         if field.type is int:
             free = field.name.endswith("_id") or field.name in ("num_labels", "adapter_size")
-            least = min(field.default, 0 if free else 1)  # ids count from 0; -1: there is none
+            least = min(field.default, 0 if free else 1)  # ids start at 0; a default of -1: none
             check(getattr(config, field.name) >= least, field.name, f"{least} or more")
             most = MOST_LAYERS if field.name.endswith("layers") else MOST
             check(getattr(config, field.name) <= most, field.name, f"{most:,} or less")
@@ -110,7 +110,7 @@ def check_fields(config: Any) -> None:
 
 
 def sizes(num_layers: int, hidden_size: int) -> dict[str, int]:
-    """Fields of a variant whose heads are 64 wide and whose MLP is four times as wide as it is."""
+    """Returns a variant's fields: heads of width 64, and an MLP of four times the hidden size."""
     return {
         "num_layers": num_layers,
         "hidden_size": hidden_size,
@@ -120,7 +120,7 @@ def sizes(num_layers: int, hidden_size: int) -> dict[str, int]:
 
 
 def padded_vocab_size(vocab_size: int) -> int:
-    """Rows of the embedding table for `vocab_size` pieces."""
+    """Returns the rows of the embedding table: `vocab_size` rounded up to VOCAB_MULTIPLE."""
     return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
@@ -133,14 +133,14 @@ class Dropout(nn.Module):
         return drop(x, self.rate, self.seed(deterministic))
 
     def seed(self, deterministic: bool) -> jax.Array | None:
-        """The seed of this call's bits; None where nothing is dropped."""
+        """Returns the seed for this call's random bits; None if nothing is dropped."""
         if deterministic or self.rate == 0.0:
             return None
-        return jax.random.key_data(self.make_rng("dropout"))[0]  # random bits already
+        return jax.random.key_data(self.make_rng("dropout"))[0]  # key data are random bits
 
 
 def drop(x: jax.Array, rate: float, seed: jax.Array | None) -> jax.Array:
-    """What `Dropout` makes of x with a seed of its own; x itself where the seed is None."""
+    """Returns x after dropout with this seed; x itself if the seed is None."""
     if seed is None:
         return x
     keep = hashing.hash_bits(seed, x.shape) >= jnp.uint32(rate * 2**32)
@@ -148,7 +148,10 @@ def drop(x: jax.Array, rate: float, seed: jax.Array | None) -> jax.Array:
 
 
 class Embed(nn.Module):
-    """A table [num_embeddings, D]; rows from `num_used` on are padding: zero, and never trained."""
+    """An embedding table [num_embeddings, D].
+
+    Rows from `num_used` on are padding: they are zero and never trained.
+    """
 
     num_embeddings: int
     features: int
@@ -169,16 +172,16 @@ class Embed(nn.Module):
         return sharding.constrain(x_BLD, ("batch", "length", "embed"))
 
     def attend(self, x: jax.Array) -> jax.Array:
-        """Inner products with every row: [..., D] -> [..., num_embeddings]."""
+        """Returns inner products with every row: [..., D] -> [..., num_embeddings]."""
         return jnp.einsum("...d,vd->...v", x, self.embedding.astype(x.dtype))
 
 
 class Dense(nn.Module):
-    """A linear map of the last `num_in` axes to `features`, as one product of two matrices.
+    """A linear map of the last `num_in` axes to `features`, computed as one matrix product.
 
-    Flat because contracting batch and length together, as the kernel's gradient does, makes XLA
-    transpose both operands on a CPU: 5 to 8% of a train step. Where both are split over the mesh
-    they stay two axes: no split of one axis is that of two.
+    Batch and length are flattened, because the kernel's gradient contracts over both, for which
+    XLA would transpose both operands on a CPU: 5 to 8% of a train step. On a mesh that shards the
+    length they stay separate, since no sharding of one flat axis equals that of the two axes.
     """
 
     features: tuple[int, ...]
@@ -198,8 +201,8 @@ class Dense(nn.Module):
             x = x.reshape(*rows, math.prod(inner)).astype(self.dtype)
             return x @ kernel.reshape(x.shape[-1], -1).astype(self.dtype)
 
-        # Kept for the backward pass are x, once for all maps that read it, and the parameter: not
-        # what is flat, and no second copy of the parameter in the compute type.
+        # The checkpoint makes the backward pass save only x (shared by all maps that read it) and
+        # the parameter: no flattened copies, and no copy of the parameter in the compute dtype.
         x = jax.checkpoint(product, prevent_cse=False)(x, kernel)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
@@ -216,9 +219,9 @@ def dense(
     init_std: float | None = None,
     name: str | None = None,
 ) -> Dense:
-    """A map of the last `num_in` axes with float32 parameters, computed in `config.dtype`.
+    """Returns a `Dense` over the last `num_in` axes: float32 parameters, computed in config.dtype.
 
-    init_std: of the kernel; None is `config.init_std`.
+    init_std: of the kernel; None: `config.init_std`.
     """
     features = (features,) if isinstance(features, int) else features
     std = config.init_std if init_std is None else init_std
@@ -226,7 +229,7 @@ def dense(
 
 
 class LayerNorm(nn.Module):
-    """Layer norm in float32 whatever the compute type; returns the type of its input."""
+    """Layer norm, computed in float32; the output has the dtype of the input."""
 
     epsilon: float
     use_bias: bool = True
@@ -241,7 +244,7 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Division by the root mean square, in float32: no mean is taken away, no bias added."""
+    """RMSNorm, computed in float32: divides by the root mean square; no centring, no bias."""
 
     epsilon: float
 
@@ -252,10 +255,10 @@ class RMSNorm(nn.Module):
 
 
 class Adapter(nn.Module):
-    """x + up(gelu(down(x))), which starts as x but for a little (Houlsby et al., arXiv 1902.00751).
+    """x + up(gelu(down(x))), nearly the identity at first (Houlsby et al., arXiv 1902.00751).
 
-    After the attention and after the MLP of every layer, on what they add to the residual (section
-    2.1, figure 2). `config.adapter_size` is the width of the middle.
+    Every layer has one after its attention and one after its MLP, before the residual sum (section
+    2.1, figure 2). `config.adapter_size` is the bottleneck width.
     """
 
     config: Any
@@ -270,9 +273,10 @@ class Adapter(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two dense layers with the activation between them; gated: its product with a third map.
+    """Two dense layers with an activation between them.
 
-    dropout_rate: of what the last map reads.
+    gated: the activation's output is multiplied by that of a third dense layer.
+    dropout_rate: of the input of the last dense layer.
     """
 
     config: Any
@@ -308,11 +312,12 @@ def stack(
     *,
     shared: bool = False,
 ) -> type[nn.Module]:
-    """The class of `num_layers` layers in a row, one loop with its parameters stacked.
+    """Returns the class of a loop over `num_layers` layers, with stacked parameters.
 
-    `layer.__call__` is (carry, per_layer, *broadcast) -> (carry, out). per_layer is cut along its
-    first axis, one part a layer (None for nothing); the `num_broadcast` others are the same for
-    all; the outs come back stacked along a new first axis. shared: one layer used many times.
+    `layer.__call__` is (carry, per_layer, *broadcast) -> (carry, out). per_layer is split along its
+    first axis, one slice per layer (None: no such input). The `num_broadcast` other inputs are the
+    same for all layers. The outs are stacked along a new first axis. shared: all layers share the
+    parameters of one.
 
         stack(Layer, config, 12, 1)(config, deterministic, name="layers")(x, None, mask)
     """

@@ -1,8 +1,8 @@
-"""Who may see whom, kept as what it is made of, so that a kernel need not build it whole.
+"""Attention masks, stored as their parts, so that a kernel need not build the dense mask.
 
-A mask has parts; query l may see key s where every part that it has allows it. Row and column
-numbers are places in the row, segments are examples that were packed into it: 0 is padding, 1 and
-on are the examples.
+Query l may attend to key s if every part of the mask allows it. Queries and keys are numbered by
+their place in the row. Segments are the examples packed into a row: 0 is padding, the examples are
+numbered from 1.
 
     mask = masks.causal() & masks.segments(segment_ids, segment_ids)
     mask.dense(length, length)  # bool [B or 1, L or 1, S]
@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Which fields belong together; a mask has the part if it has the first of them.
+# The fields of each part. A mask has a part if the first of its fields is set.
 _PARTS = (
     ("keys",),
     ("query_segments", "key_segments"),
@@ -34,14 +34,14 @@ _PARTS = (
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mask:
-    """The parts; without any, everyone sees everyone. The functions below make them.
+    """An attention mask. Without any part, every query sees every key. Use the functions below.
 
-    keys: [B or 1, S], 0 where a key is hidden from all. query_segments [B or 1, L], key_segments
-    [B or 1, S]: a query sees the keys of its own segment.
-    causal: a query sees itself and what stands before it; prefix: [B or 1, S], but for the keys
-    where it is not 0, which all see; start: int32[], the place of the first query (None: 0).
-    window: a query sees keys at most window / 2 places away (0: any); everywhere: bool[], the
-    window does not count where it is True, which the layers of one loop may differ in.
+    keys: [B or 1, S], 0 where a key is hidden from all queries.
+    query_segments [B or 1, L], key_segments [B or 1, S]: a query sees only keys of its segment.
+    causal: a query sees itself and earlier keys. prefix: [B or 1, S], keys where it is not 0 are
+    seen by all queries nevertheless. start: int32[], the place of the first query (None: 0).
+    window: a query sees keys at most window / 2 places away (0: no limit). everywhere: bool[],
+    True disables the window; it is an array so that it can differ between the layers of one loop.
     """
 
     keys: jax.Array | None = None
@@ -54,7 +54,7 @@ class Mask:
     window: int = 0
 
     def __and__(self, other: "Mask") -> "Mask":
-        """Both. ValueError where both have the same part, unless that is hidden keys."""
+        """Returns the intersection. Raises ValueError if both have the same part (except keys)."""
         fields: dict[str, Any] = {}
         for part in _PARTS:
             sides = [mask for mask in (self, other) if mask._has(part[0])]
@@ -71,7 +71,7 @@ class Mask:
         return value is not None and not (isinstance(value, int) and value == 0)
 
     def dense(self, queries: int, keys: int) -> jax.Array:
-        """bool [B or 1, L or 1, S], True where a key may be seen; L queries, S keys."""
+        """Returns bool [B or 1, L or 1, S] for L queries and S keys: True if the key is seen."""
         parts = [jnp.ones((1, 1, keys), bool)]
         if self.keys is not None:
             parts.append(self.keys.astype(bool)[:, None, :])
@@ -93,36 +93,42 @@ class Mask:
 
 
 def padding(attention_mask_BS: jax.Array) -> Mask:
-    """Every query sees the keys where the mask is not 0."""
+    """Returns the mask in which every query sees the keys where attention_mask is not 0."""
     return Mask(keys=attention_mask_BS)
 
 
 def segments(queries_BL: jax.Array, keys_BS: jax.Array) -> Mask:
-    """A query sees the keys of its own segment; padding sees and is seen by nothing."""
+    """Returns the mask in which a query sees the keys of its own segment.
+
+    Padding (segment 0) neither sees nor is seen.
+    """
     return Mask(query_segments=queries_BL, key_segments=keys_BS)
 
 
 def causal(start: jax.Array | None = None) -> Mask:
-    """A query sees itself and what stands before it. start: the place of the first query."""
+    """Returns the mask in which a query sees itself and earlier keys.
+
+    start: int32[], the place of the first query; None: 0.
+    """
     return Mask(causal=True, start=start)
 
 
 def prefix(prefix_mask_BS: jax.Array) -> Mask:
-    """Causal, but every query sees the keys where the mask is not 0 (prefix LM)."""
+    """Returns a causal mask in which all queries see the keys where prefix_mask is not 0."""
     return Mask(causal=True, prefix=prefix_mask_BS)
 
 
 def local(window: int, everywhere: jax.Array | None = None) -> Mask:
-    """A query sees keys at most window / 2 places away, to either side.
+    """Returns the mask in which a query sees keys at most window / 2 places away, on both sides.
 
-    Since a segment lies in one piece, the places of two of its tokens are as far apart as their
-    positions. everywhere: bool[], True where the window does not count.
+    Distances are between places in the row. A segment is contiguous, so within one these equal the
+    distances between positions. everywhere: bool[], True disables the window.
     """
     return Mask(window=window, everywhere=everywhere)
 
 
 def of_batch(attention_mask: jax.Array | None, segment_ids: jax.Array | None) -> Mask:
-    """The mask of a bidirectional encoder: by segment if there are any, else by padding."""
+    """Returns a bidirectional encoder's mask: by segment_ids if given, else by attention_mask."""
     if segment_ids is not None:
         return segments(segment_ids, segment_ids)
     return Mask(keys=attention_mask)

@@ -1,7 +1,7 @@
-"""Norms of the last axis, in float32 whatever the compute type, that keep their input alone.
+"""Layer norms over the last axis, computed in float32, whose backward pass saves only the input.
 
-For the backward pass they keep x in its own type and two numbers a row, where what JAX makes of the
-formula keeps three float32 arrays of the size of x. Shapes: x [..., D], scale and bias [D].
+They save x in its own dtype and two numbers per row; JAX's own differentiation of the formula saves
+three float32 arrays of the size of x. Shapes: x [..., D], scale and bias [D].
 """
 
 import functools
@@ -14,11 +14,11 @@ import jax.numpy as jnp
 def normalize(
     x: jax.Array, scale: jax.Array, bias: jax.Array | None, epsilon: float, centred: bool
 ) -> jax.Array:
-    """scale * (x - mean) / sqrt(variance + epsilon) + bias, in the type of x.
+    """Returns scale * (x - mean) / sqrt(variance + epsilon) + bias, in the dtype of x.
 
-    centred: as layer norm (Ba et al., arXiv 1607.06450); without it no mean is taken away, and the
-    mean square is in the place of the variance (RMSNorm, Zhang & Sennrich, arXiv 1910.07467).
-    bias: None for none.
+    centred: True is layer norm (Ba et al., arXiv 1607.06450). False is RMSNorm (Zhang & Sennrich,
+    arXiv 1910.07467): no mean is subtracted, and the mean square replaces the variance.
+    bias: None for no bias.
     """
     return _forward(x, scale, bias, epsilon, centred)[0]
 

@@ -1,4 +1,4 @@
-"""Positions in attention: angles of rotary ones (arXiv 2104.09864), buckets of T5's relative ones.
+"""Positions in attention: rotary angles (arXiv 2104.09864) and T5's relative position buckets.
 
 rotary = positions.rotary_tables(position_ids, head_dim=64, theta=10_000.0)
 """
@@ -11,7 +11,7 @@ import numpy as np
 def rotary_tables(
     position_ids: jax.Array, head_dim: int, theta: float
 ) -> tuple[jax.Array, jax.Array]:
-    """cos and sin of the angles, float32 [B, L, H], for positions [B, L] (equation 34).
+    """Returns (cos, sin) of the angles, float32 [B, L, H], for positions [B, L] (equation 34).
 
     Dimension i is paired with i + H / 2, at the frequency theta ** (-2 i / H).
     """
@@ -21,7 +21,7 @@ def rotary_tables(
 
 
 def rotate(x_BLNH: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """x turned by the angles of `rotary_tables`."""
+    """Returns x rotated by the angles of `rotary_tables`, in the dtype of x."""
     cos_BLH, sin_BLH = rotary
     wide = x_BLNH.astype(jnp.float32)
     low, high = jnp.split(wide, 2, axis=-1)
@@ -32,11 +32,11 @@ def rotate(x_BLNH: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> jax.Array:
 def relative_buckets(
     distance: jax.Array, num_buckets: int, max_distance: int, *, bidirectional: bool
 ) -> jax.Array:
-    """The bucket, int32, of each distance key - query (T5, arXiv 1910.10683, section 2.1).
+    """Returns the int32 bucket of each distance key - query (T5, arXiv 1910.10683, section 2.1).
 
-    Half of the buckets are for one distance each, the others widen up to `max_distance`, from which
-    on there is one. Bidirectional: half of all are for keys after the query; otherwise such keys
-    share the bucket of distance 0.
+    Half of the buckets hold one distance each. The others widen logarithmically up to
+    `max_distance`, from which on all distances share the last bucket. Bidirectional: half of all
+    buckets are for keys after the query; otherwise such keys share the bucket of distance 0.
     """
     if bidirectional:
         num_buckets //= 2
@@ -58,7 +58,7 @@ def relative_bias(
     *,
     bidirectional: bool,
 ) -> jax.Array:
-    """What attention adds to its scores, float32 [1, N, L, S], by a table [buckets, N].
+    """Returns the bias on the attention scores, float32 [1, N, L, S], for a table [buckets, N].
 
     queries_L, keys_S: places of the queries and of the keys in the row.
     """
@@ -66,6 +66,6 @@ def relative_bias(
     buckets_LS = relative_buckets(
         distance_LS, table.shape[0], max_distance, bidirectional=bidirectional
     )
-    # A product with ones, whose gradient is one too and not a scatter of L * S rows.
+    # A product with one-hot vectors: its gradient is a product too, not a scatter of L * S rows.
     ones_LSK = jax.nn.one_hot(buckets_LS, table.shape[0], dtype=table.dtype)
     return jnp.einsum("lsk,kn->nls", ones_LSK, table, precision="highest")[None]

@@ -1,4 +1,4 @@
-"""The layers of BERT and a stack of them, which most encoders are made of."""
+"""BERT's post-norm layer and a stack of such layers, used by most encoder families."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def _residual(x_BLD: jax.Array) -> jax.Array:
 
 
 class Layer(nn.Module):
-    """One encoder layer of BERT: the norm comes after each residual sum (arXiv 1810.04805)."""
+    """One encoder layer of BERT, with a norm after each residual sum (arXiv 1810.04805)."""
 
     config: Any
     deterministic: bool
@@ -35,7 +35,7 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """`config.num_layers` layers over one hidden state and one mask; parameters are stacked."""
+    """A stack of `config.num_layers` layers with one mask; parameters are stacked."""
 
     config: Any
     layer: type[nn.Module] = Layer
@@ -44,7 +44,10 @@ class Encoder(nn.Module):
     def __call__(
         self, x_BLD: jax.Array, mask: masks.Mask, *, deterministic: bool, keep_hidden: bool
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns the last hidden state and, if asked, all of them: [num_layers, B, L, D]."""
+        """Returns (last hidden state, states after every layer [num_layers, B, L, D] or None).
+
+        The second is None unless `keep_hidden`.
+        """
         stack = layers.stack(self.layer, self.config, self.config.num_layers, 1)
         x_BLD, hidden = stack(self.config, deterministic, name="layers")(x_BLD, None, mask)
         return x_BLD, hidden if keep_hidden else None

@@ -1,11 +1,11 @@
-"""T5 and mT5 in the folders of Hugging Face: names of tensors, and keys of config.json."""
+"""T5 and mT5 in Hugging Face folders: the names of tensors and the keys of config.json."""
 
 from collections.abc import Collection
 from typing import Any
 
 from bertjax import errors
 
-# Their feed_forward_proj: (activation, gated).
+# Hugging Face's feed_forward_proj -> (activation, gated).
 UNITS = {
     "relu": ("relu", False),
     "gelu": ("gelu", False),
@@ -14,7 +14,7 @@ UNITS = {
     "gated-gelu": ("gelu_tanh", True),
 }
 
-# Our path, their name and how the array changes on the way (artifact/huggingface.py has the ways).
+# Our name, the Hugging Face name, and the conversion (artifact/huggingface.py defines these).
 _MAPS = (("query", "q", "heads_out"), ("key", "k", "heads_out"), ("value", "v", "heads_out"),
          ("out", "o", "heads_in"))  # fmt: skip
 _UNITS = (("mlp/wi", "wi"), ("mlp/wo", "wo"), ("gated_mlp/wi", "wi_0"),
@@ -22,7 +22,7 @@ _UNITS = (("mlp/wi", "wi"), ("mlp/wo", "wo"), ("gated_mlp/wi", "wi_0"),
 
 
 def _lines(stack: str, parts: dict[str, str]) -> tuple[tuple[str, str, str], ...]:
-    """The lines of a stack whose layers have these parts: our name and theirs, in their order."""
+    """Returns the HF_NAMES of a stack. parts: {our name: theirs}, in the order of their layers."""
     lines = [
         (f"{stack}/relative_bias/embedding",
          f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", "same"),
@@ -56,7 +56,8 @@ HF_PREFIX = ""
 HF_HEADS: dict[str, dict[str, str]] = {}
 
 
-# Their dense_act_fn, which is made of feed_forward_proj, but has the last word where it is written.
+# feed_forward_proj -> dense_act_fn, where it is not just the part behind "gated-". In transformers
+# dense_act_fn is derived from feed_forward_proj, but a value written in the file overrides that.
 _UNITS_WITHIN = {"gated-gelu": "gelu_new"}
 
 
@@ -87,15 +88,15 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
         "scaled_output": scaled or not tied,
         "decoder_start_id": -1 if padded else start,
         "num_decoder_layers": content["num_decoder_layers"] or content["num_layers"],
-        "max_length": content.get("n_positions", 1024),  # v1.1 and mT5 do not say
+        "max_length": content.get("n_positions", 1024),  # v1.1 and mT5 files lack this key
     }
 
 
 def _scales_output(content: dict[str, Any]) -> bool:
-    """Whether the state is divided by sqrt(d_model) before the map to the vocabulary.
+    """Returns whether the state is divided by sqrt(d_model) before the output projection.
 
-    transformers 5 writes tie_word_embeddings = true whatever a T5 does and says this by a key of
-    its own, and never scales mT5. Version 4 scales what is tied.
+    transformers 5 always writes tie_word_embeddings = true for a T5, has a separate key for the
+    scaling, and never scales mT5. Version 4 scales if and only if the embeddings are tied.
     """
     if content["model_type"] == "mt5":
         of_4 = str(content.get("transformers_version")).startswith("4.")
@@ -118,7 +119,10 @@ def _write(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _repeated(fields: dict[str, Any]) -> tuple[str, ...]:
-    """The output map of an output that is tied and not scaled: version 4 does not tie it."""
+    """Returns ("lm_head.weight",) if the output is tied but not scaled, else ().
+
+    transformers 4 does not tie such an output, so the file needs this tensor as a copy.
+    """
     unscaled = fields["tied_embeddings"] and not fields["scaled_output"]
     return ("lm_head.weight",) if unscaled and "lm" in fields["heads"] else ()
 

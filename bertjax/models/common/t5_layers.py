@@ -1,7 +1,7 @@
-"""The layers of T5 (arXiv 1910.10683, section 2.1) and the stack of them: encoder and decoder.
+"""T5's layers (arXiv 1910.10683, section 2.1) and their stack, used as encoder and decoder.
 
-Norms divide by the root mean square and stand before each part; there are no biases; scores are
-not scaled, which the start of the queries makes up for; positions are a bias on the scores.
+Each part is preceded by an RMSNorm. There are no biases. Attention scores are not scaled; the
+initialization of the query kernels makes up for it. Positions enter as a bias on the scores.
 Shapes as in `models.common.layers`.
 """
 
@@ -16,9 +16,9 @@ from bertjax.models.common import attention, layers, masks, positions
 
 
 class Layer(nn.Module):
-    """Self-attention, in a decoder attention over the encoder's states, and units.
+    """A pre-norm layer: self-attention, in a decoder also cross-attention, and an MLP.
 
-    Each is normed before and added to the state after.
+    Each part reads the normed state, and its output is added to the state.
     """
 
     config: Any
@@ -35,10 +35,10 @@ class Layer(nn.Module):
         memory_mask: masks.Mask | None,
         index: jax.Array | None,
     ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array] | None]]:
-        """(state, (state, new cache)). A layer with a `memory_mask` is one of a decoder.
+        """Returns (state, (state, new cache)). With a `memory_mask` it is a decoder's layer.
 
-        cache: "key" and "value", written at `index`, "cross_key" and "cross_value", which stand for
-        the encoder's states; [B, S, N, H] each. Without it those states are `memory_BSD`.
+        cache: "key" and "value", written at `index`; "cross_key" and "cross_value", computed from
+        the encoder's states; [B, S, N, H] each. Without a cache, `memory_BSD` holds these states.
         """
         config = self.config
         x_BLD, new = self._attend(
@@ -48,7 +48,7 @@ class Layer(nn.Module):
         if memory_mask is not None:
             memory = memory_BSD if cache is None else (cache["cross_key"], cache["cross_value"])
             x_BLD, _ = self._attend(x_BLD, "cross_attention", memory_mask, memory=memory)
-        # Two names, since the files of Hugging Face have two as well (HF_NAMES of t5.py).
+        # Two names, since Hugging Face's files also have two (HF_NAMES of t5_files.py).
         name, rate = "gated_mlp" if config.gated else "mlp", config.dropout_rate
         mlp = layers.Mlp(config, use_bias=False, gated=config.gated, dropout_rate=rate, name=name)
         x_BLD = self._add(x_BLD, mlp(self._norm(x_BLD, "mlp"), self.deterministic), "mlp")
@@ -72,7 +72,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """The encoder or the decoder: layers, the position bias that they share, and a last norm."""
+    """The encoder or the decoder: layers, their shared position bias, and a final norm."""
 
     config: Any
     num_layers: int
@@ -91,9 +91,10 @@ class Stack(nn.Module):
         index: jax.Array | None = None,
         deterministic: bool,
     ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array] | None]:
-        """(normed state, states [1 + num_layers, B, L, D] with the normed one last, new cache).
+        """Returns (final state, states [1 + num_layers, B, L, D], new cache).
 
-        places: numbers in the row of the queries [L] and of the keys [S]. Others: see `Layer`.
+        The final state is normed; it is also the last of the states. places: places in the row of
+        the queries [L] and of the keys [S]. For the other arguments see `Layer`.
         """
         config = self.config
         buckets, std = config.relative_buckets, config.kernel_std("relative_bias")
@@ -111,7 +112,10 @@ class Stack(nn.Module):
 
 
 class OutputMap(nn.Module):
-    """[..., D] -> [..., rows of the word table]; the columns past the vocabulary are zero."""
+    """The untied output projection, [..., D] -> [..., rows of the word table].
+
+    The columns beyond the vocabulary are zero.
+    """
 
     config: Any
 
