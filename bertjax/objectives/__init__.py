@@ -1,1 +1,1 @@
-"""One objective a file: what a sample is, how it is corrupted, what its loss is."""
+"""Objectives, one per file: each defines its samples, their corruption and the loss."""

@@ -1,7 +1,7 @@
-"""Causal language modelling: each token from those before it in its document (GPT).
+"""Causal language modelling: predicts each token from those before it in its document (GPT).
 
-Radford et al. 2018, section 3.1. A document ends with an end of text, which is predicted too, and
-pieces of documents are packed in rows or padded: `data.batches.packing`.
+Radford et al. 2018, section 3.1. A document ends with an end-of-text token, which is predicted too.
+Pieces of documents are packed into rows or padded: see `data.batches.packing`.
 """
 
 import dataclasses
@@ -21,36 +21,38 @@ KINDS = ("decoder",)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """How text is laid out."""
+    """Fields that control how text is laid out in rows."""
 
     packing: bool = True  # several documents a row, each seeing only itself; else one, padded
 
 
 def predictions(config: Config, length: int) -> int:
-    """Positions that are predicted: all."""
+    """Returns how many positions are predicted: all of them."""
     return length
 
 
 def heads(config: Config) -> tuple[str, ...]:
-    """The heads of the model that `loss` reads."""
+    """Returns the model's heads that `loss` uses."""
     return ("lm",)
 
 
 def scales(config: Config) -> dict[str, float]:
-    """The losses, the main one first, and their factors in the sum that is minimised."""
+    """Returns {loss term: factor} of the sum that training minimises, the main term first."""
     return {"lm_loss": 1.0}
 
 
 def features(config: Config, length: int) -> layout.FeatureTable:
-    """Name -> (shape without the batch, dtype) of what `transform` gives."""
+    """Returns {feature: (shape without the batch, dtype)} for the batches of `transform`."""
     return layout.target_features(length, config.packing)
 
 
 def sampling(config: Config, length: int, vocabulary: Vocabulary) -> packing.Documents:
-    """How windows of text become rows of `length` tokens, for `data.batches.loader`.
+    """Returns the sampling that turns windows of text into rows of `length` tokens.
+
+    `data.batches.loader` uses it.
 
     Raises:
-      UserError: the tokenizer has no token to end a text with, or the length is below 2.
+      UserError: the tokenizer has no end-of-text token, or the length is below 2.
     """
     if length < 2:
         raise errors.UserError(f"config.data.length = {length}: must be at least 2")
@@ -62,7 +64,7 @@ def sampling(config: Config, length: int, vocabulary: Vocabulary) -> packing.Doc
 def transform(
     config: Config, length: int, vocabulary: Vocabulary, batch: layout.Batch, rng: RowRandom
 ) -> dict[str, np.ndarray]:
-    """A batch from `sampling` as what the decoder reads and predicts; nothing is drawn."""
+    """Returns the decoder's inputs and targets for a batch from `sampling`; `rng` is unused."""
     specials = vocabulary.specials
     return layout.lay_out_targets(
         layout.pieces_of(batch),
@@ -75,14 +77,14 @@ def transform(
 
 
 def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Weight of each loss term over the batch: what its sum is divided by, once."""
+    """Returns the weight of each loss term over the batch, by which its sum is divided."""
     return {"lm_loss": batch["loss_weights"].sum()}
 
 
 def loss(
     config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
 ) -> metrics.Terms:
-    """Cross entropy in nats and accuracy of the tokens. Returns {name: (sum, weight)}.
+    """Returns cross entropy in nats and accuracy of the tokens: {name: (sum, weight)}.
 
     apply: the model with its parameters bound.
     """

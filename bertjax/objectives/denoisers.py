@@ -1,9 +1,10 @@
-"""A mixture of denoisers (UL2): rows differ in how much is hidden and in how long spans.
+"""A mixture of denoisers (UL2): rows differ in the share of masked text and in the span length.
 
-Tay et al. 2022 (arXiv 2205.05131), table 1: R, regular spans as in T5; S, sequential, the last
-quarter from the rest; X, extreme, much or in long spans. Each of the seven has its mean span length
-and density; X with short spans is cut to as many spans as there are sentinels. Inputs and targets
-have the same length, inputs start with a token for R, S or X (the last three sentinels).
+Tay et al. 2022 (arXiv 2205.05131), table 1. R, regular: spans as in T5. S, sequential: the last
+quarter is predicted from the rest. X, extreme: a large share, or long spans. Each of the seven
+denoisers has its mean span length and density; X with short spans is limited to as many spans as
+there are sentinels. Inputs and targets have the same length. Inputs start with a mode token for R,
+S or X (the last three sentinels).
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ DENOISERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The mixture. Rates are shares of the rows, equal for each of the seven denoisers."""
+    """The mixture's fields. Rates are shares of the rows; by default the seven share equally."""
 
     r_rate: float = 2 / 7  # regular
     s_rate: float = 1 / 7  # sequential; the rest is extreme
@@ -49,9 +50,9 @@ class Config:
 
 
 def mode_tokens(vocabulary: Vocabulary) -> dict[str, int]:
-    """What inputs start with for R, S and X: the last three sentinels, spans get the others.
+    """Returns the ids that inputs start with for R, S and X: the last three sentinels, in order.
 
-    Raises UserError where there are no others.
+    The other sentinels are for spans. Raises UserError if there are no others.
     """
     if len(vocabulary.sentinels) <= len(DENOISERS):
         raise errors.UserError("the tokenizer has too few sentinels: train it with more")
@@ -59,20 +60,22 @@ def mode_tokens(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def predictions(config: Config, length: int) -> int:
-    """Tokens of the decoder: as many as of the encoder, for X hides as much as it leaves."""
+    """Returns the decoder's length, equal to the encoder's: X may mask as much as it keeps."""
     return length
 
 
 def features(config: Config, length: int) -> layout.FeatureTable:
-    """Name -> (shape without the batch, dtype) of what `transform` gives."""
+    """Returns {feature: (shape without the batch, dtype)} for the batches of `transform`."""
     return layout.encoder_decoder_features((length, length), config.packing)
 
 
 def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.Corruption:
-    """How windows of text become rows of `length` tokens, for `data.batches.loader`.
+    """Returns the sampling that turns windows of text into rows of `length` tokens.
+
+    `data.batches.loader` uses it.
 
     Raises:
-      UserError: the tokenizer lacks a token that is needed, or the length has no room for text.
+      UserError: the tokenizer lacks a needed token, or the length leaves no room for text.
     """
     rest = max(0.0, 1 - config.r_rate - config.s_rate)
     rates = {"R": config.r_rate, "S": config.s_rate, "X": rest}
@@ -96,5 +99,5 @@ def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.C
 def transform(
     config: Config, length: int, vocabulary: Vocabulary, batch: layout.Batch, rng: RowRandom
 ) -> dict[str, np.ndarray]:
-    """Hides what the denoiser of each row hides, and makes the targets of it."""
+    """Corrupts each row of a batch from `sampling` by its denoiser, and adds the targets."""
     return sampling(config, length, vocabulary).corrupt(batch, rng)

@@ -1,10 +1,11 @@
 """Knowledge distillation into a student (DistilBERT, Sanh et al., arXiv 1910.01108, section 2).
 
-The student learns masked language modelling as in `mlm`, and at the predicted positions to score
-the vocabulary as its teacher does, both softened by a temperature; its last hidden states are
-turned to point where the teacher's do. The teacher is a frozen model with an MLM head.
+The student's loss has three terms: masked language modelling as in `mlm`; at the predicted
+positions the divergence from the teacher's distribution over the vocabulary, both softened by a
+temperature; and the cosine distance between the last hidden states of the two. The teacher is a
+frozen model with an MLM head.
 
-Shapes: B batch, L length, P predictions a sequence, V rows of the word table, D model.
+Shapes: B batch, L length, P predictions per sequence, V rows of the word table, D model.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ transform = mlm.transform
 
 @dataclasses.dataclass(frozen=True)
 class Config(mlm.Config):
-    """What is masked, who teaches, and how much each of the three losses counts."""
+    """Fields for the masking, the teacher, and the weights of the three losses."""
 
     pair: str = "none"
     teacher: str = ""  # artifact, workdir or Hugging Face folder of a model with an MLM head
@@ -47,18 +48,18 @@ class Config(mlm.Config):
 
 
 def heads(config: Config) -> tuple[str, ...]:
-    """The heads of the model that `loss` reads."""
+    """Returns the model's heads that `loss` uses."""
     return ("mlm",)
 
 
 def scales(config: Config) -> dict[str, float]:
-    """Factor of every loss term in the sum that training minimises, the main one first."""
+    """Returns {loss term: factor} of the sum that training minimises, the main term first."""
     factors = {"mlm_loss": config.mlm_weight, "soft_loss": config.soft_weight}
     return factors | ({"cosine_loss": config.cosine_weight} if config.cosine_weight else {})
 
 
 def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Weight of each loss term over the batch: what its sum is divided by, once."""
+    """Returns the weight of each loss term over the batch, by which its sum is divided."""
     predicted, tokens = batch["masked_weights"].sum(), losses.token_weights(batch).sum()
     weights = {"mlm_loss": predicted, "soft_loss": predicted, "cosine_loss": tokens}
     return {name: weights[name] for name in scales(config)}
@@ -70,13 +71,15 @@ def loss(
     batch: dict[str, jax.Array],
     teacher: Callable[..., dict[str, jax.Array]],
 ) -> metrics.Terms:
-    """The three losses of the student, and its accuracy at the hidden tokens.
+    """Returns the student's three losses and its accuracy at masked tokens: {name: (sum, weight)}.
 
-    soft_loss is T^2 KL(teacher, student) in nats at temperature T, so that its gradient does not
-    shrink with T; cosine_loss is 1 - cos of the last hidden states, over all tokens.
+    soft_loss is T^2 KL(teacher, student) in nats at temperature T; the factor T^2 keeps its
+    gradient from shrinking with T. cosine_loss is 1 - cos of the last hidden states, over all
+    tokens.
 
-    apply: the student with its parameters bound; teacher: the same, without dropout or gradient.
-    Returns {name: (sum, weight)}. Raises UserError when the two do not fit (while it is traced).
+    apply: the student with its parameters bound. teacher: the teacher with its own bound, without
+    dropout or gradient. Raises UserError at trace time if their hidden sizes differ and
+    cosine_loss is on.
     """
     inputs = losses.inputs(batch, mlm.INPUTS) | {"masked_positions": batch["masked_positions"]}
     student_out, teacher_out = apply(**inputs), teacher(**inputs)
@@ -94,19 +97,19 @@ def loss(
 
 
 def _divergence(p_logits: jax.Array, q_logits: jax.Array) -> jax.Array:
-    """KL(softmax(p), softmax(q)) over the last axis."""
+    """Returns KL(softmax(p_logits), softmax(q_logits)) over the last axis."""
     log_p, log_q = jax.nn.log_softmax(p_logits), jax.nn.log_softmax(q_logits)
     return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
 
 
 def _cosine(student_BLD: jax.Array, teacher_BLD: jax.Array) -> jax.Array:
-    """float32[B, L]: the cosine between the states of each token."""
+    """Returns float32[B, L]: the cosine between the two models' states of each token."""
     if student_BLD.shape != teacher_BLD.shape:
         raise errors.UserError(
             f"the hidden size of config.objective.teacher is {teacher_BLD.shape[-1]}, that of "
             f"config.model {student_BLD.shape[-1]}: set config.objective.cosine_weight to 0"
         )
     a_BLD, b_BLD = student_BLD.astype(jnp.float32), teacher_BLD.astype(jnp.float32)
-    # The root of the product, kept off 0, where its gradient is not finite.
+    # The square root is kept away from 0, where its gradient is not finite.
     squares_BL = jnp.sum(a_BLD * a_BLD, axis=-1) * jnp.sum(b_BLD * b_BLD, axis=-1)
     return jnp.sum(a_BLD * b_BLD, axis=-1) * jax.lax.rsqrt(jnp.maximum(squares_BL, 1e-12))

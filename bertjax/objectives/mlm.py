@@ -1,11 +1,11 @@
-"""Masked language modelling, alone (RoBERTa) or beside a task on pairs of segments (BERT, ALBERT).
+"""Masked language modelling, alone (RoBERTa) or with a task on pairs of segments (BERT, ALBERT).
 
 Devlin et al. 2019 (arXiv 1810.04805), section 3.1; Liu et al. 2019 (arXiv 1907.11692), section 4.2
-for `pair="none"`; Lan et al. 2020 (arXiv 1909.11942), section 3.1 for `pair="sop"`. The host half
-makes batches: `sampling` says how text becomes samples, `transform` hides tokens of a whole batch
-at once. The device half is `loss`.
+for `pair="none"`; Lan et al. 2020 (arXiv 1909.11942), section 3.1 for `pair="sop"`. The host makes
+batches: `sampling` defines how text becomes samples, `transform` masks tokens of a whole batch at
+once. `loss` runs on the device.
 
-Shapes: B batch, L length, P predictions a sequence.
+Shapes: B batch, L length, P predictions per sequence.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from bertjax.objectives.common import losses
 KINDS = ("encoder",)
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "segment_ids", "position_ids")
 MASKINGS = ("token", "whole_word", "ngram", "span")
-LABELS = {  # the tasks on pairs and the feature that each of them predicts
+LABELS = {  # task on pairs -> the feature with its labels
     "nsp": samples.Pairs.label,
     "sop": samples.OrderedPairs.label,
 }
@@ -31,7 +31,7 @@ LABELS = {  # the tasks on pairs and the feature that each of them predicts
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is predicted."""
+    """Fields that control what is masked and predicted."""
 
     mask_rate: float = 0.15  # share of a sequence that is predicted
     masking: str = "token"  # what is chosen: token, whole_word, ngram (ALBERT), span (SpanBERT)
@@ -67,22 +67,25 @@ class Config:
 
 
 def predictions(config: Config, length: int) -> int:
-    """P: predictions of a full sequence, and slots of every sequence."""
+    """Returns P: how many positions are predicted in a sequence of full length.
+
+    Every sequence has this many slots.
+    """
     return max(1, round(config.mask_rate * length))
 
 
 def heads(config: Config) -> tuple[str, ...]:
-    """The heads of the model that `loss` reads."""
+    """Returns the model's heads that `loss` uses."""
     return ("mlm", config.pair) if config.pair in LABELS else ("mlm",)
 
 
 def scales(config: Config) -> dict[str, float]:
-    """Factor of every loss term in the sum that training minimises, the main one first."""
+    """Returns {loss term: factor} of the sum that training minimises, the main term first."""
     return {f"{head}_loss": 1.0 for head in heads(config)}
 
 
 def features(config: Config, length: int) -> dict[str, tuple[tuple[int, ...], type]]:
-    """Name -> (shape without the batch, dtype) of what `transform` gives."""
+    """Returns {feature: (shape without the batch, dtype)} for the batches of `transform`."""
     p = predictions(config, length)
     table = layout.features(length, config.packing) | {
         "masked_positions": ((p,), np.int32),
@@ -98,10 +101,12 @@ def features(config: Config, length: int) -> dict[str, tuple[tuple[int, ...], ty
 def sampling(
     config: Config, length: int, vocabulary: Vocabulary
 ) -> samples.TwoSegments | samples.FullSentences | packing.Enclosed:
-    """How windows of text become samples of `length` tokens, for `data.batches.loader`.
+    """Returns the sampling that turns windows of text into samples of `length` tokens.
+
+    `data.batches.loader` uses it.
 
     Raises:
-      UserError: the vocabulary lacks a special token, or the length has no room for text.
+      UserError: the vocabulary lacks a special token, or the length leaves no room for text.
     """
     for name in ("pad", "cls", "sep", "mask"):
         if getattr(vocabulary.specials, name) < 0:
@@ -131,7 +136,7 @@ def transform(
     batch: dict[str, np.ndarray],
     rng: RowRandom,
 ) -> dict[str, np.ndarray]:
-    """Hides tokens of a batch from `sampling` and adds masked_{positions, ids, weights}."""
+    """Masks tokens of a batch from `sampling` and adds masked_{positions, ids, weights}."""
     ids_BL = batch["input_ids"]
     specials = vocabulary.specials
     real_BL = batch["segment_ids" if config.packing else "attention_mask"] > 0
@@ -170,7 +175,7 @@ def _choose(
     limit: int,
     rng: RowRandom,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and weights [B, P] by `config.masking`."""
+    """Returns the chosen positions and their weights, [B, P] each, per `config.masking`."""
     if config.masking == "token":
         return masking.choose_tokens(candidates_BL, counts_B, limit, rng)
     if config.masking == "whole_word":
@@ -186,7 +191,7 @@ def _choose(
 
 
 def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Weight of each loss term over the batch: what its sum is divided by, once."""
+    """Returns the weight of each loss term over the batch, by which its sum is divided."""
     weights = {"mlm_loss": batch["masked_weights"].sum()}
     if config.pair in LABELS:
         weights[f"{config.pair}_loss"] = losses.example_weights(batch).sum()
@@ -196,9 +201,10 @@ def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Ar
 def loss(
     config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
 ) -> metrics.Terms:
-    """Cross entropy in nats and accuracy of the hidden tokens, and of the pairs if there are any.
+    """Returns cross entropy in nats and accuracy: {name: (sum, weight)}.
 
-    apply: the model with its parameters bound. Returns {name: (sum, weight)}.
+    The terms are those of the masked tokens and, with a task on pairs, those of the pairs.
+    apply: the model with its parameters bound.
     """
     outputs = apply(**losses.inputs(batch, INPUTS), masked_positions=batch["masked_positions"])
     return scores(config, outputs, batch)
@@ -207,7 +213,7 @@ def loss(
 def scores(
     config: Config, outputs: dict[str, jax.Array], batch: dict[str, jax.Array]
 ) -> metrics.Terms:
-    """The terms of `loss` out of what the model said."""
+    """Returns the terms of `loss` for given outputs of the model."""
     weights_BP = batch["masked_weights"]
     found = losses.classification("mlm", outputs["mlm_logits"], batch["masked_ids"], weights_BP)
     if config.pair in LABELS:

@@ -1,8 +1,8 @@
-"""Prefix language modelling: the rest of a piece of text from its beginning, which is all visible.
+"""Prefix language modelling: predicts the rest of a piece of text from a fully visible prefix.
 
-Raffel et al. 2020 (arXiv 1910.10683), sections 3.2.1 and 3.2.3: the border is drawn uniformly. A
-decoder reads the prefix under a mask without direction and predicts the rest only; where there is
-an encoder, it reads the prefix and the decoder predicts the rest.
+Raffel et al. 2020 (arXiv 1910.10683), sections 3.2.1 and 3.2.3; the split point is drawn uniformly.
+A lone decoder reads the prefix with bidirectional attention and predicts only the rest. With an
+encoder, the encoder reads the prefix and the decoder predicts the rest.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ normalizers, loss = causal_lm.normalizers, causal_lm.loss
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """How text is laid out."""
+    """Fields that control how text is laid out in rows."""
 
     kind: str = "decoder"  # of the family: what reads the prefix; a family's config sets it
     packing: bool = True  # several pieces a row, each seeing only itself; else one, padded
@@ -33,12 +33,12 @@ class Config:
 
 
 def predictions(config: Config, length: int) -> int:
-    """Positions that the decoder has; of a lone one about half are prefix and not predicted."""
+    """Returns the decoder's length. In a lone decoder about half of it is prefix, not predicted."""
     return length
 
 
 def features(config: Config, length: int) -> layout.FeatureTable:
-    """Name -> (shape without the batch, dtype) of what `transform` gives."""
+    """Returns {feature: (shape without the batch, dtype)} for the batches of `transform`."""
     if config.kind == "encoder_decoder":
         return layout.encoder_decoder_features((length, length), config.packing)
     return layout.target_features(length, config.packing) | {"prefix_mask": ((length,), np.int32)}
@@ -47,10 +47,12 @@ def features(config: Config, length: int) -> layout.FeatureTable:
 def sampling(
     config: Config, length: int, vocabulary: Vocabulary
 ) -> packing.Documents | packing.Prefixes:
-    """How windows of text become rows of `length` tokens, for `data.batches.loader`.
+    """Returns the sampling that turns windows of text into rows of `length` tokens.
+
+    `data.batches.loader` uses it.
 
     Raises:
-      UserError: the tokenizer has no token to end a text with, or the length is below 8.
+      UserError: the tokenizer has no end-of-text token, or the length is below 8.
     """
     if length < 8:
         raise errors.UserError(f"config.data.length = {length}: must be at least 8")
@@ -63,7 +65,7 @@ def sampling(
 def transform(
     config: Config, length: int, vocabulary: Vocabulary, batch: layout.Batch, rng: RowRandom
 ) -> dict[str, np.ndarray]:
-    """A batch from `sampling` as what the model reads and predicts."""
+    """Returns the model's inputs and targets for a batch from `sampling`."""
     if config.kind == "encoder_decoder":
         return _two_halves(config, length, vocabulary, batch)
     specials, sizes_BK = vocabulary.specials, batch["piece_sizes"]
@@ -82,7 +84,7 @@ def transform(
         split_BL, position_BL = np.take_along_axis(split_BK, slot_BL, 1), rows["position_ids"]
     else:
         split_BL, position_BL = split_BK, np.arange(length)
-    # What stands at position t is token t - 1: the prefix is tokens 0 to split - 1.
+    # The input at position t is token t - 1; the prefix is tokens 0 to split - 1.
     real_BL = rows["loss_weights"] > 0
     rest_BL = real_BL & (position_BL >= split_BL)
     visible_BL = real_BL & (position_BL <= split_BL)
@@ -95,7 +97,10 @@ def transform(
 def _two_halves(
     config: Config, length: int, vocabulary: Vocabulary, batch: layout.Batch
 ) -> dict[str, np.ndarray]:
-    """The prefixes for the encoder, the rests for the decoder, each ended."""
+    """Returns the features with prefixes for the encoder and rests for the decoder.
+
+    Each prefix and each rest ends with an end-of-text token.
+    """
     end = packing.end_of_text(vocabulary.specials)
     sizes_BK, prefix_BK = batch["piece_sizes"], batch["prefix_sizes"]
     real_BK, tokens = sizes_BK > 0, layout.pieces_of(batch)

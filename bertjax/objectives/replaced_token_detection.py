@@ -1,14 +1,15 @@
 """Replaced token detection (ELECTRA, Clark et al., arXiv 2003.10555, section 2).
 
-A generator learns to fill masks; what it samples there replaces the masks, and a discriminator says
-of every token if it is the original one. A sample that is by chance the original token counts as
-original. Nothing flows back through the sampling, so the generator learns of `mlm_loss` alone.
+A generator learns to fill masks. Tokens sampled from it replace the masks, and a discriminator
+predicts for every token whether it was replaced. A sample that happens to equal the original token
+counts as original. No gradient flows through the sampling: the generator learns from `mlm_loss`
+alone.
 
-The host half is that of `mlm`, with every chosen token masked, and gives each row a `sample_seed`.
-The noise of the sampling is a hash of that seed, the slot and the id: the same for any mesh,
-micro-batch and order of the batch, and another in every epoch.
+The host makes batches as in `mlm`, with every chosen token masked, and a `sample_seed` for each
+row. The noise of the sampling is a hash of that seed, the slot and the id: it does not depend on
+mesh, micro-batch or order of the batch, and differs between epochs.
 
-Shapes: B batch, L length, P predictions a sequence, V rows of the word table.
+Shapes: B batch, L length, P predictions per sequence, V rows of the word table.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ predictions, sampling = mlm.predictions, mlm.sampling
 
 @dataclasses.dataclass(frozen=True)
 class Config(mlm.Config):
-    """What is masked, and how much the discriminator counts.
+    """Fields for the masking and the weight of the discriminator's loss.
 
     The paper masks 15% of the tokens, and 25% for its large model.
     """
@@ -47,17 +48,17 @@ class Config(mlm.Config):
 
 
 def heads(config: Config) -> tuple[str, ...]:
-    """The heads of the model that `loss` reads."""
+    """Returns the model's heads that `loss` uses."""
     return ("mlm", "rtd")
 
 
 def scales(config: Config) -> dict[str, float]:
-    """Factor of every loss term in the sum that training minimises, the main one first."""
+    """Returns {loss term: factor} of the sum that training minimises, the main term first."""
     return {"mlm_loss": 1.0, "rtd_loss": config.rtd_weight}
 
 
 def features(config: Config, length: int) -> dict[str, tuple[tuple[int, ...], type]]:
-    """Name -> (shape without the batch, dtype) of what `transform` gives."""
+    """Returns {feature: (shape without the batch, dtype)} for the batches of `transform`."""
     return mlm.features(config, length) | {"sample_seed": ((), np.int32)}
 
 
@@ -68,14 +69,13 @@ def transform(
     batch: dict[str, np.ndarray],
     rng: RowRandom,
 ) -> dict[str, np.ndarray]:
-    """Masks tokens of a batch from `sampling` and adds masked_{positions, ids, weights} and
-    sample_seed."""
+    """Masks tokens of a batch from `sampling` as in `mlm`, and adds sample_seed int32[B]."""
     seed_B = rng.bits("replaced_token_detection/sample", 1)[:, 0].astype(np.int32)
     return mlm.transform(config, length, vocabulary, batch, rng) | {"sample_seed": seed_B}
 
 
 def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Weight of each loss term over the batch: what its sum is divided by, once."""
+    """Returns the weight of each loss term over the batch, by which its sum is divided."""
     tokens = losses.token_weights(batch)
     return {"mlm_loss": batch["masked_weights"].sum(), "rtd_loss": tokens.sum()}
 
@@ -83,10 +83,10 @@ def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Ar
 def loss(
     config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
 ) -> metrics.Terms:
-    """Losses in nats and accuracies of generator (mlm) and discriminator (rtd).
+    """Returns losses in nats and accuracies of generator (mlm) and discriminator (rtd).
 
-    rtd_recall is the accuracy of the discriminator on the tokens that were replaced. apply: the
-    model with its parameters bound. Returns {name: (sum, weight)}.
+    They are {name: (sum, weight)}. rtd_recall is the discriminator's accuracy on the replaced
+    tokens. apply: the model with its parameters bound.
     """
     inputs = losses.inputs(batch, mlm.INPUTS)
     positions_BP, truth_BP = batch["masked_positions"], batch["masked_ids"]
@@ -113,13 +113,13 @@ def loss(
 
 
 def sample(logits_BPV: jax.Array, seed_B: jax.Array) -> jax.Array:
-    """int32[B, P]: an id of softmax(logits) in every slot, a function of the row's seed alone.
+    """Returns int32[B, P]: in every slot an id sampled from softmax(logits), with the row's seed.
 
-    The largest sum of logit and Gumbel noise: each device makes the noise of the part of the
-    vocabulary that it has, and only the largest are compared.
+    Takes the argmax of logit plus Gumbel noise. Each device computes the noise of its own shard of
+    the vocabulary, and only the maxima are exchanged.
     """
     bits_BPV = hashing.hash_bits_by_row(seed_B, logits_BPV.shape)
-    # -log1p(-u) is exponential and fine where it matters: a float32 u is finest near 0.
+    # -log1p(-u) is exponential. It is precise near 0, where it matters: float32 is densest there.
     uniform_BPV = (bits_BPV.astype(jnp.float32) + 0.5) * 2.0**-32
     noise_BPV = -jnp.log(-jnp.log1p(-uniform_BPV))
     return jnp.argmax(logits_BPV + noise_BPV, axis=-1).astype(jnp.int32)
@@ -128,7 +128,7 @@ def sample(logits_BPV: jax.Array, seed_B: jax.Array) -> jax.Array:
 def place(
     input_ids: jax.Array, positions_BP: jax.Array, weights_BP: jax.Array, ids_BP: jax.Array
 ) -> jax.Array:
-    """int32[B, L]: the input with `ids_BP` at the positions of the slots that are used."""
+    """Returns int32[B, L]: the input with `ids_BP` at the positions of used slots (weight > 0)."""
     column_L = jnp.arange(input_ids.shape[1])
     here_BPL = (positions_BP[:, :, None] == column_L) & (weights_BP[:, :, None] > 0)
     new_BL = jnp.sum(jnp.where(here_BPL, ids_BP[:, :, None], 0), axis=1)

@@ -1,10 +1,10 @@
 """Masked language modelling and the span boundary objective (SpanBERT, arXiv 1907.10529).
 
-Every hidden token is predicted twice (section 2.2): from its own state, and from the states at the
-two ends of its span, just outside it, with its place in the span. The loss of a token is the sum of
-both. All that is not said here is `objectives.mlm`.
+Every masked token is predicted twice (section 2.2): from its own state, and from the states just
+outside its span on both sides, together with its place in the span. The loss of a token is the sum
+of both. Everything else is as in `objectives.mlm`.
 
-Shapes: B batch, L length, P predictions a sequence.
+Shapes: B batch, L length, P predictions per sequence.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ KINDS = mlm.KINDS
 
 @dataclasses.dataclass(frozen=True)
 class Config(mlm.Config):
-    """What is predicted: as in the paper, spans of one text of one document."""
+    """The fields of `mlm.Config` with the paper's defaults: spans in one text of one document."""
 
     masking: str = "span"
     pair: str = "none"
@@ -38,17 +38,17 @@ sampling = mlm.sampling
 
 
 def heads(config: Config) -> tuple[str, ...]:
-    """The heads of the model that `loss` reads."""
+    """Returns the model's heads that `loss` uses."""
     return (*mlm.heads(config), "sbo")
 
 
 def scales(config: Config) -> dict[str, float]:
-    """Factor of every loss term in the sum that training minimises, the main one first."""
+    """Returns {loss term: factor} of the sum that training minimises, the main term first."""
     return {f"{head}_loss": 1.0 for head in heads(config)}
 
 
 def features(config: Config, length: int) -> dict[str, tuple[tuple[int, ...], type]]:
-    """Name -> (shape without the batch, dtype) of what `transform` gives."""
+    """Returns {feature: (shape without the batch, dtype)} for the batches of `transform`."""
     span_boundaries = (predictions(config, length), 2), np.int32
     return mlm.features(config, length) | {"span_boundaries": span_boundaries}
 
@@ -60,14 +60,17 @@ def transform(
     batch: dict[str, np.ndarray],
     rng: RowRandom,
 ) -> dict[str, np.ndarray]:
-    """As `mlm.transform`, and span_boundaries int32[B, P, 2]: the positions around each span."""
+    """Masks as `mlm.transform` and adds span_boundaries int32[B, P, 2].
+
+    These are the positions just before and just after the span of each slot.
+    """
     batch = mlm.transform(config, length, vocabulary, batch, rng)
     boundaries_BP2 = span_masking.boundaries(batch["masked_positions"], batch["masked_weights"])
     return batch | {"span_boundaries": boundaries_BP2}
 
 
 def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Weight of each loss term over the batch: what its sum is divided by, once."""
+    """Returns the weight of each loss term over the batch, by which its sum is divided."""
     weights = mlm.normalizers(config, batch)
     return weights | {"sbo_loss": weights["mlm_loss"]}
 
@@ -75,7 +78,7 @@ def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Ar
 def loss(
     config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
 ) -> metrics.Terms:
-    """As `mlm.loss`, and cross entropy and accuracy of the hidden tokens by their boundaries."""
+    """Returns the terms of `mlm.loss`, and the same of the predictions from boundaries (sbo)."""
     outputs = apply(
         **losses.inputs(batch, mlm.INPUTS),
         masked_positions=batch["masked_positions"],

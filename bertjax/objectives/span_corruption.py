@@ -1,8 +1,8 @@
-"""Span corruption (T5): spans of text hidden behind sentinels, and the decoder writes them.
+"""Span corruption (T5): sentinels replace spans of the text, and the decoder predicts the spans.
 
 Raffel et al. 2020 (arXiv 1910.10683), section 3.1.4: 15% of the tokens in spans of 3 on average.
-The inputs are the text with one sentinel for each span, the targets the sentinels with what they
-hide; both end with an EOS. The text of a row is longer than the row, so that corrupted it fills it.
+The inputs are the text with a sentinel for each span. The targets are each sentinel followed by its
+span. Both end with an EOS. A row takes more text than its length: the corrupted text fills it.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ KINDS = ("encoder_decoder",)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is hidden."""
+    """Fields that control what is masked."""
 
     noise_density: float = 0.15  # share of the text
     mean_noise_span_length: float = 3.0  # tokens of a span, on average
@@ -37,32 +37,34 @@ class Config:
 
 
 def predictions(config: Config, length: int) -> int:
-    """Tokens of the decoder: what inputs of `length` have hidden, sentinels and EOS included."""
+    """Returns the decoder's length: the spans masked in inputs of `length`, sentinels, and EOS."""
     return spans.random_spans_lengths(length, config.noise_density, config.mean_noise_span_length)[
         1
     ]
 
 
 def heads(config: Config) -> tuple[str, ...]:
-    """The heads of the model that `loss` reads."""
+    """Returns the model's heads that `loss` uses."""
     return ("lm",)
 
 
 def scales(config: Config) -> dict[str, float]:
-    """The losses, the main one first, and their factors in the sum that is minimised."""
+    """Returns {loss term: factor} of the sum that training minimises, the main term first."""
     return {"lm_loss": 1.0} | ({"z_loss": config.z_loss} if config.z_loss else {})
 
 
 def features(config: Config, length: int) -> layout.FeatureTable:
-    """Name -> (shape without the batch, dtype) of what `transform` gives."""
+    """Returns {feature: (shape without the batch, dtype)} for the batches of `transform`."""
     return layout.encoder_decoder_features((length, predictions(config, length)), config.packing)
 
 
 def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.Corruption:
-    """How windows of text become rows of `length` tokens, for `data.batches.loader`.
+    """Returns the sampling that turns windows of text into rows of `length` tokens.
+
+    `data.batches.loader` uses it.
 
     Raises:
-      UserError: the tokenizer lacks a token that is needed, or the length has no room for text.
+      UserError: the tokenizer lacks a needed token, or the length leaves no room for text.
     """
     noise = spans.Noise(config.noise_density, config.mean_noise_span_length)
     return denoising.Corruption(
@@ -80,20 +82,20 @@ def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.C
 def transform(
     config: Config, length: int, vocabulary: Vocabulary, batch: layout.Batch, rng: RowRandom
 ) -> dict[str, np.ndarray]:
-    """Hides spans of a batch from `sampling` and makes the targets of them."""
+    """Masks spans of a batch from `sampling` and adds the targets."""
     return sampling(config, length, vocabulary).corrupt(batch, rng)
 
 
 def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Weight of each loss term over the batch: what its sum is divided by, once."""
+    """Returns the weight of each loss term over the batch, by which its sum is divided."""
     return dict.fromkeys(scales(config), batch["loss_weights"].sum())
 
 
 def loss(
     config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
 ) -> metrics.Terms:
-    """Cross entropy in nats and accuracy of the targets. Returns {name: (sum, weight)}.
+    """Returns cross entropy in nats and accuracy of the targets: {name: (sum, weight)}.
 
-    apply: the model with its parameters bound.
+    With a `z_loss` factor the z-loss is a third term. apply: the model with its parameters bound.
     """
     return losses.next_tokens(apply, batch, z_loss=config.z_loss > 0)

@@ -1,1 +1,1 @@
-"""Functions that objectives share."""
+"""Functions shared by the objectives."""

@@ -1,4 +1,4 @@
-"""What the losses are made of: sums and weights, divided only once, over the whole batch."""
+"""Building blocks of the losses: (sum, weight) pairs, divided once, over the whole batch."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from bertjax import metrics
 
 Batch = dict[str, jax.Array]
-# What language models read; each family has some of it, and each batch.
+# Inputs of language models. Each family, and each batch, has some of them.
 SEQUENCES = (
     "input_ids", "attention_mask", "segment_ids", "position_ids", "prefix_mask",
     "decoder_input_ids", "decoder_attention_mask", "decoder_segment_ids", "decoder_position_ids",
@@ -18,11 +18,13 @@ SEQUENCES = (
 def classification(
     name: str, logits: jax.Array, labels: jax.Array, weights: jax.Array
 ) -> metrics.Terms:
-    """NAME_loss, cross entropy in nats, and NAME_accuracy.
+    """Returns {NAME_loss: cross entropy in nats, NAME_accuracy}, each as (sum, weight).
 
-    Sums over all but the class axis of logits float32 [..., C]; labels int32 and weights [...].
+    Sums over all axes but the class axis. logits: float32 [..., C]; labels: int32 [...]; weights:
+    [...].
     """
-    # The label's logit as a masked sum, not a gather: C may be sharded, and no device needs it all.
+    # The label's logit is a masked sum, not a gather: C may be sharded, and a gather would need all
+    # of it on each device.
     own = jnp.arange(logits.shape[-1]) == labels[..., None]
     nll = jax.nn.logsumexp(logits, axis=-1) - jnp.sum(jnp.where(own, logits, 0.0), axis=-1)
     right = jnp.argmax(logits, axis=-1) == labels
@@ -34,24 +36,24 @@ def classification(
 
 
 def example_weights(batch: Batch) -> jax.Array:
-    """float32[B]: 0 for the rows that only fill up the last batch of an evaluation."""
+    """Returns float32[B]: 1, but 0 for rows that only fill up the last batch of an evaluation."""
     if "example_weights" in batch:
         return batch["example_weights"]
     return jnp.ones(batch["input_ids"].shape[0], jnp.float32)
 
 
 def label_weights(batch: Batch) -> jax.Array:
-    """float32[B]: `label_weight` of the rows that count."""
+    """Returns float32[B]: `label_weight` times `example_weights`."""
     return example_weights(batch) * batch["label_weight"]
 
 
 def target_weights(batch: Batch) -> jax.Array:
-    """float32[B, L]: `loss_weights` of the rows that count."""
+    """Returns float32[B, L]: `loss_weights` times `example_weights`."""
     return batch["loss_weights"] * example_weights(batch)[:, None]
 
 
 def token_weights(batch: Batch) -> jax.Array:
-    """float32[B, L]: 1 on all tokens, specials included, 0 on padding."""
+    """Returns float32[B, L]: `example_weights` on tokens, special ones included; 0 on padding."""
     if "segment_ids" in batch:
         real_BL = batch["segment_ids"] > 0
     else:
@@ -60,17 +62,17 @@ def token_weights(batch: Batch) -> jax.Array:
 
 
 def inputs(batch: Batch, names: tuple[str, ...]) -> Batch:
-    """The features of these names that the batch has, as arguments of a model."""
+    """Returns those features of the batch that are listed in `names`, as arguments of a model."""
     return {name: batch[name] for name in names if name in batch}
 
 
 def next_tokens(
     apply: Callable[..., Batch], batch: Batch, *, z_loss: bool = False
 ) -> metrics.Terms:
-    """lm_loss and lm_accuracy of a decoder's `targets` by `loss_weights`, and z_loss if wanted.
+    """Returns lm_loss and lm_accuracy of a decoder's `targets`, weighted by `loss_weights`.
 
-    z_loss: the squared log of the softmax's denominator (Mesh TensorFlow; PaLM, arXiv 2204.02311,
-    section 5).
+    z_loss: whether to return z_loss too, the squared log of the softmax's denominator (Mesh
+    TensorFlow; PaLM, arXiv 2204.02311, section 5).
     """
     logits = apply(**inputs(batch, SEQUENCES))["logits"]
     weights = batch["loss_weights"]
