@@ -1,1 +1,1 @@
-"""What a run will take, before it is paid for: memory, FLOPs, traffic, time and money."""
+"""Predicts the memory, FLOPs, traffic, time and cost of a run before it starts."""

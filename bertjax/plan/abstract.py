@@ -1,4 +1,4 @@
-"""A config's experiment as another machine would run it, in shapes alone."""
+"""The experiment of a config as it would run on another platform, as shapes and dtypes only."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +13,11 @@ from bertjax.artifact import loading
 
 
 def experiment(config: ml_collections.ConfigDict, platform: str) -> experiment_lib.Experiment:
-    """The experiment on tpu, gpu or cpu, where dtype "auto" is what it would be there.
+    """Returns the experiment on tpu, gpu or cpu; dtype "auto" is resolved for that platform.
 
-    A teacher that is named is read, without its arrays. For one that is not, a BERT stands with the
-    student's sizes and twice its layers, as DistilBERT's had (arXiv 1910.01108, section 3).
+    If a teacher is set, its files are read, but not its arrays. If it is not set, a BERT with the
+    student's sizes and twice its layers is assumed, like DistilBERT's teacher (arXiv 1910.01108,
+    section 3).
     """
     return experiment_lib.Experiment(config, _frozen_models(config, platform), platform)
 
@@ -35,25 +36,25 @@ def _frozen_models(config: ml_collections.ConfigDict, platform: str) -> dict[str
 
 
 def mesh(sizes: Mapping[str, int]) -> jax.sharding.AbstractMesh:
-    """A mesh of these sizes without devices."""
+    """Returns a mesh of these sizes without devices."""
     ordered = tuple(sizes[axis] for axis in sharding.MESH_AXES)
     return jax.sharding.AbstractMesh(ordered, sharding.MESH_AXES)
 
 
 def state(experiment: experiment_lib.Experiment) -> Any:
-    """Shapes and types of the train state."""
+    """Returns the shapes and dtypes of the train state."""
     return jax.eval_shape(experiment.init_state, jax.random.key(0))
 
 
 def frozen_params(experiment: experiment_lib.Experiment) -> dict[str, Any]:
-    """Shapes and types of the parameters of its frozen models, by their names."""
+    """Returns {name: shapes and dtypes of the parameters} of the frozen models."""
     return {name: plugins.abstract_params(m) for name, m in experiment.frozen_models.items()}
 
 
 def batch(
     experiment: experiment_lib.Experiment, batch_size: int, length: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and types of a batch as the objective's `transform` makes it."""
+    """Returns the shapes and dtypes of a batch from the objective's `transform`."""
     features = experiment.objective.features(experiment.objective_config, length)
     return {
         name: jax.ShapeDtypeStruct((batch_size, *shape), dtype)
@@ -64,7 +65,10 @@ def batch(
 def residuals(
     experiment: experiment_lib.Experiment, batch_size: int, length: int
 ) -> list[jax.ShapeDtypeStruct]:
-    """What automatic differentiation of the loss keeps for the backward pass, but its arguments."""
+    """Returns the arrays that the forward pass saves for the backward pass, without its arguments.
+
+    Arrays with the shape and dtype of a parameter count as arguments.
+    """
     params, frozen = state(experiment).params, frozen_params(experiment)
     rng = jax.eval_shape(lambda: jax.random.key(0))
 

@@ -1,4 +1,4 @@
-"""`config.mesh = "auto"`: the mesh with the least communication whose estimate fits memory."""
+"""`config.mesh = "auto"`: the mesh with least communication whose estimated memory fits."""
 
 from collections.abc import Iterator
 
@@ -9,11 +9,11 @@ from bertjax import config as config_lib
 from bertjax.plan import memory
 from bertjax.runtime import hardware
 
-MAX_TENSOR = 8  # beyond, matrices of a device get too narrow for its matmul units
+MAX_TENSOR = 8  # beyond this a device's matrices get too narrow for its matmul units
 
 
 def meshes(config: ml_collections.ConfigDict, num_devices: int) -> Iterator[dict[str, int]]:
-    """Sizes of the meshes that divide batch and heads: least tensor first, then least fsdp."""
+    """Yields the sizes of the meshes that divide batch and heads, by rising tensor, then fsdp."""
     sizes = [config_lib.forward_size(config, phase) for phase in config_lib.phases(config)]
     for tensor in _divisors(num_devices):
         rows = num_devices // tensor
@@ -28,7 +28,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def text(sizes: dict[str, int]) -> str:
-    """The mesh as `config.mesh` has it, without the axes of size 1: "data:2,fsdp:8"."""
+    """Returns the mesh in the format of `config.mesh`, without axes of size 1: "data:2,fsdp:8"."""
     named = [f"{axis}:{size}" for axis, size in sizes.items() if size > 1]
     return ",".join(named) or "data:1"
 
@@ -39,11 +39,11 @@ def choose(
     hbm_bytes: int | None,
     platform: str = "tpu",
 ) -> str:
-    """The mesh for so many devices with `hbm_bytes` each; None is memory without a limit.
+    """Returns a mesh for `num_devices` devices with `hbm_bytes` each (None: unlimited memory).
 
-    The first of `meshes` that fits by `memory.on_mesh`; where none does, the one that needs least.
-    Where no mesh divides batch and heads it is data alone, which the run then refuses with the
-    numbers that do not divide.
+    It is the first of `meshes` that fits by `memory.on_mesh`. If none fits, it is the one that
+    needs the least memory. If no mesh divides batch and heads, it is "data:N"; the run then raises
+    an error with the numbers that do not divide.
     """
     best = None
     for sizes in meshes(config, num_devices):
@@ -58,14 +58,14 @@ def choose(
 
 
 def mesh_of(config: ml_collections.ConfigDict, devices: list[jax.Device]) -> str:
-    """`config.mesh`, or where that is "auto" the one chosen for these devices."""
+    """Returns `config.mesh`; if that is "auto", the mesh chosen for these devices."""
     if config.mesh != "auto":
         return config.mesh
     return choose(config, len(devices), _memory_of(devices[0]), devices[0].platform)
 
 
 def _memory_of(device: jax.Device) -> int | None:
-    """Bytes that a program may use; None where nobody knows, and on CPUs, which share theirs."""
+    """Returns the bytes a program may use; None if unknown, and for CPUs, which share memory."""
     if device.platform == "cpu":
         return None
     stats = device.memory_stats()

@@ -1,10 +1,11 @@
-"""A config's train step, compiled by the TPU compiler for a slice that is not there.
+"""Compiles a config's train step with the TPU compiler, ahead of time, without a TPU.
 
     compiled = compile_step(config, phase=0, topology=hardware.parse_topology("v5e-16"))
 
-libtpu compiles ahead of time on any x86 machine. It wants a process of its own, with an environment
+libtpu compiles ahead of time on any x86 machine. It needs a process of its own, with an environment
 that keeps it from looking for TPUs: `python -m bertjax.plan.compile` reads a request as JSON and
-answers in JSON. Nothing is allocated and nothing runs, so there are no numerics and no speed here.
+prints the result as JSON. Nothing is allocated or executed, so it measures neither numerics nor
+speed.
 """
 
 import dataclasses
@@ -28,8 +29,8 @@ from bertjax.plan import abstract, cost
 from bertjax.runtime import hardware
 
 INSTALL = "pip install 'bertjax[tpu]'"
-# Two log levels: what the partitioner warns of is read from stderr. A wrong accelerator type is
-# harmless: the topology is given by name.
+# The log levels keep warnings, since those of the partitioner are read from stderr. The accelerator
+# type need not be the right one: the topology is passed by name.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_ENABLE_COMPILATION_CACHE": "false",
@@ -48,15 +49,17 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of one device's part of a step, in bytes.
+    """The compiler's figures for one step on one device; memory in bytes.
 
-    arguments: state and batch. temporaries: activations and all else that lives within the step.
-    code: the program. peak: in use at most; less than the sum, since the new state goes where the
-    old one was and not all temporaries live at once. capacity: of the device, where the compiler
-    said so because the step does not fit; peak then is what it would take, and the parts are 0.
-    error: why there is no program otherwise.
+    seconds: the time to compile. arguments: state and batch. temporaries: activations and
+    everything else allocated within the step. code: the program. peak: the most memory in use,
+    which is less than the sum, since the new state replaces the old one and not all temporaries
+    live at once.
+    capacity: the device's memory, set only if the step does not fit; then peak is what the step
+    needs, and the parts are 0. error: any other reason why compilation failed.
     rematerialized: warnings that an array is rebuilt whole on every device ("involuntary full
-    rematerialization"). flops and all after it: with trip counts of loops (`plan.cost`).
+    rematerialization"). flops and the fields after it: from `plan.cost`, with loops counted by
+    their trip counts.
     """
 
     seconds: float = 0.0
@@ -75,27 +78,28 @@ class Compiled:
 
     @property
     def fits(self) -> bool:
-        """Whether there is a program, which there only is when it fits."""
+        """Returns whether compilation succeeded, which it does only if the step fits."""
         return not self.error and not self.capacity
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that a device sends in a step."""
+        """Returns the bytes that a device sends in a step."""
         return sum(one.sent_bytes for one in self.collectives)
 
 
 def installed() -> bool:
-    """Whether there is a TPU compiler."""
+    """Returns whether the TPU compiler (libtpu) is installed."""
     return importlib.util.find_spec("libtpu") is not None
 
 
 def compile_step(
     config: ml_collections.ConfigDict, phase: int, topology: hardware.Topology
 ) -> Compiled:
-    """Compiles the train step of one of the config's phases, in a child process.
+    """Compiles the train step of phase number `phase` of the config in a child process.
 
-    Out of memory is a result, and so is what the compiler refuses. Raises UserError without libtpu
-    and for what the config has wrong.
+    Running out of memory and other compiler errors are returned in the result, not raised. Raises
+    UserError if libtpu is not installed or if the config is invalid, and RuntimeError if the child
+    process fails.
     """
     if not installed():
         raise errors.UserError(f"there is no TPU compiler: {INSTALL}")
@@ -116,7 +120,7 @@ def compile_step(
             error=f"the compiler was not done after {TIMEOUT / 60:.0f} minutes, as happens when a "
             "step is far from fitting"
         )
-    if child.returncode == 1:  # ours: libtpu ends a process by a signal
+    if child.returncode == 1:  # a Python exception; libtpu's own failures end in a signal
         raise RuntimeError(f"python -m {__name__} failed:\n{child.stderr[-4000:]}")
     if child.returncode:
         said = [line.strip() for line in child.stderr.splitlines() if line.strip()]
@@ -134,7 +138,7 @@ def compile_step(
 
 
 def warnings(stderr: str) -> list[str]:
-    """The different arrays that the partitioner warns of, by what it says of each."""
+    """Returns the partitioner's distinct warnings about full rematerialization in stderr."""
     lines = (line for line in stderr.splitlines() if "nvoluntary full rematerialization" in line)
     said = (re.sub(r"^.*?nvoluntary", "Involuntary", line).strip() for line in lines)
     return list(dict.fromkeys(said))
@@ -175,7 +179,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 def step_arguments(
     experiment: experiment_lib.Experiment, phase: config_lib.Phase, mesh: jax.sharding.Mesh
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """(state, batch, parameters of frozen models): shapes, and places as training has them."""
+    """Returns (state, batch, parameters of frozen models) as shapes with training's shardings."""
     place = sharding.batch_sharding(mesh)
     batch = jax.tree.map(
         lambda leaf: _placed(leaf, place),
@@ -191,10 +195,11 @@ def _placed(leaf: jax.ShapeDtypeStruct, place: Any) -> jax.ShapeDtypeStruct:
 
 
 def refused(message: str) -> dict[str, Any]:
-    """The answer for a program that the compiler did not make.
+    """Returns the fields of `Compiled` for an error message of the compiler.
 
-    It says "Ran out of memory in memory space hbm. Used 21.34G of 15.75G hbm." or, of arguments
-    that are too large by themselves, "the total memory required ... (1.00T) exceeds available HBM
+    These are peak and capacity if the step does not fit, else error. If it does not fit, the
+    message is "Ran out of memory in memory space hbm. Used 21.34G of 15.75G hbm." or, if the
+    arguments alone are too large, "the total memory required ... (1.00T) exceeds available HBM
     (15.75G)".
     """
     amount = r"([\d.]+)([KMGT]?)"
@@ -211,7 +216,7 @@ def refused(message: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Reads a request from standard input, and writes the answer as the last line."""
+    """Reads a JSON request from stdin and prints the JSON result as the last line of stdout."""
     try:
         answer = _answer(json.load(sys.stdin))
     except errors.UserError as error:

@@ -1,9 +1,9 @@
-"""What a compiled program does on one device: FLOPs, bytes to and from HBM, bytes between devices.
+"""Costs of a compiled program on one device: FLOPs, HBM traffic, bytes sent between devices.
 
-The body of a loop counts as often as it runs, which `Compiled.cost_analysis` does not do; of a
-conditional the dearest branch counts. FLOPs are those of products of matrices alone, as in the
-families' `flops_per_sequence`. Bytes are of what an operation reads and writes in HBM, a slice of a
-stacked array counting as the slice; what the compiler keeps on the chip counts nothing.
+The body of a loop counts as often as it runs (`Compiled.cost_analysis` does not do that). Of a
+conditional the most expensive branch counts. FLOPs are those of matrix products alone, as in the
+families' `flops_per_sequence`. Bytes are those that an operation reads from and writes to HBM. A
+slice of a stacked array counts as the slice. Arrays that the compiler keeps on the chip count 0.
 """
 
 import dataclasses
@@ -25,16 +25,16 @@ _NO_TRAFFIC = {
     "replica-id", "opt-barrier", "while", "conditional", "call",
 }  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
-_SAME_BYTES = {"bitcast", "reshape", "copy", "transpose"}  # in a fusion no more is read than used
+_SAME_BYTES = {"bitcast", "reshape", "copy", "transpose"}  # a fusion reads only what is used of it
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One exchange, which runs `count` times a step.
+    """One collective, which runs `count` times per step.
 
-    kind: of COLLECTIVES. group: devices that take part together. axes: of the mesh, over which the
-    group goes. bytes: of the whole array on a device, each time: what all-gather returns, what the
-    others are given.
+    kind: one of COLLECTIVES. group: the number of devices that take part together. axes: the mesh
+    axes that the group spans. bytes: of the whole array on a device, per run: the result of an
+    all-gather, the operand of the others.
     """
 
     kind: str
@@ -45,10 +45,10 @@ class Collective:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that a device sends in a step by the ring algorithms, which are optimal.
+        """Returns the bytes that a device sends in a step by the (optimal) ring algorithms.
 
         Chan et al., "Collective communication: theory, practice, and experience" (2007), table 1:
-        (n - 1) / n of the array, twice for all-reduce, which is a reduce-scatter and a gather.
+        (n - 1) / n of the array; twice that for all-reduce, which is a reduce-scatter and a gather.
         """
         if self.kind in ("collective-permute", "collective-broadcast"):
             return self.count * self.bytes
@@ -58,11 +58,11 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of one step on one device.
+    """The cost of one step on one device.
 
-    exchanges: by channel, since the pieces of an asynchronous collective show it several times.
-    open_loops: loops whose trip count could not be read and which are counted once.
-    silent_kernels: runs of Pallas kernels that do not say what they compute, counted as 0 FLOPs.
+    exchanges: collectives by channel, since the parts of an asynchronous one repeat it.
+    open_loops: loops whose trip count is unknown; they count once.
+    silent_kernels: runs of Pallas kernels without a cost estimate; they count as 0 FLOPs.
     """
 
     flops: int = 0
@@ -81,7 +81,7 @@ class Cost:
         )
 
     def times(self, count: int, prefix: str) -> "Cost":
-        """The cost of `count` runs; `prefix` keeps the channels of two bodies apart."""
+        """Returns the cost of `count` runs; `prefix` keeps the channels of two bodies apart."""
         exchanges = {
             f"{prefix}/{channel}": dataclasses.replace(one, count=one.count * count)
             for channel, one in self.exchanges.items()
@@ -90,7 +90,7 @@ class Cost:
         return Cost(*sums, exchanges, self.open_loops, self.silent_kernels * count)
 
     def collectives(self) -> list[Collective]:
-        """The exchanges, equal ones as one, those that send most first."""
+        """Returns the collectives, equal ones merged, sorted by descending bytes sent."""
         counts: dict[Collective, int] = {}
         for one in self.exchanges.values():
             key = dataclasses.replace(one, count=1)
@@ -100,7 +100,7 @@ class Cost:
 
 
 def of_text(text: str, mesh_sizes: Mapping[str, int]) -> Cost:
-    """The cost of a printed program that runs on a mesh of these sizes, in the mesh's order."""
+    """Returns the cost of a printed program. mesh_sizes: {axis: size}, in the mesh's axis order."""
     return _Counter(hlo.parse(text), mesh_sizes).entry()
 
 
@@ -113,7 +113,7 @@ class _Counter:
 
     @functools.cache  # noqa: B019  (one counter a program)
     def _cost(self, name: str, fused: bool) -> Cost:
-        """fused: what happens inside moves nothing to or from HBM."""
+        """Returns the cost of computation `name`. fused: its instructions cause no HBM traffic."""
         computation = self._module.computations[name]
         total = Cost()
         for instruction in computation.instructions:
@@ -148,10 +148,10 @@ class _Counter:
 
     def _exchange(self, computation: hlo.Computation, i: hlo.Instruction, kind: str) -> Cost:
         operands = [computation.by_name[name].array for name in i.operands]
-        # Of a start the result is (operands, results, ...); of an all-reduce it is the results.
+        # A "-start" returns (operands, results, ...), except all-reduce-start: the results only.
         results = i.arrays[len(operands) : 2 * len(operands)] or i.arrays
         whole = results if kind == "all-gather" else operands
-        group = _group(i) or list(range(math.prod(self._mesh_sizes.values())))  # {} is all
+        group = _group(i) or list(range(math.prod(self._mesh_sizes.values())))  # {}: all
         one = Collective(kind, len(group), self._axes(group), sum(a.bytes for a in whole))
         if len(group) < 2:
             return Cost()
@@ -160,7 +160,10 @@ class _Counter:
         return Cost(hbm_bytes=traffic, exchanges={channel: one})
 
     def _scattered(self, fusion: hlo.Instruction, inner: Cost) -> Cost:
-        """A TPU has its reduce-scatter as a fusion of an all-reduce and the slice of a device."""
+        """Returns `inner` with its all-reduces as reduce-scatters.
+
+        On a TPU a reduce-scatter is a fusion of an all-reduce and the slice of a device.
+        """
         exchanges = {
             channel: dataclasses.replace(one, kind="reduce-scatter")
             for channel, one in inner.exchanges.items()
@@ -168,7 +171,7 @@ class _Counter:
         return dataclasses.replace(inner, exchanges=exchanges)
 
     def _axes(self, group: Sequence[int]) -> tuple[str, ...]:
-        """The mesh axes along which the places of the group's devices differ."""
+        """Returns the mesh axes along which the coordinates of the group's devices differ."""
         sizes = tuple(self._mesh_sizes.values())
         if len(group) < 2 or max(group) >= math.prod(sizes):
             return ()
@@ -188,7 +191,7 @@ class _Counter:
         return read + sum(self._written(inside, name) for name, a in pairs if not a.on_chip)
 
     def _read(self, inside: hlo.Computation, name: str) -> int:
-        """Bytes of the array `name` that the instructions of a fusion use."""
+        """Returns the bytes of the array `name` that the instructions of a fusion read."""
         whole = sum(array.bytes for array in inside.by_name[name].arrays)
         total = 0
         for user in inside.users[name]:
@@ -206,7 +209,7 @@ class _Counter:
         return min(total, whole)
 
     def _written(self, inside: hlo.Computation, name: str) -> int:
-        """Bytes that a fusion writes to return the array `name`."""
+        """Returns the bytes that a fusion writes to return the array `name`."""
         i = inside.by_name[name]
         if i.opcode in ("bitcast", "reshape") and i.operands:
             return self._written(inside, i.operands[0])
@@ -227,15 +230,15 @@ def _only_handed_on(i: hlo.Instruction) -> bool:
 
 
 def _bytes(computation: hlo.Computation, i: hlo.Instruction) -> int:
-    """HBM traffic of an instruction that stands alone, or that starts on its own."""
+    """Returns the HBM traffic of an instruction outside a fusion, "-start" included."""
     if i.opcode in _NO_TRAFFIC or 'custom_call_target="AllocateBuffer"' in i.attributes:
         return 0
     operands = [computation.by_name[name] for name in i.operands]
     arrays = [array for operand in operands for array in operand.arrays]
     results = i.arrays
-    if i.opcode == "copy-start":  # gives (result, operand, ...)
+    if i.opcode == "copy-start":  # returns (result, operand, ...)
         results = i.arrays[:1]
-    elif i.opcode.endswith("-start"):  # gives (operands, result, ...)
+    elif i.opcode.endswith("-start"):  # returns (operands, result, ...)
         results = i.arrays[len(arrays) : len(arrays) + 1]
     kind = i.opcode.removesuffix("-start")
     if kind in _SLICES:
@@ -253,17 +256,17 @@ def _flops(computation: hlo.Computation, i: hlo.Instruction) -> int:
         return 2 * i.array.size * summed
     if i.opcode == "convolution":
         return _convolution_flops(computation, i)
-    if i.opcode == "custom-call":  # a kernel of ours or of jax says what it takes, or says nothing
+    if i.opcode == "custom-call":  # a Pallas kernel may carry an estimate of its cost
         said = re.search(r'"cost_estimate"\D*"flops":\s*"?(\d+)', i.attributes)
         return int(said[1]) if said else 0
     return 0
 
 
 def _convolution_flops(computation: hlo.Computation, i: hlo.Instruction) -> int:
-    """Multiply-adds that touch no padding, times two.
+    """Returns the FLOPs of a convolution: two per multiply-add that touches no padding.
 
-    A TPU's matrix products are convolutions, axes of a batch being windows over padding or gaps of
-    which one place in each is real: only those count.
+    On a TPU matrix products are convolutions. Their batch axes are windows over padding or gaps, in
+    which only one place is real: only real places count.
     """
     left, right = (computation.by_name[name].array.shape for name in i.operands[:2])
     from_left, from_right, to = re.split("_|->", i.attribute("dim_labels"))
@@ -288,7 +291,10 @@ def _convolution_flops(computation: hlo.Computation, i: hlo.Instruction) -> int:
 
 
 def _group(i: hlo.Instruction) -> list[int]:
-    """Numbers of the devices of the first group of a collective; [] stands for all devices."""
+    """Returns the devices of a collective's first group; [] stands for all devices.
+
+    Raises ValueError if replica_groups has an unknown format.
+    """
     pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", i.attributes)
     if pairs:
         return [int(pairs[1]), int(pairs[2])]
@@ -309,7 +315,7 @@ def _group(i: hlo.Instruction) -> list[int]:
 
 
 def _iota(text: str) -> np.ndarray:
-    """The numbers of "[4,8]T(1,0)": 0, 1, 2 ... in that shape, transposed, in a row."""
+    """Parses "[4,8]T(1,0)": returns 0, 1, 2 ... reshaped to [4, 8], transposed and flattened."""
     dims, _, axes = text.partition("T")
     sizes = tuple(map(int, re.findall(r"\d+", dims)))
     order = tuple(map(int, re.findall(r"\d+", axes))) or None
@@ -317,9 +323,9 @@ def _iota(text: str) -> np.ndarray:
 
 
 def _named_group(text: str) -> list[int]:
-    """The first group of "mesh['a'=4,'b'=8] {'a','b':(2)4}", b being split in 2 x 4 there.
+    """Returns the first group of "mesh['a'=4,'b'=8] {'a','b':(2)4}"; here b is split into 2 x 4.
 
-    With "device_ids=([4,8]T(1,0))" before the brace these are the devices of the mesh, in order.
+    "device_ids=([4,8]T(1,0))" before the brace lists the devices of the mesh in order.
     """
     mesh, _, rest = text.partition("]")
     devices, _, along = rest.partition("{")

@@ -1,10 +1,10 @@
-"""Compiled programs as XLA prints them: computations, instructions, shapes, trips of loops.
+"""Parses compiled programs as XLA prints them: computations, instructions, shapes, trip counts.
 
     module = hlo.parse(compiled.as_text())
     for instruction in module.entry.instructions: ...
 
-What is read is the text of `HloModule::ToString` after optimisation, in which every operand is
-named. The meaning of an instruction is that of https://openxla.org/xla/operation_semantics.
+The input is the text of `HloModule::ToString` after optimisation, in which every operand is named.
+For the meaning of instructions see https://openxla.org/xla/operation_semantics.
 """
 
 import dataclasses
@@ -13,17 +13,17 @@ import math
 import re
 from collections.abc import Iterator
 
-_BITS = {"pred": 8, "token": 0, "opaque": 0}  # others carry their width in the name: bf16, f8e4m3fn
+_BITS = {"pred": 8, "token": 0, "opaque": 0}  # others have their width in the name: bf16, f8e4m3fn
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
 _HEADER = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$")
 _LINE = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*)$")
-_MOVED_BY = {"copy", "bitcast", "convert", "reshape"}  # ops that hand a number on
+_MOVED_BY = {"copy", "bitcast", "convert", "reshape"}  # ops that pass a number on unchanged
 
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """Element type, dimensions, and whether it lies in a memory on the chip instead of HBM."""
+    """The dtype and shape of an array, and whether it is in on-chip memory instead of HBM."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -31,69 +31,69 @@ class Array:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Returns the number of elements."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Bytes without the padding of tiles."""
+        """Returns the bytes, without the padding of tiles."""
         width = re.match(r"[a-z]+(\d+)", self.dtype)
         bits = _BITS[self.dtype] if self.dtype in _BITS else int(width[1]) if width else 8
         return -(-self.size * bits // 8)
 
     @property
     def hbm_bytes(self) -> int:
-        """Bytes in HBM: 0 for what lies on the chip."""
+        """Returns the bytes in HBM: 0 for an array in on-chip memory."""
         return 0 if self.on_chip else self.bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """`%name = arrays opcode(operands), attributes`; a tuple has several arrays."""
+    """An instruction, `%name = arrays opcode(operands), attributes`; a tuple has several arrays."""
 
     name: str
     arrays: tuple[Array, ...]
     opcode: str
     operands: tuple[str, ...]
-    inner: str  # what stands between the parentheses
+    inner: str  # the text between the parentheses
     attributes: str
     is_root: bool
 
     @property
     def array(self) -> Array:
-        """The first array."""
+        """Returns the first array."""
         return self.arrays[0]
 
     def attribute(self, name: str) -> str | None:
-        """The text of an attribute: "{1,2}", "%body", "5"; None where it is absent."""
+        """Returns the text of an attribute, like "{1,2}", "%body" or "5"; None if it is absent."""
         found = re.search(rf"\b{name}=(\{{[^{{}}]*\}}|[^,\s]+)", self.attributes)
         return found[1] if found else None
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """The numbers of an attribute like "{1,2}"; none where it is absent."""
+        """Returns the numbers of an attribute like "{1,2}"; () if it is absent."""
         return tuple(map(int, re.findall(r"-?\d+", self.attribute(name) or "")))
 
     def called(self, *names: str) -> list[str]:
-        """Names of the computations in these attributes."""
+        """Returns the names of the computations in the attributes `names`."""
         found = (self.attribute(name) for name in names)
         return [name for text in found if text for name in _NAME.findall(text)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """A list of instructions, in the order in which they run."""
+    """A list of instructions in the order in which they run."""
 
     name: str
     instructions: tuple[Instruction, ...]
 
     @functools.cached_property
     def by_name(self) -> dict[str, Instruction]:
-        """The instructions by their names."""
+        """Returns {name: instruction}."""
         return {instruction.name: instruction for instruction in self.instructions}
 
     @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        """The instructions that read each instruction."""
+        """Returns {name: the instructions that read its result}."""
         users: dict[str, list[Instruction]] = {name: [] for name in self.by_name}
         for instruction in self.instructions:
             for name in dict.fromkeys(instruction.operands):
@@ -102,28 +102,28 @@ class Computation:
 
     @functools.cached_property
     def parameters(self) -> dict[int, Instruction]:
-        """The parameters by their numbers."""
+        """Returns {number: parameter instruction}."""
         found = (i for i in self.instructions if i.opcode == "parameter")
         return {int(i.inner): i for i in found}
 
     @property
     def root(self) -> Instruction:
-        """What the computation returns."""
+        """Returns the root instruction, whose result is that of the computation."""
         return next(i for i in self.instructions if i.is_root)
 
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A whole program of one device."""
+    """The whole program of one device."""
 
     computations: dict[str, Computation]
     entry: Computation
 
     def trip_count(self, computation: Computation, loop: Instruction) -> int | None:
-        """How often the body of a while loop of `computation` runs; None where it is not plain.
+        """Returns how often the body of while loop `loop` in `computation` runs; None if unknown.
 
-        Plain is what XLA noted itself, and a counter that is compared with a constant. Either may
-        have been put into the tuple that the loop carries.
+        It is known if XLA wrote it down (known_trip_count), or if a counter with constant start is
+        compared with a constant limit. Either constant may be in the tuple that the loop carries.
         """
         known = re.search(r'known_trip_count\D*"n":"(\d+)"', loop.attributes)
         if known:
@@ -149,7 +149,7 @@ class Module:
         return max(0, -(-(stop + (test.attribute("direction") == "LE") - start) // step))
 
     def _step(self, loop: Instruction, counter: Instruction) -> int | None:
-        """What the body adds to the counter, 1 where that cannot be seen."""
+        """Returns the constant that the body adds to the counter; 1 if none can be recognized."""
         body = self.computations[loop.called("body")[0]]
         if counter.opcode != "get-tuple-element" or body.root.opcode != "tuple":
             return None
@@ -170,7 +170,7 @@ def _constant(computation: Computation, name: str) -> int | None:
 
 
 def parse(text: str) -> Module:
-    """The module of a printed program. ValueError where there is no entry computation."""
+    """Parses a printed program. Raises ValueError if it has no ENTRY computation."""
     computations, entry = {}, None
     name, is_entry, lines = "", False, []
     for line in text.splitlines():
@@ -189,9 +189,9 @@ def parse(text: str) -> Module:
 
 
 def arrays(text: str) -> Iterator[Array]:
-    """The arrays of a printed shape, "f32[2,3]{1,0:T(8,128)S(1)}" or a tuple of such.
+    """Yields the arrays of a printed shape, like "f32[2,3]{1,0:T(8,128)S(1)}" or a tuple of such.
 
-    S(n) with n above 0 is a memory on the chip: VMEM, scalar memory, semaphores.
+    S(n) with n above 0 is an on-chip memory: VMEM, scalar memory, semaphores.
     """
     for dtype, dims, layout in _ARRAY.findall(text):
         shape = tuple(int(size) for size in re.findall(r"\d+", dims))
@@ -217,7 +217,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """Index of the parenthesis that closes the one at `start`."""
+    """Returns the index of the parenthesis that closes the one at `start`."""
     depth = 0
     for place in range(start, len(text)):
         depth += (text[place] == "(") - (text[place] == ")")

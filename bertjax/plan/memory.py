@@ -1,9 +1,9 @@
-"""What a step keeps on each device, estimated without a compiler: state, gradients, activations.
+"""Estimates a step's memory per device without a compiler: state, gradients, activations.
 
-The state is exact: shapes and the sharding table. Activations are what automatic differentiation
-keeps for the backward pass, read out of the traced step, so that they hold for every family,
-objective and remat policy; how they are split over the mesh is told by their dimensions. What the
-compiler fuses away or needs besides is not in it.
+The state is exact, from shapes and the sharding table. Activations are the arrays that automatic
+differentiation saves for the backward pass. They come from tracing the step, so they are right for
+every family, objective and remat policy; their sharding is inferred from their dimensions. What the
+compiler fuses away or allocates besides is not included.
 
     >>> sizes = sharding.mesh_sizes("fsdp:16", 16)
     >>> memory.estimate(config, sizes, hardware.parse_topology("v5e-16")).fits
@@ -27,20 +27,21 @@ from bertjax.plan import abstract
 from bertjax.runtime import hardware
 
 PROBE = 97  # rows of the traced batch: a prime that divides no other size of a model
-SCORE_BYTES = 10  # of one score in the backward pass: itself, its exponential, two gradients
-# Of a device's memory may be planned. The TPU compiler needed less than the estimate for each file
-# of configs/ of more than a gigabyte: by 4% at the least, 22% in the median (benchmarks/plans.py).
+SCORE_BYTES = 10  # per score in the backward pass: score, exponential, two gradients
+# The share of a device's memory that an estimate may fill. The TPU compiler needed less than the
+# estimate for each file of configs/ of more than a gigabyte: by at least 4%, with a median of 22%
+# (benchmarks/plans.py).
 MARGIN = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on one device in the worst moment of a step, the start of the backward pass.
+    """Bytes on one device at the peak of a step, the start of the backward pass.
 
-    params, optimizer: the state; frozen: of models that nothing trains. gradients: float32, with
-    micro-batches their sum and those of one. activations: what the forward pass keeps. workspace:
-    one layer's backward pass, and what fsdp gathers for it. limit: what the device has; None where
-    it is not known.
+    params, optimizer: the state. frozen: parameters of frozen models. gradients: float32; with
+    micro-batches the sum and the gradients of one micro-batch. activations: what the forward pass
+    saves. workspace: for one layer's backward pass, and for the largest array of the loss. limit:
+    the device's memory; None if unknown.
     """
 
     params: int
@@ -53,7 +54,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Returns the sum of all parts."""
         return (
             self.params + self.optimizer + self.frozen
             + self.gradients + self.activations + self.workspace
@@ -61,14 +62,17 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits with a margin; True where the limit is not known."""
+        """Returns whether the total fits with a margin; True if the limit is unknown."""
         return self.limit is None or self.total <= MARGIN * self.limit
 
 
 def estimate(
     config: ml_collections.ConfigDict, mesh_sizes: Mapping[str, int], topology: hardware.Topology
 ) -> Memory:
-    """What a step of the longest phase keeps on a device of `topology` with this mesh."""
+    """Returns the memory per device of `topology` with this mesh.
+
+    It is that of the phase with the most saved activations, normally the one of longest sequences.
+    """
     return on_mesh(config, mesh_sizes, topology.chip.platform, topology.chip.hbm_bytes)
 
 
@@ -78,7 +82,7 @@ def on_mesh(
     platform: str,
     limit: int | None,
 ) -> Memory:
-    """As `estimate`, on devices of a jax platform with `limit` bytes each."""
+    """Like `estimate`, for devices of a jax platform with `limit` bytes each."""
     state = state_bytes(experiment_on(config, platform), mesh_sizes)
     phases = config_lib.phases(config)
     parts = 2 if any(config_lib.micro_batches(config, p.batch_size) > 1 for p in phases) else 1
@@ -94,9 +98,10 @@ def on_mesh(
 
 
 def experiment_on(config: ml_collections.ConfigDict, platform: str) -> experiment_lib.Experiment:
-    """The experiment on a jax platform, with attention "xla".
+    """Returns the experiment on a jax platform, with attention "xla".
 
-    Configs that differ in batch sizes and mesh share one, and what is traced of it.
+    It is cached: configs that differ only in batch sizes, mesh and attention share the experiment
+    and its traces.
     """
     neutral = config.copy_and_resolve_references()
     neutral.update(mesh="auto", batch_size=1, micro_batch_size=0, attention="xla")
@@ -114,7 +119,7 @@ def _experiment(
 def state_bytes(
     experiment: experiment_lib.Experiment, mesh_sizes: Mapping[str, int]
 ) -> dict[str, int]:
-    """Bytes of "params", "optimizer", "frozen" and float32 "gradients" on one device; exact."""
+    """Returns the exact bytes of params, optimizer, frozen and float32 gradients on one device."""
     state, frozen = _state(experiment)
     mesh = abstract.mesh(mesh_sizes)
     places = sharding.state_shardings(mesh, state)
@@ -142,7 +147,10 @@ def _shard_bytes(leaf: jax.ShapeDtypeStruct, place: jax.sharding.Sharding) -> in
 
 
 def _gathered_bytes(experiment: experiment_lib.Experiment, mesh_sizes: Mapping[str, int]) -> int:
-    """Parameters whole over fsdp, and their gradients: those outside of layers, and a layer's."""
+    """Returns the bytes of parameters gathered over fsdp and of their gradients.
+
+    Counts the parameters outside of the layers, and those of one layer.
+    """
     if mesh_sizes["fsdp"] == 1:
         return 0
     params = {"params": _state(experiment)[0].params}
@@ -163,7 +171,7 @@ def activation_bytes(
     mesh_sizes: Mapping[str, int],
     platform: str = "tpu",
 ) -> int:
-    """Bytes that the forward pass of one micro-batch keeps on a device for the backward pass."""
+    """Returns the bytes per device that a micro-batch's forward pass saves for the backward."""
     experiment, rows = experiment_on(config, platform), _rows(config, phase, mesh_sizes)
     kept = _kept(experiment, phase.length)
     return round(sum(_share(experiment, leaf, rows, mesh_sizes) for leaf in kept))
@@ -175,10 +183,10 @@ def _workspace_bytes(
     mesh_sizes: Mapping[str, int],
     platform: str,
 ) -> int:
-    """The backward pass of one layer: all that the layer computes, as if nothing were recomputed.
+    """Returns the bytes for the backward pass of one layer, plus the largest array of the loss.
 
-    With attention "xla" its scores too, which are never kept (`models.common.attention`). And of
-    the loss, its largest array once more.
+    A layer counts all that it would save without remat. With attention "xla" its scores count too,
+    which are never saved (`models.common.attention`).
     """
     whole = config.copy_and_resolve_references()
     whole.remat = "none"
@@ -215,7 +223,7 @@ def _sizes_of(experiment: experiment_lib.Experiment, *endings: str) -> set[int]:
 
 
 def _rows_dim(leaf: jax.ShapeDtypeStruct) -> int | None:
-    """The dimension that the rows of the batch are in, alone or with others behind them."""
+    """Returns the dimension with the batch's rows, possibly flattened with others; None if none."""
     return next((i for i, size in enumerate(leaf.shape) if size and size % PROBE == 0), None)
 
 
@@ -225,10 +233,10 @@ def _share(
     rows: int,
     mesh_sizes: Mapping[str, int],
 ) -> float:
-    """Bytes of a kept array on a device with `rows` rows of the batch.
+    """Returns the bytes of a saved array on a device with `rows` rows of the batch.
 
-    Heads, units of the MLP and pieces of the vocabulary are split over tensor, tokens over
-    sequence. What has no rows is a cast of the parameters and split as they are.
+    Heads, MLP units and vocabulary are sharded over tensor, and tokens over sequence. An array
+    without rows is a cast of the parameters, sharded as they are.
     """
     size = math.prod(leaf.shape) * leaf.dtype.itemsize
     place = _rows_dim(leaf)

@@ -1,10 +1,10 @@
-"""A config on a slice of chips, in numbers: does it fit, how fast can it be, what does it cost.
+"""Plans a config on a slice of chips: whether it fits, how fast it can be and what it costs.
 
     plan = make(config, hardware.parse_topology("v5e-16"))
     plan.fits, plan.hours, plan.chip_hours
 
-With libtpu a TPU's numbers are those of the compiled step, otherwise estimates (`plan.memory`,
-`plan.roofline`). Times are bounds from below: nothing has run.
+With libtpu, the numbers for a TPU are those of the compiled step; otherwise they are estimates
+(`plan.memory`, `plan.roofline`). Times are lower bounds: nothing is executed.
 """
 
 import dataclasses
@@ -19,15 +19,15 @@ from bertjax import experiment as experiment_lib
 from bertjax.plan import abstract, auto, compile, memory, roofline
 from bertjax.runtime import hardware
 
-USUAL_MFU = 0.4  # what the files of configs/ reckon with
+USUAL_MFU = 0.4  # the MFU assumed in the files of configs/
 
 
 @dataclasses.dataclass(frozen=True)
 class PhasePlan:
-    """One phase of a run, a step at a time.
+    """The plan of one phase of a run, per step.
 
-    model_flops: of all devices, without what is computed twice. work: what one device does, from
-    the compiler where `compiled` is there and fits.
+    model_flops: of all devices, without recomputation. work: of one device; from the compiler if
+    `compiled` is set and fits, else estimated.
     """
 
     phase: config_lib.Phase
@@ -38,30 +38,31 @@ class PhasePlan:
 
     @property
     def steps(self) -> int:
-        """Steps of the phase."""
+        """Returns the number of steps of the phase."""
         return self.phase.stop - self.phase.start
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step, as `bertjax pretrain` counts them."""
+        """Returns the tokens per step, as `bertjax pretrain` counts them."""
         return self.phase.batch_size * self.phase.length
 
     @property
     def flops_ratio(self) -> float:
-        """FLOPs of all devices over the model's."""
+        """Returns the ratio of computed FLOPs to model FLOPs."""
         return self.work.flops / self.work.model_flops
 
     @property
     def seconds(self) -> float | None:
-        """Least time of a step; None where the chip's peak is not known."""
+        """Returns the lower bound on the time of a step; None if the chip's peak is unknown."""
         return self.roofline.step_s
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A whole run. memory: the estimate for its longest phase. notes: what was taken for granted.
+    """The plan of a whole run.
 
-    mesh: the sizes of config.mesh, "auto" resolved; config has it too.
+    mesh: the sizes of config.mesh, with "auto" resolved, as it is in `config` too. memory: the
+    estimate for the phase with the most activations. notes: the assumptions that were made.
     """
 
     config: ml_collections.ConfigDict
@@ -75,23 +76,23 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """By the compiler where it was asked, else by the estimate."""
+        """Returns whether the run fits: by the compiler if it was used, else by the estimate."""
         said = [phase.compiled.fits for phase in self.phases if phase.compiled]
         return all(said) if said else self.memory.fits
 
     @property
     def tokens(self) -> int:
-        """Tokens of the run."""
+        """Returns the tokens of the run."""
         return sum(phase.steps * phase.tokens for phase in self.phases)
 
     @property
     def flops(self) -> int:
-        """Model FLOPs of the run."""
+        """Returns the model FLOPs of the run."""
         return sum(phase.steps * phase.model_flops for phase in self.phases)
 
     @property
     def hours(self) -> float | None:
-        """Least time of the run; None where the chip's peak is not known."""
+        """Returns the lower bound on the run's hours; None if the chip's peak is unknown."""
         seconds = [phase.seconds for phase in self.phases]
         if None in seconds:
             return None
@@ -99,7 +100,10 @@ class Plan:
 
     @property
     def usual_hours(self) -> float | None:
-        """Time of the run at USUAL_MFU, or at the bound where that is slower."""
+        """Returns the run's hours at USUAL_MFU, or at the lower bound if that is longer.
+
+        None if the chip's peak is unknown.
+        """
         peak = self.topology.chip.peak_flops
         if self.hours is None or not peak:
             return None
@@ -113,10 +117,10 @@ def make(
     *,
     use_compiler: bool | None = None,
 ) -> Plan:
-    """Plans a config on a slice; data need not be there.
+    """Plans a config on a slice; does not need the data.
 
-    use_compiler: None is yes for a TPU where libtpu is installed. Raises UserError where the mesh
-    does not divide the slice, the batch or the heads, and without libtpu when that is asked for.
+    use_compiler: None: use it for a TPU if libtpu is installed. Raises UserError if the mesh does
+    not divide the slice, the batch or the heads, or if `use_compiler` is True without libtpu.
     """
     chip = topology.chip
     config = config.copy_and_resolve_references()
@@ -161,7 +165,7 @@ def _phase(
         )
         compiled = compile.compile_step(config, number, topology)
     if compiled and compiled.fits:
-        # Of kernels that do not say what they compute the model's own FLOPs are the least.
+        # Kernels without a cost estimate count 0 FLOPs, so the model's FLOPs are a lower bound.
         least = work.model_flops if compiled.silent_kernels else 0.0
         work = dataclasses.replace(
             work,

@@ -1,4 +1,4 @@
-"""A plan in words and columns for people, and as JSON for programs."""
+"""Formats a plan as a text report and as JSON."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ _COLUMN = 20
 
 
 def lines(plan: Plan, price: float | None = None) -> Iterable[str]:
-    """The whole report. price: of a chip for an hour."""
+    """Yields the lines of the report. price: of one chip for one hour; None: no cost is shown."""
     yield from _head(plan)
     yield ""
     columns = [_column(plan, phase) for phase in plan.phases]
@@ -112,7 +112,7 @@ def _collectives(phase: PhasePlan, where: str) -> Iterable[str]:
 
 
 def merged(collectives: Sequence[cost.Collective]) -> list[cost.Collective]:
-    """One a kind and axes, with the mean of their bytes; the largest first."""
+    """Returns one Collective per kind, axes and group, with mean bytes; most bytes sent first."""
     groups: dict[tuple, list[cost.Collective]] = {}
     for one in collectives:
         groups.setdefault((one.kind, one.axes, one.group), []).append(one)
@@ -159,7 +159,7 @@ def _warnings(plan: Plan) -> Iterable[str]:
 
 
 def to_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
-    """All numbers of a plan: bytes, FLOPs and seconds, without prefixes."""
+    """Returns all numbers of a plan as JSON data, in bytes, FLOPs, seconds and hours."""
     chips = plan.topology.num_chips
     return {
         "topology": plan.topology.name,
@@ -199,7 +199,7 @@ def _phase_json(phase: PhasePlan) -> dict[str, Any]:
 
 
 def search_lines(found: Sequence[search.Candidate], tried: int) -> Iterable[str]:
-    """The ranking of a search, the best first."""
+    """Yields the lines of a search's ranking, best first. tried: how many fit by estimate."""
     yield f"{tried:,} combinations fit by estimate; the best of them:"
     head = ("hours", "MFU <=", "HBM of a device", "FLOPs ratio", "by", "flags")
     yield "{:>9}{:>9}{:>17}{:>13}  {:<10}{}".format(*head)
@@ -223,16 +223,16 @@ def _decimal(number: float) -> str:
 
 
 def si(number: float) -> str:
-    """With the prefix of a power of 1000: "1.23 T", "4.50 m"."""
+    """Returns the number with an SI prefix, to append a unit to: "1.23 T", "4.5 m"."""
     if not number:
         return "0 "
-    rounded = float(f"{abs(number):.2e}")  # 999.9 is 1 k
+    rounded = float(f"{abs(number):.2e}")  # 999.9 becomes 1 k
     power = min(max(math.floor(math.log10(rounded) / 3), -3), 8)
     return f"{number / 1000**power:.3g} {'num kMGTPEZY'[power + 3].strip()}"
 
 
 def binary(size: float) -> str:
-    """Bytes with the prefix of a power of 1024: "11.7 GiB"."""
+    """Returns bytes with a binary prefix (powers of 1024): "11.7 GiB"."""
     power = min(max(math.floor(math.log2(max(size, 1)) / 10), 0), 5)
     return (
         f"{size / 1024**power:.{1 if power else 0}f} {('', 'Ki', 'Mi', 'Gi', 'Ti', 'Pi')[power]}B"

@@ -1,8 +1,8 @@
-"""The least time that a step can take on a chip, and how it is reached without a compiler.
+"""A lower bound on the time of a step on a chip, and its inputs estimated without a compiler.
 
 A device computes, moves bytes to and from its memory, and sends bytes to others. At best all three
-go on at once, so a step takes at least as long as the slowest of them (Williams et al., "Roofline",
-CACM 52(4), 2009). No latencies are counted and every link is taken as busy: a bound, no prediction.
+overlap, so a step takes at least as long as the slowest of them (Williams et al., "Roofline", CACM
+52(4), 2009). Latencies are ignored and all links count as busy: it is a bound, not a prediction.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ from bertjax.runtime import hardware
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Seconds of a step by each limit; None where the chip's figure is not known.
+    """Lower bounds in seconds on a step, one per resource; None if the chip's figure is unknown.
 
-    compute_s, memory_s, ici_s, dcn_s: of matmuls, of memory traffic, of what is sent within a slice
-    and between slices. mfu_bound: the model FLOPs of a step over what the chip could do in step_s.
+    compute_s: matmuls. memory_s: HBM traffic. ici_s: bytes sent within a slice. dcn_s: bytes sent
+    between slices. mfu_bound: the model FLOPs of a step over the FLOPs the chip could do in step_s.
     """
 
     compute_s: float | None
@@ -33,19 +33,19 @@ class Roofline:
 
     @property
     def terms(self) -> dict[str, float]:
-        """The known limits by name."""
+        """Returns {name: seconds} of the known bounds."""
         found = {"compute": self.compute_s, "memory": self.memory_s,
                  "interconnect": self.ici_s, "network": self.dcn_s}  # fmt: skip
         return {name: seconds for name, seconds in found.items() if seconds is not None}
 
     @property
     def step_s(self) -> float | None:
-        """The longest of them; None where even the compute peak is not known."""
+        """Returns the largest of the bounds; None if the compute peak is unknown."""
         return None if self.compute_s is None else max(self.terms.values())
 
     @property
     def bound_by(self) -> str:
-        """Which limit that is."""
+        """Returns the name of the largest bound; "unknown" if the compute peak is unknown."""
         terms = self.terms
         return max(terms, key=terms.__getitem__) if self.compute_s is not None else "unknown"
 
@@ -59,10 +59,10 @@ def roofline(
     dcn_bytes_per_device: float = 0.0,
     model_flops_per_device: float | None = None,
 ) -> Roofline:
-    """The bound on a step in which a device computes, moves and sends this much.
+    """Returns the bounds on a step in which a device computes, moves and sends these amounts.
 
     ici_bytes_per_device, dcn_bytes_per_device: bytes that a device sends, as `hardware.Chip` counts
-    them. model_flops_per_device: without what is computed twice; None is flops_per_device.
+    them. model_flops_per_device: FLOPs without recomputation; None: flops_per_device.
     """
 
     def seconds(amount: float, per_second: float | None) -> float | None:
@@ -84,7 +84,7 @@ def roofline(
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What one device does in one step, by formula; bytes sent are those of ring algorithms."""
+    """The work of one device in one step; bytes sent are those of ring algorithms."""
 
     model_flops: float
     flops: float
@@ -93,7 +93,7 @@ class Work:
     dcn_bytes: float
 
     def roofline(self, chip: hardware.Chip) -> Roofline:
-        """The bound on a step that does it."""
+        """Returns the bounds on a step with this work."""
         return roofline(
             self.flops, self.hbm_bytes, self.ici_bytes, chip,
             dcn_bytes_per_device=self.dcn_bytes, model_flops_per_device=self.model_flops,
@@ -106,15 +106,17 @@ def work(
     mesh_sizes: Mapping[str, int],
     topology: hardware.Topology,
 ) -> Work:
-    """What a device does in a step of `phase`, estimated without a compiler.
+    """Returns the work of a device in a step of `phase`, estimated without a compiler.
 
-    FLOPs: the model's, times what remat recomputes: "full" the forward pass, "dots" the products of
-    attention, which have a batch dimension. Memory: weights read forward and backward in the
-    compute type by each micro-batch; parameters, moments and gradients read and written by the
-    optimizer; what the backward pass keeps, written and read. Sent, each by every micro-batch: over
-    fsdp the weights gathered twice and the gradients scattered; over data the gradients summed,
-    within a slice and then, in parts, between slices; over tensor the residual summed twice a layer
-    forward and twice backward; over sequence keys and values gathered, their gradients scattered.
+    FLOPs: the model's plus those that remat recomputes: for "full" the forward pass, for "dots" the
+    products of attention, which have a batch dimension.
+    Memory traffic: each micro-batch reads the weights forward and backward in the compute dtype;
+    the optimizer reads and writes parameters, moments and gradients; saved activations are written
+    and read once.
+    Sent, by every micro-batch: over fsdp the weights are gathered twice and the gradients
+    scattered; over data the gradients are summed, within a slice and then, in parts, between
+    slices; over tensor the residual is summed twice per layer forward and twice backward; over
+    sequence keys and values are gathered and their gradients scattered.
     """
     experiment = memory.experiment_on(config, topology.chip.platform)
     sizes = {axis: mesh_sizes[axis] for axis in ("data", "fsdp", "tensor", "sequence")}
@@ -125,14 +127,14 @@ def work(
     model_flops = phase.batch_size * experiment.flops_per_sequence(phase.length) / devices
     kept = memory.activation_bytes(config, phase, sizes, topology.chip.platform) * micro_batches
 
-    # What a device uses whole over fsdp, in the compute type, and its float32 gradients.
+    # Parameters gathered over fsdp, in the compute dtype, and their float32 gradients.
     whole = memory.state_bytes(experiment, {**sizes, "fsdp": 1})
     gradients = whole["gradients"]
     read = (2 * whole["params"] + whole["frozen"]) / 4 * width
     optimizer = 2 * (state["params"] + state["optimizer"]) + 2 * state["gradients"]
     hbm = read * micro_batches + optimizer + 2 * kept
 
-    # Slices hold whole copies of the state: the data axis goes over them.
+    # The data axis spans the slices, so each slice holds a full copy of the state.
     slices = topology.num_slices
     sizes["data"] = max(sizes["data"] // slices, 1)
 
@@ -156,10 +158,10 @@ def work(
 
 
 def recomputed(experiment: experiment_lib.Experiment, length: int) -> float:
-    """FLOPs of a step over those of the model: 1, or more by what remat makes twice.
+    """Returns the ratio of a step's FLOPs to the model's: 1, or more if remat recomputes some.
 
-    Forward is a third of a step. The products of attention are the part of it that grows with the
-    square of the length, which is how they are told from the others.
+    The forward pass is a third of a step. The FLOPs of attention's products are found as the part
+    that grows with the square of the length.
     """
     policy = experiment.config.remat
     if policy == "none":
@@ -171,7 +173,10 @@ def recomputed(experiment: experiment_lib.Experiment, length: int) -> float:
 
 
 def _depth(experiment: experiment_lib.Experiment) -> float:
-    """Layers of the model; a decoder that reads an encoder has three sums a layer, not two."""
+    """Returns the model's number of layers.
+
+    A decoder layer with cross-attention counts 1.5: it has three residual sums, not two.
+    """
     fields = experiment.config.model
     decoder = 1.5 * fields.num_decoder_layers if "num_decoder_layers" in fields else 0.0
     return fields.num_layers + decoder

@@ -1,6 +1,6 @@
-"""Meshes, micro-batches and remat policies of a config on a slice, the fastest that fit first.
+"""Searches meshes, micro-batch sizes and remat policies for the fastest plan that fits a slice.
 
-Every combination is estimated, which takes no compiler; the best are compiled.
+Every combination is estimated without a compiler; then the best are compiled.
 """
 
 import dataclasses
@@ -20,20 +20,23 @@ MAX_MICRO_BATCHES = 64
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A plan and the keys in which it differs from others."""
+    """A plan found by the search."""
 
     plan: plan_lib.Plan
 
     @property
     def flags(self) -> str:
-        """The keys, as `bertjax pretrain` takes them."""
+        """Returns the searched keys as flags of `bertjax pretrain`."""
         config = self.plan.config
         keys = ("mesh", "micro_batch_size", "remat")
         return " ".join(f"--config.{key}={config[key]}" for key in keys)
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Least time first; among equals the one that leaves the other limits most room."""
+        """Returns the sort key: the run's hours, then the sum of the time bounds of all resources.
+
+        Among equally fast plans, the one with the most slack in its other resources comes first.
+        """
         phases = self.plan.phases
         slowest = self.plan.hours if self.plan.hours is not None else 0.0
         return slowest, sum(p.steps * sum(p.roofline.terms.values()) for p in phases)
@@ -42,7 +45,11 @@ class Candidate:
 def variants(
     config: ml_collections.ConfigDict, num_devices: int
 ) -> Iterator[ml_collections.ConfigDict]:
-    """The config with every mesh, micro-batch size and remat policy that divide what they must."""
+    """Yields copies of the config with every valid mesh, micro-batch size and remat policy.
+
+    Micro-batch sizes divide the batches of all phases, and meshes divide batch and heads. An fsdp
+    size that is not a power of two is yielded only without a data axis.
+    """
     sizes = [phase.batch_size for phase in config_lib.phases(config)]
     for remat in layers.REMAT_POLICIES:
         for micro in _micro_batch_sizes(sizes):
@@ -56,7 +63,10 @@ def variants(
 
 
 def _micro_batch_sizes(batch_sizes: list[int]) -> list[int]:
-    """0, which is the whole batch, and what divides the batches of all phases."""
+    """Returns 0 (the whole batch) and the sizes that divide the batches of all phases.
+
+    The sizes cut the first phase's batch into 2, 4, 8 ... MAX_MICRO_BATCHES parts.
+    """
     counts = [2**n for n in range(1, MAX_MICRO_BATCHES.bit_length())]
     found = [batch_sizes[0] // count for count in counts if batch_sizes[0] % count == 0]
     return [0, *(size for size in found if all(batch % size == 0 for batch in batch_sizes))]
@@ -69,11 +79,11 @@ def _power_of_two(number: int) -> bool:
 def run(
     config: ml_collections.ConfigDict, topology: hardware.Topology, count: int = 4
 ) -> tuple[list[Candidate], int]:
-    """(the `count` best that fit, how many fit by estimate).
+    """Returns (the `count` best candidates that fit, how many fit by estimate).
 
-    Where there is a TPU compiler it decides of the best, and the ranking is by what it says; one
-    that it refuses stays in the list only if nothing fits. Raises UserError when nothing fits by
-    estimate either.
+    If the TPU compiler is installed, the best are compiled for a TPU and ranked by its figures. A
+    candidate that does not compile is returned only if none does. Raises UserError if nothing fits
+    by estimate.
     """
     estimated = []
     for variant in variants(config, topology.num_devices):
