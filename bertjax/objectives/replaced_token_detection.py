@@ -69,7 +69,7 @@ def transform(
     batch: dict[str, np.ndarray],
     rng: RowRandom,
 ) -> dict[str, np.ndarray]:
-    """Masks tokens of a batch from `sampling` as in `mlm`, and adds sample_seed int32[B]."""
+    """Masks tokens of a batch as `mlm.transform` does, and adds sample_seed int32[B]."""
     seed_B = rng.bits("replaced_token_detection/sample", 1)[:, 0].astype(np.int32)
     return mlm.transform(config, length, vocabulary, batch, rng) | {"sample_seed": seed_B}
 

@@ -114,7 +114,7 @@ def causal(start: jax.Array | None = None) -> Mask:
 
 
 def prefix(prefix_mask_BS: jax.Array) -> Mask:
-    """Returns a causal mask in which all queries see the keys where prefix_mask is not 0."""
+    """Returns the mask of a prefix LM: causal, but all see the keys where prefix_mask is not 0."""
     return Mask(causal=True, prefix=prefix_mask_BS)
 
 

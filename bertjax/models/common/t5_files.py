@@ -77,7 +77,7 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
             )
     scaled = _scales_output(content)
     bare = (content.get("architectures") or [""])[0].endswith("Model")
-    # transformers 5 ties the output map wherever the file has none.
+    # transformers 5 ties the output projection if the file has no tensor for it.
     tied = scaled or not (bare or "lm_head.weight" in tensors)
     start = content["decoder_start_token_id"]
     padded = start is None or start == content["pad_token_id"]
