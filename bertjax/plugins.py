@@ -155,7 +155,7 @@ def model(family_name: str, fields: dict[str, Any], compute: layers.Compute | No
     """
     module = family(family_name)
     known = [field.name for field in dataclasses.fields(module.Config)]
-    for name in fields.keys() - set(known):
+    for name in set(fields) - set(known):
         hint = errors.hint(errors.near(name, known))
         raise errors.UserError(f"no field {name!r} of the Config of {family_name}{hint}")
     how = dataclasses.asdict(compute or layers.Compute())
