@@ -1,1 +1,1 @@
-"""Prepared records to batches: samples, packing, masking, noise spans, the loader."""
+"""Turns prepared records into batches: samples, packing, masking, noise spans, the loader."""

@@ -1,8 +1,8 @@
-"""Text-to-text denoising: rows of corrupted pieces for an encoder, what was hidden for a decoder.
+"""Text-to-text denoising: the encoder reads corrupted text, the decoder predicts the noise spans.
 
-Each piece of a row is corrupted by itself and both its halves end with an EOS. How much text fills
-a row depends on the noise, so of several kinds each document gets one when rows are made, and all
-pieces of a row are of one kind; where the noise falls is drawn with the row's own numbers.
+Each piece of a row is corrupted on its own; its inputs and its targets both end with an EOS. The
+kind of noise decides how much text fills a row. Each document therefore draws its kind when rows
+are built, and all pieces of a row share it. The noise positions are drawn from the row's own key.
 """
 
 import dataclasses
@@ -18,12 +18,13 @@ from bertjax.data.batches.rng import RowRandom
 
 @dataclasses.dataclass(frozen=True)
 class Corruption:
-    """Sampling and corruption of rows, see `data.batches.packing`.
+    """Sampling (see `data.batches.packing`) that also corrupts the text of its rows.
 
-    length, targets_length: tokens of a row of the encoder and of the decoder.
+    length, targets_length: tokens in a row of the encoder and of the decoder.
     noises, rates: kinds of noise, and the share of the rows that has each; the rates sum to 1.
-    sentinels: int32; a piece has at most so many spans. end, pad: ids; the decoder starts with pad.
-    modes: the id of each kind of noise that inputs start with, or none.
+    sentinels: int32 ids; their number limits the noise spans of a piece.
+    end, pad: token ids; the decoder starts with pad.
+    modes: for each kind of noise, the token id that its inputs start with; empty: no such token.
     """
 
     length: int
@@ -46,28 +47,28 @@ class Corruption:
 
     @functools.cached_property
     def limits(self) -> np.ndarray:
-        """int64: tokens of the longest piece of text under each of the noises."""
+        """int64: for each kind of noise, the tokens of the longest piece of text that fits."""
         room = self.length - self.front, self.targets_length, len(self.sentinels)
         return np.array([noise.longest_piece(*room) for noise in self.noises])
 
     @property
     def front(self) -> int:
-        """Tokens at the front of the inputs that are no text."""
+        """Number of tokens before the text of the inputs: 1 with modes, else 0."""
         return 1 if self.modes else 0
 
     @property
     def width(self) -> int:
-        """Tokens of text that a row may hold: each is in the inputs or in the targets."""
+        """Maximum tokens of text in a row: each ends up in the inputs or in the targets."""
         return self.length + self.targets_length
 
     def window(self, records: Sequence) -> packing.Window:
-        """Joins records of `data.prepared.store` to a window."""
+        """Joins records of `data.prepared.store` into a window."""
         return packing.join(records)
 
     def segment(self, window: packing.Window, rng: RowRandom) -> np.ndarray:
-        """A table of rows, each token of the window once; rng is of one row, the window's."""
-        # The rates are shares of the rows, and a document fills another number of rows with each
-        # noise: a kind is drawn by its rate over the rows that the document would fill with it.
+        """Returns a table of rows that holds each token once; rng has one row: the window's."""
+        # The rates are shares of the rows, but how many rows a document fills depends on its kind
+        # of noise. So a kind is drawn with weight rate / rows the document would fill with it.
         if self.packing:
             rows_DN = 1 / np.tile(self.limits, (len(window.edges) - 1, 1))
         else:
@@ -98,13 +99,13 @@ class Corruption:
         return np.concatenate(tables)
 
     def assemble(self, window: packing.Window, table: np.ndarray) -> packing.Batch:
-        """input_ids int32[B, width], pieces back to back, piece_sizes int32[B, K], noise int32[B]:
-        which of `noises` a row has."""
+        """Returns input_ids int32[B, width] with pieces back to back, piece_sizes int32[B, K] and
+        noise int32[B], the index in `noises` of each row's kind."""
         batch = packing.assemble(window, table, self.width, self.pad)
         return batch | {"noise": table["noise"][:, 0]}
 
     def corrupt(self, batch: packing.Batch, rng: RowRandom) -> packing.Batch:
-        """The features of an assembled batch: see `features`; rng is of its rows."""
+        """Returns the features (`layout.encoder_decoder`) of an assembled batch; rng: its rows'."""
         tokens, sizes_BK = layout.pieces_of(batch), batch["piece_sizes"]
         counts_BK, spans_BK = np.zeros_like(sizes_BK), np.zeros_like(sizes_BK)
         for i, noise in enumerate(self.noises):

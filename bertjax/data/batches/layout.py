@@ -1,13 +1,13 @@
-"""Rows of pieces as features: what a model reads, and what it is to predict.
+"""Lays out rows of pieces as the input features and targets of a model.
 
 A row holds pieces of text from its first column on, then padding. Packed rows have segment_ids (1,
-2 ... by piece, 0 on padding) and position_ids that start again in each piece; rows of one piece
-have an attention_mask instead. Layouts as in seqio's feature converters.
+2 ... by piece, 0 on padding) and position_ids that restart at 0 in each piece. Rows of one piece
+have an attention_mask instead. The layouts are those of seqio's feature converters.
 
     lay_out(tokens=[7, 8, 1, 9, 1], sizes=[[3, 2]], length=6, pad=0, packing=True)
     # input_ids 7 8 1 9 1 0, segment_ids 1 1 1 2 2 0, position_ids 0 1 2 0 1 0
 
-Shapes: B rows, L length, K pieces a row at most, T tokens of all pieces, in their order.
+Shapes: B rows, L length, K maximum pieces per row, T tokens of all pieces, in their order.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ FeatureTable = dict[str, tuple[tuple[int, ...], type]]
 
 
 def pieces_of(batch: Batch) -> np.ndarray:
-    """int32[T]: the tokens of an assembled batch without padding."""
+    """Returns int32[T]: the tokens of an assembled batch without padding."""
     ids_BW = batch["input_ids"]
     return ids_BW[np.arange(ids_BW.shape[1]) < batch["piece_sizes"].sum(axis=1)[:, None]]
 
@@ -25,10 +25,10 @@ def pieces_of(batch: Batch) -> np.ndarray:
 def lay_out(
     tokens_T: np.ndarray, sizes_BK: np.ndarray, length: int, pad: int, *, packing: bool
 ) -> Batch:
-    """Pieces in rows of `length`: input_ids int32[B, L], and if packing segment_ids and
-    position_ids, else attention_mask.
+    """Returns the features of rows of pieces, int32[B, L]: input_ids, and segment_ids and
+    position_ids if `packing`, else attention_mask.
 
-    tokens_T: of all pieces in their order. sizes_BK: 0 behind the last piece of a row.
+    tokens_T: tokens of all pieces in order. sizes_BK: piece sizes, 0 after a row's last piece.
     """
     real_BL = np.arange(length) < sizes_BK.sum(axis=1)[:, None]
     ids_BL = np.full(real_BL.shape, pad, np.int32)
@@ -55,10 +55,11 @@ def lay_out_targets(
     packing: bool,
     prefix: str = "",
 ) -> Batch:
-    """The features of a decoder that predicts pieces: targets int32[B, L], loss_weights float32,
-    input_ids (the targets one later, behind `start` in each piece) and those of `lay_out`.
+    """Returns the features of a decoder that predicts pieces: targets int32[B, L], loss_weights
+    float32[B, L], and those of `lay_out`, with input_ids shifted right by one in each piece.
 
-    prefix: of the names of what the decoder reads, as in decoder_input_ids.
+    start: the id that each piece of input_ids starts with.
+    prefix: prepended to the names of the decoder's inputs, as in decoder_input_ids.
     """
     row = lay_out(tokens_T, sizes_BK, length, pad, packing=packing)
     targets_BL = row["input_ids"]
@@ -74,7 +75,7 @@ def lay_out_targets(
 
 
 def features(length: int, packing: bool, prefix: str = "") -> FeatureTable:
-    """Name -> (shape without the batch, dtype) of what `lay_out` gives."""
+    """Returns name -> (shape without the batch axis, dtype) of the features of `lay_out`."""
     names = ("input_ids", "segment_ids", "position_ids") if packing else (
         "input_ids", "attention_mask"
     )  # fmt: skip
@@ -82,7 +83,7 @@ def features(length: int, packing: bool, prefix: str = "") -> FeatureTable:
 
 
 def target_features(length: int, packing: bool, prefix: str = "") -> FeatureTable:
-    """Name -> (shape without the batch, dtype) of what `lay_out_targets` gives."""
+    """Returns name -> (shape without the batch axis, dtype) of those of `lay_out_targets`."""
     targets = {"targets": ((length,), np.int32), "loss_weights": ((length,), np.float32)}
     return features(length, packing, prefix) | targets
 
@@ -90,9 +91,9 @@ def target_features(length: int, packing: bool, prefix: str = "") -> FeatureTabl
 def ended(
     tokens_T: np.ndarray, sizes_P: np.ndarray, real_BK: np.ndarray, end: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pieces with `end` behind each: their tokens, and their sizes as [B, K].
+    """Appends `end` to each piece; returns the tokens and the sizes as [B, K].
 
-    real_BK: bool, the P places of the pieces.
+    real_BK: bool, true in the P slots that hold a piece.
     """
     sizes_BK = np.zeros(real_BK.shape, np.int64)
     sizes_BK[real_BK] = sizes_P + 1
@@ -107,13 +108,15 @@ def encoder_decoder(
     *,
     packing: bool,
 ) -> Batch:
-    """The features of an encoder that reads `inputs` and a decoder that predicts `targets`, both
-    (tokens_T, sizes_BK) with rows of `lengths`; the decoder starts with `pad`, as T5 does."""
+    """Returns the features of an encoder that reads `inputs` and a decoder that predicts `targets`.
+
+    Both are (tokens_T, sizes_BK), with rows of `lengths`. The decoder starts with `pad`, as in T5.
+    """
     return lay_out(*inputs, lengths[0], pad, packing=packing) | lay_out_targets(
         *targets, lengths[1], pad, start=pad, packing=packing, prefix="decoder_"
     )
 
 
 def encoder_decoder_features(lengths: tuple[int, int], packing: bool) -> FeatureTable:
-    """Name -> (shape without the batch, dtype) of what `encoder_decoder` gives."""
+    """Returns name -> (shape without the batch axis, dtype) of those of `encoder_decoder`."""
     return features(lengths[0], packing) | target_features(lengths[1], packing, "decoder_")

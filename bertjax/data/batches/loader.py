@@ -1,11 +1,12 @@
-"""Batches: batch `step` is a pure function of the seed and the step, on any host, in any order.
+"""Loads batches: batch `step` is a pure function of the seed and the step, on any host, in any
+order.
 
-An epoch is a random permutation of the dataset's records, cut in windows of about `window_tokens`.
-A window's text is segmented to samples anew each epoch and its samples are shuffled. Sample i of an
-epoch lies in a window that is found without reading the ones before it, for the number of samples
-counted for a window is fixed beforehand: its records times the samples of a record, measured once
-on the first window. A window that gives more samples than that leaves the surplus out, by chance;
-one that gives fewer repeats some, masked anew. (With one window the first epoch is exact.)
+An epoch is a random permutation of the dataset's records, cut into windows of `window_tokens` or
+so. In each epoch a window's text is segmented into samples anew, and the samples are shuffled. The
+number of samples of a window is fixed beforehand: its records times the samples per record, which
+is measured once on the first window. So sample i is located without reading earlier windows. A
+window with more samples skips some at random; one with fewer repeats some, with new masks. (With
+one window the first epoch is exact.)
 
     stream = Stream(dataset, sampling, transform, batch_size=256, seed=0)
     stream.batch(step)                          # {"input_ids": int32[256, L], ...}
@@ -32,7 +33,7 @@ WINDOW_TOKENS = 2**23
 
 
 class Dataset(Protocol):
-    """What is read of a prepared dataset (see `data.prepared.store`)."""
+    """The interface of a prepared dataset (see `data.prepared.store`)."""
 
     num_records: int
     num_tokens: int
@@ -41,7 +42,7 @@ class Dataset(Protocol):
 
 
 class Sampling(Protocol):
-    """How records become samples (see `data.batches.samples`)."""
+    """The interface that turns records into samples (see `data.batches.samples`)."""
 
     def window(self, records: list): ...
     def segment(self, window, rng: RowRandom) -> np.ndarray: ...
@@ -49,7 +50,7 @@ class Sampling(Protocol):
 
 
 class Windows:
-    """The windows of each epoch: window w holds records edges[w] to edges[w + 1] of it."""
+    """The windows of each epoch: window w has its records edges[w] to edges[w + 1] (exclusive)."""
 
     def __init__(self, dataset: Dataset, sampling: Sampling, seed: int, window_tokens: int):
         if dataset.num_records == 0:
@@ -66,7 +67,10 @@ class Windows:
         return len(self.edges) - 1
 
     def read(self, epoch: int, w: int) -> tuple[object, np.ndarray]:
-        """The text of a window, and the table of its samples in shuffled order."""
+        """Returns the text of window w of an epoch, and its sample table in shuffled order.
+
+        Raises UserError if its records yield no sample.
+        """
         records = self._permutation(epoch)[self.edges[w] : self.edges[w + 1]]
         window = self.sampling.window(self._dataset.read(records))
         rng = RowRandom(row_keys(self._seed, epoch, np.array([w])))
@@ -84,14 +88,14 @@ class Windows:
 
 
 class Stream:
-    """The training batches of all steps, without end.
+    """An endless stream of training batches, indexed by step.
 
     Args:
-      dataset, sampling: where records come from, and how they become samples.
+      dataset, sampling: the source of the records, and what turns them into samples.
       transform: (batch, random numbers of its rows) -> batch.
       batch_size: rows of the global batch.
-      seed: another seed gives another order, segmentation and masking.
-      window_tokens: samples are shuffled within as many tokens; memory grows with it.
+      seed: determines the order, the segmentation and the masking.
+      window_tokens: samples are shuffled within windows of this many tokens; memory grows with it.
 
     Attributes:
       samples_per_epoch: N; sample p = step * batch_size + row is the (p % N)-th of epoch p // N.
@@ -120,7 +124,7 @@ class Stream:
         self.samples_per_epoch = int(self._starts[-1])
 
     def batch(self, step: int, rows: slice | np.ndarray = slice(None)) -> Batch:
-        """The rows of global batch `step`; thread safe.
+        """Returns the given rows of global batch `step`; thread safe.
 
         Raises:
           UserError: a record cannot be read.
@@ -128,12 +132,12 @@ class Stream:
         position = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)[rows]
         epoch, index = np.divmod(position, self.samples_per_epoch)
         w = np.searchsorted(self._starts, index, side="right") - 1
-        number = epoch * len(self._windows) + w  # of the window, counted through all epochs
+        number = epoch * len(self._windows) + w  # of the window, counted across epochs
         parts = []
         for n in np.unique(number):
             member = np.flatnonzero(number == n)
             window, table = self._ahead.get(int(n))
-            # A table that is shorter than what is counted for its window starts again.
+            # A table with fewer samples than the window's fixed number wraps around.
             sample = (index - self._starts[w])[member] % len(table)
             parts.append((member, self._sampling.assemble(window, table[sample])))
         batch = parts[0][1] if len(parts) == 1 else _merge(parts, len(position))
@@ -149,9 +153,9 @@ def train_batches(
     num_threads: int = 1,
     prefetch: int = 8,
 ) -> Iterator[Batch]:
-    """The rows of batches start_step to stop_step - 1, made ahead by threads.
+    """Yields the given rows of batches start_step to stop_step - 1, prefetched by threads.
 
-    num_threads: 0 makes each batch when it is asked for.
+    num_threads: 0 builds each batch on demand. prefetch: maximum number of batches built ahead.
     """
     steps = grain.MapDataset.range(start_step, stop_step)
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)
@@ -169,10 +173,10 @@ def eval_batches(
     rows: slice | np.ndarray = slice(None),
     window_tokens: int = WINDOW_TOKENS,
 ) -> Iterator[Batch]:
-    """Every sample of the dataset once, or the first max_samples, in an order fixed by the seed.
+    """Yields each sample once, or only the first max_samples, in an order fixed by the seed.
 
-    A batch has example_weights float32[B] besides what `transform` gives: 0 for the rows that fill
-    up the last batch, which are zeros but for attention_mask[0] = 1 where there is one.
+    A batch has example_weights float32[B] besides the features of `transform`. They are 0 for the
+    padding rows of the last batch, which are all zeros but for attention_mask[0] = 1, if it exists.
     """
     windows = Windows(dataset, sampling, seed, window_tokens)
 
@@ -203,7 +207,7 @@ def eval_batches(
 
 
 class _ReadAhead:
-    """Windows by their number through all epochs: the latest are kept, the next is under way."""
+    """Windows by number, counted across epochs; caches the latest `keep` and reads one ahead."""
 
     def __init__(self, windows: Windows, keep: int = 3):
         self._windows = windows
@@ -229,7 +233,7 @@ class _ReadAhead:
 
 
 def _merge(parts: list[tuple[np.ndarray, Batch]], rows: int) -> Batch:
-    """One batch of parts, each given with the places of its rows."""
+    """Merges parts (row indices in the batch, rows) into one batch."""
     whole = {
         name: np.empty((rows, *value.shape[1:]), value.dtype) for name, value in parts[0][1].items()
     }
@@ -240,7 +244,7 @@ def _merge(parts: list[tuple[np.ndarray, Batch]], rows: int) -> Batch:
 
 
 def _fill(batch: Batch, batch_size: int) -> Batch:
-    """The batch with harmless rows of zero weight up to batch_size."""
+    """Pads the batch to batch_size with harmless rows of zero weight."""
     size = len(batch["input_ids"])
     batch = batch | {"example_weights": np.ones(size, np.float32)}
     if size == batch_size:
@@ -249,6 +253,6 @@ def _fill(batch: Batch, batch_size: int) -> Batch:
         name: np.pad(value, [(0, batch_size - size)] + [(0, 0)] * (value.ndim - 1))
         for name, value in batch.items()
     }
-    if "attention_mask" in full:  # packed rows have none: there all padding sees nothing
+    if "attention_mask" in full:  # packed rows have none: their padding attends to nothing
         full["attention_mask"][size:, 0] = 1
     return full

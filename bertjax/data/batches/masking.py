@@ -1,35 +1,35 @@
-"""Masked language modelling: which positions are predicted and what the model sees there.
+"""Masked language modelling: chooses the positions to predict and masks them.
 
-Single tokens and whole words are chosen here, runs of words in `data.batches.span_masking`.
-Vectorised over the batch. As in BERT (Devlin et al. 2019, section 3.1, and its
-create_pretraining_data.py): a row of n tokens, specials included, gets
+This module chooses single tokens and whole words; `data.batches.span_masking` chooses runs of
+words. All functions are vectorised over the batch. The rules are those of BERT (Devlin et al. 2019,
+section 3.1, and its create_pretraining_data.py): a row of n tokens, specials included, gets
 min(P, max(1, round(rate * n))) predictions; [CLS], [SEP] and padding are never chosen; 80% of the
-chosen become [MASK], 10% a random piece, 10% stay. Every row has P slots; slots beyond its count
-hold position 0 with weight 0.
+chosen tokens become [MASK], 10% a random piece, 10% stay. Every row has P slots; slots beyond its
+count hold position 0 with weight 0.
 
-Shapes: B rows, L length, P predictions a row.
+Shapes: B rows, L length, P predictions per row.
 """
 
 import numpy as np
 
 from bertjax.data.batches.rng import RowRandom
 
-_LAST = np.uint32(2**31)  # a score above those of the candidates
+_LAST = np.uint32(2**31)  # greater than the score of any candidate
 
 
 def counts(lengths_B: np.ndarray, rate: float, limit: int) -> np.ndarray:
-    """int64[B]: predictions a row, rounded half to even as Python's round does."""
+    """Returns int64[B]: predictions per row, rounded half to even like Python's `round`."""
     return np.clip(np.rint(lengths_B * rate), 1, limit).astype(np.int64)
 
 
 def choose_tokens(
     candidates_BL: np.ndarray, counts_B: np.ndarray, limit: int, rng: RowRandom
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Chooses counts_B of the candidates in each row, all subsets alike.
+    """Chooses counts_B of the candidates in each row; all subsets are equally likely.
 
     Args:
       candidates_BL: bool, the positions that may be predicted.
-      counts_B: int, at most `limit`; a row with fewer candidates gives all of them.
+      counts_B: int, at most `limit`; in a row with fewer candidates all are chosen.
       limit: P, at most L.
       rng: random numbers of these rows.
 
@@ -53,13 +53,13 @@ def choose_words(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Chooses whole words, at most counts_B positions in each row.
 
-    Words come in random order; one that would exceed the count is passed over and a later, shorter
-    one may fill its place. A row whose every word is longer than its count has no prediction.
+    Words are tried in random order. A word that would exceed the count is skipped, and a later,
+    shorter one may take its place. A row in which every word exceeds the count has no prediction.
 
     Args:
-      continues_BL: bool, the position goes on with the word of the position before it. After
-        [CLS] or [SEP] a word starts all the same.
-      Others and the result as in `choose_tokens`.
+      continues_BL: bool, true where a token continues the word of the token before it. Ignored
+        after a position that is no candidate ([CLS], [SEP]): a word always starts there.
+      The other arguments and the result are as in `choose_tokens`.
     """
     b, length = candidates_BL.shape
     first_BL, sizes = words(candidates_BL, continues_BL)
@@ -79,14 +79,14 @@ def choose_words(
 
 
 def words(candidates_BL: np.ndarray, continues_BL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """bool[B, L], where a word of candidates starts, and int64[B * L], its number of positions.
+    """Returns bool[B, L], true where a word of candidates starts, and the word sizes, int64[B * L].
 
-    The sizes are flat over the batch, 0 where nothing starts; what is no candidate has size 1.
+    The sizes are flat over the batch: 0 inside a word; 1 at a position that is no candidate.
     """
     inside_BL = continues_BL & candidates_BL
     inside_BL[:, 1:] &= candidates_BL[:, :-1]
     inside_BL[:, 0] = False
-    # Flat over the batch: every position that does not go on with a word ends the one before it.
+    # Flat over the batch: every position that does not continue a word ends the one before it.
     starts = np.flatnonzero(~inside_BL)
     sizes = np.zeros(inside_BL.size, np.int64)
     sizes[starts] = np.diff(starts, append=inside_BL.size)
@@ -96,9 +96,9 @@ def words(candidates_BL: np.ndarray, continues_BL: np.ndarray) -> tuple[np.ndarr
 def slots(
     starts: np.ndarray, sizes: np.ndarray, counts_B: np.ndarray, shape: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and weights as of `choose_tokens` out of ascending runs, flat over the batch.
+    """Converts ascending runs, flat over the batch, to positions and weights as in `choose_tokens`.
 
-    counts_B: positions of each row in all of its runs; shape: (L, P).
+    counts_B: total positions in the runs of each row; shape: (L, P).
     """
     length, limit = shape
     before = np.cumsum(sizes) - sizes
@@ -122,18 +122,18 @@ def apply(
     random_token_rate: float,
     deciders_BP: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Hides the chosen positions.
+    """Masks the chosen positions.
 
     Args:
-      random_ids: int[R], the ids a random piece is drawn from.
-      mask_token_rate, random_token_rate: shares of the chosen that become `mask_id` or a random
-        piece; the others keep their token.
-      deciders_BP: int, the slot whose draw decides which of the three happens to each slot; the
-        first of its span makes a span one decision. None: every slot decides for itself.
+      random_ids: int[R], the ids from which a random piece is drawn.
+      mask_token_rate, random_token_rate: shares of the chosen positions that become `mask_id` or a
+        random piece; the others keep their token.
+      deciders_BP: int, for each slot, the slot whose draw decides between mask, random and keep.
+        With the first slot of each span, a span is masked as a whole. None: each slot's own draw.
 
     Returns:
-      input_ids int32[B, L] as the model sees them, a new array, and masked_ids int32[B, P], the
-      tokens that were there (0 in unused slots).
+      The masked input_ids, int32[B, L], a new array, and masked_ids int32[B, P], the original
+      tokens of the chosen positions (0 in unused slots).
     """
     used_BP = weights_BP > 0
     truth_BP = np.take_along_axis(input_ids_BL, positions_BP, axis=1)
@@ -143,7 +143,7 @@ def apply(
         action_BP = np.take_along_axis(action_BP, deciders_BP, axis=1)
     seen_BP = np.where(action_BP < mask_token_rate + random_token_rate, drawn_BP, truth_BP)
     seen_BP = np.where(action_BP < mask_token_rate, mask_id, seen_BP)
-    # Unused slots point at position 0, which is never chosen: they write back what is there.
+    # Unused slots point at position 0, which is never chosen: they write back its own token.
     seen_BP = np.where(used_BP, seen_BP, truth_BP)
     hidden_BL = input_ids_BL.copy()
     np.put_along_axis(hidden_BL, positions_BP, seen_BP.astype(hidden_BL.dtype), axis=1)
@@ -151,10 +151,10 @@ def apply(
 
 
 def shuffled(candidates_BL: np.ndarray, rng: RowRandom) -> np.ndarray:
-    """int32[B, L]: the columns of each row, the candidates first and in random order.
+    """Returns int32[B, L]: the columns of each row, the candidates first and in random order.
 
-    Score and column share one word of 32 bits: no two scores tie, so the order does not depend on
-    the sort, and sorting values is several times faster than sorting indices.
+    Score and column share a 32-bit word. So no two values tie, the order does not depend on the
+    sort algorithm, and sorting values is several times faster than argsort.
     """
     length = candidates_BL.shape[1]
     low = np.uint32((1 << (length - 1).bit_length()) - 1)

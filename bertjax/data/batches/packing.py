@@ -1,18 +1,18 @@
-"""Documents cut in pieces, and pieces put in rows: several a row (packed) or one a row.
+"""Cuts documents into pieces and puts pieces into rows: several per row (packed) or one per row.
 
-A piece is a run of tokens of one document. Both ways of filling rows have the same pieces, and no
-piece sees another one of its row (`data.batches.layout`), so the loss is the same either way.
+A piece is a run of tokens of one document. Both ways of filling rows use the same pieces, and no
+piece attends to another of its row (`data.batches.layout`), so the loss is the same either way.
 
 `Documents`, `Prefixes` and `Enclosed` are samplings as in `data.batches.samples`;
-`data.batches.denoising` has another. A row of their tables is a row of the model: where its pieces
-start, and their sizes.
+`data.batches.denoising` has another. Each row of their tables describes one row of the batch: the
+start and the size of each of its pieces.
 
     sampling = Documents(length=128, end=1, pad=0, packing=True)
     window = sampling.window(records)
     table = sampling.segment(window, rng)
     batch = sampling.assemble(window, table[rows])  # input_ids [B, 128], piece_sizes [B, K]
 
-Shapes: B rows, L length, K pieces a row at most, D documents or capacities of a row, P pieces.
+Shapes: B rows, L length, K maximum pieces per row, D documents or capacities of a row, P pieces.
 """
 
 import dataclasses
@@ -27,17 +27,17 @@ from bertjax.data.tokenizers import vocabulary
 
 Batch = dict[str, np.ndarray]
 
-_TOKENS_A_SLOT = 8  # a row has room for a piece per so many tokens; shorter ones leave it less full
-_MAX_COSTS = 2048  # different costs up to which `best_fit` is quick
+_TOKENS_A_SLOT = 8  # a row has one slot per 8 tokens; if pieces are shorter, rows stay less full
+_MAX_COSTS = 2048  # up to this many distinct costs, `best_fit` is fast
 
 
 def slots(length: int, packing: bool) -> int:
-    """K: pieces that a row may hold."""
+    """Returns K, the maximum number of pieces in a row."""
     return max(1, length // _TOKENS_A_SLOT) if packing else 1
 
 
 def end_of_text(specials: vocabulary.Specials) -> int:
-    """The id that ends a text: eos, or sep where there is none. UserError if both lack."""
+    """Returns the id that ends a text: eos, else sep. Raises UserError if neither exists."""
     if specials.end < 0:
         raise errors.UserError(
             "the tokenizer has neither an end of text nor a sep token, which language modelling "
@@ -47,7 +47,7 @@ def end_of_text(specials: vocabulary.Specials) -> int:
 
 
 def start_of_text(specials: vocabulary.Specials) -> int:
-    """The id that a decoder reads first: bos, else eos, else cls. UserError if all lack."""
+    """Returns the first input id of a decoder: bos, else eos, else cls; UserError if all miss."""
     if specials.start < 0:
         raise errors.UserError(
             "the tokenizer has no bos, eos or cls token to start a text with, which language "
@@ -57,12 +57,12 @@ def start_of_text(specials: vocabulary.Specials) -> int:
 
 
 def padding(specials: vocabulary.Specials) -> int:
-    """The id on padding, which is never seen: GPT-2 has none, any will do."""
+    """Returns the pad id; 0 if there is none (GPT-2), as padding is never attended to."""
     return max(specials.pad, 0)
 
 
 def decoder_start(specials: vocabulary.Specials, own: int) -> int:
-    """The id that the decoder of an encoder-decoder reads first: `own`; padding if that is -1."""
+    """Returns the first input id of an encoder-decoder's decoder: `own`, or padding if it is -1."""
     return padding(specials) if own < 0 else own
 
 
@@ -73,7 +73,7 @@ def decoder_start(specials: vocabulary.Specials, own: int) -> int:
 class Window:
     """Documents back to back. tokens: uint16 or uint32 [T]; edges: int64[D + 1], ends with T.
 
-    What lies of one document in one record counts as a document, for records come shuffled.
+    The part of a document in one record counts as a document, because records are shuffled.
     """
 
     tokens: np.ndarray
@@ -81,22 +81,22 @@ class Window:
 
 
 def join(records: Sequence, end: int | None = None) -> Window:
-    """The documents of records of `data.prepared.store`, each followed by `end` if it is given."""
+    """Joins the documents of records of `data.prepared.store`, each followed by `end` if given."""
     tokens = np.concatenate([record.tokens for record in records])
     sentences = np.concatenate([record.tokens_per_sentence for record in records])
     counts = np.concatenate([record.sentences_per_document for record in records])
     token_edges, sentence_edges = _edges(sentences), _edges(counts)
     edges = token_edges[sentence_edges]
-    edges = np.unique(edges)  # without what has no tokens
+    edges = np.unique(edges)  # drops documents without tokens
     if end is None:
         return Window(tokens, edges)
     return Window(np.insert(tokens, edges[1:], end), edges + np.arange(len(edges)))
 
 
 def cut(window: Window, limit: int | np.ndarray, rng: RowRandom) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts documents in pieces of `limit` tokens (a number or int[D]) but for one of each document,
-    at a random place among the others, which has what is left.
+    """Cuts documents into pieces of `limit` tokens (a number or int[D]).
 
+    One piece of each document, at a random place among its pieces, holds the remaining tokens.
     Returns the first token of each piece and its size, int64[P], in the order of the text.
     """
     sizes = np.diff(window.edges)
@@ -112,11 +112,11 @@ def cut(window: Window, limit: int | np.ndarray, rng: RowRandom) -> tuple[np.nda
 
 
 def best_fit(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
-    """int64[P]: the row of each piece, by best fit, the largest pieces first.
+    """Returns int64[P]: the row of each piece, by best-fit decreasing bin packing.
 
-    A piece goes where it leaves least room, and to a new row where it fits nowhere. costs_DP: what
-    a piece takes of each capacity of a row, int, from 1 to the capacity.
-    Pieces of one cost are placed at once, so the time grows with the number of different costs.
+    A piece is placed in the row where it leaves the least room, or in a new row if it fits nowhere.
+    costs_DP: how much of each capacity of a row a piece takes, int, from 1 to the capacity.
+    Pieces of equal cost are placed together, so the time grows with the number of distinct costs.
     """
     capacity_D = np.array(capacity, np.int64)[:, None]
     _, first_C, kind_P, counts_C = np.unique(
@@ -133,7 +133,7 @@ def best_fit(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
         cost_D, pieces = cost_DC[:, kind, None], members[kind]
         room = room[(left_DR[:, room] > 0).all(axis=0)]
         fits = room[(left_DR[:, room] >= cost_D).all(axis=0)]
-        # Ties go to the row opened first: the words are distinct, so any sort gives one order.
+        # Ties go to the row opened first. The words are distinct, so any sort gives the same order.
         words = ((left_DR[:, fits] * scale_D).sum(axis=0) << 32) | fits
         if len(words) > len(pieces):
             words = np.partition(words, len(pieces) - 1)[: len(pieces)]
@@ -154,7 +154,7 @@ def best_fit(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
 
 
 def coarse(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
-    """The costs, rounded up until there are few enough different ones."""
+    """Returns the costs, rounded up until at most _MAX_COSTS distinct ones remain."""
     capacity_D, unit = np.array(capacity)[:, None], 1
     rounded_DP = costs_DP
     while len(np.unique(_codes(rounded_DP, capacity))) > _MAX_COSTS:
@@ -164,9 +164,9 @@ def coarse(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
 
 
 def tabulate(rows_P: np.ndarray, slots: int, **columns: np.ndarray) -> np.ndarray:
-    """One table row for each row: the columns of its pieces, int32[slots] a column, 0 where empty.
+    """Returns a structured table, one entry per row: each column int32[slots], 0 in empty slots.
 
-    The pieces of a row keep the order in which they are given.
+    The pieces of a row keep their input order.
     """
     order = np.argsort(rows_P, kind="stable")
     row = rows_P[order]
@@ -186,22 +186,22 @@ def arrange(
     stream: str,
     **columns: np.ndarray,
 ) -> np.ndarray:
-    """The table of pieces in rows: shuffled and packed, or one a row if there is one slot.
+    """Shuffles pieces and returns their table: packed into rows, or one per row if `slots` is 1.
 
-    costs_DP, capacity: as in `best_fit`. columns: what the table says of each piece, int[P].
+    costs_DP, capacity: as in `best_fit`. columns: the table's columns, int[P], a value per piece.
     """
     order = rng.permutation(stream, costs_DP.shape[1])[0]
     columns = {name: column[order] for name, column in columns.items()}
     if slots == 1:
         return tabulate(np.arange(len(order)), 1, **columns)
     costs_DP = coarse(costs_DP[:, order], capacity)
-    costs_DP = np.vstack([costs_DP, np.ones(len(order), np.int64)])  # of the slots
+    costs_DP = np.vstack([costs_DP, np.ones(len(order), np.int64)])  # each piece takes one slot
     return tabulate(best_fit(costs_DP, [*capacity, slots]), slots, **columns)
 
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """Documents as they are, each ended by `end`, in pieces of at most `length` tokens."""
+    """Samples plain documents, each ended by `end`, in pieces of at most `length` tokens."""
 
     length: int
     end: int
@@ -209,27 +209,27 @@ class Documents:
     packing: bool
 
     def window(self, records: Sequence) -> Window:
-        """Joins records of `data.prepared.store` to a window."""
+        """Joins records of `data.prepared.store` into a window."""
         return join(records, self.end)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """A table of rows, each token of the window once; rng is of one row, the window's."""
+        """Returns a table of rows that holds each token once; rng has one row: the window's."""
         start, size = cut(window, self.length, rng)
         k = slots(self.length, self.packing)
         return arrange(size[None], (self.length,), k, rng, "packing/pieces", start=start, size=size)
 
     def assemble(self, window: Window, table: np.ndarray) -> Batch:
-        """input_ids int32[B, L], pieces back to back, and piece_sizes int32[B, K]."""
+        """Returns input_ids int32[B, L] with pieces back to back, and piece_sizes int32[B, K]."""
         return assemble(window, table, self.length, self.pad)
 
 
 @dataclasses.dataclass(frozen=True)
 class Prefixes:
-    """Documents in pieces, each split at random in a prefix and a rest.
+    """Samples pieces of documents, each split at a random point into a prefix and a rest.
 
-    Prefix and rest are each ended by a token of their own, and rows have room for `length` tokens
-    of either. The split decides how pieces fit together, so it is drawn here, for the window.
-    Pieces are a little shorter than rows: two of full length, with their four ends, never fit.
+    Prefix and rest each end with one extra token, and a row has room for `length` tokens of either.
+    The split decides which pieces fit together, so it is drawn here, per window. Pieces have at
+    most `length` - 4 tokens: two of `length`, with their four end tokens, would never share a row.
     """
 
     length: int
@@ -237,11 +237,11 @@ class Prefixes:
     packing: bool
 
     def window(self, records: Sequence) -> Window:
-        """Joins records of `data.prepared.store` to a window."""
+        """Joins records of `data.prepared.store` into a window."""
         return join(records)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """A table of rows, each token of the window once; rng is of one row, the window's."""
+        """Returns a table of rows that holds each token once; rng has one row: the window's."""
         start, size = cut(window, self.length - 4, rng)
         prefix = rng.integers("packing/prefix", np.minimum(1, size - 1), size, len(size))[0]
         return arrange(
@@ -256,15 +256,16 @@ class Prefixes:
         )
 
     def assemble(self, window: Window, table: np.ndarray) -> Batch:
-        """input_ids int32[B, 2 L], pieces back to back; piece_sizes, prefix_sizes int32[B, K]."""
+        """Returns input_ids int32[B, 2 L]; piece_sizes, prefix_sizes int32[B, K]."""
         batch = assemble(window, table, 2 * self.length, self.pad)
         return batch | {"prefix_sizes": table["prefix"]}
 
 
 @dataclasses.dataclass(frozen=True)
 class Enclosed:
-    """Documents in pieces of at most `length` tokens, among them `first` before a piece and `last`
-    behind it: the text that an encoder reads, [CLS] piece [SEP]."""
+    """Samples pieces between `first` and `last`, as the input of an encoder: [CLS] piece [SEP].
+
+    A piece has at most `length` tokens, including these two."""
 
     length: int
     first: int
@@ -273,11 +274,11 @@ class Enclosed:
     packing: bool
 
     def window(self, records: Sequence) -> Window:
-        """Joins records of `data.prepared.store` to a window."""
+        """Joins records of `data.prepared.store` into a window."""
         return join(records)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """A table of rows, each token of the window once; rng is of one row, the window's."""
+        """Returns a table of rows that holds each token once; rng has one row: the window's."""
         start, size = cut(window, self.length - 2, rng)
         k = slots(self.length, self.packing)
         return arrange(
@@ -285,7 +286,7 @@ class Enclosed:
         )
 
     def assemble(self, window: Window, table: np.ndarray) -> Batch:
-        """The features of `layout.lay_out`."""
+        """Returns the features of `layout.lay_out`."""
         batch = assemble(window, table, self.length, self.pad)
         sizes_BK = batch["piece_sizes"]
         sizes_P = sizes_BK[sizes_BK > 0]
@@ -299,7 +300,7 @@ class Enclosed:
 
 
 def assemble(window: Window, table: np.ndarray, width: int, pad: int) -> Batch:
-    """The pieces of table rows back to back: input_ids int32[B, width], piece_sizes int32[B, K]."""
+    """Returns input_ids int32[B, width], the pieces back to back, and piece_sizes int32[B, K]."""
     sizes_BK = table["size"]
     sizes_P = sizes_BK[sizes_BK > 0]
     shift_P = table["start"][sizes_BK > 0] - (np.cumsum(sizes_P) - sizes_P)
@@ -310,7 +311,7 @@ def assemble(window: Window, table: np.ndarray, width: int, pad: int) -> Batch:
 
 
 def _codes(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
-    """int64[P]: one number for each different cost."""
+    """Returns int64[P]: encodes each distinct cost vector as one distinct number."""
     return np.cumprod([1, *np.add(capacity[:-1], 1)]) @ costs_DP
 
 

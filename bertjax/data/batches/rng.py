@@ -1,9 +1,9 @@
-"""Counter-based random numbers in NumPy: a row's numbers are a function of its key, without state.
+"""Counter-based random numbers in NumPy: a row's numbers are a pure function of its key.
 
-The key of a row says which sample it is: (seed, epoch, index in the epoch). A draw is addressed by
-a stream name and a column, so a row gets the same numbers in any batch, on any host, in any order
-of calls, with any version of NumPy. The generator is splitmix64 (Steele, Lea, Flood 2014), whose
-n-th output needs no earlier one.
+The key of a row identifies its sample: (seed, epoch, index in the epoch). A draw is addressed by a
+stream name and a column, so a row gets the same numbers in any batch, on any host, in any order of
+calls, with any version of NumPy. The generator is splitmix64 (Steele, Lea, Flood 2014), whose n-th
+output is computed without the earlier ones.
 
     rng = RowRandom(row_keys(seed=0, epoch=3, index=np.arange(256)))
     scores = rng.uniform("scores", 128)     # float32[256, 128]
@@ -19,7 +19,7 @@ _WORD = 2**64 - 1
 
 
 def row_keys(seed: int, epoch: int | np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Key of each row: uint64[B], distinct for distinct indices of one epoch.
+    """Returns the key of each row: uint64[B], distinct for distinct indices of one epoch.
 
     epoch: one number or int64[B]; index: int64[B].
     """
@@ -33,35 +33,35 @@ def row_keys(seed: int, epoch: int | np.ndarray, index: np.ndarray) -> np.ndarra
 class RowRandom:
     """Random numbers for B rows with the given keys, uint64[B].
 
-    Two calls with one stream name give the same numbers: name each use.
+    NOTE: two calls with the same stream name return the same numbers: use a new name per purpose.
     """
 
     def __init__(self, keys: np.ndarray):
         self.keys = np.asarray(keys, np.uint64)
 
     def bits(self, stream: str, n: int) -> np.ndarray:
-        """uint32[B, n], every bit fair."""
+        """Returns uint32[B, n] with independent, unbiased bits."""
         counter = np.arange(1, (n + 1) // 2 + 1, dtype=np.uint64) * _GOLDEN
         words = _mix(_mix(self.keys ^ _stream_key(stream))[:, None] + counter)
         return words.astype("<u8", copy=False).view("<u4")[:, :n]
 
     def uniform(self, stream: str, n: int) -> np.ndarray:
-        """float32[B, n] in [0, 1), multiples of 2**-24."""
+        """Returns float32[B, n] in [0, 1), multiples of 2**-24."""
         return (self.bits(stream, n) >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
 
     def integers(
         self, stream: str, low: int | np.ndarray, high: int | np.ndarray, n: int
     ) -> np.ndarray:
-        """int64[B, n] in [low, high); low and high are numbers or broadcast against [B, n].
+        """Returns int64[B, n] in [low, high); low and high are numbers or broadcast against [B, n].
 
-        An empty range gives low. No number is likelier than another by more than 2**-32.
+        An empty range gives low. The probabilities of two numbers differ by at most 2**-32.
         """
         span = np.subtract(high, low).astype(np.uint64)
         return ((self.bits(stream, n) * span) >> np.uint64(32)).astype(np.int64) + low
 
     def permutation(self, stream: str, n: int) -> np.ndarray:
-        """int64[B, n], in each row the numbers below n in random order."""
-        # 64 bits a column: a tie, which would favour the lower index, is then out of the question.
+        """Returns int64[B, n]: in each row, a random permutation of the numbers below n."""
+        # 64 bits per column: ties, which would favour the lower index, practically never occur.
         words = self.bits(stream, 2 * n).view("<u8")
         return np.argsort(words, axis=1, kind="stable")
 
@@ -73,7 +73,7 @@ def _stream_key(stream: str) -> np.uint64:
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64, a bijection; z is a fresh array and is overwritten."""
+    """Applies splitmix64's finaliser, a bijection. NOTE: overwrites z; pass a fresh array."""
     scratch = z >> np.uint64(30)
     z ^= scratch
     z *= np.uint64(0xBF58476D1CE4E5B9)

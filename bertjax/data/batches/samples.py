@@ -1,4 +1,4 @@
-"""What one training sample is: spans of a window of text, chosen and cut as in BERT.
+"""Segments text into training samples: spans of a window, chosen and truncated as in BERT.
 
 A window is some records of the prepared dataset as flat arrays. `Pairs`, `OrderedPairs` and
 `FullSentences` have the same three methods, all of them vectorised and pure:
@@ -7,10 +7,10 @@ A window is some records of the prepared dataset as flat arrays. `Pairs`, `Order
     table = sampling.segment(window, rng)           # every sample of the window, as spans of tokens
     batch = sampling.assemble(window, table[rows])  # the rows as padded arrays
 
-A sample is decided at its first sentence alone (all draws of a sentence are made as if a sample
-started there), so a window is segmented by computing for every sentence where the next sample would
-start, and then following these links from the first sentence. Links stop at the end of a document
-and the next document starts there: one chain meets them all.
+A sample depends only on the draws of its first sentence; every sentence draws as if a sample
+started there. So a window is segmented in two steps: compute for every sentence where the next
+sample would start, then follow these links from the first sentence. A link never crosses the end
+of a document, where the next document starts, so one chain visits all documents.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ import numpy as np
 from bertjax.data.batches.rng import RowRandom
 from bertjax.data.tokenizers.vocabulary import Specials
 
-# One sample: two spans of the window's tokens. label is 1 if B is of another document, or comes
-# before A in the text.
+# One sample: two spans of the window's tokens. label is 1 if B is from another document (Pairs) or
+# precedes A in the text (OrderedPairs).
 SAMPLE = np.dtype(
     [("a", np.int32), ("a_size", np.int32), ("b", np.int32), ("b_size", np.int32),
      ("label", np.int32)]
@@ -32,12 +32,12 @@ SAMPLE = np.dtype(
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Text of some records: S sentences of D document parts (a part is a document within a record).
+    """Text of some records: S sentences of D parts; a part is what one record has of a document.
 
     tokens: uint16 or uint32 [T].
     sentences: int32[S + 1], the token at which each sentence starts, then T.
     parts: int32[D + 1], the sentence at which each part starts, then S.
-    document_ids: uint64[D]; the parts of one document have one id.
+    document_ids: uint64[D]; all parts of a document have the same id.
     """
 
     tokens: np.ndarray
@@ -48,30 +48,30 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class TwoSegments:
-    """[CLS] A [SEP] B [SEP]; the subclasses say in `spans` what A and B are, and what is told."""
+    """Base class of samples [CLS] A [SEP] B [SEP]; `spans` of a subclass chooses A, B and label."""
 
     length: int
     specials: Specials
     short_rate: float
 
-    label: ClassVar[str]  # the feature that holds what the table has as label
+    label: ClassVar[str]  # the name of the feature that holds the table's label
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of a sample that are text."""
+        """Maximum tokens of text in a sample."""
         return self.length - 3
 
     def window(self, records: Sequence) -> Window:
-        """Joins records of `data.prepared.store` to a window."""
+        """Joins records of `data.prepared.store` into a window."""
         return _cut(_join(records), self.max_tokens)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """SAMPLE[N] in the order of the text; rng is of one row, the window's."""
+        """Returns SAMPLE[N] in the order of the text; rng has one row: the window's."""
         table = self.spans(window, rng)
         return truncate(table, self.max_tokens, rng.uniform("pairs/front", len(table))[0])
 
     def assemble(self, window: Window, table: np.ndarray) -> dict[str, np.ndarray]:
-        """input_ids, attention_mask, token_type_ids int32[B, L], the label int32[B]."""
+        """Returns input_ids, attention_mask, token_type_ids int32[B, L] and the label int32[B]."""
         a_size, b_size = table["a_size"][:, None], table["b_size"][:, None]
         column = np.arange(self.length, dtype=np.int32)
         in_b = column > a_size + 1
@@ -90,7 +90,9 @@ class TwoSegments:
         }
 
     def _chunks(self, window: Window, rng: RowRandom) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For a sample that starts at sentence s: where it ends, and A in it, and its target."""
+        """Returns, for a sample starting at each sentence: its end, the end of A, its target size.
+
+        The ends are sentence numbers, exclusive; the target is in tokens."""
         sentences, n = window.sentences, len(window.sentences) - 1
         end = np.repeat(window.parts[1:], np.diff(window.parts))  # of the part of each sentence
         target = _targets(self.short_rate, self.max_tokens, n, rng)
@@ -101,11 +103,11 @@ class TwoSegments:
 
 @dataclasses.dataclass(frozen=True)
 class Pairs(TwoSegments):
-    """The second segment is by chance of another document (BERT): next_sentence_label.
+    """Samples pairs whose second segment is at random from another document: next_sentence_label.
 
-    As create_instances_from_document in BERT's create_pretraining_data.py, with two differences:
-    the length aimed at is drawn for each sample, not once a document, and a sentence longer than a
-    sample is cut in equal pieces instead of losing its end.
+    Like create_instances_from_document in BERT's create_pretraining_data.py, with two differences:
+    the target length is drawn per sample, not once per document, and a sentence longer than a
+    sample is cut into equal pieces instead of being truncated.
     """
 
     random_next_rate: float
@@ -113,7 +115,8 @@ class Pairs(TwoSegments):
     label = "next_sentence_label"
 
     def spans(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """SAMPLE[N] before they are cut to max_tokens: A and actual next segments tile the text."""
+        """Returns SAMPLE[N] before truncation to max_tokens; A and true next segments tile the
+        text."""
         sentences, n = window.sentences, len(window.sentences) - 1
         end = np.repeat(window.parts[1:], np.diff(window.parts))  # of the part of each sentence
         chunk_end, a_end, target = self._chunks(window, rng)
@@ -140,17 +143,17 @@ class Pairs(TwoSegments):
 
 @dataclasses.dataclass(frozen=True)
 class OrderedPairs(TwoSegments):
-    """Two consecutive segments of one document, half of them swapped: sentence_order_label.
+    """Samples two consecutive segments of one document, half of them swapped: sentence_order_label.
 
-    Sentence order prediction (ALBERT, arXiv 1909.11942, section 3.1). Where the chunk is a single
-    sentence, which ALBERT's data script pairs with another document's, the sentence is cut in two;
-    one of a single token is left out.
+    Sentence order prediction (ALBERT, arXiv 1909.11942, section 3.1). A chunk of a single sentence,
+    which ALBERT's data script pairs with another document's text, is cut in two here; a sentence of
+    a single token is skipped.
     """
 
     label = "sentence_order_label"
 
     def spans(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """SAMPLE[N] before they are cut to max_tokens; label 1: what comes first is B."""
+        """Returns SAMPLE[N] before truncation to max_tokens; label 1: B comes first in the text."""
         sentences = window.sentences
         chunk_end, a_end, _ = self._chunks(window, rng)
         s = follow(chunk_end)
@@ -171,10 +174,10 @@ class OrderedPairs(TwoSegments):
 
 @dataclasses.dataclass(frozen=True)
 class FullSentences:
-    """Whole sentences as many as fit: [CLS] text [SEP].
+    """Samples of as many whole sentences as fit: [CLS] text [SEP].
 
-    cross_documents: the text goes on into the next document, behind a [SEP] that separates them:
-    the FULL-SENTENCES input of RoBERTa (section 4.2); else it ends there, as in SpanBERT.
+    cross_documents: whether a sample continues into the next document, after a separating [SEP], as
+    the FULL-SENTENCES input of RoBERTa (section 4.2) does; else it ends there, as in SpanBERT.
     """
 
     length: int
@@ -184,18 +187,18 @@ class FullSentences:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of a sample that are text."""
+        """Maximum tokens of text in a sample."""
         return self.length - 2
 
     def window(self, records: Sequence) -> Window:
-        """Joins records of `data.prepared.store` to a window; parts that go on end with [SEP]."""
+        """Joins records into a window; with cross_documents each part ends with a [SEP]."""
         window = _join(records)
         if self.cross_documents:
             window = _close_parts(window, self.specials.sep)
         return _cut(window, self.max_tokens)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """SAMPLE[N] in the order of the text, B empty; rng is of one row, the window's."""
+        """Returns SAMPLE[N] in the order of the text, B empty; rng has one row: the window's."""
         sentences, n = window.sentences, len(window.sentences) - 1
         target = _targets(self.short_rate, self.max_tokens, n, rng)
         last = np.searchsorted(sentences, sentences[:-1] + target, side="right") - 1
@@ -211,7 +214,7 @@ class FullSentences:
         return table
 
     def assemble(self, window: Window, table: np.ndarray) -> dict[str, np.ndarray]:
-        """input_ids, attention_mask int32[B, L]."""
+        """Returns input_ids, attention_mask int32[B, L]."""
         size = table["a_size"][:, None]
         column = np.arange(self.length, dtype=np.int32)
         real = column < size + 2
@@ -226,8 +229,8 @@ class FullSentences:
 
 
 def follow(following: np.ndarray) -> np.ndarray:
-    """int64: the sentences met from 0 on by s -> following[s] > s, until the end."""
-    links = following.tolist()  # a list is much faster than an array to walk in Python
+    """Returns int64: the sentences visited from 0 by s -> following[s] > s, until the end."""
+    links = following.tolist()  # iterating over a list is much faster than over an array
     met, s = [], 0
     while s < len(links):
         met.append(s)
@@ -236,9 +239,10 @@ def follow(following: np.ndarray) -> np.ndarray:
 
 
 def truncate(table: np.ndarray, max_tokens: int, front: np.ndarray) -> np.ndarray:
-    """Cuts pairs to max_tokens: the longer segment loses a token until they fit, at a tie B.
+    """Truncates pairs to max_tokens: removes tokens from the longer segment (B at a tie) until
+    both fit.
 
-    front: float[N] in [0, 1), the share of what a segment loses that it loses at its front.
+    front: float[N] in [0, 1), the share of the removed tokens that is removed at the front.
     """
     a, b = table["a_size"], table["b_size"]
     b_keep = np.minimum(b, np.maximum(max_tokens - a, max_tokens // 2))
@@ -251,20 +255,21 @@ def truncate(table: np.ndarray, max_tokens: int, front: np.ndarray) -> np.ndarra
 
 
 def _targets(short_rate: float, max_tokens: int, n: int, rng: RowRandom) -> np.ndarray:
-    """int32[n]: tokens that a sample aims at, max_tokens or by chance any number from 2 on."""
+    """Returns int32[n]: target sizes in tokens; with probability short_rate uniform from 2 to
+    max_tokens, else max_tokens."""
     short = rng.uniform("samples/short", n)[0] < short_rate
     size = rng.integers("samples/target", 2, max_tokens + 1, n)[0]
     return np.where(short, size, max_tokens).astype(np.int32)
 
 
 def _reach(sentences: np.ndarray, token: np.ndarray) -> np.ndarray:
-    """The first sentence boundary at or after each token."""
+    """Returns the first sentence boundary at or after each token."""
     return np.searchsorted(sentences, token)
 
 
 def _elsewhere(window: Window, part: np.ndarray, rng: RowRandom) -> np.ndarray:
-    """For each part a sentence of another document: any part of one, and any sentence of that."""
-    # In the order of document ids the parts of a document are one range: draw beside the range.
+    """Returns for each part a random sentence of a random part of another document."""
+    # Sorted by document id, the parts of a document form one range: draw outside that range.
     order = np.argsort(window.document_ids, kind="stable")
     ids, own = window.document_ids[order], window.document_ids[part]
     low = np.searchsorted(ids, own, side="left")
@@ -283,7 +288,7 @@ def _join(records: Sequence) -> Window:
 
 
 def _close_parts(window: Window, sep: int) -> Window:
-    """The window with `sep` as last token of each part's last sentence."""
+    """Appends `sep` to the last sentence of each part."""
     ends = window.sentences[window.parts[1:]]
     part = np.repeat(np.arange(len(ends)), np.diff(window.parts))
     return dataclasses.replace(
@@ -294,7 +299,7 @@ def _close_parts(window: Window, sep: int) -> Window:
 
 
 def _cut(window: Window, max_tokens: int) -> Window:
-    """The window with sentences longer than max_tokens cut in pieces of equal size."""
+    """Cuts sentences longer than max_tokens into pieces of (nearly) equal size."""
     sizes = np.diff(window.sentences)
     pieces = -(-sizes // max_tokens)
     first = _edges(pieces)  # piece at which each sentence starts

@@ -1,12 +1,12 @@
-"""Masking of runs of whole words: n-grams (ALBERT) and spans of geometric length (SpanBERT).
+"""Chooses runs of whole words to mask: n-grams (ALBERT) and spans of geometric length (SpanBERT).
 
     lengths_BK = span_masking.draw_lengths(span_masking.geometric(0.2, 10), 77, rng)
     positions_BP, weights_BP = span_masking.choose_spans(
         candidates_BL, continues_BL, counts_B, 77, lengths_BK, rng, gap=1)
     first_BP, last_BP = span_masking.runs(positions_BP, weights_BP)
 
-Vectorised over the batch as `data.batches.masking` is. Shapes: B rows, L length, P predictions a
-row, K spans drawn a row.
+Vectorised over the batch, like `data.batches.masking`. Shapes: B rows, L length, P predictions per
+row, K spans drawn per row.
 """
 
 import numpy as np
@@ -16,13 +16,16 @@ from bertjax.data.batches.rng import RowRandom
 
 
 def harmonic(longest: int) -> np.ndarray:
-    """float64[longest]: chances of 1, 2 ... words, p(n) ~ 1 / n (ALBERT, arXiv 1909.11942, 4.1)."""
+    """Returns float64[longest]: probabilities of 1, 2 ... words, p(n) ~ 1 / n.
+
+    Source: ALBERT, arXiv 1909.11942, section 4.1.
+    """
     chances = 1.0 / np.arange(1, longest + 1)
     return chances / chances.sum()
 
 
 def geometric(p: float, longest: int) -> np.ndarray:
-    """float64[longest]: chances of 1, 2 ... words, Geo(p) without its tail, summing to 1.
+    """Returns float64[longest]: probabilities of 1, 2 ... words, Geo(p) truncated and normalised.
 
     SpanBERT (arXiv 1907.10529, section 3.1) has p = 0.2 and at most 10 words: 3.8 on average.
     """
@@ -31,7 +34,7 @@ def geometric(p: float, longest: int) -> np.ndarray:
 
 
 def draw_lengths(chances: np.ndarray, count: int, rng: RowRandom) -> np.ndarray:
-    """int64[B, count]: lengths in words, each n with chances[n - 1]."""
+    """Returns int64[B, count]: lengths in words; n has probability chances[n - 1]."""
     edges = np.cumsum(chances)[:-1]
     return 1 + np.searchsorted(edges, rng.uniform("masking/words", count), side="right")
 
@@ -48,24 +51,25 @@ def choose_spans(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Chooses runs of whole words, at most counts_B positions in each row.
 
-    Every word of a row is a start once, in random order. The run of the next length that begins
-    there is taken if it is of candidates in a row and clear of those taken; else the same length
-    waits for the next start, so that no length is favoured. Only what is left of the count cuts a
-    run, to as many whole words as it holds: the last of a row is shorter than was drawn.
+    Every word of a row is tried once as a start, in random order. The run of the next length that
+    starts there is accepted if it holds consecutive candidates only and keeps its distance from the
+    accepted runs. Otherwise the same length is tried at the next start, so that no length is
+    favoured. A run is shortened, to whole words, only if it exceeds what is left of the count; so
+    the last run of a row may be shorter than drawn.
 
     Args:
       candidates_BL, continues_BL, counts_B, limit: as in `masking.choose_words`.
-      lengths_BK: words of the runs in the order in which they are placed; K >= limit.
-      gap: positions that stay free between two runs. With 1 no run touches another, so that its
-        neighbours are seen; with 0 runs may be adjacent.
+      lengths_BK: lengths of the runs in words, in the order of their placement; K >= limit.
+      gap: minimum number of positions between two runs. With 1 no runs touch, so that the
+        neighbours of a run are never masked; with 0 runs may be adjacent.
 
     Returns:
       positions int32[B, P], ascending, and weights float32[B, P], 1 where a slot is used.
     """
     b, length = candidates_BL.shape
     first_BL, sizes = masking.words(candidates_BL, continues_BL)
-    # Flat over the batch: where words start and end, and the number of the word before which a run
-    # that begins with this word has to stop, because a position in between is no candidate.
+    # Flat over the batch: where words start and end, and for each word the number of the word
+    # before which a run starting here must stop: the row ends or a non-candidate intervenes there.
     starts = np.flatnonzero(first_BL)
     ends = starts + sizes[starts]
     broken = np.append((starts[1:] != ends[:-1]) | (starts[1:] % length == 0), True)
@@ -104,10 +108,10 @@ def choose_spans(
 
 
 def runs(positions_BP: np.ndarray, weights_BP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int64[B, P] twice: the slots that hold the first and the last position of a slot's run.
+    """Returns two int64[B, P]: the slots of the first and of the last position of each slot's run.
 
-    A run is neighbouring positions that are all chosen. What `choose_spans` took with a gap are the
-    runs; without one, adjacent n-grams are one. An unused slot is its own run.
+    A run is a maximal sequence of consecutive chosen positions. With a gap, the runs are those of
+    `choose_spans`; without a gap, adjacent n-grams form one run. An unused slot is its own run.
     """
     slots_P = np.arange(positions_BP.shape[1])
     goes_on_BP = np.diff(positions_BP, axis=1, prepend=-2) == 1
@@ -120,9 +124,9 @@ def runs(positions_BP: np.ndarray, weights_BP: np.ndarray) -> tuple[np.ndarray, 
 
 
 def boundaries(positions_BP: np.ndarray, weights_BP: np.ndarray) -> np.ndarray:
-    """int32[B, P, 2]: the positions just before and just behind the run of each slot.
+    """Returns int32[B, P, 2]: the positions just before and just after the run of each slot.
 
-    With runs that do not touch both are seen by the model as they are; unused slots have zeros.
+    If no runs touch, both positions are unmasked. Unused slots have zeros.
     """
     first_BP, last_BP = runs(positions_BP, weights_BP)
     left_BP = np.take_along_axis(positions_BP, first_BP, axis=1) - 1

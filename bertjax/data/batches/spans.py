@@ -1,8 +1,8 @@
-"""Noise of T5: which tokens of a text are hidden, and the text with sentinels in their place.
+"""T5's span corruption: chooses noise tokens and replaces noise spans by sentinels.
 
 Raffel et al. 2020 (arXiv 1910.10683), section 3.1.4 and figure 2. Vectorised over ragged batches:
-the tokens of P pieces of text lie back to back in one array [T], and sizes_P says how many belong
-to each. A piece of n tokens has round(n * density) noise tokens in spans of `mean_length` tokens on
+the tokens of P pieces of text lie back to back in one array [T], and sizes_P holds the size of each
+piece. A piece of n tokens has round(n * density) noise tokens in spans of `mean_length` tokens on
 average; it starts with text and ends with noise.
 
     noise = Noise(density=0.15, mean_length=3.0)
@@ -10,7 +10,7 @@ average; it starts with text and ends with noise.
     inputs, sizes = noise_span_to_unique_sentinel(tokens, hidden, sizes_P, sentinels)
     targets, sizes = nonnoise_span_to_unique_sentinel(tokens, hidden, sizes_P, sentinels)
 
-Shapes: B rows, K pieces a row (size 0: none), P pieces, T tokens of all pieces.
+Shapes: B rows, K slots for pieces per row (size 0: empty), P pieces, T tokens of all pieces.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ _NO_LIMIT = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """How much is hidden, and in spans of how many tokens.
+    """A kind of noise: how many tokens are noise, and how long the noise spans are.
 
-    density: share of the tokens, above 0 and below 1. mean_length: 1 or more; infinite: one span,
-    which is the end of the piece, so that the rest is a prefix.
+    density: share of noise tokens, above 0 and below 1. mean_length: average tokens per span, 1 or
+    more; if infinite, the only span is the end of the piece, so that the rest is a prefix.
     """
 
     density: float
@@ -36,9 +36,9 @@ class Noise:
     def counts(
         self, sizes: np.ndarray, max_spans: int = _NO_LIMIT
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Noise tokens and spans of pieces of `sizes` tokens: int64 of the same shape.
+        """Returns the numbers of noise tokens and of spans, int64, for pieces of `sizes` tokens.
 
-        A lone token is never noise; it counts as a piece with a span of no tokens.
+        The token of a one-token piece is never noise; the piece counts as one span of 0 tokens.
         """
         tokens = np.clip(np.rint(sizes * self.density).astype(np.int64), 1, np.maximum(1, sizes))
         tokens = np.minimum(tokens, np.maximum(sizes - 1, 0))
@@ -49,14 +49,14 @@ class Noise:
     def lengths(
         self, sizes: np.ndarray, max_spans: int = _NO_LIMIT
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of the inputs and of the targets of pieces, sentinels and an EOS included."""
+        """Returns the tokens of the inputs and of the targets, with sentinels and an EOS each."""
         tokens, spans = self.counts(sizes, max_spans)
         return sizes - tokens + np.where(tokens > 0, spans, 0) + 1, tokens + spans + 1
 
     def longest_piece(
         self, inputs_length: int, targets_length: int | None = None, max_spans: int = _NO_LIMIT
     ) -> int:
-        """The longest piece of text that corrupted does not exceed the lengths; 0 if none fits."""
+        """Returns the tokens of the longest piece whose corrupted form fits; 0 if none does."""
         sizes = np.arange(1, int(inputs_length / (1 - self.density)) + 2)
         inputs, targets = self.lengths(sizes, max_spans)
         fits = inputs <= inputs_length
@@ -66,15 +66,15 @@ class Noise:
 
 
 def random_spans_lengths(inputs_length: int, density: float, mean_length: float) -> tuple[int, int]:
-    """Text tokens that fill inputs of a length when they are corrupted, and their targets' length.
+    """Returns the tokens of text that fill inputs of a length once corrupted, and their targets.
 
-    random_spans_helper of T5's preprocessors with an EOS at both ends: (568, 114) for inputs of 512
-    with density 0.15 and spans of 3.
+    random_spans_helper of T5's preprocessors with an EOS in inputs and targets: (568, 114) for
+    inputs of 512 with density 0.15 and spans of 3.
     """
     noise = Noise(density, mean_length)
     tokens_length = noise.longest_piece(inputs_length)
     targets_length = int(noise.lengths(np.array(tokens_length))[1])
-    # At half of the tokens inputs and targets are meant to be equally long.
+    # At density 0.5, inputs and targets are meant to be equally long.
     if density == 0.5 and targets_length > inputs_length:
         return tokens_length - 1, targets_length - 1
     return tokens_length, targets_length
@@ -83,15 +83,16 @@ def random_spans_lengths(inputs_length: int, density: float, mean_length: float)
 def noise_mask(
     sizes_BK: np.ndarray, noise_BK: np.ndarray, spans_BK: np.ndarray, rng: RowRandom
 ) -> np.ndarray:
-    """bool[T]: the noise tokens of all pieces.
+    """Returns bool[T]: the noise mask of all pieces.
 
-    The noise_BK tokens of a piece are cut in spans_BK spans and its other tokens too, all ways of
-    cutting alike, and the spans are put alternately, as random_spans_noise_mask of T5 does.
+    The noise_BK noise tokens of a piece are divided into spans_BK spans, and so are its other
+    tokens; all divisions are equally likely. Then text spans and noise spans alternate, as in
+    random_spans_noise_mask of T5.
 
     rng: random numbers of the B rows.
     """
-    # Noise tokens and then the others of each piece make two groups; the spans of a group start at
-    # its first token and at random ones behind: those of lowest random score.
+    # The noise tokens and the other tokens of each piece form two groups. The spans of a group
+    # start at its first token and at random later tokens: those with the lowest random scores.
     groups_BG = np.stack([noise_BK, sizes_BK - noise_BK], axis=2).reshape(len(sizes_BK), -1)
     sizes_G, spans_G = groups_BG.ravel(), np.repeat(spans_BK.ravel(), 2)
     row_sizes_B = groups_BG.sum(axis=1)
@@ -103,7 +104,7 @@ def noise_mask(
     real_BW = np.arange(width) < row_sizes_B[:, None]
     score_T = rng.bits("spans/score", width)[real_BW].astype(np.uint64)
     score_T[before_G[sizes_G > 0]] = 0
-    # Group, score and column share a word, so that sorting a row sorts each of its groups.
+    # Group, score and column share a word, so that one sort of a row sorts each of its groups.
     column_BW = np.broadcast_to(np.arange(width, dtype=np.uint64), real_BW.shape)
     words_BW = np.full(real_BW.shape, np.uint64(2**64 - 1))
     words_BW[real_BW] = group_T << np.uint64(48) | score_T << np.uint64(16) | column_BW[real_BW]
@@ -127,9 +128,9 @@ def noise_mask(
 def noise_span_to_unique_sentinel(
     tokens_T: np.ndarray, noise_T: np.ndarray, sizes_P: np.ndarray, sentinels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pieces with each span of noise replaced by one sentinel, the first by sentinels[0].
+    """Replaces each noise span of a piece by one sentinel, its first span by sentinels[0].
 
-    noise_T: bool. sizes_P: all positive, with at most len(sentinels) spans a piece.
+    noise_T: bool. sizes_P: all positive, with at most len(sentinels) spans per piece.
     Returns int32 tokens of all pieces, and the size of each, int64[P].
     """
     piece_starts = np.cumsum(sizes_P) - sizes_P
@@ -148,5 +149,5 @@ def noise_span_to_unique_sentinel(
 def nonnoise_span_to_unique_sentinel(
     tokens_T: np.ndarray, noise_T: np.ndarray, sizes_P: np.ndarray, sentinels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The targets: each span of text replaced by a sentinel, the noise kept. See above."""
+    """Replaces each text span by a sentinel and keeps the noise; returns the targets, see above."""
     return noise_span_to_unique_sentinel(tokens_T, ~noise_T, sizes_P, sentinels)

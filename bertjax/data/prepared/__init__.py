@@ -1,1 +1,1 @@
-"""Prepared data: ArrayRecord shards of token records, how they are written and read."""
+"""Writes and reads prepared data: ArrayRecord shards of token records."""

@@ -1,7 +1,7 @@
-"""The manifest of prepared data, and what an unfinished preparation keeps: their shapes.
+"""Schemas of the manifest of prepared data and of the files of an unfinished preparation.
 
-    manifest.json     what the finished folder holds; a folder with one is whole
-    plan.json         the head of the manifest, while the data is being prepared
+    manifest.json     the contents of a finished folder; a folder with one is complete
+    plan.json         the first part of the manifest, while the data is being prepared
     units/00003.json  a finished unit of the work: its shards, which `prepare` sums up
 """
 
@@ -12,14 +12,14 @@ from typing import Any, Literal
 from bertjax import errors, paths, schema
 
 FILE = "manifest.json"
-EARLIER_OPTIONS = {"language": "en"}  # of folders of earlier versions, which do not name them
+EARLIER_OPTIONS = {"language": "en"}  # options missing from folders of earlier versions
 FORM = schema.Form("bertjax-prepared", 1)
 _AGAIN = "delete the folder and prepare the data again"
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """kind: of its model. size: pieces."""
+    """The tokenizer of the data. kind: the kind of its model. size: its number of pieces."""
 
     kind: str
     size: schema.Count
@@ -37,7 +37,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is prepared, from what, and how."""
+    """The inputs and options of a preparation."""
 
     tokenizer: Tokenizer
     token_dtype: Literal["uint16", "uint32"]
@@ -47,7 +47,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What a shard, or all of a split, holds. unknown: tokens."""
+    """The contents of a shard or of a split. unknown: number of unknown tokens."""
 
     documents: schema.Count
     sentences: schema.Count
@@ -58,7 +58,7 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True)
 class Shard(Counts):
-    """A file of records. bytes, sha256: of the file."""
+    """A file of records. bytes, sha256: the size and the checksum of the file."""
 
     file: schema.FileName
     bytes: schema.Count
@@ -67,14 +67,14 @@ class Shard(Counts):
 
 @dataclasses.dataclass(frozen=True)
 class Split(Counts):
-    """The sums over its shards, and these."""
+    """A split: its shards, and the sums of their counts."""
 
     shards: list[Shard]
 
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """heldout: without shards where nothing is held out."""
+    """The two splits. heldout: has no shards if nothing is held out."""
 
     train: Split
     heldout: Split
@@ -82,7 +82,8 @@ class Splits:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest(Plan):
-    """texts: a digest of the documents of each unit; absent from folders of earlier versions."""
+    """The manifest. texts: a digest of each unit's documents; folders of earlier versions lack it.
+    """
 
     text_bytes: schema.Count
     empty_documents: schema.Count
@@ -93,7 +94,7 @@ class Manifest(Plan):
 
 @dataclasses.dataclass(frozen=True)
 class UnitShards:
-    """None for a split without documents."""
+    """The shards of a unit; None for a split without documents."""
 
     train: Shard | None
     heldout: Shard | None
@@ -101,9 +102,10 @@ class UnitShards:
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A finished unit. text: a digest of its documents; "" from earlier versions.
+    """A finished unit. text: a digest of its documents; "" if written by an earlier version.
 
-    threshold: documents whose hash is below it are held out. smallest_hash: of its documents.
+    threshold: documents with a hash below it are held out.
+    smallest_hash: the smallest hash of its documents.
     """
 
     threshold: int
@@ -116,7 +118,7 @@ class Unit:
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
-    """The manifest of a prepared folder. UserError names the file if it is absent or damaged."""
+    """Returns the manifest of a prepared folder. Raises UserError if it is absent or damaged."""
     file = paths.of(path) / FILE
     if not file.exists():
         raise errors.UserError(

@@ -1,11 +1,11 @@
-"""Tasks in spawned processes: the first failure stops them all, and no process outlives its parent.
+"""Runs tasks in spawned processes; the first failure stops them all, and none outlives the parent.
 
     for task, result in parallel.run(tasks, make_work, (path,), processes=4, on_progress=print):
         ...
 
-`make_work(*arguments)` is called once in each process and gives `work(task, report) -> result`;
-`report(amount)` reaches the parent's `on_progress`. Spawned, not forked: JAX's threads do not
-survive a fork. Functions, arguments, tasks and results travel by pickle.
+`make_work(*arguments)` is called once in each process and returns `work(task, report) -> result`.
+`report(amount)` calls `on_progress` in the parent. Processes are spawned, not forked, because JAX's
+threads do not survive a fork. Functions, arguments, tasks and results are sent by pickle.
 """
 
 import multiprocessing
@@ -30,10 +30,10 @@ def run(
     processes: int,
     on_progress: Callable[[Any, int], None],
 ) -> Iterator[tuple[Any, Any]]:
-    """Yields (task, result) as tasks are done; `on_progress(task, amount)` hears their reports.
+    """Yields (task, result) as tasks finish; calls `on_progress(task, amount)` for each report.
 
-    With one process (or task) the work is done in this one. An exception in a worker is raised
-    here; a worker that dies is a UserError. Either way all other workers are stopped at once.
+    With one process (or task), runs the tasks in this process. An exception in a worker is raised
+    here; if a worker dies, raises UserError. Either way all other workers are stopped at once.
     """
     if min(processes, len(tasks)) <= 1:
         work = make_work(*arguments) if tasks else None
@@ -71,8 +71,8 @@ def _start(
 ) -> dict[connection.Connection, Any]:
     context = multiprocessing.get_context("spawn")
     team = {}
-    # Ctrl-C goes to the whole process group. Workers inherit the blocked signal: the parent alone
-    # hears it, and stops them. The tracker comes first because starting it unblocks the signal.
+    # Ctrl-C signals the whole process group. Workers inherit the blocked signal, so only the parent
+    # receives it, and stops them. The tracker starts first, because starting it unblocks SIGINT.
     resource_tracker.ensure_running()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -82,7 +82,7 @@ def _start(
                 target=_worker, args=(theirs, make_work, arguments), daemon=True
             )
             process.start()
-            theirs.close()  # so that the death of the worker ends the pipe
+            theirs.close()  # so that the pipe closes when the worker dies
             team[ours] = process
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -118,7 +118,7 @@ def _death(pipe: connection.Connection, team: dict[connection.Connection, Any]) 
 def _worker(
     pipe: connection.Connection, make_work: Callable[..., Work], arguments: tuple[Any, ...]
 ) -> None:
-    # One process a core is the parallelism: threads inside `tokenizers` would fight for the cores.
+    # There is one process per core already: threads inside `tokenizers` would compete for cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         work = make_work(*arguments)
@@ -126,7 +126,7 @@ def _worker(
             task = pipe.recv()
             pipe.send(("done", work(task, lambda amount: pipe.send(("progress", amount)))))
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the parent is gone
+        return  # the parent has exited
     except Exception as error:
         if not isinstance(error, (errors.UserError, OSError)):
             error.add_note("".join(traceback.format_exception(error)))
@@ -134,5 +134,5 @@ def _worker(
 
 
 def cpus() -> int:
-    """CPUs that this process may use."""
+    """Returns the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,17 +1,17 @@
-"""Text to the prepared dataset of `store`: once, in parallel, in bounded memory, restartable.
+"""Converts text to the prepared dataset of `store`, in parallel, in bounded memory, resumably.
 
 The corpus is cut into units of about `shard_bytes`; processes turn units into shards
-(`prepare_unit`). A finished unit is never done again, whatever happened in between. The manifest is
-written when all are finished: a folder with a manifest is whole.
+(`prepare_unit`). After an interruption, finished units are not repeated. The manifest is written
+when all units are finished: a folder with a manifest is complete.
 
-What is written depends on the text, the tokenizer and the options, never on the number of workers
-or on interruptions. A document is held out by the hash of its text: equal documents fall on the
-same side, wherever they stand.
+The output depends on the text, the tokenizer and the options, never on the number of workers or on
+interruptions. The hash of a document's text decides whether it is held out, so equal documents land
+in the same split, wherever they are in the corpus.
 
     prepare.prepare(["books/*.jsonl"], "tok/", "prepared/")
 
-Memory: a worker holds one document and one batch of tokens, nothing that grows with the corpus.
-Only a document that is one line of JSON, or one file of plain text, has to be held whole.
+Memory: a worker holds one document and one batch of tokens; nothing grows with the corpus.
+A document that is one line of JSON, or one file of plain text, is held in memory as a whole.
 """
 
 import collections
@@ -53,18 +53,18 @@ def prepare(
     on_begin: Callable[[dict[str, Any], int], None] = lambda plan, workers: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Prepares a corpus and returns the manifest; goes on where an interrupted call stopped.
+    """Prepares a corpus and returns the manifest; resumes if an earlier call was interrupted.
 
-    inputs: patterns of `corpus.find`. tokenizer_path: anything that `tokenizer.load` takes.
-    workers: processes; None is one a CPU. splitter: a name in `sentences.SPLITTERS`.
-    language: of the text, one of `languages.LANGUAGES`: its rules end the sentences.
-    heldout_fraction: share of the documents that are kept for evaluation, at least one if not 0.
-    format, text_field, text_split, on_error: see `corpus`.
-    shard_bytes: source text of one train shard and its held-out shard.
+    inputs: patterns of `reader.find`. tokenizer_path: anything that `tokenizer.load` takes.
+    workers: number of processes; None: one per CPU. splitter: a name in `sentences.SPLITTERS`.
+    language: the language of the text, one of `languages.LANGUAGES`, for the sentence rules.
+    heldout_fraction: share of the documents to hold out for evaluation, at least one if not 0.
+    format, text_field, text_split, on_error: see `reader`.
+    shard_bytes: bytes of source text for one train shard and its held-out shard.
     on_begin: called before the work with the first part of the manifest and the number of workers.
-    on_progress: called with (bytes done, bytes in all) of the sources.
+    on_progress: called with (bytes done, total bytes) of the sources.
 
-    UserError at bad input, or if `output` holds data that was prepared in another way.
+    Raises UserError at bad input, or if `output` holds data from other inputs or options.
     """
     options = {
         "splitter": splitter,
@@ -133,7 +133,7 @@ def _validate(options: dict[str, Any], workers: int | None, on_error: str) -> No
 def _units(
     sources: Sequence[reader.Source], shard_bytes: int, text_split: str, threshold: int
 ) -> list[prepare_unit.Unit]:
-    """Cuts large sources, groups small ones. Depends on the sources and `shard_bytes` only."""
+    """Splits large sources and groups small ones. Depends on the arguments only."""
     unit_bytes = max(shard_bytes, sum(source.size for source in sources) // MAX_UNITS)
     groups: list[list[reader.Source]] = []
     room = 0
@@ -156,7 +156,7 @@ def _finish(
     workers: int,
     on_progress: Callable[[int, int], None],
 ) -> dict[int, dict[str, Any]]:
-    """Does the units that are not done yet; the counts of all, by index."""
+    """Runs the unfinished units; returns the counts of all units, by index."""
     with futures.ThreadPoolExecutor() as pool:
         found = pool.map(functools.partial(prepare_folder.counts_of, job), units)
         counts = {unit.index: counts for unit, counts in zip(units, found, strict=True)}
@@ -184,7 +184,9 @@ def _hold_one_out(
     units: Sequence[prepare_unit.Unit],
     counts: dict[int, dict[str, Any]],
 ) -> dict[int, dict[str, Any]]:
-    """In a corpus so small that no hash is below the threshold, holds out the smallest one."""
+    """Holds out the document with the smallest hash if no hash is below the threshold.
+
+    This happens only in a small corpus. Returns the counts after repeating the units it is in."""
     hashes = [c["smallest_hash"] for c in counts.values() if c["smallest_hash"] is not None]
     least = min(hashes, default=0)
     if least < units[0].threshold:
@@ -218,7 +220,7 @@ def _totals(
 
 
 def _check_documents(folder: epath.Path, manifest: dict[str, Any]) -> None:
-    """UserError, and an empty folder, if there is nothing to train on."""
+    """Raises UserError and removes the prepared files if there is nothing to train on."""
     train, heldout = (manifest["splits"][split] for split in prepare_unit.SPLITS)
     if train["documents"]:
         return

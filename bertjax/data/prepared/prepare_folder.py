@@ -1,7 +1,7 @@
-"""The folder of a preparation: whose it is, and what of it is finished and still right.
+"""The output folder of a preparation: locks it, and checks what is finished and still valid.
 
-An interrupted call leaves the plan, the counts of the finished units and their shards. What the
-next call finds counts only if it is of the same plan, of the same text, and undamaged.
+An interrupted call leaves the plan, the counts of the finished units and their shards. The next
+call reuses them only if the plan and the text are the same and the files are undamaged.
 """
 
 import contextlib
@@ -24,7 +24,10 @@ _SECOND = 10**9  # nanoseconds
 
 @contextlib.contextmanager
 def locked(output: str) -> Iterator[None]:
-    """One preparation at a time in a local folder; the lock goes with the process."""
+    """Locks a local folder for one preparation; the lock ends with the process.
+
+    Raises UserError if another process holds it. Removes partial files before and after. Remote
+    folders are not locked."""
     if "://" in output:
         yield
         return
@@ -35,7 +38,7 @@ def locked(output: str) -> Iterator[None]:
         os.close(handle)
         raise errors.UserError(f"{output}: another process is preparing data there") from error
     except OSError:
-        pass  # a file system without locks: two calls would write the same bytes twice
+        pass  # no locks in this file system: at worst, two calls write the same bytes twice
     try:
         _remove_partials(output)
         yield
@@ -57,7 +60,7 @@ def existing(
     units: Sequence[prepare_unit.Unit],
     workers: int,
 ) -> dict[str, Any]:
-    """The manifest of a finished folder. Raises UserError unless this job would write the same."""
+    """Returns the manifest of a finished folder; UserError if this job would write another one."""
     folder, manifest = epath.Path(job.output), manifest_lib.read(job.output)
     _check_same(folder, manifest, plan)
     if job.on_error == "stop" and manifest["skipped"]:
@@ -81,7 +84,9 @@ def begin(
     units: Sequence[prepare_unit.Unit],
     workers: int,
 ) -> None:
-    """Writes the plan, or checks it and the text against those of the interrupted call."""
+    """Writes the plan; after an interrupted call, checks that the plan and the text are unchanged.
+
+    Raises UserError if they changed."""
     folder = epath.Path(job.output)
     finished = list((folder / prepare_unit.UNITS).glob("*.json"))
     file = folder / _PLAN
@@ -101,9 +106,9 @@ def begin(
 
 
 def _perhaps_changed(folder: epath.Path, sources: Sequence[reader.Source]) -> set[str]:
-    """Paths of the files of text that changed since the oldest file in `folder` was written.
+    """Returns the paths of text files modified since the oldest file in `folder` was written.
 
-    NOTE: clocks of file systems are coarse, so one that changed within the second before counts.
+    NOTE: file system clocks are coarse, so a file modified up to a second before also counts.
     """
     begun = min(_modified(os.fspath(item)) for item in folder.iterdir() if not item.is_dir())
     files = (source.path for source in sources if source.format not in ("tfds", "builtin"))
@@ -115,8 +120,8 @@ def _reads(unit: prepare_unit.Unit, paths: set[str]) -> bool:
 
 
 def _modified(path: str) -> int:
-    """When a file was last written, in nanoseconds. Unlike its own time that of the inode cannot be
-    set, so a local file has the later of both."""
+    """Returns when a file was last modified, in nanoseconds; for a local file the later of mtime
+    and ctime, because a program can set mtime but not ctime."""
     if "://" in path:
         return int(epath.Path(path).stat().mtime * _SECOND)
     found = os.stat(path)
@@ -130,7 +135,7 @@ def _check_texts(
     changed: set[str],
     workers: int,
 ) -> None:
-    """UserError unless the `changed` sources of `units` hold the documents with these digests."""
+    """Raises UserError if a unit that reads `changed` files no longer has its digest in `texts`."""
     again = [unit for unit in units if _reads(unit, changed)]
     work = parallel.run(
         again, prepare_unit.make_digest, (job,), processes=workers, on_progress=lambda *_: None
@@ -159,16 +164,18 @@ def _check_same(folder: epath.Path, old: dict[str, Any], new: dict[str, Any]) ->
 
 
 def clear(folder: epath.Path) -> None:
-    """Removes what only an unfinished preparation needs. The plan goes first: without it the
-    counts mean nothing."""
+    """Removes the files that only an unfinished preparation needs. NOTE: the plan is removed first,
+    because without a plan the counts are ignored."""
     (folder / _PLAN).unlink(missing_ok=True)
     if (folder / prepare_unit.UNITS).exists():
         (folder / prepare_unit.UNITS).rmtree()
 
 
 def counts_of(job: prepare_unit.Job, unit: prepare_unit.Unit) -> dict[str, Any] | None:
-    """The counts of a finished unit; None if it is still, or since its files are damaged again, to
-    be done. Of a remote shard only the size is compared: object stores verify the bytes."""
+    """Returns the counts of a finished unit; None if it is unfinished or its files are damaged.
+
+    Also None if it skipped input but on_error is "stop", or held out too few documents. Of a remote
+    shard only the size is compared, because object stores verify the bytes."""
     try:
         file = prepare_unit.counts_file(job.output, unit.index)
         counts = dataclasses.asdict(schema.read(file, manifest_lib.Unit, ""))

@@ -1,8 +1,8 @@
-"""One unit of `prepare`: some sources of text become one train shard and one held-out shard.
+"""Processes one unit of `prepare`: some text sources become one train and one held-out shard.
 
-The shards are written under temporary names and renamed; the unit's counts are written last, so
-that whoever finds them knows that the shards are whole. What is written depends on the unit and the
-job only, so a unit may be done again at any time.
+The shards are written under temporary names and renamed. The unit's counts are written last, so if
+they exist, the shards are complete. The output depends on the unit and the job only, so a unit may
+be repeated at any time.
 """
 
 import collections
@@ -28,14 +28,14 @@ from bertjax.data.tokenizers import tokenizer
 
 SPLITS = ("train", "heldout")
 UNITS = "units"
-MAX_SENTENCE = 4096  # letters; a longer one is cut, so that records stay nearly equal in size
+MAX_SENTENCE = 4096  # characters; longer ones are cut, so that records stay nearly equal in size
 
-_BATCH = 1 << 20  # letters that are tokenised in one call
+_BATCH = 1 << 20  # characters that are tokenised in one call
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What all units of one preparation share."""
+    """The settings that all units of one preparation share."""
 
     output: str
     tokenizer_path: str
@@ -57,22 +57,22 @@ class Unit:
 
     @property
     def size(self) -> int:
-        """Bytes of its sources, for progress."""
+        """Bytes of the unit's sources, for progress."""
         return sum(source.size for source in self.sources)
 
 
 def make_work(job: Job) -> Callable[[Unit, Callable[[int], None]], dict[str, Any]]:
-    """The function which does a unit; loads the tokenizer once."""
+    """Returns the function that processes a unit; loads the tokenizer once."""
     return functools.partial(_work, job, tokenizer.load(job.tokenizer_path))
 
 
 def counts_file(output: str, index: int) -> epath.Path:
-    """The file whose presence says that unit `index` is finished."""
+    """Returns the path of the counts file, which exists if unit `index` is finished."""
     return epath.Path(output) / UNITS / f"{index:05d}.json"
 
 
 def texts_digest(job: Job, unit: Unit, report: Callable[[int], None]) -> str:
-    """The digest of the documents of a unit, as `_work` puts it into the counts."""
+    """Returns the digest of the documents of a unit, the same as in the counts of `_work`."""
     digest = hashlib.sha256()
     for text, position in _texts(job, unit, collections.Counter()):
         digest.update(_hash(text.encode("utf-8")))
@@ -81,7 +81,7 @@ def texts_digest(job: Job, unit: Unit, report: Callable[[int], None]) -> str:
 
 
 def make_digest(job: Job) -> Callable[[Unit, Callable[[int], None]], str]:
-    """`texts_digest` of the units of a job."""
+    """Returns the function that computes `texts_digest` of a unit of the job."""
     return functools.partial(texts_digest, job)
 
 
@@ -95,7 +95,7 @@ def _work(
     shards = {split: _Shard(job.output, split, unit, tok) for split in SPLITS}
     try:
         counts = _write_documents(job, tok, unit, shards, report)
-        counts_file(job.output, unit.index).unlink(missing_ok=True)  # of other shards than these
+        counts_file(job.output, unit.index).unlink(missing_ok=True)  # may describe older shards
         counts["splits"] = {split: shards[split].publish() for split in SPLITS}
         schema.write(counts_file(job.output, unit.index), counts)
     except OSError as error:
@@ -173,11 +173,11 @@ def _texts(
 
 
 class _Batch:
-    """Sentences on their way to the shards: tokenised many at a time."""
+    """Buffers sentences, tokenises them in one call and adds them to the shards."""
 
     def __init__(self, tok: tokenizer.Tokenizer, shards: dict[str, "_Shard"]):
         self._encode, self._shards = tok.encode_batch, shards
-        self._between = " " if tok.keeps_spaces() else ""  # sentences
+        self._between = " " if tok.keeps_spaces() else ""  # put between sentences
         self._clear()
 
     def _clear(self) -> None:
@@ -208,7 +208,7 @@ class _Batch:
         ids = np.repeat(np.array(ids, np.uint64), counts)
         held_out = np.repeat(np.array(held_out), counts)
         for split, belongs in (("train", ~held_out), ("heldout", held_out)):
-            chosen = belongs & (lengths > 0)  # a sentence of control characters has no token
+            chosen = belongs & (lengths > 0)  # a sentence of control characters has no tokens
             if chosen.any():
                 inside = tokens if belongs.all() else tokens[np.repeat(belongs, lengths)]
                 self._shards[split].add(ids[chosen], lengths[chosen], inside)
@@ -217,8 +217,8 @@ class _Batch:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Many thousand lists are made and die together, none in a cycle: looking for cycles among them
-    takes a quarter of the time."""
+    """Disables garbage collection: the search for cycles among thousands of short-lived lists,
+    which are in no cycle, would take a quarter of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -229,7 +229,7 @@ def _no_collection() -> Iterator[None]:
 
 
 class _Shard:
-    """A shard file under its temporary name, until `publish`. No file if nothing is added."""
+    """A shard file that has a temporary name until `publish`. Creates no file if left empty."""
 
     def __init__(self, output: str, split: str, unit: Unit, tok: tokenizer.Tokenizer):
         name = f"{split}-{unit.index:05d}-of-{unit.count:05d}.array_record"
@@ -249,7 +249,7 @@ class _Shard:
             self._unknown += int((tokens == self._unknown_id).sum())
 
     def publish(self) -> dict[str, Any] | None:
-        """Gives the whole file its name. Returns its line of the manifest, None if it is empty."""
+        """Moves the complete file to its final name; returns its manifest entry, None if empty."""
         if self._writer is None:
             self._final.unlink(missing_ok=True)
             return None

@@ -1,13 +1,13 @@
 """The prepared dataset on disk: ArrayRecord shards of token records, and the manifest listing them.
 
-A record is about RECORD_TOKENS tokens: several whole documents, or a part of one long document cut
-at a sentence. The parts of one document carry one document id. All records but the last of a shard
-have nearly equal size: they close with the first sentence that reaches RECORD_TOKENS.
+A record holds about RECORD_TOKENS tokens of one or more documents. A document that continues in
+the next record is cut between sentences; its parts have the same document id. All records but the
+last of a shard have nearly equal size: each ends with the sentence that reaches RECORD_TOKENS.
 
     prepared/manifest.json  tokenizer/  train-00000-of-00007.array_record  heldout-00000-of-00007...
 
     dataset = store.open_dataset("prepared/", "train")
-    records = dataset.read([3, 1, 4])          # indices run over the shards in order
+    records = dataset.read([3, 1, 4])          # indices count through the shards in order
     records[0].tokens                          # uint16[T], or uint32[T] for a large vocabulary
 
 Local folders and gs://; remote shards are copied to a local cache before they are read.
@@ -37,11 +37,11 @@ from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 TOKENIZER = "tokenizer"
 RECORD_TOKENS = 8192
 MAX_OPEN_SHARDS = 256
-RANKING_DOCUMENTS, RANKING_TOKENS = 30, 20_000  # of held-out data, see `too_small_to_rank`
+RANKING_DOCUMENTS, RANKING_TOKENS = 30, 20_000  # minimum held-out data, see `too_small_to_rank`
 
 _MAGIC = 0x31544A42  # "BJT1", little endian
-_HEADER_BYTES = 24  # a multiple of 8, so that the arrays behind it are aligned
-_WRITER_OPTIONS = "group_size:1,zstd:1"  # one record a chunk: random access reads nothing else
+_HEADER_BYTES = 24  # a multiple of 8, so that the arrays after it are aligned
+_WRITER_OPTIONS = "group_size:1,zstd:1"  # one record per chunk: random access reads nothing else
 _READER_OPTIONS = "readahead_buffer_size:0"
 
 
@@ -60,7 +60,7 @@ class Record:
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype:
-    """The smallest dtype that holds every id."""
+    """Returns the smallest dtype that holds every id: uint16 or uint32."""
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
 
@@ -70,7 +70,7 @@ def encode_record(
     tokens_per_sentence: np.ndarray,
     tokens: np.ndarray,
 ) -> bytes:
-    """Four arrays (see Record) to bytes: a header of uint32[6], then the arrays, little endian."""
+    """Encodes four arrays (see Record): a uint32[6] header, then the arrays, little endian."""
     counts = [len(document_ids), len(tokens_per_sentence), len(tokens)]
     parts = (
         np.array([_MAGIC, tokens.dtype.itemsize, *counts, 0], "<u4"),
@@ -83,7 +83,8 @@ def encode_record(
 
 
 def decode_record(data: bytes) -> Record:
-    """Inverse of encode_record, without copying. ValueError if `data` is not one whole record."""
+    """Decodes `encode_record` without copying. Raises ValueError if `data` is no complete record.
+    """
     if len(data) < _HEADER_BYTES:
         raise ValueError("these bytes are no token record")
     header = np.frombuffer(data, "<u4", count=6).tolist()
@@ -112,14 +113,14 @@ def decode_record(data: bytes) -> Record:
 class ShardWriter:
     """Packs sentences into records and records into one ArrayRecord file.
 
-    `close()` is what makes the file whole: without it, it must not be published.
-    Raises OSError (ENOSPC) when the disk is full.
+    NOTE: the file is complete only after `close()`; do not publish it before.
+    Raises OSError (ENOSPC) if the disk is full.
     """
 
     def __init__(self, path: str | os.PathLike, dtype: np.dtype):
         self._dtype = dtype
         self._writer = array_record_module.ArrayRecordWriter(os.fspath(path), _WRITER_OPTIONS)
-        self._ids = np.zeros(0, np.uint64)  # [S] of the record that is not full yet
+        self._ids = np.zeros(0, np.uint64)  # [S]; these three: the record that is not full yet
         self._lengths = np.zeros(0, np.int64)  # [S]
         self._tokens = np.zeros(0, dtype)  # [T]
         self._last_id: int | None = None
@@ -128,7 +129,7 @@ class ShardWriter:
     def add(self, document_ids: np.ndarray, lengths: np.ndarray, tokens: np.ndarray) -> None:
         """Appends S sentences: document_ids uint64[S], lengths int[S] (tokens, all > 0), tokens[T].
 
-        The sentences of a document come together, in this call or going on in the next ones.
+        The sentences of a document must be consecutive, in this call or continued in the next ones.
         """
         ids = np.concatenate([self._ids, document_ids])
         lengths = np.concatenate([self._lengths, lengths])
@@ -167,7 +168,7 @@ class ShardWriter:
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """ArrayRecord reports every failure as RuntimeError: gives a full disk its errno back."""
+    """Converts RuntimeError, ArrayRecord's only error, to OSError with the errno of a full disk."""
     try:
         yield
     except RuntimeError as error:
@@ -180,7 +181,8 @@ class Dataset:
     """One split of a prepared folder, read by record index. Picklable; thread safe.
 
     Attributes: manifest (dict), split, num_records, num_documents, num_sentences, num_tokens,
-    path, tokenizer_path (str), tokenizer_fingerprint, fingerprint (of this split's bytes).
+    path, tokenizer_path (str), tokenizer_fingerprint, fingerprint (of the tokenizer and this
+    split's bytes).
     """
 
     def __init__(self, path: str, manifest: dict[str, Any], split: str):
@@ -216,7 +218,7 @@ class Dataset:
         return self.num_records
 
     def load_tokenizer(self) -> tokenizer_lib.Tokenizer:
-        """The tokenizer that made the data. UserError if the files in the folder are of another."""
+        """Returns the tokenizer of the data. Raises UserError if the folder holds another one."""
         tokenizer = tokenizer_lib.load(self.tokenizer_path)
         if tokenizer.fingerprint != self.tokenizer_fingerprint:
             raise errors.UserError(
@@ -227,8 +229,9 @@ class Dataset:
         return tokenizer
 
     def read(self, record_indices: Sequence[int]) -> list[Record]:
-        """Records in the order asked for. UserError names the shard and record that is corrupt."""
-        wanted = collections.defaultdict(list)  # shard -> [(place in the answer, record in shard)]
+        """Returns the records in the given order. Raises UserError at a corrupt record, naming its
+        shard, and IndexError if an index is out of range."""
+        wanted = collections.defaultdict(list)  # shard -> [(place in the result, record in shard)]
         for place, index in enumerate(record_indices):
             index = int(index)
             if not 0 <= index < self.num_records:
@@ -248,7 +251,7 @@ class Dataset:
             return [decode_record(data) for data in reader.read(inside)]
         except (RuntimeError, ValueError):
             pass
-        for record in inside:  # one by one, to name the bad one
+        for record in inside:  # one by one, to name the corrupt one
             try:
                 decode_record(reader.read([record])[0])
             except (RuntimeError, ValueError) as error:
@@ -262,14 +265,14 @@ class Dataset:
         return os.fspath(epath.Path(self.path) / self._shards[shard]["file"])
 
     def _reader(self, shard: int) -> Any:
-        if self._process != os.getpid():  # forked: file handles are not shared between processes
+        if self._process != os.getpid():  # forked: processes must not share file handles
             self._reset()
         with self._lock:
             if shard not in self._readers:
                 self._readers[shard] = self._open(shard)
             self._readers.move_to_end(shard)
             if len(self._readers) > MAX_OPEN_SHARDS:
-                # Not closed here: another thread may be reading; it closes with its last reference.
+                # Not closed here: another thread may be reading. It closes with its last reference.
                 self._readers.popitem(last=False)
             return self._readers[shard]
 
@@ -291,7 +294,7 @@ class Dataset:
         return reader
 
     def verify(self) -> None:
-        """Reads every shard once and compares its checksum. UserError names the first bad file."""
+        """Compares the checksum of every shard. Raises UserError that names the first bad file."""
         for shard, entry in enumerate(self._shards):
             if sha256(self._path(shard)) != entry["sha256"]:
                 raise errors.UserError(
@@ -301,10 +304,10 @@ class Dataset:
 
 
 def open_dataset(path: str | os.PathLike, split: str) -> Dataset:
-    """Opens `split` ("train" or "heldout") of a prepared folder; checks that every shard is there.
+    """Opens `split` ("train" or "heldout") of a prepared folder; checks that every shard exists.
 
-    UserError if the folder has no manifest (preparing was not finished), if the manifest is not one
-    of ours, or if a shard is missing or has another size.
+    Raises UserError if the folder has no manifest (preparing was not finished), if the manifest is
+    invalid, or if a shard is missing or has another size.
     """
     manifest = manifest_lib.read(path)
     if split not in manifest["splits"]:
@@ -315,7 +318,7 @@ def open_dataset(path: str | os.PathLike, split: str) -> Dataset:
 
 
 def open_heldout(path: str | os.PathLike) -> Dataset:
-    """The held-out split, or the whole folder where nothing was held out: text made to score on."""
+    """Opens the held-out split for scoring, or the train split if nothing was held out."""
     heldout = open_dataset(path, "heldout")
     return heldout if heldout.num_records else open_dataset(path, "train")
 
@@ -323,9 +326,9 @@ def open_heldout(path: str | os.PathLike) -> Dataset:
 def too_small_to_rank(documents: int, tokens: int) -> str | None:
     """Returns why a held-out split of this size cannot rank models; None if it can.
 
-    A rule of thumb: if losses of predicted tokens spread by 2.5 nats and a seventh of
-    RANKING_TOKENS is predicted, the standard error of their mean is about 0.05 nats. Tokens of one
-    document are not independent, hence also RANKING_DOCUMENTS.
+    A rule of thumb: if the losses of predicted tokens have a standard deviation of 2.5 nats and a
+    seventh of RANKING_TOKENS is predicted, the standard error of their mean is about 0.05 nats.
+    Tokens of one document are not independent, hence also RANKING_DOCUMENTS.
     """
     if documents >= RANKING_DOCUMENTS and tokens >= RANKING_TOKENS:
         return None
@@ -339,7 +342,7 @@ def too_small_to_rank(documents: int, tokens: int) -> str | None:
 
 
 def check_size(file: epath.Path, size: int) -> None:
-    """UserError unless the file exists and has `size` bytes."""
+    """Raises UserError unless the file exists and has `size` bytes."""
     try:
         found = file.stat().length
     except OSError as error:
@@ -352,13 +355,13 @@ def check_size(file: epath.Path, size: int) -> None:
 
 
 def sha256(path: str | os.PathLike) -> str:
-    """Hex digest of a local or remote file, read in pieces."""
+    """Returns the hex digest of a local or remote file, read in chunks."""
     with epath.Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _localise(path: str, digest: str) -> str:
-    """A local path to the same bytes: remote files are copied once, named by their checksum."""
+    """Returns a local path to the same bytes; copies remote files once, named by their checksum."""
     if "://" not in path:
         return path
     cache = epath.Path(tempfile.gettempdir()) / f"bertjax-cache-{os.getuid()}"
