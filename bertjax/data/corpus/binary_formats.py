@@ -2,7 +2,7 @@
 
     binary_formats.check("train.parquet", head)     # UserError that names Parquet, and what to do
 
-A match counts only if the bytes are no plain text, so that a text which begins with "ORC" is read.
+A match counts only if the bytes are not plain text, so that a text starting with "ORC" is accepted.
 """
 
 from bertjax import errors
@@ -43,7 +43,7 @@ _OFFICE = {
 
 
 def check(path: str, head: bytes) -> None:
-    """Raises UserError if `head`, the first HEAD bytes of a file, are of a known binary format."""
+    """Raises UserError if `head`, the first HEAD bytes of a file, is of a known binary format."""
     found = _format(head)
     if found is not None:
         name, advice = found
@@ -61,7 +61,8 @@ def _format(head: bytes) -> tuple[str, str] | None:
 
 
 def _plain(head: bytes) -> bool:
-    """Whether the bytes are UTF-8 (the last character may be cut) without control characters."""
+    """Returns whether the bytes are UTF-8 without control characters; the last character may be
+    incomplete."""
     if any(byte < 32 and byte not in b"\t\n\r\f" for byte in head):
         return False
     try:

@@ -1,11 +1,11 @@
-"""The built-in corpus: English prose of the Python installation itself. No download.
+"""The built-in corpus: English prose from the Python installation itself, without a download.
 
-Reference topics (pydoc_data) and the docstrings of the standard library and of the installed
-packages, read as source with `ast`, never imported. Code, doctests, tables, directives, signatures
-and headings go, paragraphs which read like sentences stay, each once. The same installation gives
-the same bytes.
+The sources are reference topics (pydoc_data) and the docstrings of the standard library and of the
+installed packages, parsed with `ast`, never imported. Code, doctests, tables, directives,
+signatures and headings are removed. Paragraphs that read like sentences are kept, each once. The
+same installation gives the same bytes.
 
-    python -c 'from bertjax.data import builtin; print(builtin.write("builtin.jsonl"))'
+    python -c 'from bertjax.data.corpus import builtin; print(builtin.write("builtin.jsonl"))'
 """
 
 import ast
@@ -20,11 +20,11 @@ import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
 
-ENOUGH_BYTES = 6_000_000  # packages are taken whole, in order, until there is this much text
-MAX_BYTES = 10_000_000  # a package that would bring more is left out
+ENOUGH_BYTES = 6_000_000  # whole packages are added in order until there is this much text
+MAX_BYTES = 10_000_000  # a package that would exceed this total is skipped
 MIN_DOCUMENT = 200  # characters
-MIN_WORDS = 6  # of a paragraph
-# Parsing takes half of the time: a file is parsed only if this part of it stands in triple quotes.
+MIN_WORDS = 6  # per paragraph
+# Parsing takes half of the time: a file is parsed only if this share of it is in triple quotes.
 _DOCSTRING_SHARE = 0.2
 
 _SKIPPED_FOLDERS = frozenset(
@@ -67,8 +67,8 @@ _COMMON = frozenset(
 
 
 def documents() -> Iterator[str]:
-    """The corpus: a document is a reference topic, or a module's docstrings; blank lines between
-    paragraphs. Between 5 and 10 MB where bertjax's dependencies are installed."""
+    """Returns the corpus. A document is a reference topic or the docstrings of a module, with blank
+    lines between paragraphs. It has 5 to 10 MB where bertjax's dependencies are installed."""
     return iter(_corpus())
 
 
@@ -88,7 +88,7 @@ def write(path: str | os.PathLike) -> dict[str, int]:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """The paragraphs of a docstring that read like sentences, each as one line without markup."""
+    """Yields the paragraphs of a docstring that read like sentences, as lines without markup."""
     for block in re.split(r"\n\s*\n", text):
         if block.lstrip().startswith(">>>"):
             continue
@@ -117,7 +117,9 @@ def _corpus() -> tuple[str, ...]:
 
 
 def _packages() -> Iterator[Iterable[list[str]]]:
-    """Texts (a list a document) of the topics, of the standard library, of each package."""
+    """Yields, for the topics, the standard library and each package, the texts of its documents.
+
+    A document is a list of texts."""
     yield _topics()
     paths = sysconfig.get_paths()
     yield _modules(pathlib.Path(paths["stdlib"]))
@@ -133,7 +135,7 @@ def _packages() -> Iterator[Iterable[list[str]]]:
 
 def _topics() -> list[list[str]]:
     try:
-        from pydoc_data import topics  # some distributions package it apart
+        from pydoc_data import topics  # some distributions package it separately
     except ImportError:
         return []
     return [[text] for _, text in sorted(topics.topics.items())]
@@ -153,9 +155,9 @@ def _docstrings(source: bytes) -> list[str]:
         return []
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a package's own invalid escapes
+            warnings.simplefilter("ignore")  # invalid escapes in a package's source
             tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):  # templates, other Pythons
+    except (SyntaxError, ValueError, RecursionError):  # templates, other Python versions
         return []
     return [inspect.cleandoc(text) for text in _walk(tree)]
 
@@ -169,7 +171,7 @@ def _walk(node: ast.Module | _HOLDS_DOCSTRINGS) -> Iterator[str]:
 
 
 def _document(texts: list[str], seen: set[str]) -> str:
-    """The new paragraphs of the texts, or "" if they are too few."""
+    """Joins the paragraphs of the texts not yet in `seen`; "" if that is under MIN_DOCUMENT."""
     kept = []
     for paragraph in itertools.chain.from_iterable(map(paragraphs, texts)):
         key = "".join(filter(str.isalpha, paragraph)).lower()
@@ -181,7 +183,7 @@ def _document(texts: list[str], seen: set[str]) -> str:
 
 
 def _parts(lines: list[str]) -> Iterator[list[str]]:
-    """A block's lines as paragraphs: headings and type lines go, list items part."""
+    """Splits a block's lines into paragraphs, one per list item; drops headings and type lines."""
     part: list[str] = []
     indent = 0
     measured = [
@@ -204,7 +206,9 @@ def _parts(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _sentences(paragraph: str) -> str:
-    """Without markup, from a capital to a full stop; "" where that takes more than one letter."""
+    """Removes markup; capitalises the first letter and adds a full stop if they are missing.
+
+    Returns "" if these changes do not suffice for a paragraph of whole sentences."""
     if any(mark in paragraph for mark in "`*["):
         for pattern, replacement in _MARKUP:
             paragraph = pattern.sub(replacement, paragraph)

@@ -1,9 +1,9 @@
-"""The files of a corpus: finding them, opening them decompressed, cutting them at lines.
+"""Finds the files of a corpus, opens them decompressed and splits them at lines.
 
-Whatever goes wrong in opening or reading is a UserError that names the file: also devices and
-pipes, which may never end, binary formats, and a document above MAX_DOCUMENT, which a small
-compressed file can hold. Paths are local or gs://. Only `reader` and `finetuning.examples.readers`
-use this module.
+Every failure to open or read a file is a UserError that names the file. So are devices and pipes,
+which may never end, binary formats, and a document above MAX_DOCUMENT, which a small compressed
+file can hold. Paths are local or gs://. Only `reader` and the readers of `finetuning.examples` use
+this module.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from etils import epath
 from bertjax import errors, paths
 from bertjax.data.corpus import binary_formats
 
-MAX_DOCUMENT = 1 << 30  # bytes of a line, or of a file that is one document: it is held whole
+MAX_DOCUMENT = 1 << 30  # bytes of a line or a one-document file, which is held in memory as a whole
 
 _ZSTD = (".zst", ".zstd")
 _COMPRESSED = (".gz", *_ZSTD)
@@ -32,22 +32,25 @@ _PIECE = 1 << 20
 
 
 def is_compressed(path: str) -> bool:
-    """Whether the name says .gz or .zst."""
+    """Returns whether the name ends in .gz, .zst or .zstd."""
     return path.endswith(_COMPRESSED)
 
 
 def suffix(path: str) -> str:
-    """The suffix that tells the format: ".jsonl" of "a/b.jsonl.gz"."""
+    """Returns the suffix of the format, in lower case: ".jsonl" of "a/b.jsonl.gz"."""
     stem = path.rpartition(".")[0] if is_compressed(path) else path
     return os.path.splitext(stem)[1].lower()
 
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """(file of decompressed bytes, file on disk): the same object if it is not compressed."""
+    """Opens a file as (decompressed file, file on disk): one object if it is not compressed.
+
+    Raises UserError if it is unreadable, corrupt or binary, also for errors while reading it.
+    """
     try:
         with paths.of(path).open("rb") as raw:
-            with contextlib.suppress(*_CORRUPT):  # whoever reads on meets it
+            with contextlib.suppress(*_CORRUPT):  # reading the file raises it again, see below
                 binary_formats.check(path, _decompressed(path, raw).read(binary_formats.HEAD))
             raw.seek(0)
             yield _decompressed(path, raw), raw
@@ -60,7 +63,9 @@ def opened(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 
 def lines(file: BinaryIO, where: Callable[[int], str]) -> Iterator[bytes]:
-    """The lines of a file. UserError for one above MAX_DOCUMENT; where: names line n, from 0."""
+    """Yields the lines of a file. Raises UserError if one is above MAX_DOCUMENT.
+
+    where: names line n, from 0, in the message."""
     for number in itertools.count():
         line = file.readline(MAX_DOCUMENT + 1)
         check_document(len(line), functools.partial(where, number))
@@ -70,7 +75,7 @@ def lines(file: BinaryIO, where: Callable[[int], str]) -> Iterator[bytes]:
 
 
 def check_document(size: int, where: Callable[[], str]) -> None:
-    """Raises UserError if a document of so many bytes is too large to be held whole."""
+    """Raises UserError if a document of `size` bytes is above MAX_DOCUMENT; where: names it."""
     if size > MAX_DOCUMENT:
         raise errors.UserError(
             f"{where()}: a document of more than {MAX_DOCUMENT >> 20} MiB, which is held whole: "
@@ -87,12 +92,12 @@ def _decompressed(path: str, raw: BinaryIO) -> BinaryIO:
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
-    return zstandard.ZstdDecompressor(max_window_size=1 << 31)  # as `zstd --ultra --long=31` needs
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31)  # needed for `zstd --long=31`
 
 
 class _ZstdFile(io.RawIOBase):
-    """Decompressed frames, one after the other. zstandard's own reader takes the middle of a frame
-    for the end of the file; here it is an EOFError."""
+    """Reads concatenated zstd frames. zstandard's own reader treats a truncated frame as the end of
+    the file; this one raises EOFError."""
 
     def __init__(self, raw: BinaryIO):
         self._raw, self._frame, self._left, self._ready = raw, None, b"", memoryview(b"")
@@ -102,7 +107,7 @@ class _ZstdFile(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:
         while not self._ready:
-            # Few bytes at a time: repeated text grows to 30,000 times its compressed size.
+            # Few bytes at a time: repetitive text expands to 30,000 times its compressed size.
             data = self._left or self._raw.read(_PIECE // 256)
             if not data:
                 if self._frame:
@@ -117,7 +122,7 @@ class _ZstdFile(io.RawIOBase):
 
 
 def checked_size(path: str) -> int:
-    """Bytes on disk. UserError if the file is empty or cannot be read."""
+    """Returns the bytes on disk. Raises UserError if the file is empty or cannot be read."""
     with opened(path) as (_, raw):
         if not raw.read(1):
             raise errors.UserError(f"{path}: the file is empty")
@@ -125,9 +130,9 @@ def checked_size(path: str) -> int:
 
 
 def boundary(file: BinaryIO, position: int, *, blank: bool) -> int:
-    """The first line start after `position`; if `blank`, the first that follows a blank line."""
+    """Returns the first line start after `position`; if `blank`, the first after a blank line."""
     file.seek(position)
-    at_start = False  # whether `line` begins where a line begins: long lines come in pieces
+    at_start = False  # whether `line` starts at a line start: long lines are read in pieces
     while line := file.readline(_PIECE):
         ended = line.endswith(b"\n")
         if ended and (not blank or (at_start and line.isspace())):
@@ -138,7 +143,7 @@ def boundary(file: BinaryIO, position: int, *, blank: bool) -> int:
 
 @functools.lru_cache(maxsize=4)
 def lines_before(path: str, position: int) -> int:
-    """Lines that end before `position`: reads them all, so only error messages ask for it."""
+    """Returns how many lines end before `position`. Reads them all: use it for messages only."""
     count = 0
     if position:
         with opened(path) as (file, _):
@@ -149,10 +154,10 @@ def lines_before(path: str, position: int) -> int:
 
 
 def expand(pattern: str, known: Callable[[str], bool]) -> list[str]:
-    """The files of a path, folder or glob, sorted. UserError if there are none.
+    """Returns the files of a path, folder or glob, sorted. Raises UserError if there are none.
 
-    A folder stands for the files in it that are `known`: at any depth, or for a remote folder
-    directly in it (epath lists buckets level by level).
+    A folder is expanded to the files for which `known` is true: at any depth, or for a remote
+    folder only directly in it (epath lists buckets level by level).
     """
     folder = paths.of(pattern).is_dir()
     if "://" in pattern:

@@ -1,6 +1,6 @@
 """The indexed containers of a corpus: ArrayRecord files and TFDS datasets.
 
-Only `corpus` and `finetuning.examples.readers` use this module.
+Only `reader`, `finetuning.examples.readers` and `finetuning.tasks` use this module.
 """
 
 import functools
@@ -14,9 +14,9 @@ from bertjax import errors
 
 @functools.lru_cache(maxsize=4)
 def opened(path: str) -> Sequence[Any]:
-    """Records by index: bytes of an ArrayRecord file, feature dicts of "tfds:NAME/CONFIG:SPLIT".
+    """Opens records by index: bytes for ArrayRecord, feature dicts for "tfds:NAME/CONFIG:SPLIT".
 
-    UserError if it cannot be read or holds nothing.
+    Raises UserError if it cannot be read or is empty.
     """
     records = _tfds(path) if path.startswith("tfds:") else _ArrayRecord(path)
     if not len(records):
@@ -47,12 +47,12 @@ class _ArrayRecord:
 
 
 def _tfds(path: str) -> Any:
-    import tensorflow_datasets as tfds  # heavy, and needed by few
+    import tensorflow_datasets as tfds  # slow to import, and rarely needed
 
     name, _, split = path.removeprefix("tfds:").partition(":")
     try:
         return tfds.data_source(name, split=split or "train")
-    except Exception as error:  # TFDS raises anything
+    except Exception as error:  # TFDS raises many types
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise errors.UserError(
             f"{path}: cannot be read ({reason}); without TensorFlow, TFDS reads what was built "
@@ -61,7 +61,7 @@ def _tfds(path: str) -> Any:
 
 
 def tfds_bytes(path: str) -> int:
-    """Bytes of the examples, estimated from the mean over all splits."""
+    """Returns the total bytes of the examples, estimated from the mean over all splits."""
     data = opened(path)
     info = data.dataset_info
     examples = info.splits.total_num_examples

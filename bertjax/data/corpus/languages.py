@@ -1,12 +1,12 @@
-"""Sentences of a language: English by the rules of `sentences`, others by the library sentencex.
+"""Sentence splitters by language: English by the rules of `sentences`, others by sentencex.
 
     languages.splitter("rules", "de")("Er kam am 3. Mai. Dr. Ott, d.h. sein Arzt, kam auch.")
     # ['Er kam am 3. Mai.', 'Dr. Ott, d.h. sein Arzt, kam auch.']
 
-sentencex (https://github.com/wikimedia/sentencex) takes any code and falls back to a related
-language or to English where it has no rules, so LANGUAGES lists the codes that have their own. As
-in English a blank line always ends a sentence, and a line break alone does not. Unlike in English
-the sentences inside one pair of quotation marks stay together.
+sentencex (https://github.com/wikimedia/sentencex) accepts any code and falls back to a related
+language or to English where it has no rules. LANGUAGES therefore lists the codes with rules of
+their own. As in English, a blank line always ends a sentence and a line break alone does not.
+Unlike in English, the sentences inside one pair of quotation marks stay together.
 """
 
 import importlib.metadata
@@ -18,18 +18,18 @@ from bertjax import errors
 from bertjax.data.corpus import sentences
 
 ENGLISH = "en"
-# The modules of sentencex 1.0.32 in src/languages, Norwegian and Swedish not among them.
+# The modules of sentencex 1.0.32 in src/languages, which have no Norwegian and no Swedish.
 LANGUAGES = (
     *(ENGLISH, "am", "ar", "bg", "bn", "ca", "da", "de", "el", "es", "fi", "fr", "gu", "hi", "hy"),
     *("it", "ja", "kk", "kn", "ml", "mr", "my", "nl", "pa", "pl", "pt", "ru", "sk", "ta", "te"),
     "uk",
 )
 
-# Letters of a paragraph that are read at once: the library takes quadratic time where quotation
-# marks are opened and never closed.
+# Maximum characters passed to the library at once: it takes quadratic time if quotation marks are
+# opened and never closed.
 _LIMIT = 8192
-# Ends of a piece after which a sentence goes on, although the library cuts there: in the novels of
-# ELTeC "M. Dupont" is cut in every 60th French sentence; German ordinals are cut before nouns.
+# Ends of a piece after which a sentence continues, although the library splits there: in the novels
+# of ELTeC it splits "M. Dupont" in every 60th French sentence, and German ordinals before nouns.
 _GOES_ON = {
     "de": re.compile(r"(?<![\w.])(?:\d{1,2}|Fa|Hrn?|Frl)\.\s*\Z"),
     "fr": re.compile(r"(?<![\w.])(?:MM?|Mgr|Dr|Me|Mmes?|Mlles?|Ste?)\.\s*\Z"),
@@ -39,8 +39,8 @@ _GOES_ON = {
 def splitter(name: str, language: str) -> Callable[[str], list[str]]:
     """Returns the splitter `name` of `sentences.SPLITTERS` with the rules of `language`.
 
-    UserError if `language` is not in LANGUAGES, if its rules are asked of a splitter that has none,
-    or if sentencex is not installed.
+    Raises UserError if `language` is not in LANGUAGES, if it is not English and the splitter is not
+    "rules" (the others have no language), or if sentencex is not installed.
     """
     if language not in LANGUAGES:
         raise errors.UserError(f"language is {language!r}: use one of {', '.join(LANGUAGES)}")
@@ -64,7 +64,7 @@ def splitter(name: str, language: str) -> Callable[[str], list[str]]:
 
 
 def rules_version() -> str:
-    """The name and version of the library, which decides the sentences of all but English."""
+    """Returns the name and version of the library that splits all languages but English."""
     return f"sentencex {importlib.metadata.version('sentencex')}"
 
 
@@ -79,7 +79,7 @@ def _library(language: str) -> ModuleType:
 
 
 def _joined(pieces: list[str], goes_on: re.Pattern[str] | None) -> list[str]:
-    """The pieces, those that match `goes_on` together with the next one."""
+    """Joins each piece whose end matches `goes_on` with the next piece."""
     if goes_on is None:
         return pieces
     found: list[str] = []

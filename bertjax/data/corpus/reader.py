@@ -1,20 +1,20 @@
-"""Reading a corpus: from file patterns to documents, whatever the container.
+"""Reads a corpus: finds the sources of file patterns and yields their documents.
 
     .txt            a file is a document, or (text_split="blank") blank lines separate documents
-    .jsonl .json    one JSON object a line; its `text_field` is the document
+    .jsonl .json    one JSON object per line; its `text_field` is the document
     .arrayrecord    a record is a document: UTF-8 text, or JSON (format="arrayrecord_jsonl")
     tfds:NAME/CONFIG:SPLIT    a TFDS dataset, read without TensorFlow
     builtin         the English text of this Python installation
 
-Text and JSON also as .gz and .zst; paths are local or gs://, and may be folders or globs.
+Text and JSON may be compressed (.gz, .zst). Paths are local or gs://, and may be folders or globs.
 
-    for source in corpus.find(["books/*.jsonl", "tfds:wikipedia/20230601.en:train"]):
-        for text in corpus.documents(source):
+    for source in reader.find(["books/*.jsonl", "tfds:wikipedia/20230601.en:train"]):
+        for text in reader.documents(source):
             ...
 
-A `Source` is a small value. `split` cuts it into parts that other processes can read; together the
-parts give each document exactly once. Bad input is a UserError that names the file and the line, or
-with on_error="skip" it is left out and counted.
+A `Source` is a small value. `split` divides it into parts that other processes can read; together
+the parts give each document exactly once. Bad input raises UserError that names the file and the
+line; with on_error="skip" it is skipped and counted.
 """
 
 import collections
@@ -42,8 +42,8 @@ FILE_FORMATS = ("txt", "jsonl", "arrayrecord", "arrayrecord_jsonl")
 TEXT_SPLITS = ("file", "blank")
 ON_ERROR = ("stop", "skip")
 
-# A compressed file cannot be entered in the middle: every part reads it all and keeps each n-th
-# document. Decompressing is many times faster than tokenising, so a few parts still pay.
+# A compressed file cannot be read from the middle: every part reads all of it and keeps each n-th
+# document. Decompressing is many times faster than tokenising, so a few parts are still worth it.
 _MAX_STRIDE = 8
 _BUILTIN_BYTES = 8_000_000  # for progress only
 
@@ -58,7 +58,7 @@ class Source:
     format: one of FILE_FORMATS, "tfds" or "builtin".
     size: bytes of this part on disk; an estimate for parts of compressed files and for TFDS.
     start, stop: the part, in bytes for text and JSON, in records otherwise; stop=None is the end.
-    stride: (i, n) keeps documents i, i + n, ... of a file that has to be read from its beginning.
+    stride: (i, n) keeps documents i, i + n, ... of a file that must be read from its beginning.
     """
 
     path: str
@@ -76,10 +76,10 @@ def find(
     on_error: str = "stop",
     skipped: collections.Counter[str] | None = None,
 ) -> list[Source]:
-    """The sources that the patterns name: each once, in the order given, sorted within a pattern.
+    """Returns the sources that match the patterns, each once, in their order; sorted per pattern.
 
-    UserError if a pattern matches nothing, if a file's suffix tells no format, or if a file is
-    empty or unreadable (with on_error="skip" such files are counted in `skipped`).
+    Raises UserError if a pattern matches nothing, if a file's suffix implies no format, or if a
+    file is empty or unreadable (with on_error="skip" such files are counted in `skipped`).
     """
     found: dict[str, Source] = {}
     for pattern in inputs:
@@ -100,7 +100,7 @@ def find(
 
 
 def split(source: Source, unit_bytes: int, *, text_split: str = "file") -> list[Source]:
-    """Parts of about `unit_bytes` bytes each; the source alone where it cannot be cut."""
+    """Splits a source into parts of about `unit_bytes` bytes; [source] if it cannot be split."""
     parts = -(-source.size // unit_bytes)
     whole_file = source.format == "txt" and text_split == "file"
     if parts <= 1 or whole_file or source.format == "builtin":
@@ -131,11 +131,11 @@ def documents(
     on_error: str = "stop",
     skipped: collections.Counter[str] | None = None,
 ) -> Iterator[str]:
-    """The documents of one source (or part), in order. One document is held at a time.
+    """Yields the documents of one source (or part), in order; holds one document at a time.
 
     text_field: the field of a JSON line, JSON record or TFDS example that is the document.
-    text_split: plain text by "file" (a file is a document) or "blank" (blank lines separate them).
-    on_error: "stop" raises UserError at bad input; "skip" leaves it out, counted in `skipped`.
+    text_split: documents of plain text: "file" (one per file) or "blank" (blank lines separate).
+    on_error: "stop" raises UserError at bad input; "skip" skips it and counts it in `skipped`.
     """
     progress = read(
         source, text_field=text_field, text_split=text_split, on_error=on_error, skipped=skipped
@@ -151,7 +151,7 @@ def read(
     on_error: str,
     skipped: collections.Counter[str] | None,
 ) -> Iterator[tuple[str, int]]:
-    """As `documents`, each with the bytes (of `source.size`) that were read so far."""
+    """Yields (document, bytes of `source.size` read so far); see `documents`."""
     guard = functools.partial(_guard, on_error, skipped)
     if source.format == "builtin":
         return _read_builtin(source)
@@ -166,7 +166,7 @@ def read(
 def _guard(
     on_error: str, skipped: collections.Counter[str] | None, what: str
 ) -> Iterator[None]:
-    """Bad input inside it stops everything, or is counted under `what`."""
+    """Raises a UserError of its body if on_error is "stop"; else counts it under `what`."""
     try:
         yield
     except errors.UserError:
@@ -196,7 +196,7 @@ def _read_jsonl(source: Source, text_field: str, guard: Guard) -> Iterator[tuple
 
 
 def _read_blocks(source: Source, guard: Guard) -> Iterator[tuple[str, int]]:
-    """Documents that are separated by blank lines."""
+    """Yields documents that are separated by blank lines."""
     turn, parts = source.stride
     blocks, block, first, done, size = 0, [], 0, 0, 0
     end = [(-1, b"\n", source.size)]  # closes the last block
@@ -247,7 +247,7 @@ def _read_records(source: Source, text_field: str, guard: Guard) -> Iterator[tup
 
 
 def _lines(source: Source, guard: Guard) -> Iterator[tuple[int, bytes, int]]:
-    """(number of the line in this part from 0, line, bytes of the part read so far)."""
+    """Yields (number of the line in this part from 0, line, bytes of the part read so far)."""
     done, parts = 0, source.stride[1]
     with guard("unreadable files"), corpus_files.opened(source.path) as (file, raw):
         if source.start:
@@ -298,7 +298,7 @@ def _field(record: dict[str, Any], text_field: str, place: Callable[[], str]) ->
 
 
 def _decode(data: bytes, place: Callable[[int], str], first: int) -> str:
-    """Text of the bytes; `place` makes the name of line `first` + n for the error."""
+    """Decodes UTF-8; `place` names the line of an error, counted from `first` at the start."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -318,7 +318,7 @@ def _record_place(source: Source, index: int, _: int = 0) -> str:
 def _format_of(path: str) -> str:
     if not _known_format(path):
         with corpus_files.opened(path):
-            pass  # names a binary format
+            pass  # raises an error that names the format if the file is binary
         raise errors.UserError(
             f"{path}: its suffix tells no format; pass --format={'|'.join(FILE_FORMATS)}"
         )

@@ -3,20 +3,21 @@
     sentences.SPLITTERS["rules"]('"Stop!" cried Mr. Pott. He ran.')
     # ['"Stop!" cried Mr. Pott.', 'He ran.']
 
-Sentences are never empty and hold single spaces where the text had a line break. A blank line
-always ends a sentence. "rules" is made for prose in languages that end sentences with . ! ? or the
-CJK marks; its abbreviations are English. One regular expression finds the candidates, a look at the
-words on both sides of a full stop decides.
+Sentences are never empty and have single spaces in place of line breaks. A blank line always ends a
+sentence. "rules" is made for prose in languages that end sentences with . ! ? or the CJK marks; its
+abbreviations are English. One regular expression finds the candidates; for a full stop, the words
+before and after it decide.
 """
 
 import re
 from collections.abc import Callable, Iterator
 
 # One character class first: the regex engine then skips to the next candidate quickly. A candidate
-# is a blank line; or an ender with its closing quotes, brackets and footnote marks, white space and
-# no small ASCII letter behind it; or a CJK ender, which needs no space. Possessive (*+, ++), or the
-# engine would give back a space to get round the look-ahead; and a run of enders is tried from its
-# first one only, or a million dots would take a million squared steps.
+# is a blank line; or an ender with its closing quotes, brackets and footnote marks, then white
+# space, then no lower-case ASCII letter; or a CJK ender, which needs no space. NOTE: quantifiers
+# are possessive (*+, ++), because the engine would otherwise backtrack over a space to satisfy the
+# look-ahead. A run of enders is tried from its first one only: else a million dots would take a
+# million squared steps.
 _CANDIDATE = re.compile(
     r"""[\n.!?\u2026\u3002\uff01\uff1f\uff0e\u0964\u061f\u06d4]
     (?: (?<=\n) [^\S\n]*+ \n \s*+
@@ -29,7 +30,7 @@ _CANDIDATE = re.compile(
     )""",
     re.VERBOSE,
 )
-_MARKS = ("\n\n", "\n", ". ", "\u3002", " ")  # where long text is cut, the best first
+_MARKS = ("\n\n", "\n", ". ", "\u3002", " ")  # where long text is cut, best first
 _BLANK = re.compile(r"\n\s*\n")
 _WORD_BEFORE = re.compile(r"[\w.'\u2019&]+\Z")
 _WORD_AFTER = re.compile(r"[\"'`\u201c\u2018\u00ab(\[]*(\w+)(\.?)")
@@ -49,7 +50,7 @@ _BEFORE_NUMBER = frozenset(
     jan feb mar apr jun jul aug sep sept oct nov dec
     """.split()
 )
-# These end a sentence only if the next word is a usual first word.
+# A full stop after one of these ends a sentence only if the next word is in _FIRST_WORDS.
 _MAY_END = frozenset("jr sr esq inc ltd co corp bros dept univ est etc ft bldg ave blvd".split())
 _FIRST_WORDS = frozenset(
     """
@@ -65,7 +66,7 @@ _FIRST_WORDS = frozenset(
 
 
 def rules(document: str) -> list[str]:
-    """Sentences of prose by rules: abbreviations, initials, numbers, quotes, ellipses, CJK."""
+    """Splits prose by rules for abbreviations, initials, numbers, quotes, ellipses and CJK."""
     found = []
     start = 0
     for candidate in _CANDIDATE.finditer(document):
@@ -77,12 +78,12 @@ def rules(document: str) -> list[str]:
 
 
 def lines(document: str) -> list[str]:
-    """One sentence a line."""
+    """Splits a document into lines: one sentence per line."""
     return clean(document.splitlines())
 
 
 def paragraphs(document: str) -> list[str]:
-    """One sentence a paragraph (paragraphs are separated by blank lines)."""
+    """Splits a document at blank lines: one sentence per paragraph."""
     return clean(_BLANK.split(document))
 
 
@@ -94,7 +95,8 @@ SPLITTERS: dict[str, Callable[[str], list[str]]] = {
 
 
 def chopped(text: str, limit: int) -> Iterator[str]:
-    """Pieces of at most `limit` letters, cut at a blank line, a line, a sentence or a word."""
+    """Yields pieces of at most `limit` characters, cut at the end of a paragraph, line, sentence or
+    word if there is one in the second half of the piece."""
     start = 0
     while len(text) - start > limit:
         low, high = start + limit // 2, start + limit
@@ -106,22 +108,22 @@ def chopped(text: str, limit: int) -> Iterator[str]:
 
 
 def clean(pieces: list[str]) -> list[str]:
-    """The pieces without white space around them, each on one line; empty ones are left out."""
+    """Strips the pieces, puts each on one line and drops empty ones."""
     stripped = (piece.strip() for piece in pieces)
     return [" ".join(s.split()) if "\n" in s else s for s in stripped if s]
 
 
 def _ends(text: str, start: int, candidate: re.Match[str]) -> bool:
-    """Whether the candidate ends the sentence that begins at `start`."""
+    """Returns whether the candidate ends the sentence that starts at `start`."""
     space = candidate["space"]
     if space is None:  # a blank line or a CJK ender
-        # "..!" he said: a closed quotation goes on, unless it ended with a full stop.
+        # "..!" he said: the sentence continues after a quotation, unless that ends in a full stop.
         closers = candidate["cjk_closers"]
         return not closers or candidate[0][0] == "\u3002" or candidate[0][-1].isspace()
     if "\n" in space and _BLANK.search(space):
         return True
     after = candidate.end()
-    if after == len(text) or text[after].islower():  # small letters beyond ASCII
+    if after == len(text) or text[after].islower():  # lower-case letters beyond ASCII
         return after == len(text)
     dot = candidate.start()
     if text[dot] != "." or text[dot + 1 : dot + 2] == "." or '"' in candidate["closers"]:
@@ -130,7 +132,8 @@ def _ends(text: str, start: int, candidate: re.Match[str]) -> bool:
 
 
 def _full_stop_ends(text: str, start: int, dot: int, after: int) -> bool:
-    """Whether the full stop at `dot` is more than the mark of an abbreviation or a number."""
+    """Returns whether the full stop at `dot` ends a sentence, not just an abbreviation or number.
+    """
     match = _WORD_BEFORE.search(text, max(start, dot - 12), dot)
     if match is None:
         return True
@@ -141,12 +144,12 @@ def _full_stop_ends(text: str, start: int, dot: int, after: int) -> bool:
     following = _WORD_AFTER.match(text, after)
     next_word = following[1] if following else ""
     if lower in _BEFORE_NUMBER:
-        # "No. I will not." has no number; "Vol. I" has.
+        # The I of "No. I will not." is no numeral; that of "Vol. I" is.
         return not (_NUMERAL.match(next_word) and (lower != "no" or next_word != "I"))
     single = len(word) == 1 and word.isalpha()
     if match.start() - start < 4 and _LABEL.match(word):
         if not text[start : match.start()].strip("\"'(\u201c\u2018 \n"):
-            return False  # "1. First", "IV. The": the number of what follows
+            return False  # "1. First", "IV. The": the number of the text that follows
     if single or lower in _MAY_END or _ACRONYM.match(word):
         usual = next_word.lower() in _FIRST_WORDS and not (following and following[2])
         return usual and not (single and word.islower())

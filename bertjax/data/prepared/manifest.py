@@ -37,7 +37,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The inputs and options of a preparation."""
+    """The tokenizer, options and sources of a preparation."""
 
     tokenizer: Tokenizer
     token_dtype: Literal["uint16", "uint32"]

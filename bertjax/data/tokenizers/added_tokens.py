@@ -1,8 +1,8 @@
 """Tokens that were added to a vocabulary after its training, as Hugging Face folders list them.
 
-A token that is not special is found in every text, before the rules of the vocabulary apply; a
-special one only where special tokens in texts are asked for. The flags of `tokenizers.AddedToken`
-say where a token matches: single_word, lstrip, rstrip, normalized.
+A token that is not special matches in every text, before the rules of the vocabulary apply. A
+special token matches only if special tokens in texts are enabled. The flags of
+`tokenizers.AddedToken` define where a token matches: single_word, lstrip, rstrip, normalized.
 """
 
 import dataclasses
@@ -48,10 +48,10 @@ class _Numbered(_Entry):
 
 
 def read(folder: epath.Path, config: Mapping[str, Any], pipeline: Mapping[str, Any]) -> Added:
-    """Id -> token of what the files of a folder list; tokenizer.json's flags go first.
+    """Returns id -> token of the files of a folder; the flags of tokenizer.json take precedence.
 
-    config: of tokenizer_config.json. pipeline: of tokenizer.json, empty where there is none.
-    Raises UserError where two files give a token two ids, or an id two tokens.
+    config: content of tokenizer_config.json. pipeline: content of tokenizer.json; empty if absent.
+    Raises UserError if the files give a token two ids, or an id two tokens, or an empty token.
     """
     lists = []
     entries = pipeline.get("added_tokens") or []
@@ -87,12 +87,12 @@ def read(folder: epath.Path, config: Mapping[str, Any], pipeline: Mapping[str, A
 
 
 def parse(stated: Mapping[str, Any], where: Any) -> tokenizers.AddedToken:
-    """The special token that a file states with its flags. UserError names `where`."""
+    """Returns the special token that `stated` describes. Raises UserError that names `where`."""
     return schema.typed({**stated, "special": True}, _Entry, where, AGAIN).token()
 
 
 def declare(library: tokenizers.Tokenizer, added: Added, where: Any) -> None:
-    """Adds the tokens to the library. UserError for one that cannot have the id of the files."""
+    """Adds the tokens to the library. Raises UserError if one cannot have its id of the files."""
     known = {token.content for token in library.get_added_tokens_decoder().values()}
     for i, token in sorted(added.items()):
         if token.content not in known:
@@ -106,14 +106,14 @@ def declare(library: tokenizers.Tokenizer, added: Added, where: Any) -> None:
 
 
 def entry(token: tokenizers.AddedToken) -> dict[str, Any]:
-    """The token as tokenizer_config.json lists it under DECODER."""
+    """Returns the token as tokenizer_config.json lists it under DECODER."""
     return {field.name: getattr(token, field.name) for field in dataclasses.fields(_Entry)}
 
 
 class Splitter:
-    """Cuts texts at tokens, as the `tokenizers` library does at added ones.
+    """Splits texts at tokens, as the `tokenizers` library does at added tokens.
 
-    normalizer: of the vocabulary; tokens with the flag `normalized` match the normalised text.
+    normalizer: the vocabulary's; tokens with the flag `normalized` match the normalised text.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Splitter:
         tokens: Iterable[tuple[int, tokenizers.AddedToken]],
         normalizer: normalizers.Normalizer | None = None,
     ):
-        # One piece that every text without added tokens is.
+        # Every text without added tokens is one unknown piece.
         self._library = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
         if normalizer is not None:
             self._library.normalizer = normalizer
@@ -130,7 +130,7 @@ class Splitter:
         self._ids = {self._library.token_to_id(token.content): i for i, token in tokens}
 
     def split(self, text: str) -> list[tuple[int, int, int]]:
-        """(start, stop, id) of each part of the text; the id of plain text is -1."""
+        """Returns (start, stop, id) of each part of the text; the id of plain text is -1."""
         encoding = self._library.encode(text, add_special_tokens=False)
         parts, end = [], 0
         for i, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
@@ -150,7 +150,7 @@ def _number(text: str, where: Any) -> int:
 
 
 def _special_contents(config: Mapping[str, Any]) -> set[str]:
-    """Contents of the special tokens that a config names."""
+    """Returns the contents of the special tokens in a config."""
     values = [value for key, value in config.items() if key.endswith("_token")]
     for key in ("additional_special_tokens", "extra_special_tokens"):
         listed = config.get(key)

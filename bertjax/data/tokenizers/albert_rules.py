@@ -1,4 +1,4 @@
-"""ALBERT's cleaning of a text, in front of its SentencePiece model."""
+"""ALBERT's text cleaning, which runs before its SentencePiece model."""
 
 import dataclasses
 import re
@@ -9,16 +9,16 @@ import unicodedata
 class AlbertRules:
     """Text cleaning of ALBERT (google-research/albert, tokenization.py: `preprocess_text`).
 
-    White space runs become one space, ``x'' quotes become "x"; by option accents go (NFKD without
-    combining marks) and letters are lowered. A piece which ends in a digit and a comma is cut again
-    without the comma.
+    White space runs become one space, and ``x'' quotes become "x". Optionally, accents are removed
+    (NFKD without combining marks) and letters are lowercased. Besides, the model splits a piece
+    that ends in a digit and a comma again, without the comma.
     """
 
     lowercase: bool
     strip_accents: bool
 
     def clean(self, text: str) -> str:
-        """The text as ALBERT's `preprocess_text` leaves it."""
+        """Returns the text as cleaned by ALBERT's `preprocess_text`."""
         text = " ".join(text.split()).replace("``", '"').replace("''", '"')
         if self.strip_accents:
             text = unicodedata.normalize("NFKD", text)
@@ -26,7 +26,8 @@ class AlbertRules:
         return text.lower() if self.lowercase else text
 
     def clean_with_origins(self, text: str) -> tuple[str, list[tuple[int, int]]]:
-        """`clean(text)` and, for each of its characters, the span of `text` it comes from."""
+        """Returns `clean(text)` and, for each of its characters, its span [start, stop) in `text`.
+        """
         cleaned, origins = [], []
         first, last = len(text) - len(text.lstrip()), len(text.rstrip())
         for match in re.compile(r"\s+|``|''|.", re.DOTALL).finditer(text, first, last):
@@ -38,5 +39,5 @@ class AlbertRules:
             cleaned.append(chars)
             size = len(chars.lower()) if self.lowercase else len(chars)
             origins += [match.span()] * size
-        text = "".join(cleaned)  # lowered as a whole: a sigma depends on what follows
+        text = "".join(cleaned)  # lowercased as a whole: a sigma depends on the next character
         return text.lower() if self.lowercase else text, origins

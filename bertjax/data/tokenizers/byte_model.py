@@ -3,7 +3,7 @@
 The published models use the last 100 byte ids as sentinels, counting down from 258 (section 3.1;
 byt5/tasks.py of google-research/byt5, whose vocabulary has no extra ids). transformers declares 125
 tokens <extra_id_0> ... above the bytes, which those models were not trained with. Earlier versions
-of bertjax trained with these; a tokenizer that they wrote keeps them.
+of bertjax trained with these 125; a tokenizer saved by such a version keeps them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,25 +15,25 @@ import tokenizers
 from bertjax import errors
 from bertjax.data.tokenizers import added_tokens
 
-FIRST = 3  # the id of byte 0, behind <pad>, </s> and <unk>
+FIRST = 3  # the id of byte 0, after <pad>, </s> and <unk>
 SIZE = FIRST + 256
-SPARE = FIRST + 0xF5  # from here on ids are of bytes that no UTF-8 text has
+SPARE = FIRST + 0xF5  # ids from here on are bytes that never occur in UTF-8
 NUM_ABOVE = 125  # ids above the pieces: with them the published models have 384 embeddings
 SENTINELS = np.arange(SIZE - 1, SIZE - 101, -1, dtype=np.int32)
-KEY = "first_sentinel"  # of tokenizer_config.json: which of the two
+KEY = "first_sentinel"  # key of tokenizer_config.json: decides between the two kinds of sentinels
 # Keys that transformers writes, and earlier versions of bertjax did not.
 _THEIRS = {"additional_special_tokens", "added_tokens_decoder", "extra_special_tokens"}
 _SPACES = b" \t\n\r\x0b\x0c"
-_ROLES = ("pad", "eos", "unk")  # of the special tokens, by id
+_ROLES = ("pad", "eos", "unk")  # roles of the special tokens, by id
 
 
 class ByteModel:
-    """Text to the numbers of its bytes plus FIRST.
+    """Encodes a text as its UTF-8 bytes plus FIRST.
 
     kind: "bytes".
     pieces: the three special tokens, then each byte as transformers writes it: chr(byte).
-    sentinels: int32, their ids.
-    declared: id -> special token, of those whose flags the files state.
+    sentinels: int32 ids of the sentinels.
+    declared: id -> special token, for the tokens whose flags are in the files.
     """
 
     kind = "bytes"
@@ -48,7 +48,7 @@ class ByteModel:
         self.declared = declared or {}
 
     def options(self) -> dict[str, Any]:
-        """What tokenizer_config.json says of it."""
+        """Returns the model's entries of tokenizer_config.json."""
         above = self.sentinels[0] >= SIZE
         entries = {str(i): added_tokens.entry(token) for i, token in self.declared.items()}
         return {
@@ -59,17 +59,18 @@ class ByteModel:
         }
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, without special tokens."""
+        """Returns the ids of each text, without special tokens."""
         return [[byte + FIRST for byte in text.encode()] for text in texts]
 
     def encode_behind(self, text: str) -> list[int]:
-        """Ids of a text that follows a special token: the same."""
+        """Returns the ids of a text after a special token; the same as anywhere else."""
         return self.encode_batch([text])[0]
 
     def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
-        """The special tokens by id.
+        """Returns id -> special token.
 
-        Each takes the white space around it, as ByT5Tokenizer's do, unless the files state flags.
+        By default each absorbs the white space around it, as in ByT5Tokenizer; flags in the files
+        override this.
         """
         usual = {
             i: tokenizers.AddedToken(self.pieces[i], special=True, lstrip=True, rstrip=True)
@@ -80,7 +81,8 @@ class ByteModel:
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Ids of each text, and the character [start, stop) that each byte is of."""
+        """Returns the ids of each text, and for each byte the span [start, stop) of its character.
+        """
         rows = []
         for text, ids in zip(texts, self.encode_batch(texts), strict=True):
             sizes = [len(char.encode()) for char in text]
@@ -88,40 +90,40 @@ class ByteModel:
         return rows
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids; special tokens and what is no UTF-8 are left out."""
+        """Returns the text of the ids; skips special tokens and invalid UTF-8."""
         return bytes(i - FIRST for i in ids if i >= FIRST).decode("utf-8", "ignore")
 
     def readable(self, i: int) -> str:
-        """The piece as a person reads it, see `Tokenizer.readable`."""
+        """Returns the piece in readable form, see `Tokenizer.readable`."""
         return self.pieces[i] if i < FIRST else text_of(bytes([i - FIRST]))
 
     def continuations(self) -> np.ndarray:
-        """bool[size]: all bytes but white space, which begins a word as in byte-level BPE."""
+        """Returns bool[size]: False for white space, which starts a word as in byte-level BPE."""
         return np.array([i < FIRST or i - FIRST not in _SPACES for i in range(len(self.pieces))])
 
     def rules(self) -> dict:
-        """What decides the ids."""
+        """Returns the rules that determine the ids, for the fingerprint."""
         return {"first": FIRST}
 
 
 def text_of(data: bytes) -> str:
-    """UTF-8 as text, with escapes for control characters and for incomplete characters."""
+    """Decodes UTF-8, with escapes for control characters and for incomplete characters."""
     text = data.decode("utf-8", "backslashreplace")
     escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return "".join(escaped)
 
 
 def sentinels_above(count: int = NUM_ABOVE) -> np.ndarray:
-    """int32[count]: the ids above the bytes, counting up, as earlier versions had them."""
+    """Returns int32[count]: the ids above the bytes, counting up, as in earlier versions."""
     return np.arange(SIZE, SIZE + count, dtype=np.int32)
 
 
 def of_config(
     content: Mapping[str, Any], where: Any, added: added_tokens.Added | None = None
 ) -> ByteModel:
-    """The model that a tokenizer_config.json describes. UserError names `where`.
+    """Returns the model of a tokenizer_config.json. Raises UserError that names `where`.
 
-    added: the added tokens that the folder lists; their flags go before those of `content`.
+    added: the added tokens of the folder; their flags take precedence over those of `content`.
     """
     first = content.get(KEY)
     if first is None:

@@ -1,4 +1,4 @@
-"""WordPiece and byte-level BPE: a `tokenizers.Tokenizer` with a cache of words in front of it."""
+"""WordPiece, byte-level BPE and Unigram by a `tokenizers.Tokenizer`, with a cache of words."""
 
 import functools
 import json
@@ -11,28 +11,28 @@ from tokenizers import pre_tokenizers
 from bertjax.data.tokenizers import byte_model, word_cache
 
 KINDS = {"WordPiece": "wordpiece", "BPE": "bpe", "Unigram": "unigram"}
-SPACE = {"bpe": "\u0120", "unigram": "\u2581"}  # marks a piece that begins a word
+SPACE = {"bpe": "\u0120", "unigram": "\u2581"}  # marks a piece that starts a word
 
-# GPT-2's alphabet of bytes: those without a visible character have one above U+00FF, in order.
+# GPT-2's alphabet of bytes: bytes that are no visible character map to U+0100 and up, in order.
 _VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _HIDDEN = sorted({*range(256)} - {*_VISIBLE})
 _BYTES = {chr(byte): byte for byte in _VISIBLE}
 _BYTES |= {chr(0x100 + n): byte for n, byte in enumerate(_HIDDEN)}
 
-# Settings of the library's JSON which decide no id.
+# Keys that `_settings` omits: `rules` adds vocab and merges itself; the others change no id.
 _SILENT = ("vocab", "merges", "trim_offsets", "fuse_unk", "dropout")
-PREPEND = "prepend_scheme"  # of tokenizer_config.json without tokenizer.json
-_PROBE = "\ufdd0"  # no character: no text holds it
+PREPEND = "prepend_scheme"  # key of tokenizer_config.json where there is no tokenizer.json
+_PROBE = "\ufdd0"  # a noncharacter, which does not occur in text
 
 
 class LibraryModel:
-    """Text to ids by the rules of a `tokenizers` pipeline.
+    """Encodes text by the rules of a `tokenizers` pipeline.
 
     kind: wordpiece, bpe, or unigram (a tokenizer.json without its SentencePiece model).
-    pieces: the vocabulary in the order of ids, without the sentinels of T5 at its end.
-    num_sentinels: how many of those there are, <extra_id_0> the last.
-    prefix_once: whether a space is put in front of a text only, and not in front of what follows a
-        special token too: also where the pipeline is one of `prefixed_once`.
+    pieces: the vocabulary in the order of ids, without T5's sentinels at its end.
+    num_sentinels: the number of these sentinels; <extra_id_0> is the last one.
+    prefix_once: whether a space is prepended at the start of a text only, not after each special
+        token too. Always true for a pipeline in the form of `prefixed_once`.
     """
 
     def __init__(self, library: tokenizers.Tokenizer, *, prefix_once: bool = False):
@@ -42,7 +42,7 @@ class LibraryModel:
         cutter = spec["pre_tokenizer"]
         once = cutter == _prefixed_once(cutter)
         self.prefix_once = prefix_once or once
-        if once:  # plain text has the same ids
+        if once:  # plain text has the same ids with this pre-tokenizer
             level = cutter["pretokenizers"][-1]
             library.pre_tokenizer = pre_tokenizers.ByteLevel(
                 add_prefix_space=True,
@@ -66,7 +66,7 @@ class LibraryModel:
         self._cache = self._word_cache()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, without special tokens."""
+        """Returns the ids of each text, without special tokens."""
         if self._cache is None:
             return self._plain(texts)
         return self._cache.encode_batch(texts)
@@ -74,16 +74,16 @@ class LibraryModel:
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Ids of each text, and the characters [start, stop) of each id."""
+        """Returns the ids of each text, and the character span [start, stop) of each id."""
         encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def encode_behind(self, text: str) -> list[int]:
-        """Ids of a text that follows a special token, where no word may begin."""
+        """Returns the ids of a text after a special token; see `prefix_once`."""
         return _ids(self._behind_probe, [_PROBE + text.replace(_PROBE, "\ufffd")])[0][1:]
 
     def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
-        """The special tokens by id, as the library declares them."""
+        """Returns id -> special token, as declared in the library."""
         return {
             token["id"]: tokenizers.AddedToken(**{k: v for k, v in token.items() if k != "id"})
             for token in self._spec["added_tokens"]
@@ -91,26 +91,26 @@ class LibraryModel:
         }
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids, special tokens left out."""
+        """Returns the text of the ids without special tokens."""
         text = self.library.decode(list(ids), skip_special_tokens=True)
         return text.removeprefix(" ") if self._prefix_space else text
 
     def readable(self, i: int) -> str:
-        """The piece as a person reads it, see `Tokenizer.readable`."""
+        """Returns the piece in readable form, see `Tokenizer.readable`."""
         piece = self.pieces[i]
         if self.kind != "bpe" or i in self._added or not _BYTES.keys() >= set(piece):
             return piece
         return byte_model.text_of(bytes(_BYTES[c] for c in piece)).replace(" ", SPACE["bpe"])
 
     def continuations(self) -> np.ndarray:
-        """bool[size]: pieces that go on with the word before them."""
+        """Returns bool[size]: true for pieces that continue the word before them."""
         if self.kind == "wordpiece":
             prefix = self._spec["model"]["continuing_subword_prefix"]
             return np.array([piece.startswith(prefix) for piece in self.pieces])
         return np.array([not piece.startswith(SPACE[self.kind]) for piece in self.pieces])
 
     def rules(self) -> dict:
-        """What decides the ids, in a form which does not change with the library's version."""
+        """Returns the rules that determine the ids, in a form independent of library versions."""
         model, added = self._spec["model"], self._spec["added_tokens"]
         normalizer = dict(self._spec["normalizer"] or {})
         if normalizer.get("type") == "BertNormalizer" and normalizer["strip_accents"] is None:
@@ -130,12 +130,12 @@ class LibraryModel:
 
     @property
     def spec(self) -> dict:
-        """The library's JSON, which does not say `prefix_once`."""
+        """The library's JSON, without `prefix_once`; see `pipeline`."""
         return self._spec
 
     @property
     def pipeline(self) -> dict:
-        """The JSON that the `tokenizers` library reads."""
+        """The JSON for the `tokenizers` library, with `prefix_once`."""
         return self._completed(self._spec)
 
     def _completed(self, spec: dict) -> dict:
@@ -143,7 +143,7 @@ class LibraryModel:
 
     @functools.cached_property
     def _behind_probe(self) -> tokenizers.Tokenizer:
-        """The pipeline, with a token that stands for the special ones."""
+        """The pipeline with an added token, _PROBE, in place of any special token."""
         spec = self._completed(json.loads(self.library.to_str()))
         library = tokenizers.Tokenizer.from_str(json.dumps(spec))
         library.encode_special_tokens = True
@@ -158,7 +158,7 @@ class LibraryModel:
         return _ids(self.library, texts)
 
     def _word_cache(self) -> word_cache.WordCache | None:
-        """The cache, where the pipeline is one whose cutting places are known."""
+        """Returns the cache if it is known where the pipeline splits texts, else None."""
         if any(not token["special"] for token in self._spec["added_tokens"]):
             return None
         normalizer, cutter = self._spec["normalizer"], self._spec["pre_tokenizer"] or {}
@@ -185,10 +185,10 @@ class LibraryModel:
         return None
 
     def _encode_words(self, words: Sequence[str]) -> Iterable[Sequence[int]]:
-        """Ids of chunks from `word_cache.wordpiece_chunks`: thrice the speed of a call with each.
+        """Returns the ids of chunks from `word_cache.wordpiece_chunks`; 3x as fast as single calls.
 
-        They go as one text with full stops between them: no other chunk holds one, and the id of a
-        full stop cannot come out of a word. The count is checked all the same.
+        The chunks are joined to one text with full stops between them: no other chunk contains one,
+        and no word yields the id of a full stop. The number of full stops is checked nevertheless.
         """
         stop = self._plain(["."])[0]
         plain = [word for word in words if word != "."]
@@ -202,10 +202,10 @@ class LibraryModel:
 
 
 def model_type(model: object) -> object:
-    """The type of a model in tokenizer.json; None if it cannot be told.
+    """Returns the type of a model in tokenizer.json; None if it cannot be inferred.
 
-    Files from before version 0.10 of the library, as bert-base-uncased, gpt2 and t5-small have
-    them on the Hub, do not name it.
+    Files from before version 0.10 of the library, such as those of bert-base-uncased, gpt2 and
+    t5-small on the Hub, do not state the type.
     """
     if not isinstance(model, dict) or "type" in model:
         return model["type"] if isinstance(model, dict) else None
@@ -217,14 +217,15 @@ def model_type(model: object) -> object:
 
 
 def merges(model: dict) -> list:
-    """Merges of the library's JSON model; WordPiece has none."""
+    """Returns the merges of the library's JSON model; only BPE has any."""
     return model["merges"] if model["type"] == "BPE" else []
 
 
 def prefixed_once(spec: dict) -> dict:
-    """The pipeline with a space in front of a text, but not behind its special tokens.
+    """Changes the pipeline to prepend a space at the start of a text but not after special tokens.
 
-    The library's ByteLevel puts one behind each of them too.
+    The library's ByteLevel prepends one after each special token too. Pipelines that prepend no
+    space are returned unchanged.
     """
     cutter = spec["pre_tokenizer"] or {}
     if cutter.get("type") != "ByteLevel" or not cutter["add_prefix_space"]:
@@ -233,9 +234,9 @@ def prefixed_once(spec: dict) -> dict:
 
 
 def begins_words_behind_specials(pipeline: dict) -> bool:
-    """Whether a pipeline of tokenizer.json puts a space in front of what follows a special token.
+    """Returns whether a pipeline of tokenizer.json prepends a space to text after a special token.
 
-    ALBERT's, T5's and XLM-R's do, whose Metaspace has the prepend_scheme "always".
+    Those of ALBERT, T5 and XLM-R do: their Metaspace has the prepend_scheme "always".
     """
     model = {"type": "WordLevel", "vocab": {"": 0, "a": 1}, "unk_token": ""}
     parts = {part: pipeline.get(part) for part in ("normalizer", "pre_tokenizer")}
@@ -249,9 +250,9 @@ def _probe() -> tokenizers.AddedToken:
 
 
 def _plain(library: tokenizers.Tokenizer, spec: dict) -> tokenizers.Tokenizer:
-    """The library, if no text spells a special token; else one with other names for them.
+    """Returns a library that finds no special tokens in text; renames them if needed.
 
-    Control pieces are part of a Unigram vocabulary, where they match like any piece.
+    In a Unigram vocabulary control pieces would match like any other piece.
     """
     specials = {token["content"]: token["id"] for token in spec["added_tokens"] if token["special"]}
     rows = zip(_ids(library, list(specials)), specials.values(), strict=True)
@@ -276,7 +277,8 @@ def _plain(library: tokenizers.Tokenizer, spec: dict) -> tokenizers.Tokenizer:
 
 
 def _prefixed_once(cutter: dict | None) -> dict:
-    """The form that such a pipeline has in tokenizer.json, with the ByteLevel of `cutter`."""
+    """Returns the pre-tokenizer of `prefixed_once`, built from the ByteLevel that `cutter` ends in.
+    """
     parts = (cutter or {}).get("pretokenizers", [])
     level = parts[-1] if parts else {}
     space = {"type": "Metaspace", "replacement": " ", "prepend_scheme": "first", "split": False}
@@ -305,13 +307,13 @@ def _pieces(library: tokenizers.Tokenizer) -> list[str]:
 
 
 def count_sentinels(pieces: list[str]) -> int:
-    """How many pieces at the end are <extra_id_n>, ..., <extra_id_1>, <extra_id_0>."""
+    """Returns how many pieces at the end are <extra_id_n>, ..., <extra_id_1>, <extra_id_0>."""
     pairs = enumerate(reversed(pieces))
     return next((i for i, piece in pairs if piece != f"<extra_id_{i}>"), len(pieces))
 
 
 def _settings(section: dict | None) -> dict:
-    """The settings that say something: false, none and empty ones come and go with versions."""
+    """Drops settings that are false, None or empty, which depend on the library's version."""
     return {
         key: value
         for key, value in (section or {}).items()

@@ -1,4 +1,5 @@
-"""SentencePiece by the native library, with ALBERT's cleaning, fairseq's ids and added tokens."""
+"""SentencePiece models, run by the native library, with ALBERT's cleaning, fairseq's ids and added
+tokens."""
 
 import dataclasses
 import functools
@@ -29,11 +30,11 @@ _COMMA_AFTER_DIGIT = re.compile(r".*\d,", re.DOTALL).fullmatch
 
 
 class Layout(NamedTuple):
-    """Which ids the pieces of a SentencePiece model have.
+    """The assignment of ids to the pieces of a SentencePiece model.
 
-    head, tail: pieces in front of and behind those of the model. skipped: how many pieces at the
-    start of the model have no id of their own: they must be among its control pieces. unk: the
-    piece of unknown text, where it is not the model's own.
+    head, tail: pieces before and after those of the model. skipped: how many pieces at the start of
+    the model take the ids of their equals in `head`; they must be control or unknown pieces. unk:
+    the piece of `head` for unknown text; "": the model's own.
     """
 
     head: tuple[str, ...] = ()
@@ -42,7 +43,7 @@ class Layout(NamedTuple):
     unk: str = ""
 
 
-# fairseq numbers its dictionary before SentencePiece's pieces (transformers 4.57,
+# fairseq puts its own special tokens before SentencePiece's pieces (transformers 4.57,
 # models/xlm_roberta/tokenization_xlm_roberta.py and models/camembert/tokenization_camembert.py).
 LAYOUTS = {
     "plain": Layout(),
@@ -54,15 +55,15 @@ LAYOUTS = {
 
 
 class UnigramModel:
-    """Text to ids by a SentencePiece model.
+    """Encodes text by a SentencePiece model.
 
     kind: "unigram".
-    pieces: the vocabulary in the order of ids, without sentinels of T5 at its end.
-    num_sentinels: how many of those were added, <extra_id_0> the last.
+    pieces: the vocabulary in the order of ids, without T5's sentinels at its end.
+    num_sentinels: the number of added sentinels; <extra_id_0> is the last one.
     layout: a key of LAYOUTS. added: tokens by id; those above the pieces have no gap between them.
-    prefix_once: whether a space is put in front of a text only, and not in front of what follows a
-        special token too. Where added tokens are found in plain text, a word begins behind each.
-    Raises ValueError for tokens or a layout that do not fit the model.
+    prefix_once: whether a space is prepended at the start of a text only, not after each special
+        token too. Always false if added tokens match in plain text: a word starts after each.
+    Raises ValueError if the tokens or the layout do not fit the model.
     """
 
     kind = "unigram"
@@ -109,7 +110,7 @@ class UnigramModel:
         )
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, without special tokens."""
+        """Returns the ids of each text, without special tokens."""
         if self._splitter is None:
             return self._encode_plain(texts)
         cuts = [self._splitter.split(text) for text in texts]
@@ -129,7 +130,7 @@ class UnigramModel:
         ]
 
     def encode_behind(self, text: str) -> list[int]:
-        """Ids of a text that follows a special token, where no word may begin."""
+        """Returns the ids of a text after a special token; see `prefix_once`."""
         rules = self._proto.normalizer_spec
         suffix = self._proto.trainer_spec.treat_whitespace_as_suffix
         if not self.prefix_once or not rules.add_dummy_prefix or suffix:
@@ -146,17 +147,17 @@ class UnigramModel:
         return self._unprefixed.encode_batch([text])[0]
 
     def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
-        """The special tokens by id, as far as they were added."""
+        """Returns id -> special token, for the added tokens only."""
         return {i: token for i, token in self.added.items() if token.special}
 
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Ids of each text, and the characters [start, stop) of each id."""
+        """Returns the ids of each text, and the character span [start, stop) of each id."""
         return [self._encode_one_with_offsets(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids, special tokens left out."""
+        """Returns the text of the ids without special tokens."""
         specials = set(self.special_ids)
         shown = [i for i in map(int, ids) if i not in specials]
         parts: list[str] = []
@@ -170,11 +171,11 @@ class UnigramModel:
         return "".join(parts)
 
     def readable(self, i: int) -> str:
-        """The piece as a person reads it, see `Tokenizer.readable`."""
+        """Returns the piece in readable form, see `Tokenizer.readable`."""
         return self.pieces[i]
 
     def continuations(self) -> np.ndarray:
-        """bool[size]: pieces that go on with the word before them."""
+        """Returns bool[size]: true for pieces that continue the word before them."""
         return np.array(
             [
                 not piece.startswith(SPACE) and i < self._num_base
@@ -183,7 +184,7 @@ class UnigramModel:
         )
 
     def rules(self) -> dict:
-        """What decides the ids."""
+        """Returns the rules that determine the ids, for the fingerprint."""
         normalizer = self._proto.normalizer_spec
         rules = {
             "model": int(self._proto.trainer_spec.model_type),
@@ -195,7 +196,8 @@ class UnigramModel:
             "extra_whitespaces": normalizer.remove_extra_whitespaces,
             "albert": self.albert and dataclasses.asdict(self.albert),
         }
-        # Later than the first fingerprints, so they are there only if they say something.
+        # These keys are younger than the first fingerprints: they are added only if not default,
+        # so that old fingerprints stay valid.
         if self.layout != "plain":
             rules["layout"] = self.layout
         added = [
@@ -208,30 +210,32 @@ class UnigramModel:
         return rules
 
     def normalized(self, text: str) -> str:
-        """The text as its pieces write it."""
+        """Returns the text after cleaning and the model's normalisation, as its pieces spell it."""
         return self._processor.normalize(self.albert.clean(text) if self.albert else text)
 
     def options(self) -> dict[str, Any]:
-        """What tokenizer_config.json says of it where there is no tokenizer.json."""
+        """Returns the model's entries of tokenizer_config.json if there is no tokenizer.json."""
         listed = {str(i): added_tokens.entry(token) for i, token in self.added.items()}
         options = {added_tokens.DECODER: listed} if listed else {}
         return options if self.prefix_once else options | {library_model.PREPEND: "always"}
 
     def library(self) -> tokenizers.Tokenizer:
-        """The pipeline of the `tokenizers` library with the same ids, for transformers."""
+        """Returns the pipeline of the `tokenizers` library with the same ids, for transformers.
+
+        Raises `sentencepiece_pipeline.NotRepeatable` if there is none."""
         library = self._plain_library()
         added_tokens.declare(library, self.added, "the tokenizer")
         return library
 
     @functools.cached_property
     def _unprefixed(self) -> "UnigramModel":
-        """The model without a space in front of a text."""
+        """The same model, but without a space prepended to a text."""
         proto = sentencepiece_model_pb2.ModelProto.FromString(self.model_bytes)
         proto.normalizer_spec.add_dummy_prefix = False
         return UnigramModel(proto.SerializeToString(), self.albert, layout=self.layout)
 
     def _plain_library(self) -> tokenizers.Tokenizer:
-        """The pipeline without added tokens, behind which each text begins a word."""
+        """Returns the pipeline without added tokens."""
         return sentencepiece_pipeline.build(
             self._proto,
             self.albert,
@@ -242,7 +246,7 @@ class UnigramModel:
         )
 
     def _encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of texts in which no added tokens are looked for."""
+        """Returns the ids of texts without matching added tokens."""
         if self.albert is None:
             rows = self._processor.encode(list(texts))
         else:
@@ -281,7 +285,7 @@ class UnigramModel:
         return ids, offsets
 
     def _encode_plain_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The model's own numbers of the pieces, and their characters."""
+        """Returns the model's own piece numbers (before `layout`), and their character spans."""
         if self.albert is None:
             found = self._processor.encode_as_offset_mapping(text)
             return found["ids"], found["offsets"]
@@ -300,7 +304,7 @@ class UnigramModel:
 
 
 def _ids_of_pieces(proto: sentencepiece_model_pb2.ModelProto, layout: Layout) -> list[int]:
-    """The id of each piece of the model. ValueError if the layout is not made for it."""
+    """Returns the id of each piece of the model. Raises ValueError if the layout does not fit."""
     head, skipped, _, unk = layout
     for piece in proto.pieces[:skipped]:
         if piece.piece not in head or piece.type not in (_CONTROL, _UNKNOWN):
@@ -320,14 +324,14 @@ def _ids_of_pieces(proto: sentencepiece_model_pb2.ModelProto, layout: Layout) ->
 def _scores(
     proto: sentencepiece_model_pb2.ModelProto, layout: Layout
 ) -> list[tuple[str, float]]:
-    """(piece, score) in the order of ids."""
+    """Returns (piece, score) of the whole layout, in the order of ids."""
     head, skipped, tail, _ = layout
     own = [(piece.piece, piece.score) for piece in proto.pieces[skipped:]]
     return [*((piece, 0.0) for piece in head), *own, *((piece, 0.0) for piece in tail)]
 
 
 def _extended(pieces: list[str], added: added_tokens.Added) -> list[str]:
-    """The pieces and the added tokens behind them. ValueError where their ids do not fit."""
+    """Returns the pieces, then the added tokens. Raises ValueError if an added id does not fit."""
     extended = list(pieces)
     ids = {piece: i for i, piece in enumerate(pieces)}
     for i, token in sorted(added.items()):
@@ -350,9 +354,9 @@ def _origin(origins: list[tuple[int, int]], start: int, stop: int) -> tuple[int,
 
 
 def pieces_of(model_bytes: bytes, layout: str) -> list[str]:
-    """The pieces of a SentencePiece model in the order of ids.
+    """Returns the pieces of a SentencePiece model in the order of ids.
 
-    ValueError if the layout is not made for the model.
+    Raises ValueError if the layout does not fit the model.
     """
     proto = sentencepiece_model_pb2.ModelProto.FromString(model_bytes)
     _ids_of_pieces(proto, LAYOUTS[layout])
@@ -360,9 +364,9 @@ def pieces_of(model_bytes: bytes, layout: str) -> list[str]:
 
 
 def same_scores(model_bytes: bytes, layout: str, scores: Sequence[float]) -> bool:
-    """Whether the pieces of text have these scores, which are in the order of ids.
+    """Returns whether the normal pieces have these scores, which are in the order of ids.
 
-    Of a piece that ends in a digit and a comma, transformers lowers the score for ALBERT.
+    Ignores pieces that end in a digit and a comma: transformers lowers their scores for ALBERT.
     """
     proto = sentencepiece_model_pb2.ModelProto.FromString(model_bytes)
     head, skipped, *_ = LAYOUTS[layout]

@@ -1,15 +1,16 @@
-"""The pipeline of the `tokenizers` library that gives a SentencePiece model's ids.
+"""Builds the pipeline of the `tokenizers` library that reproduces a SentencePiece model's ids.
 
-transformers reads this pipeline, from tokenizer.json; the ids of native SentencePiece are the ones
-that count, and the pipeline is built to repeat them:
+transformers reads this pipeline from tokenizer.json. The reference is native SentencePiece; the
+pipeline reproduces its ids in these steps:
 
-    clean      ALBERT's `preprocess_text`, where the model has it
-    normalize  the model's table of characters, applied to the units that SentencePiece matches
-    space      runs and ends of white space, the space in front of a text, as the model says
-    segment    Unigram or BPE over whole words; over the whole text where pieces span words
+    clean      ALBERT's `preprocess_text`, if the model has it
+    normalize  the model's character table, applied to the units that SentencePiece matches
+    space      runs and ends of white space, the space in front of a text, as the model defines
+    segment    Unigram or BPE over whole words; over the whole text if pieces span words
 
-What cannot be repeated is refused: words as pieces (runs of unknown words are one unknown piece),
-tables of characters that are not close to NFKC, symbols that their own table changes.
+Raises NotRepeatable for models of words (a run of unknown words is one unknown piece) and for
+symbols that the model's own table changes. NOTE: character tables are assumed to be close to NFKC;
+this is not checked.
 """
 
 import functools
@@ -30,12 +31,12 @@ _PIECE = sentencepiece_model_pb2.ModelProto.SentencePiece
 _TRAINER = sentencepiece_model_pb2.TrainerSpec
 _TYPES = {_TRAINER.UNIGRAM: "unigram", _TRAINER.BPE: "bpe", _TRAINER.CHAR: "char"}
 
-_NEVER = -100.0  # the score of pieces that the model has not, and that no text gives
+_NEVER = -100.0  # the score of pieces that are not in the model, which no text may produce
 _ENDS = rf"[ {SPACE}]+\z"
 # Separates units inside the normalizer. Never part of a grapheme, never composed or reordered, and
 # not assigned to any character.
 _BREAK = "\ufff0"
-# What the library's table takes as one with the character before it, which would then be lost.
+# Characters that the library's table would join with the character before, which would be lost.
 _JOINING = "\\p{M}\u200c\u200d\uff9e\uff9f\U0001f3fb-\U0001f3ff\u1160-\u11ff\n"
 
 _CONTROLS = [
@@ -44,7 +45,7 @@ _CONTROLS = [
 
 
 class NotRepeatable(errors.UserError):
-    """Raised for a model whose ids no pipeline of the `tokenizers` library gives."""
+    """Raised for a model whose ids no pipeline of the `tokenizers` library can reproduce."""
 
 
 def build(
@@ -56,14 +57,14 @@ def build(
     prefix_once: bool,
     cut: bool = False,
 ) -> tokenizers.Tokenizer:
-    """The pipeline of a model.
+    """Returns the pipeline of a model.
 
     albert: `albert_rules.AlbertRules`, or None.
-    pieces: the vocabulary in the order of ids. ids: of each piece of the model.
-    prefix_once: whether a text begins with a space only where it starts, and not behind each
-        special token too.
-    cut: whether added tokens will cut texts that are normalized already.
-    Raises NotRepeatable, without the file's name.
+    pieces: the vocabulary in the order of ids. ids: the id of each piece of the model.
+    prefix_once: whether a space is prepended at the start of a text only, not after each special
+        token too.
+    cut: whether added tokens will split texts after normalisation.
+    Raises NotRepeatable, with a message that does not name the file.
     """
     library = tokenizers.Tokenizer(_model(proto, pieces, ids))
     charsmap = proto.normalizer_spec.precompiled_charsmap
@@ -72,7 +73,7 @@ def build(
     library.normalizer = normalizers.Sequence(
         [*(_albert(albert) if albert else []), *(_table(charsmap) if charsmap else []), *before]
     )
-    if albert is not None:  # a comma behind a number is cut off
+    if albert is not None:  # split off a comma after a number
         cutters.append(pre_tokenizers.Split(Regex(r"(?<=\d),(?!\d)"), "isolated"))
     library.pre_tokenizer = pre_tokenizers.Sequence(cutters)
     library.decoder = _decoder(proto)
@@ -80,7 +81,7 @@ def build(
 
 
 def _check_symbols(proto: sentencepiece_model_pb2.ModelProto) -> None:
-    """UserError for a symbol that the model's own table would change."""
+    """Raises NotRepeatable if the model's own table would change one of its symbols."""
     spec = proto.normalizer_spec.SerializeToString()
     table = sentencepiece.SentencePieceNormalizer(
         normalizer_spec=spec, add_dummy_prefix=False, escape_whitespaces=False
@@ -130,7 +131,7 @@ def _score(piece, proto) -> float:
 
 
 def _merges(proto: sentencepiece_model_pb2.ModelProto) -> list[tuple[str, str]]:
-    """Every way to make a piece of two, in the order of pieces."""
+    """Returns every pair of pieces that forms a piece, best-scored piece first."""
     scores = {p.piece: p.score for p in proto.pieces if p.type == _PIECE.NORMAL}
     found = []
     for piece in sorted(scores, key=scores.get, reverse=True):
@@ -149,17 +150,17 @@ def _albert(rules) -> list[normalizers.Normalizer]:
         marks = _ranges([i for i in range(sys.maxunicode + 1) if unicodedata.combining(chr(i))])
         steps += [normalizers.NFKD(), *_removed(marks)]
     if rules.lowercase:
-        # the sigma that ends a word, as str.lower() has it
+        # a sigma at the end of a word, lowercased as by str.lower()
         final = "\\p{Cased}\\p{Case_Ignorable}*\\K\u03a3(?!\\p{Case_Ignorable}*\\p{Cased})"
         steps += [normalizers.Replace(Regex(final), "\u03c2"), normalizers.Lowercase()]
     return steps
 
 
 def _removed(characters: str) -> list[normalizers.Normalizer]:
-    """Removes the characters of a class.
+    """Returns steps that remove the characters of a class; at the start of a text, by a space.
 
-    NOTE: the library loses the start of a text whose first character is removed, and its table
-    panics. A space there adds nothing to the one that begins the text.
+    NOTE: if the first character of a text is removed, the library loses the start of the text and
+    its table panics. The space is harmless: it merges with the one prepended to the text.
     """
     return [
         normalizers.Replace(Regex(rf"\A[{characters}]+"), " "),
@@ -168,9 +169,10 @@ def _removed(characters: str) -> list[normalizers.Normalizer]:
 
 
 def _table(charsmap: bytes) -> list[normalizers.Normalizer]:
-    """The model's characters for those of a text.
+    """Returns the steps that apply the model's character table.
 
-    NFKC is what the tables hold of characters in a row; the library reads them one by one.
+    The library's table looks up characters one by one. For its sequences of several characters,
+    which are those of NFKC, `_composed` runs first.
     """
     spec = sentencepiece_model_pb2.NormalizerSpec(precompiled_charsmap=charsmap)
     table = sentencepiece.SentencePieceNormalizer(
@@ -191,10 +193,10 @@ def _table(charsmap: bytes) -> list[normalizers.Normalizer]:
 
 @functools.cache
 def _composed(charsmap: bytes) -> tuple[normalizers.Normalizer, ...]:
-    """Composes the marks that the table composes, and leaves the order of the others as it is.
+    """Returns steps that compose the marks that the table composes and keep the order of others.
 
-    SentencePiece replaces the longest sequence that its table holds. NFKC would reorder and compose
-    any marks behind a letter, so that a break goes behind every sequence of the table.
+    SentencePiece replaces the longest sequence in its table. NFKC would reorder and compose all
+    marks after a letter, so a break is inserted after every sequence of the table.
     """
     spec = sentencepiece_model_pb2.NormalizerSpec(precompiled_charsmap=charsmap)
     table = sentencepiece.SentencePieceNormalizer(normalizer_spec=spec.SerializeToString())
@@ -228,7 +230,7 @@ def _spaces(proto, *, prefix_once: bool, cut: bool):
         steps += [normalizers.Replace(" ", SPACE)]
     if suffix and prefix:
         steps += [normalizers.Replace(Regex(r"(?<=(?m:.))\z"), SPACE)]
-    # A part that ends at an added token ends with a space still.
+    # A part of a text before an added token may still end with spaces.
     cutters = [pre_tokenizers.Split(Regex(_ENDS), "removed")] if strip and cut else []
     scheme = "first" if once else "always"
     if prefix and not suffix:
@@ -242,7 +244,7 @@ def _spaces(proto, *, prefix_once: bool, cut: bool):
     else:
         cutters += [pre_tokenizers.Metaspace(SPACE, prepend_scheme="never", split=words)]
     if trainer.byte_fallback and not any("<0" in name for name in names):
-        # the name of a byte, typed by a user, is no byte
+        # the name of a byte in a text, such as <0x41>, must not match as that byte
         cutters += [pre_tokenizers.Split(Regex(r"(?<=<)(?=0x[0-9A-F]{2}>)"), "isolated")]
     symbols = [p.piece for p in proto.pieces if p.type == _PIECE.USER_DEFINED]
     if symbols and trainer.model_type != _TRAINER.UNIGRAM:
@@ -268,7 +270,7 @@ def _decoder(proto):
 
 
 def _ranges(points: list[int]) -> str:
-    """The inside of a character class that holds these code points."""
+    """Returns the inside of a regex character class of these code points (ascending)."""
     spans = []
     for point in points:
         if spans and spans[-1][1] == point - 1:

@@ -1,8 +1,8 @@
-"""One small class for every tokenizer: WordPiece, byte-level BPE, SentencePiece unigram.
+"""One small class for every tokenizer: WordPiece, byte-level BPE, SentencePiece unigram, bytes.
 
-A tokenizer adds no special tokens to a text and finds none in it: `[SEP]` typed by a user is plain
-text. Its fingerprint covers all that decides the ids of texts and of batches, so that equal
-fingerprints mean equal ids, whichever files the tokenizer came from.
+A tokenizer adds no special tokens to a text and matches none in it: `[SEP]` typed by a user is
+plain text. Its fingerprint covers everything that determines the ids of texts and of batches, so
+equal fingerprints mean equal ids, whichever files the tokenizer was loaded from.
 
     tokenizer = load("bert-base-uncased/vocab.txt")
     tokenizer.encode_batch(["The cat sat."])        # [[1996, 4937, 2938, 1012]]
@@ -34,16 +34,16 @@ _PUNCTUATION = frozenset(string.punctuation)
 
 
 class Tokenizer:
-    """Text to ids and back.
+    """Converts text to ids and back.
 
     kind: wordpiece, bpe, unigram or bytes.
     size: number of pieces, specials included.
-    specials: ids of the special tokens, -1 for those that the vocabulary lacks.
+    specials: ids of the special tokens; -1 if the vocabulary has none.
     sentinels: int32, ids of T5's <extra_id_0>, <extra_id_1> ...: see `Vocabulary`.
-    reserved_sentinels: int32, the first of them that stand for nothing else: all but ByT5's, which
-        has ids of bytes that are in texts too.
-    fingerprint: hex sha256 of what decides the ids (vocabulary, merges, rules, specials,
-        sentinels).
+    reserved_sentinels: int32, the sentinels with ids that no text has: all of them, except in ByT5,
+        where later sentinels are bytes that occur in text.
+    fingerprint: hex sha256 of everything that determines the ids (vocabulary, merges, rules,
+        specials, sentinels).
     """
 
     def __init__(self, model: tokenizer_files.Model, options: tokenizer_files.Options):
@@ -77,19 +77,19 @@ class Tokenizer:
         )
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, without special tokens."""
+        """Returns the ids of each text, without special tokens."""
         try:
             return self._model.encode_batch(texts)
-        # half of a surrogate pair, as JSON can hold
+        # a lone surrogate, which JSON may contain
         except (TypeError, RuntimeError, UnicodeEncodeError):
             return self._model.encode_batch(_repaired(texts))
 
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Ids of each text, and for each id the characters [start, stop) that it covers.
+        """Returns the ids of each text, and the character span [start, stop) of each id.
 
-        White space before a word belongs to no piece.
+        A span does not include the white space before a word.
         """
         return [
             (ids, [_trimmed(text, start, stop) for start, stop in offsets])
@@ -99,9 +99,9 @@ class Tokenizer:
         ]
 
     def encode(self, text: str, *, specials_in_text: bool = False) -> list[int]:
-        """Ids of one text.
+        """Returns the ids of one text.
 
-        specials_in_text: `[MASK]` and the other special tokens in the text count as such.
+        specials_in_text: encode `[MASK]` and other special tokens in the text as special tokens.
         """
         if not specials_in_text or not self._special_names:
             return self.encode_batch([text])[0]
@@ -117,7 +117,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; sentinels are words of it, special tokens and unused ids are left out."""
+        """Returns the text of ids with sentinels as words; skips special tokens and unused ids."""
         parts: list[str] = []
         run: list[int] = []
         for i in map(int, ids):
@@ -127,45 +127,45 @@ class Tokenizer:
             elif 0 <= i < self.size:
                 run.append(i)
         parts.append(self._model.decode(run))
-        if self.kind == "bytes":  # white space around a sentinel is in the text
+        if self.kind == "bytes":  # the ids include the white space around a sentinel
             return "".join(parts)
         return " ".join(part for part in parts if part) if len(parts) > 1 else parts[0]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The pieces as the vocabulary writes them; sentinels as <extra_id_0>, <extra_id_1> ..."""
+        """Returns the pieces as in the vocabulary; sentinels as <extra_id_0>, <extra_id_1> ..."""
         return [self._sentinel_names.get(int(i)) or self._model.pieces[i] for i in ids]
 
     def readable(self, ids: Sequence[int]) -> list[str]:
-        """The pieces as a person reads them: those of bytes as the text that the bytes are.
+        """Returns the pieces in readable form: pieces of bytes are decoded to text.
 
-        Bytes that are only a part of a character, and control characters, are written as escapes,
-        such as \\xc3. The marks of spaces and of continued words are those of `pieces`.
+        Bytes of an incomplete character and control characters are written as escapes, such as
+        \\xc3. Spaces and continued words are marked as in `pieces`.
         """
         return [self._sentinel_names.get(int(i)) or self._model.readable(int(i)) for i in ids]
 
     def continuations(self) -> np.ndarray:
-        """bool[size]: True where a piece goes on with the word before it.
+        """Returns bool[size]: True where a piece continues the word before it.
 
-        Punctuation is a word of its own whatever stands before it, as in BERT and ALBERT.
+        Punctuation is always a word of its own, as in BERT and ALBERT.
         """
         marks = np.array([_PUNCTUATION.issuperset(piece) for piece in self._model.pieces])
         return self._model.continuations() & ~marks & ~self.special_mask()
 
     def special_mask(self) -> np.ndarray:
-        """bool[size]: True for special tokens."""
+        """Returns bool[size]: True for special tokens."""
         mask = np.zeros(self.size, bool)
         mask[self._special_ids] = True
         return mask
 
     def keeps_spaces(self) -> bool:
-        """Whether a space in front of a text is in its ids: in GPT-2 and in bytes.
+        """Returns whether a leading space changes the ids of a text, as in GPT-2 and with bytes.
 
-        Sentences that are encoded one by one then need the space between them.
+        If so, sentences that are encoded one by one need a space between them.
         """
         return self.encode_batch([" a"]) != self.encode_batch(["a"])
 
     def vocabulary(self) -> Vocabulary:
-        """The tables that batches need, without the rules."""
+        """Returns the tables that batches need, without the rules."""
         return Vocabulary(
             self.size, self.specials, self.continuations(), self.special_mask(), self.sentinels
         )
@@ -180,15 +180,16 @@ class Tokenizer:
         ends: tokenizer_export.Ends | None = None,
         exported: bool = False,
     ) -> None:
-        """Writes every file form that the kind has; transformers' AutoTokenizer loads the folder.
+        """Writes every file form of the tokenizer's kind; transformers' AutoTokenizer can load it.
 
-        exported: raise UserError if transformers cannot repeat the ids of the tokenizer, as it
-        cannot with SentencePiece's pieces of words; else the folder is for `load` only.
+        exported: raise UserError if transformers cannot reproduce the ids, as for SentencePiece
+        models of words. Otherwise only `load` can read the folder in that case.
 
-        The rest says what transformers makes of a text. kind: of the model: "encoder" puts [CLS]
-        and [SEP] around it, "decoder" nothing, "encoder_decoder" the end of text behind it.
-        token_types: the model tells two texts apart by them. max_length: its longest input.
-        ends: what a fine-tuned model reads around texts instead.
+        The other arguments configure how transformers prepares a text for the model:
+        kind: the kind of the model: "encoder" adds [CLS] and [SEP] around a text, "decoder"
+        nothing, "encoder_decoder" the end of text after it. token_types: whether the model
+        distinguishes two texts by token types. max_length: its longest input.
+        ends: the special tokens around the texts of a fine-tuned model, which override `kind`'s.
         """
         target = paths.of(folder)
         target.mkdir(parents=True, exist_ok=True)
@@ -205,18 +206,19 @@ class Tokenizer:
         for name, data in files.items():
             try:
                 (target / name).write_bytes(data)
-            except OSError as error:  # of a write that fails late, which names no file
+            except OSError as error:  # a write that fails late raises an error without file name
                 raise errors.UserError(
                     f"{target / name}: cannot be written ({error.strerror}); mend that and start "
                     "the same command again"
                 ) from error
 
     def _fingerprint(self, options: tokenizer_files.Options, specials: dict[str, int]) -> str:
-        # What came later than the first fingerprints is in only if the pieces alone do not give it.
+        # Fields younger than the first fingerprints are included only if the pieces do not imply
+        # their values, so that old fingerprints stay valid.
         named = {role: i for role, i in specials.items() if role not in ("bos", "eos")}
         content = {"kind": self.kind, "rules": self._model.rules(), "specials": named}
         usual, sentinels = tokenizer_files.of_pieces(self._model, options)
-        for name in ("start", "end"):  # of a text, whichever role they have
+        for name in ("start", "end"):  # the ids that start and end a text, whatever their role
             if getattr(self.specials, name) != getattr(usual, name):
                 content[name] = getattr(self.specials, name)
         if not np.array_equal(self.sentinels, sentinels):
@@ -225,9 +227,9 @@ class Tokenizer:
 
     @functools.cached_property
     def _splitter(self) -> added_tokens.Splitter:
-        """Finds the special tokens in a text, by the flags with which they are exported."""
+        """Matches the special tokens in a text, with the flags with which they are exported."""
         declared = self._model.special_tokens()
-        # where a piece holds the space before it, so does a token that stands for pieces
+        # if pieces include the space before them, so do mask and sentinels, which replace pieces
         greedy = {self.specials.mask, *self.reserved_sentinels.tolist()}
         joined = self.kind in library_model.SPACE
         tokens = []
@@ -243,15 +245,15 @@ class Tokenizer:
 def load(
     path: str, *, lowercase: bool | None = None, strip_accents: bool | None = None
 ) -> Tokenizer:
-    """A tokenizer from a folder or a file: see `tokenizer_files` for the forms.
+    """Loads a tokenizer from a folder or a file: see `tokenizer_files` for the forms.
 
-    lowercase, strip_accents: override what the files say. A SentencePiece model for which either is
-    given (or whose tokenizer_config.json is ALBERT's) gets ALBERT's cleaning of the text.
-    Raises UserError, naming the file and the line.
+    lowercase, strip_accents: override the files. A SentencePiece model for which either is given
+    (or whose tokenizer_config.json is ALBERT's) gets ALBERT's text cleaning.
+    Raises UserError that names the file and, if known, the line.
     """
     with tokenizer_files.one_line(path):
         loaded = Tokenizer(*tokenizer_files.read(path, lowercase, strip_accents))
-        ids, _ = loaded.encode_with_offsets([_TRIAL])[0]  # a damaged one fails here, not later
+        ids, _ = loaded.encode_with_offsets([_TRIAL])[0]  # so that a damaged one fails here
         loaded.decode([*loaded.encode(_TRIAL), *ids])
     return loaded
 
@@ -264,12 +266,12 @@ def train(
     lowercase: bool | None = None,
     strip_accents: bool | None = None,
 ) -> Tokenizer:
-    """A new tokenizer of exactly `vocab_size` pieces. Deterministic.
+    """Trains a tokenizer of exactly `vocab_size` pieces. Deterministic.
 
     kind: wordpiece, bpe or unigram.
-    lowercase: None is True for wordpiece and False for the others.
-    strip_accents: WordPiece only; None does as `lowercase` does.
-    Raises UserError where the text cannot give so few or so many pieces.
+    lowercase: None means True for wordpiece and False for the others.
+    strip_accents: WordPiece only; None means the value of `lowercase`.
+    Raises UserError if the text cannot give so few or so many pieces.
     """
     return Tokenizer(
         *tokenizer_training.train(
@@ -279,12 +281,12 @@ def train(
 
 
 def of_bytes() -> Tokenizer:
-    """ByT5's tokenizer, which nothing needs to be trained for."""
+    """Returns ByT5's tokenizer, which needs no training."""
     return Tokenizer(byte_model.ByteModel(), tokenizer_files.Options())
 
 
 def _repaired(texts: Sequence[str]) -> list[str]:
-    """The texts with U+FFFD for each lone surrogate."""
+    """Replaces each lone surrogate in the texts by U+FFFD."""
     return [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
 
 

@@ -1,11 +1,11 @@
 """The tokenizer classes of transformers: the vocabulary that each reads, the defaults of its rules.
 
 A folder names its class in tokenizer_config.json or config.json, or has that of its model_type.
-What the files leave out has the default of the class: albert-base-v2, say, is lower-cased by
-AlbertTokenizer although no file of the folder says so.
+Options missing from the files take the defaults of the class: albert-base-v2, for example, is
+lowercased by AlbertTokenizer, although no file of the folder sets this.
 
 Sources: transformers 4.57 and 5, models/auto/tokenization_auto.py for MODEL_TYPES, the arguments of
-models/*/tokenization_*.py for the defaults. "Fast" at the end of a name is left out.
+models/*/tokenization_*.py for the defaults. The names omit a final "Fast".
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 
 class Class(NamedTuple):
-    """What bertjax needs to know of a class.
+    """The properties of a tokenizer class.
 
     kind: of its vocabulary: wordpiece (vocab.txt), bpe (vocab.json and merges.txt), sentencepiece,
         bytes (none), pipeline (none but tokenizer.json, which holds all rules), or any.
-    defaults: of its options, under transformers' names.
-    layout: how ids follow from the pieces of SentencePiece, see `unigram_model.LAYOUTS`.
+    defaults: the defaults of its options, under transformers' names.
+    layout: how ids follow from SentencePiece's pieces, see `sentencepiece_model.LAYOUTS`.
     """
 
     kind: str
@@ -49,10 +49,10 @@ CLASSES: dict[str, Class] = {
     "BartTokenizer": _BYTE_LEVEL,
     "LongformerTokenizer": _BYTE_LEVEL,
     "ByT5Tokenizer": BYTES,
-    # No rules of their own: the files that are there say them all.
+    # No rules of their own: the files hold all rules.
     "PreTrainedTokenizerFast": ANY,
     "TokenizersBackend": ANY,
-    # Their vocabulary files are not read, but tokenizer.json says what they do.
+    # Their vocabulary files are not read; tokenizer.json holds their rules.
     **dict.fromkeys(
         ("CodeLlamaTokenizer", "CohereTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer",
          "GPTNeoXTokenizer", "GemmaTokenizer", "LlamaTokenizer", "MPNetTokenizer",
@@ -89,9 +89,9 @@ MODEL_TYPES = {
 
 
 def find(name: str) -> Class | None:
-    """The class called `name`; None for a name that is not known.
+    """Returns the class called `name`, with or without "Fast" at its end; None if it is unknown.
 
-    The name of a fast class that is not in the table says that tokenizer.json holds the rules.
+    For a fast class that is not in the table, returns PIPELINE: tokenizer.json holds its rules.
     """
     if name in CLASSES:
         return CLASSES[name]

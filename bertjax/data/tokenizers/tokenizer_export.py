@@ -1,12 +1,12 @@
-"""Writes a tokenizer in every file form that its kind has, so that transformers loads it too.
+"""Writes a tokenizer in every file form of its kind, so that transformers can load it too.
 
-What transformers puts around a text depends on the model that the tokenizer is saved with:
+The special tokens that transformers adds to a text depend on the model that the tokenizer is for:
 
     encoder            [CLS] text [SEP]    the roles that the vocabulary has; T5's: text </s>
     decoder            text
     encoder_decoder    text </s>           eos, or sep where there is none; sentinels are declared
 
-A model that was fine-tuned says itself what it reads (`data.tokenizers.special_tokens`).
+A fine-tuned model defines its own (`data.tokenizers.special_tokens`).
 """
 
 import json
@@ -26,7 +26,7 @@ from bertjax.data.tokenizers import (
 
 
 class Ends(NamedTuple):
-    """Ids of the special tokens in front of a text, between two, and behind the last one."""
+    """Ids of the special tokens before a text, between two texts, and after the last one."""
 
     head: tuple[int, ...] = ()
     between: tuple[int, ...] = ()
@@ -34,7 +34,7 @@ class Ends(NamedTuple):
 
 
 def encoder_ends(cls: int, sep: int, *, between: int = 1) -> Ends:
-    """[CLS] A [SEP] B [SEP], with so many [SEP] between; without those that are -1."""
+    """Returns the ends of [CLS] A [SEP] B [SEP], with `between` [SEP] after A; omits ids of -1."""
     tail = (sep,) if sep >= 0 else ()
     return Ends((cls,) if cls >= 0 else (), tail * between, tail)
 
@@ -50,11 +50,11 @@ def contents(
     ends: Ends | None,
     exported: bool,
 ) -> dict[str, bytes]:
-    """File name -> bytes of every form; transformers loads the folder, 4 and 5 alike.
+    """Returns file name -> bytes of every form, for transformers 4 and 5.
 
     names: role -> piece. sentinels: their ids. kind, token_types, max_length, ends: of the model
     that the tokenizer is for, see `Tokenizer.save`.
-    exported: raise UserError if transformers cannot repeat the ids, instead of leaving out
+    exported: raise UserError if transformers cannot reproduce the ids, instead of omitting
         tokenizer.json.
     """
     special_tokens = {f"{role}_token": piece for role, piece in names.items()}
@@ -94,16 +94,16 @@ def _library(
         try:
             return tokenizer_files.finish(model.library(), options)
         except sentencepiece_pipeline.NotRepeatable:
-            if exported or model.layout != "plain":  # a layout is told by tokenizer.json only
+            if exported or model.layout != "plain":  # only tokenizer.json records a layout
                 raise
             return None
     return tokenizers.Tokenizer.from_str(json.dumps(model.pipeline))
 
 
 def _declare(library: tokenizers.Tokenizer, sentinels: np.ndarray, *, lstrip: bool) -> None:
-    """The sentinels above the pieces as special tokens, which the library numbers in turn.
+    """Adds the sentinels above the pieces as special tokens; the library numbers them in order.
 
-    lstrip: they take the space before them, as the pieces that they stand for do.
+    lstrip: whether they absorb the space before them, as the pieces that they replace do.
     """
     by_id = {int(i): tokenizer_files.SENTINEL.format(n) for n, i in enumerate(sentinels)}
     new = sorted(i for i in by_id if i >= library.get_vocab_size())
@@ -118,26 +118,26 @@ def _put(
     kind: str,
     token_types: bool,
 ) -> None:
-    """Makes the library put `ends` around texts, or what the kind of model has.
+    """Configures the library to add `ends` around texts, or the special tokens of `kind` if None.
 
-    What an encoder's tokenizer came with stays where nobody says better, or where it does the same:
-    it may know more, as RoBERTa's does of the spaces in front of words.
+    An existing post-processor is kept if it already adds `ends`, or if `ends` is None and it is an
+    encoder's own. It may do more: RoBERTa's also handles the spaces before words.
     """
     if ends is not None:
         if not _puts(library, ends, token_types=token_types):
             library.post_processor = _template(library, ends, token_types=token_types)
         return
-    usual = _template(library, _ends(library, names, kind), token_types=True)  # of no known model
+    usual = _template(library, _ends(library, names, kind), token_types=True)  # the generic one
     found = library.post_processor
     if kind != "encoder" or found is None or repr(found) == repr(usual):
-        # RoBERTa, which has no token types, parts a pair with two of them.
+        # RoBERTa, which has no token types, separates a pair by two </s>.
         roberta = names.get("cls") == "<s>" and not token_types
         ends = _ends(library, names, kind, between=1 + roberta)
         library.post_processor = _template(library, ends, token_types=token_types)
 
 
 def _puts(library: tokenizers.Tokenizer, ends: Ends, *, token_types: bool) -> bool:
-    """Whether the library does so already."""
+    """Returns whether the library already adds `ends` and these token types."""
     a, b = (library.encode(text, add_special_tokens=False) for text in "ab")
     one, two = library.post_process(a), library.post_process(a, b)
     first = [*ends.head, *a.ids, *ends.between]
@@ -166,7 +166,7 @@ def _template(
     if not any(ends):
         return None
     tokens = {i: library.id_to_token(i) for part in ends for i in part}
-    # In a template a colon and a dollar sign have a meaning of their own.
+    # Colons and dollar signs have a special meaning in a template.
     names = {i: f"token {i}" if {*piece} & {*":$"} else piece for i, piece in tokens.items()}
 
     def typed(part: tuple[int, ...], number: int) -> list[str]:
@@ -189,7 +189,8 @@ def _template(
 
 
 def _class_options(model: tokenizer_files.Model, pipeline: dict, kind: str) -> dict:
-    """What tokenizer_config.json says of the rules, and the class where transformers has one."""
+    """Returns the entries of tokenizer_config.json for the rules, and for the class if it has one.
+    """
     options, name = {}, None
     normalizer = pipeline.get("normalizer") or {}
     if isinstance(model, sentencepiece_model.UnigramModel):
@@ -212,7 +213,7 @@ def _class_options(model: tokenizer_files.Model, pipeline: dict, kind: str) -> d
             "strip_accents": normalizer["strip_accents"],
             "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
         }
-    # These classes make a pipeline of their own, with an encoder's ends.
+    # This class builds a pipeline of its own, with an encoder's ends.
     return options | ({"tokenizer_class": name} if name and kind == "encoder" else {})
 
 

@@ -1,4 +1,4 @@
-"""The file forms of a tokenizer: reads any of them.
+"""Reads a tokenizer from any of its file forms.
 
     vocab.txt                       WordPiece
     vocab.json + merges.txt         byte-level BPE
@@ -7,10 +7,10 @@
     sentencepiece.bpe.model         SentencePiece with fairseq's ids, as in XLM-R and CamemBERT
     tokenizer_config.json alone     ByT5Tokenizer's bytes
 
-In a folder which holds several, the vocabulary is the first of FORMS that its tokenizer class
-reads (`tokenizer_classes`); the other files say the rules and the added tokens. Plain text is
-encoded by spiece.model only if tokenizer.json beside it has the same pieces: else tokenizer.json
-alone counts, as in transformers. Paths may be gs://.
+In a folder with several forms, the vocabulary is the first of `tokenizer_folder.FORMS` that its
+tokenizer class reads (`tokenizer_classes`); the other files hold the rules and the added tokens.
+spiece.model encodes plain text only if tokenizer.json beside it has the same pieces; otherwise only
+tokenizer.json is used, as in transformers. Paths may be gs://.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ from bertjax.data.tokenizers import (
 )
 from bertjax.data.tokenizers.tokenizer_folder import Folder, Options
 
-# What the roles are called where no tokenizer_config.json says so: in BERT, in RoBERTa and T5, in
-# GPT-2, and names in BERT's manner.
+# Default names of the roles, if tokenizer_config.json has none: those of BERT, of RoBERTa and T5,
+# of GPT-2, and names in BERT's style.
 NAMES = (
     {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>",
@@ -51,18 +51,18 @@ SENTINEL = "<extra_id_{}>"
 ROLES = tokenizer_folder.ROLES
 CONFIG = tokenizer_folder.CONFIG
 _AGAIN = added_tokens.AGAIN
-_PROBE = "A\u00c9\u0301b \u00c7d"  # shows whether a normalizer lowers case or strips accents
+_PROBE = "A\u00c9\u0301b \u00c7d"  # reveals whether a normalizer lowercases or strips accents
 
 Model = library_model.LibraryModel | sentencepiece_model.UnigramModel | byte_model.ByteModel
 
 
 def read(path: str, lowercase: bool | None, strip_accents: bool | None) -> tuple[Model, Options]:
-    """The model in a file or folder, and the options that stood beside it.
+    """Returns the model of a file or folder, and its options.
 
-    lowercase, strip_accents: None takes what the files say, or else transformers' default for the
-    class. Where no file names a class, vocab.txt is uncased unless it holds upper-case pieces, and
-    SentencePiece applies its own rules only.
-    Raises UserError, naming the file and the line.
+    lowercase, strip_accents: None takes the value of the files, or else transformers' default for
+    the class. If no file names a class, vocab.txt is uncased unless it has upper-case pieces, and
+    SentencePiece applies only its own rules.
+    Raises UserError that names the file and, if known, the line.
     """
     said = {}
     if lowercase is not None:
@@ -76,7 +76,7 @@ def read(path: str, lowercase: bool | None, strip_accents: bool | None) -> tuple
 
 @contextlib.contextmanager
 def one_line(file: epath.Path) -> Iterator[None]:
-    """Turns what the libraries raise for a file that they cannot read into a UserError."""
+    """Converts the errors of the libraries for an unreadable file to a UserError."""
     try:
         yield
     except (errors.UserError, OSError, MemoryError):
@@ -89,7 +89,7 @@ def one_line(file: epath.Path) -> Iterator[None]:
 
 
 def special_names(pieces: set[str], options: Options) -> dict[str, str]:
-    """Role -> piece, for the roles that the vocabulary has."""
+    """Returns role -> piece, for the roles that the vocabulary has."""
     tables = (dict(options.names), *NAMES)
     found = {}
     for role in ROLES:
@@ -99,9 +99,9 @@ def special_names(pieces: set[str], options: Options) -> dict[str, str]:
 
 
 def sentinels(model: Model, options: Options) -> np.ndarray:
-    """Ids of <extra_id_0>, <extra_id_1> ...: int32[as many as the files say, else the usual].
+    """Returns int32 ids of <extra_id_0>, <extra_id_1> ...: as many as the files say, else default.
 
-    Where they are no pieces their ids lie above, counting down in T5. ByT5 uses ids of bytes.
+    If they are not pieces, they are above the pieces, counting down as in T5. ByT5's are bytes.
     """
     if isinstance(model, byte_model.ByteModel):
         return model.sentinels
@@ -109,7 +109,7 @@ def sentinels(model: Model, options: Options) -> np.ndarray:
 
 
 def of_pieces(model: Model, options: Options) -> tuple[vocabulary.Specials, np.ndarray]:
-    """(specials, sentinels) as they were if the files said no bos, eos or number of sentinels."""
+    """Returns (specials, sentinels) without the files' bos, eos and number of sentinels."""
     kept = tuple((role, piece) for role, piece in options.names if role not in ("bos", "eos"))
     names = special_names(set(model.pieces), dataclasses.replace(options, names=kept))
     ids = {role: model.pieces.index(piece) for role, piece in names.items()}
@@ -117,20 +117,20 @@ def of_pieces(model: Model, options: Options) -> tuple[vocabulary.Specials, np.n
 
 
 def _sentinels(model: Model, count: int) -> np.ndarray:
-    """count: of those that are no pieces; 0 is the usual one."""
+    """count: how many sentinels to place above the pieces if these contain none; 0: the default."""
     ids = {piece.removeprefix(sentencepiece_model.SPACE): i for i, piece in enumerate(model.pieces)}
     names = map(SENTINEL.format, itertools.count())
     declared = [ids[name] for name in itertools.takewhile(ids.__contains__, names)]
     if declared:
         return np.array(declared, np.int32)
     size = len(model.pieces)
-    if model.kind == "bytes":  # before they were ids of bytes
+    if model.kind == "bytes":  # as earlier versions had them, for the fingerprint
         return byte_model.sentinels_above()
     return vocabulary.sentinels_above(size, count or vocabulary.NUM_SENTINELS)
 
 
 def wordpiece(pieces: list[str], options: Options, unk: str = "[UNK]") -> tokenizers.Tokenizer:
-    """BERT's pipeline over a vocabulary."""
+    """Returns BERT's pipeline for a vocabulary."""
     ids = {piece: i for i, piece in enumerate(pieces)}
     library = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=unk))
     library.normalizer = _bert_normalizer(options)
@@ -142,7 +142,7 @@ def wordpiece(pieces: list[str], options: Options, unk: str = "[UNK]") -> tokeni
 def byte_level(
     ids: dict[str, int], pairs: list[tuple[str, str]], options: Options
 ) -> tokenizers.Tokenizer:
-    """GPT-2's pipeline over a vocabulary and its merges."""
+    """Returns GPT-2's pipeline for a vocabulary and its merges."""
     unk = dict(options.names).get("unk") or NAMES[1]["unk"]
     model = models.BPE(ids, pairs, unk_token=unk if unk in ids else None)
     library = tokenizers.Tokenizer(model)
@@ -156,12 +156,12 @@ def byte_level(
 
 
 def finish(library: tokenizers.Tokenizer, options: Options) -> tokenizers.Tokenizer:
-    """Declares the special tokens."""
+    """Declares the special tokens in the library and returns it."""
     names = special_names(set(library.get_vocab()), options)
     joined = not isinstance(library.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
     library.add_special_tokens(
         [
-            # where a piece holds the space before it, so does the mask that stands for one
+            # if pieces include the space before them, so does the mask, which replaces a piece
             tokenizers.AddedToken(name, special=True, lstrip=joined and name == names.get("mask"))
             for name in sorted(set(names.values()), key=library.token_to_id)
         ]
@@ -182,7 +182,7 @@ def _text(file: epath.Path) -> str:
 
 
 def _read_bytes(file: epath.Path, folder: Folder) -> byte_model.ByteModel:
-    if folder.known is not tokenizer_classes.BYTES:  # a class that reads any file
+    if folder.known is not tokenizer_classes.BYTES:  # e.g. a class of kind "any"
         raise errors.UserError(
             f"{file}: holds no vocabulary; it needs one of {tokenizer_folder.forms()}"
         )
@@ -264,7 +264,7 @@ def _read_pipeline(file: epath.Path, folder: Folder) -> library_model.LibraryMod
 
 
 def _bert_rules(folder: Folder) -> dict[str, bool | None]:
-    """What replaces the settings of tokenizer.json, which have no say where a class has rules."""
+    """Returns the normalizer settings that override tokenizer.json: all for a WordPiece class."""
     options = folder.options
     wanted = {
         "lowercase": options.do_lower_case,
@@ -273,7 +273,7 @@ def _bert_rules(folder: Folder) -> dict[str, bool | None]:
     }
     if folder.known.kind == "wordpiece":
         return wanted
-    if folder.class_name:  # transformers takes tokenizer.json as it is
+    if folder.class_name:  # as in transformers, only the caller's arguments override the file
         wanted = {
             "lowercase": folder.said.get("do_lower_case"),
             "strip_accents": folder.said.get("strip_accents"),
@@ -315,15 +315,15 @@ def _read_sentencepiece(
         added=_with_sentinels(folder, size),
         prefix_once=folder.prefix_once,
     )
-    if folder.pipeline and model.prefix_once != folder.prefix_once:  # added tokens begin no word
+    if folder.pipeline and model.prefix_once != folder.prefix_once:  # no word starts after added
         return _read_pipeline(folder.path / tokenizer_folder.PIPELINE, folder)
     return model
 
 
 def _albert_rules(folder: Folder) -> albert_rules.AlbertRules | None:
-    """ALBERT's cleaning, if the class has it, the caller asks for it, or a file says its options.
+    """Returns ALBERT's cleaning if the class has it, or the caller or a generic folder sets it.
 
-    AlbertTokenizer's option keep_accents tells folders of ours, which have no class of their own.
+    bertjax's own folders, which have a generic class, are recognised by the option keep_accents.
     """
     options = folder.options
     wanted = "keep_accents" in folder.known.defaults or folder.said
@@ -338,9 +338,9 @@ def _albert_rules(folder: Folder) -> albert_rules.AlbertRules | None:
 
 
 def _common_layout(data: bytes, folder: Folder) -> str | None:
-    """The layout in which the SentencePiece model has the pieces of tokenizer.json, with its ids.
+    """Returns the layout that gives the SentencePiece model the pieces and ids of tokenizer.json.
 
-    tokenizer.json may have added tokens behind them. None if the two are of different vocabularies.
+    tokenizer.json may have added tokens after them. None if the two vocabularies differ.
     """
     vocab = folder.pipeline.get("model", {}).get("vocab", [])
     scores: list[float] = []
@@ -375,7 +375,7 @@ def _bare(text: str) -> str:
 
 
 def _with_sentinels(folder: Folder, size: int) -> added_tokens.Added:
-    """The added tokens; sentinels of T5, which slow tokenizers do not list, fill a gap below."""
+    """Returns the added tokens, plus T5's unlisted sentinels if there is a gap of their number."""
     above = [i for i in folder.added if i >= size]
     count = folder.options.extra_ids or vocabulary.NUM_SENTINELS
     if not above or min(above) != size + count:

@@ -1,4 +1,4 @@
-"""A folder that holds a tokenizer: which file has its vocabulary, and what the others say of it."""
+"""Locates the vocabulary file of a tokenizer folder and reads the options in its other files."""
 
 import dataclasses
 import functools
@@ -30,9 +30,9 @@ _FILES = {
 
 @dataclasses.dataclass(frozen=True)
 class Options(schema.Open):
-    """What tokenizer_config.json says, under transformers' names; None where it says nothing.
+    """The options of tokenizer_config.json, under transformers' names; None for missing ones.
 
-    names: role -> piece, for the roles that it names.
+    names: (role, piece) of each role that it names.
     """
 
     do_lower_case: bool | None = None
@@ -47,11 +47,12 @@ class Options(schema.Open):
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """The files that lie beside a vocabulary, as far as they say how to read it.
+    """The information of the files beside a vocabulary that is needed to read it.
 
-    config: of tokenizer_config.json, completed by special_tokens_map.json; empty without them.
-    said: the rules that the caller asks for, which override every file.
-    class_name: of the tokenizer, "" where it is not known. source: the file and key that says it.
+    config: content of tokenizer_config.json, completed by special_tokens_map.json; empty without
+        these files.
+    said: the options given by the caller, which override every file.
+    class_name: the tokenizer class; "" if unknown. source: the file and key that names it.
     """
 
     path: epath.Path
@@ -62,28 +63,28 @@ class Folder:
 
     @functools.cached_property
     def known(self) -> tokenizer_classes.Class | None:
-        """What is known of the class; None of one that is not in the table."""
-        if not self.class_name:  # of a model_type that is not in the table, or not named at all
+        """The properties of the class; None if it is named but not in the table."""
+        if not self.class_name:  # the model_type is not in the table, or missing
             return tokenizer_classes.PIPELINE if self.source else tokenizer_classes.ANY
         return tokenizer_classes.find(self.class_name)
 
     @functools.cached_property
     def pipeline(self) -> dict[str, Any]:
-        """The content of tokenizer.json; empty without one."""
+        """The content of tokenizer.json; empty if the file does not exist."""
         file = self.path / PIPELINE
         return schema.read_object(file, _AGAIN) if file.exists() else {}
 
     @functools.cached_property
     def added(self) -> added_tokens.Added:
-        """The added tokens that the files list, by id."""
+        """Id -> added token of the files."""
         return added_tokens.read(self.path, self.config, self.pipeline)
 
     @functools.cached_property
     def prefix_once(self) -> bool:
-        """Whether what follows a special token begins no word.
+        """Whether a space is prepended at the start of a text only, not after special tokens too.
 
-        It does begin one by the SentencePiece classes of transformers 5, whatever tokenizer.json
-        says; transformers 4 follows tokenizer.json.
+        The SentencePiece classes of transformers 5 prepend one after special tokens, whatever is in
+        tokenizer.json; transformers 4 follows tokenizer.json.
         """
         if self.known.kind == "sentencepiece":
             return False
@@ -93,7 +94,7 @@ class Folder:
 
     @functools.cached_property
     def options(self) -> Options:
-        """The options: what the caller asks for, then the files, then the class's defaults."""
+        """The options: the caller's first, then those of the files, then the class's defaults."""
         where = self.path / CONFIG
         stated = {key: value for key, value in self.config.items() if value is not None}
         stated.pop("names", None)
@@ -112,7 +113,8 @@ class Folder:
 
 
 def find(path: epath.Path, said: dict[str, bool]) -> tuple[epath.Path, Folder]:
-    """The file of the vocabulary, and what lies beside it. UserError if the class reads no such."""
+    """Returns the vocabulary file and its folder. Raises UserError if there is none, or if its
+    tokenizer class is unknown or does not read such a file."""
     if not path.exists():
         raise errors.UserError(f"{path}: no such tokenizer; give a folder or one of {forms()}")
     folder = _folder(path if path.is_dir() else path.parent, said)
@@ -137,7 +139,7 @@ def find(path: epath.Path, said: dict[str, bool]) -> tuple[epath.Path, Folder]:
             f"{fitting[0]}: its ids follow from the model that it is for, XLM-R or CamemBERT; put "
             f"the {MODEL_CONFIG} of the model beside it"
         )
-    file = os.fspath(fitting[0])  # epath takes a device for a file
+    file = os.fspath(fitting[0])  # NOTE: epath treats a device as a file
     if "://" not in file and fitting[0].exists() and not os.path.isfile(file):
         raise errors.UserError(f"{fitting[0]}: is not a file; give a folder or one of {forms()}")
     return fitting[0], folder
@@ -163,7 +165,7 @@ def _folder(path: epath.Path, said: dict[str, bool]) -> Folder:
 
 
 def _vocabularies(path: epath.Path, folder: Folder) -> list[epath.Path]:
-    """The files of the folder that may hold its vocabulary, the one to prefer first."""
+    """Returns the files of the folder that may hold its vocabulary, in order of preference."""
     found = [path / form for form in FORMS if (path / form).exists()]
     others = sorted(file for file in path.glob("*.model") if file.name not in FORMS)
     found += others if len(others) == 1 else []
@@ -171,12 +173,12 @@ def _vocabularies(path: epath.Path, folder: Folder) -> list[epath.Path]:
 
 
 def kind(file: epath.Path) -> str:
-    """The kind of vocabulary that a file of this name holds, as `tokenizer_classes` has it."""
+    """Returns the kind of vocabulary in a file of this name, as in `tokenizer_classes`."""
     if file.name in (CONFIG, PIPELINE):
         return "bytes" if file.name == CONFIG else "pipeline"
     return {".model": "sentencepiece", ".json": "bpe"}.get(file.suffix, "wordpiece")
 
 
 def forms() -> str:
-    """The names of the files that hold a vocabulary, for messages."""
+    """Returns the names of possible vocabulary files, for messages."""
     return ", ".join(FORMS).replace("vocab.json", "vocab.json + merges.txt")

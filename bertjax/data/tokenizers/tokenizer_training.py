@@ -14,10 +14,10 @@ from bertjax import errors
 from bertjax.data.tokenizers import library_model, sentencepiece_model, tokenizer_files
 
 KINDS = ("wordpiece", "bpe", "unigram")
-MIN_FREQUENCY = 2  # a pair that is seen once teaches nothing
-ALPHABET = 1000  # characters of their own; rarer ones become [UNK]
+MIN_FREQUENCY = 2  # a pair that occurs once is not merged
+ALPHABET = 1000  # maximum number of single characters; rarer ones become [UNK]
 _BATCH = 1000
-_THREADS = 16  # fixed: sums in another order could give another model
+_THREADS = 16  # fixed, because another order of sums could give another model
 _LINE_BYTES = 4000  # sentencepiece skips lines over 4192 bytes
 
 _BERT_NAMES, _ROBERTA_NAMES = tokenizer_files.NAMES[:2]
@@ -32,7 +32,7 @@ def train(
     lowercase: bool | None = None,
     strip_accents: bool | None = None,
 ) -> tuple[tokenizer_files.Model, tokenizer_files.Options]:
-    """See `tokenizer.train`."""
+    """Trains the model and options of a tokenizer; see `tokenizer.train`."""
     if kind not in KINDS:
         raise errors.UserError(f"no tokenizer kind {kind!r}; there are {', '.join(KINDS)}")
     if strip_accents is not None and kind != "wordpiece":
@@ -43,7 +43,7 @@ def train(
     options = tokenizer_files.Options(
         do_lower_case=lowercase,
         strip_accents=strip_accents,
-        add_prefix_space=kind == "bpe",  # a sentence's ids do not depend on what came before it
+        add_prefix_space=kind == "bpe",  # so that a sentence's ids do not depend on its context
     )
     library = (_wordpiece if kind == "wordpiece" else _bpe)(texts, vocab_size, options)
     _check_size(library.get_vocab_size(), vocab_size)
@@ -58,8 +58,8 @@ def _wordpiece(
     specials = list(_BERT_NAMES.values())
     library = tokenizer_files.wordpiece(specials, options)
     alphabet, inner = _alphabet(texts, library)
-    # The library numbers the `##x` characters in the order of a hash table, another one each time,
-    # and breaks ties between merges by number: declared as specials they have fixed numbers.
+    # The library numbers the `##x` characters in the order of a hash table, which differs between
+    # runs, and breaks ties between merges by number. Declared as specials they have fixed numbers.
     declared = [*specials, *alphabet, *(f"##{char}" for char in inner)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
@@ -75,7 +75,7 @@ def _wordpiece(
 
 
 def _alphabet(texts: Iterable[str], library: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
-    """The most frequent characters after normalisation, and those that can stand inside a word."""
+    """Returns the most frequent characters after normalisation, and those that can be in a word."""
     raw: collections.Counter[str] = collections.Counter()
     for text in texts:
         raw.update(text)
@@ -137,7 +137,7 @@ def _unigram(
 
 
 def _kept_errors(texts: Iterable[str], raised: list[Exception]) -> Iterator[str]:
-    """The texts; what reading them raises is kept, for sentencepiece makes a string of it."""
+    """Yields the texts; keeps an exception of reading them, which sentencepiece turns into text."""
     try:
         yield from texts
     except Exception as error:
@@ -183,7 +183,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """The texts as lines that sentencepiece does not skip, cut at white space."""
+    """Yields the lines of the texts, split at white space if sentencepiece would skip them."""
     for text in texts:
         for line in text.splitlines():
             if len(line.encode("utf-8", "replace")) <= _LINE_BYTES:

@@ -1,15 +1,15 @@
-"""What batches need to know of a tokenizer: sizes, special ids and tables, as plain NumPy."""
+"""The tables of a tokenizer that batches need: sizes, special ids and masks, as plain NumPy."""
 
 import dataclasses
 
 import numpy as np
 
-NUM_SENTINELS = 100  # of T5, where 32,000 pieces and 100 sentinels are 32,100 ids
+NUM_SENTINELS = 100  # as in T5, where 32,000 pieces and 100 sentinels make 32,100 ids
 
 
 @dataclasses.dataclass(frozen=True)
 class Specials:
-    """Ids of the special tokens; -1 where the vocabulary has none.
+    """Ids of the special tokens; -1 if the vocabulary has none.
 
     A piece may have two roles: </s> of RoBERTa is sep and eos, <|endoftext|> of GPT-2 bos and eos.
     """
@@ -24,25 +24,25 @@ class Specials:
 
     @property
     def start(self) -> int:
-        """What stands in front of a text: bos, else eos, else cls; -1 if all lack."""
+        """The id that starts a text: bos, else eos, else cls; -1 if there is none."""
         return next((i for i in (self.bos, self.eos, self.cls) if i >= 0), -1)
 
     @property
     def end(self) -> int:
-        """What ends a text: eos, or sep where there is none; -1 if both lack."""
+        """The id that ends a text: eos, else sep; -1 if there is neither."""
         return self.eos if self.eos >= 0 else self.sep
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer without its rules: cheap to make, to compare and to send to a worker.
+    """A tokenizer without its rules: cheap to create, to compare and to send to a worker.
 
     size: number of real pieces, specials included.
-    continuations: bool[size], True where a piece goes on with the word before it.
+    continuations: bool[size], True where a piece continues the word before it.
     special_mask: bool[size], True for special tokens.
     sentinels: int32[NUM_SENTINELS, or as many as the tokenizer declares], the ids of <extra_id_0>,
-        <extra_id_1> ...; they may lie above the pieces, where a model needs embeddings for them.
-        ByT5's are ids of bytes.
+        <extra_id_1> ...; they may be above the pieces, and then the model needs embeddings for
+        them. ByT5's are ids of bytes.
     """
 
     size: int
@@ -53,5 +53,5 @@ class Vocabulary:
 
 
 def sentinels_above(size: int, count: int = NUM_SENTINELS) -> np.ndarray:
-    """int32[count]: the ids just above `size` pieces, the first sentinel topmost, as in T5."""
+    """Returns int32[count]: the ids just above `size` pieces, highest id first, as in T5."""
     return np.arange(size + count - 1, size - 1, -1, dtype=np.int32)

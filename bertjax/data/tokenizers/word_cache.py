@@ -1,9 +1,9 @@
 """A word -> ids cache in front of the `tokenizers` library: exact, and several times its speed.
 
-A text is cut by one regular expression, only at places which the tokenizer's own rules never look
-across; each chunk is looked up, and only chunks never seen before go to the library, all of a
-batch at once. Chunks are kept as they are written (`The` and `the` are two): no rule is repeated
-here, the library decides every id.
+One regular expression splits a text into chunks, only at places that the tokenizer's own rules
+never look across. Each chunk is looked up; only new chunks are passed to the library, all of a
+batch at once. Chunks are cached in their original form (`The` and `the` are two entries): this
+module repeats no rule, and the library computes every id.
 
     encode_words = lambda words: [library.encode(word).ids for word in words]
     cache = WordCache(wordpiece_chunks(), encode_words)
@@ -14,37 +14,39 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-# White space which BERT's rules treat as a gap. Not str.isspace(): they delete \x0b, \x0c, \x1c..,
-# \x85 as control characters, so that `a\x0cb` is one word.
+# White space that BERT's rules treat as a gap. Not str.isspace(): the rules delete \x0b, \x0c,
+# \x1c.., \x85 as control characters, so that `a\x0cb` is one word.
 _GAPS = " \t\n\r\xa0\u2028\u2029\u3000"
 _ASCII_PUNCTUATION = r"!-/:-@\[-`{-~"
-# Category P and unchanged by NFD: BERT makes each one a token of its own.
+# Category P and unchanged by NFD: in BERT each one is a token of its own.
 _OTHER_PUNCTUATION = (
     r"\xa1\xa7\xab\xb6\xb7\xbb\xbf\u2010-\u2027\u2030-\u2043"
     r"\u3001-\u3003\u3008-\u3011\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f"
 )
 _PUNCTUATION = _ASCII_PUNCTUATION + _OTHER_PUNCTUATION
-_IDEOGRAPHS = r"\u3400-\u4dbf\u4e00-\u9fff"  # the unified ones, which NFD leaves alone
-# What \s means to the library; Python's \s has \x1c-\x1f too.
+_IDEOGRAPHS = r"\u3400-\u4dbf\u4e00-\u9fff"  # the unified ones, which NFD does not change
+# The characters of the library's \s; Python's \s also matches \x1c-\x1f.
 _SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 
 CACHE_COST = 1 << 23  # about 200,000 words of 8 letters, 40 MB
-_ENTRY_COST = 32  # letters' worth of one entry, so that many short words count too
+_ENTRY_COST = 32  # overhead of one entry, in letters, so that many short words count too
 
 Chunks = Callable[[str], list[str]]
 
 
 def wordpiece_chunks(*, split_ideographs: bool = True) -> Chunks:
-    """Cutter for BertNormalizer + BertPreTokenizer: at white space, punctuation and ideographs."""
+    """Returns a splitter for BertNormalizer + BertPreTokenizer: at white space, punctuation and
+    (if split_ideographs) ideographs."""
     single = _PUNCTUATION + (_IDEOGRAPHS if split_ideographs else "")
     return re.compile(f"[^{_GAPS}{single}]+|[{single}]").findall
 
 
 def byte_level_chunks(*, prefix_space: bool = False) -> Chunks:
-    """Cutter for GPT-2's pattern, with nothing normalised before it.
+    """Returns a splitter for GPT-2's pattern, without a normalizer before it.
 
-    The pattern itself for runs of ASCII letters, digits and known punctuation; a run that goes on
-    with any other character is one chunk up to the next white space, for the library to cut.
+    Runs of ASCII letters, digits and known punctuation are split as by the pattern. A run that
+    continues with any other character is one chunk up to the next white space; the library splits
+    it further.
     """
     whole_run = rf"(?![^{_SPACE}A-Za-z0-9{_PUNCTUATION}])"
     cut = re.compile(
@@ -58,11 +60,11 @@ def byte_level_chunks(*, prefix_space: bool = False) -> Chunks:
 
 
 class WordCache:
-    """Encodes texts chunk by chunk.
+    """Encodes texts chunk by chunk, with a cache.
 
-    chunks: cuts a text where the rules allow it.
-    encode_words: ids of each chunk; a pure function of the chunk.
-    cost: bound on the size of the cache, in letters; a full cache is emptied and starts again.
+    chunks: splits a text where the rules allow it.
+    encode_words: returns the ids of each chunk; must be a pure function of the chunk.
+    cost: maximum size of the cache, in letters; a full cache is cleared.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class WordCache:
         self._shared: dict[int, int] = {}  # one int object per id: a fraction of the memory
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text."""
+        """Returns the ids of each text."""
         words_by_text = list(map(self._chunks, texts))
         ids = self._ids
         new = set(itertools.chain.from_iterable(words_by_text)).difference(ids)
@@ -92,7 +94,7 @@ class WordCache:
     def _learn(
         self, known: dict[str, tuple[int, ...]], new: list[str]
     ) -> dict[str, tuple[int, ...]]:
-        """A table which holds the new words and those that this batch knew."""
+        """Encodes and caches the new words; returns a table of these and the known words."""
         share = self._shared.setdefault
         rows = self._encode_words(new)
         learned = {
