@@ -50,7 +50,7 @@ class Sampling(Protocol):
 
 
 class Windows:
-    """The windows of each epoch: window w has its records edges[w] to edges[w + 1] (exclusive)."""
+    """The windows of each epoch: window w holds its records edges[w] to edges[w + 1] - 1."""
 
     def __init__(self, dataset: Dataset, sampling: Sampling, seed: int, window_tokens: int):
         if dataset.num_records == 0:
@@ -132,7 +132,7 @@ class Stream:
         position = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)[rows]
         epoch, index = np.divmod(position, self.samples_per_epoch)
         w = np.searchsorted(self._starts, index, side="right") - 1
-        number = epoch * len(self._windows) + w  # of the window, counted across epochs
+        number = epoch * len(self._windows) + w  # window number, counted across epochs
         parts = []
         for n in np.unique(number):
             member = np.flatnonzero(number == n)

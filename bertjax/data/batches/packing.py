@@ -256,7 +256,8 @@ class Prefixes:
         )
 
     def assemble(self, window: Window, table: np.ndarray) -> Batch:
-        """Returns input_ids int32[B, 2 L]; piece_sizes, prefix_sizes int32[B, K]."""
+        """Returns input_ids int32[B, 2 L] with pieces back to back, and piece_sizes and
+        prefix_sizes int32[B, K]."""
         batch = assemble(window, table, 2 * self.length, self.pad)
         return batch | {"prefix_sizes": table["prefix"]}
 
@@ -265,7 +266,8 @@ class Prefixes:
 class Enclosed:
     """Samples pieces between `first` and `last`, as the input of an encoder: [CLS] piece [SEP].
 
-    A piece has at most `length` tokens, including these two."""
+    A piece has at most `length` tokens, including these two.
+    """
 
     length: int
     first: int

@@ -40,7 +40,7 @@ class RowRandom:
         self.keys = np.asarray(keys, np.uint64)
 
     def bits(self, stream: str, n: int) -> np.ndarray:
-        """Returns uint32[B, n] with independent, unbiased bits."""
+        """Returns uint32[B, n]; every bit is 0 or 1 with equal probability."""
         counter = np.arange(1, (n + 1) // 2 + 1, dtype=np.uint64) * _GOLDEN
         words = _mix(_mix(self.keys ^ _stream_key(stream))[:, None] + counter)
         return words.astype("<u8", copy=False).view("<u4")[:, :n]

@@ -92,7 +92,8 @@ class TwoSegments:
     def _chunks(self, window: Window, rng: RowRandom) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns, for a sample starting at each sentence: its end, the end of A, its target size.
 
-        The ends are sentence numbers, exclusive; the target is in tokens."""
+        The ends are sentence numbers, exclusive; the target is in tokens.
+        """
         sentences, n = window.sentences, len(window.sentences) - 1
         end = np.repeat(window.parts[1:], np.diff(window.parts))  # of the part of each sentence
         target = _targets(self.short_rate, self.max_tokens, n, rng)

@@ -119,7 +119,8 @@ def _corpus() -> tuple[str, ...]:
 def _packages() -> Iterator[Iterable[list[str]]]:
     """Yields, for the topics, the standard library and each package, the texts of its documents.
 
-    A document is a list of texts."""
+    A document is a list of texts.
+    """
     yield _topics()
     paths = sysconfig.get_paths()
     yield _modules(pathlib.Path(paths["stdlib"]))
@@ -208,7 +209,8 @@ def _parts(lines: list[str]) -> Iterator[list[str]]:
 def _sentences(paragraph: str) -> str:
     """Removes markup; capitalises the first letter and adds a full stop if they are missing.
 
-    Returns "" if these changes do not suffice for a paragraph of whole sentences."""
+    Returns "" if these changes do not suffice for a paragraph of whole sentences.
+    """
     if any(mark in paragraph for mark in "`*["):
         for pattern, replacement in _MARKUP:
             paragraph = pattern.sub(replacement, paragraph)

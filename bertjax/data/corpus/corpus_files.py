@@ -65,7 +65,8 @@ def opened(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 def lines(file: BinaryIO, where: Callable[[int], str]) -> Iterator[bytes]:
     """Yields the lines of a file. Raises UserError if one is above MAX_DOCUMENT.
 
-    where: names line n, from 0, in the message."""
+    where: names line n, from 0, in the message.
+    """
     for number in itertools.count():
         line = file.readline(MAX_DOCUMENT + 1)
         check_document(len(line), functools.partial(where, number))

@@ -186,7 +186,8 @@ def _hold_one_out(
 ) -> dict[int, dict[str, Any]]:
     """Holds out the document with the smallest hash if no hash is below the threshold.
 
-    This happens only in a small corpus. Returns the counts after repeating the units it is in."""
+    This happens only in a small corpus. Returns the counts after repeating the units it is in.
+    """
     hashes = [c["smallest_hash"] for c in counts.values() if c["smallest_hash"] is not None]
     least = min(hashes, default=0)
     if least < units[0].threshold:

@@ -27,7 +27,8 @@ def locked(output: str) -> Iterator[None]:
     """Locks a local folder for one preparation; the lock ends with the process.
 
     Raises UserError if another process holds it. Removes partial files before and after. Remote
-    folders are not locked."""
+    folders are not locked.
+    """
     if "://" in output:
         yield
         return
@@ -86,7 +87,8 @@ def begin(
 ) -> None:
     """Writes the plan; after an interrupted call, checks that the plan and the text are unchanged.
 
-    Raises UserError if they changed."""
+    Raises UserError if they changed.
+    """
     folder = epath.Path(job.output)
     finished = list((folder / prepare_unit.UNITS).glob("*.json"))
     file = folder / _PLAN
@@ -175,7 +177,8 @@ def counts_of(job: prepare_unit.Job, unit: prepare_unit.Unit) -> dict[str, Any] 
     """Returns the counts of a finished unit; None if it is unfinished or its files are damaged.
 
     Also None if it skipped input but on_error is "stop", or held out too few documents. Of a remote
-    shard only the size is compared, because object stores verify the bytes."""
+    shard only the size is compared, because object stores verify the bytes.
+    """
     try:
         file = prepare_unit.counts_file(job.output, unit.index)
         counts = dataclasses.asdict(schema.read(file, manifest_lib.Unit, ""))

@@ -229,8 +229,8 @@ class Dataset:
         return tokenizer
 
     def read(self, record_indices: Sequence[int]) -> list[Record]:
-        """Returns the records in the given order. Raises UserError at a corrupt record, naming its
-        shard, and IndexError if an index is out of range."""
+        """Returns the records in the given order. Raises UserError that names the shard and the
+        record if one is corrupt, and IndexError if an index is out of range."""
         wanted = collections.defaultdict(list)  # shard -> [(place in the result, record in shard)]
         for place, index in enumerate(record_indices):
             index = int(index)

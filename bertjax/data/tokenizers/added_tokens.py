@@ -15,7 +15,7 @@ from tokenizers import models, normalizers
 
 from bertjax import errors, schema
 
-DECODER = "added_tokens_decoder"  # of tokenizer_config.json: id -> token
+DECODER = "added_tokens_decoder"  # key of tokenizer_config.json: id -> token
 FILE = "added_tokens.json"  # content -> id, as transformers wrote it before version 4.34
 AGAIN = "copy the tokenizer's files again"
 MAX_ID = 1 << 24

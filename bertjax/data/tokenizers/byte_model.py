@@ -39,7 +39,7 @@ class ByteModel:
     kind = "bytes"
     pieces = ("<pad>", "</s>", "<unk>", *map(chr, range(256)))
     special_ids = (0, 1, 2)
-    num_sentinels = 0  # none of the pieces
+    num_sentinels = 0  # no sentinel has a piece of its own
 
     def __init__(
         self, sentinels: np.ndarray = SENTINELS, declared: added_tokens.Added | None = None

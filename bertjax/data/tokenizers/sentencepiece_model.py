@@ -222,7 +222,8 @@ class UnigramModel:
     def library(self) -> tokenizers.Tokenizer:
         """Returns the pipeline of the `tokenizers` library with the same ids, for transformers.
 
-        Raises `sentencepiece_pipeline.NotRepeatable` if there is none."""
+        Raises `sentencepiece_pipeline.NotRepeatable` if there is none.
+        """
         library = self._plain_library()
         added_tokens.declare(library, self.added, "the tokenizer")
         return library

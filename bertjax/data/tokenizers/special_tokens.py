@@ -16,7 +16,8 @@ from bertjax.data.tokenizers.tokenizer_export import Ends, encoder_ends
 def of_rows(tokenizer: Tokenizer) -> Ends:
     """Returns the special tokens around one text or two.
 
-    Raises UserError if the tokenizer has no token to put between two texts."""
+    Raises UserError if the tokenizer has no token to put between two texts.
+    """
     specials = tokenizer.specials
     roberta = specials.cls >= 0 and tokenizer.pieces([specials.cls]) == ["<s>"]
     found = encoder_ends(specials.cls, specials.sep, between=1 + roberta)

@@ -117,7 +117,7 @@ def of_pieces(model: Model, options: Options) -> tuple[vocabulary.Specials, np.n
 
 
 def _sentinels(model: Model, count: int) -> np.ndarray:
-    """count: how many sentinels to place above the pieces if these contain none; 0: the default."""
+    """Returns sentinel ids: pieces, or else `count` ids above them (0: the default number)."""
     ids = {piece.removeprefix(sentencepiece_model.SPACE): i for i, piece in enumerate(model.pieces)}
     names = map(SENTINEL.format, itertools.count())
     declared = [ids[name] for name in itertools.takewhile(ids.__contains__, names)]
