@@ -221,7 +221,8 @@ def _totals(
 
 
 def _check_documents(folder: epath.Path, manifest: dict[str, Any]) -> None:
-    """Raises UserError and removes the prepared files if there is nothing to train on."""
+    """Raises UserError if there is nothing to train on; first removes all files but the tokenizer.
+    """
     train, heldout = (manifest["splits"][split] for split in prepare_unit.SPLITS)
     if train["documents"]:
         return
