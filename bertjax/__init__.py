@@ -28,14 +28,13 @@ Path = str | os.PathLike
 
 
 def load(path: Path) -> "Pretrained":
-    """The model in a workdir, a step of one, an artifact or a Hugging Face folder, ready to use.
+    """Loads a model from a workdir, one of its checkpoints, an artifact or a Hugging Face folder.
 
-    The result has `model`, `params`, `tokenizer`, `encode(texts)`, `fill_mask(text)`,
-    `generate(prompts)`, and computes in float32. One that was fine-tuned also has
-    `predict(inputs)` and `evaluate(file)`. Raises `errors.UserError` naming the file that is
-    absent or damaged.
+    The result has `model`, `params`, `tokenizer`, `encode(texts)`, `fill_mask(text)` and
+    `generate(prompts)`, and computes in float32. A fine-tuned model also has `predict(inputs)` and
+    `evaluate(file)`. Raises `errors.UserError` naming the file that is absent or damaged.
     """
-    # Imported here: jax and flax take seconds, and the verbs that read text need neither.
+    # Imported here, since importing jax and flax takes seconds and not every command needs them.
     from bertjax.artifact import loading
     from bertjax.inference import pretrained
 
@@ -50,9 +49,9 @@ def load(path: Path) -> "Pretrained":
 def build(family: str = "bert", variant: str = "base", **fields: Any) -> Any:
     """Returns the Flax Linen model of a family, computing in float32, without parameters.
 
-    variant: one of the sizes in the family's file. fields: of its `Config`, in place of the
-    variant's, such as num_layers=4. Raises `errors.UserError` for a name or a value that there is
-    not.
+    variant: one of the sizes in the family's file. fields: fields of its `Config` that override the
+    variant's, such as num_layers=4. Raises `errors.UserError` for an unknown name or an impossible
+    value.
     """
     from bertjax import plugins
 
@@ -62,11 +61,11 @@ def build(family: str = "bert", variant: str = "base", **fields: Any) -> Any:
 def pretrain(
     config: "ConfigDict | Path", workdir: Path, overrides: Mapping[str, Any] | None = None
 ) -> dict[str, float]:
-    """Trains to the end of `config`, from the newest checkpoint of `workdir` if there is one.
+    """Trains to `config.num_steps`, from the newest checkpoint of `workdir` if there is one.
 
     config: a config file as FILE or FILE:ARG, or the config itself. overrides: values of its keys,
     such as {"data.path": "prepared/"}. Returns the last held-out metrics. Raises `errors.UserError`
-    for what is wrong with any of it.
+    if the config, the overrides, the data or the workdir are invalid.
     """
     from bertjax import config as config_lib
     from bertjax import train
@@ -94,12 +93,12 @@ def finetune(
     overrides: Mapping[str, Any] | None = None,
     **keys: Any,
 ) -> "Finetuned":
-    """Fine-tunes `model` on a task of `finetuning/tasks.py`; what it learned is in `output`.
+    """Fine-tunes `model` on a task of `finetuning/tasks.py` and writes the best model to `output`.
 
-    data: folder with the files of the splits; or train, dev, test: files. keys: of the config
+    data: folder with the files of the splits; or train, dev, test: files. keys: keys of the config
     (finetuning/recipe.py), such as num_epochs=2, learning_rates=(2e-5, 5e-5), seeds=3. overrides:
     keys with dots, such as {"kind.class_weights": True}. Returns the report and the best model.
-    Raises `errors.UserError` for what is wrong with any of it.
+    Raises `errors.UserError` if any argument or file is invalid.
     """
     from bertjax.finetuning import recipe, run
 

@@ -1,4 +1,4 @@
-"""`bertjax VERB --flag=value ...`: parses the flags and calls `bertjax.commands.VERB.run`."""
+"""The command line, `bertjax VERB --flag=value ...`: calls `bertjax.commands.VERB.run(flags)`."""
 
 import argparse
 import difflib
@@ -28,7 +28,7 @@ VERBS = {
 }
 _COMPUTES = ("pretrain", "finetune", "evaluate", "predict")
 _GOES_ON = "the same command goes on where it was"
-# What an interrupted verb leaves for the next call.
+# What the same command does after an interruption, for the message.
 RESUMABLE = {
     "prepare": _GOES_ON,
     "pretrain": _GOES_ON,
@@ -45,7 +45,7 @@ def _usage() -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, as all others."""
+    """A parser that raises UserError for bad flags, so that the command prints a one-line error."""
 
     def error(self, message: str) -> NoReturn:
         raise errors.UserError(f"{message} (see `{self.prog} --help`)")
@@ -62,7 +62,7 @@ def _run(verb: str, argv: Sequence[str]) -> None:
     )
     command.add_flags(parser)
     argv = _joined(argv)
-    if hasattr(command, "config_help") and {"-h", "--help"} & set(argv):  # takes a while to make
+    if hasattr(command, "config_help") and {"-h", "--help"} & set(argv):  # slow, so only for help
         files = [word.partition("=")[2] for word in argv if word.startswith("--config=")]
         parser.epilog = "\n".join(command.config_help(files[-1] if files else None))
     if hasattr(command, "print_config"):
@@ -84,7 +84,7 @@ def _run(verb: str, argv: Sequence[str]) -> None:
         return
     flags.overrides = overrides
     for name in ("output", "workdir"):
-        if getattr(flags, name, None) == "":  # else the current folder would be written to
+        if getattr(flags, name, None) == "":  # "" would mean the current folder
             parser.error(f"--{name}= is empty: name a folder")
     command.run(flags)
 
@@ -95,7 +95,7 @@ def _needs_only_the_config(parser: argparse.ArgumentParser) -> None:
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-    """Returns `argv` with `--config VALUE` and `--config.KEY VALUE` as one word, with `=`."""
+    """Returns `argv` with `--config VALUE` and `--config.KEY VALUE` joined by `=` into one word."""
     words: list[str] = []
     for word in argv:
         last = words[-1] if words else ""
@@ -110,7 +110,7 @@ def _joined(argv: Sequence[str]) -> list[str]:
 def _unknown(
     word: str, argv: Sequence[str], flags: argparse.Namespace, command: ModuleType, prog: str
 ) -> str:
-    """Returns the message for a word that is neither a flag of the verb nor the value of one."""
+    """Returns the message for a word that is neither a flag of the verb nor the value of a flag."""
     more = f" (see `{prog} --help`)"
     if word.startswith("-"):
         return f"unknown flag {word}{_hint(word, list(vars(flags)), command)}{more}"
@@ -127,7 +127,7 @@ def _unknown(
 
 
 def _hint(word: str, flags: Sequence[str], command: ModuleType) -> str:
-    """What an unknown flag may have been meant for, of the verb's flags and keys of its config."""
+    """Returns a hint with flags of the verb and keys of its config similar to an unknown flag."""
     key = word.lstrip("-").removeprefix("config.").partition("=")[0]
     leaf = key.split(".")[-1]
     meant = [f"--{name}" for name in difflib.get_close_matches(leaf, flags, 1, 0.7)]
@@ -137,11 +137,15 @@ def _hint(word: str, flags: Sequence[str], command: ModuleType) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb. Returns the exit code: 0 done, 2 bad input, 75 start me again."""
+    """Runs one verb. Returns the exit code.
+
+    0: done; 2: bad input; 75: preempted, start the same command again; 130: interrupted; 141: the
+    reader of the output has closed it.
+    """
     try:
         try:
             return _main(argv)
-        finally:  # argparse ends with SystemExit once it has printed the help
+        finally:  # also after argparse's SystemExit, which follows the help
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
@@ -153,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     is_program = argv is None
-    if is_program and sys.stdout is not None:  # of lines of JSON that hold half a character too
+    if is_program and sys.stdout is not None:  # JSON lines may contain half a surrogate pair
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help", "help"):

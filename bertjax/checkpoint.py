@@ -1,16 +1,16 @@
-"""Checkpoints: the resumable state of a run on disk, by Orbax.
+"""Saves and restores the resumable state of a run, with Orbax.
 
-One folder a step, `<folder>/<step>/`: the arrays of the state, `meta` (JSON), the metrics that rank
-it, and `checksums.json`. What holds:
+Each step has a folder, `<folder>/<step>/`: the arrays of the state, `meta` (JSON), the metrics that
+rank it, and `checksums.json`. Invariants:
 
-- A folder whose name is a bare number is finished. Orbax writes under a temporary name and renames
-  at the end (on gs:// it writes a commit file last): a killed save leaves nothing that is loaded.
-- What is restored is what was saved, bit for bit. Orbax loads flipped bytes of an array without a
-  word, so every file is listed with its checksum before the rename and verified before use.
-- A checkpoint that is no longer kept is renamed into `.deleted` before it is deleted, so a kill
-  leaves no half of it under its number (on gs:// Orbax deletes it in place).
+- A folder whose name is a bare number is complete. Orbax writes under a temporary name and renames
+  at the end (on gs:// it writes a commit file last), so a killed save is never loaded.
+- The restored state equals the saved one bit for bit. Orbax does not detect flipped bytes in an
+  array, so every file's checksum is listed before the rename and verified before use.
+- A checkpoint that is no longer kept is renamed into `.deleted` before it is deleted, so that a
+  kill never leaves half of it under its number (on gs:// Orbax deletes it in place).
 
-In a run of many processes every process makes every call.
+In a run of several processes, every process must make every call.
 
 Example:
     checkpoints = checkpoint.Checkpoints("run/checkpoints", keep_last=3, keep_best=1)
@@ -38,17 +38,17 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from bertjax import checksums, errors, schema
 
-# Processes of a job wait for each other so long when they save; a save that takes longer fails.
+# How long the processes of a job wait for each other in a save; a longer save fails.
 _SAVE_SECONDS = 1200
 _DELETED = ".deleted"
 _DISK_FAILED = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)))
 
 
 def _one_voice() -> None:
-    """Leaves the report of a failed read or write to the error that is raised, and its one line.
+    """Silences duplicate reports of a failed read or write; the raised error is the only report.
 
-    Orbax also logs it with a traceback, and of several writes that fail together all but the first
-    end where nobody can catch them: in asyncio's log, or in callbacks on a closed event loop.
+    Orbax also logs the failure with a traceback. If several writes fail together, only the first
+    error can be caught; the others end in asyncio's log, or in callbacks on a closed event loop.
     """
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
     logging.getLogger("asyncio").addFilter(lambda record: "OCDBT" not in record.getMessage())
@@ -62,10 +62,10 @@ _one_voice()
 
 
 class _Manager(ocp.CheckpointManager):
-    """Orbax's manager, which reads the metrics of a checkpoint only if they are as written."""
+    """Orbax's manager, except that it ignores damaged metrics of a checkpoint."""
 
     def metrics(self, step: int) -> dict[str, float] | None:
-        """The metrics of `step`; None where it has none, or they are damaged."""
+        """Returns the metrics of `step`; None if it has none or they are damaged."""
         folder = self.directory / str(step)
         file = folder / "metrics" / "metrics"
         if not file.exists() or checksums.damage(folder, under="metrics/"):
@@ -76,16 +76,16 @@ class _Manager(ocp.CheckpointManager):
             return None
 
     def delete_unkept(self) -> None:
-        """Deletes the checkpoints that the policy does not keep; every process calls it."""
+        """Deletes the checkpoints that the policy does not keep; every process must call it."""
         for step in self._get_old_steps_to_remove():
             self.delete(step)
 
 
 class _Keep(preservation_policy.PreservationPolicy):
-    """Keeps the newest checkpoint, the `last` newest regular ones, and those that may not go.
+    """A policy that keeps the newest, the `last` newest regular, and the `pinned` checkpoints.
 
-    A checkpoint that was saved in between, because the run was asked to stop, is not regular: a
-    finished run has the same checkpoints whether it was interrupted or not.
+    A checkpoint that was saved off schedule, because the run was asked to stop, is not regular. So
+    a finished run has the same checkpoints whether it was interrupted or not.
     """
 
     def __init__(self, last: int, regular: Callable[[int], bool], pinned: set[int]):
@@ -94,7 +94,7 @@ class _Keep(preservation_policy.PreservationPolicy):
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: preservation_policy.PreservationContext
     ) -> list[bool]:
-        """Whether each of the checkpoints, in ascending order, stays."""
+        """Returns for each of the checkpoints, which are in ascending order, whether to keep it."""
         del context
         steps = [each.step for each in checkpoints]
         kept = {*[s for s in steps if self._regular(s)][-self._last :], *steps[-1:], *self._pinned}
@@ -102,10 +102,10 @@ class _Keep(preservation_policy.PreservationPolicy):
 
 
 class Reader:
-    """Reads the checkpoints of a folder and changes nothing: safe beside a run that writes."""
+    """Reads the checkpoints of a folder without changing it; safe while a run writes there."""
 
     def __init__(self, folder: str | os.PathLike):
-        # Lightweight: without the metrics, which only a writer ranks by.
+        # Lightweight: does not load the metrics, which only a writer needs for ranking.
         options = ocp.CheckpointManagerOptions(read_only=True, lightweight_initialize=True)
         self._open(folder, options)
 
@@ -124,21 +124,21 @@ class Reader:
         )
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints, ascending. One that is being saved counts."""
+        """Returns the steps of the checkpoints, ascending, including one that is being saved."""
         return sorted(self._manager.all_steps())
 
     def latest_step(self) -> int | None:
-        """The newest finished step, None where there is none."""
+        """Returns the newest finished step; None if there is none."""
         return self._manager.latest_step()
 
     def restore(self, abstract_state: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Returns (state, meta) of `step`, by default of the newest.
+        """Returns (state, meta) of `step` (default: the newest).
 
         `abstract_state`: pytree of `jax.ShapeDtypeStruct`s with shardings, on any mesh. Floating
-        point leaves are cast to the dtypes asked for.
+        point leaves are cast to its dtypes.
 
-        Raises UserError where there is no such checkpoint, it is damaged, or its paths, shapes or
-        dtypes are not those of `abstract_state`.
+        Raises UserError if there is no such checkpoint, if it is damaged, or if its paths, shapes
+        or other dtypes differ from those of `abstract_state`.
         """
         step = self._sound_step(step)
         self._check_fit(step, abstract_state, under=())
@@ -148,7 +148,7 @@ class Reader:
         return restored["state"], restored["meta"]
 
     def restore_params(self, abstract_params: Any, step: int | None = None) -> Any:
-        """Like `restore`, but only the `params` of the state; the rest takes no memory."""
+        """Returns only the `params` of the state, see `restore`; the rest takes no memory."""
         step = self._sound_step(step)
         self._check_fit(step, abstract_params, under=("params",))
         params = _restore_args({"params": abstract_params}, partial_restore=True)
@@ -156,17 +156,20 @@ class Reader:
         return restored["state"]["params"]
 
     def meta(self, step: int | None = None) -> dict[str, Any]:
-        """Returns the meta of `step`, by default of the newest, without reading the state."""
+        """Returns the meta of `step` (default: the newest) without reading the state."""
         step = self._sound_step(step, under="meta/")
         items = ocp.args.Composite(meta=ocp.args.JsonRestore())
         return self._manager.restore(step, args=items)["meta"]
 
     def close(self) -> None:
-        """Lets go of the folder."""
+        """Closes Orbax's manager."""
         self._manager.close()
 
     def _sound_step(self, step: int | None, under: str = "") -> int:
-        """The step to read, its files (those whose name starts with `under`) verified."""
+        """Returns the step to read. Verifies its files whose names start with `under`.
+
+        Raises UserError if there is no such checkpoint or if a file is damaged.
+        """
         self._manager.wait_until_finished()
         steps = self.steps()
         if not steps:
@@ -201,14 +204,14 @@ class Reader:
             share=jax.process_index(),
             shares=jax.process_count(),
         )
-        # One process that stops alone would leave the others waiting for it.
+        # If only the process that finds the damage stopped, the others would wait for it.
         if jax.process_count() > 1:
             flags = multihost_utils.process_allgather(np.array(bool(found)))
             found = found or ("found by another process" if flags.any() else "")
         return found
 
     def _check_fit(self, step: int, wanted: Any, under: tuple[str, ...]) -> None:
-        """Raises UserError unless the state, from path `under` on, has the form of `wanted`."""
+        """Raises UserError unless the stored tree below path `under` matches `wanted`."""
         stored = {
             path: leaf
             for path, leaf in _by_path(self._manager.item_metadata(step)["state"].tree)
@@ -225,8 +228,8 @@ class Reader:
 class Checkpoints(Reader):
     """Reads and writes the checkpoints of one run.
 
-    `save` returns once the state is copied off the devices and writes in the background; what goes
-    wrong there is raised by the next `save`, `wait` or `close`.
+    `save` returns once the state is copied off the devices, and writes in the background. An error
+    in the background is raised by the next `save`, `wait` or `close`.
     """
 
     def __init__(
@@ -238,12 +241,12 @@ class Checkpoints(Reader):
         best_metric: str = "eval/loss",
         regular: Callable[[int], bool] = lambda step: True,
     ):
-        """Makes `folder` where it is absent; removes half-written and half-deleted checkpoints.
+        """Creates `folder` if it is absent; removes half-written and half-deleted checkpoints.
 
         Keeps the newest checkpoint, the `keep_last` newest of the `regular` steps, and the
-        `keep_best` ones with the lowest `best_metric`; one that was saved without a finite value of
-        it is not among the best. A checkpoint whose metrics are damaged cannot be ranked, and
-        stays.
+        `keep_best` ones with the lowest `best_metric`. A checkpoint that was saved without a finite
+        value of that metric is not ranked. One whose metrics are damaged cannot be ranked, and is
+        always kept.
         """
         self._best_metric = best_metric
         self._saving: int | None = None
@@ -283,8 +286,8 @@ class Checkpoints(Reader):
     ) -> None:
         """Starts to save `state` as step `step`, unless that step is saved already.
 
-        The caller may donate the arrays at once. Raises UserError where the disk is full or not
-        writable, here or at a later call.
+        The caller may donate the arrays as soon as this returns. Raises UserError, here or at a
+        later call, if the disk is full or not writable.
         """
         if step in self.steps():
             with self._writing():
@@ -298,24 +301,24 @@ class Checkpoints(Reader):
         self.wait()
         self._saving = step
         with self._writing():
-            # force: when to save is for the train loop to decide.
+            # force: the train loop decides when to save, not Orbax.
             scores = metrics and {name: float(value) for name, value in metrics.items()}
             self._manager.save(step, args=items, metrics=scores, force=True)
 
     def wait(self) -> None:
-        """Blocks until what is being saved is complete on disk."""
+        """Blocks until the running save is complete on disk."""
         with self._writing():
             self._manager.wait_until_finished()
             self._remove_deleted()
 
     def close(self) -> None:
-        """Waits, then ends the background threads."""
+        """Waits for the running save, then ends the background threads."""
         with self._writing():
             self._manager.close()
             self._remove_deleted()
 
     def _remove_unkept(self) -> None:
-        """Deletes what a save that was killed has left besides the checkpoints to keep."""
+        """Deletes superfluous checkpoints that a killed save did not get to delete."""
         self._manager.wait_until_finished()
         self._manager.delete_unkept()
         self._remove_deleted()
@@ -329,7 +332,7 @@ class Checkpoints(Reader):
         return metrics[self._best_metric]
 
     def _list_checksums(self) -> None:
-        """Called by Orbax, on process 0, when all files are written and before the commit."""
+        """Writes checksums.json. Orbax calls this on process 0 after all files but the commit."""
         unfinished = self._root / f"{self._saving}{ocp.utils.TMP_DIR_SUFFIX}"
         checksums.write(unfinished if unfinished.exists() else self._root / str(self._saving))
 
@@ -338,7 +341,7 @@ class Checkpoints(Reader):
         try:
             yield
         except Exception as error:
-            # TensorStore raises ValueError where the disk fails, so the text decides.
+            # TensorStore raises ValueError if the disk fails, so only the text can tell.
             failure = next((text for text in _DISK_FAILED if text in str(error)), "")
             if not failure and not isinstance(error, OSError):
                 raise
@@ -368,14 +371,14 @@ def _by_path(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
 
 
 def _raw(leaf: Any) -> Any:
-    """The leaf as Orbax stores it: a typed PRNG key as its integers."""
+    """Returns the leaf as Orbax stores it: a typed PRNG key as its integers."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
     return leaf
 
 
 def _misfit(stored: Mapping[tuple[str, ...], Any], wanted: Mapping[tuple[str, ...], Any]) -> str:
-    """The first path that differs, with the form there is and the form there should be; or ""."""
+    """Returns how the first path that differs is stored and how it should be; "" if all match."""
     for path, leaf in wanted.items():
         if path not in stored:
             return f"it has no {'/'.join(path)}, wanted {_form(leaf)}"

@@ -1,4 +1,4 @@
-"""Checksums of the files of a folder: bytes that were lost or changed are found before use.
+"""Writes and verifies checksums of a folder's files, to detect lost or changed bytes before use.
 
 Example:
     checksums.write(folder)
@@ -20,7 +20,7 @@ FILE = "checksums.json"
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-    """What is listed of a file. sha256: None of a remote one."""
+    """Size and checksum of a file. sha256: None for a remote file."""
 
     size: schema.Count
     sha256: schema.Sha256 | None
@@ -35,10 +35,10 @@ class _List:
 
 
 def write(folder: epath.Path) -> None:
-    """Lists size and SHA-256 of every file below `folder` in `folder`/checksums.json.
+    """Writes size and SHA-256 of every file in `folder`'s subfolders to `folder`/checksums.json.
 
-    Files in `folder` itself are left out. Of a remote file (gs://) only the size is listed: object
-    stores verify bytes themselves, and reading them back would cost more than writing them.
+    Files in `folder` itself are not listed. For a remote file (gs://) only the size is listed:
+    object stores verify bytes themselves, and reading them back would cost more than writing them.
     """
     paths = [path for item in folder.iterdir() if item.is_dir() for path in _files(item)]
     with futures.ThreadPoolExecutor() as pool:
@@ -51,10 +51,10 @@ def write(folder: epath.Path) -> None:
 
 
 def damage(folder: epath.Path, *, under: str = "", share: int = 0, shares: int = 1) -> str:
-    """The first file that is not as it was listed, and how; "" where all are.
+    """Returns the first file that differs from its listed size or checksum, and how; "" if none.
 
-    Only files whose name starts with `under`, and of these only every `shares`-th, from the
-    `share`-th on: so many processes can divide the work.
+    Checks only files whose names start with `under`, and of these only every `shares`-th, starting
+    from the `share`-th, so that several processes can divide the work.
     """
     try:
         listed = schema.read(folder / FILE, _List, "").files

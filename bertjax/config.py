@@ -1,8 +1,8 @@
-"""Every generic key of a run, declared once, and what values they may have.
+"""Declares every generic key of a run once, and checks the values.
 
-A config file is a Python file with `get_config(arg="")`; `FILE:ARG` hands it the argument. Fields
+A config file is a Python file with `get_config(arg="")`; `FILE:ARG` passes it the argument. Fields
 of the family and of the objective come from their `Config` dataclasses and appear as `config.model`
-and `config.objective`. Every field is overridden on the command line as `--config.a.b=value`.
+and `config.objective`. Every field can be overridden on the command line as `--config.a.b=value`.
 
     config = config.load("configs/bert_base.py:smoke", {"batch_size": "64"})
 """
@@ -21,8 +21,8 @@ from bertjax import errors, optimizer, plugins, sharding
 from bertjax.models.common import kernels, layers
 from bertjax.runtime import hardware
 
-# Keys that may change within a run: where and how it is computed, but not what is learned. Changing
-# dtype, mesh or micro_batch_size changes rounding and dropout masks, so the end is not bit-equal.
+# Keys that may change when a run is resumed: where and how it is computed, but not what is learned.
+# NOTE: dtype, mesh and micro_batch_size affect rounding and dropout masks: not bit-equal.
 FREE_KEYS = (
     "data.path", "data.heldout_path", "dtype", "remat", "attention", "mesh", "micro_batch_size",
     "log_every", "eval", "checkpoint", "max_bad_steps", "init_from", "init_vocabulary",
@@ -30,7 +30,7 @@ FREE_KEYS = (
 )  # fmt: skip
 
 
-# The least and the most that a number may be.
+# The lowest and highest value allowed for a number.
 BOUNDS = {
     "batch_size": (1, 2**24),
     "num_steps": (1, 2**31 - 2),  # the optimizer counts them in 32 bits
@@ -47,10 +47,10 @@ BOUNDS = {
 
 
 def default(family: str = "bert", variant: str = "base", objective: str = "") -> ConfigDict:
-    """The config of a run, every key of it, with the recipe of the BERT paper (appendix A.2).
+    """Returns the config of a run with all keys, and the recipe of the BERT paper (appendix A.2).
 
-    family, objective: files of bertjax/models and bertjax/objectives, or dotted names of modules of
-        your own; objective "": the one that the family was published with.
+    family, objective: files of bertjax/models and bertjax/objectives, or dotted names of your own
+        modules; objective "": the family's published one. variant: sizes, see the family's file.
     """
     module = plugins.family(family)
     fields = plugins.variant(family, variant)
@@ -98,9 +98,9 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
 
 
 def choose_objective(config: ConfigDict, name: str = "") -> None:
-    """Gives the config another objective with that one's own values; "" is the family's own.
+    """Switches `config` to objective `name` (default: the family's published one), with its fields.
 
-    A model whose family was published with another one keeps only the heads that this one reads.
+    With an objective other than the family's own, the model keeps only the heads that it reads.
     """
     family = plugins.family(config.family)
     if name:
@@ -113,7 +113,7 @@ def choose_objective(config: ConfigDict, name: str = "") -> None:
 
 
 def _objective_fields(family: ModuleType, name: str) -> dict[str, Any]:
-    """Every field of an objective, with the family's own values if it is the family's own."""
+    """Returns all fields of an objective, with the family's values if it is the published one."""
     published = family.OBJECTIVE
     name = name or published["name"]
     fields = {"name": name, **dataclasses.asdict(plugins.objective(name).Config())}
@@ -125,7 +125,10 @@ def _objective_fields(family: ModuleType, name: str) -> dict[str, Any]:
 
 
 def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
-    """The config of a run as its workdir, checkpoints and artifact keep it."""
+    """Builds the config of a run from the dict stored in its workdir, checkpoints or artifact.
+
+    Raises UserError if the dict is not a config of this version.
+    """
 
     def put(config: ConfigDict, values: Mapping[str, Any]) -> None:
         for key, value in values.items():
@@ -144,7 +147,10 @@ def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
 
 
 def smoke(config: ConfigDict) -> ConfigDict:
-    """The same run shrunk to seconds on a CPU: what the argument "smoke" of a config file means."""
+    """Shrinks `config` in place to a run of seconds on a CPU, for a config file's argument "smoke".
+
+    Returns `config`.
+    """
     config.model.update(plugins.family(config.family).SMOKE)
     config.data.length = 32
     config.batch_size = 16
@@ -164,12 +170,12 @@ def smoke(config: ConfigDict) -> ConfigDict:
 
 
 def load(path: str, overrides: Mapping[str, str] | None = None) -> ConfigDict:
-    """The config of `FILE` or `FILE:ARG` with overrides {"a.b": "value"} put in, checked."""
+    """Returns the validated config of `FILE` or `FILE:ARG` with overrides {"a.b": "value"}."""
     return overridden(of_file("config", path, ConfigDict), overrides or {})
 
 
 def overridden(config: ConfigDict, overrides: Mapping[str, str]) -> ConfigDict:
-    """A copy of the config with overrides {"a.b": "value"} put in, checked."""
+    """Returns a validated copy of the config with overrides {"a.b": "value"}."""
     config, overrides = config.copy_and_resolve_references(), dict(overrides)
     if "family" in overrides:
         raise errors.UserError(
@@ -187,9 +193,9 @@ def overridden(config: ConfigDict, overrides: Mapping[str, str]) -> ConfigDict:
 
 
 def of_file(what: str, path: str, kind: type) -> Any:
-    """What the function get_WHAT(arg) of the Python file `FILE` or `FILE:ARG` returns, a `kind`.
+    """Returns the result of get_WHAT(arg) in the Python file `FILE` or `FILE:ARG`.
 
-    Raises UserError naming the flag --WHAT and the file.
+    Raises UserError, naming the flag --WHAT and the file, if that fails or the result is no `kind`.
     """
     flag, function = f"--{what}={path}", f"get_{what}"
     name, _, arg = str(path).partition(":")
@@ -215,14 +221,14 @@ def of_file(what: str, path: str, kind: type) -> Any:
 
 
 def choose(config: ConfigDict, arg: str) -> ConfigDict:
-    """What every file of configs/ returns: the config for its argument, "" or "smoke"."""
+    """Returns the config for the argument of a config file, "" or "smoke". Raises UserError."""
     if arg not in ("", "smoke"):
         raise errors.UserError(f"a config takes the argument smoke or none, not {arg!r}")
     return smoke(config) if arg else config
 
 
 def keys(config: ConfigDict, prefix: str = "") -> list[str]:
-    """Every key, "a.b" of nested ones."""
+    """Returns all keys; nested ones as "a.b"."""
     found = []
     for name, value in config.items():
         inner = isinstance(value, ConfigDict)
@@ -231,7 +237,7 @@ def keys(config: ConfigDict, prefix: str = "") -> list[str]:
 
 
 def override(config: ConfigDict, key: str, text: str) -> None:
-    """Sets `key` ("a.b") to `text` read as the type that the key has."""
+    """Sets `key` ("a.b") to `text`, parsed as the type of its value. Raises UserError."""
     if key not in keys(config):
         hint = errors.hint(errors.near(key, keys(config)))
         raise errors.UserError(f"unknown config key {key!r}{hint}")
@@ -262,7 +268,7 @@ def _read(key: str, text: str, kind: type) -> Any:
 class Phase:
     """Steps [start, stop) on batches of `batch_size` sequences of `length` tokens.
 
-    prefix: of the config's key of the batch size.
+    prefix: prefix of the config key of the batch size, "" or "phase2.".
     """
 
     start: int
@@ -273,7 +279,7 @@ class Phase:
 
 
 def phases(config: ConfigDict) -> list[Phase]:
-    """The one or two phases of a run, in order."""
+    """Returns the one or two phases of a run, in order."""
     border = config.num_steps - config.phase2.num_steps
     first = Phase(0, border, config.data.length, config.batch_size)
     phase2 = config.phase2
@@ -282,17 +288,17 @@ def phases(config: ConfigDict) -> list[Phase]:
 
 
 def forward_size(config: ConfigDict, phase: Phase) -> int:
-    """Sequences of a forward pass, over all devices."""
+    """Returns the number of sequences in a forward pass, over all devices."""
     return config.micro_batch_size or phase.batch_size
 
 
 def micro_batches(config: ConfigDict, batch_size: int) -> int:
-    """Into how many parts a step's batch is cut."""
+    """Returns the number of micro-batches of a step."""
     return batch_size // config.micro_batch_size if config.micro_batch_size else 1
 
 
 def value_of(config: ConfigDict, key: str) -> Any:
-    """The value at "a.b"."""
+    """Returns the value at `key` ("a.b")."""
     for name in key.split("."):
         config = config[name]
     return config
@@ -307,7 +313,7 @@ def _check_one_of(config: ConfigDict, key: str, allowed: Sequence[str]) -> None:
 
 
 def check_keys(config: ConfigDict) -> None:
-    """Raises UserError unless every key that a config has is there, and has a value."""
+    """Raises UserError unless every key is present and its value has the right type."""
     for key in ("family", "model", "objective"):
         errors.check(key in config and config[key] is not None, key, "absent", "set")
     errors.check("name" in config.objective, "objective.name", "absent", "set")
@@ -325,7 +331,7 @@ def check_keys(config: ConfigDict) -> None:
 
 
 def validate(config: ConfigDict) -> None:
-    """Raises UserError naming the key, its value and what is allowed; compiles nothing."""
+    """Raises UserError for an invalid value, with key, value and allowed ones; compiles nothing."""
     check_keys(config)
     family = plugins.family(config.family)
     model = family.Config(**config.model, attention=config.attention)  # checks its own fields

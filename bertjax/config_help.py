@@ -1,8 +1,8 @@
-"""Every key of a config for people: its value, and the comment where it is declared.
+"""Formats the keys of a config for help texts: each with its value and its comment in the source.
 
     config_help.of_run("configs/bert_base.py")    # ["keys of ...:", "  batch_size=256    ...", ...]
 
-The comments are read from the source, so that each stands in one place.
+The comments are read from the source, so that each is written only once.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ _COLUMN, _WIDTH = 36, 100
 
 
 def comments(source: ModuleType | type) -> dict[str, str]:
-    """Returns {name: the comment behind its assignment}, the first one of several.
+    """Returns {name: the comment behind its assignment}; of several assignments, the first.
 
-    A class has those of its bases too.
+    For a class, includes the comments of its base classes.
     """
     found: dict[str, str] = {}
     classes = reversed(source.__mro__[:-1]) if isinstance(source, type) else (source,)
@@ -37,8 +37,9 @@ def comments(source: ModuleType | type) -> dict[str, str]:
 
 
 def described(config: ConfigDict, known: Mapping[str, str]) -> Group:
-    """Returns every key of a config with its value and comment; a group's comment is for each of
-    its keys that has none."""
+    """Returns every key of a config with its value and comment.
+
+    A key without a comment has the comment of its group."""
     return {
         key: (config_lib.value_of(config, key), known.get(key) or known.get(key.split(".")[0], ""))
         for key in config_lib.keys(config)
@@ -46,7 +47,7 @@ def described(config: ConfigDict, known: Mapping[str, str]) -> Group:
 
 
 def lines(groups: Mapping[str, Group]) -> list[str]:
-    """Returns the titles, each followed by a line, or more, for each of its keys."""
+    """Returns each title followed by one or more lines for each of its keys."""
     found = []
     for title, group in groups.items():
         found += [*textwrap.wrap(f"{title}:", _WIDTH), *map(_line, group.items()), ""]
@@ -62,16 +63,16 @@ def _line(pair: tuple[str, tuple[Any, str]]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Returns a value as it is written behind --config.KEY=."""
+    """Returns a value as it is written after --config.KEY=."""
     if isinstance(value, tuple):
         value = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value)
     return value.encode("unicode_escape").decode() if isinstance(value, str) else str(value)
 
 
 def of_run(file: str | None) -> list[str]:
-    """Returns the keys of a pretraining with the values of a config file, FILE or FILE:ARG.
+    """Returns the help on the keys of `pretrain`, with the values of a config file FILE or FILE:ARG.
 
-    Without a file the values are the defaults, and what is other for every objective is listed.
+    Without a file shows the defaults, and for every objective the keys that differ from the first.
     """
     config = config_lib.of_file("config", file, ConfigDict) if file else config_lib.default()
     what = f"values of {file}" if file else "defaults"
@@ -94,10 +95,10 @@ def of_run(file: str | None) -> list[str]:
 
 
 def resolved(file: str, overrides: Mapping[str, str]) -> list[str]:
-    """Returns every key of a config file under overrides, with comments.
+    """Returns lines with every key of a config file after overrides, with comments.
 
-    A value that is not the default of the family's base model says what the default is. Raises
-    UserError as `config.load` does.
+    The comment of a value that differs from the default of the family's base model shows that
+    default. Raises UserError like `config.load`.
     """
     config = config_lib.load(file, overrides)
     family = plugins.family(config.family)
@@ -123,12 +124,12 @@ def resolved(file: str, overrides: Mapping[str, str]) -> list[str]:
 
 
 def _default(usual: Any, value: Any) -> str:
-    """Returns the end of a comment that names the default, if `value` is another."""
+    """Returns a comment's suffix that shows the default; "" if `value` is the default."""
     return f" [default: {_shown(usual)}]" if value != usual else ""
 
 
 def _general(config: ConfigDict) -> Group:
-    """Returns the keys that every family and objective has."""
+    """Returns the keys that do not depend on family and objective."""
     general = config.copy_and_resolve_references().unlock()
     del general["model"], general["objective"]
     known = _prefixed("optimizer", comments(optimizer.Config)) | comments(config_lib)
@@ -136,7 +137,7 @@ def _general(config: ConfigDict) -> Group:
 
 
 def _known(prefix: str, values: Mapping[str, Any], module: ModuleType) -> Group:
-    """Returns the fields of a plug-in's Config with their comments, or those that BERT's have."""
+    """Returns `values` of a plug-in with the comments of its Config, or of BERT's for models."""
     shared = comments(plugins.family("bert").Config) if prefix == "model" else {}
     known = shared | comments(module.Config)
     return {

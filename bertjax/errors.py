@@ -1,8 +1,8 @@
-"""The exceptions that a user meets, and lines of progress.
+"""The exceptions for users, their exit codes and messages, and lines of progress.
 
-A `UserError` is one line that names the file, record or key and says what to do about it. The
-command line prints that line and nothing else; what is not a `UserError` is a bug and keeps its
-traceback.
+The message of a `UserError` is one line that names the file, record or key and what to do about it.
+The command line prints only that line. Other exceptions, except for failed reads and writes of
+files, are bugs and keep their tracebacks.
 """
 
 import difflib
@@ -14,10 +14,10 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # raised by writes, which name no file
-BEFORE = "bertjax: "  # stands before each line of progress
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # raised by writes, without a file name
+BEFORE = "bertjax: "  # prefix of each line of progress
 
-EXIT_BUG = 1  # of the interpreter, after a traceback
+EXIT_BUG = 1  # the interpreter's exit code after a traceback
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 EXIT_UNREAD = 141  # 128 + SIGPIPE, as a shell reports it
@@ -25,19 +25,19 @@ EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, start the same
 
 
 class UserError(Exception):
-    """Bad input. The message is one line: what is wrong, where, and what to do."""
+    """Raised for bad input. The message is one line: what is wrong, where, and what to do."""
 
 
 class Preempted(Exception):
-    """The run was asked to stop, saved its state, and goes on when it is started again."""
+    """Raised when a run was asked to stop and saved its state; the same command resumes it."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop by Ctrl-C, and saved its state first."""
+    """Raised when a run was asked to stop by Ctrl-C, after it has saved its state."""
 
 
 def tell(line: str) -> None:
-    """Prints a line of progress on stderr; a terminal gets it cut between words."""
+    """Prints a line of progress on stderr; on a terminal, wraps it between words."""
     line = BEFORE + line
     if sys.stderr.isatty():
         line = textwrap.fill(
@@ -52,7 +52,7 @@ def output_is_unread() -> bool:
     for stream in (sys.stdout, sys.stderr):
         try:
             poll = select.poll()
-            poll.register(stream.fileno(), 0)  # errors are reported without being asked for
+            poll.register(stream.fileno(), 0)  # POLLERR is reported even with an empty mask
         except (AttributeError, OSError, ValueError):  # closed, or not a file
             continue
         if any(event & select.POLLERR for _, event in poll.poll(0)):
@@ -61,9 +61,9 @@ def output_is_unread() -> bool:
 
 
 def discard_output() -> None:
-    """Sends the rest of stdout and stderr to the null device.
+    """Redirects stdout and stderr to the null device.
 
-    Without this the interpreter's last flush would fail again.
+    Otherwise the interpreter's last flush would fail again.
     """
     with open(os.devnull, "wb") as null:
         for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -71,21 +71,21 @@ def discard_output() -> None:
 
 
 def of_the_user(error: BaseException) -> bool:
-    """Returns whether `error` is bad input or a failing disk, and no bug."""
+    """Returns whether `error` is due to bad input or a failing disk, and not to a bug."""
     if isinstance(error, OSError):
         return error.filename is not None or error.errno in _DISK
     return isinstance(error, UserError)
 
 
 def one_line(error: BaseException) -> str:
-    """What the error says, as one line that names the file."""
+    """Returns the error's message as one line; for an OSError, names the file."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: cannot be read or written: {error.strerror}"
     return " ".join(str(error).split())
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of a command that `error` ends."""
+    """Returns the exit code of a command that `error` terminates."""
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     if isinstance(error, Preempted):
@@ -94,7 +94,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def near(key: str, known: Sequence[str]) -> list[str]:
-    """Those of the known keys, "a.b", that `key` may have been meant for."""
+    """Returns up to three of the known keys ("a.b") that are similar to a misspelt `key`."""
     leaf = key.split(".")[-1]
     by_leaf: dict[str, list[str]] = {}
     for each in known:
@@ -104,28 +104,31 @@ def near(key: str, known: Sequence[str]) -> list[str]:
 
 
 def hint(meant: Sequence[str]) -> str:
-    """The end of a message that something is unknown; "" where nothing is like it."""
+    """Returns the end of a message about an unknown name; "" if `meant` is empty."""
     return f"; did you mean {' or '.join(meant)}?" if meant else ""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint in front of the list of what there is; "" where nothing is like `name`.
+    """Returns a hint to print before the list of known names; "" if none is similar to `name`.
 
-    known: in small letters without hyphens.
+    known: names in lower case without hyphens.
     """
     meant = difflib.get_close_matches(name.lower().replace("-", ""), list(known), n=1)
     return f"did you mean {meant[0]}? " if meant else ""
 
 
 def several(names: Iterable[str], most: int = 10) -> str:
-    """The first names in a line, and how many more there are."""
+    """Returns the first `most` names, separated by commas, and how many more there are."""
     names = list(names)
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def file_to_write(flag: str, path: str | None) -> None:
-    """UserError where --FLAG is a folder, or in none; found before the work and not after it."""
+    """Raises UserError if the file --FLAG is a folder or its folder does not exist.
+
+    Call it before the work, so that the error does not come after it.
+    """
     if path and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
         raise UserError(f"--{flag}={path}: there is no such folder to write to")
     if path and os.path.isdir(path):
@@ -133,6 +136,6 @@ def file_to_write(flag: str, path: str | None) -> None:
 
 
 def check(ok: bool, key: str, value: object, allowed: str) -> None:
-    """Raises UserError unless `ok`: config.KEY has a `value` that is not what is `allowed`."""
+    """Raises UserError unless `ok`. allowed: the values that config.KEY may have, in words."""
     if not ok:
         raise UserError(f"config.{key} = {value!r}: must be {allowed}")

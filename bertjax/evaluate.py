@@ -1,4 +1,4 @@
-"""The objective's own numbers on held-out data, and the unigram model to hold them against."""
+"""Evaluates an objective's metrics on held-out data, and a unigram model as a baseline."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +11,7 @@ import numpy as np
 
 from bertjax import metrics, sharding
 
-# The unigram model is counted on so many predicted tokens of the training data, at most.
+# The unigram model is estimated from at most this many predicted tokens, or batches, of train data.
 UNIGRAM_TOKENS = 2_000_000
 UNIGRAM_BATCHES = 2_000
 
@@ -26,12 +26,13 @@ def evaluate(
     unigram: np.ndarray | None = None,
     frozen: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, float]:
-    """Means over all batches, and "loss" (what training minimises), "perplexity" (of the main
-    loss) and "samples", how many these numbers are of.
+    """Returns the mean of every term over all batches, and some derived metrics.
 
-    scales: of the objective; the main loss is the first. frozen: parameters of frozen models.
-    unigram: log probabilities, see `unigram_log_probs`; adds "unigram_loss", the nats that a model
-    knowing nothing else needs for the same predicted tokens.
+    Those are "loss" (the loss that training minimises), "perplexity" (of the main loss) and
+    "samples" (the number of samples).
+    scales: the objective's scales, whose first loss is the main one. frozen: parameters of frozen
+    models. unigram: log probabilities, see `unigram_log_probs`; adds "unigram_loss", the unigram
+    model's loss in nats on the same predicted tokens.
     """
     total = None
     for local in batches:
@@ -41,7 +42,7 @@ def evaluate(
             terms["unigram"] = _unigram_term(unigram, *predicted(batch))
         if "example_weights" in batch:
             terms["samples"] = batch["example_weights"].sum(), 1.0
-        # Waiting here also keeps old CPU backends from deadlock in collectives.
+        # NOTE: waiting here also avoids a deadlock of collectives on old CPU backends.
         total = metrics.add(total, jax.tree.map(float, jax.device_get(terms)))
     total = total or {}
     samples = {"samples": total.pop("samples")[0]} if "samples" in total else {}
@@ -55,7 +56,7 @@ def evaluate(
 
 
 def predicted(batch: Mapping[str, Any]) -> tuple[Any, Any]:
-    """(ids, weights) of the tokens that a batch asks for."""
+    """Returns (ids, weights) of the tokens to predict in a batch."""
     if "masked_ids" in batch:
         return batch["masked_ids"], batch["masked_weights"]
     return batch["targets"], batch["loss_weights"]
@@ -69,9 +70,9 @@ def _unigram_term(
 
 
 def unigram_log_probs(batches: Iterable[Mapping[str, np.ndarray]], vocab_size: int) -> np.ndarray:
-    """float32[vocab_size]: log of each id's share of the predicted tokens, every count plus one.
+    """Returns float32[vocab_size]: the log frequency of each id among predicted tokens.
 
-    batches: of the training data, counted until UNIGRAM_TOKENS predictions or UNIGRAM_BATCHES.
+    Add-one smoothing. batches: training batches; stops after UNIGRAM_TOKENS or UNIGRAM_BATCHES.
     """
     counts = np.ones(vocab_size)
     for batch in itertools.islice(batches, UNIGRAM_BATCHES):

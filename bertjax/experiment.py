@@ -1,4 +1,4 @@
-"""What a config names, built: model, objective, optimizer, steps, and how text becomes batches."""
+"""Builds the parts of a run from a config: model, objective, optimizer, steps and batches."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -17,16 +17,16 @@ from bertjax.data.prepared import store
 from bertjax.data.tokenizers.vocabulary import Vocabulary
 from bertjax.models.common import kernels, layers
 
-SPARE_ROWS = 1.1  # times the pieces; with more rows than that, a warning
+SPARE_ROWS = 1.1  # warn if the embedding has more rows than about this many times the pieces
 Batches = Iterator[dict[str, np.ndarray]]
-Rows = Callable[[int], slice | np.ndarray]  # batch size -> rows that this process holds
+Rows = Callable[[int], slice | np.ndarray]  # batch size -> the rows of this process
 
 
 class Experiment:
     """The parts of a run. Holds no arrays: everything can be evaluated abstractly.
 
-    frozen_models: models that the loss asks but nothing trains, by the names it knows them by.
-    platform: what is computed on; None is that of the devices there are.
+    frozen_models: models that the loss uses but that are not trained, by the loss's names for them.
+    platform: the platform to compute on; None: the platform of the present devices.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Experiment:
         self.scales = self.objective.scales(self.objective_config)
 
     def init_state(self, key: jax.Array) -> step_lib.TrainState:
-        """The state before the first step; a pure function of the key."""
+        """Returns the state before the first step; a pure function of the key."""
         params_key, step_key = jax.random.split(key)
         params = plugins.init_params(self.model, params_key)
         return step_lib.init_state(params, self.tx, step_key)
 
     def abstract_state(self, mesh: jax.sharding.Mesh) -> step_lib.TrainState:
-        """Shapes, types and shardings of the state; nothing is allocated."""
+        """Returns shapes, dtypes and shardings of the state; nothing is allocated."""
         shapes = jax.eval_shape(lambda: self.init_state(jax.random.key(0)))
         places = sharding.state_shardings(mesh, shapes)
         return jax.tree.map(
@@ -63,7 +63,7 @@ class Experiment:
         )
 
     def train_step(self, phase: config_lib.Phase, mesh: jax.sharding.Mesh) -> Callable:
-        """The jitted step on the batches of a phase; it consumes the state that it is given."""
+        """Returns the jitted train step for the batches of a phase; it donates its state."""
         normalizers = functools.partial(self.objective.normalizers, self.objective_config)
         function = step_lib.make_train_step(
             self.model,
@@ -75,16 +75,19 @@ class Experiment:
             config_lib.micro_batches(self.config, phase.batch_size),
             self.frozen_models,
         )
-        # The compiler would split some biases otherwise, and compile the next step again for it.
+        # Otherwise the compiler would shard some biases, and the next step would be recompiled.
         places = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(mesh))
         return jax.jit(function, donate_argnums=0, out_shardings=(places, None))
 
     def eval_step(self) -> Callable:
-        """The jitted step of the evaluation."""
+        """Returns the jitted evaluation step."""
         return jax.jit(step_lib.make_eval_step(self.model, self.loss, self.frozen_models))
 
     def sampling(self, length: int, vocabulary: Vocabulary) -> tuple[Any, Callable]:
-        """How text becomes samples of `length` tokens, and how a batch of them is corrupted."""
+        """Returns (sampling, transform) of the objective for sequences of `length` tokens.
+
+        sampling: how text is cut into samples. transform: turns a batch of samples into features.
+        """
         sampling = self.objective.sampling(self.objective_config, length, vocabulary)
         transform = functools.partial(
             self.objective.transform, self.objective_config, length, vocabulary
@@ -92,9 +95,9 @@ class Experiment:
         return sampling, transform
 
     def flops_per_sequence(self, length: int) -> int:
-        """Model FLOPs of one training step a sequence: forward, and twice that backward.
+        """Returns model FLOPs per sequence of a training step: forward, and twice that backward.
 
-        Frozen models go forward only.
+        Frozen models run only the forward pass.
         """
         predictions = self.objective.predictions(self.objective_config, length)
 
@@ -106,7 +109,7 @@ class Experiment:
     def stream(
         self, dataset: loader.Dataset, vocabulary: Vocabulary, phase: config_lib.Phase
     ) -> loader.Stream:
-        """The training batches of a phase; its first step takes the first of them."""
+        """Returns the training batches of a phase; its first step takes the first batch."""
         sampling, transform = self.sampling(phase.length, vocabulary)
         return loader.Stream(
             dataset, sampling, transform, batch_size=phase.batch_size, seed=self.config.seed
@@ -115,7 +118,7 @@ class Experiment:
     def train_batches(
         self, dataset: loader.Dataset, vocabulary: Vocabulary, start: int, rows: Rows
     ) -> Batches:
-        """The batches of all phases from step `start` on; `rows(batch_size)` of each."""
+        """Yields the batches of all phases from step `start` on; `rows(batch_size)` of each."""
         for phase in config_lib.phases(self.config):
             if start >= phase.stop:
                 continue
@@ -129,8 +132,9 @@ class Experiment:
     def eval_batches(
         self, dataset: loader.Dataset, vocabulary: Vocabulary, phase: config_lib.Phase, rows: Rows
     ) -> Batches:
-        """The held-out samples, the same ones in the same order at every call, in batches of
-        `config_lib.forward_size(config, phase)` rows."""
+        """Returns the held-out samples in batches of `config_lib.forward_size(config, phase)` rows.
+
+        Every call gives the same samples in the same order."""
         sampling, transform = self.sampling(phase.length, vocabulary)
         size = config_lib.forward_size(self.config, phase)
         return loader.eval_batches(
@@ -144,16 +148,19 @@ class Experiment:
         )
 
     def unigram(self, dataset: loader.Dataset, vocabulary: Vocabulary) -> np.ndarray:
-        """float32[vocab_size]: log probabilities of what an epoch, or its start, asks for."""
+        """Returns float32[vocab_size]: log probabilities of the predicted tokens of an epoch.
+
+        Counts only the start of a long epoch, see `evaluate.unigram_log_probs`.
+        """
         stream = self.stream(dataset, vocabulary, config_lib.phases(self.config)[-1])
         batches = map(stream.batch, range(-(-stream.samples_per_epoch // stream.batch_size)))
         return evaluate.unigram_log_probs(batches, self.config.model.vocab_size)
 
 
 def check_mesh(config: ml_collections.ConfigDict, mesh: Any, platform: str | None = None) -> None:
-    """Raises UserError when a batch, its sequences or the heads cannot be split over the mesh.
+    """Raises UserError if a batch, its sequences or the heads cannot be split over the mesh.
 
-    platform: of the devices of a mesh that is abstract, for the kernel of attention.
+    platform: the platform of an abstract mesh's devices, to check the attention kernel for.
     """
     shards, parts = sharding.batch_shards(mesh), mesh.shape["sequence"]
     for phase in config_lib.phases(config):
@@ -179,9 +186,9 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: Any, platform: str | Non
 
 
 def check_pairs(config: ml_collections.ConfigDict, dataset: store.Dataset) -> None:
-    """Raises UserError when next sentences are to be told apart in a single document.
+    """Raises UserError if next-sentence prediction is trained on a single document.
 
-    There is no other document to draw a wrong one from, so every label would be 0.
+    There is no other document to draw a wrong next sentence from, so every label would be 0.
     """
     pair = config.objective.pair if "pair" in config.objective else "none"
     if pair == "nsp" and dataset.num_documents == 1:
@@ -198,7 +205,7 @@ def data_warnings(
     vocabulary: Vocabulary,
     heldout: store.Dataset,
 ) -> list[str]:
-    """Returns warnings: rows of the embedding that nothing trains, held-out data too small."""
+    """Returns warnings: untrained rows of the embedding, held-out data too small to rank models."""
     found = []
     rows, used = config.model.vocab_size, _rows_needed(config, vocabulary)[0]
     if rows > SPARE_ROWS * used + layers.VOCAB_MULTIPLE:
@@ -220,16 +227,17 @@ def data_warnings(
 
 
 def _rows_needed(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> tuple[int, str]:
-    """(rows of the embedding that the tokenizer needs, what they are)."""
+    """Returns (embedding rows that the tokenizer needs, what they stand for)."""
     if plugins.family(config.family).KIND == "encoder_decoder":
         return max(vocabulary.size, *vocabulary.sentinels + 1), "pieces and sentinels"
     return vocabulary.size, "pieces"
 
 
 def check_vocabulary(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
-    """Raises UserError when the tokenizer has ids that the embedding has no row for.
+    """Raises UserError if the embedding or the model's special ids do not fit the tokenizer.
 
-    Or when its padding is not the one that the model counts its positions from.
+    That is: the tokenizer has ids without a row in the embedding, `decoder_start_id` is set, or
+    `pad_id`, from which the model counts its positions, is not the tokenizer's padding.
     """
     needed, what = _rows_needed(config, vocabulary)
     if needed > config.model.vocab_size:

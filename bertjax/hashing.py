@@ -1,10 +1,10 @@
-"""Random bits on the device as a function of a seed and a place, whatever the sharding.
+"""Random bits on the device, a function of a seed and a position only, for any sharding.
 
     hash_bits(seed, (B, L, D)) >= rate * 2**32      # where an element of [B, L, D] is kept
 
-Each row (an index of the first axis) has a key, and a place in the row is hashed with it. The key
-goes in twice: with a single use, two keys that differ in their low bits only would give two rows
-the same bits in another order.
+Each row (an index of the first axis) has a key, which is hashed with the position in the row. NOTE:
+the key is used twice. If it were used once, two keys that differ only in their low bits would give
+two rows the same bits in a different order.
 """
 
 import jax
@@ -12,32 +12,32 @@ import jax.numpy as jnp
 
 
 def hash_bits(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """uint32[shape] of random bits: a hash of (seed, place), so any sharding gives the same bits.
+    """Returns uint32[shape] of random bits: a hash of (seed, position), the same for any sharding.
 
-    It fuses into its consumer, where threefry and rbg bits are written to memory and read back.
+    The hash fuses into its consumer, while threefry and rbg bits are written to memory and read.
     """
     row = jax.lax.broadcasted_iota(jnp.uint32, (shape[0],) + (1,) * (len(shape) - 1), 0)
     return _hash(row + seed, shape)
 
 
 def hash_bits_by_row(seed_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """uint32[B, ...] of random bits: a hash of (seed of the row, place in it), in any batch.
+    """Returns uint32[B, ...] of random bits: a hash of (the row's seed, position in the row).
 
-    seed_B: int32 or uint32[B]; shape: B first.
+    A row's bits do not depend on the rest of the batch. seed_B: int32 or uint32[B]; shape: B first.
     """
     return _hash(seed_B.astype(jnp.uint32).reshape(-1, *(1,) * (len(shape) - 1)), shape)
 
 
 def _hash(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """uint32[shape]; seed: uint32[B, 1, ..., 1], one for each row."""
+    """Returns uint32[shape]. seed: uint32[B, 1, ..., 1], one for each row."""
     key = _mix32(seed, jnp.uint32(0))
     return _mix32(_place_in_row(shape) ^ key, key)
 
 
 def _mix32(x: jax.Array, key: jax.Array) -> jax.Array:
     # triple32 of Chris Wellons' hash-prospector (public domain), a bijection of x for each key.
-    # NOTE: three rounds, not the two of MurmurHash3's finalizer: with two, the bits of places that
-    # lie a multiple of 4096 apart are correlated by up to 1%.
+    # NOTE: three rounds, not the two of MurmurHash3's finalizer: with two, the bits of positions
+    # that are a multiple of 4096 apart are correlated by up to 1%.
     x = (x ^ (x >> 17)) * jnp.uint32(0xED5AD4BB)
     x = (x ^ (x >> 11)) * jnp.uint32(0xAC4C1B51)
     x = (x ^ (x >> 15) ^ key) * jnp.uint32(0x31848BAB)

@@ -1,8 +1,8 @@
-"""optax: learning-rate schedules, optimizers matrix by matrix, and which parameters decay.
+"""Builds optax schedules and optimizers, and defines which parameters decay.
 
-What an optimizer measures of a parameter (norm, RMS, row and column means) it measures on one
-matrix: layers lie stacked in one array and heads are axes of their own, so `by_matrix` takes the
-arrays apart first.
+An optimizer's statistics of a parameter (norm, RMS, row and column means) are computed for each
+matrix. Since the layers are stacked in one array and heads have their own axes, `by_matrix` first
+splits the arrays into matrices.
 
     tx = optimizer.make(optimizer.Config(name="lamb"), num_steps=1000)
 """
@@ -21,7 +21,7 @@ from bertjax import errors, sharding
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The optimizer's keys, with the values of the BERT paper (appendix A.2)."""
+    """The optimizer's keys; the defaults are those of the BERT paper (appendix A.2)."""
 
     name: str = "adamw"  # adamw, adamw_rms, lamb, adafactor
     learning_rate: float = 1e-4  # the peak
@@ -43,7 +43,7 @@ DECAYED_LEAVES = ("kernel", "embedding", "lora_a", "lora_b")
 
 
 def validate(config: Any, num_steps: int) -> None:
-    """Raises UserError for a name that does not exist or a value that cannot be."""
+    """Raises UserError for an unknown name or an impossible value."""
 
     def check(ok: bool, key: str, allowed: str) -> None:
         errors.check(ok, f"optimizer.{key}", getattr(config, key), allowed)
@@ -79,11 +79,12 @@ def _half_cosine(start: float, end: float, steps: int) -> optax.Schedule:
 
 
 def make_schedule(config: Any, num_steps: int) -> optax.Schedule:
-    """Step -> learning rate: warm-up from `start_rate` to the peak, then what the name says.
+    """Returns step -> learning rate: warm-up from `start_rate` to the peak, then the schedule.
 
-    linear and cosine fall to `end_rate` at `num_steps`; wsd holds the peak and falls linearly in
-    the last `decay_steps`; rsqrt is peak * sqrt(warmup / step) (T5, arXiv 1910.10683, 3.1.2);
-    one_cycle goes both ways by half a cosine (Smith, arXiv 1803.09820).
+    linear and cosine fall to `end_rate` at `num_steps`. wsd holds the peak and falls linearly in
+    the last `decay_steps`. rsqrt is peak * sqrt(warmup / step) (T5, arXiv 1910.10683, 3.1.2).
+    one_cycle rises and falls by half a cosine each (Smith, arXiv 1803.09820). Warm-up is otherwise
+    linear; constant holds the peak.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     left = max(num_steps - warmup, 1)
@@ -109,14 +110,14 @@ def make_schedule(config: Any, num_steps: int) -> optax.Schedule:
 
 
 def decay_mask(params: Any) -> Any:
-    """True where weight decay applies: by the leaf's name, since stacked biases have two axes."""
+    """Returns True for leaves with weight decay, by name, since stacked biases have two axes."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: sharding.path_name(path).split("/")[-1] in DECAYED_LEAVES, params
     )
 
 
 def _matrices(path: Sequence[Any], array: jax.Array) -> jax.Array:
-    """The leaf as [in, out], or [layers, in, out]; with vectors for matrices where it has those."""
+    """Returns the leaf as [in, out], or [layers, in, out]; vectors are returned as they are."""
     name = sharding.path_name(path)
     stacked = int("/layers/" in name)
     if array.ndim - stacked <= 2:
@@ -128,9 +129,9 @@ def _matrices(path: Sequence[Any], array: jax.Array) -> jax.Array:
 
 
 def by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Runs `tx` on every matrix alone, as if neither layers nor heads were axes of an array.
+    """Returns `tx` applied to each matrix separately: for each layer, with heads merged.
 
-    Its state is one of `tx` a leaf, stacked over layers like the leaf.
+    Its state holds one state of `tx` per leaf, stacked over layers like the leaf.
     """
 
     def each(function, path):
@@ -158,11 +159,11 @@ def by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
 
 
 def _scale_by(config: Any) -> optax.GradientTransformation:
-    """From the gradient to a step of unit rate, before the decay."""
+    """Returns the transformation of gradients to updates at learning rate 1, before the decay."""
     adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
     if config.name == "adafactor":
-        # Shazeer and Stern, arXiv 1804.04235, as T5 used it: update clipped to RMS 1, then relative
-        # to the parameter's RMS.
+        # Shazeer and Stern, arXiv 1804.04235, as T5 used it: the update is clipped to RMS 1, then
+        # multiplied by the parameter's RMS.
         return by_matrix(
             optax.chain(
                 optax.scale_by_factored_rms(),
@@ -176,9 +177,10 @@ def _scale_by(config: Any) -> optax.GradientTransformation:
 
 
 def _clip_by_global_norm(limit: float) -> optax.GradientTransformation:
-    """As optax's, but by one factor: its quotients by the norm are a second copy of the gradients.
+    """Like `optax.clip_by_global_norm`, but avoids a second copy of the gradients.
 
-    Behind a norm that is not finite nothing finite is left.
+    Multiplies by one scalar, where optax divides by the norm. If the norm is not finite, the
+    updates become NaN or 0: the train step must discard them.
     """
 
     def update_fn(updates, state, params=None):
@@ -190,12 +192,12 @@ def _clip_by_global_norm(limit: float) -> optax.GradientTransformation:
 
 
 def make(config: Any, num_steps: int) -> optax.GradientTransformation:
-    """The whole chain: clip, moments, decay, trust ratio where it is LAMB, rate.
+    """Returns the whole chain: clipping, moments, weight decay, LAMB's trust ratio, learning rate.
 
-    adamw_rms is AdamW whose update of a matrix is multiplied by the RMS of the matrix, at least
-    1e-3, which T5 v1.1 needs with AdamW; adafactor does so itself. LAMB (You et al., arXiv
-    1904.00962) has the ratio |matrix| / |update| instead, which as in the authors' code is left out
-    for biases and norms.
+    adamw_rms is AdamW with each matrix's update multiplied by the RMS of the matrix, at least 1e-3.
+    T5 v1.1 needs this with AdamW; adafactor does it by itself. LAMB (You et al., arXiv 1904.00962)
+    multiplies by the ratio |matrix| / |update| instead, but, like the authors' code, not for biases
+    and norms.
     """
     ratio = optax.masked(by_matrix(optax.scale_by_trust_ratio()), decay_mask)
     return optax.chain(

@@ -1,4 +1,4 @@
-"""Paths that a user gives: local ones and gs://, checked before anything is looked for.
+"""Checks paths from the user, local or gs://, before anything is opened.
 
     paths.of("gs://bucket/run")   # an epath.Path
     paths.of("http://host/run")   # UserError: http://host/run: ...
@@ -17,12 +17,12 @@ MAX_DEPTH = 200  # folders in folders; Python walks some of them by recursion
 
 
 def reaches_buckets() -> bool:
-    """Whether the library for gs:// is installed."""
+    """Returns whether the library for gs:// is installed."""
     return importlib.util.find_spec("gcsfs") is not None
 
 
 def of(path: str | os.PathLike) -> epath.Path:
-    """The path as an object. Raises UserError, naming it, for one that nothing can be found at."""
+    """Returns the path as an epath.Path. Raises UserError, naming it, if it cannot be valid."""
     text = os.fspath(path)
     shown = text.encode("utf-8", "backslashreplace").decode()[:200].replace("\0", "\\0")
     if not text:
@@ -51,9 +51,9 @@ def of(path: str | os.PathLike) -> epath.Path:
 
 
 def _is_device(text: str) -> bool:
-    """Whether a local path is neither a file nor a folder: reading it may never end."""
+    """Returns whether a local path is neither a file nor a folder: reading it may never end."""
     try:
         mode = os.stat(text).st_mode
-    except OSError:  # absent, or not readable: whoever opens it says so
+    except OSError:  # absent or not readable: opening it will raise the error
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))

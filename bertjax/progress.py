@@ -1,4 +1,4 @@
-"""What a person sees on stderr while a command works: a header, and the stages that take long.
+"""Prints the progress of a command on stderr: a header, and the stages that take long.
 
     progress.table("pretrain", {"model": "bert, 109,482,240 parameters", "steps": "1,000,000"})
     with progress.stage("compiling the train step"):
@@ -24,12 +24,15 @@ Item = TypeVar("Item")
 
 
 def table(title: str, rows: Mapping[str, str]) -> None:
-    """Prints a title and a line, or more, for each row."""
+    """Prints a title, and one or more lines for each row."""
     print("\n".join([title, *lines(rows)]), file=sys.stderr, flush=True)
 
 
 def lines(rows: Mapping[str, str], *, before: str = "") -> list[str]:
-    """Returns the lines of a table, of 80 columns together with what is printed before each."""
+    """Returns the lines of a table, wrapped to 80 columns less the length of `before`.
+
+    before: the prefix that the caller prints before each line.
+    """
     return [
         line
         for label, value in rows.items()
@@ -41,7 +44,7 @@ def lines(rows: Mapping[str, str], *, before: str = "") -> list[str]:
 
 
 def wrapped(line: str, indent: str = "  ") -> str:
-    """Returns `line` broken between words at 80 columns; every line after the first is indented."""
+    """Returns `line` wrapped between words at 80 columns; all lines but the first are indented."""
     return textwrap.fill(
         line, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
@@ -49,10 +52,10 @@ def wrapped(line: str, indent: str = "  ") -> str:
 
 @contextlib.contextmanager
 def stage(what: str, *, shown: bool = True) -> Iterator[Done]:
-    """Prints `what` while the block runs, and then, if it took long, for how long it ran.
+    """Prints `what` while the block runs, and afterwards its duration if it took long.
 
-    The block may call what it gets with (done, total) to show how far it is; total None: unknown.
-    On a terminal the line is replaced; a short stage leaves nothing there.
+    Yields a function (done, total) that the block may call to show its progress; total None:
+    unknown. On a terminal the line is replaced, and a short stage leaves nothing behind.
     """
     if not shown:
         yield lambda done, total: None
@@ -62,7 +65,7 @@ def stage(what: str, *, shown: bool = True) -> Iterator[Done]:
     began = last = time.perf_counter()
 
     def show(line: str) -> None:
-        if terminal:  # a line that wraps could not be replaced
+        if terminal:  # truncate, because a wrapped line cannot be replaced
             line = "\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1]
         print(line, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
@@ -83,7 +86,7 @@ def stage(what: str, *, shown: bool = True) -> Iterator[Done]:
 
 
 def counted(items: Iterable[Item], done: Done) -> Iterator[Item]:
-    """Yields the items, and says after each how many are done."""
+    """Yields the items, and calls done(number of items so far, None) after each."""
     for number, item in enumerate(items, 1):
         yield item
         done(number, None)

@@ -1,4 +1,4 @@
-"""The header of a pretraining: what will be trained, on what, for how long, and where it goes."""
+"""Prints the header of a pretraining run: model, devices, data, steps and workdir."""
 
 import os
 
@@ -19,7 +19,7 @@ def show(
     vocabulary: Vocabulary,
     workdir: str | os.PathLike,
 ) -> None:
-    """Prints what will be trained, on what, for how long and where it is written."""
+    """Prints model, devices, data, steps and epochs, workdir and periods of a run."""
     config, abstract = built.config, built.abstract_state(mesh)
     count = artifact.num_params(abstract.params, config.model.vocab_size)
     steps, epochs = [], 0.0

@@ -1,12 +1,12 @@
-"""Watching a run: a progress bar, `metrics.jsonl` and TensorBoard files, and reading metrics back.
+"""Logs a run to a progress bar, `metrics.jsonl` and TensorBoard, and reads metrics back.
 
-A resumed run goes on in the same files: what was written past the step it resumes from is dropped,
-so that no step appears twice.
+A resumed run continues the logs: entries past the step from which it resumes are dropped, so that
+no step appears twice.
 
 Example:
-    with watch.Writers("run/", start_step=0, num_steps=1000) as writers:
+    with run_log.Writers("run/", start_step=0, num_steps=1000) as writers:
         writers.write(50, {"train/loss": 9.1, "learning_rate": 1e-5, "tokens_per_second": 12_300})
-    watch.read_metrics("run/metrics.jsonl")  # [{"step": 50, "train/loss": 9.1, ...}]
+    run_log.read_metrics("run/metrics.jsonl")  # [{"step": 50, "train/loss": 9.1, ...}]
 """
 
 import contextlib
@@ -33,7 +33,7 @@ BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}, {remaining} left{postfix}"
 
 
 class Writers:
-    """The progress bar, metrics.jsonl and TensorBoard of one workdir; silent but on process 0."""
+    """The progress bar, metrics.jsonl and TensorBoard of one workdir; writes only on process 0."""
 
     def __init__(self, workdir: str | os.PathLike, *, start_step: int, num_steps: int):
         self._writers: list[ProgressBar | JsonlWriter | TensorBoardWriter] = []
@@ -52,7 +52,7 @@ class Writers:
         self.close()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes the metrics of `step`. Raises UserError where the disk is full."""
+        """Writes the metrics of `step`. Raises UserError if the files cannot be written."""
         for writer in self._writers:
             writer.write(step, metrics)
 
@@ -63,27 +63,28 @@ class Writers:
                 writer.advance(step)
 
     def note(self, what: str) -> None:
-        """Shows on the terminal what is done between two steps."""
+        """Shows `what` on the terminal: the work that is done between two steps."""
         for writer in self._writers:
             if isinstance(writer, ProgressBar):
                 writer.note(what)
 
     def flush(self) -> None:
-        """Puts everything on disk: before a checkpoint, or a resumed run may lack lines."""
+        """Writes everything to disk. Call it before a save, or a resumed run may lack lines."""
         for writer in self._writers:
             writer.flush()
 
     def close(self) -> None:
-        """Writes what is left and lets go."""
+        """Flushes and closes the files."""
         with contextlib.ExitStack() as stack:
             for writer in self._writers:
                 stack.callback(writer.close)
 
 
 def tell_resumed(workdir: str | os.PathLike, step: int, saved_at: float) -> None:
-    """Prints, on process 0, where a run resumes and what its stop has cost.
+    """Prints, on process 0, the step from which a run resumes and how many steps it will repeat.
 
-    Call it before `Writers` drops the lines past `step`. saved_at: time.time() of the save.
+    NOTE: call it before `Writers`, which drops the lines past `step`. saved_at: time.time() of the
+    save.
     """
     if jax.process_index() != 0:
         return
@@ -100,10 +101,10 @@ def tell_resumed(workdir: str | os.PathLike, step: int, saved_at: float) -> None
 
 
 class JsonlWriter:
-    """A line of JSON a step: {"step": 50, "train/loss": 9.1, ...}; null is a non-finite number."""
+    """Writes one JSON object per line: {"step": 50, "train/loss": 9.1, ...}; null: not finite."""
 
     def __init__(self, path: str | os.PathLike, *, start_step: int):
-        """Goes on after the lines of `path` up to and with `start_step`; later ones are dropped."""
+        """Keeps the lines of `path` up to and including `start_step` and drops later ones."""
         path = epath.Path(path)
         kept = b""
         if path.exists():
@@ -117,23 +118,23 @@ class JsonlWriter:
         self._file.append(json.dumps(line).encode() + b"\n")
 
     def flush(self) -> None:
-        """Puts on disk, or on the screen, what is written."""
+        """Writes everything to disk."""
         self._file.flush()
 
     def close(self) -> None:
-        """Writes what is left and lets go."""
+        """Flushes and closes the file."""
         self._file.close()
 
 
 class TensorBoardWriter:
-    """Scalars for TensorBoard, without TensorFlow; a file for each start of the run.
+    """Writes scalars for TensorBoard, without TensorFlow, to a new file at each start of the run.
 
-    Not tensorboardX's SummaryWriter: a second start in the same second overwrites its file, and
-    once a full disk has killed its thread it blocks for ever.
+    Does not use tensorboardX's SummaryWriter: a second start in the same second overwrites its
+    file, and once a full disk has killed its thread, it blocks for ever.
     """
 
     def __init__(self, folder: str | os.PathLike, *, start_step: int):
-        """TensorBoard drops what earlier files hold past `start_step`."""
+        """Opens a new file; makes TensorBoard drop entries of earlier files past `start_step`."""
         folder = epath.Path(folder)
         name = f"events.out.tfevents.{time.time_ns() // 1000:016d}.{socket.gethostname()}"
         self._file = _GrowingFile(folder / name)
@@ -147,11 +148,11 @@ class TensorBoardWriter:
             self._append(step=step, summary=summary.scalar(name, value))
 
     def flush(self) -> None:
-        """Puts on disk, or on the screen, what is written."""
+        """Writes everything to disk."""
         self._file.flush()
 
     def close(self) -> None:
-        """Writes what is left and lets go."""
+        """Flushes and closes the file."""
         self._file.close()
 
     def _append(self, **fields: Any) -> None:
@@ -162,7 +163,7 @@ class TensorBoardWriter:
 
 
 class ProgressBar:
-    """Step, percent, time left, losses, tokens/s and MFU: a bar, or plain lines in a log file."""
+    """Shows step, percent, time left, loss, tokens/s and MFU: a bar, or lines in a log file."""
 
     def __init__(
         self,
@@ -173,18 +174,19 @@ class ProgressBar:
         seconds_between_lines: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`file`: by default stderr. Where it is no terminal, a plain line at most so often."""
+        """file: default stderr. If it is not a terminal, prints lines, at the least
+        `seconds_between_lines` apart."""
         self._file = sys.stderr if file is None else file
         self._start, self._num_steps = start_step, num_steps
         self._seconds_between, self._clock = seconds_between_lines, clock
-        self._began: float | None = None  # when the first step was done: compiled, that is
+        self._began: float | None = None  # after the first step, which includes the compilation
         self._last_line = -math.inf
         self._shown: dict[str, str] = {}
         self._bar = None
         self._terminal = self._file.isatty()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes the metrics of `step`; those of an evaluation on a line of their own."""
+        """Shows the metrics of `step`; those of an evaluation on a line of their own."""
         if "eval/loss" in metrics:
             self._write_evaluation(step, metrics)
             return
@@ -212,7 +214,7 @@ class ProgressBar:
             self._bar.set_postfix_str(", ".join(self._shown.values()))
 
     def note(self, what: str) -> None:
-        """Shows on a terminal what is done between two steps."""
+        """Shows `what` on a terminal: the work that is done between two steps."""
         if self._bar is not None:
             self._bar.set_postfix_str(what)
 
@@ -231,17 +233,17 @@ class ProgressBar:
             )
 
     def advance(self, step: int) -> None:
-        """Moves to `step` without metrics."""
+        """Moves the bar to `step`, which has no metrics."""
         self._begin(step)
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
     def flush(self) -> None:
-        """Puts on disk, or on the screen, what is written."""
+        """Flushes the output."""
         self._file.flush()
 
     def close(self) -> None:
-        """Writes what is left and lets go."""
+        """Closes the bar, if there is one."""
         if self._bar is not None:
             self._bar.close()
 
@@ -258,9 +260,9 @@ class ProgressBar:
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, float]]:
-    """Returns the lines of a metrics.jsonl; a last line that was cut short is left out.
+    """Returns the lines of a metrics.jsonl, null as NaN; skips a truncated last line.
 
-    Raises UserError, with file and line, for a file that is absent or other lines that are no
+    Raises UserError, with file and line, if the file is absent or another line is not a line of
     metrics.
     """
     return [line for _, line in _lines(epath.Path(path))]
@@ -287,7 +289,7 @@ def _lines(path: epath.Path) -> Iterator[tuple[bytes, dict[str, float]]]:
 
 
 def _rounded(value: float) -> float | None:
-    """Nine digits: all that a float32 holds, without the noise of its decimal form."""
+    """Rounds to nine digits, which preserve a float32 exactly; returns None if not finite."""
     return float(f"{float(value):.9g}") if math.isfinite(value) else None
 
 
@@ -303,14 +305,14 @@ def _shown(metrics: Mapping[str, float]) -> dict[str, str]:
 class _GrowingFile:
     """A file that bytes are appended to.
 
-    A local file has them at once. Object stores cannot append: there the whole file is written
-    again, at most every 30 s, and at `flush` and `close`.
+    A local file is written at once. Object stores cannot append: there the whole file is rewritten,
+    at most every 30 s, and at `flush` and `close`.
     """
 
     _SECONDS_BETWEEN_UPLOADS = 30.0
 
     def __init__(self, path: epath.Path, content: bytes = b""):
-        """Makes `path`, or replaces it as a whole, with `content`."""
+        """Creates `path` with `content`, or atomically replaces it."""
         self._path = path
         self._remote = "://" in os.fspath(path)
         with self._writing():
@@ -333,7 +335,7 @@ class _GrowingFile:
             self.flush()
 
     def flush(self) -> None:
-        """Puts on disk, or on the screen, what is written."""
+        """Uploads a remote file if it has grown; a local file is already written."""
         if self._remote and len(self._content) > self._uploaded:
             with self._writing():
                 self._path.write_bytes(bytes(self._content))
@@ -341,7 +343,7 @@ class _GrowingFile:
             self._uploaded = len(self._content)
 
     def close(self) -> None:
-        """Writes what is left and lets go."""
+        """Flushes and closes the file."""
         self.flush()
         if self._file is not None:
             self._file.close()

@@ -1,9 +1,9 @@
-"""Reads JSON files and checks their shape: a damaged file gives one line that names the key.
+"""Reads JSON files and checks their shape: a damaged file gives a one-line error naming the key.
 
 A shape is a type: a dataclass (its fields are the keys; a field with a default may be absent),
 list[T], tuple[T, ...], dict[str, T], Literal, unions, str, int, float, bool, None, Any, and
-Annotated[T, Between(...)] or Annotated[T, Like(...)] for bounds. Unknown keys are refused, except
-in subclasses of `Open`, for files that other tools and later versions add keys to.
+Annotated[T, Between(...)] or Annotated[T, Like(...)] for bounds. Unknown keys are rejected, except
+in subclasses of `Open`, for files to which other tools and later versions add keys.
 
     @dataclasses.dataclass(frozen=True)
     class Shard:
@@ -13,8 +13,8 @@ in subclasses of `Open`, for files that other tools and later versions add keys 
     shard = schema.read("shard.json", Shard, "write it again")
     # UserError: shard.json: records = -3: must be a whole number, 0 or more; write it again
 
-Our own files are written by `write`, which adds a checksum of the content. `read` compares it where
-there is one, so that no changed value is believed.
+Our own files are written by `write`, which adds a checksum of the content. `read` verifies the
+checksum if there is one, so that a changed value is not used.
 """
 
 import dataclasses
@@ -35,10 +35,10 @@ from etils import epath
 
 from bertjax import errors
 
-MAX_BYTES = 1 << 28  # of a JSON file; the largest tokenizer.json has a tenth of that
+MAX_BYTES = 1 << 28  # largest JSON file; the largest tokenizer.json has a tenth of that
 MAX_DEPTH = 64
 CHECKSUM = "checksum"
-PARTIAL = ".partial"  # the end of the name of a file that is being written
+PARTIAL = ".partial"  # suffix of a file that is being written
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Between:
     high: float = math.inf
 
     def fits(self, value: float) -> bool:
-        """Whether `value` lies within the bounds."""
+        """Returns whether `value` lies within the bounds."""
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
@@ -61,13 +61,13 @@ class Between:
 
 @dataclasses.dataclass(frozen=True)
 class Like:
-    """The form of a text: a regular expression, and its name for people."""
+    """The form of a string: a regular expression, and its name in error messages."""
 
     pattern: str
     name: str
 
     def fits(self, value: str) -> bool:
-        """Whether the whole of `value` has the form."""
+        """Returns whether the whole of `value` matches the pattern."""
         return re.fullmatch(self.pattern, value) is not None
 
     def __str__(self) -> str:
@@ -85,19 +85,19 @@ FileName = Annotated[str, Like(r"(?!\.)[^/\\\0]+", "the name of a file in the sa
 
 
 class Open:
-    """Base of shapes whose files may have further keys, which are skipped."""
+    """Base class of shapes whose files may have further keys, which are ignored."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """`format` and `version`, which a file of our own begins with."""
+    """The keys `format` and `version` at the start of our own files."""
 
     format: str
     version: int
 
 
 class _Misfit(Exception):
-    """A value of another shape: its key, the value, and what is expected."""
+    """Raised for a value that does not have the shape: its key, the value, and what is expected."""
 
     def __init__(self, key: str, value: Any, expected: str):
         super().__init__(key, value, expected)
@@ -107,10 +107,10 @@ class _Misfit(Exception):
 def read(
     file: str | os.PathLike, shape: type[T], remedy: str, *, form: Form | None = None
 ) -> T:
-    """The content of a JSON file as an instance of `shape`. Raises UserError, one line.
+    """Returns the content of a JSON file as an instance of `shape`. Raises a one-line UserError.
 
-    remedy: the end of the message: what to do about a damaged file.
-    form: what the file must begin with; its keys are no fields of `shape`.
+    remedy: the end of the error message: what to do about a damaged file.
+    form: the format and version that the file must have; `shape` has no fields for them.
     """
     content = read_object(file, remedy)
     sealed = content.pop(CHECKSUM, None)
@@ -136,14 +136,14 @@ def read(
 def write(
     file: str | os.PathLike, content: Mapping[str, Any], form: Form | None = None
 ) -> None:
-    """Writes `content` as JSON with a checksum, for `read`; the file appears whole or not at all.
+    """Writes `content` atomically as JSON with a checksum, for `read`.
 
-    form: its keys are put in front.
+    form: its keys are written first.
     """
     whole = json.loads(json.dumps({**(vars(form) if form else {}), **content}))
     whole[CHECKSUM] = _checksum(whole)
     path = epath.Path(file)
-    # One name for every process: what a killed one left is written over by the next.
+    # All processes use the same name, so that the next one overwrites a killed one's partial file.
     partial = path.parent / f".{path.name}{PARTIAL}"
     try:
         partial.write_text(json.dumps(whole, indent=1) + "\n")
@@ -153,7 +153,7 @@ def write(
 
 
 def read_object(file: str | os.PathLike, remedy: str) -> dict[str, Any]:
-    """The object in a JSON file of any shape. Raises UserError, one line."""
+    """Returns the object in a JSON file of any shape. Raises a one-line UserError."""
     try:
         if "://" not in os.fspath(file) and not stat.S_ISREG(os.stat(file).st_mode):
             raise errors.UserError(f"{file}: is not a file; {remedy}")
@@ -172,12 +172,12 @@ def read_object(file: str | os.PathLike, remedy: str) -> dict[str, Any]:
 def parse(
     data: bytes | str, where: Any, remedy: str, *, number: int | None = None
 ) -> dict[str, Any]:
-    """The object in a text of JSON. Raises UserError, one line that begins with `where`.
+    """Parses a JSON text that is an object. Raises a one-line UserError that begins with `where`.
 
-    Refused are also keys that are there twice, nesting beyond MAX_DEPTH, and halves of surrogate
-    pairs, which are no characters.
+    Also rejects repeated keys, nesting beyond MAX_DEPTH, and halves of surrogate pairs, which are
+    not characters.
 
-    number: the line of a file of JSON lines that `data` is; the error names it.
+    number: for a file of JSON lines, the line number of `data`; the error names it.
     """
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
@@ -202,8 +202,9 @@ def parse(
 
 
 def typed(content: Any, shape: Any, where: Any, remedy: str) -> Any:
-    """`content` of JSON as an instance of `shape`: dataclasses and tuples are made where the shape
-    has them. Raises UserError that names `where`, the key and the value."""
+    """Converts JSON `content` to an instance of `shape`, building its dataclasses and tuples.
+
+    Raises UserError naming `where`, the key and the value."""
     try:
         return _typed(content, shape, "")
     except _Misfit as misfit:
@@ -214,8 +215,8 @@ def typed(content: Any, shape: Any, where: Any, remedy: str) -> Any:
 
 
 def short(value: Any, width: int = 60) -> str:
-    """The start of a value as Python prints it, for a message."""
-    if isinstance(value, dict):  # not all of it: it may be large
+    """Returns the repr of a value, truncated to `width` characters, for an error message."""
+    if isinstance(value, dict):  # do not print all of a large dict
         value = dict(itertools.islice(value.items(), width))
     text = repr(value[: width + 1] if isinstance(value, str | list) else value)
     return text if len(text) <= width else f"{text[: width - 3]}..."
@@ -246,7 +247,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _strange(content: Any) -> str:
-    """What no file of JSON may hold, whatever its shape; "" where there is nothing of it."""
+    """Returns why `content` is invalid in a file of any shape; "" if it is not."""
     for depth, value in _walk(content):
         if depth > MAX_DEPTH:
             return f"is nested more than {MAX_DEPTH} levels deep"
@@ -259,7 +260,7 @@ def _strange(content: Any) -> str:
 
 
 def _walk(content: Any) -> Iterator[tuple[int, Any]]:
-    """(depth, value) of a value and of all keys and values in it."""
+    """Yields (depth, value) for a value and all keys and values in it."""
     todo = [(0, content)]
     while todo:
         depth, value = todo.pop()
@@ -273,7 +274,7 @@ def _walk(content: Any) -> Iterator[tuple[int, Any]]:
 
 @functools.cache
 def _fields(shape: type) -> dict[str, tuple[Any, bool]]:
-    """{key: (shape, whether it must be there)} of a dataclass."""
+    """Returns {key: (shape, whether it is required)} of a dataclass."""
     hints = typing.get_type_hints(shape, include_extras=True)
     missing = dataclasses.MISSING
     return {

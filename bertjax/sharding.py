@@ -1,13 +1,13 @@
-"""Where arrays live: the mesh, and two tables that say which axis of what is split over it.
+"""Sharding: the mesh, and two tables that define how every array is split over it.
 
-`PARAM_AXES` maps a parameter's path to logical axes, one a dimension (None: whole); what is stacked
-over layers has one more in front. The same table covers the optimizer's moments, whose paths
-end alike, and gradients. `AXIS_RULES` maps logical axes to mesh axes. An axis whose size the mesh
-axis does not divide stays whole.
+`PARAM_AXES` maps a parameter's path to logical axes, one per dimension (None: not split). Arrays
+that are stacked over layers have one more axis in front. The same table covers gradients and the
+optimizer's moments, whose paths end alike. `AXIS_RULES` maps logical axes to mesh axes. A dimension
+that is not divisible by the size of the mesh axis is not split.
 
-Parameters are split over fsdp where they are kept and whole over it where they are used. Of kernels
-between activations that are pinned the compiler sees to that; tables of the vocabulary are
-`gathered`, since rows looked up in parts of a row would be put together on every device.
+Parameters are stored sharded over fsdp and all-gathered before use. For kernels the compiler does
+this by itself, since the activations around them are pinned. Vocabulary tables need `gathered`:
+otherwise each device looks up parts of rows, and every device must reassemble the rows.
 
     mesh = sharding.make_mesh("fsdp:4,tensor:2")
     with jax.set_mesh(mesh): ...
@@ -38,11 +38,11 @@ AXIS_RULES: dict[str, tuple[str, ...]] = {
     "vocab": ("tensor",),
     "layers": (),
 }
-# The embed axis of an activation stays whole: its fsdp devices already split the batch.
+# The embed axis of an activation is not split: the fsdp devices already split the batch.
 ACTIVATION_RULES = {**AXIS_RULES, "embed": ()}
 
-# The first pattern found in the path decides. Tables of a few hundred rows are not worth splitting.
-# A family of another package inserts lines for parameter names of its own when it is imported.
+# The first pattern that matches decides. Tables of a few hundred rows are not worth splitting.
+# A family from another package inserts lines for its own parameter names when it is imported.
 PARAM_AXES: list[tuple[str, tuple[str | None, ...]]] = [
     (r"word/embedding$", ("vocab", "embed")),
     (r"(position|token_type)/embedding$", (None, None)),
@@ -66,10 +66,10 @@ PARAM_AXES: list[tuple[str, tuple[str | None, ...]]] = [
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Sizes of the mesh axes of "fsdp:4,tensor:2": what is not named is 1, but data is -1.
+    """Parses "fsdp:4,tensor:2" into sizes of the mesh axes; axes not named are 1, but data is -1.
 
-    One size may be -1: the devices that the others leave; data is then 1 unless it is named.
-    Raises UserError for another form.
+    -1 means all remaining devices. If another axis has the size -1, data is 1 unless it is named.
+    Raises UserError for text of another form.
     """
     sizes = {}
     for part in text.split(","):
@@ -83,9 +83,9 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def mesh_sizes(text: str, num_devices: int) -> dict[str, int]:
-    """Sizes of the mesh axes of `config.mesh` on so many devices, in the order of MESH_AXES.
+    """Returns the sizes of the mesh axes of `config.mesh` on `num_devices`, in MESH_AXES order.
 
-    Raises UserError when they do not multiply to the number of devices.
+    Raises UserError if their product is not the number of devices.
     """
     sizes = parse_mesh(text)
     known = math.prod(size for size in sizes.values() if size != -1)
@@ -101,17 +101,17 @@ def mesh_sizes(text: str, num_devices: int) -> dict[str, int]:
 
 
 def described(mesh: Mesh, dtype: str) -> str:
-    """Returns the devices, the axes larger than 1 and the type of activations, for people."""
+    """Returns a description of the devices, the axes larger than 1 and the activation dtype."""
     axes = ",".join(f"{name}:{size}" for name, size in mesh.shape.items() if size > 1) or "data:1"
     return f"{mesh.size} x {mesh.devices.flat[0].device_kind}, mesh {axes}, {dtype}"
 
 
 def make_mesh(text: str = "data:-1", devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh of all devices, or those given, with the sizes of `mesh_sizes`.
+    """Returns a mesh of `devices` (default: all) with the sizes of `mesh_sizes`.
 
-    Its axes may be parts of the axes of a TPU's torus. Of several TPU slices, which a slower
-    network joins, data goes over all of them and the other axes stay within one; UserError when the
-    size of data is no multiple of their number.
+    A mesh axis may be a part of an axis of a TPU's torus. TPU slices are joined by a slower
+    network, so only the data axis spans several slices. Raises UserError if the size of data is not
+    a multiple of the number of slices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(text, len(devices))
@@ -136,7 +136,7 @@ def make_mesh(text: str = "data:-1", devices: Sequence[jax.Device] | None = None
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Into how many parts the batch axis is split."""
+    """Returns the number of parts that the batch axis is split into."""
     return int(np.prod([mesh.shape[axis] for axis in AXIS_RULES["batch"]]))
 
 
@@ -159,12 +159,12 @@ def _pin(x: jax.Array, axes: Sequence[str | None], rules: dict) -> jax.Array:
 
 
 def constrain(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
-    """Pins the logical axes of an activation to the mesh in use; outside a mesh returns `x`."""
+    """Pins an activation's logical axes to the current mesh; returns `x` outside a mesh."""
     return _pin(x, axes, ACTIVATION_RULES)
 
 
 def splits(axis: str) -> bool:
-    """Whether the mesh in use splits this logical axis of activations."""
+    """Returns whether the current mesh splits this logical axis of activations."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and any(mesh.shape[name] > 1 for name in ACTIVATION_RULES[axis])
 
@@ -175,10 +175,10 @@ def map_shards(
     axes: Mapping[str, Sequence[str | None]],
     like: str,
 ) -> jax.Array:
-    """`function` of the parts that each device holds, for what the compiler cannot split itself.
+    """Applies `function` to each device's shards, for operations that the compiler cannot split.
 
-    axes: logical axes of each array, as of activations. like: the array whose shape the result has.
-    Outside a mesh: `function(arrays)`.
+    axes: the logical axes of each array, split like activations. like: the name of the array whose
+    sharding the result has. Returns `function(arrays)` outside a mesh.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
@@ -192,12 +192,12 @@ def map_shards(
 
 
 def path_name(path: Sequence[Any]) -> str:
-    """The path of a leaf as "encoder/layers/mlp/wi/kernel"."""
+    """Returns the path of a leaf as "encoder/layers/mlp/wi/kernel"."""
     return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)
 
 
 def param_axes(path: str) -> tuple[str | None, ...]:
-    """Logical axes of the parameter at `path`. KeyError for a name that the table does not know."""
+    """Returns the logical axes of the parameter at `path`. Raises KeyError if no line matches."""
     for pattern, axes in PARAM_AXES:
         if re.search(pattern, path):
             return ("layers", *axes) if "/layers/" in path else axes
@@ -205,7 +205,7 @@ def param_axes(path: str) -> tuple[str | None, ...]:
 
 
 def gathered(param: jax.Array, path: str) -> jax.Array:
-    """The parameter at `path` as activations use it: whole over fsdp. Outside a mesh: `param`.
+    """All-gathers the parameter at `path` over fsdp before use. Returns `param` outside a mesh.
 
     Its gradient is summed over the devices and split again, by `constrain_params`.
     """
@@ -213,9 +213,10 @@ def gathered(param: jax.Array, path: str) -> jax.Array:
 
 
 def constrain_params(params: Any) -> Any:
-    """Pins a tree of the parameters' shapes, as gradients are, to where parameters are kept.
+    """Pins a tree with the structure of the parameters, such as gradients, to their shardings.
 
-    Without it the compiler may sum micro-batches in arrays as large as the model on each device.
+    Without it the compiler may accumulate micro-batches in unsharded arrays, as large as the model,
+    on each device.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return params
@@ -225,10 +226,10 @@ def constrain_params(params: Any) -> Any:
 
 
 def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:
-    """A NamedSharding for every leaf of a state: parameters and moments by the table.
+    """Returns a NamedSharding for every leaf of a state; PARAM_AXES splits parameters and moments.
 
-    All else is whole on every device. So are Adafactor's factored moments, means over rows and over
-    columns: of T5-3b they are 13 MB beside parameters of 11.4 GB.
+    All other leaves are replicated. So are Adafactor's factored moments, means over rows and over
+    columns: for T5-3b they take 13 MB, the parameters 11.4 GB.
     """
 
     def one(path, leaf):
@@ -241,19 +242,19 @@ def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows over data and fsdp."""
+    """Returns the sharding of a batch: rows over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(AXIS_RULES["batch"]))
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """Sorted numbers of the rows of a global batch which this process's devices hold."""
+    """Returns the sorted indices of the rows of a global batch that this process's devices hold."""
     places = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
     starts = sorted({index[0].indices(batch_size)[:2] for index in places.values()})
     return np.concatenate([np.arange(start, stop) for start, stop in starts])
 
 
 def global_batch(mesh: Mesh, batch_size: int, local: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-    """One jax.Array a feature over the mesh, out of the rows `local_rows` of each process."""
+    """Builds a global jax.Array for each feature from the `local_rows` of each process."""
     place = batch_sharding(mesh)
     return {
         name: jax.make_array_from_process_local_data(place, rows, (batch_size, *rows.shape[1:]))

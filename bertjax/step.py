@@ -1,7 +1,7 @@
-"""One step of training and of evaluation, as pure functions.
+"""One training step and one evaluation step, as pure functions.
 
-The gradient does not depend on how the batch is cut: every loss is a sum over the whole batch,
-divided once by the weight of the whole batch, over all devices and micro-batches.
+The gradient does not depend on how the batch is split over devices and micro-batches: every loss is
+a sum over the whole batch, divided once by the weight of the whole batch.
 """
 
 import functools
@@ -17,8 +17,8 @@ import optax
 from bertjax import metrics, sharding
 
 Batch = dict[str, jax.Array]
-# objective.loss with its config bound: (apply, batch) -> {name: (sum, weight)}. What it needs of
-# frozen models, bound to their parameters, comes by keyword: loss(apply, batch, teacher=...).
+# objective.loss with its config bound: (apply, batch) -> {name: (sum, weight)}. Frozen models,
+# bound to their parameters, are passed by keyword: loss(apply, batch, teacher=...).
 Loss = Callable[..., metrics.Terms]
 # objective.normalizers with its config bound: batch -> {name of a loss term: weight}
 Normalizers = Callable[[Batch], dict[str, jax.Array]]
@@ -26,24 +26,28 @@ Normalizers = Callable[[Batch], dict[str, jax.Array]]
 
 @flax.struct.dataclass
 class TrainState:
-    """All that a step changes. `step` is also the position in the data."""
+    """Everything that a step changes. `step` is also the position in the data."""
 
     step: jax.Array  # int32
     params: Any
     opt_state: Any
     rng: jax.Array  # typed key; folded with the step, never changed
     skipped: jax.Array  # int32: non-finite steps so far
-    skipped_in_row: jax.Array  # int32: of them, those since the last finite one
+    skipped_in_row: jax.Array  # int32: non-finite steps since the last finite one
 
 
 def init_state(params: Any, tx: optax.GradientTransformation, rng: jax.Array) -> TrainState:
-    """The state before the first step."""
-    step, skipped, in_row = (jnp.zeros((), jnp.int32) for _ in range(3))  # each can be donated
+    """Returns the state before the first step."""
+    # Three arrays and not one, so that each can be donated.
+    step, skipped, in_row = (jnp.zeros((), jnp.int32) for _ in range(3))
     return TrainState(step, params, tx.init(params), rng, skipped, in_row)
 
 
 def bound(frozen_models: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict[str, Callable]:
-    """Each frozen model with its parameters, without dropout and without gradients."""
+    """Returns an apply function for each frozen model, without dropout and without gradients.
+
+    frozen: the parameters of each model, by the same names.
+    """
 
     def bind(model, params):
         def apply(*args, **kwargs):
@@ -56,7 +60,7 @@ def bound(frozen_models: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict[s
 
 
 def _micro_batches(batch: Batch, count: int) -> Batch:
-    # Rows m, m + count, m + 2 count ... make micro-batch m, so each device keeps the rows it has.
+    # Micro-batch m consists of rows m, m + count, m + 2 count ..., so that no row changes device.
     def cut(x):
         return jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1)
 
@@ -64,10 +68,10 @@ def _micro_batches(batch: Batch, count: int) -> Batch:
 
 
 def _unless(bad: jax.Array, update: Callable[..., Any], *old: Any) -> Any:
-    """update(*old), or `old` where it is `bad`.
+    """Returns update(*old), or `old` if `bad`.
 
-    The choice between two arrays costs TPUs nothing: it is part of the update. CPUs copy for it
-    whatever they could update in place, so there it is made once for all.
+    On TPUs `jnp.where` costs nothing, since it is fused into the update. On CPUs it would copy
+    arrays that could be updated in place, so there one `lax.cond` decides for all of them.
     """
 
     def choose(*old):
@@ -92,11 +96,11 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """Returns step(state, batch, frozen={}) -> (state, metrics); jit it with the state donated.
 
-    scales: factor of each loss in the sum that is minimised. frozen_models: by the names under
-    which the loss takes them; `frozen` holds the parameters of each. combine: the model's
-    parameters out of those that are trained and of `frozen`, where not all of them are.
+    scales: factor of each loss in the sum that is minimised. frozen_models: Linen modules, by the
+    names of the loss's keyword arguments; `frozen` holds the parameters of each. combine: builds
+    the model's parameters from the trained ones and `frozen`, if only a part is trained.
 
-    A step whose loss or gradient is not finite changes nothing but `step` and the two counts.
+    A step whose loss or gradient is not finite changes only `step` and the counts of skipped steps.
     """
 
     def loss_fn(params, batch, weights, rng, frozen):
@@ -155,7 +159,7 @@ def make_train_step(
             **means,
             "terms": terms,
             "grad_norm": grad_norm,
-            "learning_rate": schedule(state.step - state.skipped),  # as tx counts
+            "learning_rate": schedule(state.step - state.skipped),  # tx does not count skipped ones
             "skipped": new_state.skipped,
             "skipped_in_row": new_state.skipped_in_row,
         }

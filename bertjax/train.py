@@ -1,10 +1,10 @@
-"""The training of a model, top to bottom.
+"""Trains a model as a config describes, and evaluates it on held-out data.
 
     train.train_and_evaluate(config.load("configs/bert_base.py"), "run/")
 
-At every step boundary the order is: evaluate, save, stop if asked to; then take a batch and step.
-The saved state holds `step`, and `step` decides the next batch, so a run that is killed and started
-again does what it would have done.
+At every step boundary the order is: evaluate, save, stop if requested; then take a batch and step.
+The saved state holds `step`, and `step` determines the next batch. A run that is killed and
+restarted therefore computes the same as an uninterrupted one.
 """
 
 import contextlib
@@ -50,10 +50,10 @@ UNLOGGED = "unlogged"  # in the meta of a checkpoint: sums of the steps since th
 def train_and_evaluate(
     config: ml_collections.ConfigDict, workdir: str | os.PathLike
 ) -> dict[str, float]:
-    """Trains to `config.num_steps`, from the newest checkpoint of `workdir` where there is one.
+    """Trains to `config.num_steps`, from the newest checkpoint of `workdir` if there is one.
 
-    Returns the last held-out metrics. Raises UserError for what the user can mend, Preempted after
-    a SIGTERM and KeyboardInterrupt after a Ctrl-C, both with the state saved.
+    Returns the last held-out metrics. Raises UserError for errors that the user can fix. After a
+    SIGTERM raises Preempted, after a first Ctrl-C KeyboardInterrupt, both with the state saved.
     """
     config_lib.validate(config)
     mesh = make_mesh(config)
@@ -116,12 +116,12 @@ def train_and_evaluate(
                         eval_step, state.params, held, mesh, config_lib.forward_size(config, phase),
                         experiment.scales, unigram, frozen_params,
                     )  # fmt: skip
-                    if step > start:  # a finished run that is started again has written it
+                    if step > start:  # a finished run that is restarted has written it already
                         log.heldout(step, heldout)
                 if saves:
                     meta = {**vars(identity), "step": step, "saved_at": time.time()}
                     meta[UNLOGGED] = log.unlogged()
-                    # Losses at two lengths are no ranking: the best is one of the last phase.
+                    # Losses at different lengths cannot be ranked: only the last phase counts.
                     ranked = evaluates and phase == phases[-1]
                     scores = _prefixed("eval", heldout) if ranked else None
                     checkpoints.save(step, state, meta, scores)
@@ -141,12 +141,12 @@ def train_and_evaluate(
 
 
 def stage(what: str) -> contextlib.AbstractContextManager[progress.Done]:
-    """Prints on process 0 what takes long."""
+    """Returns a context manager that prints `what` on process 0 while its block runs."""
     return progress.stage(what, shown=jax.process_index() == 0)
 
 
 def make_mesh(config: ml_collections.ConfigDict) -> jax.sharding.Mesh:
-    """The mesh of `config.mesh`; where that is "auto", says which one it has chosen."""
+    """Returns the mesh of `config.mesh`; for "auto", prints the chosen mesh."""
     mesh = auto.mesh_of(config, jax.devices())
     if config.mesh == "auto" and mesh != "data:1" and jax.process_index() == 0:
         errors.tell(f"mesh {mesh} of {jax.device_count()} devices")
@@ -154,7 +154,11 @@ def make_mesh(config: ml_collections.ConfigDict) -> jax.sharding.Mesh:
 
 
 def open_data(config: ml_collections.ConfigDict) -> tuple[store.Dataset, store.Dataset]:
-    """The train split and the held-out split. UserError unless one tokenizer made both."""
+    """Returns the train split and the held-out split of the prepared data.
+
+    Raises UserError if data.path is not set, if nothing is held out, or if the two splits were
+    prepared with different tokenizers.
+    """
     if not config.data.path:
         raise errors.UserError(
             "config.data.path is not set: give --config.data.path=FOLDER, as `bertjax prepare` "
@@ -181,7 +185,7 @@ def open_data(config: ml_collections.ConfigDict) -> tuple[store.Dataset, store.D
 def open_checkpoints(
     config: ml_collections.ConfigDict, workdir: str | os.PathLike
 ) -> checkpoint.Checkpoints:
-    """The checkpoints of a workdir, to write."""
+    """Opens the checkpoints of a workdir for reading and writing."""
     return checkpoint.Checkpoints(
         epath.Path(workdir) / workdir_lib.CHECKPOINTS,
         keep_last=config.checkpoint.keep_last,
@@ -196,7 +200,7 @@ def open_checkpoints(
 def frozen_artifacts(
     config: ml_collections.ConfigDict, data: store.Dataset
 ) -> dict[str, artifact.Artifact]:
-    """The models that the objective asks and that nothing trains, by the names it gives them."""
+    """Returns the frozen models that the objective needs, by its names for them ("teacher")."""
     if "teacher" not in config.objective:
         return {}
     length = max(phase.length for phase in config_lib.phases(config))
@@ -207,7 +211,7 @@ def frozen_artifacts(
 def frozen_models(
     config: ml_collections.ConfigDict, frozen: Mapping[str, artifact.Artifact]
 ) -> dict[str, Any]:
-    """Their Linen modules, computed as the run's own model is."""
+    """Returns the Linen modules of the frozen models, with the run's own compute settings."""
     compute = plugins.compute(config)
     return {name: plugins.model(a.family, a.fields, compute) for name, a in frozen.items()}
 
@@ -215,7 +219,7 @@ def frozen_models(
 def place_frozen(
     mesh: jax.sharding.Mesh, frozen: Mapping[str, artifact.Artifact]
 ) -> dict[str, Any]:
-    """Their parameters, split over the mesh by the table that splits the model's own."""
+    """Returns the frozen models' parameters, sharded over the mesh like the model's own."""
     params = {name: {"params": model.params} for name, model in frozen.items()}
     placed = jax.device_put(params, sharding.state_shardings(mesh, params))
     return {name: tree["params"] for name, tree in placed.items()}
@@ -228,13 +232,13 @@ def first_state(
     data: store.Dataset,
     frozen: Mapping[str, artifact.Artifact],
 ) -> tuple[step_lib.TrainState, dict[str, Any]]:
-    """The newest checkpoint's state and its meta, or a fresh state and no meta.
+    """Returns the newest checkpoint's state and its meta, or a fresh state and an empty meta.
 
-    Each array is made where it belongs. A fresh state starts from `config.init_from` or, of a
+    Each array is created with its sharding. A fresh state starts from `config.init_from` or, for a
     student, from layers of its teacher.
 
-    Raises UserError when `config.init_from` was trained with another tokenizer than the data's and
-    `config.init_vocabulary` allows no other.
+    Raises UserError if `config.init_vocabulary` is "same" and `config.init_from` was trained with
+    another tokenizer than the data's.
     """
     abstract = experiment.abstract_state(mesh)
     if checkpoints.latest_step() is not None:
@@ -271,11 +275,11 @@ def _prefixed(prefix: str, values: dict[str, Any]) -> dict[str, float]:
 
 
 class StepLog:
-    """Watches the steps without making the device wait: a step is read when the next one runs.
+    """Logs the steps without making the device wait: reads a step's metrics while the next runs.
 
-    What a line says of losses is the mean over the steps since the last line: sums over weights,
-    skipped steps left out. A checkpoint between two lines holds the sums so far, so that a run
-    that is killed and started again writes the same lines.
+    The logged losses are means over the steps since the last line: the sum of sums divided by the
+    sum of weights, without skipped steps. A checkpoint between two lines holds the sums so far, so
+    that a run that is killed and restarted writes the same lines.
 
     Raises UserError after `config.max_bad_steps` non-finite steps in a row.
     """
@@ -288,7 +292,7 @@ class StepLog:
         checkpoints: checkpoint.Checkpoints,
         meta: Mapping[str, Any] = MappingProxyType({}),
     ):
-        """meta: of the checkpoint that the run resumes from."""
+        """meta: the meta of the checkpoint that the run resumes from."""
         self._sums: metrics.Terms = dict(meta[UNLOGGED]) if UNLOGGED in meta else {}
         self._experiment, self._config = experiment, experiment.config
         self._checkpoints = checkpoints
@@ -305,13 +309,13 @@ class StepLog:
         self._writers.close()
 
     def step(self, number: int, phase: config_lib.Phase, report: dict[str, jax.Array]) -> None:
-        """Step `number` is under way: read the one before it; on a CPU, wait for it and read it."""
+        """Logs the step before `number`, which was just dispatched; on a CPU, `number` itself."""
         if not self._on_cpu:
             self._read()
         self._unread = number, report
         self._tokens += phase.batch_size * phase.length
         self._flops += phase.batch_size * self._experiment.flops_per_sequence(phase.length)
-        if phase != self._phase:  # its first step was compiled: that time is no speed
+        if phase != self._phase:  # do not count the compilation of its first step in the speed
             self._phase = phase
             jax.block_until_ready(report["loss"])
             self._restart_clock()
@@ -320,7 +324,7 @@ class StepLog:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Reads the last step and stops the clock: what happens inside is no training."""
+        """Logs the last step and stops the clock during the block, which does no training."""
         self._read()
         self._writers.flush()
         self._seconds += time.perf_counter() - self._since
@@ -328,17 +332,17 @@ class StepLog:
         self._since = time.perf_counter()
 
     def compiling(self, phase: config_lib.Phase) -> contextlib.AbstractContextManager[Any]:
-        """Says that the train step is compiled, around the first call of a phase."""
+        """Prints "compiling the train step" around the first call of a phase."""
         if phase == self._phase:
             return contextlib.nullcontext()
         return stage("compiling the train step")
 
     def note(self, what: str) -> None:
-        """Shows on the terminal what is done between two steps."""
+        """Shows `what` on the terminal: the work that is done between two steps."""
         self._writers.note(what)
 
     def unlogged(self) -> dict[str, list[float]]:
-        """Sums and weights of the steps since the last line, for the meta of a checkpoint."""
+        """Returns sums and weights of the steps since the last line, for a checkpoint's meta."""
         return {name: list(term) for name, term in self._sums.items()}
 
     def heldout(self, step: int, values: dict[str, float]) -> None:
@@ -366,7 +370,7 @@ class StepLog:
         general = {name: float(jax.device_get(report[name])) for name in names}
         values = metrics.means(self._sums)
         loss = metrics.total_loss(values, self._experiment.scales) if values else math.nan
-        if number % self._config.log_every == 0:  # the line of the last step may come in between
+        if number % self._config.log_every == 0:  # the last step may be logged off the period
             self._sums = {}
         seconds = self._seconds + time.perf_counter() - self._since
         line = {**_prefixed("train", {"loss": loss, **values}), **general}

@@ -1,4 +1,4 @@
-"""The folder of one run: whose it is, and that a restart is the same run.
+"""The workdir of one run: stores the run's identity and checks that a restart is the same run.
 
     run/config.json        resolved config, fingerprints of tokenizer and data; written once
     run/tokenizer/         the tokenizer's files
@@ -28,19 +28,19 @@ CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 
-# Keys that configs of earlier versions lack, with what these did.
+# Keys that configs of earlier versions lack, with the values that match what those versions did.
 _ADDED = {"model.num_labels": 0, "model.adapter_size": 0}
 _PATHS = ("data.path", "data.heldout_path", "init_from", "objective.teacher")
 
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """What makes two starts the same run, and what every checkpoint carries."""
+    """Identifies a run; stored in its workdir and in the meta of every checkpoint."""
 
     config: dict[str, Any]
     tokenizer_fingerprint: str
     data_fingerprint: str
-    frozen_fingerprints: dict[str, str]  # of the models that the objective asks, by its names
+    frozen_fingerprints: dict[str, str]  # of the objective's frozen models, by its names for them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _Objective(schema.Open):
 
 @dataclasses.dataclass(frozen=True)
 class _Config(schema.Open):
-    """The keys of a stored config that are read without making a config of it."""
+    """The keys of a stored config that are read without building a ConfigDict."""
 
     family: str
     model: dict[str, Any]
@@ -69,13 +69,13 @@ def identity(
     data_fingerprint: str,
     frozen_fingerprints: Mapping[str, str],
 ) -> Identity:
-    """The identity of a run; tuples become lists, as in the JSON that it is compared with."""
+    """Returns the identity of a run, with tuples as lists, as in the JSON it is compared to."""
     plain = json.loads(json.dumps(config.to_dict()))
     return Identity(plain, tokenizer_fingerprint, data_fingerprint, dict(frozen_fingerprints))
 
 
 def read(path: str | os.PathLike) -> Identity:
-    """The identity stored in a workdir. UserError names the file when it is absent or damaged."""
+    """Returns the identity stored in a workdir. Raises UserError if it is absent or damaged."""
     file = paths.of(path) / CONFIG
     if not file.exists():
         raise errors.UserError(f"{file}: not there; {path} is not the workdir of a run")
@@ -107,7 +107,10 @@ def _differences(mine: dict[str, Any], stored: dict[str, Any]) -> list[str]:
 
 
 def without_paths(mine: Identity) -> dict[str, Any]:
-    """What all processes of a run share, by name: what paths lead to, but not the paths."""
+    """Returns what all processes must agree on, by name: the identity without paths.
+
+    Paths may differ between hosts; the fingerprints identify what they lead to.
+    """
     config = {key: value for key, value in _flat(mine.config).items() if key not in _PATHS}
     return {
         "config": config,
@@ -118,7 +121,7 @@ def without_paths(mine: Identity) -> dict[str, Any]:
 
 
 def saved_step(path: str | os.PathLike) -> int | None:
-    """The newest step that a workdir has saved, None where there is none; asks the disk alone."""
+    """Returns the newest step saved in a workdir, None if there is none; lists files only."""
     folder = paths.of(path) / CHECKPOINTS
     steps = [item for item in folder.iterdir() if item.name.isdecimal()] if folder.exists() else []
     if "://" in os.fspath(path):  # Orbax cannot rename there, and writes this file last
@@ -129,9 +132,9 @@ def saved_step(path: str | os.PathLike) -> int | None:
 def claim(path: str | os.PathLike, mine: Identity, save_tokenizer: Any) -> None:
     """Makes `path` the workdir of this run, or checks that it already is.
 
-    save_tokenizer: called with the folder to write the tokenizer's files to. Raises UserError when
-    the folder belongs to a run with another config, tokenizer, data or teacher, and that has saved
-    a checkpoint; what has saved none is nobody's yet. Another `num_steps` is allowed if the saved
+    save_tokenizer: called with the folder to write the tokenizer's files to. Raises UserError if
+    the folder has a checkpoint of a run with another config, tokenizer, data or teacher. A folder
+    without a checkpoint may be reused by any run. A different `num_steps` is allowed if the saved
     steps would have been the same.
     """
     folder = paths.of(path)
@@ -170,10 +173,10 @@ def claim(path: str | os.PathLike, mine: Identity, save_tokenizer: Any) -> None:
 
 
 def _changed_past(path: str | os.PathLike, mine: Identity, stored: Identity) -> bool:
-    """Returns False if another `num_steps` changes nothing of the steps that are saved.
+    """Returns False if the changed `num_steps` would have left the saved steps the same.
 
-    True where another key differs too, which `claim` refuses. Raises UserError that says what of
-    the saved steps would have been another.
+    Returns True if another key differs too, which `claim` rejects. Raises UserError naming the
+    difference if a saved step would have been different.
     """
     num_steps, before = mine.config["num_steps"], stored.config["num_steps"]
     if _differences(mine.config, stored.config | {"num_steps": num_steps}):
@@ -211,5 +214,5 @@ def _changed_past(path: str | os.PathLike, mine: Identity, stored: Identity) -> 
 
 
 def _write(folder: epath.Path, identity: Identity) -> None:
-    # Last, and whole: without it the folder is nobody's.
+    # NOTE: the last write, and atomic, because a folder without it belongs to no run.
     schema.write(folder / CONFIG, dataclasses.asdict(identity), FORM)
