@@ -70,9 +70,9 @@ def _shown(value: Any) -> str:
 
 
 def of_run(file: str | None) -> list[str]:
-    """Returns the help on the keys of `pretrain`, with the values of a config file FILE or FILE:ARG.
+    """Returns help on the keys of a run, with the values of a config file FILE or FILE:ARG.
 
-    Without a file shows the defaults, and for every objective the keys that differ from the first.
+    Without a file shows the defaults, and for each other objective the keys that differ.
     """
     config = config_lib.of_file("config", file, ConfigDict) if file else config_lib.default()
     what = f"values of {file}" if file else "defaults"
@@ -137,7 +137,7 @@ def _general(config: ConfigDict) -> Group:
 
 
 def _known(prefix: str, values: Mapping[str, Any], module: ModuleType) -> Group:
-    """Returns `values` of a plug-in with the comments of its Config, or of BERT's for models."""
+    """Returns a plug-in's `values` with its Config's comments; a model also has BERT's comments."""
     shared = comments(plugins.family("bert").Config) if prefix == "model" else {}
     known = shared | comments(module.Config)
     return {

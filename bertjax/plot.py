@@ -1,7 +1,7 @@
-"""Curves of a run as one PNG: losses large; accuracies, learning rate and tokens/s small.
+"""Plots a run's curves in one PNG: losses large; accuracies, learning rate and tokens/s small.
 
 Example:
-    plot.curves(watch.read_metrics("run/metrics.jsonl"), "run/curves.png", unigram_loss=6.8)
+    plot.curves(run_log.read_metrics("run/metrics.jsonl"), "run/curves.png", unigram_loss=6.8)
 """
 
 import io
@@ -14,7 +14,7 @@ import numpy as np
 from bertjax import errors, paths
 
 TRAIN, HELDOUT, REFERENCE, QUIET = "#3b76af", "#d1622b", "#5a5a5a", "#8a8a8a"
-# The main losses of the objectives, and what they are called above the curves.
+# The main losses of the objectives, and their titles above the curves.
 LOSSES = {"mlm_loss": "Masked language model loss", "lm_loss": "Language model loss"}
 STYLE = {
     "font.size": 9,
@@ -40,12 +40,13 @@ def curves(
     unigram_loss: float | None = None,
     title: str = "",
 ) -> None:
-    """Draws `metrics`, as `watch.read_metrics` returns them, to the PNG file `path`.
+    """Draws `metrics`, as `run_log.read_metrics` returns them, to the PNG file `path`.
 
-    unigram_loss: loss in nats of the model that knows only how frequent each token is. What a run
-    did not measure has no curve. Raises UserError where there is no loss at all.
+    unigram_loss: loss in nats of the model that predicts each token by its frequency. Metrics that
+    the run did not log have no curve. Raises UserError if there is no loss at all.
     """
-    # Imported here: training needs no matplotlib. A bare Figure is free of displays and globals.
+    # Imported here, since training does not need matplotlib. A bare Figure needs no display and no
+    # global state.
     from matplotlib import rc_context, ticker
     from matplotlib.figure import Figure
 
@@ -77,7 +78,7 @@ def curves(
 
 
 def save(figure: Any, path: str | os.PathLike) -> None:
-    """Writes a figure as PNG, whole or not at all."""
+    """Writes a figure to `path` as PNG, atomically."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     target = paths.of(path)
@@ -147,7 +148,7 @@ def _train_and_heldout(
 
 
 def _accuracies(metrics: Sequence[Mapping[str, float]]) -> list[str]:
-    """Names of the accuracies that were measured, at most three, in the order of the log."""
+    """Returns the names of the logged accuracies, at most three, in the order of the log."""
     keys = dict.fromkeys(key.split("/")[-1] for line in metrics for key in line)
     return [name for name in keys if name.endswith("_accuracy")][:3]
 
@@ -157,7 +158,7 @@ def _has(metrics: Sequence[Mapping[str, float]], name: str) -> bool:
 
 
 def _series(metrics: Sequence[Mapping[str, float]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of the lines that have a finite `name`."""
+    """Returns steps and values of the lines with a finite `name`."""
     points = [(line["step"], line[name]) for line in metrics if name in line]
     table = np.array(points, dtype=float).reshape(-1, 2)
     table = table[np.isfinite(table[:, 1])]
@@ -165,7 +166,7 @@ def _series(metrics: Sequence[Mapping[str, float]], name: str) -> tuple[np.ndarr
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
-    """Mean over a centred window of a twentieth of the run, narrower towards both ends."""
+    """Returns means over a centred window of 1/20 of the run, narrower towards both ends."""
     width = max(1, len(values) // 40)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))
@@ -174,7 +175,7 @@ def _smooth(values: np.ndarray) -> np.ndarray:
 
 
 def _marker(steps: np.ndarray) -> str | None:
-    return "o" if steps.size == 1 else None  # a line of one point cannot be seen
+    return "o" if steps.size == 1 else None  # a line through one point is invisible
 
 
 def _power_of_ten(value: float, _: int) -> str:

@@ -1,7 +1,7 @@
-"""From a config to the things it names: name = file, so there is no registry.
+"""Loads the model families and objectives that a config names: name = file, without a registry.
 
-A name with a dot is a module elsewhere: `config.family = "my_package.my_bert"` imports that module,
-which needs to be on Python's path.
+A name with a dot is a module of another package: `config.family = "my_package.my_bert"` imports
+that module, which must be on Python's path.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from bertjax import errors, models, objectives
 from bertjax.models.common import layers
 
-# What the file of a family and of an objective must have.
+# The names that the module of a family and of an objective must define.
 FAMILY = (
     "Config", "VARIANTS", "KIND", "INPUTS", "HEADS", "OBJECTIVE", "SMOKE", "Model",
     "flops_per_sequence",
@@ -35,7 +35,7 @@ def _names(package: ModuleType) -> list[str]:
 
 
 def _module(package: ModuleType, key: str, name: str, parts: Sequence[str]) -> ModuleType:
-    """The module of the plug-in `name`. Raises UserError unless it loads and has all `parts`."""
+    """Imports the plug-in `name`. Raises UserError if that fails or one of `parts` is missing."""
     if "." not in name and name not in _names(package):
         raise errors.UserError(
             f"config.{key} = {name!r}: there are {', '.join(_names(package))}; your own is the "
@@ -59,19 +59,19 @@ def _module(package: ModuleType, key: str, name: str, parts: Sequence[str]) -> M
 
 
 def families() -> list[str]:
-    """Names of the families of this package."""
+    """Returns the names of the families of this package."""
     return _names(models)
 
 
 def objectives_there() -> list[str]:
-    """Names of the objectives of this package."""
+    """Returns the names of the objectives of this package."""
     return _names(objectives)
 
 
 def objectives_of(kind: str) -> list[str]:
-    """Names of the objectives of this package that train a family of this kind.
+    """Returns the names of the objectives of this package that train a family of this kind.
 
-    Skips a file that cannot be loaded: only a run that names it fails.
+    Skips files that cannot be loaded, so that a broken file fails only the runs that name it.
     """
     names = []
     for name in _names(objectives):
@@ -81,7 +81,7 @@ def objectives_of(kind: str) -> list[str]:
 
 
 def objective_for(family_name: str, name: str) -> ModuleType:
-    """The objective `name`. Raises UserError if it does not train a family of this kind."""
+    """Returns the module of objective `name`. Raises UserError if it cannot train the family."""
     kind, module = family(family_name).KIND, objective(name)
     if kind not in module.KINDS:
         errors.check(
@@ -94,30 +94,30 @@ def objective_for(family_name: str, name: str) -> ModuleType:
 
 
 def family(name: str) -> ModuleType:
-    """The module `bertjax.models.NAME`, or NAME itself if that has a dot.
+    """Returns the module `bertjax.models.NAME`, or the module NAME if that has a dot.
 
-    Raises UserError for a name without a module and for a module that lacks a part of FAMILY.
+    Raises UserError if there is no such module or it lacks a name of FAMILY.
     """
     return _module(models, "family", name, FAMILY)
 
 
 def objective(name: str) -> ModuleType:
-    """The module `bertjax.objectives.NAME`, or NAME itself if that has a dot.
+    """Returns the module `bertjax.objectives.NAME`, or the module NAME if that has a dot.
 
-    Raises UserError for a name without a module and for a module that lacks a part of OBJECTIVE.
+    Raises UserError if there is no such module or it lacks a name of OBJECTIVE.
     """
     return _module(objectives, "objective.name", name, OBJECTIVE)
 
 
 def objective_config(config: Any) -> Any:
-    """The objective's frozen Config out of `config.objective`."""
+    """Builds the objective's frozen Config from `config.objective`."""
     check_objective_keys(config)
     fields = {k: v for k, v in config.objective.items() if k != "name"}
     return objective(config.objective.name).Config(**fields)
 
 
 def check_objective_keys(config: Any) -> None:
-    """Raises UserError unless `config.objective` has the keys of its objective, and no others."""
+    """Raises UserError unless `config.objective` has exactly the keys of its objective."""
     fields = {field.name for field in dataclasses.fields(objective(config.objective.name).Config)}
     if set(config.objective) - {"name"} != fields:
         raise errors.UserError(
@@ -127,9 +127,9 @@ def check_objective_keys(config: Any) -> None:
 
 
 def compute(config: Any, platform: str | None = None) -> layers.Compute:
-    """How to compute on a platform: "auto" is decided here and nowhere else.
+    """Returns how to compute on a platform; the only place that resolves the dtype "auto".
 
-    platform: cpu, gpu or tpu; None is that of the devices there are.
+    platform: cpu, gpu or tpu; None: the platform of the present devices.
     """
     on_cpu = (platform or jax.default_backend()) == "cpu"
     dtype = config.dtype if config.dtype != "auto" else ("float32" if on_cpu else "bfloat16")
@@ -139,7 +139,7 @@ def compute(config: Any, platform: str | None = None) -> layers.Compute:
 
 
 def variant(family_name: str, name: str) -> dict[str, Any]:
-    """The fields of a variant of a family. Raises UserError for a name that it has not."""
+    """Returns the fields of a variant of a family. Raises UserError for an unknown name."""
     variants = family(family_name).VARIANTS
     if name not in variants:
         raise errors.UserError(
@@ -149,9 +149,9 @@ def variant(family_name: str, name: str) -> dict[str, Any]:
 
 
 def model(family_name: str, fields: dict[str, Any], compute: layers.Compute | None = None) -> Any:
-    """The Linen model of a family with the `fields` of its Config.
+    """Returns the Linen model of a family with the `fields` of its Config.
 
-    Raises UserError for a field that it has not.
+    Raises UserError for an unknown field.
     """
     module = family(family_name)
     known = [field.name for field in dataclasses.fields(module.Config)]
@@ -163,21 +163,21 @@ def model(family_name: str, fields: dict[str, Any], compute: layers.Compute | No
 
 
 def abstract_params(model: Any) -> Any:
-    """Shapes and types of the parameters, nothing allocated."""
-    return jax.tree.map(lambda leaf: leaf, _abstract_params(model))  # dicts of the caller's own
+    """Returns shapes and dtypes of the parameters; nothing is allocated."""
+    return jax.tree.map(lambda leaf: leaf, _abstract_params(model))  # a copy of the cached dicts
 
 
-@functools.lru_cache(maxsize=64)  # tracing takes most of the time of reading a small model
+@functools.lru_cache(maxsize=64)  # tracing dominates the time to load a small model
 def _abstract_params(model: Any) -> Any:
     return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
 
 
 def family_of(model: Any) -> ModuleType:
-    """The module of a model's family."""
+    """Returns the module of a model's family."""
     return importlib.import_module(type(model).__module__)
 
 
 def init_params(model: Any, key: jax.Array) -> Any:
-    """Fresh parameters of a model; its family says which inputs it needs to make them all."""
+    """Returns fresh parameters of a model; INPUTS of its family name the inputs that create all."""
     inputs = dict.fromkeys(family_of(model).INPUTS, jnp.ones((1, 2), jnp.int32))
     return model.init(key, **inputs)["params"]

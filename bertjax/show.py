@@ -1,11 +1,11 @@
-"""A batch as pictures: what a model reads and what it predicts, and which token sees which.
+"""Draws a batch: the tokens that a model reads, those that it predicts, and the attention masks.
 
     batch = experiment.stream(dataset, vocabulary, phase).batch(0)
     show.tokens(tokenizer, batch, [0, 1])      # a matplotlib Figure
     show.attention(batch, row=0)
 
-Any batch of any objective: which features it has decides what is drawn. The upper line is what is
-read, the lower one what is to be predicted there.
+Works for the batches of every objective: the features of the batch decide what is drawn. The upper
+line shows the input tokens, the lower line the tokens to predict at their positions.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from bertjax.models.common import masks
 
 Batch = Mapping[str, np.ndarray]
 
-# What may be told of a token, its colour, and the words of the legend.
+# Role of a token: its colour, and its label in the legend.
 COLOURS = {
     "masked": ("#f5a742", "masked"),
     "random": ("#e58a9e", "replaced by another piece"),
@@ -35,15 +35,16 @@ COLOURS = {
 _SENTINELS = ("#c7b3e5", "#a9dcd3", "#f2c9d4", "#d6dc9a", "#b9cff0", "#e8c4a0", "#c9e6b3")
 _EDGE, _INK, _QUIET = "#b8b8b8", "#202020", "#9a9a9a"
 
-# Points. A character of DejaVu Sans Mono is 0.602 times as wide as it is high.
+# In points. A character of DejaVu Sans Mono is 0.602 times as wide as it is high.
 _FONT, _CHARACTER, _LINE, _WIDTH, _MARGIN = 8.0, 4.82, 13.0, 640.0, 62.0
 
 
 @dataclasses.dataclass
 class Cell:
-    """A position: the piece that is read, the one that is predicted ("" for none), their colours.
+    """One position: the input piece, the piece to predict ("": none), and their colours.
 
-    gap: points before it, more between words than within one. outlined: at the edge of a span.
+    gap: space before it in points, larger between words than within a word. outlined: whether it
+    is a boundary of a span.
     """
 
     read: str
@@ -55,15 +56,16 @@ class Cell:
 
     @property
     def width(self) -> float:
-        """Points that it takes."""
+        """The width of the cell in points."""
         return _CHARACTER * max(len(self.read), len(self.predicted)) + 4
 
 
 def tokens(tokenizer: Any, batch: Batch, rows: Sequence[int] = (0,)) -> Any:
-    """Rows of a batch as a matplotlib Figure: pieces in boxes, wrapped like text.
+    """Draws rows of a batch as a matplotlib Figure: pieces in boxes, wrapped like text.
 
-    tokenizer: `bertjax.data.tokenizers.tokenizer.Tokenizer`. Hidden tokens have what they hide
-    below them; decoders have below each token the one to predict there, if it counts in the loss.
+    tokenizer: `bertjax.data.tokenizers.tokenizer.Tokenizer`. Below a masked token stands the
+    original token; below each token of a decoder the token to predict there, if it counts in the
+    loss.
     """
     drawer, roles = _Drawer(), set()
     for row in rows:
@@ -77,7 +79,7 @@ def tokens(tokenizer: Any, batch: Batch, rows: Sequence[int] = (0,)) -> Any:
 
 
 def seen(batch: Batch) -> dict[str, masks.Mask]:
-    """Who may attend to whom in a batch: one mask for each kind of attention that reads it."""
+    """Returns the attention masks of a batch, by name ("encoder", "decoder to encoder", ...)."""
 
     def of(prefix: str) -> masks.Mask:
         named = (f"{prefix}{name}" for name in ("attention_mask", "segment_ids"))
@@ -97,7 +99,10 @@ def seen(batch: Batch) -> dict[str, masks.Mask]:
 
 
 def attention(batch: Batch, row: int = 0, title: str = "") -> Any:
-    """Who sees whom in a row, as a matplotlib Figure: a line a query, dark where it sees a key."""
+    """Draws the attention masks of a row as a matplotlib Figure.
+
+    Each line is a query, each column a key; dark: the query attends to the key.
+    """
     from matplotlib.figure import Figure
 
     lengths = {"encoder": batch["input_ids"].shape[1], "decoder": batch["input_ids"].shape[1]}
@@ -136,7 +141,7 @@ class _Row:
         self.roles: set[str] = set()
 
     def streams(self) -> list[tuple[str, list[Cell]]]:
-        """(who reads, cells) of the encoder, of the decoder, or of both."""
+        """Returns ("encoder" or "decoder", its cells) for each part that reads the batch."""
         if "decoder_input_ids" in self._of:
             return [("encoder", self._cells("")), ("decoder", self._cells("decoder_"))]
         return [("decoder" if "targets" in self._of else "encoder", self._cells(""))]
@@ -174,7 +179,7 @@ class _Row:
         return COLOURS[role][0]
 
     def _predict(self, cells: list[Cell]) -> None:
-        """Below each token of a decoder the one to predict, where that counts."""
+        """Puts the token to predict below each token of a decoder that counts in the loss."""
         columns = zip(cells, self._of["targets"], self._of["loss_weights"], strict=False)
         for cell, target, weight in columns:
             if weight > 0:
@@ -182,7 +187,7 @@ class _Row:
                 cell.predicted_colour = self._colour(int(target), "target")
 
     def _mark(self, cells: list[Cell]) -> None:
-        """Colours what was hidden, the second segment, the prefix, and the ends of spans."""
+        """Colours masked tokens, the second segment and the prefix; outlines span boundaries."""
         for name, role in (("token_type_ids", "second"), ("prefix_mask", "prefix")):
             for cell, marked in zip(
                 cells, self._of[name] if name in self._of else (), strict=False
@@ -209,7 +214,7 @@ class _Row:
 
 
 class _Drawer:
-    """Boxes with text, from the top down; all lengths in points."""
+    """Collects boxes with text from top to bottom, then draws them; all lengths in points."""
 
     def __init__(self):
         self._boxes: list[tuple[float, float, float, str, str, str]] = []
@@ -217,12 +222,12 @@ class _Drawer:
         self._y = 0.0
 
     def title(self, text: str) -> None:
-        """A line of its own."""
+        """Adds a line with a title."""
         self._texts.append((0.0, self._y + 0.5 * _LINE, text, _INK, "bold"))
         self._y += _LINE + 3
 
     def cells(self, reader: str, cells: Sequence[Cell]) -> None:
-        """The cells in as many lines as they need."""
+        """Adds cells, wrapped to as many lines as they need. reader: "encoder" or "decoder"."""
         words = [f"{reader} reads", "predicts" if any(cell.predicted for cell in cells) else ""]
         for line, word in enumerate(words):
             self._texts.append((0.0, self._y + (line + 0.5) * _LINE, word, _QUIET, "normal"))
@@ -240,7 +245,7 @@ class _Drawer:
         self._y += height * _LINE + 9
 
     def figure(self, roles: Sequence[str]) -> Any:
-        """All of it, with a legend of the roles."""
+        """Returns the matplotlib Figure, with a legend of the roles."""
         from matplotlib.collections import PatchCollection
         from matplotlib.figure import Figure
         from matplotlib.patches import Rectangle

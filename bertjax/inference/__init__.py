@@ -1,1 +1,1 @@
-"""A trained model in use: vectors, filled masks, generated texts, scores of texts."""
+"""Inference with a trained model: vectors, filled masks, generated texts, scores of texts."""

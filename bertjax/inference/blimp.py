@@ -1,8 +1,9 @@
-"""BLiMP (Warstadt et al. 2020, arXiv 1912.00582): which of two sentences is grammatical?
+"""Evaluates on BLiMP (Warstadt et al. 2020, arXiv 1912.00582): pairs of minimally different
+sentences, one of them grammatical.
 
-A pair is right when the model finds the good sentence likelier; chance is 0.5. A file has a pair a
-line: {"uid": paradigm, "term": phenomenon, "good": sentence, "bad": sentence}; the names of the
-original files, UID, linguistics_term, sentence_good and sentence_bad, are read as well.
+A pair is right if the model gives the good sentence the higher score; chance is 0.5. Each line of a
+file is a pair: {"uid": paradigm, "term": phenomenon, "good": sentence, "bad": sentence}. The keys of
+the original files are accepted too: UID, linguistics_term, sentence_good and sentence_bad.
 
     pairs = read("blimp.jsonl", max_pairs=100)
     evaluate(bertjax.load("run/"), pairs).overall
@@ -28,7 +29,7 @@ _ORIGINAL = {
 
 
 class Pair(NamedTuple):
-    """Two sentences that differ in one point."""
+    """A grammatical and an ungrammatical sentence that differ minimally."""
 
     uid: str
     term: str
@@ -37,7 +38,7 @@ class Pair(NamedTuple):
 
 
 class Accuracy(NamedTuple):
-    """Shares of pairs that are right: by paradigm, by phenomenon, and of all; and their number."""
+    """Accuracy by paradigm, by phenomenon and over all pairs, and the number of pairs."""
 
     by_uid: dict[str, float]
     by_term: dict[str, float]
@@ -46,9 +47,9 @@ class Accuracy(NamedTuple):
 
 
 def read(file: str | os.PathLike, max_pairs: int | None = None) -> list[Pair]:
-    """The pairs of a file, of each paradigm the first `max_pairs`.
+    """Returns the pairs of a file, at most the first `max_pairs` of each paradigm.
 
-    Raises UserError naming the file and the line that is no pair.
+    Raises UserError naming the file and the first line that is not a pair.
     """
     path = paths.of(file)
     if not path.is_file():
@@ -74,7 +75,10 @@ def read(file: str | os.PathLike, max_pairs: int | None = None) -> list[Pair]:
 def evaluate(
     model: pretrained.Pretrained, pairs: Sequence[Pair], *, within_word: bool = False
 ) -> Accuracy:
-    """Scores both sentences of every pair: see `scoring.log_likelihoods`."""
+    """Returns the accuracy of `model`. See `scoring.log_likelihoods` for the scores.
+
+    A pair counts as right only if the good sentence has the strictly higher score.
+    """
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     scores = scoring.log_likelihoods(model, texts, within_word=within_word).reshape(-1, 2)
     right = scores[:, 0] > scores[:, 1]
@@ -87,7 +91,7 @@ def evaluate(
 
 
 def table(accuracy: Accuracy, pairs: Sequence[Pair]) -> str:
-    """The accuracies in lines: all, then each phenomenon and its paradigms below it."""
+    """Formats the accuracies as lines: all, then each phenomenon and its paradigms below it."""
     terms = sorted({(pair.term, pair.uid) for pair in pairs})
     lines = [f"{'all ' + format(accuracy.pairs, ',') + ' pairs':<60}{accuracy.overall:>7.4f}"]
     for term, members in itertools.groupby(terms, key=lambda member: member[0]):

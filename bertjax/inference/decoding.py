@@ -1,4 +1,4 @@
-"""The device half of `bertjax.inference.generation`: loops that cache the keys and values.
+"""Decoding loops on the device, with cached keys and values, for `bertjax.inference.generation`.
 
 A family's model has `start_cache` and `decode_step`; the arrays of a cache are [layers, B, ...].
 
@@ -16,13 +16,13 @@ import jax.numpy as jnp
 from bertjax import plugins
 from bertjax.models.common import layers
 
-_OF_BEAMS = ("key", "value")  # arrays of a cache that differ between the beams of a row
+_OF_BEAMS = ("key", "value")  # arrays of a cache that differ between the beams of a prompt
 
 Step = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
 
 def is_decoder(model: Any) -> bool:
-    """Whether prompts are read by what writes; else an encoder reads them."""
+    """Returns whether the model is a decoder, which reads the prompts itself (T5: the encoder)."""
     return plugins.family_of(model).KIND == "decoder"
 
 
@@ -41,11 +41,12 @@ def decode(
     cut: bool,
     prefix: bool,
 ) -> jax.Array:
-    """The new tokens, int32[B, T], T = slots; what stands after eos is padding.
+    """Returns the new tokens, int32[B, T], T = slots, with padding after eos.
 
     batch: input_ids and attention_mask int32[B, L], padded on the left for a decoder; row int32[B],
-    the number of each prompt; live bool[B], False for rows that only fill up. numbers: what
-    `generation.generate` makes of its options. cut: whether top_k or top_p is in use.
+    the index of each prompt; live bool[B], False for rows that only fill the batch. numbers: scalars
+    and arrays that `generation.generate` makes from its options. sampled: whether to sample, else
+    greedy. cut: whether top_k or top_p is used. prefix: attention in the prompt is bidirectional.
     """
     inputs = model, params, batch, numbers, slots, num_beams
     if is_decoder(model):
@@ -58,7 +59,7 @@ def decode(
     def choose(logits_BV: jax.Array, t: jax.Array) -> jax.Array:
         if not sampled:
             return jnp.argmax(logits_BV, axis=-1)
-        # From the largest down, so that a tiny temperature makes -inf of the others, never inf.
+        # Subtract the maximum first, so that a tiny temperature gives -inf and never inf.
         logits_BV = logits_BV - logits_BV.max(axis=-1, keepdims=True)
         logits_BV = logits_BV / numbers["temperature"]
         if cut:
@@ -69,14 +70,14 @@ def decode(
 
 
 def _known(logits_RV: jax.Array, numbers: dict[str, jax.Array]) -> jax.Array:
-    """Logits with the ids hidden that the tokenizer lacks."""
+    """Masks the logits of ids that the tokenizer lacks."""
     return jnp.where(
         jnp.arange(logits_RV.shape[-1]) < numbers["vocabulary"], logits_RV, layers.MASKED
     )
 
 
 def _long_enough(scores: jax.Array, t: jax.Array, numbers: dict[str, jax.Array]) -> jax.Array:
-    """Scores [..., V] of step t with the end of the text hidden while it is too early for it."""
+    """Masks eos in the scores [..., V] of step t while there are too few new tokens."""
     early_V = jnp.arange(scores.shape[-1]) == numbers["eos"]
     return jnp.where(early_V & (t < numbers["min_new_tokens"]), layers.MASKED, scores)
 
@@ -90,10 +91,11 @@ def _start_decoder(
     num_beams: int,
     prefix: bool,
 ) -> tuple[Step, Any, jax.Array]:
-    """(step, cache, last token of each prompt); all other tokens of the prompts are in the cache.
+    """Returns (step, cache, last token of each prompt); the cache has all other prompt tokens.
 
-    Slots of the cache: those of the prompts, then one for each new token but the last. The others
-    of a prefix see its last token: it is in the cache too, and is read again for its logits.
+    Slots of the cache: those of the prompts, then one for each new token but the last. In a prefix
+    LM the other tokens attend to the prompt's last token too. It is therefore in the cache as well,
+    and is read again for its logits.
     """
     apply = functools.partial(model.apply, {"params": params}, method="decode_step")
     ids_BL, mask_BL = batch["input_ids"], batch["attention_mask"]
@@ -122,7 +124,7 @@ def _start_encoder_decoder(
     slots: int,
     num_beams: int,
 ) -> tuple[Step, Any, jax.Array]:
-    """(step, cache with what the encoder made of the prompts, the tokens to begin with)."""
+    """Returns (step, cache with the encoder's output for the prompts, start token of each)."""
     apply = functools.partial(model.apply, {"params": params})
     cache = apply(batch["input_ids"], slots, batch["attention_mask"], method="start_cache")
 
@@ -135,14 +137,15 @@ def _start_encoder_decoder(
 
 
 def _repeat(cache: Any, num_beams: int) -> Any:
-    """Each row `num_beams` times; the arrays of a cache are [layers, B, ...]."""
+    """Repeats each row of a cache, whose arrays are [layers, B, ...], `num_beams` times."""
     return jax.tree.map(lambda x: jnp.repeat(x, num_beams, axis=1), cache)
 
 
 def truncate(logits_BV: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
-    """Hides all but the `top_k` largest (0: nothing), then all but the fewest that sum to `top_p`.
+    """Masks all logits but the `top_k` largest (0: keeps all), then applies top-p to the rest.
 
-    Equals of the smallest that is kept are kept too.
+    Top-p keeps the fewest tokens whose probabilities sum to `top_p`. Ties with the smallest kept
+    logit are kept too.
     """
     width = logits_BV.shape[-1]
     ordered_BV = -jnp.sort(-logits_BV, axis=-1)
@@ -156,7 +159,7 @@ def truncate(logits_BV: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Ar
 
 
 def _draw(logits_BV: jax.Array, seed: jax.Array, row_B: jax.Array, t: jax.Array) -> jax.Array:
-    """A token a row, by random numbers of (seed, number of the prompt, step) alone."""
+    """Samples a token for each row; the random key depends only on seed, prompt index and step."""
 
     def one(logits_V: jax.Array, row: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), row), t)
@@ -199,14 +202,15 @@ def _beams(
     slots: int,
     num_beams: int,
 ) -> jax.Array:
-    """The best finished beam of each row, by the rules of transformers' beam search.
+    """Returns the best finished beam of each prompt, with the rules of transformers' beam search.
 
-    Of the 2 K best continuations at most K end here, so that K go on. Those among the first K that
-    end compete with the K finished ones. A row is closed for good when K are finished and, unless
-    early stopping closed it, the best running beam at its present length would be worth less.
+    At most K of the 2 K best continuations end at a step, so that K beams can continue. Those among
+    the first K that end compete with the K finished beams. A prompt is done when it has K finished
+    beams and, without early stopping, no running beam at its present length is worth more than the
+    worst of them.
     """
     count = len(first_B)
-    none = -jnp.inf  # the worth of a beam that is not there
+    none = -jnp.inf  # the worth of an absent beam
 
     def running(carry: dict) -> jax.Array:
         return (carry["t"] < numbers["max_new_tokens"]) & carry["open"].any()
@@ -253,7 +257,7 @@ def _beams(
         "cache": cache,
         "last": jnp.repeat(first_B[:, None], num_beams, axis=1),
         "tokens": tokens_BKT,
-        # All beams are alike at first: only one of them may go on.
+        # All beams are equal at the start, so only the first may be extended.
         "sums": jnp.where(jnp.arange(num_beams) == 0, 0.0, none) + jnp.zeros((count, 1)),
         "done": tokens_BKT,
         "worth": jnp.full((count, num_beams), none),

@@ -1,13 +1,14 @@
-"""Decoding on the device with a cache: greedy, sampling, beam search, for decoders and T5.
+"""Generates text with decoders and T5: greedy decoding, sampling and beam search, with a cache.
 
     options = Options(max_new_tokens=20, num_beams=4)
     generate(model, params, [prompt_ids, other_ids], options, Ids(eos=2, pad=0, vocabulary=32000))
 
-What a prompt is continued with depends on the prompt, the options and its place in the list alone.
-A decoder reads prompts padded on the left, with positions of their own; an encoder-decoder reads
-them with its encoder, and its decoder begins with the token `Ids.start`. Lengths are rounded up and
-rows are filled up to a power of two, so that few shapes are compiled; every other number is an
-argument of what is compiled. Greedy and beam search choose the tokens that transformers 5 chooses.
+The continuation of a prompt depends only on the prompt, the options and its index in the list. A
+decoder reads prompts padded on the left, with each prompt's positions counted from its start. An
+encoder-decoder reads them with its encoder, and its decoder starts with the token `Ids.start`.
+Lengths are rounded up and the rows are padded to a power of two, so that few shapes are compiled.
+All other numbers are arguments of the compiled function. Greedy and beam search choose the same
+tokens as transformers 5.
 
 Shapes: B prompts, L length of prompts, T new tokens.
 """
@@ -24,22 +25,22 @@ from bertjax.inference import decoding
 
 PROMPT_MULTIPLE = 32
 NEW_MULTIPLE = 32
-MAX_ROWS = 32  # rows of a batch, beams included,
-MAX_TOKENS = 8192  # and tokens in them
+MAX_ROWS = 32  # largest number of rows in a batch, beams included
+MAX_TOKENS = 8192  # largest number of tokens in a batch, beams not counted
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How to decode. Neither temperature nor beams: the likeliest token each time (greedy).
+    """Options of decoding; the default is greedy, the likeliest token at each step.
 
-    max_new_tokens: the longest continuation, the end-of-text token included.
-    min_new_tokens: tokens before the end of the text is allowed.
-    temperature: above 0, tokens are drawn from the softmax of logits / temperature; `top_k` keeps
-        the k likeliest (0: all), then `top_p` the fewest whose probabilities sum up to it
-        (Holtzman et al., arXiv 1904.09751). seed: decides the draws.
+    max_new_tokens: length of the longest continuation, including the end-of-text token.
+    min_new_tokens: number of tokens before the end of the text is allowed.
+    temperature: above 0, tokens are sampled from softmax(logits / temperature); `top_k` keeps
+        the k likeliest (0: all), then `top_p` the fewest whose probabilities sum to it (Holtzman
+        et al., arXiv 1904.09751). seed: of the samples.
     num_beams: above 1, beam search. length_penalty: a finished beam is worth the sum of its log
-        probabilities / length ** length_penalty. early_stopping: ends with as many finished beams
-        as `num_beams`; without it when no running beam, at its present length, is worth more.
+        probabilities / length ** length_penalty. early_stopping: stop at `num_beams` finished
+        beams; otherwise stop when no running beam, at its present length, is worth more.
     """
 
     max_new_tokens: int = 64
@@ -74,15 +75,15 @@ class Options:
 
     @property
     def sampled(self) -> bool:
-        """Whether tokens are drawn."""
+        """Whether tokens are sampled."""
         return self.temperature > 0.0
 
 
 class Ids(NamedTuple):
-    """What decoding needs of a tokenizer: eos ends a text (-1: nothing does), pad fills rows.
+    """Token ids for decoding: eos ends a text (-1: there is none), pad fills rows.
 
-    vocabulary: ids below this number may be generated. start: what an encoder-decoder's decoder
-    reads first.
+    vocabulary: only ids below this number are generated. start: the first input of an
+    encoder-decoder's decoder.
     """
 
     eos: int
@@ -100,14 +101,14 @@ def generate(
     *,
     prefix: bool = False,
 ) -> list[np.ndarray]:
-    """The continuation of each prompt, int32[1 .. max_new_tokens], with eos where it came.
+    """Returns the continuation of each prompt, int32[1 .. max_new_tokens], including a final eos.
 
-    prompts: int arrays of 1 token or more, as the decoder, or the encoder of T5, reads them. The
-    caller checks that they and what is new fit into the model. prefix: a decoder reads a prompt
-    without direction, as in a prefix LM.
+    prompts: int arrays of 1 token or more, the input of the decoder, or of T5's encoder. NOTE: the
+    caller must check that prompts and new tokens fit into the model. prefix: whether a decoder
+    attends bidirectionally within a prompt, as in a prefix LM.
     """
     slots = _round_up(options.max_new_tokens, NEW_MULTIPLE)
-    # In float64 as in Python; an array, as are all other numbers, so that nothing recompiles.
+    # Computed in float64, as in Python. An array, like all numbers here, to avoid recompilation.
     penalty_T = np.arange(1, slots + 1, dtype=np.float64) ** options.length_penalty
     numbers = {
         "max_new_tokens": np.int32(options.max_new_tokens),
@@ -144,12 +145,13 @@ def _round_up(count: int, multiple: int) -> int:
 
 
 def power_of_two(count: int) -> int:
-    """The smallest power of two that is not below `count`."""
+    """Returns the smallest power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()
 
 
 def _batch_size(length: int, num_beams: int) -> int:
-    """Prompts in a batch: a power of two, so that full batches have one shape."""
+    """Returns the number of prompts in a batch: a power of two, so that full batches have one shape.
+    """
     rows = min(MAX_ROWS, MAX_TOKENS // length)
     return 1 << (max(rows // num_beams, 1).bit_length() - 1)
 
@@ -157,7 +159,7 @@ def _batch_size(length: int, num_beams: int) -> int:
 def _batch(
     prompts: Sequence[np.ndarray], rows: Sequence[int], pad: int, *, left: bool
 ) -> dict[str, np.ndarray]:
-    """One batch of the given rows of the list; `live` is False for what only fills it up."""
+    """Builds a batch of `prompts`, whose indices are `rows`; `live` is False for padding rows."""
     length = _round_up(max(map(len, prompts)), PROMPT_MULTIPLE)
     count = power_of_two(len(prompts))
     ids_BL = np.full((count, length), pad, np.int32)

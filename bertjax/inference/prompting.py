@@ -1,4 +1,4 @@
-"""Tasks without training: labelled examples as a prompt, and the likeliest of given answers.
+"""Few-shot prompting: builds prompts of labelled examples, and picks the likeliest answer.
 
     shown = [("2 + 2", "4"), ("3 + 5", "8")]
     prompt = prompting.few_shot(shown, "1 + 6")
@@ -26,11 +26,11 @@ def few_shot(
     template: str = TEMPLATE,
     separator: str = "\n\n",
 ) -> str:
-    """A prompt: the instruction, each example (text, label), and `text` without its label.
+    """Returns a prompt: the instruction, each example (text, label), and `text` without its label.
 
-    template: what an example looks like; has {text} and, at its end, {label}. separator: between
-    the examples. The prompt has no white space at its end: that belongs to the label. Raises
-    UserError for a template without the two.
+    template: the form of an example; must contain {text} once and end with {label}. separator:
+    between the examples. The prompt does not end with white space, which belongs to the label.
+    Raises UserError for an invalid template.
     """
     if template.count("{text}") != 1 or not template.endswith("{label}"):
         raise errors.UserError(
@@ -44,7 +44,7 @@ def few_shot(
 
 
 class Choice(NamedTuple):
-    """The best choice, its number, and the score of every choice."""
+    """The best choice, its index, and the scores of all choices."""
 
     text: str
     index: int
@@ -58,13 +58,13 @@ def choose(
     *,
     normalize: bool = True,
 ) -> list[Choice]:
-    """For each prompt the choice that the model finds likeliest as its continuation.
+    """Returns for each prompt the choice that is its likeliest continuation.
 
-    choices: the same for all prompts, or one list a prompt. A space is put between the two where
-    there is no white space. Scores are log probabilities in nats; normalize: a scored token (white
-    space at the end of the prompt is scored too), so that long choices do not lose by their length
-    alone. Raises UserError for a model that writes no text, for choices that are empty and for
-    texts that are too long.
+    choices: one list for all prompts, or one list for each prompt. A space is inserted between
+    prompt and choice if there is no white space. Scores are log probabilities in nats. normalize:
+    divides them by the number of scored tokens (white space at the end of the prompt is scored
+    too), so that long choices are not penalised for their length. Raises UserError for a model that
+    does not generate text, for empty choices and for texts that are too long.
     """
     if isinstance(prompts, str) or isinstance(choices, str):
         raise errors.UserError("prompts and choices are lists of texts, not one text")
@@ -88,7 +88,7 @@ def choose(
             answers.append(choice if joined else " " + choice)
     scores, counts = scoring.log_likelihood_of_continuations(model, contexts, answers)
     if normalize:
-        scores = scores / np.maximum(counts, 1)  # a choice may be of characters without a token
+        scores = scores / np.maximum(counts, 1)  # 0: the choice's characters have no token
     edges = np.cumsum([len(own) for own in lists])[:-1]
     return [
         Choice(own[int(part.argmax())], int(part.argmax()), tuple(map(float, part)))

@@ -1,1 +1,1 @@
-"""The process around a run: devices, members of a job, signals."""
+"""The environment of a run: devices, the processes of a job, signals."""

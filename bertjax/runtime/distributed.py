@@ -1,15 +1,15 @@
-"""Joins a job of several processes, and ends all of them when one dies.
+"""Joins a job of several processes, and ends all of them if one dies.
 
     with distributed.job(distributed.Place("10.0.0.2:8476", 4, 2), goes_on=lambda: "..."):
         train.train_and_evaluate(config, workdir)
 
-Inside `job` every wait has an end. A process that dies, or stops by an error, ends all others
-within seconds, each with one line and an exit code that says whether a restart helps. A host that
-fails as a whole is noticed after `heartbeat_seconds`.
+Inside `job` no process waits for ever. If a process dies or stops with an error, all others exit
+within seconds, each with one line and an exit code that shows whether a restart helps. A host that
+fails as a whole is detected after `heartbeat_seconds`.
 
 The processes share a random token, which process 0 publishes in the key-value store of JAX's
-coordination service; a stranger without it cannot disturb the lifeline. NOTE: JAX's service itself
-accepts whoever reaches the coordinator's port, so that port belongs in a private network.
+coordination service; clients without it cannot disturb the lifeline. NOTE: JAX's service itself
+accepts any client that reaches the coordinator's port, so that port belongs in a private network.
 """
 
 import atexit
@@ -35,21 +35,21 @@ from jax.experimental import multihost_utils
 from bertjax import errors
 from bertjax.runtime import lifeline
 
-HEARTBEAT_SECONDS = 100  # what JAX has by default
-STARTUP_SECONDS = 300  # of all processes to be there
-SHUTDOWN_SECONDS = 60  # of all processes to end, once one has ended
+HEARTBEAT_SECONDS = 100  # JAX's default
+STARTUP_SECONDS = 300  # limit for all processes to connect
+SHUTDOWN_SECONDS = 60  # limit for all processes to end, once one has ended
 
 _COORDINATOR = re.compile(r"([-.\w]+|\[[:.%\w]+\]):[0-9]{1,5}", re.ASCII)
-_LIFELINE = "bertjax/lifeline"  # key of its address
-_GRACE = 5  # seconds until a death that broke a collective is known by the lifeline too
-_LAST_WORDS = 10  # seconds that they may take
+_LIFELINE = "bertjax/lifeline"  # key of the lifeline's address in the key-value store
+_GRACE = 5  # seconds for the lifeline to detect a death that has broken a collective
+_LAST_WORDS = 10  # limit in seconds for the last messages before an exit
 # https://docs.cloud.google.com/compute/docs/metadata/overview; JAX reads the same attribute.
 _METADATA = "http://{}/computeMetadata/v1/instance/attributes/worker-network-endpoints"
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A process's place in its job. Raises UserError if a value is impossible."""
+    """The place of a process in its job. Raises UserError if a value is impossible."""
 
     coordinator: str  # HOST:PORT; process 0 opens the port, the others reach it there
     num_processes: int
@@ -74,7 +74,7 @@ class Place:
 def place(
     coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> Place | None:
-    """Returns the place that three flags name; None without flags. Raises UserError for a part."""
+    """Returns the place given by three flags; None without flags. Raises UserError if some lack."""
     flags = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     absent = [f"--{name}" for name, value in flags.items() if value is None]
     if len(absent) == len(flags):
@@ -117,8 +117,8 @@ def initialize(where: Place | None, heartbeat_seconds: int, startup_seconds: int
     """Joins the job at `where`; None: at the place that JAX finds in TPU metadata or SLURM.
 
     NOTE: no device may be used before. Raises UserError if no place is found or the port is taken.
-    JAX aborts the process if not all processes start in time or if one dies; its limits are longer
-    than those of `job`, which exits with a line.
+    JAX aborts the process if not all processes start in time or if one dies. Its limits are longer
+    than those of `job`, so that `job` exits first, with a one-line message.
     """
     explicit: dict[str, Any] = {}
     if where is not None:
@@ -144,9 +144,9 @@ def initialize(where: Place | None, heartbeat_seconds: int, startup_seconds: int
 
 
 def _bind_address(where: Place) -> str | None:
-    """Returns where JAX's service shall listen on process 0; None: at every address.
+    """Returns the address at which JAX's service should listen on process 0; None: at all.
 
-    Raises UserError if the port is taken; JAX itself ends in a segmentation fault then.
+    Raises UserError if the port is taken, which in JAX itself leads to a segmentation fault.
     """
     if where.process_id != 0:
         return None
@@ -177,11 +177,11 @@ def job(
     heartbeat_seconds: int = HEARTBEAT_SECONDS,
     startup_seconds: int = STARTUP_SECONDS,
 ) -> Iterator[None]:
-    """Joins the job as `initialize` does; inside, the end of one process ends all.
+    """Joins the job like `initialize`; inside the block, the end of one process ends all.
 
     If not all processes start in time, those that did exit with a line and the code for a restart.
     goes_on: returns what a restart does ("the run goes on from step 20 ..."); called when a
-    process is gone.
+    process has died.
     """
     end = _end_of_process(goes_on)
     late = f"not all processes of the job came within {startup_seconds} s"
@@ -205,15 +205,15 @@ def job(
         error.add_note(f"in process {me} of {count}")
         code, text = errors.exit_code(error), errors.one_line(error) or type(error).__name__
         if isinstance(error, errors.Preempted | errors.Interrupted):
-            line.leave()  # all of them stop at this step: the shutdown of JAX waits for all
+            line.leave()  # all processes stop at this step: JAX's shutdown waits for all of them
         else:
             if code == errors.EXIT_BUG:
                 line.ended.wait(_GRACE)
                 text = f"{type(error).__name__}: {text}"
             if not line.fail(f"process {me} of {count} stopped: {text}", code):
-                threading.Event().wait()  # the lifeline has the word, and ends this process
+                threading.Event().wait()  # another end came first; the lifeline's thread exits
             _exit_in_time(code)
-            atexit.register(_exit, line, code)  # instead of a shutdown that waits for the others
+            atexit.register(_exit, line, code)  # because JAX's shutdown would wait for the others
         if code in (errors.EXIT_BUG, errors.EXIT_INTERRUPTED):
             raise
         kind = errors.Preempted if isinstance(error, errors.Preempted) else errors.UserError
@@ -253,7 +253,7 @@ def _end_of_process(goes_on: Callable[[], str]) -> Callable[[str, int], None]:
 
 
 def _exit_in_time(code: int) -> None:
-    """Ends this process after `_LAST_WORDS` seconds, whatever hangs until then."""
+    """Schedules the exit of this process after `_LAST_WORDS` seconds, even if something hangs."""
     timer = threading.Timer(_LAST_WORDS, os._exit, (code,))
     timer.daemon = True
     timer.start()
@@ -269,8 +269,8 @@ def _exit(line: lifeline.Lifeline, code: int) -> None:
 def check_same(things: Mapping[str, Any]) -> None:
     """Raises UserError, in every process, unless all processes have the same `things`.
 
-    things: JSON values by what they are called. Hosts have disks of their own; if one read other
-    data than the rest, nobody could say what the job learned from.
+    things: {name in the error message: JSON value}. Each host has its own disk, so without this
+    check one of them could train on different data unnoticed.
     """
     if jax.process_count() == 1:
         return
@@ -285,7 +285,7 @@ def check_same(things: Mapping[str, Any]) -> None:
 
 
 def check_shared(path: os.PathLike) -> None:
-    """Raises UserError, in every process, unless all see the file that process 0 has written."""
+    """Raises UserError, in every process, unless all find the file that process 0 has written."""
     if jax.process_count() == 1:
         return
     multihost_utils.sync_global_devices("written")

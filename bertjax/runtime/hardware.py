@@ -1,14 +1,14 @@
-"""Peaks of accelerators, and slices of them by the names people order them under.
+"""Peak figures of accelerators, and parsing of slice names such as "v5e-16".
 
     >>> slice_ = parse_topology("v5e-16")
     >>> slice_.chip.peak_flops, slice_.num_devices, slice_.libtpu["topology_name"]
     (197000000000000.0, 16, 'v5e:4x4')
 
-A device is what jax counts: half a chip on TPU v2, v3 and 7x, a chip elsewhere. All figures are one
-device's. Sources: docs.cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x}; for the links of v2
+A device is one jax device: half a chip on TPU v2, v3 and 7x, otherwise a chip. All figures are per
+device. Sources: docs.cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x}; for the links of v2
 and v3 Jouppi et al., "A domain-specific supercomputer for training deep neural networks", CACM
-63(7), table 3; for v4's arXiv 2304.01433, table 4; for GPUs NVIDIA's data sheets of A100, H100,
-H200 (SXM parts) and HGX B200, without sparsity.
+63(7), table 3; for those of v4 arXiv 2304.01433, table 4; for GPUs NVIDIA's data sheets of A100,
+H100, H200 (SXM parts) and HGX B200, without sparsity.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What a device can do at best; None where nobody says.
+    """Peak figures of a device; None if none is published.
 
     kinds: its names as a jax `device_kind`. peak_flops: dense bfloat16 matmuls, FLOP/s.
-    hbm_bytes: what a program may use: of TPUs what the compiler of libtpu 0.0.42 says there is, of
-    GPUs what nvidia-smi does (jax takes three quarters of it, or XLA_PYTHON_CLIENT_MEM_FRACTION).
-    hbm_bandwidth: bytes/s. ici_bandwidth: bytes/s that a device sends over all links to its
-    neighbours together (TPU interconnect, NVLink), in one direction: half of the "bidirectional"
-    figure of data sheets. dcn_bandwidth: bytes/s that it sends between slices, or GPU hosts.
+    hbm_bytes: memory that a program may use: for TPUs as the compiler of libtpu 0.0.42 reports it,
+    for GPUs as nvidia-smi does (jax takes 3/4 of it, or XLA_PYTHON_CLIENT_MEM_FRACTION).
+    hbm_bandwidth: bytes/s. ici_bandwidth: bytes/s that a device sends to its neighbours over all
+    links (TPU interconnect, NVLink) in one direction: half of the "bidirectional" figure of data
+    sheets. dcn_bandwidth: bytes/s that a device sends between slices, or GPU hosts.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Chip:
     dcn_bandwidth: float | None
     devices_per_chip: int = 1
     devices_per_host: int = 8
-    lone_host: int = 8  # devices of a host that is a slice by itself
+    lone_host: int = 8  # largest number of devices in a slice of a single host
 
     @property
     def platform(self) -> str:
@@ -74,7 +74,7 @@ CHIPS: dict[str, Chip] = {
     )
 }  # fmt: skip
 
-# Shapes of slices in chips, one of each size, the most cube-like.
+# Shapes of slices in chips: for each size the most cube-like one.
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _CUBES = (
     (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8),
@@ -90,15 +90,16 @@ _SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "v6e": _FLAT,
     "tpu7x": ((1, 1, 1), *_BIG_CUBES),
 }
-# Google names these by their TensorCores, two a chip, and the others by chips.
+# Google names slices of these by their number of TensorCores, two a chip; the others by chips.
 _NAMED_BY_CORES = ("v2", "v3", "v4", "v5p", "tpu7x")
 _ALIASES = {"v5litepod": "v5e", "v6litepod": "v6e"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A slice, or several of one kind joined by the data-centre network; GPUs and CPUs have no
-    shape."""
+    """A slice, or several equal slices joined by the data-centre network.
+
+    GPUs and CPUs have no shape."""
 
     name: str
     chip: Chip
@@ -108,18 +109,21 @@ class Topology:
 
     @property
     def num_chips(self) -> int:
-        """What is paid for."""
+        """The number of chips, by which the provider charges."""
         return self.num_devices // self.chip.devices_per_chip
 
     @property
     def num_hosts(self) -> int:
-        """Virtual machines, each with one process; a TPU's of a larger slice has four chips."""
+        """The number of virtual machines, each with one process.
+
+        For slices larger than one host, each machine of a TPU has four chips.
+        """
         lone = self.num_slices == 1 and self.num_devices <= self.chip.lone_host
         return 1 if lone else -(-self.num_devices // self.chip.devices_per_host)
 
     @property
     def libtpu(self) -> dict[str, Any]:
-        """Arguments of `jax.experimental.topologies.get_topology_desc`. Empty but for TPUs."""
+        """Arguments of `jax.experimental.topologies.get_topology_desc`; empty except for TPUs."""
         if not self.shape:
             return {}
         arguments: dict[str, Any] = {
@@ -135,17 +139,17 @@ class Topology:
 
 
 def sizes(chip_name: str) -> list[str]:
-    """The names of the slices of a TPU, small to large."""
+    """Returns the names of a TPU's slices, from small to large."""
     factor = 2 if chip_name in _NAMED_BY_CORES else 1
     return [f"{chip_name}-{factor * math.prod(shape)}" for shape in _SHAPES[chip_name]]
 
 
 def parse_topology(name: str, key: str = "topology") -> Topology:
-    """The slice of a name: "v5e-16", "v5p-128", "h100-8", "cpu-8", "2xv5e-256" for two slices.
+    """Parses "v5e-16", "v5p-128", "h100-8", "cpu-8", or "2xv5e-256" for two slices.
 
-    TPUs are named as Google's accelerator types are: v2, v3, v4, v5p and tpu7x with the number of
-    TensorCores (v5p-128 has 64 chips), v5e (also v5litepod) and v6e with that of chips. GPUs and
-    CPUs are counted by devices. Raises UserError naming config.`key` for another form.
+    TPUs have the names of Google's accelerator types: v2, v3, v4, v5p and tpu7x with the number of
+    TensorCores (v5p-128 has 64 chips), v5e (also v5litepod) and v6e with the number of chips. GPUs
+    and CPUs have the number of devices. Raises UserError naming config.`key` for another form.
     """
     found = re.fullmatch(r"(?:([1-9]\d*)x)?(\w+(?:-\d+gb)?)-([1-9]\d*)", name)
     kind = found and _ALIASES.get(found[2], found[2])
@@ -165,5 +169,5 @@ def parse_topology(name: str, key: str = "topology") -> Topology:
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """The chip that jax calls `device_kind`; None for one that is not in the table."""
+    """Returns the chip with this jax `device_kind`; None if it is not in the table."""
     return next((chip for chip in CHIPS.values() if device_kind in chip.kinds), None)

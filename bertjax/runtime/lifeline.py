@@ -1,17 +1,17 @@
 """Detects dead processes: every process of a job keeps a socket open to process 0.
 
 The kernel closes a socket when its process ends, however it ends, so a closed socket means a dead
-process. A host that fails as a whole sends nothing more, and its silence is noticed too. Without
-this, a collective waits for a dead process until the coordination service has missed its
-heartbeats, and then C++ aborts without a word on who died.
+process. If a whole host fails, it sends no more frames, which is detected by a timeout. Without the
+lifeline, a collective waits for a dead process until the coordination service has missed its
+heartbeats, and then C++ aborts without naming the process that died.
 
-The protocol is binary, and every message has a bounded size. Process 0 sends a random challenge to
-whoever connects. The other side answers with its process number and an HMAC of challenge and
-number, whose key is the job's token; so a recorded answer is worthless. Until the answer is right,
-a connection may send `_HELLO.size` bytes in `_HANDSHAKE_SECONDS`, and at most `_MAX_PENDING`
-connections wait. When all processes have connected, process 0 stops listening. From then on both
-sides send frames: a header (kind, exit code, length of the text) and a text of at most `_MAX_TEXT`
-bytes.
+The protocol is binary, and every message has a bounded size. Process 0 sends a random challenge on
+every new connection. The other side replies with its process number and an HMAC of challenge and
+number, whose key is the job's token, so that a recorded reply is useless. Until the reply is
+verified, a connection may send `_HELLO.size` bytes in `_HANDSHAKE_SECONDS`, and at most
+`_MAX_PENDING` connections wait. When all processes have connected, process 0 stops listening. From
+then on both sides send frames: a header (kind, exit code, length of the text) and a text of at most
+`_MAX_TEXT` bytes.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from bertjax import errors
 
 _LONGEST_BEAT = 1.0  # seconds between two beats
 _POLL = 0.1  # seconds until `close` is noticed
-_LINGER = 2.0  # seconds in which process 0 lets the others read why they shall stop
+_LINGER = 2.0  # seconds that process 0 waits for the others to read why the job ends
 _HANDSHAKE_SECONDS = 10.0
 _MAX_PENDING = 64  # connections that have not answered the challenge; a newer one evicts the oldest
 
@@ -46,10 +46,10 @@ _MAX_TEXT = 4096
 def listen(host: str, port: int) -> list[socket.socket]:
     """Returns servers that listen at the addresses of this machine that `host` resolves to.
 
-    All have the same port; port 0 picks a free one. Listens at every address if the others of the
-    job reach this machine at an address that cannot be found here: `host` resolves to an address
-    of a router in between, or to the loopback because /etc/hosts says so on this machine alone.
-    Raises OSError if the port is taken.
+    All have the same port; port 0 picks a free one. Listens at every address if the address by
+    which the other processes reach this machine cannot be determined here: `host` resolves to an
+    address of a router in between, or to the loopback because of this machine's /etc/hosts. Raises
+    OSError if the port is taken.
     """
     for attempt in range(8):
         servers: list[socket.socket] = []
@@ -98,7 +98,7 @@ def _frame(kind: int, code: int = 0, text: str = "") -> bytes:
 
 
 def _receive(line: socket.socket, count: int) -> bytes:
-    """Returns exactly `count` bytes. Raises OSError if the connection closes before."""
+    """Returns exactly `count` bytes. Raises OSError if the connection closes earlier."""
     data = b""
     while len(data) < count:
         more = line.recv(count - len(data))
@@ -133,11 +133,11 @@ class _Peer:
 
 
 class Lifeline:
-    """One process's end. Process 0 calls `listen`, the others `connect`; then all `wait_for_all`.
+    """A process's part of the lifeline.
 
-    silence: seconds without a frame after which a process counts as dead. on_end(text, code):
-    called once, in a thread, when this process shall stop because of another one, or because the
-    thread that watches the others failed.
+    Process 0 calls `listen`, the others `connect`; then all call `wait_for_all`. silence: seconds
+    without a frame after which a process counts as dead. on_end(text, code): called once, in a
+    thread, when this process must stop because of another one, or because its own lifeline failed.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Lifeline:
         self.ended = threading.Event()  # this process or another one has ended the job
 
     def listen(self, host: str) -> str:
-        """Opens process 0's end at `host`; returns the address for `connect`: "PORT TOKEN"."""
+        """Listens on process 0 at `host`. Returns the address for `connect`: "PORT TOKEN"."""
         self._token = secrets.token_hex(32)
         self._servers = listen(host, 0)
         port = self._servers[0].getsockname()[1]
@@ -185,7 +185,7 @@ class Lifeline:
                 line.sendall(_HELLO.pack(self._process, signature))
                 _receive(line, len(_ACCEPTED))
                 break
-            except OSError:  # a flood of strangers can evict a member; the next attempt may succeed
+            except OSError:  # evicted by a flood of other connections; the next try may succeed
                 line.close()
                 if time.monotonic() > deadline:
                     raise
@@ -202,7 +202,7 @@ class Lifeline:
             )
 
     def fail(self, text: str, code: int) -> bool:
-        """Ends the job: the others stop with `text` and exit code. False: it has ended already."""
+        """Ends the job: the others stop with `text` and `code`. Returns False if already ended."""
         with self._ending:
             if self.ended.is_set():
                 return False
@@ -215,7 +215,7 @@ class Lifeline:
         self._send_all(_frame(_LEFT))
 
     def linger(self) -> None:
-        """On process 0, gives the others time to read the end before their sockets close."""
+        """On process 0, waits up to `_LINGER` seconds for the others to read the end of the job."""
         until = time.monotonic() + _LINGER
         while self._process == 0 and self._peers and time.monotonic() < until:
             if threading.current_thread() is self._thread:
@@ -235,7 +235,7 @@ class Lifeline:
     def _run(self) -> None:
         try:
             self._watch()
-        except Exception as error:  # without it this process would wait for dead ones for ever
+        except Exception as error:  # without the thread, dead processes would go undetected
             text = f"{type(error).__name__}: {error}"
             self._end(
                 f"process {self._process} of {self._num_processes} stopped: "
@@ -263,7 +263,7 @@ class Lifeline:
             if key.data is None:
                 self._accept(key.fileobj)
             elif key.data not in self._peers:
-                continue  # dropped by an earlier one of this round
+                continue  # dropped while handling an earlier event of this round
             elif key.data.process is None:
                 self._read_hello(key.data)
             else:
@@ -275,7 +275,7 @@ class Lifeline:
             self._drop(pending[0])
         try:
             peer = self._add(server.accept()[0], process=None)
-        except OSError:  # closed again, or this process has no file descriptor left
+        except OSError:  # already closed, or this process is out of file descriptors
             self._closing.wait(_POLL)
             return
         peer.challenge = secrets.token_bytes(_CHALLENGE_BYTES)
@@ -327,7 +327,7 @@ class Lifeline:
             self._send_all(_frame(_WELCOME))
 
     def _authenticated(self, peer: _Peer) -> int | None:
-        """The process number in the peer's hello; None if the hello is forged or has come twice."""
+        """Returns the process number of the peer's hello; None if it is forged or a repetition."""
         process, signature = _HELLO.unpack(peer.unread)
         if not hmac.compare_digest(signature, _signature(self._token, peer.challenge, process)):
             return None
@@ -342,7 +342,7 @@ class Lifeline:
             data = peer.socket.recv(1 << 16)
             peer.unread += data
             frames = list(peer.frames())
-        except (OSError, ValueError):  # a broken connection, or bytes that are no frame
+        except (OSError, ValueError):  # a broken connection, or an invalid frame
             data, frames = b"", []
         if not data:
             self._drop(peer)
@@ -363,7 +363,7 @@ class Lifeline:
 
     def _end(self, text: str, code: int) -> None:
         if self.fail(text, code):
-            with contextlib.suppress(Exception):  # the end comes even if the others miss its text
+            with contextlib.suppress(Exception):  # exit even if the others cannot read the text
                 self.linger()
             self._on_end(text, code)
 
@@ -377,4 +377,4 @@ class Lifeline:
             with self._sending:
                 peer.socket.sendall(data)
         except OSError:
-            pass  # the next read finds what broke it
+            pass  # the next read reports the broken connection

@@ -1,4 +1,4 @@
-"""Stopping: SIGTERM (preemption) and Ctrl-C become a flag that the train loop reads after a step.
+"""Turns SIGTERM (preemption) and Ctrl-C into a flag that the train loop checks at every step.
 
 Example:
     with signals.StopSignals() as stop:
@@ -29,9 +29,10 @@ _SECONDS_TO_REPEAT = 0.01
 
 @contextlib.contextmanager
 def sigterm_raises(what_is_kept: str) -> Iterator[None]:
-    """SIGTERM ends the block with `errors.Preempted`, as Ctrl-C ends it with KeyboardInterrupt.
+    """Makes SIGTERM raise `errors.Preempted` in the block, as Ctrl-C raises KeyboardInterrupt.
 
-    For work whose files are whole at any moment. Outside the main thread nothing is installed.
+    Use it for work whose files are complete at any moment. what_is_kept: for the error's message.
+    Does nothing outside the main thread.
 
     NOTE: Python discards an exception that is raised inside a finalizer or a callback of the
     garbage collector, and JAX has such a callback. A timer then raises it again.
@@ -61,13 +62,13 @@ def sigterm_raises(what_is_kept: str) -> Iterator[None]:
 
 
 class StopSignals:
-    """Context manager. SIGTERM or a first Ctrl-C asks to stop, a Ctrl-C after that interrupts.
+    """Context manager that catches SIGTERM and a first Ctrl-C as a request to stop.
 
-    Where jax.distributed is initialized, JAX itself catches SIGTERM and agrees with all processes
-    on the step to stop at; a Ctrl-C is handed on as that SIGTERM. Outside the main thread, where
-    Python allows no handlers, nothing is installed.
+    A Ctrl-C after that raises KeyboardInterrupt. If jax.distributed is initialized, JAX itself
+    catches SIGTERM and agrees with all processes on the step to stop at, and a Ctrl-C is forwarded
+    as SIGTERM. Outside the main thread, where Python allows no handlers, none is installed.
 
-    `requested`: None, "SIGTERM" or "SIGINT": the first signal that this process got.
+    `requested`: None, "SIGTERM" or "SIGINT": the first signal that this process received.
     """
 
     def __init__(self) -> None:
@@ -77,7 +78,7 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             caught = [signal.SIGINT]
-            if not jax.distributed.is_initialized():  # else this would displace JAX's own handler
+            if not jax.distributed.is_initialized():  # otherwise this would replace JAX's handler
                 caught.append(signal.SIGTERM)
             self._before = {number: signal.signal(number, self._ask) for number in caught}
         return self
@@ -96,9 +97,9 @@ class StopSignals:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def reached(self, step: int) -> bool:
-        """Whether to save and stop after `step`; every process calls it at every step.
+        """Returns whether to save and stop after `step`; every process must call it at every step.
 
-        With several processes all of them get True at the same step, at or after the signal.
+        With several processes, all get True at the same step, at or after the signal.
         """
         if jax.distributed.is_initialized():
             stop = multihost_utils.reached_preemption_sync_point(step)
