@@ -1,9 +1,8 @@
-"""Evaluates on BLiMP (Warstadt et al. 2020, arXiv 1912.00582): pairs of minimally different
-sentences, one of them grammatical.
+"""Evaluates on BLiMP (Warstadt et al. 2020, arXiv 1912.00582): which sentence is grammatical?
 
 A pair is right if the model gives the good sentence the higher score; chance is 0.5. Each line of a
-file is a pair: {"uid": paradigm, "term": phenomenon, "good": sentence, "bad": sentence}. The keys of
-the original files are accepted too: UID, linguistics_term, sentence_good and sentence_bad.
+file is a pair: {"uid": paradigm, "term": phenomenon, "good": sentence, "bad": sentence}. The keys
+of the original files are accepted too: UID, linguistics_term, sentence_good and sentence_bad.
 
     pairs = read("blimp.jsonl", max_pairs=100)
     evaluate(bertjax.load("run/"), pairs).overall

@@ -44,9 +44,9 @@ def decode(
     """Returns the new tokens, int32[B, T], T = slots, with padding after eos.
 
     batch: input_ids and attention_mask int32[B, L], padded on the left for a decoder; row int32[B],
-    the index of each prompt; live bool[B], False for rows that only fill the batch. numbers: scalars
-    and arrays that `generation.generate` makes from its options. sampled: whether to sample, else
-    greedy. cut: whether top_k or top_p is used. prefix: attention in the prompt is bidirectional.
+    the index of each prompt; live bool[B], False for rows that only fill the batch. numbers: arrays
+    that `generation.generate` makes from its options. sampled: sampling or, if False, greedy. cut:
+    whether top_k or top_p is used. prefix: whether attention in the prompt is bidirectional.
     """
     inputs = model, params, batch, numbers, slots, num_beams
     if is_decoder(model):

@@ -25,8 +25,8 @@ from bertjax.inference import decoding
 
 PROMPT_MULTIPLE = 32
 NEW_MULTIPLE = 32
-MAX_ROWS = 32  # largest number of rows in a batch, beams included
-MAX_TOKENS = 8192  # largest number of tokens in a batch, beams not counted
+MAX_ROWS = 32  # largest number of rows in a batch, counting each beam
+MAX_TOKENS = 8192  # largest number of tokens in these rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,8 +150,7 @@ def power_of_two(count: int) -> int:
 
 
 def _batch_size(length: int, num_beams: int) -> int:
-    """Returns the number of prompts in a batch: a power of two, so that full batches have one shape.
-    """
+    """Returns the prompts per batch: a power of two, so that full batches have one shape."""
     rows = min(MAX_ROWS, MAX_TOKENS // length)
     return 1 << (max(rows // num_beams, 1).bit_length() - 1)
 

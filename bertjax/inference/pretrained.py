@@ -1,4 +1,4 @@
-"""A loaded model in use: sentence vectors, filled masks, and texts that go on.
+"""Inference with a loaded model: sentence vectors, filled masks and generated text.
 
     bert = bertjax.load("run/")
     bert.fill_mask("The [MASK] sat on the mat.")     # [[Fill("cat", 4937, 0.21), ...]]
@@ -7,8 +7,8 @@
     gpt = bertjax.load("gpt2/")
     gpt.generate(["The cat sat on"], max_new_tokens=8, num_beams=4)      # [" the mat and ..."]
 
-Sequences are sorted by length and padded to a multiple of LENGTH_MULTIPLE, and the rows of a batch
-to a power of two, so that few shapes are compiled.
+Sequences are sorted by length and padded to a multiple of LENGTH_MULTIPLE, and batches to a power
+of two rows, so that few shapes are compiled.
 
 Shapes: B batch, L length, P masks of a text, D model, V vocabulary, K best.
 """
@@ -33,7 +33,7 @@ POOLINGS = ("mean", "cls", "last")
 
 
 class Fill(NamedTuple):
-    """One guess for a hidden token. piece: as `Tokenizer.readable` writes it."""
+    """One prediction for a masked token. piece: as formatted by `Tokenizer.readable`."""
 
     piece: str
     id: int
@@ -43,10 +43,10 @@ class Fill(NamedTuple):
 class Pretrained:
     """A model with its parameters and tokenizer.
 
-    model: the Linen module; `model.apply({"params": params}, input_ids, ...)` gives every output.
-    params: nested dict of arrays; those on devices already stay where they are.
+    model: the Linen module; `model.apply({"params": params}, input_ids, ...)` returns all outputs.
+    params: nested dict of arrays; arrays that are on devices already are not moved.
     tokenizer: `bertjax.data.tokenizers.tokenizer.Tokenizer`.
-    source: the artifact it was made of (family, fields, step, config of the run).
+    source: the artifact that it was built from (family, fields, step, config of the run).
     """
 
     def __init__(self, source: artifact.Artifact, compute: layers.Compute | None = None):
@@ -72,13 +72,15 @@ class Pretrained:
         normalize: bool = False,
         truncate: bool = False,
     ) -> np.ndarray:
-        """One vector a text: float32[B, D].
+        """Returns one vector for each text: float32[B, D].
 
-        pooling: "mean" over the last states of all tokens, [CLS] and [SEP] included; "cls", the
-        last state of the first token, in a decoder refused, since that token sees nothing but
-        itself; "last", that of the last token; "" is what embeddings were trained with, else
-        "mean". normalize: to length 1. truncate: cut texts that are longer than the model; without
-        it they are a UserError.
+        pooling: "mean" of the last hidden states of all tokens, including [CLS] and [SEP]; "cls",
+        the last hidden state of the first token; "last", that of the last token; "", the pooling
+        with which embeddings were trained, otherwise "mean". normalize: to length 1. truncate: cut
+        texts that are too long for the model.
+
+        Raises UserError if a text is too long and not truncated, for an unknown pooling, and for
+        "cls" with a decoder, whose first token attends only to itself.
         """
         pooling = self._pooling(pooling)
         if pooling not in POOLINGS:
@@ -102,17 +104,17 @@ class Pretrained:
         return vectors
 
     def _pooling(self, asked: str) -> str:
-        """Of `encode`, where nothing may be asked."""
+        """Returns the pooling for `encode`, where `asked` may be "" for the default."""
         return asked or "mean"
 
     def fill_mask(
         self, text: str | Sequence[str], top: int = 5
     ) -> list[list[Fill]] | list[list[list[Fill]]]:
-        """For each mask token of a text, in order, the `top` likeliest pieces, best first.
+        """Returns the `top` likeliest pieces, best first, for each mask token of a text in order.
 
-        A list of texts gives a list of that. Special tokens are never guessed; probabilities are
-        over all pieces of the vocabulary. Raises UserError for a text without a mask token, a text
-        that is longer than the model takes, and a model without the head.
+        For a list of texts, returns a list of such lists. Special tokens are never predicted;
+        probabilities are over all pieces of the vocabulary. Raises UserError for a text without a
+        mask token, a text that is too long for the model, and a model without the "mlm" head.
         """
         self._check_can_fill(top)
         texts = [text] if isinstance(text, str) else list(text)
@@ -141,13 +143,13 @@ class Pretrained:
         return fills[0] if isinstance(text, str) else fills
 
     def generate(self, prompts: str | Sequence[str], **options: Any) -> list[str]:
-        """The continuation of each prompt by a decoder, the answer to it by an encoder-decoder.
+        """Returns each prompt's continuation (decoder) or output text (encoder-decoder).
 
-        options: the fields of `generation.Options` (max_new_tokens, num_beams, temperature, top_p,
-        seed ...); without any of them decoding is greedy. Special tokens in a prompt count as such.
-        A decoder that was trained here, where every text begins with the start of text, reads that
-        in front of the prompt; one from elsewhere, as in transformers, if the prompt is empty.
-        Raises UserError for a model that does not write text, a prompt that leaves no room for
+        options: fields of `generation.Options` (max_new_tokens, num_beams, temperature, top_p, seed
+        ...); by default decoding is greedy. Special tokens in a prompt are parsed as such. For a
+        decoder trained with bertjax, where every text begins with the start of text, that token is
+        put before the prompt; for other decoders only if the prompt is empty, as in transformers.
+        Raises UserError for a model that does not generate text, a prompt that leaves no room for
         max_new_tokens, and impossible options.
         """
         how = generation.Options(**options)
@@ -159,7 +161,7 @@ class Pretrained:
         return [self.tokenizer.decode(ids) for ids in found]
 
     def _prompt(self, text: str, max_new_tokens: int) -> np.ndarray:
-        """A prompt as ids. UserError unless it and the new tokens fit into the model."""
+        """Returns a prompt's ids. Raises UserError unless they and the new tokens fit the model."""
         kind = plugins.family_of(self.model).KIND
         if kind == "encoder" or "lm" not in self.model.config.heads:
             raise errors.UserError(
@@ -183,7 +185,7 @@ class Pretrained:
         return np.array(ids, np.int32)
 
     def _encode(self, text: str) -> list[int]:
-        """Ids of a text whose special tokens count as such. UserError for one above the model's."""
+        """Returns a text's ids, parsing special tokens. Raises UserError for ids >= vocab_size."""
         ids = self.tokenizer.encode(text, specials_in_text=True)
         above = next((i for i in ids if i >= self.model.config.vocab_size), None)
         if above is not None:
@@ -195,7 +197,7 @@ class Pretrained:
         return ids
 
     def objective(self) -> tuple[str, Any]:
-        """(name, Config) of the objective that made the model; ("", None) of one from elsewhere."""
+        """Returns (name, Config) of the objective that trained the model; ("", None) if unknown."""
         if self.source.objective is None:
             return "", None
         fields = artifact.model_fields(self.source.objective, "objective")
@@ -209,7 +211,7 @@ class Pretrained:
             ) from error
 
     def reads_prefixes(self) -> bool:
-        """Whether the objective that made the model has a decoder read without direction."""
+        """Returns whether the model is a decoder trained as a prefix LM: bidirectional prefixes."""
         if self.source.objective is None or plugins.family_of(self.model).KIND != "decoder":
             return False
         name, config = self.objective()
@@ -225,7 +227,7 @@ class Pretrained:
         )
 
     def decoder_start(self) -> int:
-        """The id that the decoder of an encoder-decoder reads first."""
+        """Returns the first input id of an encoder-decoder's decoder."""
         own = self.source.fields.get("decoder_start_id", -1)
         return packing.decoder_start(self.tokenizer.specials, own)
 
@@ -248,7 +250,10 @@ class Pretrained:
             raise errors.UserError(f"top = {top}: must be 1 or more")
 
     def with_ends(self, ids: Sequence[int], text: str, truncate: bool) -> np.ndarray:
-        """[CLS] text [SEP] as ids, no longer than the model takes."""
+        """Returns the ids of [CLS] text [SEP], at most `max_length`.
+
+        Truncates a longer text if `truncate`, otherwise raises UserError quoting `text`.
+        """
         specials = self.tokenizer.specials
         before = [specials.cls] if specials.cls >= 0 else []
         after = [specials.sep] if specials.sep >= 0 else []
@@ -262,7 +267,7 @@ class Pretrained:
     def _batches(
         self, sequences: Sequence[np.ndarray]
     ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-        """(rows, batch) until every sequence has been in one; rows past `len(rows)` are padding."""
+        """Yields (rows, batch) until all sequences are used; rows past `len(rows)` are padding."""
         order = sorted(range(len(sequences)), key=lambda row: -len(sequences[row]))
         for start in range(0, len(order), BATCH_SIZE):
             rows = order[start : start + BATCH_SIZE]
@@ -281,7 +286,7 @@ class Pretrained:
 
 
 def short(given: Any) -> str:
-    """What was given as an error message quotes it."""
+    """Returns the repr of `given`, truncated to about 40 characters, for an error message."""
     text = given if isinstance(given, str) else repr(given)
     text = text if len(text) <= 40 else text[:37] + "..."
     return repr(text) if isinstance(given, str) else text
@@ -302,7 +307,7 @@ def _fill(
     words_V: jax.Array,
     top: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """(probabilities, ids), both [B, P, K]."""
+    """Returns (probabilities, ids), both [B, P, K]."""
     logits_BPV = model.apply({"params": params}, **batch)["mlm_logits"]
     probabilities_BPV = jax.nn.softmax(jnp.where(real_V, logits_BPV, layers.MASKED))
     return jax.lax.top_k(jnp.where(words_V, probabilities_BPV, -1.0), top)

@@ -1,25 +1,26 @@
-"""How likely a model finds a text: for judgements without training, such as BLiMP's.
+"""Scores how likely a text is under a model, for zero-shot evaluations such as BLiMP.
 
     scores = scoring.log_likelihoods(bertjax.load("run/"), ["The cats sleep.", "The cats sleeps."])
 
-What the score is depends on the model, and scores of two kinds cannot be compared:
+The kind of score depends on the model; scores of different kinds cannot be compared:
 
     encoder with the head mlm    pseudo-log-likelihood (Salazar et al., arXiv 1910.14659): the sum
                                  of the log probabilities of each token when it alone is masked
     encoder with the head rtd    the discriminator of ELECTRA: the sum over the tokens of the log
                                  probability that it is the original one, in one pass
-    decoder                      log-likelihood, the end of the text included
-    encoder_decoder              pseudo-log-likelihood as span corruption puts it: a sentinel in the
-                                 place of one token, which the decoder writes behind the sentinel;
-                                 in front of the text the mode token for regular spans, if the
-                                 objective denoisers trained the model with mode tokens
-    ... trained by prefix_lm     log-likelihood: no sentinel was ever seen, so the decoder writes
-                                 the whole text and its end, to an encoder that reads an end alone
+    decoder                      log-likelihood, including the end of the text
+    encoder_decoder              pseudo-log-likelihood by span corruption: a sentinel replaces one
+                                 token, which the decoder predicts after the sentinel; if the
+                                 objective denoisers trained the model with mode tokens, the one
+                                 for regular spans precedes the text
+    ... trained by prefix_lm     log-likelihood: the model has seen no sentinels, so the decoder
+                                 predicts the whole text and its end, and the encoder reads only
+                                 an end of text
 
-A decoder that prefix_lm trained reads what a continuation follows without direction.
+A decoder trained by prefix_lm attends bidirectionally within the context of a continuation.
 
-Natural logarithms. Texts of like length are padded to the same one, and batches are full, so that
-few shapes are compiled.
+Natural logarithms. Texts of similar length are padded to the same length, and batches are full, so
+that few shapes are compiled.
 
 Shapes: R texts, B batch, L length, T length of the decoder, V vocabulary.
 """
@@ -38,15 +39,17 @@ from bertjax.inference import pretrained
 from bertjax.models.common import layers
 from bertjax.objectives import denoisers
 
-TOKENS = 2048  # in a batch, at most: what stays in the caches of a CPU
-LOGITS = 1 << 25  # in a batch, at most: 128 MiB
+TOKENS = 2048  # largest number in a batch; stays in the caches of a CPU
+LOGITS = 1 << 25  # largest number in a batch: 128 MiB
 
 Batch = dict[str, np.ndarray]
 Ids = list[np.ndarray]
 
 
 class Continuations(NamedTuple):
-    """sums: float64[R], log probabilities in nats. counts: int64[R], the tokens that have one."""
+    """Scores of continuations.
+
+    sums: float64[R], log probabilities in nats. counts: int64[R], numbers of scored tokens."""
 
     sums: np.ndarray
     counts: np.ndarray
@@ -55,11 +58,11 @@ class Continuations(NamedTuple):
 def log_likelihoods(
     model: pretrained.Pretrained, texts: Sequence[str], *, within_word: bool = False
 ) -> np.ndarray:
-    """float64[R]: the score of each text; see above for what it is.
+    """Returns float64[R]: the score of each text, of the kind in the module's docstring.
 
-    within_word: with a token, mask those behind it in its word as well, so that a word in several
-    pieces does not give itself away (Kauf & Ivanova, arXiv 2305.10588); for masked models. Raises
-    UserError for a model without a head to score with and for a text that is too long for it.
+    within_word: when a token is masked, also mask the later tokens of its word, so that they do not
+    reveal it (Kauf & Ivanova, arXiv 2305.10588); only for masked language models. Raises UserError
+    for a model without a head that can score, and for a text that is too long for the model.
     """
     method, _ = _method(model)
     if within_word and method is not _masked:
@@ -70,19 +73,19 @@ def log_likelihoods(
 
 
 def describe(model: pretrained.Pretrained) -> str:
-    """What `log_likelihoods` computes for this model, in words."""
+    """Returns a name for the score that `log_likelihoods` computes for this model."""
     return _method(model)[1]
 
 
 def log_likelihood_of_continuations(
     model: pretrained.Pretrained, contexts: Sequence[str], continuations: Sequence[str]
 ) -> Continuations:
-    """The log probability of each continuation after its context.
+    """Returns the log probability of each continuation, given its context.
 
-    A decoder reads them as one text, where white space between them belongs to the continuation, as
-    does a token that is partly of both. An encoder-decoder reads the context with its encoder; its
-    continuation ends the text, and that end counts. Raises UserError for a model that writes no
-    text and for a text that is too long.
+    A decoder reads them as one text. White space between them, and a token that spans both, belong
+    to the continuation. An encoder-decoder reads the context with its encoder, and scores the end
+    of the text after the continuation too. Raises UserError for a model that does not generate text
+    and for a text that is too long.
     """
     kind = plugins.family_of(model.model).KIND
     if kind == "encoder" or "lm" not in model.model.config.heads:
@@ -181,9 +184,9 @@ def _causal(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
 
 
 def _next_tokens(model: pretrained.Pretrained, sequences: Ids, known: Sequence[int]) -> np.ndarray:
-    """Sums of the log probabilities of tokens of a decoder, the first `known` + 1 left out.
+    """Returns sums of a decoder's token log probabilities, without the first `known` + 1 tokens.
 
-    Those are the prefix of a model that reads one.
+    In a prefix LM these tokens are the prefix.
     """
     scores, known, prefix = np.zeros(len(sequences)), np.array(known), model.reads_prefixes()
     for rows, (ids_RL,), (real_RL,) in _buckets(model, sequences):
@@ -217,7 +220,7 @@ def _corrupted(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
     _check(model, texts, sequences, model.max_length)
     scores = np.zeros(len(texts))
     for rows, (ids_RL,), (real_RL,) in _buckets(model, sequences):
-        hidden_RL = real_RL[:, 1:].copy()  # each in turn: all but the end
+        hidden_RL = real_RL[:, 1:].copy()  # tokens to hide one by one: all but the end
         hidden_RL[:, : len(front)] = False
         row, place = np.nonzero(hidden_RL)
         if not len(row):
@@ -246,7 +249,7 @@ def _written(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
 
 
 def _answers(model: pretrained.Pretrained, sources: Ids, targets: Ids) -> np.ndarray:
-    """Sums of the log probabilities of targets, but their first, given the sources."""
+    """Returns sums of the targets' log probabilities given the sources; skips each first token."""
     scores = np.zeros(len(sources))
     for rows, (ids_RL, ids_RT), (real_RL, real_RT) in _buckets(model, sources, targets):
         found = []
@@ -265,17 +268,17 @@ def _answers(model: pretrained.Pretrained, sources: Ids, targets: Ids) -> np.nda
     return scores
 
 
-# Sequences in batches
+# Batching
 
 
 def _with_ends(model: pretrained.Pretrained, texts: list[str]) -> Ids:
-    """[CLS] text [SEP] of each."""
+    """Returns the ids of [CLS] text [SEP] for each text."""
     encoded = model.tokenizer.encode_batch(texts)
     return [model.with_ends(ids, text, False) for ids, text in zip(encoded, texts, strict=True)]
 
 
 def _check(model: pretrained.Pretrained, texts: Sequence[str], sequences: Ids, room: int) -> None:
-    """UserError for a sequence of more than `room` tokens."""
+    """Raises UserError if a sequence has more than `room` tokens."""
     for text, sequence in zip(texts, sequences, strict=True):
         if len(sequence) > room:
             raise errors.UserError(
@@ -285,13 +288,13 @@ def _check(model: pretrained.Pretrained, texts: Sequence[str], sequences: Ids, r
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Returns the length of the common prefix of `a` and `b`."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def _text(model: pretrained.Pretrained, real_RL: np.ndarray) -> np.ndarray:
-    """bool[R, L]: what of [CLS] text [SEP] is text."""
+    """Returns bool[R, L]: the tokens of [CLS] text [SEP] that belong to the text."""
     specials = model.tokenizer.specials
     text_RL = real_RL.copy()
     if specials.sep >= 0:
@@ -304,12 +307,13 @@ def _text(model: pretrained.Pretrained, real_RL: np.ndarray) -> np.ndarray:
 def _buckets(
     model: pretrained.Pretrained, *columns: Ids
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]]:
-    """(rows, ids int32[R, length], where they are real) of sequences of like length, by column.
+    """Yields (rows, ids int32[R, length], real bool[R, length]) for sequences of similar length.
 
-    Lengths are rounded up by less than a quarter, or to 4.
+    ids and real are lists with one array for each column. real: False for padding. Lengths are
+    rounded up by less than a quarter, or to a multiple of 4.
     """
     pad = packing.padding(model.tokenizer.specials)
-    # What a decoder reads is one shorter than the sequence.
+    # A decoder's input is one token shorter than the sequence.
     limit = model.max_length + (plugins.family_of(model.model).KIND != "encoder")
     sizes = [np.array([len(sequence) for sequence in column], int) for column in columns]
     lengths_RC = np.stack([_rounded(size_R, limit) for size_R in sizes], axis=1)
@@ -329,9 +333,9 @@ def _rounded(size_R: np.ndarray, limit: int) -> np.ndarray:
 
 
 def _slices(count: int, length: int, logits: int) -> Iterator[np.ndarray]:
-    """Rows of each batch; the last one is filled up with the first rows.
+    """Yields the row indices of each batch; the last batch is filled up with the first rows.
 
-    length, logits: tokens and logits of a row.
+    length, logits: how many tokens and logits a row has.
     """
     most = max(1, min(TOKENS // length, LOGITS // logits))
     size = min(1 << (most.bit_length() - 1), 1 << (count - 1).bit_length())
@@ -347,7 +351,7 @@ def _width(model: pretrained.Pretrained) -> int:
 def _log_probs(
     model: Any, params: Any, name: str, features: dict[str, jax.Array], targets: jax.Array
 ) -> jax.Array:
-    """float32 of the shape of targets, which the logits of this name are for."""
+    """Returns float32 log probabilities, shaped like `targets`, under the output `name`."""
     logits = model.apply({"params": params}, **features)[name]
     own = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return own - jax.nn.logsumexp(logits, axis=-1)
@@ -355,5 +359,5 @@ def _log_probs(
 
 @functools.partial(jax.jit, static_argnames=("model",))
 def _original(model: Any, params: Any, features: dict[str, jax.Array]) -> jax.Array:
-    """float32[B, L]: log probability that a token is the original one."""
+    """Returns float32[B, L]: the log probability that each token is the original one."""
     return jax.nn.log_sigmoid(-model.apply({"params": params}, **features)["rtd_logits"])
