@@ -93,7 +93,7 @@ def finetune(
     overrides: Mapping[str, Any] | None = None,
     **keys: Any,
 ) -> "Finetuned":
-    """Fine-tunes `model` on a task of `finetuning/tasks.py` and writes the best model to `output`.
+    """Fine-tunes `model` on a task of `finetuning/tasks.py` and writes the results to `output`.
 
     data: folder with the files of the splits; or train, dev, test: files. keys: keys of the config
     (finetuning/recipe.py), such as num_epochs=2, learning_rates=(2e-5, 5e-5), seeds=3. overrides:

@@ -22,7 +22,8 @@ from bertjax.models.common import kernels, layers
 from bertjax.runtime import hardware
 
 # Keys that may change when a run is resumed: where and how it is computed, but not what is learned.
-# NOTE: dtype, mesh and micro_batch_size affect rounding and dropout masks: not bit-equal.
+# NOTE: changing dtype, mesh or micro_batch_size changes rounding and dropout masks, so the result
+# is not bit-equal.
 FREE_KEYS = (
     "data.path", "data.heldout_path", "dtype", "remat", "attention", "mesh", "micro_batch_size",
     "log_every", "eval", "checkpoint", "max_bad_steps", "init_from", "init_vocabulary",
@@ -221,7 +222,10 @@ def of_file(what: str, path: str, kind: type) -> Any:
 
 
 def choose(config: ConfigDict, arg: str) -> ConfigDict:
-    """Returns the config for the argument of a config file, "" or "smoke". Raises UserError."""
+    """Returns `config` for the argument "" and its smoke version for "smoke".
+
+    Every file of configs/ returns the result. Raises UserError for another argument.
+    """
     if arg not in ("", "smoke"):
         raise errors.UserError(f"a config takes the argument smoke or none, not {arg!r}")
     return smoke(config) if arg else config
@@ -237,7 +241,10 @@ def keys(config: ConfigDict, prefix: str = "") -> list[str]:
 
 
 def override(config: ConfigDict, key: str, text: str) -> None:
-    """Sets `key` ("a.b") to `text`, parsed as the type of its value. Raises UserError."""
+    """Sets `key` ("a.b") to `text`, parsed as the type of the present value.
+
+    Raises UserError if the key is unknown or the text is not of that type.
+    """
     if key not in keys(config):
         hint = errors.hint(errors.near(key, keys(config)))
         raise errors.UserError(f"unknown config key {key!r}{hint}")
@@ -331,7 +338,10 @@ def check_keys(config: ConfigDict) -> None:
 
 
 def validate(config: ConfigDict) -> None:
-    """Raises UserError for an invalid value, with key, value and allowed ones; compiles nothing."""
+    """Raises UserError if a value is invalid, naming its key and the allowed values.
+
+    Compiles nothing.
+    """
     check_keys(config)
     family = plugins.family(config.family)
     model = family.Config(**config.model, attention=config.attention)  # checks its own fields

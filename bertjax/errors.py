@@ -1,8 +1,8 @@
 """The exceptions for users, their exit codes and messages, and lines of progress.
 
 The message of a `UserError` is one line that names the file, record or key and what to do about it.
-The command line prints only that line. Other exceptions, except for failed reads and writes of
-files, are bugs and keep their tracebacks.
+The command line prints only that line. It also prints one line for Preempted, Ctrl-C and failed
+reads and writes of files. All other exceptions are bugs and keep their tracebacks.
 """
 
 import difflib

@@ -117,7 +117,7 @@ def decay_mask(params: Any) -> Any:
 
 
 def _matrices(path: Sequence[Any], array: jax.Array) -> jax.Array:
-    """Returns the leaf as [in, out], or [layers, in, out]; vectors are returned as they are."""
+    """Returns a kernel as [in, out], or [layers, in, out]; arrays with fewer axes are unchanged."""
     name = sharding.path_name(path)
     stacked = int("/layers/" in name)
     if array.ndim - stacked <= 2:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 _LABEL, _WIDTH = 12, 80
-_LONG = 1.0  # seconds from which on the duration of a stage is printed
+_LONG = 1.0  # seconds; the duration of a stage is printed if it takes at least this long
 _SECONDS_BETWEEN_REFRESHES, _SECONDS_BETWEEN_LINES = 0.2, 10.0  # on a terminal, in a log file
 
 Done = Callable[[int, int | None], None]

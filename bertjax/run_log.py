@@ -174,8 +174,8 @@ class ProgressBar:
         seconds_between_lines: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """file: default stderr. If it is not a terminal, prints lines, at the least
-        `seconds_between_lines` apart."""
+        """file: default stderr. If it is not a terminal, prints plain lines instead of a bar, at
+        most one every `seconds_between_lines` and one for the last step."""
         self._file = sys.stderr if file is None else file
         self._start, self._num_steps = start_step, num_steps
         self._seconds_between, self._clock = seconds_between_lines, clock

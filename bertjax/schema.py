@@ -172,7 +172,7 @@ def read_object(file: str | os.PathLike, remedy: str) -> dict[str, Any]:
 def parse(
     data: bytes | str, where: Any, remedy: str, *, number: int | None = None
 ) -> dict[str, Any]:
-    """Parses a JSON text that is an object. Raises a one-line UserError that begins with `where`.
+    """Returns the object in a JSON text. Raises a one-line UserError that begins with `where`.
 
     Also rejects repeated keys, nesting beyond MAX_DEPTH, and halves of surrogate pairs, which are
     not characters.

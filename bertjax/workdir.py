@@ -121,7 +121,7 @@ def without_paths(mine: Identity) -> dict[str, Any]:
 
 
 def saved_step(path: str | os.PathLike) -> int | None:
-    """Returns the newest step saved in a workdir, None if there is none; lists files only."""
+    """Returns the newest step saved in a workdir, None if there is none. Does not open Orbax."""
     folder = paths.of(path) / CHECKPOINTS
     steps = [item for item in folder.iterdir() if item.name.isdecimal()] if folder.exists() else []
     if "://" in os.fspath(path):  # Orbax cannot rename there, and writes this file last

@@ -74,7 +74,10 @@ class Place:
 def place(
     coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> Place | None:
-    """Returns the place given by three flags; None without flags. Raises UserError if some lack."""
+    """Returns the place given by the three flags; None if all are None.
+
+    Raises UserError if only some of the flags are given.
+    """
     flags = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     absent = [f"--{name}" for name, value in flags.items() if value is None]
     if len(absent) == len(flags):

@@ -30,10 +30,10 @@ from collections.abc import Callable, Iterator
 from bertjax import errors
 
 _LONGEST_BEAT = 1.0  # seconds between two beats
-_POLL = 0.1  # seconds until `close` is noticed
+_POLL = 0.1  # seconds until `close` takes effect
 _LINGER = 2.0  # seconds that process 0 waits for the others to read why the job ends
 _HANDSHAKE_SECONDS = 10.0
-_MAX_PENDING = 64  # connections that have not answered the challenge; a newer one evicts the oldest
+_MAX_PENDING = 64  # connections without a reply to the challenge; a newer one evicts the oldest
 
 _CHALLENGE_BYTES = 32
 _HELLO = struct.Struct(">I32s")  # process number, HMAC
@@ -110,7 +110,7 @@ def _receive(line: socket.socket, count: int) -> bytes:
 
 @dataclasses.dataclass(eq=False)
 class _Peer:
-    """A connection. `process` is None until the peer has answered the challenge."""
+    """A connection. `process` is None until the peer's reply to the challenge is verified."""
 
     socket: socket.socket
     process: int | None
