@@ -341,7 +341,7 @@ class Checkpoints(Reader):
         try:
             yield
         except Exception as error:
-            # TensorStore raises ValueError if the disk fails, so only the text can tell.
+            # TensorStore raises ValueError if the disk fails, so only the error text identifies it.
             failure = next((text for text in _DISK_FAILED if text in str(error)), "")
             if not failure and not isinstance(error, OSError):
                 raise
