@@ -1,1 +1,1 @@
-"""The hand-over formats: our artifact and the Hugging Face folder."""
+"""Formats for sharing a model: our artifact and the Hugging Face folder; T5X is read only."""

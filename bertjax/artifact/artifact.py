@@ -1,11 +1,11 @@
-"""The artifact: the one form in which a model is handed over.
+"""The artifact: our format for sharing a model (parameters, config and tokenizer).
 
     artifact/params.safetensors    every parameter by its path, float32, layers stacked
     artifact/config.json           family, fields of the model, fingerprint of the tokenizer, step
     artifact/tokenizer/            the tokenizer's files
 
-What is read is what was written: the checksum and the shape of every array, the tokenizer's
-fingerprint and its size are compared with the config before anything is used.
+`read` verifies what it loads: the checksum of the parameter file, the shape of every array, and
+the tokenizer's fingerprint and size must match the config.
 
     artifact.write(model, "artifact/")
     model = artifact.read("artifact/")
@@ -34,7 +34,7 @@ TOKENIZER = "tokenizer"
 
 @dataclasses.dataclass(frozen=True)
 class _Task(schema.Open):
-    """The keys of a task that every artifact of a fine-tuned model has."""
+    """The keys that the task of every fine-tuned artifact has."""
 
     name: str
     kind: str
@@ -47,7 +47,7 @@ class _Task(schema.Open):
 
 @dataclasses.dataclass(frozen=True)
 class _Config(schema.Open):
-    """config.json of an artifact. task: absent from those of earlier versions."""
+    """The content of an artifact's config.json. Earlier versions wrote no `task`."""
 
     family: str
     model: dict[str, Any]
@@ -61,14 +61,14 @@ class _Config(schema.Open):
 
 @dataclasses.dataclass(frozen=True)
 class Artifact:
-    """A model and all that its use needs, in memory.
+    """A model in memory, with everything needed to use it.
 
-    fields: of the family's Config, without how it is computed.
+    fields: the fields of the family's Config, except those of `layers.Compute`.
     params: nested dict of float32 arrays on the host, or of their ShapeDtypeStructs.
-    step, objective, config: of the run it comes from; None where that is not known.
-    task: what it was fine-tuned for, as JSON has it: {"name", "kind", "config" of the kind,
-    "labels", "max_length", ...}; None of a model that was not.
-    origin: where it was read, in words for people.
+    step, objective, config: those of the training run; None if unknown.
+    task: the task that the model was fine-tuned for, as a JSON object: {"name", "kind", "config"
+    of the kind, "labels", "max_length", ...}; None if the model was not fine-tuned.
+    origin: the format that the model was read from, as printed for people.
     """
 
     family: str
@@ -101,29 +101,32 @@ class Artifact:
 
 
 def flatten(params: Any) -> dict[str, Any]:
-    """{"encoder/layers/mlp/wi/kernel": leaf}."""
+    """Returns the leaves by path: {"encoder/layers/mlp/wi/kernel": leaf}."""
     return traverse_util.flatten_dict(params, sep="/")
 
 
 def unflatten(flat: Mapping[str, Any]) -> Any:
-    """Inverse of `flatten`."""
+    """Returns the nested dict of a dict by path; the inverse of `flatten`."""
     return traverse_util.unflatten_dict(dict(flat), sep="/")
 
 
 def real_shape(path: str, shape: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
-    """The shape of a parameter without the rows that only pad the vocabulary."""
+    """Returns the shape of the parameter at `path` without the padding of its vocab axis."""
     axes = sharding.param_axes(path)
     return tuple(vocab_size if a == "vocab" else n for a, n in zip(axes, shape, strict=True))
 
 
 def num_params(params: Any, vocab_size: int) -> int:
-    """How many numbers the model has; padding of the vocabulary is not counted."""
+    """Returns the number of parameters, not counting padding of the vocabulary."""
     shapes = {path: leaf.shape for path, leaf in flatten(params).items()}
     return sum(int(np.prod(real_shape(p, shape, vocab_size))) for p, shape in shapes.items())
 
 
 def abstract_params(family: str, fields: Mapping[str, Any], where: Any) -> Any:
-    """Shapes of the parameters of a model with these fields. UserError names `where`."""
+    """Returns the parameters of a model with these fields as ShapeDtypeStructs.
+
+    Raises UserError naming `where` if no such model can be built.
+    """
     try:
         return plugins.abstract_params(plugins.model(family, dict(fields)))
     except (errors.UserError, TypeError, ValueError) as error:
@@ -133,7 +136,7 @@ def abstract_params(family: str, fields: Mapping[str, Any], where: Any) -> Any:
 def check_tokenizer(
     tokenizer: tokenizer_lib.Tokenizer, vocab_size: int, where: str | os.PathLike
 ) -> None:
-    """UserError if an id of the tokenizer lies outside the embedding table."""
+    """Raises UserError naming `where` if an id of the tokenizer exceeds the embedding table."""
     top = max(tokenizer.size - 1, *dataclasses.astuple(tokenizer.specials))
     if top >= vocab_size:
         raise errors.UserError(
@@ -143,7 +146,7 @@ def check_tokenizer(
 
 
 def check_fingerprint(tokenizer: Any, fingerprint: str, where: str | os.PathLike) -> None:
-    """UserError unless the tokenizer is the one with this fingerprint."""
+    """Raises UserError naming `where` if the tokenizer has another fingerprint."""
     if tokenizer.fingerprint != fingerprint:
         raise errors.UserError(
             f"{where}: not the tokenizer that the model was trained with (fingerprint "
@@ -152,12 +155,12 @@ def check_fingerprint(tokenizer: Any, fingerprint: str, where: str | os.PathLike
 
 
 def check_task(content: Any, where: Any) -> None:
-    """UserError naming `where` unless a task of JSON has the keys that every task has."""
+    """Raises UserError naming `where` if a task read from JSON lacks a key that all tasks have."""
     schema.typed(content, _Task, where, files.AGAIN)
 
 
 def fingerprint(model: Artifact) -> str:
-    """Hex sha256 of the parameters: equal for equal models, wherever they are kept."""
+    """Returns the hex sha256 of the parameters; equal models have equal ones in any format."""
     digest = hashlib.sha256()
     for path, array in sorted(flatten(model.params).items()):
         digest.update(path.encode())
@@ -166,20 +169,20 @@ def fingerprint(model: Artifact) -> str:
 
 
 def has_token_types(fields: Mapping[str, Any]) -> bool:
-    """Whether a model with these fields tells two texts apart by the types of their tokens."""
+    """Returns whether a model with these fields has token types for two texts."""
     return fields.get("type_vocab_size", 0) >= 2
 
 
 def starts_texts(model: Artifact) -> bool:
-    """Whether the model reads the start of text in front of every prompt.
+    """Returns whether prompts must begin with the start-of-text token.
 
-    A decoder that was pretrained here does, where texts begin with it.
+    True for a decoder pretrained by bertjax, whose training texts all begin with that token.
     """
     return model.objective is not None and plugins.family(model.family).KIND == "decoder"
 
 
 def top_of_text(model: Artifact) -> int:
-    """The first id that the model never writes: above its pieces and, for T5, its sentinels."""
+    """Returns the first id that is never generated: above all pieces and, for T5, sentinels."""
     top = model.tokenizer.size
     if plugins.family(model.family).KIND == "encoder_decoder":  # sentinels may lie above
         top = max(top, *(model.tokenizer.sentinels + 1))
@@ -187,10 +190,10 @@ def top_of_text(model: Artifact) -> int:
 
 
 def part(model: Artifact, name: str = "") -> Artifact:
-    """The part of a model that is several in one (ELECTRA's generator, say); "" is the first part.
+    """Returns one part of a model that consists of several; "" selects the first part.
 
-    A family of several has a function `parts`; a model that is one is its own only part. Raises
-    UserError for a name that there is not.
+    For example ELECTRA's generator. The module of such a family has a function `parts`. A model of
+    any other family is returned as it is. Raises UserError if there is no part `name`.
     """
     module = plugins.family(model.family)
     if not hasattr(module, "parts"):
@@ -207,7 +210,7 @@ def part(model: Artifact, name: str = "") -> Artifact:
 
 
 def write(model: Artifact, folder: str | os.PathLike) -> None:
-    """Writes the folder, whole or not at all; an earlier artifact there is replaced."""
+    """Writes `folder` atomically; replaces an earlier artifact there."""
     with files.new_folder(folder) as new:
         files.write_tensors(new / PARAMS, flatten(jax.device_get(model.params)))
         model.tokenizer.save(new / TOKENIZER, token_types=has_token_types(model.fields))
@@ -225,10 +228,10 @@ def write(model: Artifact, folder: str | os.PathLike) -> None:
 
 
 def read(folder: str | os.PathLike, *, with_params: bool = True) -> Artifact:
-    """The artifact in `folder`; without params it has their shapes only.
+    """Returns the artifact in `folder`; without `with_params` its params are shapes only.
 
-    Raises UserError naming the file that is absent, damaged, of another version, or that does not
-    fit the others.
+    Raises UserError naming the file that is missing, damaged, of another version, or inconsistent
+    with the others. NOTE: the checksum is verified only if the parameters are read.
     """
     folder = pathlib.Path(folder)
     file = folder / CONFIG
@@ -254,7 +257,10 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> Artifact:
 
 
 def model_fields(content: Any, where: Any) -> dict[str, Any]:
-    """Fields of a model out of JSON, which has lists where a frozen Config has tuples."""
+    """Returns a model's fields read from JSON, with lists converted to tuples.
+
+    Raises UserError naming `where` if `content` is not an object.
+    """
     if not isinstance(content, dict):
         raise errors.UserError(f"{where}: the fields of a model must be an object, not {content!r}")
     return {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}

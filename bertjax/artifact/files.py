@@ -1,4 +1,4 @@
-"""What both formats are made of: JSON, safetensors, and folders that appear whole or not at all."""
+"""Reads and writes what both formats consist of: JSON, safetensors, atomically written folders."""
 
 import contextlib
 import fcntl
@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy, which safetensors asks it for
+import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy, which safetensors needs
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -25,7 +25,7 @@ AGAIN = "export or copy the folder again"
 
 
 def local(path: str | os.PathLike) -> pathlib.Path:
-    """The folder of that name on this machine. UserError for one in a bucket."""
+    """Returns `path` as a local path. Raises UserError if it is a remote one (a URL)."""
     if "://" in os.fspath(path):
         raise errors.UserError(f"{path}: not a local folder; write to one and copy it there")
     return pathlib.Path(paths.of(path))
@@ -33,10 +33,10 @@ def local(path: str | os.PathLike) -> pathlib.Path:
 
 @contextlib.contextmanager
 def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
-    """Yields an empty folder that takes the name `path` when the block ends without an error.
+    """Yields an empty folder that is renamed to `path` when the block ends without an error.
 
-    An older folder there is replaced, unless it holds anything that the new one does not: that is
-    a UserError, and nothing is touched. Folders that killed processes left are removed.
+    Replaces an existing folder at `path`. Raises UserError and changes nothing if that folder
+    holds a name that the new one lacks. Removes temporary folders left by killed processes.
     """
     target = pathlib.Path(os.path.abspath(local(path)))
     if target.exists() and not target.is_dir():
@@ -60,14 +60,14 @@ def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
 
 def _locked_folder(target: pathlib.Path) -> tuple[pathlib.Path, int]:
-    """Makes a hidden folder beside `target` and locks it as long as this process lives."""
+    """Creates a hidden folder beside `target` and locks it. Returns it and the open lock."""
     while True:
         made = tempfile.mkdtemp(prefix=f".{target.name}.", suffix=schema.PARTIAL, dir=target.parent)
         try:
             lock = os.open(made, os.O_RDONLY)
-        except FileNotFoundError:  # taken for abandoned before it was locked
+        except FileNotFoundError:  # another process removed it as abandoned before the lock
             continue
-        with contextlib.suppress(OSError):  # a file system without locks of folders
+        with contextlib.suppress(OSError):  # the file system cannot lock folders
             fcntl.flock(lock, fcntl.LOCK_EX)
         if os.path.isdir(made):
             return pathlib.Path(made), lock
@@ -75,9 +75,10 @@ def _locked_folder(target: pathlib.Path) -> tuple[pathlib.Path, int]:
 
 
 def _remove_abandoned(target: pathlib.Path) -> None:
-    """Removes hidden folders of `target` whose process was killed.
+    """Removes the hidden folders beside `target` whose process was killed.
 
-    NOTE: the older folder is put back first where the kill came between the two renames.
+    NOTE: if the process was killed between the two renames of `_put_in_place`, the older folder is
+    first moved back to `target`.
     """
     prefix = f".{target.name}."
     for name in os.listdir(target.parent):
@@ -95,14 +96,14 @@ def _remove_abandoned(target: pathlib.Path) -> None:
                 if (folder / "old").exists() and not target.exists():
                     (folder / "old").rename(target)
                 _discard(folder)
-        except OSError:  # a process that lives has the lock, or the file system has no locks
+        except OSError:  # a live process holds the lock, or the file system has no locks
             pass
         finally:
             os.close(lock)
 
 
 def _discard(folder: pathlib.Path) -> None:
-    """Removes a hidden folder. Tries twice, since an I/O error may be a passing one."""
+    """Removes a hidden folder. Tries twice, because an I/O error may be transient."""
     for _ in range(2):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -125,7 +126,7 @@ def _put_in_place(new: pathlib.Path, target: pathlib.Path, aside: pathlib.Path) 
 
 
 def localise(path: str | os.PathLike, folder: str | os.PathLike) -> pathlib.Path:
-    """`path` itself, or a copy of that remote folder's files under the local `folder`."""
+    """Returns `path` if it is local; otherwise copies that remote folder to `folder`."""
     if "://" not in os.fspath(path):
         return pathlib.Path(path)
     source, copy = epath.Path(path), pathlib.Path(folder)
@@ -139,19 +140,19 @@ def localise(path: str | os.PathLike, folder: str | os.PathLike) -> pathlib.Path
 
 
 def write_json(file: pathlib.Path, content: Mapping[str, Any]) -> None:
-    """Indented, keys in the order given, newline at the end; whole or not at all."""
+    """Writes indented JSON atomically, with keys in the given order and a final newline."""
     write_text(file, json.dumps(content, indent=2) + "\n")
 
 
 def write_text(file: pathlib.Path, text: str) -> None:
-    """Whole or not at all; a lone surrogate, which UTF-8 does not have, by its number."""
+    """Writes `text` atomically as UTF-8; escapes lone surrogates, which UTF-8 cannot encode."""
     partial = file.with_name(file.name + ".partial")
     partial.write_text(text, encoding="utf-8", errors="backslashreplace")
     partial.replace(file)
 
 
 def read_msgpack(file: pathlib.Path) -> dict[str, Any]:
-    """The nested dict in a msgpack file of Flax. UserError for a file that is damaged."""
+    """Returns the nested dict in a Flax msgpack file. Raises UserError if it is damaged."""
     try:
         content = serialization.msgpack_restore(file.read_bytes())
         todo = [content]
@@ -162,7 +163,7 @@ def read_msgpack(file: pathlib.Path) -> dict[str, Any]:
             todo += [value for value in inside.values() if isinstance(value, dict)]
     except OSError as error:
         raise errors.UserError(f"{file}: cannot be read: {error.strerror}") from error
-    except Exception as error:  # the decoder raises anything for bytes of another kind
+    except Exception as error:  # the decoder may raise any exception for other bytes
         raise errors.UserError(
             f"{file}: truncated, corrupt or no msgpack file of arrays ({error!r:.80}); {AGAIN}"
         ) from error
@@ -170,20 +171,23 @@ def read_msgpack(file: pathlib.Path) -> dict[str, Any]:
 
 
 def sha256(file: pathlib.Path) -> str:
-    """Hex digest of a file's bytes."""
+    """Returns the hex sha256 of a file's bytes."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def write_tensors(file: pathlib.Path, arrays: Mapping[str, Any]) -> None:
-    """A safetensors file of host or device arrays; the same arrays give the same bytes."""
+    """Writes host or device arrays to a safetensors file; equal arrays give equal bytes.
+
+    Raises UserError if the file cannot be written.
+    """
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     try:
         file.touch()
         mode = file.stat().st_mode
-        # transformers refuses a file whose metadata does not say which framework it is for.
+        # transformers rejects a file whose metadata does not name a framework.
         safetensors.numpy.save_file(whole, file, metadata={"format": "pt"})
-        file.chmod(mode)  # safetensors makes a file that only its owner can read
+        file.chmod(mode)  # safetensors creates files that only the owner can read
     except safetensors.SafetensorError as error:
         raise errors.UserError(f"{file.parent}: cannot be written ({error}); make room") from error
 
@@ -202,12 +206,15 @@ def _opened(file: pathlib.Path) -> Iterator[Any]:
 
 
 def tensor_shapes(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor, out of the header. UserError for a file that is damaged."""
+    """Returns name -> shape of every tensor, read from the header.
+
+    Raises UserError if the file is missing or damaged.
+    """
     with _opened(file) as opened:
         return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
 
 
 def read_tensors(file: pathlib.Path, names: list[str]) -> dict[str, np.ndarray]:
-    """The named tensors; the same errors as `tensor_shapes`."""
+    """Returns the named tensors; raises the same errors as `tensor_shapes`."""
     with _opened(file) as opened:
         return {name: opened.get_tensor(name) for name in names}

@@ -1,7 +1,7 @@
-"""The weights of transformers' Flax classes (until 4.57), by the names of its PyTorch ones.
+"""Reads the weights of transformers' Flax classes (until 4.57) under their PyTorch names.
 
-flax_model.msgpack holds a tree of modules. A path joined with dots is the PyTorch name but for the
-leaf: kernel, scale and embedding are all called weight there, and a kernel is transposed.
+flax_model.msgpack holds a tree of modules. A path joined with dots is the PyTorch name except for
+the leaf: PyTorch calls kernel, scale and embedding "weight", and its kernels are transposed.
 """
 
 import pathlib
@@ -17,7 +17,7 @@ _LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
 
 
 def read(file: pathlib.Path) -> dict[str, np.ndarray]:
-    """Every tensor of the file. UserError for a file that is damaged."""
+    """Returns PyTorch name -> array of every tensor. Raises UserError if the file is damaged."""
     flat = traverse_util.flatten_dict(files.read_msgpack(file))
     for path, array in flat.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiuV":

@@ -1,12 +1,13 @@
-"""Their config.json as the fields of a model here, both ways.
+"""Converts between the config.json of transformers and the fields of our models.
 
-A family's `HF_CONFIG` says which key is which field, which keys have one value only ("fixed", and
-"fixed_in_class" of a class for a task), and has functions for what is not one key for one field:
+A family's `HF_CONFIG` maps its keys to our fields. It also lists the keys that must have one value
+("fixed"; "fixed_in_class" for the classes of a task), and has these entries for anything that is
+not one key for one field:
 
     "read": (content, names of the tensors) -> fields
-    "types": of the keys that "read" takes, as `schema.typed` has them
+    "types": key -> type, for `schema.typed`, of the keys that "read" uses
     "write": fields -> keys
-    "repeated": fields -> tensors of HF_TIED that the file needs all the same
+    "repeated": fields -> names in HF_TIED that the file must nevertheless contain
 """
 
 import pathlib
@@ -18,18 +19,21 @@ from bertjax import errors, plugins, schema
 from bertjax.artifact import artifact, files, hf_defaults, hf_tasks
 from bertjax.data.batches import packing
 
-ACTIVATIONS = {  # theirs -> ours; the first of two that mean the same is the one we write
+ACTIVATIONS = {  # theirs -> ours; of two names for the same activation we write the first
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "relu": "relu",
 }
-# Theirs -> our family, where they are not called alike.
+# Their model_type -> our family, if the names differ.
 MODEL_TYPES = {"mt5": "t5", "camembert": "roberta", "xlm-roberta": "roberta"}
 
 
 def of_model(module: ModuleType, model: artifact.Artifact, ending: str) -> dict[str, Any]:
-    """Returns the content of config.json for a model whose class has this ending."""
+    """Returns the content of config.json.
+
+    ending: the end of the class name, as returned by `hf_tasks.ending_of`.
+    """
     spec = module.HF_CONFIG
     content = {theirs: model.fields[ours] for theirs, ours in spec["fields"].items()}
     for theirs, ours in spec["fields"].items():
@@ -38,7 +42,7 @@ def of_model(module: ModuleType, model: artifact.Artifact, ending: str) -> dict[
             content[theirs] = next(t for t, mine in ACTIVATIONS.items() if mine == wanted)
     specials = model.tokenizer.specials
     ids = {name: getattr(specials, name) for name in ("pad", "bos", "eos")}
-    if module.KIND != "encoder":  # which write until the end of the text
+    if module.KIND != "encoder":  # generation stops at the end-of-text token
         ids["eos"] = specials.end
     if module.KIND == "decoder":
         ids["bos"] = specials.start
@@ -59,9 +63,9 @@ def of_model(module: ModuleType, model: artifact.Artifact, ending: str) -> dict[
 
 
 def read(file: pathlib.Path) -> tuple[dict[str, Any], str]:
-    """The content of config.json, with what it leaves out as transformers has it, and our family.
+    """Returns the content of config.json, completed with transformers' defaults, and our family.
 
-    Raises UserError for a model_type that is no family.
+    Raises UserError if the file is missing or damaged, or if no family has its model_type.
     """
     content = schema.read_object(file, files.AGAIN)
     classes = content.get("architectures")
@@ -83,9 +87,10 @@ def fields(
     tensors: Collection[str],
     file: pathlib.Path,
 ) -> dict[str, Any]:
-    """The fields of the model, with the heads of its class, or all that there may be.
+    """Returns the model's fields, with the heads of its class or else the family's default heads.
 
-    tensors: their names in the files. Raises UserError for what this model does not compute.
+    ending: the end of the class name for a task, or "". tensors: the tensor names in the files.
+    Raises UserError naming `file` and the key if our model does not support a value.
     """
     spec = module.HF_CONFIG
     for key, value in (spec["fixed"] | spec.get("fixed_in_class", {}).get(ending, {})).items():
@@ -97,7 +102,7 @@ def fields(
     found: dict[str, Any] = {"heads": default.heads, "num_labels": 0, "adapter_size": 0}
     for key, ours in spec["fields"].items():
         usual = getattr(default, ours)
-        if key not in content:  # of a family that transformers does not have
+        if key not in content:  # the family is not in transformers, so `read` added no defaults
             found[ours] = usual
             continue
         value = content[key]

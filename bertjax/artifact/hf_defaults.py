@@ -1,11 +1,11 @@
-"""The values that transformers gives to keys which a config.json leaves out, by model_type.
+"""The defaults of transformers for keys that are missing from a config.json, by model_type.
 
 Source: the defaults of the configuration class of each model_type in transformers 5.23
 (`transformers/models/*/configuration_*.py`). They are not the values of the published models:
-`AlbertConfig()` has 64 attention heads, `RobertaConfig()` a layer norm epsilon of 1e-12. Every key
-that `huggingface.read` uses is here; a test compares the table with the installed transformers.
+`AlbertConfig()` has 64 attention heads, `RobertaConfig()` a layer norm epsilon of 1e-12. The table
+contains every key that `huggingface.read` uses. A test compares it with the installed transformers.
 
-Version 4.57 has the same values but for `tie_word_embeddings` of mt5, which is False there.
+Version 4.57 has the same values, except that `tie_word_embeddings` of mt5 is False there.
 """
 
 from collections.abc import Mapping
@@ -105,8 +105,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "global_attn_every_n_layers": 3,
         "global_rope_theta": 160_000.0,
         "local_rope_theta": 10_000.0,
-        "layer_types": None,  # by global_attn_every_n_layers
-        "rope_parameters": None,  # by the two bases
+        "layer_types": None,  # derived from global_attn_every_n_layers
+        "rope_parameters": None,  # derived from the two bases
         "rope_scaling": None,
         "hidden_activation": "gelu",
         "embedding_dropout": 0.0,

@@ -1,9 +1,9 @@
-"""The classes of transformers for tasks: their heads, their tensors, what their config.json says.
+"""The task classes of transformers: their heads, tensors and config.json.
 
-A class is known by the end of its name, "ForSequenceClassification" and so on, the keys of a
-family's `HF_HEADS`: modules of ours and of theirs. In config.json the labels are `id2label`; what a
-task has beyond that, what a fine-tuned T5 or encoder was made for, and the objective of pretraining
-stand under "bertjax", which transformers keeps and does not read.
+A class is identified by the end of its name, such as "ForSequenceClassification". These endings are
+the keys of a family's `HF_HEADS`, whose values map our modules to theirs. In config.json the labels
+are `id2label`. The complete task of a fine-tuned model and the objective of pretraining are stored
+under the key "bertjax", which transformers preserves but does not read.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from bertjax.models.common import heads as heads_lib
 KEY = "bertjax"
 _NumLabels = Annotated[int, schema.Between(1, 2**20)]
 
-# Class -> (kind of task, the general task of that kind).
+# Ending of a class -> (kind of task, the general task of that kind).
 _TASKS = {
     "ForSequenceClassification": ("classification", "classification"),
     "ForTokenClassification": ("tokens", "tokens"),
@@ -35,10 +35,10 @@ _LEAVES = {
 
 
 def ending_of(model: artifact.Artifact) -> str:
-    """The end of the name of the class for the model's head; "" without a head for a task.
+    """Returns the end of the class name for the model's heads; "" if it has no head for a task.
 
-    Raises UserError where they have no class with these heads, no place for its adapters or its
-    prompt, and no decoder that reads a source in both directions.
+    Raises UserError if transformers has no class with these heads, or cannot hold the model's
+    adapters, trained prompt or decoder that reads its source in both directions.
     """
     flat = artifact.flatten(model.params)
     if any("/adapter/" in path for path in flat):
@@ -74,26 +74,26 @@ def ending_of(model: artifact.Artifact) -> str:
 
 
 def architecture(module: ModuleType, ending: str) -> str:
-    """The name of the class: "BertForSequenceClassification"."""
+    """Returns the full name of the class, such as "BertForSequenceClassification"."""
     bare = module.HF_CONFIG["architectures"][()]
     return bare.removesuffix("Model") + ending
 
 
 def ending_in(module: ModuleType, content: Mapping[str, Any]) -> str:
-    """The end of the class that a config.json names; "" where it is none for a task."""
+    """Returns the end of the class name in a config.json; "" if it is not a class for a task."""
     name = (content.get("architectures") or [""])[0]
     return next((ending for ending in module.HF_HEADS if name.endswith(ending)), "")
 
 
 def heads(module: ModuleType, ending: str) -> tuple[str, ...]:
-    """The heads of a class, in our order."""
+    """Returns our heads that the class has, in the order of the family's HEADS."""
     (head,) = {ours.split("/")[0] for ours in module.HF_HEADS[ending]}
     pooled = module.Model.layouts[head].pooled or ending == "ForMultipleChoice"
     return tuple(h for h in module.HEADS if h == head or (pooled and h == "pooler"))
 
 
 def lines(module: ModuleType, ending: str) -> tuple[tuple[str, str, str], ...]:
-    """The lines of a class's head, as those of HF_NAMES."""
+    """Returns the lines (as in HF_NAMES) of the class's head; () if `ending` is ""."""
     if not ending:
         return ()
     return tuple(
@@ -104,7 +104,7 @@ def lines(module: ModuleType, ending: str) -> tuple[tuple[str, str, str], ...]:
 
 
 def to_config(model: artifact.Artifact, ending: str) -> dict[str, Any]:
-    """What config.json says of the task and of the objective."""
+    """Returns the keys of config.json that describe the task and the objective."""
     content: dict[str, Any] = {}
     if ending in _LABELLED:
         count = model.fields["num_labels"]
@@ -115,7 +115,7 @@ def to_config(model: artifact.Artifact, ending: str) -> dict[str, Any]:
     if ending == "ForSequenceClassification":
         problem = "regression" if count == 1 else "single_label_classification"
         content["problem_type"] = problem
-        # transformers scores the last token before the padding
+        # transformers classifies a decoder's text at the last token before the padding
         if plugins.family(model.family).KIND == "decoder":
             specials = model.tokenizer.specials
             end = packing.end_of_text(specials)
@@ -129,21 +129,22 @@ def to_config(model: artifact.Artifact, ending: str) -> dict[str, Any]:
 
 
 def generation_config(model: artifact.Artifact, content: Mapping[str, Any]) -> dict[str, Any]:
-    """How a model that writes text does so, as generation_config.json; {} if there is no choice.
+    """Returns the content of generation_config.json; {} if no such file is needed.
 
-    content: of config.json, whose ids transformers takes from here where this file is there.
+    content: of config.json. Its ids are repeated here, because transformers reads them from
+    generation_config.json if that file exists.
     """
     if "lm" not in model.fields["heads"]:
         return {}
     how, top = {}, artifact.top_of_text(model)
     if model.task is not None and model.task["kind"] == "text_to_text":
-        config, top = model.task["config"], model.tokenizer.size  # sentinels are no text
+        config, top = model.task["config"], model.tokenizer.size  # suppresses sentinels too
         how = {
             "max_new_tokens": config["max_target_length"],
             "num_beams": config["num_beams"],
             "length_penalty": config["length_penalty"],
         }
-    if top < model.fields["vocab_size"]:  # what fills the vocabulary up is never written
+    if top < model.fields["vocab_size"]:  # padding of the vocabulary is never generated
         how["suppress_tokens"] = list(range(top, model.fields["vocab_size"]))
     if not how:
         return {}
@@ -152,10 +153,11 @@ def generation_config(model: artifact.Artifact, content: Mapping[str, Any]) -> d
 
 
 def max_length(model: artifact.Artifact) -> int:
-    """Where the tokenizer of transformers cuts a text: at the rows that a task was trained with.
+    """Returns the length, in tokens, to which the tokenizer of transformers truncates a text.
 
-    A sentence of words that is too long for them is split here, and there it is read as it is. What
-    a decoder writes is in its rows too, and in no text that it is given.
+    This is the task's max_length, or the model's if it has no task. A token task that splits long
+    sentences has the model's too, because transformers does not split them. A causal decoder's
+    length excludes its output, which shares the row with the source.
     """
     task, most = model.task, model.fields["max_length"]
     if task is None:
@@ -166,10 +168,10 @@ def max_length(model: artifact.Artifact) -> int:
 
 
 def ends(model: artifact.Artifact) -> ends_lib.Ends | None:
-    """What the tokenizer of transformers puts around a text; None: what the model's kind has.
+    """Returns the special tokens that the tokenizer of transformers adds around a text.
 
-    A decoder that was pretrained here reads the start of text first. Nothing more is known of a
-    model that was trained elsewhere, and came without `num_texts`.
+    None stands for those that are usual for the model's kind. A decoder pretrained by bertjax has
+    the start of text first. Tasks from elsewhere, which lack `num_texts`, get None.
     """
     task = model.task
     if task is None and artifact.starts_texts(model):
@@ -182,7 +184,7 @@ def ends(model: artifact.Artifact) -> ends_lib.Ends | None:
 
 
 def differs(model: artifact.Artifact) -> str:
-    """Returns how transformers reads prompts otherwise than this model does; "" if alike."""
+    """Returns a warning if transformers reads prompts differently than this model; else ""."""
     name = (model.objective or {}).get("name")
     if name == "prefix_lm" and plugins.family(model.family).KIND == "decoder":
         return (
@@ -193,23 +195,26 @@ def differs(model: artifact.Artifact) -> str:
 
 
 def _reader(model: artifact.Artifact) -> str:
-    """What reads the source of a text to text; "" for other tasks and without one."""
+    """Returns `reader` of a text-to-text task's config; "" for other tasks or without a task."""
     if model.task is None or model.task["kind"] != "text_to_text":
         return ""
     return model.task["config"]["reader"]
 
 
 def num_labels(content: Mapping[str, Any], ending: str, where: Any) -> int:
-    """Of the model that a class has: 1 for choices, 0 for spans. UserError names `where`."""
+    """Returns the model's num_labels: 1 for multiple choice, 0 for question answering.
+
+    Raises UserError naming `where` if the labels in config.json are invalid.
+    """
     if ending in _LABELLED:
         return len(_labels(content, where))
     return 1 if ending == "ForMultipleChoice" else 0
 
 
 def objective(content: Mapping[str, Any], where: Any) -> dict[str, Any] | None:
-    """The objective that the model was pretrained with here; None where nothing is said of one.
+    """Returns the objective of pretraining that bertjax wrote to config.json; None if absent.
 
-    Raises UserError naming `where` for one without a name.
+    Raises UserError naming `where` if it has no name.
     """
     own = content.get(KEY)
     found = own.get("objective") if isinstance(own, dict) else None
@@ -221,10 +226,11 @@ def objective(content: Mapping[str, Any], where: Any) -> dict[str, Any] | None:
 
 
 def read(content: Mapping[str, Any], ending: str, max_length: int, where: Any) -> Any:
-    """The task of a folder, as `Artifact.task`; None where there is none. UserError: `where`.
+    """Returns the task of a folder, as in `Artifact.task`; None if there is none.
 
-    What we wrote there holds as long as class and labels are still its: another training may have
-    changed them and kept the key.
+    The task that bertjax wrote is used only if class and labels still match it: later training
+    elsewhere may have changed them and kept the key. Otherwise the task is derived from the class.
+    Raises UserError naming `where` if the task is invalid or not supported.
     """
     own = content.get(KEY)
     own = own.get("task") if isinstance(own, dict) else None
@@ -237,7 +243,7 @@ def read(content: Mapping[str, Any], ending: str, max_length: int, where: Any) -
     if ending in _LABELLED:
         labels = _labels(content, where)
     if own is not None and own["kind"] == kind:
-        unnamed = not own["labels"] and len(labels) < 2  # a number
+        unnamed = not own["labels"] and len(labels) < 2  # regression
         if own["labels"] == labels or unnamed:
             return own
     if ending == "ForSequenceClassification":
@@ -255,7 +261,7 @@ def read(content: Mapping[str, Any], ending: str, max_length: int, where: Any) -
 
 
 def _labels(content: Mapping[str, Any], where: Any) -> list[str]:
-    """Names of the labels; as in transformers two without a name where nothing is said."""
+    """Returns the labels' names; without id2label LABEL_0 ..., by default 2 as in transformers."""
     names = content.get("id2label")
     if names is None:
         count = schema.typed(

@@ -1,4 +1,4 @@
-"""The weight files of a Hugging Face folder: safetensors, whole or in shards, or Flax weights."""
+"""Reads the weights of a Hugging Face folder: safetensors (one file or shards) or Flax weights."""
 
 import dataclasses
 import pathlib
@@ -16,13 +16,13 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 @dataclasses.dataclass(frozen=True)
 class _Index(schema.Open):
-    """weight_map: tensor -> file."""
+    """The content of model.safetensors.index.json. weight_map: tensor -> file."""
 
     weight_map: dict[str, schema.FileName]
 
 
 def find(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The files with the tensors. UserError where there is none that is read."""
+    """Returns the files with the tensors. Raises UserError if there is none in a known format."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
@@ -40,14 +40,17 @@ def find(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def shapes(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor of a file. UserError for a file that is damaged."""
+    """Returns name -> shape of every tensor in `file`. Raises UserError if it is damaged."""
     if file.name == flax_weights.FILE:
         return {name: array.shape for name, array in flax_weights.read(file).items()}
     return files.tensor_shapes(file)
 
 
 def read(where: Mapping[str, pathlib.Path], stored: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Name -> tensor. stored: name -> name in the files. where: that -> its file."""
+    """Returns name -> tensor.
+
+    stored: name -> name in the files. where: name in the files -> its file.
+    """
     tensors: dict[str, np.ndarray] = {}
     for file in sorted(set(where.values())):
         sources = {source for source in stored.values() if where[source] == file}

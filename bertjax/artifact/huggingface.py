@@ -1,11 +1,11 @@
-"""The Hugging Face folder, both ways, without torch or transformers.
+"""Reads and writes Hugging Face folders, without torch or transformers.
 
-Which tensor is which is the family's own knowledge. A line of `HF_NAMES` is our path, their name,
-the way between the two arrays and, where theirs is several of ours side by side, which part of it
-ours is: (number, how many, axis of theirs). Under "/layers/" ours are stacked and theirs are one a
-layer: "{}" is its number; "{+1}" the number of the next one, and the last layer has the name after
-the "|". `HF_CONFIG`, `HF_TIED`, `HF_SKIPPED` and `HF_PREFIX` say the rest. Every tensor of a file
-is used, listed as skipped, or an error: nothing is dropped in silence.
+The family's module lists which tensor is which. A line of `HF_NAMES` has our path, their name, the
+conversion between the arrays and, if their tensor is the concatenation of several of ours, which
+part ours is: (number, count, axis of theirs). Under "/layers/" our arrays are stacked; theirs are
+one per layer: "{}" is the layer's number, "{+1}" that of the next, and the last layer has the name
+after the "|". The rest is in `HF_CONFIG`, `HF_TIED`, `HF_SKIPPED` and `HF_PREFIX`. Every tensor of
+a file is used or listed as skipped; any other raises an error.
 
     model = huggingface.read("bert-base-uncased/")
     huggingface.write(model, "bert-hf/")
@@ -33,8 +33,8 @@ WEIGHTS = hf_weights.WEIGHTS
 
 _OLD_ENDINGS = {"gamma": "weight", "beta": "bias"}  # of layer norms converted from TensorFlow
 
-# The ways of HF_NAMES, theirs out of ours. Their linear maps are [out, in] (but "conv": [in, out]),
-# ours [in, out] with the heads as axes of their own; their vocabulary has no padding rows.
+# The conversions of HF_NAMES from ours to theirs. Their linear maps are [out, in] ("conv*": [in,
+# out]); ours are [in, out] with separate axes for heads. Their vocabulary has no padding rows.
 TO_THEIRS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "same": lambda array, vocab_size: array,
     "transpose": lambda array, vocab_size: array.T,
@@ -47,7 +47,7 @@ TO_THEIRS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "vocab_rows": lambda array, vocab_size: array[:vocab_size],
     "vocab_columns": lambda array, vocab_size: array[:, :vocab_size].T,
 }
-# And back, given our shape.
+# The conversions from theirs to ours, given our shape.
 TO_OURS: dict[str, Callable[[np.ndarray, tuple[int, ...]], np.ndarray]] = {
     "same": lambda array, shape: array,
     "transpose": lambda array, shape: array.T,
@@ -67,7 +67,7 @@ def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class Line(NamedTuple):
-    """A line of HF_NAMES."""
+    """One line of HF_NAMES; the module docstring explains the fields."""
 
     ours: str
     theirs: str
@@ -75,7 +75,7 @@ class Line(NamedTuple):
     part: tuple[int, int, int] = (0, 1, 0)
 
     def names(self, array: Any) -> Iterator[tuple[str, Any]]:
-        """(their name, our array) of each layer, or of the one array that is not stacked."""
+        """Yields (their name, our array) for each layer, or once if the array is not stacked."""
         if "{" not in self.theirs:
             yield self.theirs, array
             return
@@ -86,9 +86,9 @@ class Line(NamedTuple):
 
 
 def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
-    """Writes a folder that transformers loads, 4.57 and 5; an earlier one there is replaced.
+    """Writes a folder that transformers 4.57 and 5 load; replaces an earlier one there.
 
-    Raises UserError for what no class of transformers can hold (`hf_tasks.ending_of`).
+    Raises UserError if no class of transformers can hold the model (`hf_tasks.ending_of`).
     """
     module = plugins.family(model.family)
     if not hasattr(module, "HF_CONFIG"):
@@ -97,7 +97,7 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
             "--format=artifact"
         )
     ending = hf_tasks.ending_of(model)
-    # A model from before a field was there has its default.
+    # A model saved before a field was introduced gets that field's default.
     fields = layers.fields_of(plugins.model(model.family, model.fields).config)
     model = dataclasses.replace(model, fields=fields)
     params, vocab_size = jax.device_get(model.params), model.fields["vocab_size"]
@@ -122,10 +122,10 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
 
 
 def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Artifact:
-    """The model in a Hugging Face folder; parameters become float32.
+    """Returns the model in a Hugging Face folder, with float32 parameters or only their shapes.
 
-    Its heads are those whose tensors are there or, of a class for a task, those of the class.
-    Raises UserError naming the file, key or tensor that is absent, damaged or not supported.
+    The heads are those of the class if it is one for a task, else those whose tensors are present.
+    Raises UserError naming the file, key or tensor that is missing, damaged or not supported.
     """
     folder = pathlib.Path(folder)
     content, family = hf_config.read(folder / CONFIG)
@@ -176,9 +176,9 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
 def to_tensors(
     module: ModuleType, params: Any, vocab_size: int, ending: str = ""
 ) -> dict[str, np.ndarray]:
-    """Their tensors by name out of our parameters on the host.
+    """Returns their tensors by name, converted from our parameters on the host.
 
-    ending: of the class for a task, as `hf_tasks` has it.
+    ending: the end of the class name, as returned by `hf_tasks.ending_of`.
     """
     lines, tensors = _lines(module, ending), {}
     parts: dict[str, dict[int, np.ndarray]] = {}
@@ -202,7 +202,7 @@ def to_tensors(
 def from_tensors(
     module: ModuleType, abstract: Any, tensors: Mapping[str, np.ndarray], ending: str = ""
 ) -> Any:
-    """Our parameters, of the shapes in `abstract`, out of their tensors by full name."""
+    """Returns our parameters, with the shapes of `abstract`, from their tensors by full name."""
     lines, flat = _lines(module, ending), {}
     for path, leaf in artifact.flatten(abstract).items():
         line = lines[path]
@@ -215,7 +215,7 @@ def from_tensors(
 
 
 def dropped(model: artifact.Artifact) -> list[str]:
-    """Paths of the parameters that their model has no place for."""
+    """Returns the paths of the parameters that `write` omits, as their model lacks them."""
     beginnings = _dropped(plugins.family(model.family))
     return [path for path in artifact.flatten(model.params) if path.startswith(beginnings)]
 
@@ -229,14 +229,17 @@ def _lines(module: ModuleType, ending: str) -> dict[str, Line]:
 
 
 def _head(path: str) -> str:
-    """The head that a parameter belongs to: "mlm_head/bias" -> "mlm", "pooler/..." -> "pooler"."""
+    """Returns a parameter's head: "mlm_head/bias" -> "mlm", "pooler/..." -> "pooler"."""
     return path.split("/")[0].removesuffix("_head")
 
 
 def _table(
     module: ModuleType, abstract: Any, vocab_size: int, ending: str
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Their name -> (our path, their shape) of every tensor that these parameters make."""
+    """Returns their name -> (our path, their shape) of the tensors of these parameters.
+
+    Where several of ours form one tensor, the path is that of the last.
+    """
     lines, table = _lines(module, ending), {}
     for path, leaf in artifact.flatten(abstract).items():
         line = lines[path]
@@ -256,10 +259,10 @@ def _likeliest_heads(
     ending: str,
     file: pathlib.Path,
 ) -> tuple[tuple[str, ...], dict[str, tuple[str, tuple[int, ...]]]]:
-    """The heads that explain most tensors, and the table of a model that has all of them.
+    """Returns the heads that account for most tensors, and the table of a model with these heads.
 
-    A family whose heads exclude each other in their files lists the choices as "import_heads". A
-    class for a task has its own.
+    A family whose files contain one of several sets of heads lists these as "import_heads". A
+    class for a task has fixed heads.
     """
     choices = module.HF_CONFIG.get("import_heads", (fields["heads"],))
     if ending:
@@ -281,9 +284,12 @@ def _match(
     ending: str,
     folder: pathlib.Path,
 ) -> dict[str, str]:
-    """Full name -> name in the files, tied tensors included. UserError for names nobody knows."""
+    """Returns full name -> name in the files, including tied tensors.
+
+    Raises UserError if a name is neither in the table nor tied nor skipped.
+    """
     known = {*table, *module.HF_TIED}
-    # Older folders of a class for a task have a pooler that the class does not read.
+    # Older folders of task classes contain a pooler that the class does not use.
     unread = (f"{module.HF_PREFIX}pooler.*",) if ending else ()
 
     def skipped(name: str) -> bool:
@@ -312,7 +318,7 @@ def _match(
 
 
 def _tied(module: ModuleType, table: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(tensor, the one it repeats), but for those that are parameters of their own here."""
+    """Returns (tensor, the one it repeats), without those that are separate parameters of ours."""
     return [(again, name) for again, name in module.HF_TIED.items() if again not in table]
 
 

@@ -1,4 +1,6 @@
-"""What `--model=` and `bertjax.load` take: a workdir, a step of one, an artifact or theirs.
+"""Loads a model from a workdir, one of its steps, an artifact, a Hugging Face folder or T5X.
+
+`--model=` and `bertjax.load` accept the same paths:
 
 loading.load("run/")                    # the newest checkpoint of a run
 loading.load("run/checkpoints/1000")    # or run/1000: one step of it
@@ -26,10 +28,10 @@ from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """What a path leads to.
+    """The location and format of a model, as found by `find`.
 
-    kind: "workdir" or a key of READERS; folder: where its files are; step: the one asked for, None
-    for the newest or where there are no steps.
+    kind: "workdir" or a key of READERS. folder: where its files are. step: the requested step of a
+    workdir; None for the newest, and for formats without steps.
     """
 
     kind: str
@@ -42,7 +44,7 @@ READERS = {"artifact": artifact.read, "huggingface": huggingface.read, "t5x": t5
 
 
 def find(path: str | os.PathLike) -> Place:
-    """What is at `path`. UserError if it is none of these."""
+    """Returns the kind and folder of the model at `path`. Raises UserError if there is none."""
     folder = paths.of(path)
     if not folder.exists() and not folder.name.isdecimal():
         raise errors.UserError(
@@ -63,9 +65,9 @@ def find(path: str | os.PathLike) -> Place:
 
 
 def load(path: str | os.PathLike, *, with_params: bool = True) -> artifact.Artifact:
-    """The model at `path`, on the host; without params it has their shapes only.
+    """Returns the model at `path`, on the host; without `with_params` its params are shapes only.
 
-    Raises UserError naming what is absent, damaged, or does not fit the rest.
+    Raises UserError naming the file that is missing, damaged or inconsistent with the others.
     """
     place = find(path)
     if place.kind == "workdir":
@@ -75,7 +77,7 @@ def load(path: str | os.PathLike, *, with_params: bool = True) -> artifact.Artif
 
 
 def steps(folder: str | os.PathLike) -> list[int]:
-    """The steps of a workdir that have a finished checkpoint, ascending."""
+    """Returns the steps of a workdir that have a finished checkpoint, ascending."""
     with _checkpoints(folder) as checkpoints:
         return checkpoints.steps()
 
@@ -83,9 +85,9 @@ def steps(folder: str | os.PathLike) -> list[int]:
 def check_data(
     model: artifact.Artifact, dataset: store.Dataset, what: str, otherwise: str = ""
 ) -> None:
-    """Raises UserError, naming the model as `what`, unless its own tokenizer made the data.
+    """Raises UserError, naming the model as `what`, if another tokenizer prepared the data.
 
-    otherwise: the end of the message, for a caller that offers another way.
+    otherwise: appended to the message, for a caller that offers an alternative.
     """
     if dataset.tokenizer_fingerprint != model.tokenizer.fingerprint:
         raise errors.UserError(
@@ -94,14 +96,17 @@ def check_data(
         )
 
 
-# Fields that may differ: they are no part of what the arrays of a checkpoint compute.
+# Fields that may differ: they do not change what the arrays of a checkpoint compute.
 _FREE_FIELDS = (
     "vocab_size", "max_length", "heads", "num_labels", "init_std", "pad_id", "decoder_start_id",
 )  # fmt: skip
 
 
 def check_fields(model: artifact.Artifact, fields: Mapping[str, Any]) -> None:
-    """UserError unless `config.model` computes what `config.init_from` was trained to compute."""
+    """Raises UserError if `fields` (config.model) differ from those of `model` (init_from).
+
+    Fields that do not affect the computation may differ (`_FREE_FIELDS` and dropout rates).
+    """
     for name, value in model.fields.items():
         free = name in _FREE_FIELDS or name.endswith("dropout_rate")
         if not free and name in fields and fields[name] != value:
@@ -112,10 +117,11 @@ def check_fields(model: artifact.Artifact, fields: Mapping[str, Any]) -> None:
 
 
 def overlay_params(model: artifact.Artifact, family: str, params: Any) -> Any:
-    """`params` with every array replaced that `model` has too.
+    """Returns `params` with every array replaced that `model` has too.
 
-    What it lacks (a head that is trained from scratch) stays, what only it has is left out. Raises
-    UserError when it is of another family, or an array has another shape.
+    Arrays that `model` lacks (a head that is trained from scratch) stay; arrays that only `model`
+    has are ignored. Raises UserError if families or shapes differ; families with the same Hugging
+    Face model_type, such as BERT and SpanBERT, are compatible.
     """
     if model.family != family and not _same_folders(model.family, family):
         raise errors.UserError(
@@ -133,7 +139,7 @@ def overlay_params(model: artifact.Artifact, family: str, params: Any) -> Any:
 
 
 def _same_folders(one: str, other: str) -> bool:
-    """Whether two families have one form of Hugging Face folder, as BERT and SpanBERT do."""
+    """Returns whether two families share a Hugging Face model_type, as BERT and SpanBERT do."""
     types = [
         getattr(plugins.family(name), "HF_CONFIG", {"model_type": name})["model_type"]
         for name in (one, other)
@@ -144,10 +150,11 @@ def _same_folders(one: str, other: str) -> bool:
 def load_teacher(
     path: str | os.PathLike, dataset: store.Dataset, vocab_size: int, length: int
 ) -> artifact.Artifact:
-    """The model at `path` as a teacher of a student with `vocab_size` pieces, on `length` tokens.
+    """Returns the model at `path`, checked to be a teacher of a student on `dataset`.
 
-    Raises UserError when the path is not set, when the data was made by another tokenizer than the
-    teacher's, and when it has no MLM head, scores another number of pieces or is too short.
+    vocab_size: of the student. length: of the examples, in tokens. Raises UserError if the path is
+    not set, if the data was prepared with another tokenizer, or if the teacher has no MLM head,
+    another vocab_size, or a max_length below `length`.
     """
     what = "config.objective.teacher"
     if not path:
@@ -171,16 +178,16 @@ def load_teacher(
     return teacher
 
 
-# Fields that an array of the student has an axis of.
+# Fields that are the size of an axis of the student's arrays.
 _SIZES = ("hidden_size", "num_heads", "intermediate_size", "type_vocab_size", "max_length")
 
 
 def initial_student(params: Any, fields: Mapping[str, Any], teacher: artifact.Artifact) -> Any:
-    """`params` with every array replaced that the teacher has too, whatever its family.
+    """Returns `params` with every array replaced that the teacher has too, whatever its family.
 
-    Of the teacher's layers as many as the student has are taken, first and last among them and the
-    rest evenly between: 0, 2, 4, 7, 9, 11 of 12 for 6, as DistilBERT does. What the teacher lacks
-    stays. fields: of the student. Raises UserError when an array has another shape.
+    The student's layers start as evenly spread layers of the teacher, including the first and the
+    last: 0, 2, 4, 7, 9, 11 of 12 for 6, as DistilBERT does. Arrays that the teacher lacks stay.
+    fields: of the student. Raises UserError if an array has another shape.
     """
     found = artifact.flatten(teacher.params)
     start = {}
@@ -198,18 +205,18 @@ def initial_student(params: Any, fields: Mapping[str, Any], teacher: artifact.Ar
 
 
 def _student_remedy(student: Mapping[str, Any], teacher: Mapping[str, Any]) -> str:
-    """How the student's arrays get the teacher's shapes, or else that it starts without them."""
+    """Returns the settings that give the student the teacher's shapes, or start it without."""
     differing = [s for s in _SIZES if s in student and s in teacher and student[s] != teacher[s]]
     fresh = "set config.objective.start_from_teacher to False for a student of other sizes"
     if not differing:
         return fresh
     settings = ", ".join(f"config.model.{size} to {teacher[size]}" for size in differing)
-    # Positions that the student does not use cost it little, and its teacher much.
+    # Unused positions cost the student little; a start without the teacher would cost it more.
     return f"set {settings}" + ("" if differing == ["max_length"] else f"; or {fresh}")
 
 
 def spread_layers(teacher_layers: int, student_layers: int) -> np.ndarray:
-    """int[student_layers]: the layer of the teacher that each layer of the student starts as."""
+    """Returns int[student_layers]: the teacher's layer that initialises each student layer."""
     return np.rint(np.linspace(0, teacher_layers - 1, student_layers)).astype(int)
 
 

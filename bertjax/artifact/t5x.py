@@ -1,7 +1,7 @@
-"""Checkpoints of T5X in its own form: a msgpack file, large arrays perhaps in folders beside it.
+"""Reads T5X checkpoints: a msgpack file, with large arrays possibly in folders beside it.
 
-Both layouts of layers: one by one (layers_0, layers_1, ...) and scanned (stacked on axis 1). The
-tokenizer is no part of it: its file is put into the folder.
+Reads both layouts of layers: one by one (layers_0, layers_1, ...) and scanned (stacked on axis 1).
+T5X does not save the tokenizer: copy the tokenizer's file into the folder.
 
     model = t5x.read("t5_1_1_base/checkpoint_1000000")
 """
@@ -22,7 +22,7 @@ from bertjax.models.common import layers
 
 FILE = "checkpoint"  # in the folder of a checkpoint
 
-# Our name and theirs of the parts of a layer.
+# Our name -> their name of each part of a layer.
 _ENCODER = {
     "attention": "attention",
     "attention_norm": "pre_attention_layer_norm",
@@ -53,9 +53,9 @@ _OTHERS = {
 
 
 def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Artifact:
-    """The model in the folder of a checkpoint with a tokenizer's file, often spiece.model.
+    """Returns the model in a checkpoint's folder, which needs a tokenizer file (spiece.model, say).
 
-    Raises UserError naming what is damaged, absent or not of a T5.
+    Raises UserError naming the file that is damaged, missing or not of a T5.
     """
     fields, params = read_checkpoint(pathlib.Path(folder) / FILE)
     tokenizer = tokenizer_lib.load(os.fspath(folder))
@@ -66,9 +66,10 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
 
 
 def read_checkpoint(file: pathlib.Path) -> tuple[dict[str, Any], Any]:
-    """(fields of the family t5, parameters in float32) of a msgpack file and what lies beside it.
+    """Returns (fields of the family t5, float32 parameters) of a msgpack file.
 
-    Gated units are read as gelu, others as relu: the file does not say.
+    Also reads the array folders beside it. The file does not record the activation: gated units
+    are assumed to use gelu_tanh, others relu. Raises UserError if the file is not a complete T5.
     """
     try:
         theirs = _stacked(_arrays(file), file)
@@ -89,7 +90,7 @@ def read_checkpoint(file: pathlib.Path) -> tuple[dict[str, Any], Any]:
 
 
 def _arrays(file: pathlib.Path) -> dict[str, np.ndarray]:
-    """Every parameter by path, in float32."""
+    """Returns every parameter in float32, by their path."""
     state = files.read_msgpack(file)
     try:
         target = state["optimizer"]["target"]
@@ -111,7 +112,10 @@ def _arrays(file: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _tensorstore(spec: Mapping[str, Any], file: pathlib.Path) -> np.ndarray:
-    """The array that stands in a folder beside the file, whatever storage it was written to."""
+    """Returns an array stored in a folder beside the file.
+
+    Reads it from the local disk, whatever storage (such as a bucket) the spec was written for.
+    """
     folder = file.parent / spec["kvstore"]["path"]
     store = {"driver": spec["driver"], "kvstore": {"driver": "file", "path": f"{folder}/"}}
     try:
@@ -121,7 +125,7 @@ def _tensorstore(spec: Mapping[str, Any], file: pathlib.Path) -> np.ndarray:
 
 
 def _stacked(arrays: dict[str, np.ndarray], file: pathlib.Path) -> dict[str, np.ndarray]:
-    """The same with "STACK/layers/NAME" for the layers of a stack, one array [layers, ...]."""
+    """Returns `arrays` with the layers of a stack as one array "STACK/layers/NAME" [layers, ...]."""
     found: dict[str, np.ndarray] = {}
     by_layer: dict[str, dict[int, np.ndarray]] = {}
     for name, array in arrays.items():
@@ -188,4 +192,4 @@ def _to_ours(array: np.ndarray, shape: tuple[int, ...], ours: str, where: str) -
         array = np.pad(array, ((0, 0), (0, shape[1] - array.shape[1])))
     if array.size != np.prod(shape):
         raise errors.UserError(f"{where} has shape {array.shape}, not one of {shape}")
-    return array.reshape(shape)  # they may have heads and head_dim as one axis
+    return array.reshape(shape)  # theirs may have heads and head_dim as one axis

@@ -1,6 +1,6 @@
-"""A model under another tokenizer: what it knows of the pieces that both have is carried over.
+"""Moves a model to another tokenizer; pieces that both tokenizers have keep their parameters.
 
-    model = new_vocabulary.carry_over(model, tokenizer, fresh_params, vocab_size=8000)
+    model = vocabulary_transfer.carry_over(model, tokenizer, fresh_params, vocab_size=8000)
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 def carry_over(
     model: artifact.Artifact, tokenizer: tokenizer_lib.Tokenizer, fresh: Any, vocab_size: int
 ) -> artifact.Artifact:
-    """The model with the rows of `tokenizer` in every array that has one for each piece.
+    """Returns the model for `tokenizer`: arrays with a vocab axis get that tokenizer's rows.
 
-    Rows of pieces which both tokenizers have are the model's: word embeddings, and the bias and map
-    of the output. The others are those of `fresh`, parameters of a model with `vocab_size`
-    embeddings. All else stays as it is, also an array of another width. Raises UserError when no
-    piece is shared.
+    These arrays are the word embeddings and the output's bias and kernel. A piece that both
+    tokenizers have keeps the model's row; all others get the row of `fresh`, the parameters of a
+    model with `vocab_size` embeddings. Other arrays, and those whose width differs from `fresh`,
+    are not changed, nor are `model.fields`. Raises UserError if no piece is shared.
     """
     old_rows, new_rows = shared_rows(
         model.tokenizer, tokenizer, model.fields["vocab_size"], vocab_size
@@ -45,12 +45,12 @@ def carry_over(
 def shared_rows(
     old: tokenizer_lib.Tokenizer, new: tokenizer_lib.Tokenizer, old_size: int, new_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """int[N] each: ids of the same piece in the old tokenizer and in the new one.
+    """Returns (old ids, new ids), int[N] each: the ids of each shared piece in the two tokenizers.
 
-    Special tokens are the same by their role, whatever their names, and sentinels by number. Other
-    pieces are when their text is and both are written as the beginning of a word or both as more
-    of one. old_size, new_size: embeddings of the models, which may lack those of sentinels. Raises
-    UserError when no ordinary piece is shared.
+    Special tokens are matched by role, whatever their names, and sentinels by number. Other pieces
+    match if they have the same text and both begin a word or both continue one. old_size,
+    new_size: the number of embeddings of the models, which may have none for the sentinels.
+    Raises UserError if no ordinary piece is shared.
     """
     ids = _ordinary(old)
     pairs = {i: ids[piece] for piece, i in _ordinary(new).items() if piece in ids}
@@ -69,7 +69,7 @@ def shared_rows(
 
 
 def _ordinary(tokenizer: tokenizer_lib.Tokenizer) -> dict[tuple[str, bool], int]:
-    """(text, is it written as the beginning of a word) -> id, of all that are not special."""
+    """Returns (text, whether it begins a word) -> id of all pieces that are not special."""
     space = library_model.SPACE.get(tokenizer.kind)
     ids = {}
     for i in np.flatnonzero(~tokenizer.special_mask()).tolist():
