@@ -125,7 +125,7 @@ def _tensorstore(spec: Mapping[str, Any], file: pathlib.Path) -> np.ndarray:
 
 
 def _stacked(arrays: dict[str, np.ndarray], file: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns `arrays` with the layers of a stack as one array "STACK/layers/NAME" [layers, ...]."""
+    """Returns `arrays` with one array [layers, ...] per "STACK/layers/NAME" for all layers."""
     found: dict[str, np.ndarray] = {}
     by_layer: dict[str, dict[int, np.ndarray]] = {}
     for name, array in arrays.items():

@@ -1,1 +1,1 @@
-"""Small models, corpora and runs that many tests start from, each named by what it gives."""
+"""Small models, corpora and runs that many tests share; each file is named after its content."""

@@ -1,4 +1,4 @@
-"""A bucket in memory behind gs:// paths: epath and fsspec run as they do against the real one."""
+"""An in-memory bucket behind gs:// paths; epath and fsspec run as they do with a real one."""
 
 import os
 
@@ -9,7 +9,7 @@ from bertjax import paths
 
 
 def install(monkeypatch) -> dict:
-    """Until the test ends, gs:// leads to a bucket of this process. Returns its files by name."""
+    """Makes gs:// paths lead to an in-memory bucket during the test; returns its files by name."""
 
     class Bucket(MemoryFileSystem):
         protocol = "gs"

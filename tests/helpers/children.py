@@ -1,4 +1,4 @@
-"""The environment of the processes that tests start."""
+"""The environment variables of the processes that tests start."""
 
 import os
 import pathlib
@@ -7,6 +7,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def environment(devices: int = 1) -> dict[str, str]:
-    """That of the tests, quick compiles included, with so many devices; bertjax is found."""
+    """Returns the tests' own environment, with `devices` virtual devices and bertjax importable.
+
+    It keeps the tests' XLA flags for quick compilation.
+    """
     flags = os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={devices}")
     return os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": flags}

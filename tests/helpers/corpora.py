@@ -1,4 +1,4 @@
-"""A tiny corpus, its tokenizer and its prepared data: what many tests start from."""
+"""A tiny corpus, its tokenizer and its prepared data, which many tests share."""
 
 import json
 import pathlib
@@ -17,7 +17,7 @@ ENDS = ("yesterday", "in the morning", "by the river", "without a word", "twice"
 
 
 def documents(count: int, seed: int = 0) -> list[str]:
-    """`count` documents of 5 to 40 sentences, no two alike."""
+    """Returns `count` random documents of 5 to 39 sentences; in practice no two are alike."""
     rng = np.random.default_rng(seed)
 
     def sentence() -> str:
@@ -28,7 +28,7 @@ def documents(count: int, seed: int = 0) -> list[str]:
 
 
 def write_jsonl(path: pathlib.Path, texts: list[str]) -> pathlib.Path:
-    """One {"text"} a line."""
+    """Writes one {"text"} per line; returns `path`."""
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
 

@@ -1,4 +1,4 @@
-"""Tiny fine-tuned models of every family and class of transformers, for the tests of both."""
+"""Tiny fine-tuned models of every family and task class of transformers, to test both formats."""
 
 import dataclasses
 from typing import Any
@@ -23,7 +23,10 @@ L = 11
 
 
 def make(family: str, ending: str, **task: Any) -> artifact.Artifact:
-    """A model with the heads of a class; every parameter random, norms near 1."""
+    """Returns a model with the heads of a class; all parameters are random, norms near 1.
+
+    task: keys of the task to add or replace.
+    """
     labelled = ending in ("ForSequenceClassification", "ForTokenClassification")
     count = {"ForMultipleChoice": 1}.get(ending, 3 if labelled else 0)
     heads = hf_tasks.heads(plugins.family(family), ending)
@@ -40,7 +43,7 @@ def make(family: str, ending: str, **task: Any) -> artifact.Artifact:
 
 
 def soft(model: artifact.Artifact) -> artifact.Artifact:
-    """With parameters so small that no softmax or tanh is at its end, and norms near 1."""
+    """Returns the model with parameters scaled so that no softmax or tanh saturates."""
     flat = {
         path: np.asarray(0.3 * leaf + path.endswith("scale"), np.float32)
         for path, leaf in artifact.flatten(model.params).items()
@@ -49,7 +52,7 @@ def soft(model: artifact.Artifact) -> artifact.Artifact:
 
 
 def batch(tokenizer: Any) -> dict[str, np.ndarray]:
-    """Four rows of unequal length without special tokens; padding has the tokenizer's id."""
+    """Returns four rows of unequal length without special tokens, padded with the pad id."""
     rng = np.random.default_rng(0)
     words = np.flatnonzero(~tokenizer.special_mask())
     mask = (np.arange(L) < np.array([[L], [4], [1], [7]])).astype(np.int32)
@@ -58,14 +61,14 @@ def batch(tokenizer: Any) -> dict[str, np.ndarray]:
 
 
 def logits(model: artifact.Artifact, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """What the head of a model says."""
+    """Returns the logits of the model's task head."""
     (name,) = {OUTPUTS[head] for head in model.fields["heads"] if head in OUTPUTS}
     apply = jax.jit(plugins.model(model.family, model.fields).apply)
     return np.asarray(apply({"params": model.params}, **inputs)[name])
 
 
 def assert_same_logits(model: artifact.Artifact, theirs: Any, inputs: dict[str, Any]) -> None:
-    """Compares `logits` with those of a class of transformers, where there are tokens."""
+    """Asserts that `logits` equal those of a transformers model, except on padding."""
     import torch
 
     ours = logits(model, inputs)

@@ -1,4 +1,4 @@
-"""Tiny models of the encoder families with weights that matter, for the tests of each family."""
+"""Tiny models of the encoder families, with weights large enough that each affects the output."""
 
 import dataclasses
 from typing import Any
@@ -18,7 +18,7 @@ FIELDS = {
 
 
 def make(family: str, seed: int = 0, **fields: Any) -> tuple[Any, Any]:
-    """The model and parameters with kernels so large that every layer changes much."""
+    """Returns the model and parameters, with kernels so large that every layer has an effect."""
     model = plugins.model(family, {**FIELDS, **fields})
     params = jax.jit(lambda: plugins.init_params(model, jax.random.key(seed)))()
 
@@ -29,7 +29,7 @@ def make(family: str, seed: int = 0, **fields: Any) -> tuple[Any, Any]:
 
 
 def make_artifact(family: str, kind: str = "wordpiece", **fields: Any) -> artifact.Artifact:
-    """Every field of the family's Config, random parameters and a tokenizer."""
+    """Returns an artifact with every field of the family's Config and random parameters."""
     tokenizer = tiny_model.tokenizer(kind)
     model = plugins.model(family, {**FIELDS, "vocab_size": tokenizer.size, **fields})
     shared = dataclasses.asdict(layers.Compute())
@@ -45,7 +45,10 @@ def make_artifact(family: str, kind: str = "wordpiece", **fields: Any) -> artifa
 
 
 def packed(lengths: tuple[tuple[int, ...], ...], length: int) -> dict[str, np.ndarray]:
-    """Random rows of `length` tokens that hold examples of these lengths, and then padding."""
+    """Returns rows of `length` random tokens, each packed with examples of the given lengths.
+
+    lengths: of the examples of each row. The rest of a row is padding.
+    """
     batch = {
         name: np.zeros((len(lengths), length), np.int32)
         for name in ("input_ids", "segment_ids", "position_ids")

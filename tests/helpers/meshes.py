@@ -1,4 +1,4 @@
-"""Meshes of the virtual devices by their shape: of(2, 2, 2) splits data, fsdp and tensor in two."""
+"""Meshes of virtual devices by shape: in of(2, 2, 2) data, fsdp and tensor have size 2."""
 
 import math
 
@@ -8,10 +8,10 @@ from bertjax import sharding
 
 
 def text(*shape: int) -> str:
-    """The shape as `config.mesh` has it."""
+    """Returns the shape in the form of `config.mesh`."""
     return ",".join(f"{axis}:{size}" for axis, size in zip(sharding.MESH_AXES, shape, strict=False))
 
 
 def of(*shape: int) -> jax.sharding.Mesh:
-    """The mesh, on the first of the devices."""
+    """Returns a mesh of this shape on the first devices."""
     return sharding.make_mesh(text(*shape), jax.devices()[: math.prod(shape)])

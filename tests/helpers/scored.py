@@ -1,4 +1,4 @@
-"""Tiny models whose scores differ between texts, and plain loops to compare the scores with."""
+"""Tiny models whose scores differ between texts, and simple reference loops for the scores."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from tests.helpers import tiny_model
 
 @functools.cache
 def make(family, kind="wordpiece", **fields):
-    """A tiny model whose random parameters are large enough to tell tokens apart."""
+    """Returns a tiny model whose random parameters are so large that tokens score differently."""
     module = plugins.family(family)
     tokenizer = tokenizer_lib.of_bytes() if kind == "bytes" else tiny_model.tokenizer(kind)
     size = max(tokenizer.size, *(tokenizer.sentinels + 1) if family == "t5" else (0,))
@@ -35,7 +35,7 @@ def make(family, kind="wordpiece", **fields):
 
 
 def trained_by(model, **objective):
-    """The same model, as if this objective had made it."""
+    """Returns the model, marked as pretrained with this objective."""
     return pretrained.Pretrained(dataclasses.replace(model.source, objective=objective))
 
 
@@ -45,7 +45,7 @@ def outputs(model, params, name, features):
 
 
 def apply(model, name, **features):
-    """One output for rows of one length without padding."""
+    """Returns the output `name` for rows of equal length without padding."""
     features = {key: np.array(value, np.int32) for key, value in features.items()}
     return np.asarray(outputs(model.model, model.params, name, features))
 
@@ -59,6 +59,6 @@ def encode(model, text):
 
 
 def causal_loop(model, ids, start):
-    """Log probabilities of ids after `start`, one by one."""
+    """Returns the log probability of each id, given `start` and the ids before it."""
     logits = apply(model, "logits", input_ids=[[start, *ids]])[0]
     return [log_softmax(row)[i] for row, i in zip(logits, ids, strict=False)]

@@ -1,4 +1,4 @@
-"""A few steps of fine-tuning a tiny model by a strategy, for the tests of strategies."""
+"""Fine-tunes a tiny model for a few steps with a strategy, for the tests of strategies."""
 
 import functools
 from typing import Any
@@ -25,18 +25,18 @@ HEADS = {
 
 
 def fields(family: str) -> dict[str, Any]:
-    """Of the tiny model of a family with its head for three labels, T5 with the one it has."""
+    """Returns the fields of a family's tiny model; its head has three labels (T5: the LM head)."""
     return {**encoders.FIELDS, "dropout_rate": 0.0, **HEADS[family]}
 
 
 def make(name: str, family: str = "bert", rate: float = 1.0, **knobs: Any) -> base.Strategy:
-    """The strategy with some of its knobs changed, for the tiny model of the family."""
+    """Returns the strategy for the family's tiny model, with some of its knobs changed."""
     config = {"name": name, **strategies.default(name), **knobs}
     return strategies.make(config, fields(family), rate)
 
 
 def model_of(method: base.Strategy, family: str = "bert") -> tuple[Any, Any]:
-    """The model of the family which the strategy trains, and its parameters."""
+    """Returns the family's model with the fields that the strategy needs, and its parameters."""
     return _made(family, tuple(sorted(method.fields().items())))
 
 
@@ -46,7 +46,7 @@ def _made(family: str, fields: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
 
 
 def batch(method: base.Strategy, family: str = "bert") -> dict[str, jax.Array]:
-    """The same random rows with labels at every call."""
+    """Returns random rows with labels, the same at every call."""
     rng = np.random.default_rng(0)
     ids = rng.integers(5, encoders.FIELDS["vocab_size"], (ROWS, 12)).astype(np.int32)
     prompt = np.tile(np.array(method.prompt_ids(), np.int32), (ROWS, 1))
@@ -57,7 +57,7 @@ def batch(method: base.Strategy, family: str = "bert") -> dict[str, jax.Array]:
 
 
 def loss(apply: Any, batch: dict[str, jax.Array]) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Cross-entropy of the labels, or of T5's decoder reading on."""
+    """Returns the cross-entropy of the labels, or for T5 of the decoder's next tokens."""
     rows = dict(batch)
     if "labels" in rows:
         targets, scores = rows.pop("labels"), "class_logits"
@@ -71,7 +71,10 @@ def loss(apply: Any, batch: dict[str, jax.Array]) -> dict[str, tuple[jax.Array, 
 def trainer(
     method: base.Strategy, family: str = "bert", steps_per_epoch: int = 2, **options: Any
 ) -> tuple[Any, Any, optax.GradientTransformation]:
-    """(step(state, batch, {"base": frozen}) jitted, the same bare, tx). options: of optimizer."""
+    """Returns (jitted step(state, batch, {"base": frozen}), the same not jitted, tx).
+
+    options: fields of optimizer.Config.
+    """
     model, _ = model_of(method, family)
     flat = {"learning_rate": 1e-2, "schedule": "constant", "warmup_steps": 0, "weight_decay": 0.1}
     config = optimizer.Config(**{**flat, **options})
@@ -91,7 +94,7 @@ def trainer(
 def train(
     method: base.Strategy, params: Any, family: str = "bert", steps: int = 3, **options: Any
 ) -> list[Any]:
-    """The parameters of the model at the start and after every step."""
+    """Returns the model's parameters at the start and after every step."""
     trained, frozen = method.split(params, jax.random.key(1))
     step, _, tx = trainer(method, family, **options)
     state = step_lib.init_state(trained, tx, jax.random.key(2))
@@ -104,13 +107,13 @@ def train(
 
 
 def named(tree: Any) -> dict[str, np.ndarray]:
-    """{path: leaf}."""
+    """Returns {path: leaf}."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {sharding.path_name(path): np.asarray(leaf) for path, leaf in leaves}
 
 
 def moved(before: Any, after: Any) -> set[str]:
-    """Paths of what is not bit for bit as it was; of a stacked parameter "path[layer]"."""
+    """Returns the paths of the leaves that changed in any bit; "path[layer]" if stacked."""
     before, after = named(before), named(after)
     assert before.keys() == after.keys()
     found = set()
@@ -124,12 +127,12 @@ def moved(before: Any, after: Any) -> set[str]:
 
 
 def paths(tree: Any) -> set[str]:
-    """All that `moved` can name."""
+    """Returns every path that `moved` can return."""
     return moved(tree, jax.tree.map(lambda leaf: leaf + 1, tree))
 
 
 def abstract(family: str, name: str, fields: dict[str, Any]) -> tuple[Any, Any, base.Strategy]:
-    """(trained, frozen, strategy) as shapes, of a model of any size."""
+    """Returns (trained, frozen, strategy) of a model of any size; the first two are only shapes."""
     method = strategies.make({"name": name, **strategies.default(name)}, fields)
     params = plugins.abstract_params(plugins.model(family, method.fields()))
     trained, frozen = jax.eval_shape(lambda p: method.split(p, jax.random.key(0)), params)

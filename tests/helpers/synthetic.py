@@ -1,4 +1,4 @@
-"""Small made-up datasets in memory for the tests of samples, masking and loader."""
+"""Small synthetic in-memory datasets for the tests of samples, masking and loader."""
 
 import numpy as np
 
@@ -10,7 +10,10 @@ FIRST = 5  # the first ordinary id
 
 
 def make_vocabulary(size: int = 200) -> vocabulary.Vocabulary:
-    """Every third id goes on with a word; five specials, and the sentinels above the pieces."""
+    """Returns a vocabulary with five special tokens and sentinels above the pieces.
+
+    Every third ordinary id continues a word.
+    """
     ids = np.arange(size)
     continuations = (ids >= FIRST) & (ids % 3 == 0)
     sentinels = vocabulary.sentinels_above(size)
@@ -18,9 +21,10 @@ def make_vocabulary(size: int = 200) -> vocabulary.Vocabulary:
 
 
 def record(documents: dict[int, list[int]], token: int | None = None, seed: int = 0):
-    """A record of documents given as id -> sizes of sentences.
+    """Returns a record of documents given as id -> sizes of sentences.
 
-    With `token`, tokens count up from it, so that an id tells where it stood; else they are random.
+    With `token`, the tokens count up from it, so that an id identifies its position; else they are
+    random.
     """
     sizes = [size for document in documents.values() for size in document]
     if token is None:
@@ -36,8 +40,11 @@ def record(documents: dict[int, list[int]], token: int | None = None, seed: int 
 
 
 def records(count: int, *, counting: bool = False, seed: int = 0) -> list:
-    """Records of 1 to 6 documents with 1 to 12 sentences of 1 to 40 tokens; some documents go on
-    in the record behind."""
+    """Returns records of 1 to 6 documents with 1 to 12 sentences of 2 to 40 tokens.
+
+    About 30% of the records end in a document that continues in the next one. counting: whether
+    tokens count up through all records (see `record`).
+    """
     random = np.random.default_rng(seed)
     made, document, token = [], 0, FIRST
     for _ in range(count):
@@ -53,7 +60,7 @@ def records(count: int, *, counting: bool = False, seed: int = 0) -> list:
 
 
 class Dataset:
-    """What the loader needs of a `store.Dataset`."""
+    """An in-memory replacement of `store.Dataset` with what the loader uses."""
 
     def __init__(self, made: list):
         self.records = made

@@ -1,4 +1,4 @@
-"""A BERT of a few thousand random parameters with a tokenizer, for tests of what is around it."""
+"""A BERT of a few thousand random parameters with a tokenizer, for tests of what uses a model."""
 
 import functools
 import json
@@ -33,13 +33,13 @@ FIELDS = {
 
 @functools.cache
 def tokenizer(kind: str = "wordpiece") -> tokenizer_lib.Tokenizer:
-    """A tokenizer trained on three sentences."""
+    """Returns a tokenizer trained on three sentences (TEXTS)."""
     sizes = {"wordpiece": 60, "bpe": 280, "unigram": 28}
     return tokenizer_lib.train(kind, list(TEXTS) * 20, sizes[kind])
 
 
 def gpt2_tokenizer(folder: pathlib.Path) -> tokenizer_lib.Tokenizer:
-    """A byte-level BPE with an end of text and no other special token."""
+    """Writes and loads a byte-level BPE whose only special token is the end of text."""
     letters = [*"abcdefghijklmnopqrstuvwxyz", "\u0120", "<|endoftext|>"]
     (folder / "vocab.json").write_text(json.dumps({c: i for i, c in enumerate(letters)}))
     (folder / "merges.txt").write_text("#version: 0.2\n", "utf-8")
@@ -47,7 +47,7 @@ def gpt2_tokenizer(folder: pathlib.Path) -> tokenizer_lib.Tokenizer:
 
 
 def make(kind: str = "wordpiece", seed: int = 0, **fields: Any) -> artifact.Artifact:
-    """The model with `fields` changed; the rows that pad the vocabulary are zero."""
+    """Returns the model with `fields` changed; padding rows of the vocabulary are zero."""
     fields = {"vocab_size": tokenizer(kind).size, **FIELDS, **fields}
     flat = artifact.flatten(plugins.abstract_params(plugins.model("bert", fields)))
     rng = np.random.default_rng(seed)
@@ -68,7 +68,7 @@ def make(kind: str = "wordpiece", seed: int = 0, **fields: Any) -> artifact.Arti
 
 
 def assert_same_params(a: Any, b: Any) -> None:
-    """Bit for bit, and the same names."""
+    """Asserts that names, dtypes and values of the parameters are equal."""
     a, b = artifact.flatten(jax.device_get(a)), artifact.flatten(jax.device_get(b))
     assert a.keys() == b.keys()
     for path in a:

@@ -1,9 +1,9 @@
-"""A tiny model of every family on every objective that trains it, stepped as a run steps it.
+"""Trains a tiny model of every family on every matching objective, with a run's own step.
 
-One dataset and one vocabulary serve all of them. Dropout is off, so that nothing is random.
+All of them use the same dataset and vocabulary. Dropout is off, so that nothing is random.
 
-    run = plugins.Run(plugins.make_config("t5", "span_corruption"))
-    report, gradients = run.step(run.batch(0))
+    run = tiny_runs.Run(tiny_runs.make_config("t5", "span_corruption"))
+    report, state = run.step(run.batch(0))
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ FAMILIES = plugins.families()
 
 
 class Dataset(synthetic.Dataset):
-    """With what is asked when a teacher is loaded."""
+    """Adds the attributes that loading a teacher requires."""
 
     path = "synthetic"
     tokenizer_fingerprint = tiny_model.tokenizer().fingerprint
@@ -43,14 +43,14 @@ DATA = Dataset(synthetic.records(60))
 
 
 def lacking_heads(family: str, objective: str) -> set[str]:
-    """Heads that the objective reads and no model of the family has."""
+    """Returns the heads that the objective needs and the family lacks."""
     config = config_lib.default(family, "mini", objective)
     read = plugins.objective(objective).heads(plugins.objective_config(config))
     return set(read) - set(plugins.family(family).Config().heads)
 
 
 def pairs() -> list[tuple[str, str]]:
-    """(family, objective) that go together."""
+    """Returns every (family, objective) that can be trained."""
     return [
         (family, objective)
         for family in FAMILIES
@@ -60,7 +60,7 @@ def pairs() -> list[tuple[str, str]]:
 
 
 def make_config(family: str, objective: str = "", teacher: str = "") -> ml_collections.ConfigDict:
-    """The smoke config on `VOCABULARY`, with the heads that the objective reads and no others."""
+    """Returns the smoke config for `VOCABULARY`, with only the heads that the objective needs."""
     config = config_lib.smoke(config_lib.default(family, "mini", objective))
     for name in config.model:
         if name.endswith("dropout_rate"):
@@ -83,9 +83,9 @@ def make_config(family: str, objective: str = "", teacher: str = "") -> ml_colle
 
 
 def write_teacher(folder: str | os.PathLike) -> str:
-    """An artifact of a BERT of the size of the students. Returns its path."""
+    """Writes an artifact of a BERT of the same size as the students. Returns its path."""
     config = make_config("bert", "mlm")
-    fields = config.model.to_dict() | {"init_std": 0.2}  # it is sure of what it says
+    fields = config.model.to_dict() | {"init_std": 0.2}  # large, for confident predictions
     params = _first_params("bert", tuple(fields.items()))
     artifact.write(artifact.Artifact("bert", fields, params, tiny_model.tokenizer()), folder)
     return os.fspath(folder)
@@ -98,7 +98,7 @@ def _first_params(family: str, fields: tuple[tuple[str, Any], ...]) -> Any:
 
 
 class Run:
-    """The parts of a run of `config` on the first devices; every step starts afresh."""
+    """The parts of a run of `config` on the first devices; `step` starts anew without a state."""
 
     def __init__(self, config: ml_collections.ConfigDict, mesh_shape: tuple[int, ...] = (1, 1, 1)):
         self.mesh = meshes.of(*mesh_shape)
@@ -114,11 +114,11 @@ class Run:
         return self.experiment.stream(DATA, VOCABULARY, self.phase)
 
     def batch(self, number: int) -> dict[str, np.ndarray]:
-        """A training batch."""
+        """Returns a training batch."""
         return self.stream.batch(number)
 
     def eval_batch(self, samples: int) -> dict[str, np.ndarray]:
-        """The first batch of an evaluation on so many samples."""
+        """Returns the first batch of an evaluation on `samples` samples."""
         return next(
             loader.eval_batches(
                 DATA,
@@ -130,12 +130,12 @@ class Run:
         )
 
     def params(self) -> Any:
-        """The first parameters, on the host."""
+        """Returns the initial parameters, on the host."""
         config = self.experiment.config
         return _first_params(config.family, tuple(config.model.to_dict().items()))
 
     def first_state(self) -> step_lib.TrainState:
-        """The state before the first step, which a step may consume."""
+        """Returns a new state before the first step, whose buffers a step may donate."""
         made = step_lib.init_state(self.params(), self.experiment.tx, jax.random.key(1))
         return jax.device_put(made, sharding.state_shardings(self.mesh, made))
 
@@ -146,7 +146,7 @@ class Run:
     def step(
         self, batch: dict[str, np.ndarray], state: step_lib.TrainState | None = None
     ) -> tuple[dict[str, float], step_lib.TrainState]:
-        """(report, new state) of one step, the first one without a state."""
+        """Returns (report, new state) of one step; the first step if `state` is None."""
         state = self.first_state() if state is None else state
         with jax.set_mesh(self.mesh):
             placed = sharding.global_batch(self.mesh, self.phase.batch_size, batch)
@@ -178,20 +178,26 @@ class Run:
         return self.traced_eval.lower().compile()
 
     def evaluate(self, batch: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list]:
-        """({name: [sum, weight]}, logits [.., rows of the word table]) of an evaluation batch."""
+        """Returns ({name: [sum, weight]}, list of logits [.., rows of the word table])."""
         terms, logits = jax.device_get(self._compiled_eval(self.params(), batch, self.frozen))
         return {name: np.array(term) for name, term in terms.items()}, logits
 
 
 def gradients(state: step_lib.TrainState) -> dict[str, np.ndarray]:
-    """The first moments by the path of their parameter: of a first step, its clipped gradient."""
+    """Returns Adam's first moments by parameter path.
+
+    After a first step these are (1 - b1) times the clipped gradients.
+    """
     flat = jax.tree_util.tree_leaves_with_path(jax.device_get(state.opt_state))
     named = {sharding.path_name(path): leaf for path, leaf in flat}
     return {name.split("/mu/")[1]: leaf for name, leaf in named.items() if "/mu/" in name}
 
 
 def uneven(batch: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The batch with fewer predictions in some rows and none in others, and how many in each."""
+    """Returns (batch, predictions left in each row) after removing some predictions.
+
+    Row r of B keeps about r/B of its slots, so that the first row has none.
+    """
     (name,) = (name for name in WEIGHTS if name in batch)
     rows, slots = batch[name].shape
     kept = np.arange(rows)[:, None] / rows > np.arange(slots) / slots
@@ -199,7 +205,7 @@ def uneven(batch: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], np.ndar
 
 
 def matmul_flops(jaxpr: Any) -> int:
-    """FLOPs of all products of matrices in a jaxpr; the body of a loop counts every time."""
+    """Returns the FLOPs of all matmuls in a jaxpr; a scan's body counts once per iteration."""
     total = 0
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":
@@ -215,9 +221,9 @@ def matmul_flops(jaxpr: Any) -> int:
 
 
 def with_whole_windows(config: Any) -> Any:
-    """The config of a model whose local layers, if any, see everything.
+    """Returns `config` with a local window, if it has one, that covers the whole sequence.
 
-    XLA computes all scores of a local layer, `flops_per_sequence` counts those of its window.
+    XLA computes all scores of a local layer, but `flops_per_sequence` counts only its window.
     """
     if not hasattr(config, "local_window"):
         return config

@@ -1,4 +1,4 @@
-"""Tiny models of T5's two versions."""
+"""Tiny models of T5 1.0 and 1.1."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ VERSIONS = {"1.0": TINY, "1.1": {**TINY, **V1_1}}
 
 @functools.cache
 def params(**fields):
-    """Fresh parameters on the host, made in one go: op by op it takes seconds."""
+    """Returns fresh parameters on the host; jitted, because op by op it takes seconds."""
     model = plugins.model("t5", fields)
     return jax.device_get(jax.jit(lambda: plugins.init_params(model, jax.random.key(0)))())
 

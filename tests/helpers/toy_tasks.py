@@ -23,7 +23,7 @@ QUICK = {
 
 
 def model(folder: pathlib.Path) -> pathlib.Path:
-    """A fresh BERT of one layer as an artifact."""
+    """Writes a fresh BERT of one layer as an artifact; returns its folder."""
     source = tiny_model.make(init_std=0.1, num_layers=1)
     fresh = plugins.init_params(plugins.model("bert", source.fields), jax.random.key(0))
     whole = dataclasses.replace(
@@ -34,7 +34,7 @@ def model(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _sentences(count: int, seed: int) -> list[tuple[str, str]]:
-    """An animal, again between a few other words: the animal is the label."""
+    """Returns (text, label): the label is an animal, repeated between other words of the text."""
     draw = random.Random(seed)
     found = []
     for _ in range(count):
@@ -45,7 +45,7 @@ def _sentences(count: int, seed: int) -> list[tuple[str, str]]:
 
 
 def sentences(folder: pathlib.Path, train: int = 120, others: int = 24) -> pathlib.Path:
-    """A folder with train.tsv, dev.tsv and test.tsv."""
+    """Writes train.tsv, dev.tsv and test.tsv; returns `folder`."""
     for seed, (split, count) in enumerate((("train", train), ("dev", others), ("test", others))):
         lines = ["sentence\tlabel", *("\t".join(each) for each in _sentences(count, seed))]
         (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
@@ -53,13 +53,13 @@ def sentences(folder: pathlib.Path, train: int = 120, others: int = 24) -> pathl
 
 
 def toys(folder: pathlib.Path, **counts: int) -> pathlib.Path:
-    """A folder with model/ and the files of `sentences`."""
+    """Writes model/ and the files of `sentences`; returns `folder`."""
     model(folder)
     return sentences(folder, **counts)
 
 
 def entities(folder: pathlib.Path, count: int = 60) -> pathlib.Path:
-    """train.conll and dev.conll: animals are entities."""
+    """Writes train.conll and dev.conll, in which animals are the entities; returns `folder`."""
     for seed, split in enumerate(("train", "dev")):
         blocks = [
             "\n".join(
@@ -72,7 +72,10 @@ def entities(folder: pathlib.Path, count: int = 60) -> pathlib.Path:
 
 
 def questions(folder: pathlib.Path, count: int = 16) -> pathlib.Path:
-    """train.json and dev.json of SQuAD 2.0's form: who it was, or nobody."""
+    """Writes train.json and dev.json in SQuAD 2.0's format; returns `folder`.
+
+    The answer is the animal; every third question is marked as unanswerable.
+    """
     for seed, split in enumerate(("train", "dev")):
         asked = []
         for number, (text, animal) in enumerate(_sentences(count, seed)):
@@ -90,7 +93,7 @@ def questions(folder: pathlib.Path, count: int = 16) -> pathlib.Path:
 
 
 def choices(folder: pathlib.Path, count: int = 48) -> pathlib.Path:
-    """train.jsonl and dev.jsonl: which of two ends is about the animal of the context."""
+    """Writes train.jsonl and dev.jsonl: which of two endings has the context's animal."""
     for seed, split in enumerate(("train", "dev")):
         draw, lines = random.Random(seed), []
         for _ in range(count):
@@ -104,6 +107,6 @@ def choices(folder: pathlib.Path, count: int = 48) -> pathlib.Path:
 
 
 def config(task: str, model: pathlib.Path, data: pathlib.Path, **values: object):
-    """A quick recipe; values by keys whose dots are written as two underscores."""
+    """Returns a recipe of a quick run. values: its keys, with "__" in place of dots."""
     dotted = {key.replace("__", "."): value for key, value in values.items()}
     return recipe.make(task, data, {}, {"model": str(model), **QUICK, **dotted})

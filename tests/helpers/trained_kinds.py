@@ -1,4 +1,4 @@
-"""A kind of task trained on a few examples with the plain step, for the tests of the kinds."""
+"""Trains a kind of task on a few examples with the plain step, for the tests of the kinds."""
 
 import functools
 from typing import Any
@@ -21,7 +21,7 @@ FIELDS = {
 def make(
     module: Any, config: Any, labels: Any = (), family: str = "bert", **fields: Any
 ) -> tuple[Any, Any]:
-    """(model, parameters) with the heads that the kind reads."""
+    """Returns (model, parameters) with the heads that the kind needs."""
     tokenizer = tiny_model.tokenizer("wordpiece" if family == "bert" else "bpe")
     heads = tuple(head for head in module.heads(config) if head != "pooler")
     if family == "bert":
@@ -32,7 +32,7 @@ def make(
 
 
 def batch_of(module: Any, config: Any, encoded: kind.Encoded, model: Any = None) -> dict:
-    """All rows in one batch, padded to LENGTHS; without token types if the model has none."""
+    """Returns all rows as one batch, padded to LENGTHS; no token types if the model has none."""
     batch = {"example_weights": np.ones(len(encoded.rows), np.float32)}
     for name, feature in module.features(config).items():
         arrays = [np.asarray(row[name], feature.dtype) for row in encoded.rows]
@@ -50,7 +50,7 @@ def batch_of(module: Any, config: Any, encoded: kind.Encoded, model: Any = None)
 
 
 def fit(module, config, model, params, batch, *, steps=60, rate=5e-3):
-    """(the parameters after a few steps of Adam on the batch, the losses)."""
+    """Returns (parameters after `steps` steps of Adam on the batch, loss of every step)."""
     tx, schedule = optax.adam(rate), optax.constant_schedule(rate)
     loss = functools.partial(module.loss, config)
     normalizers = functools.partial(module.normalizers, config)
@@ -64,7 +64,7 @@ def fit(module, config, model, params, batch, *, steps=60, rate=5e-3):
 
 
 def outputs_of(module, config, model, params, batch) -> dict[str, np.ndarray]:
-    """What the kind's `outputs` say of every row."""
+    """Returns the kind's `outputs` for every row of the batch."""
 
     def forward(params, batch):
         def apply(**inputs):

@@ -1,19 +1,19 @@
-"""Packed batches with each segment in a row of its own: the same pieces, laid out the other way.
+"""Unpacks batches: every segment of a packed row gets a row of its own.
 
-For tests that a loss does not depend on packing: `unpacked(batch)` holds the same examples, with
-the same corruption, as rows with an attention_mask.
+For tests that a loss does not depend on packing: `unpacked(batch)` has the same examples, with the
+same corruption, as rows with an attention_mask.
 """
 
 import numpy as np
 
-_SIDES = ("", "decoder_")  # prefixes of the names of what the encoder, or the decoder, reads
+_SIDES = ("", "decoder_")  # prefixes of the names of the encoder's and the decoder's features
 
 
 def unpacked(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The batch with one segment a row, from the first column on; B becomes the count of segments.
+    """Returns the batch with one segment per row, starting at column 0; B is then their count.
 
-    Takes the features of every objective that packs: those of [B, L] beside segment_ids, and those
-    beside decoder_segment_ids (targets and loss_weights belong there if there is a decoder).
+    Moves the features of every objective that packs: those shaped [B, L] like segment_ids, and
+    those shaped like decoder_segment_ids. With a decoder, targets and loss_weights are its own.
     """
     decoder = "decoder_segment_ids" in batch
     rows = {}
@@ -38,7 +38,7 @@ def unpacked(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _segments(segment_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Row and number of each segment, in their order."""
+    """Returns the row and the number (from 1) of each segment, in order."""
     counts = segment_ids.max(axis=1)
     row = np.repeat(np.arange(len(counts)), counts)
     return row, np.arange(len(row)) - (np.cumsum(counts) - counts)[row] + 1

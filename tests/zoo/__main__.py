@@ -1,7 +1,7 @@
-"""The transformers side of the zoo as a process of its own, for `benchmarks/zoo.py`.
+"""Runs the transformers side of the zoo in a separate process, for `benchmarks/zoo.py`.
 
     python -m tests.zoo make FOLDER [SPECIES ...]    # FOLDER/SPECIES/LAYOUT/folder
-    python -m tests.zoo check FOLDER [SPECIES ...]   # what they say of FOLDER/SPECIES/LAYOUT/export
+    python -m tests.zoo check FOLDER [SPECIES ...]   # ids, outputs of FOLDER/SPECIES/LAYOUT/export
 
 Runs under any version of transformers, with torch, tokenizers, sentencepiece and protobuf.
 """
@@ -16,7 +16,7 @@ from tests.zoo import layouts, table, theirs
 
 
 def make(root: pathlib.Path, names: list[str]) -> None:
-    """Every folder, and its ids or outputs; a folder that cannot be made is not there."""
+    """Makes every folder with its ids or outputs; prints and removes those that fail."""
     workshop = layouts.Workshop(root / "workshop")
     for cell in table.cells(names):
         folder = root / cell.name / "folder"
@@ -31,7 +31,7 @@ def make(root: pathlib.Path, names: list[str]) -> None:
 
 
 def check(root: pathlib.Path, names: list[str]) -> None:
-    """Ids or outputs of every export."""
+    """Computes the ids or outputs of every export."""
     for cell in table.cells(names):
         folder, export = root / cell.name / "folder", root / cell.name / "export"
         if export.exists():

@@ -1,4 +1,4 @@
-"""Forms of the tokenizer files of a folder, which layouts rewrite in place."""
+"""Rewrites the tokenizer files of a folder in place, into the other forms that layouts need."""
 
 import base64
 import json
@@ -9,7 +9,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 
 def make_old(file: pathlib.Path) -> None:
-    """Rewrites a tokenizer.json as version 0.9 of the `tokenizers` library wrote it."""
+    """Rewrites a tokenizer.json into the form written by version 0.9 of `tokenizers`."""
     content = json.loads(file.read_text("utf-8"))
     model = content["model"]
     for name in ("type", "byte_fallback", "ignore_merges"):
@@ -39,12 +39,15 @@ def _proto(file: pathlib.Path) -> Any:
 
 
 def characters(file: pathlib.Path) -> bytes:
-    """SentencePiece's table of characters in a model."""
+    """Returns a SentencePiece model's table of characters (precompiled_charsmap)."""
     return _proto(file).normalizer_spec.precompiled_charsmap
 
 
 def put_characters(folder: pathlib.Path, table: bytes) -> None:
-    """Writes SentencePiece's table of characters where the tokenizer files of a folder have it."""
+    """Puts SentencePiece's table of characters into the tokenizer files of a folder.
+
+    Those are every *.model file, and tokenizer.json where its normalizer has such a table.
+    """
 
     def fill(value: Any) -> None:
         if isinstance(value, dict) and "precompiled_charsmap" in value:

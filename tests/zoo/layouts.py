@@ -1,7 +1,7 @@
-"""Every way in which a folder is laid out on the Hub; each writes one folder of a species.
+"""The layouts of folders on the Hub; each writes one folder of a species.
 
-A layout is a function of (species, workshop, folder). The workshop keeps what layouts share: the
-vocabulary files, the tokenizer.json and the models that the installed transformers saves.
+A layout is a function of (species, workshop, folder). The workshop caches the files that layouts
+share: vocabularies, tokenizers and models as the installed transformers saves them.
 """
 
 import functools
@@ -21,10 +21,10 @@ from tests.zoo import forms, theirs
 from tests.zoo.species import Species
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "transformers4.tar.xz"
-NEW = ("<new>", "brandnew")  # words that are added, and a special token
+NEW = ("<new>", "brandnew")  # added words; EXTRA is an added special token
 EXTRA = "[EXTRA]"
 
-# The beginning of the names of their classes, and the class that the other layouts are of.
+# model_type -> (beginning of their class names, ending of the class used by most layouts).
 CLASSES: Mapping[str, tuple[str, str]] = {
     "albert": ("Albert", "ForPreTraining"),
     "bert": ("Bert", "ForPreTraining"),
@@ -41,7 +41,7 @@ CLASSES: Mapping[str, tuple[str, str]] = {
 
 
 class Workshop:
-    """Makes what the layouts of a species share, once, under `root`."""
+    """Caches the files that the layouts of a species share, under `root`."""
 
     def __init__(self, root: pathlib.Path):
         self.root = root
@@ -56,7 +56,10 @@ class Workshop:
         return folder
 
     def vocabulary(self, species: Species) -> pathlib.Path:
-        """Folder of the vocabulary files, tokenizer_config.json and a config.json of the type."""
+        """Returns a folder with the vocabulary files, tokenizer_config.json and config.json.
+
+        That config.json has only model_type and, for some species, tokenizer_class.
+        """
 
         def make(folder: pathlib.Path) -> None:
             species.vocabulary(folder)
@@ -69,11 +72,11 @@ class Workshop:
 
     @functools.cache  # noqa: B019 - the workshop lives as long as its folders
     def tokenizer(self, species: Species) -> Any:
-        """The installed transformers' tokenizer of the vocabulary files."""
+        """Returns the tokenizer that the installed transformers loads from the vocabulary files."""
         return transformers.AutoTokenizer.from_pretrained(self.vocabulary(species))
 
     def saved_tokenizer(self, species: Species) -> pathlib.Path:
-        """Folder of the tokenizer as the installed transformers saves it."""
+        """Returns a folder with the tokenizer as the installed transformers saves it."""
         return self._once(
             f"tokenizer/{species.name}",
             lambda folder: self.tokenizer(species).save_pretrained(folder),
@@ -81,9 +84,10 @@ class Workshop:
 
     def model(self, species: Species, ending: str = "", *, rows: int = 0, sparse: bool = False,
               **changes: Any) -> pathlib.Path:  # fmt: skip
-        """Folder of config.json and model.safetensors of the class with this ending.
+        """Returns a folder with config.json and model.safetensors of the class with this ending.
 
-        rows: more of the embeddings. sparse: of the species' sparse sizes.
+        rows: how many rows to append to the embeddings. sparse: whether to use the species' sparse
+        sizes. changes: keys of the config.
         """
         beginning, usual = CLASSES[species.model_type]
         name = beginning + (ending or usual)
@@ -110,7 +114,7 @@ class Workshop:
 
 
 def copy(source: pathlib.Path, target: pathlib.Path, names: Iterable[str] | None = None) -> None:
-    """Copies the files with these names, or all of them."""
+    """Copies the files with these names from `source`, by default all of them."""
     for name in names if names is not None else [file.name for file in source.iterdir()]:
         shutil.copy(source / name, target / name)
 
@@ -129,11 +133,11 @@ def write_published(species: Species, folder: pathlib.Path) -> None:
     write_json(folder / "tokenizer_config.json", {**listed, **species.published})
 
 
-# Files of the tokenizer. The weights are those of the installed transformers.
+# Layouts of the tokenizer's files. The installed transformers saves the weights.
 
 
 def published(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """The tokenizer files that the repository on the Hub has."""
+    """Writes the tokenizer files that the repository on the Hub has."""
     copy(workshop.model(species), folder)
     copy(workshop.vocabulary(species), folder, species.vocabulary_files)
     if "tokenizer.json" in species.files and "tokenizer.json" not in species.vocabulary_files:
@@ -146,39 +150,39 @@ def published(species: Species, workshop: Workshop, folder: pathlib.Path) -> Non
 
 
 def slow(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """Vocabulary files and tokenizer_config.json, as before tokenizer.json."""
+    """Writes the vocabulary files and tokenizer_config.json, as before tokenizer.json existed."""
     copy(workshop.model(species), folder)
     copy(workshop.vocabulary(species), folder,
          [*species.vocabulary_files, "tokenizer_config.json"])  # fmt: skip
 
 
 def bare(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """Vocabulary files alone: model_type says the rest."""
+    """Writes only the vocabulary files: the rest follows from model_type."""
     copy(workshop.model(species), folder)
     copy(workshop.vocabulary(species), folder, species.vocabulary_files)
 
 
 def fast(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """tokenizer.json and tokenizer_config.json."""
+    """Writes tokenizer.json and tokenizer_config.json."""
     copy(workshop.model(species), folder)
     copy(workshop.saved_tokenizer(species), folder, ["tokenizer.json"])
     copy(workshop.vocabulary(species), folder, ["tokenizer_config.json"])
 
 
 def saved(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """What the installed transformers saves."""
+    """Writes what the installed transformers saves."""
     copy(workshop.model(species), folder)
     copy(workshop.saved_tokenizer(species), folder)
 
 
 def added(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """What the installed transformers saves after words and a special token were added."""
+    """Writes what the installed transformers saves after adding words and a special token."""
     copy(workshop.model(species, rows=len(NEW) + 1), folder)
     add_tokens(workshop.vocabulary(species), folder)
 
 
 def add_tokens(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Saves the tokenizer of a folder with words and a special token added."""
+    """Loads the tokenizer in `source`, adds words and a special token, saves it to `target`."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     tokenizer.add_tokens(list(NEW))
     tokenizer.add_tokens([AddedToken(EXTRA, special=True)], special_tokens=True)
@@ -186,10 +190,10 @@ def add_tokens(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def added_slow(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """Vocabulary files, and the added words in added_tokens.json."""
+    """Writes the vocabulary files, with the added words in added_tokens.json."""
     slow(species, workshop, folder)
     copy(workshop.model(species, rows=len(NEW) + 1), folder)
-    write_json(folder / "tokenizer_config.json", species.published)  # added_tokens_decoder is later
+    write_json(folder / "tokenizer_config.json", species.published)  # added_tokens_decoder is newer
     first = len(workshop.tokenizer(species))
     write_json(folder / "added_tokens.json",
                {token: first + i for i, token in enumerate((*NEW, EXTRA))})  # fmt: skip
@@ -197,19 +201,22 @@ def added_slow(species: Species, workshop: Workshop, folder: pathlib.Path) -> No
 
 
 def saved_4(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """What transformers 4.57 saves, config.json included."""
+    """Writes what transformers 4.57 saves, including config.json."""
     copy(workshop.model(species), folder)
     golden(species, "saved", workshop, folder)
 
 
 def added_4(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """What transformers 4.57 saves after words and a special token were added."""
+    """Writes what transformers 4.57 saves after adding words and a special token."""
     copy(workshop.model(species, rows=len(NEW) + 1), folder)
     golden(species, "added", workshop, folder)
 
 
 def golden(species: Species, name: str, workshop: Workshop, folder: pathlib.Path) -> None:
-    """Puts the files of tests/golden/make_transformers4.py into a folder."""
+    """Unpacks the species' files of tests/golden/make_transformers4.py into a folder.
+
+    name: "saved" or "added".
+    """
     with tarfile.open(GOLDEN) as archive:
         for member in archive.getmembers():
             path = pathlib.PurePosixPath(member.name)
@@ -219,11 +226,11 @@ def golden(species: Species, name: str, workshop: Workshop, folder: pathlib.Path
         forms.put_characters(folder, forms.characters(file))
 
 
-# Weights and config.json. The tokenizer's files are those of the installed transformers.
+# Layouts of weights and config.json. The installed transformers saves the tokenizer.
 
 
 def sparse(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """config.json without the keys whose value is the class's own."""
+    """Writes a config.json without the keys whose value is the class's default."""
     saved(species, workshop, folder)
     copy(workshop.model(species, sparse=True), folder)
     file = folder / "config.json"
@@ -247,7 +254,7 @@ def _rewrite(folder: pathlib.Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def shards(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """model.safetensors in two files with an index."""
+    """Splits model.safetensors into two files with an index."""
     saved(species, workshop, folder)
     tensors = _tensors(folder)
     (folder / "model.safetensors").unlink()
@@ -261,7 +268,7 @@ def shards(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
 
 
 def shard_absent(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """An index that names a file which is not there."""
+    """Writes an index that names a missing file."""
     shards(species, workshop, folder)
     (folder / "model-00002-of-00002.safetensors").unlink()
 
@@ -272,29 +279,29 @@ def _half(dtype: torch.dtype, species: Species, workshop: Workshop, folder: path
 
 
 def bfloat16(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """Weights in bfloat16."""
+    """Writes the weights in bfloat16."""
     _half(torch.bfloat16, species, workshop, folder)
 
 
 def float16(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """Weights in float16."""
+    """Writes the weights in float16."""
     _half(torch.float16, species, workshop, folder)
 
 
 def pickled_too(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """pytorch_model.bin beside model.safetensors."""
+    """Writes pytorch_model.bin beside model.safetensors."""
     saved(species, workshop, folder)
     torch.save(_tensors(folder), folder / "pytorch_model.bin")
 
 
 def pickled(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """pytorch_model.bin alone."""
+    """Writes pytorch_model.bin without model.safetensors."""
     pickled_too(species, workshop, folder)
     (folder / "model.safetensors").unlink()
 
 
 def old_names(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """gamma and beta of layer norms, as models that were converted from TensorFlow have them."""
+    """Names the arrays of layer norms gamma and beta, as in models converted from TensorFlow."""
     saved(species, workshop, folder)
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     renamed = {}
@@ -306,13 +313,13 @@ def old_names(species: Species, workshop: Workshop, folder: pathlib.Path) -> Non
 
 
 def bare_encoder(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """The class without a head, whose tensors have no prefix, as sentence-transformers has it."""
+    """Writes the class without heads, whose tensors lack the prefix, as sentence-transformers."""
     copy(workshop.saved_tokenizer(species), folder)
     copy(workshop.model(species, "Model"), folder)
 
 
 def prefixed_encoder(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """config.json of the class without a head, and tensors with the prefix that heads need."""
+    """Writes the class without heads, but with the tensor prefix of the classes with heads."""
     bare_encoder(species, workshop, folder)
     beginning = CLASSES[species.model_type][0]
     prefix = getattr(transformers, f"{beginning}Model").base_model_prefix
@@ -320,7 +327,7 @@ def prefixed_encoder(species: Species, workshop: Workshop, folder: pathlib.Path)
 
 
 def other_head_left_out(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """Weights of the class with heads under a config.json of the class without."""
+    """Writes the weights of the class with heads and the config.json of the class without."""
     saved(species, workshop, folder)
     file = folder / "config.json"
     content = json.loads(file.read_text())
@@ -328,7 +335,7 @@ def other_head_left_out(species: Species, workshop: Workshop, folder: pathlib.Pa
 
 
 def untied(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """An output map of its own, as the published T5 v1.1 and mT5 have it."""
+    """Adds an lm_head.weight that is not tied, as in the published T5 v1.1 and mT5."""
     saved(species, workshop, folder)
     tensors = _tensors(folder)
     generator = torch.Generator().manual_seed(1)
@@ -336,7 +343,7 @@ def untied(species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
     _rewrite(folder, tensors)
 
 
-# The classes: those with a head for a task, and those that are refused.
+# Endings of the classes: all that are read, and some that are refused.
 TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
          "ForMultipleChoice")  # fmt: skip
 _OF_TYPE = {
@@ -356,10 +363,10 @@ _OF_TYPE = {
 
 
 def of_class(ending: str, species: Species, workshop: Workshop, folder: pathlib.Path) -> None:
-    """What the installed transformers saves of the class with this ending."""
+    """Writes what the installed transformers saves for the class with this ending."""
     copy(workshop.saved_tokenizer(species), folder)
     changes = {}
-    if species.model_type == "gpt2":  # their classifier scores what is before the padding
+    if species.model_type == "gpt2":  # their classifier reads the last token before the padding
         changes = {"pad_token_id": 0} if ending in TASKS else {}
     elif ending in ("LMHeadModel", "ForCausalLM"):
         changes = {"is_decoder": True}
@@ -367,7 +374,7 @@ def of_class(ending: str, species: Species, workshop: Workshop, folder: pathlib.
 
 
 def classes(model_type: str) -> dict[str, Callable]:
-    """A layout for each class of a model type."""
+    """Returns ending -> layout, for each class of a model type."""
     return {ending: functools.partial(of_class, ending) for ending in _OF_TYPE[model_type]}
 
 

@@ -1,4 +1,4 @@
-"""Ids and outputs of a folder by bertjax, its export, and how they differ from transformers'."""
+"""Computes a folder's ids and outputs with bertjax, exports it, and compares with transformers."""
 
 import functools
 import pathlib
@@ -18,10 +18,10 @@ TOLERANCE = 1e-4
 
 
 class Result(NamedTuple):
-    """What became of a folder.
+    """The result of comparing a folder.
 
-    refusal: the message of the UserError, "" where there is none. differences: what is not equal,
-    in words; empty where ids and outputs are equal, in the folder and in its export.
+    refusal: the message of the UserError; "" if the folder was read. differences: descriptions of
+    the ids and outputs that are not equal; empty if all are.
     """
 
     refusal: str = ""
@@ -29,7 +29,7 @@ class Result(NamedTuple):
 
 
 def compare(folder: pathlib.Path, export: pathlib.Path, own: Sequence[str] = ()) -> Result:
-    """Reads a folder that `theirs.save` has seen, compares it, and exports it to another.
+    """Reads a folder, compares it with the results of `theirs.save`, and writes it to `export`.
 
     own: parts of the texts whose ids must differ, see `table.Own`.
     """
@@ -56,10 +56,10 @@ def compare(folder: pathlib.Path, export: pathlib.Path, own: Sequence[str] = ())
 def compare_export(
     folder: pathlib.Path, export: pathlib.Path, own: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """How transformers' ids and outputs of the export differ from those of the folder.
+    """Returns how transformers' ids and outputs of the export differ from those of the folder.
 
-    An output that only another class has, such as pooled_output, is not compared, and neither are
-    the texts with a part that is in `own`.
+    If the export has another class, outputs that it lacks (such as pooled_output) are skipped. So
+    are texts that contain a part in `own`.
     """
     try:
         (tokenized, found), (wanted, expected) = theirs.load(export), theirs.load(folder)
@@ -73,7 +73,7 @@ def compare_export(
 
 
 def tokenize(model: artifact.Artifact, given: list[str]) -> dict[str, Any]:
-    """As `theirs.tokenize`; special tokens in the texts count as such."""
+    """Returns the same as `theirs.tokenize`; special tokens in the texts are parsed."""
     pretrained = Pretrained(model)
     tokenizer = model.tokenizer
 
@@ -85,7 +85,7 @@ def tokenize(model: artifact.Artifact, given: list[str]) -> dict[str, Any]:
 
 
 def _pairs(model: artifact.Artifact) -> list[list[int]]:
-    """Ids of each pair of texts as an encoder is fine-tuned on them; other models read no pairs."""
+    """Returns the ids of each pair as in fine-tuning of an encoder; [] for other models."""
     if plugins.family(model.family).KIND != "encoder":
         return []
     around = special_tokens.of_rows(model.tokenizer)
@@ -99,7 +99,7 @@ def _forward(model: Any, params: Any, features: dict[str, jax.Array]) -> dict[st
 
 
 def outputs(model: artifact.Artifact, folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """As `theirs.outputs`, of the model that was read from the folder."""
+    """Returns the same as `theirs.outputs`, for the model that was read from the folder."""
     vocab_size = model.fields["vocab_size"]
     features = theirs.batch(folder)
     linen = plugins.model(model.family, model.fields)
@@ -111,7 +111,7 @@ def outputs(model: artifact.Artifact, folder: pathlib.Path) -> dict[str, np.ndar
 
 
 def _ids(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, str]:
-    """Text -> how its ids differ, for the texts and pairs whose ids do."""
+    """Returns text -> description of the difference, for texts and pairs whose ids differ."""
     rows = [*zip(wanted["texts"], found["ids"], wanted["ids"], strict=True)]
     rows += zip(map(str, texts.PAIRS), found["pairs"], wanted["pairs"], strict=False)
     return {text: f"ids of {text!r}: {one}, not {two}" for text, one, two in rows if one != two}
@@ -136,6 +136,6 @@ def _outputs(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> l
 
 
 def model_types() -> set[str]:
-    """Every model_type of a config.json that is read."""
+    """Returns every model_type that can be read."""
     own = {plugins.family(name).HF_CONFIG["model_type"] for name in plugins.families()}
     return own | set(hf_config.MODEL_TYPES)

@@ -1,10 +1,10 @@
-"""The published models of the zoo: small sizes, vocabularies, and what their files say.
+"""The published models of the zoo, with small sizes and vocabularies and their published files.
 
-`published` is the tokenizer_config.json of the repository on the Hub, `files` the tokenizer files
-that lie there. The Hub could not be read when this was written: `source` says where each entry is
-from. People commit lists of the files of a repository with their SHA-256 or Git hashes; where an
-entry has the listed hash, it is the file of the Hub, byte for byte. Sizes, vocabularies
-and all of `config` but its rules are small ones of our own.
+`published` is the tokenizer_config.json of the repository on the Hub, and `files` lists its
+tokenizer files. The Hub could not be read when this was written; `source` cites where each entry
+comes from. Some repositories contain lists of Hub files with their SHA-256 or Git hashes: an entry
+with the listed hash equals the file on the Hub, byte for byte. Sizes and vocabularies are our own
+small ones, and so is all of `config` except its rules.
 """
 
 import dataclasses
@@ -41,21 +41,21 @@ _WRAPPED = {f"{role}_token": {"content": f"[{role.upper()}]", "lstrip": role == 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Species:
-    """A published model in small.
+    """A small version of a published model.
 
-    name: on the Hub. model_type: of config.json. config: keys that differ from the class's own;
-    where an id is due, its piece.
+    name: on the Hub. model_type: in config.json.
+    config: keys that differ from the class's defaults; an id may be given as its piece.
     vocabulary: writes `vocabulary_files` into a folder. published: tokenizer_config.json.
-    files: the tokenizer files on the Hub, where a saved tokenizer.json is transformers' own.
-    source: of `published`, `specials` and `files`.
-    specials: special_tokens_map.json, where the repository has one.
-    of_2020: whether version 0.9 of the library wrote tokenizer.json. Copies with the listed hashes
-    were read of bert-base-uncased, distilbert-base-uncased, gpt2 and t5-small; of the others this
-    is from memory.
-    lists_added: whether tokenizer_config.json has added_tokens_decoder; tokenizer.json says it too.
-    sparse: keys of a model whose other keys are all absent and thus the class's own, where these
-    sizes are not `config`.
-    spare: rows of the embeddings that have no piece.
+    files: the tokenizer files on the Hub; a tokenizer.json among them is made by transformers.
+    source: where `published`, `specials` and `files` come from.
+    specials: special_tokens_map.json, if the repository has one.
+    of_2020: whether version 0.9 of the library wrote tokenizer.json. Verified with copies that have
+    the listed hashes for bert-base-uncased, distilbert-base-uncased, gpt2 and t5-small; from memory
+    for the others.
+    lists_added: whether tokenizer_config.json repeats tokenizer.json's added_tokens_decoder.
+    sparse: like `config`, for the layout `sparse`, which omits all keys that have the class's
+    default; None: the same as `config`.
+    spare: number of embedding rows without a piece.
     """
 
     name: str
@@ -204,5 +204,5 @@ SPECIES = (
 )  # fmt: skip
 
 BY_NAME = {species.name: species for species in SPECIES}
-# One of each model type, for layouts of weights and config.json.
+# The first species of each model type, for layouts of weights and config.json.
 OF_TYPE = {species.model_type: species for species in reversed(SPECIES)}

@@ -1,6 +1,7 @@
-"""The table of the zoo: species by layouts, what is refused, and where another rule counts.
+"""The table of the zoo: species x layouts, the refused cells, and where ids differ on purpose.
 
-Tokenizer layouts are made of every species; weights and classes of one species of each model type.
+Every species is in every tokenizer layout; one species of each model type is in the layouts of
+weights and classes.
 """
 
 import fnmatch
@@ -12,9 +13,9 @@ from tests.zoo import layouts
 from tests.zoo import species as species_lib
 from tests.zoo.species import Species
 
-# Layouts that a species cannot have, as "species/layout".
+# Layouts that are impossible for a species, as "species/layout".
 _ABSENT = (
-    "ModernBERT-base/slow",  # it has tokenizer.json alone
+    "ModernBERT-base/slow",  # it has only tokenizer.json
     "byt5-small/bare",  # it has no vocabulary file
     "byt5-small/fast",
     "byt5-small/added_slow",
@@ -24,7 +25,7 @@ _ABSENT = (
 )  # fmt: skip
 _UNTIED = ("t5-v1_1-base", "mt5-small")  # the species whose published weights have lm_head.weight
 
-# Words of the refusal, by "species/layout". What is not here must be equal.
+# "species/layout" -> part of the error message. All other cells must be read and be equal.
 REFUSED: Mapping[str, str] = {
     "*/shard_absent": "model-00002-of-00002.safetensors",
     "*/pickled": "convert them to model.safetensors",
@@ -37,10 +38,10 @@ REFUSED: Mapping[str, str] = {
 
 
 class Own(NamedTuple):
-    """Texts whose ids are not transformers' on purpose.
+    """Texts whose ids differ from those of transformers on purpose.
 
-    cells: "species/layout" each. texts: a part of each text. reason: which rule counts, and why.
-    version: of transformers, 4 or 5; 0 for both.
+    cells: "species/layout" each. texts: a part of each text. reason: which rule we follow, and why.
+    version: major version of transformers, 4 or 5; 0 for both.
     """
 
     cells: Sequence[str]
@@ -56,7 +57,7 @@ def _each(species: str, names: str) -> list[str]:
 _MASKS = ("Paris is the", "Die Glocke", "comes first", "UPPER")
 _SLOW = "slow bare added_slow"
 _LOWERED = "bert-base-uncased all-MiniLM-L6-v2 distilbert-base-uncased electra-small-discriminator"
-_MODEL = "published slow bare added_slow saved_4 added_4"  # ALBERT, T5, mT5 with spiece.model
+_MODEL = "published slow bare added_slow saved_4 added_4"  # have spiece.model (ALBERT, T5, mT5)
 _FAIRSEQ = "xlm-roberta-base camembert-base"
 _T5 = "t5-small t5-v1_1-base"
 
@@ -121,11 +122,11 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As the tables name it."""
+        """The cell's name in the tables: "species/layout"."""
         return f"{self.species.name}/{self.layout}"
 
     def own(self, version: int) -> tuple[str, ...]:
-        """Parts of the texts whose ids are not those of this major version of transformers."""
+        """Returns parts of the texts whose ids must differ from this major version's."""
         if self.group != "tokenizers":
             return ()
         rules = [r for r in OWN if self.name in r.cells and r.version in (0, version)]
@@ -133,12 +134,12 @@ class Cell(NamedTuple):
 
     @property
     def refused(self) -> str | None:
-        """What the refusal says; None where the folder is read."""
+        """Part of the expected error message; None if the folder must be read."""
         return next((w for p, w in REFUSED.items() if fnmatch.fnmatchcase(self.name, p)), None)
 
 
 def cells(names: Sequence[str] = ()) -> list[Cell]:
-    """Every cell of the table, or of the species with these names."""
+    """Returns every cell of the table, or only those of the species with these names."""
     found = []
     for species in species_lib.SPECIES:
         if names and species.name not in names:

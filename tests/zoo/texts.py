@@ -1,8 +1,8 @@
-"""The texts whose ids are compared, and the text that the small vocabularies are trained on."""
+"""The texts whose ids are compared, and the corpus that the small vocabularies are trained on."""
 
 from pydoc_data import topics
 
-# {mask}, {cls} and {sep} stand for a vocabulary's own special tokens.
+# {mask}, {cls}, {sep} and {pad} stand for a vocabulary's own special tokens.
 TEMPLATES = (
     "The quick brown fox jumps over the lazy dog.",
     "a",
@@ -29,14 +29,14 @@ TEMPLATES = (
 )
 # For vocabularies with words that were added after training.
 ADDED = "a <new> word, two<new>words; [EXTRA] and [extra], the Brandnew brandnew newton"
-# For T5: sentinels that are typed.
+# For T5: sentinels typed in the text.
 SENTINELS = "<extra_id_0> walks in <extra_id_1>park<extra_id_2>."
 
 PAIRS = (("The first text.", "And the second one!"), ("a", "b c"))
 
 
 def corpus() -> list[str]:
-    """Some 100 kB of English prose of the standard library, and the plain texts above."""
+    """Returns about 100 kB of English prose of the standard library, and the plain texts above."""
     names = ("assignment", "class", "exceptions", "import", "strings", "with", "yield")
     lines = [line.strip() for name in names for line in topics.topics[name].splitlines()]
     plain = [text for text in TEMPLATES if "{" not in text]

@@ -1,4 +1,4 @@
-"""Ids and outputs of a folder by transformers, any version; needs no bertjax."""
+"""Computes a folder's ids and outputs with any version of transformers; needs no bertjax."""
 
 import json
 import pathlib
@@ -13,11 +13,11 @@ from tests.zoo import texts
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
-torch.set_num_threads(1)  # the models are small: threads only wait for each other
+torch.set_num_threads(1)  # the models are too small to gain from threads
 
 LENGTH, ROWS = 24, 4
-FEWEST = 320  # rows of the embeddings where config.json is silent
-# The name of what a class scores with `logits`, by the end of the class's name.
+FEWEST = 320  # assumed vocab_size if config.json lacks it
+# End of the class's name -> our name of its `logits`.
 LOGITS = {
     "ForMaskedLM": "mlm_logits",
     "ForNextSentencePrediction": "nsp_logits",
@@ -31,7 +31,7 @@ LOGITS = {
 
 
 def rendered(tokenizer: Any) -> list[str]:
-    """The texts with the tokenizer's own special tokens in their places."""
+    """Returns the texts with the tokenizer's own special tokens filled in."""
     known = tokenizer.get_vocab()
     mask = tokenizer.mask_token or ("<extra_id_0>" if "<extra_id_0>" in known else "mask")
     names = {
@@ -45,7 +45,7 @@ def rendered(tokenizer: Any) -> list[str]:
 
 
 def tokenize(folder: pathlib.Path, given: Sequence[str] | None = None) -> dict[str, list]:
-    """{"texts", "ids" of each, "pairs": ids of each pair of texts, "version"} by AutoTokenizer."""
+    """Returns {"texts", "ids" of each, "pairs": ids of each pair, "version"} by AutoTokenizer."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     given = list(given) if given is not None else rendered(tokenizer)
     pairs = [tokenizer(*pair)["input_ids"] for pair in texts.PAIRS]
@@ -54,12 +54,12 @@ def tokenize(folder: pathlib.Path, given: Sequence[str] | None = None) -> dict[s
 
 
 def class_name(folder: pathlib.Path) -> str:
-    """The class that config.json names."""
+    """Returns the class that config.json names."""
     return json.loads((folder / "config.json").read_text())["architectures"][0]
 
 
 def batch(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """Rows of random tokens for the model in a folder, some padded."""
+    """Returns rows of random tokens for the model in a folder; some rows are padded."""
     config = json.loads((folder / "config.json").read_text())
     vocab_size, name = config.get("vocab_size", FEWEST), class_name(folder)
     rng = np.random.default_rng(0)
@@ -78,7 +78,7 @@ def batch(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def outputs(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """Hidden states and logits of the model in a folder, by our names, where tokens are."""
+    """Returns hidden states and logits of the model in a folder, by our names, without padding."""
     name = class_name(folder)
     model, loading = getattr(transformers, name).from_pretrained(
         folder, attn_implementation="eager", torch_dtype=torch.float32, output_loading_info=True
@@ -106,7 +106,7 @@ def outputs(folder: pathlib.Path) -> dict[str, np.ndarray]:
     else:
         *states, last = found.hidden_states
         if name.startswith("ModernBert") and transformers.__version__.startswith("4."):
-            last = model.base_model.final_norm(last).detach()  # listed without its norm
+            last = model.base_model.final_norm(last).detach()  # transformers 4 returns it unnormed
         tensors["hidden_states"] = torch.stack([*states, last])
     if choices:
         tensors["class_logits"] = tensors["class_logits"].reshape(ROWS, 1)
@@ -114,7 +114,7 @@ def outputs(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def real(name: str, value: np.ndarray, features: dict[str, np.ndarray]) -> np.ndarray:
-    """What stands on tokens, not on padding."""
+    """Returns the values at tokens, without those at padding."""
     mask = features["attention_mask"].astype(bool)
     if "decoder_attention_mask" in features and not name.startswith("encoder"):
         mask = features["decoder_attention_mask"].astype(bool)
@@ -124,7 +124,7 @@ def real(name: str, value: np.ndarray, features: dict[str, np.ndarray]) -> np.nd
 
 
 def randomize(model: Any) -> Any:
-    """The model with weights so large that a wrong sum would show, the same each time."""
+    """Returns the model with reproducible random weights, large enough to reveal errors."""
     generator = torch.Generator().manual_seed(0)
     width = model.config.hidden_size
     with torch.no_grad():
@@ -140,9 +140,9 @@ def randomize(model: Any) -> Any:
 
 
 def save(folder: pathlib.Path, group: str, given: Sequence[str] | None = None) -> None:
-    """Writes theirs.json and theirs.npz into a folder; an error is what theirs.json says.
+    """Writes theirs.json and theirs.npz into a folder; an exception is written to theirs.json.
 
-    group: "tokenizers" for ids, otherwise outputs. given: the texts, else `rendered`.
+    group: "tokenizers" for ids, otherwise outputs. given: the texts; default: `rendered`.
     """
     found: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
@@ -151,14 +151,14 @@ def save(folder: pathlib.Path, group: str, given: Sequence[str] | None = None) -
             found = tokenize(folder, given)
         else:
             arrays = outputs(folder)
-    except Exception as error:  # what they cannot load is a cell of the table like any other
+    except Exception as error:  # a folder that transformers cannot load is still a table cell
         found["error"] = f"{type(error).__name__}: {error}"
     np.savez(folder / "theirs.npz", **arrays)
     (folder / "theirs.json").write_text(json.dumps(found))
 
 
 def load(folder: pathlib.Path) -> tuple[dict[str, list], dict[str, np.ndarray]]:
-    """(ids, outputs) as `save` left them. RuntimeError with what they said."""
+    """Returns (ids, outputs) written by `save`. Raises RuntimeError if `save` wrote an error."""
     found = json.loads((folder / "theirs.json").read_text())
     if "error" in found:
         raise RuntimeError(found["error"])
@@ -167,11 +167,11 @@ def load(folder: pathlib.Path) -> tuple[dict[str, list], dict[str, np.ndarray]]:
 
 
 def version_of(folder: pathlib.Path) -> int:
-    """The major version of the transformers that tokenized for `save`; 0 where it did not."""
+    """Returns the major version of transformers that `save` tokenized with; 0 if it did not."""
     version = json.loads((folder / "theirs.json").read_text()).get("version", "0")
     return int(version.split(".")[0])
 
 
 def texts_of(folder: pathlib.Path) -> list[str] | None:
-    """The texts that `save` tokenized; None where it did not."""
+    """Returns the texts that `save` tokenized; None if it did not."""
     return json.loads((folder / "theirs.json").read_text()).get("texts")

@@ -1,7 +1,7 @@
-"""Small vocabularies in the forms that the Hub has: one function writes the files of one form.
+"""Writes small vocabularies in the published forms; each function writes the files of one form.
 
-Each has a few hundred pieces and is trained on `texts.corpus`, the special tokens where the
-published vocabulary has them. Needs tokenizers and sentencepiece.
+Each has a few hundred pieces and is trained on `texts.corpus`. The special tokens are at the same
+places as in the published vocabulary. Needs tokenizers and sentencepiece.
 """
 
 import collections
@@ -30,10 +30,10 @@ SENTINELS = 100  # of T5 and mT5
 
 
 def wordpiece(folder: pathlib.Path, *, lowercase: bool) -> None:
-    """vocab.txt of BERT: [PAD], some [unused], [UNK] [CLS] [SEP] [MASK], then the pieces.
+    """Writes BERT's vocab.txt: [PAD], some [unused], [UNK] [CLS] [SEP] [MASK], then the pieces.
 
-    The pieces are the frequent characters, beginnings and ends of words: the library's own trainer
-    gives other ids each time.
+    The pieces are the most frequent characters, beginnings and ends of words. The library's own
+    trainer is not used, because its ids differ each time.
     """
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     cutter = pre_tokenizers.BertPreTokenizer()
@@ -52,7 +52,7 @@ def wordpiece(folder: pathlib.Path, *, lowercase: bool) -> None:
 
 
 def _byte_level() -> tokenizers.Tokenizer:
-    """Byte-level BPE without special tokens."""
+    """Returns a byte-level BPE without special tokens."""
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -66,7 +66,7 @@ def _byte_level() -> tokenizers.Tokenizer:
 
 
 def byte_level(folder: pathlib.Path, *, first: Sequence[str], last: Sequence[str]) -> None:
-    """vocab.json and merges.txt, special tokens in front of the pieces and behind them."""
+    """Writes vocab.json and merges.txt; first, last: special tokens before and after the pieces."""
     model = json.loads(_byte_level().to_str())["model"]
     pieces = sorted(model["vocab"], key=model["vocab"].get)
     ids = {piece: i for i, piece in enumerate([*first, *pieces, *last])}
@@ -77,7 +77,7 @@ def byte_level(folder: pathlib.Path, *, first: Sequence[str], last: Sequence[str
 
 
 def modernbert(folder: pathlib.Path) -> None:
-    """tokenizer.json of ModernBERT: GPT-NeoX's BPE, runs of spaces and BERT's names added."""
+    """Writes ModernBERT's tokenizer.json: GPT-NeoX's BPE with runs of spaces and BERT's names."""
     library = _byte_level()
     library.normalizer = normalizers.NFC()
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -105,7 +105,10 @@ def modernbert(folder: pathlib.Path) -> None:
 def sentencepiece_model(
     folder: pathlib.Path, name: str, *, sentinels: int = 0, **options: object
 ) -> None:
-    """A unigram model; sentinels: how many `<extra_id>` it has as pieces of its own, as mT5's."""
+    """Writes a unigram model to `folder / name`.
+
+    sentinels: how many `<extra_id>` to add as pieces, as in mT5. options: of the trainer.
+    """
     file = io.BytesIO()
     sentencepiece.SentencePieceTrainer.Train(
         sentence_iterator=iter(texts.corpus()),
@@ -117,7 +120,7 @@ def sentencepiece_model(
     data = file.getvalue()
     if sentinels:
         proto = sentencepiece_model_pb2.ModelProto.FromString(data)
-        for number in reversed(range(sentinels)):  # as seqio puts them behind the pieces
+        for number in reversed(range(sentinels)):  # in seqio's order, after the pieces
             piece = proto.pieces.add()
             piece.piece = f"\u2581<extra_id_{number}>"
             piece.score, piece.type = 0.0, piece.USER_DEFINED
@@ -126,7 +129,7 @@ def sentencepiece_model(
 
 
 def albert(folder: pathlib.Path) -> None:
-    """spiece.model with the options of ALBERT's README."""
+    """Writes spiece.model with the options of ALBERT's README."""
     sentencepiece_model(
         folder, "spiece.model", pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, pad_piece="<pad>",
         control_symbols=["[CLS]", "[SEP]", "[MASK]"],
@@ -135,12 +138,12 @@ def albert(folder: pathlib.Path) -> None:
 
 
 def t5(folder: pathlib.Path) -> None:
-    """spiece.model of T5: <pad> 0, </s> 1, <unk> 2, no <s>; the sentinels are no pieces."""
+    """Writes T5's spiece.model: <pad> 0, </s> 1, <unk> 2, no <s>; sentinels are not pieces."""
     sentencepiece_model(folder, "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
 
 
 def mt5(folder: pathlib.Path) -> None:
-    """spiece.model of mT5: bytes for unknown characters, the sentinels are pieces."""
+    """Writes mT5's spiece.model: bytes for unknown characters; sentinels are pieces."""
     sentencepiece_model(
         folder, "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1, byte_fallback=True,
         vocab_size=PIECES + 200, sentinels=SENTINELS,
@@ -148,5 +151,5 @@ def mt5(folder: pathlib.Path) -> None:
 
 
 def fairseq(folder: pathlib.Path) -> None:
-    """sentencepiece.bpe.model of XLM-R and CamemBERT: a unigram model in spite of its name."""
+    """Writes the sentencepiece.bpe.model of XLM-R and CamemBERT, which is a unigram model."""
     sentencepiece_model(folder, "sentencepiece.bpe.model", unk_id=0, bos_id=1, eos_id=2)
