@@ -1,11 +1,11 @@
-"""What a user gets who gives `bertjax finetune` wrong data: the message and the exit code of each.
+"""Checks the message and the exit code of `bertjax finetune` for many kinds of wrong data.
 
     python -m benchmarks.bad_input --model=minilm/ [--only='10,000 words']
 
-Every case writes its files to a folder of its own and starts the command line on them. Exit code 2
-is bad input, told in one line that names file and line; 0 with a warning is what can be trained on
-all the same. Prints a table; exits with 1 where a case ends otherwise than it should, or with a
-traceback.
+Every case writes its files to a folder of its own and runs the command line on them. Exit code 2
+means bad input, with an error of one line that names file and line. Exit code 0 with a warning
+means that the data can be trained on nevertheless. Prints a table; exits with 1 if a case ends
+differently than expected, or with a traceback.
 """
 
 import argparse
@@ -30,7 +30,7 @@ ENTITIES = "Ada\tB-PER\nwrote\tO\n\nBonn\tB-LOC\n\n" * 4
 
 
 def squad(context: str, answer: str, start: int) -> str:
-    """A file of one question."""
+    """Returns a SQuAD file with one question."""
     question = {"id": "q1", "question": "Who wrote it?",
                 "answers": [{"text": answer, "answer_start": start}]}  # fmt: skip
     paragraph = {"context": context, "qas": [question]}
@@ -39,9 +39,9 @@ def squad(context: str, answer: str, start: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Files by name, the task, and how it should end.
+    """Files by name, the task, and the expected end of the command.
 
-    says: words of the message or of the warning.
+    says: a part of the expected error or warning.
     """
 
     task: str
@@ -51,7 +51,7 @@ class Case:
 
 
 def lines(name: str, train: str, dev: str, code: int, says: str, task: str = "classification"):
-    """(name, case) of files with a row a line."""
+    """Returns (name, case) for train and dev files with one row per line."""
     suffix = "conll" if task == "ner" else "tsv"
     return name, Case(task, {f"train.{suffix}": train, f"dev.{suffix}": dev}, code, says)
 
@@ -85,7 +85,7 @@ CASES = dict(
 
 
 def run(case: Case, model: str) -> tuple[int, list[str]]:
-    """(exit code, the warnings, or the error and all that stands with it)."""
+    """Returns (exit code, lines of stderr); only the warnings if the exit code is 0."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for file, content in case.files.items():
@@ -105,7 +105,7 @@ def run(case: Case, model: str) -> tuple[int, list[str]]:
 
 
 def main() -> int:
-    """Runs every case and prints how it ended."""
+    """Runs the cases and prints the table; returns 1 if a case failed, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True, help="a small encoder")
     parser.add_argument("--only", action="append", choices=tuple(CASES), help="may be repeated")

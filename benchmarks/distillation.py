@@ -1,13 +1,13 @@
-"""A student with its teacher against the same student alone, at equal steps.
+"""Compares a student trained with a teacher to the same student trained alone, at equal steps.
 
     python -m benchmarks.distillation --teacher=run/ --data=prepared/ --output=distillation/ \\
         [--num_layers=2] [--num_steps=500]
 
 The teacher is the run of a masked language model without pairs (configs/mini.py:roberta, say). The
-student is of its family and width, with fewer layers. Three runs on the same batches: from fresh
-parameters with the MLM loss alone; with the teacher's losses as well; and with those from the
-teacher's layers on, as DistilBERT is trained. Prints the held-out MLM loss of each in nats. Exits
-with 1 if the third is not better than the first.
+student has its family and width, but fewer layers. Three runs use the same batches: from fresh
+parameters with the MLM loss only; with the teacher's losses as well; and with these losses, but
+starting from the teacher's layers, as DistilBERT is trained. Prints the held-out MLM loss of each
+in nats. Exits with 1 if the third is not better than the first.
 """
 
 import argparse
@@ -24,7 +24,7 @@ RUNS = ("alone", "taught", "taught_from_teachers_layers")
 
 
 def make_config(name: str, flags: argparse.Namespace) -> ConfigDict:
-    """The teacher's config with fewer layers, and another objective where it is taught."""
+    """Returns the config of a run: the teacher's with fewer layers; distillation unless alone."""
     of_teacher = config_lib.from_dict(workdir.read(flags.teacher).config)
     config = of_teacher
     if name != "alone":
@@ -43,7 +43,7 @@ def make_config(name: str, flags: argparse.Namespace) -> ConfigDict:
 
 
 def main() -> int:
-    """Trains and prints."""
+    """Trains the three students and prints their losses; 1 if the teacher did not help, else 0."""
     backend.start_with_huge_pages()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--teacher", required=True, help="workdir of the teacher's run")

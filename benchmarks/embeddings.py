@@ -1,16 +1,17 @@
-"""Sentence vectors before and after contrastive training: finding the sentence that answers.
+"""Compares sentence vectors before and after contrastive training, in retrieval of answers.
 
     python -m benchmarks.embeddings --data=shared/data/ --output=embeddings/ --ours=run/ \\
         [--real=minilm/] [--seeds=3] [--num_epochs=3] [--max_train=2000]
 
-The task: for each question of SQuAD 1.1 the sentence of its paragraph that holds the answer, found
-among those of all questions of dev (6 articles that training has not seen). Training is that of
-SentenceBERT with in-batch negatives (task `embeddings`), at the rate that is better for the first
-seed. Rows: words in common (cosine of TF-IDF, learned on train), vectors of each checkpoint as it
-is, and after training.
+The task is to find, for each question of SQuAD 1.1, the sentence of its paragraph that contains
+the answer, among the sentences of all questions of dev (6 articles that are not in train). Training
+is that of SentenceBERT with in-batch negatives (task `embeddings`), at the rate that is better for
+the first seed. Rows of the table: words in common (cosine of TF-IDF, fitted on train), the vectors
+of each checkpoint before training, and after it.
 
-Where transformers is installed, the vectors of --real are also compared with its own (mean of the
-last states, length 1) on the dev sentences; the largest difference is printed. Writes table.md.
+If transformers is installed, the vectors of --real are also compared with those of transformers
+(mean of the last states, length 1) on the dev sentences; prints the largest difference. Writes
+table.md.
 """
 
 import argparse
@@ -37,9 +38,10 @@ TOLERANCE = 1e-5
 
 
 def pairs(file: pathlib.Path) -> list[tuple[str, str]]:
-    """(question, the sentence that its first answer begins in).
+    """Returns (question, the sentence in which its first answer begins) for a SQuAD file.
 
-    A paragraph with a line break in a sentence, which the splitter takes out, is left out.
+    Skips a question if its paragraph has a line break in a sentence, which the splitter removes,
+    before the answer.
     """
     found = []
     for question in squad.read(str(file), impossible=False):
@@ -56,13 +58,13 @@ def pairs(file: pathlib.Path) -> list[tuple[str, str]]:
 
 
 def write(found: list[tuple[str, str]], file: pathlib.Path) -> None:
-    """As TSV with a header."""
+    """Writes the pairs as TSV with a header."""
     lines = ["sentence1\tsentence2", *("\t".join(pair) for pair in found)]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def untrained(path: str) -> predictor.Predictor:
-    """A checkpoint as it is, answering the task."""
+    """Returns a predictor for the task with a checkpoint as it is."""
     config = dataclasses.asdict(kind.load("embeddings").Config())
     task = {"name": "embeddings", "kind": "embeddings", "config": config, "labels": [],
             "max_length": MAX_LENGTH}  # fmt: skip
@@ -70,18 +72,18 @@ def untrained(path: str) -> predictor.Predictor:
 
 
 def tf_idf(train: list[tuple[str, str]], dev: list[tuple[str, str]]) -> dict[str, float]:
-    """Scores of words in common."""
+    """Returns the scores of retrieval by words in common (TF-IDF)."""
     text = scores_lib.library("sklearn.feature_extraction.text")
     vectorizer = text.TfidfVectorizer(sublinear_tf=True).fit(t for pair in train for t in pair)
     questions, answers = (vectorizer.transform(side) for side in zip(*dev, strict=True))
     likeness = (questions @ answers.T).toarray()
     own = np.array([likeness[i, i] for i in range(len(dev))])
-    # The same sentence may answer several questions: only better ones count.
+    # One sentence may answer several questions, so a tie does not lower the rank.
     return scores_lib.retrieval((1 + (likeness > own[:, None] + 1e-9).sum(axis=1)).tolist())
 
 
 def difference(path: str, texts: list[str]) -> float | None:
-    """Between our vectors and those of transformers; None where that is not installed."""
+    """Returns the largest difference of our vectors to transformers'; None if not installed."""
     try:
         import torch
         import transformers
@@ -104,7 +106,7 @@ def difference(path: str, texts: list[str]) -> float | None:
 
 
 def trained(path: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
-    """Scores after training: {score: summary over seeds}."""
+    """Trains a checkpoint; returns the scores on dev: {score: summary over seeds}."""
     output = pathlib.Path(flags.output)
     return transfer.swept(
         RATES,
@@ -122,7 +124,7 @@ def trained(path: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    """In Markdown; a score is a number, or a summary over seeds."""
+    """Returns the rows in Markdown; a score is a number or a summary over seeds."""
     lines = ["| vectors | accuracy at 1 | mean reciprocal rank |", "|---|---|---|"]
     for name, found in rows.items():
         cells = [name]
@@ -138,7 +140,10 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Scores, trains, scores again; exits with 1 where training did not help ours."""
+    """Scores, trains, and scores again.
+
+    Returns 1 if training did not help --ours or the vectors differ from transformers', else 0.
+    """
     backend.start_with_huge_pages()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True, help="folder with qa/squad11_*.json")

@@ -1,10 +1,10 @@
-"""Kills a run at random moments and compares where it ends with the run that nobody disturbed.
+"""Kills a run at random moments and compares its final state with that of an undisturbed run.
 
     python benchmarks/exact_resume.py --data=prepared/ [--kills=10] [--steps=200]
 
-Each kill is SIGKILL to the whole process group at a random moment after the start, whatever the run
-does then: importing, compiling, stepping, saving. The parameters, the optimizer's moments and the
-metrics of the last step must be equal bit for bit. Exits with 1 when they are not.
+Each kill is SIGKILL to the whole process group at a random moment after the start, while the run
+imports, compiles, trains or saves. The parameters, the optimizer's moments and the metrics of the
+last step must be equal bit for bit. Exits with 1 if they are not.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def state(workdir: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _end(workdir: pathlib.Path) -> dict[str, object]:
-    """Every array of the last state, and the last held-out metrics."""
+    """Returns every array of the last checkpoint, and the last line of the metrics."""
     return {**state(workdir), "metrics": run_log.read_metrics(workdir / "metrics.jsonl")[-1]}
 
 
@@ -56,7 +56,7 @@ def _different(a: dict[str, object], b: dict[str, object]) -> list[str]:
 
 
 def main() -> int:
-    """Runs both, prints what was compared; 0 if all is equal."""
+    """Runs and kills, prints the comparison; returns 0 if everything is equal, else 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True)
     parser.add_argument("--kills", type=int, default=10)

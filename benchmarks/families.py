@@ -1,16 +1,18 @@
-"""Every family on the same tokens: loss against the unigram model, BLiMP, tokens a second.
+"""Trains every family on the same tokens: loss against a unigram model, BLiMP, tokens per second.
 
     python -m benchmarks.families --data=prepared/ --output=families/ \\
         --blimp=blimp.jsonl [--only=t5] [--max_pairs=100] [--config.num_steps=2000]
 
 Runs `bertjax pretrain --config=configs/mini.py:FAMILY`, one family after the other, then `bertjax
-evaluate`; a run that is there already goes on or is only read. Flags of the form --config.KEY=VALUE
-go to every run. Writes table.md and losses.png to the output folder.
+evaluate`. An unfinished run in the output folder is resumed, and a finished one is only read. Flags
+of the form --config.KEY=VALUE are passed to every run. Writes table.md and losses.png to the output
+folder.
 
-The loss is in nats per predicted token of the family's main objective: masked tokens see both sides
-of 85% of the text, language models only what comes before, the tokens of a span corrupted by T5
-have no neighbours. Hold a loss against the unigram loss of the same predictions, not against the
-loss of another objective. BLiMP is the share of pairs whose grammatical sentence scores higher.
+The loss is in nats per predicted token of the family's main objective. Objectives differ in
+difficulty: a masked token is predicted from both sides of 85% of the text, a language model sees
+only the preceding tokens, and the tokens of a span corrupted by T5 have no neighbours. Therefore
+compare a loss with the unigram loss of the same predictions, not with the loss of another
+objective. BLiMP is the share of pairs whose grammatical sentence scores higher.
 """
 
 import argparse
@@ -30,12 +32,12 @@ COLUMNS = ("family", "objective", "parameters", "first", "last", "unigram", "BLi
 
 
 def bertjax(*arguments: str) -> None:
-    """Runs the command line; what it prints goes through."""
+    """Runs the command line; its output is printed. Raises CalledProcessError if it fails."""
     subprocess.run([sys.executable, "-m", "bertjax", *arguments], check=True)
 
 
 def train(family: str, flags: argparse.Namespace, overrides: list[str]) -> pathlib.Path:
-    """The workdir of a finished run."""
+    """Trains a family, or resumes its run; returns the workdir."""
     workdir = pathlib.Path(flags.output) / family
     bertjax(
         "pretrain",
@@ -48,7 +50,7 @@ def train(family: str, flags: argparse.Namespace, overrides: list[str]) -> pathl
 
 
 def blimp(workdir: pathlib.Path, flags: argparse.Namespace) -> dict[str, Any]:
-    """What `bertjax evaluate --task=blimp` says of a run, kept beside it."""
+    """Returns the result of `bertjax evaluate --task=blimp` on a run, cached in its workdir."""
     file = workdir / "blimp.json"
     if not file.exists():
         task = f"--task=blimp:{flags.blimp}"
@@ -58,7 +60,7 @@ def blimp(workdir: pathlib.Path, flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def row(family: str, workdir: pathlib.Path, accuracy: float | None) -> dict[str, Any]:
-    """The cells of a family."""
+    """Returns the cells of a family's row, and its learning curve."""
     lines = run_log.read_metrics(os.fspath(workdir / "metrics.jsonl"))
     heldout = [line for line in lines if "eval/loss" in line]
     loss = next(f"eval/{name}" for name in MAIN_LOSSES if f"eval/{name}" in heldout[-1])
@@ -78,7 +80,7 @@ def row(family: str, workdir: pathlib.Path, accuracy: float | None) -> dict[str,
 
 
 def parameters(workdir: pathlib.Path) -> int:
-    """Parameters of the model of a run."""
+    """Returns the number of parameters of a run's model."""
     from bertjax.artifact import artifact, loading
 
     model = loading.load(workdir, with_params=False)
@@ -86,7 +88,7 @@ def parameters(workdir: pathlib.Path) -> int:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows in Markdown."""
+    """Returns the rows in Markdown."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     for cells in rows:
         score = "" if cells["BLiMP"] is None else f"{cells['BLiMP']:.1%}"
@@ -99,7 +101,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], file: pathlib.Path) -> None:
-    """Held-out loss of every family over the steps, as nats below its unigram loss."""
+    """Plots every family's held-out loss minus its unigram loss, in nats, over the steps."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), dpi=130, layout="constrained")
@@ -117,7 +119,7 @@ def draw(rows: list[dict[str, Any]], file: pathlib.Path) -> None:
 
 
 def main() -> int:
-    """Runs, evaluates, prints."""
+    """Trains and evaluates every family; prints and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="folder of `bertjax prepare`")
     parser.add_argument("--output", required=True, help="folder of the runs")

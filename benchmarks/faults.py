@@ -1,25 +1,25 @@
-"""Disturbs bertjax in every way that a machine, a file or a stranger can, and counts what survives.
+"""Injects faults of machines, files and unknown network clients, and counts how many it survives.
 
     python -m benchmarks.faults --output=faults/ [--seed=0] [--jobs=2] [--only=kill/prepare]
     python -m benchmarks.faults --output=again/ --seed=0 --only=kill/prepare --trial=17
 
-A scenario is a kind of disturbance and what it disturbs; trial I of a scenario depends on the seed,
-its name and I alone. --count=N tries N of each scenario instead of the numbers of the goal. Results
-are appended to OUTPUT/results.jsonl; a second call does what is missing there, and --table only
-prints. What counts as survived:
+A scenario is a kind of fault and its target; trial I of a scenario depends only on the seed, the
+scenario's name and I. GOAL has the number of trials of each scenario; --count=N lowers it to N.
+Results are appended to OUTPUT/results.jsonl; a second call runs what is missing there, and --table
+only prints. A trial counts as survived:
 
-- kill at a file operation, SIGTERM: the same command again ends with the same files, bit for bit,
-  and the same arrays; nothing is left over.
-- no space, an I/O error or a short write: one line and exit code 2 or 75, and the same command
-  again ends as above; or exit code 0 with the right files.
-- a damaged file: one line and exit code 2, or the same result (of folders with checksums).
-- a fuzzed input of a reader: UserError, or it is read.
-- a command line: exit code 2 with one line, or 0.
-- strangers: the job starts, and its members hear each other.
-- members: when one is killed or frozen, all others exit with one line and code 75.
+- kill at a file operation, SIGTERM: if the same command, run again, produces the same files, bit
+  for bit, and the same arrays, and leaves no other files.
+- no space, an I/O error or a short write: if the command prints one line and exits with code 2 or
+  75, and run again ends as above; or exits with code 0 and the right files.
+- a damaged file: on one line and exit code 2, or the same result (in folders with checksums).
+- a fuzzed input of a reader: if it raises UserError or reads it.
+- a command line: on exit code 2 with one line, or 0.
+- strangers (unknown clients): if the job starts, and its members receive each other's messages.
+- members: if, after one is killed or frozen, all others exit with one line and code 75.
 
-And everywhere: no traceback, no hang over 20 s beside the undisturbed time, memory under 6 GiB.
-Needs gcc and Linux. Exits with 1 if something did not survive.
+In every trial: no traceback, no hang (20 s more than twice the undisturbed time), memory under 6
+GiB. Needs gcc and Linux. Exits with 1 if a trial failed.
 """
 
 import argparse
@@ -53,12 +53,12 @@ GOAL = {
     "strangers": 300,
     "members": 20,
 }  # fmt: skip
-SLICE = 100  # fuzzed inputs that one worker takes at a time
+SLICE = 100  # fuzzed inputs in one unit of work
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def members(rng: random.Random) -> tuple[str, str]:
-    """Kills or freezes one process of a job of three: (what, complaint)."""
+    """Kills or freezes one process of a job of three; returns (what, complaint)."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -91,7 +91,7 @@ def members(rng: random.Random) -> tuple[str, str]:
 
 
 def trials(scenario: str, seed: str, numbers: range, bench) -> list[tuple[int, str, str]]:
-    """Runs trials of a scenario: [(number, what was done, complaint or "")]."""
+    """Runs trials of a scenario; returns [(number, what was done, complaint or "")]."""
     kind, _, name = scenario.partition("/")
     if kind == "fuzz":
         return faults_fuzz.fuzz(name, seed, numbers, bench)
@@ -108,7 +108,7 @@ def trials(scenario: str, seed: str, numbers: range, bench) -> list[tuple[int, s
 
 
 def work(output: pathlib.Path, worker: int, seconds: float) -> int:
-    """Runs the slices that stand on stdin, a line of JSON each; prints their results."""
+    """Runs the slices read from stdin, one line of JSON each; prints their results."""
     for verb in cli.VERBS:
         importlib.import_module(f"bertjax.commands.{verb}")
     inputs = output / "inputs"
@@ -142,7 +142,7 @@ def work(output: pathlib.Path, worker: int, seconds: float) -> int:
 
 
 def start(output: pathlib.Path, worker: int, seconds: float) -> subprocess.Popen:
-    """Starts a worker whose file operations can be disturbed, and waits until it is ready."""
+    """Starts a worker with the interposed library, and waits until it is ready."""
     library = output / "faults.so"
     if not library.exists():
         faults_child.build(library)
@@ -165,7 +165,7 @@ def start(output: pathlib.Path, worker: int, seconds: float) -> subprocess.Popen
 
 
 def table(results: pathlib.Path) -> int:
-    """Prints what was tried and each failure; returns how many failed."""
+    """Prints the number of trials and each failure; returns the number of failures."""
     rows = {}
     if results.exists():
         for line in results.read_text().splitlines():
@@ -189,7 +189,7 @@ def table(results: pathlib.Path) -> int:
 
 
 def main() -> int:
-    """Runs what is missing and prints the table."""
+    """Runs the missing trials and prints the table; returns 1 if a trial failed, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=pathlib.Path, help="folder of the results")
     parser.add_argument("--seed", type=int, default=0)
@@ -216,7 +216,7 @@ def main() -> int:
 
 
 def run(flags: argparse.Namespace, results: pathlib.Path) -> None:
-    """Hands the missing slices to the workers and appends what they print to `results`."""
+    """Distributes the missing slices to the workers and appends their output to `results`."""
     known = set()
     if results.exists():
         for line in results.read_text().splitlines():

@@ -1,7 +1,7 @@
-"""Runs functions and commands in forked children, with limits and with faults in their file system.
+"""Runs functions and commands in forked children, with limits and faults in file operations.
 
-A child starts in milliseconds, since the parent has imported what the verbs need. NOTE: the parent
-must never use JAX itself: a backend does not survive a fork.
+A child starts in milliseconds, because the parent has imported the modules of the commands. NOTE:
+the parent must never use JAX itself: a backend does not survive a fork.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ SOURCE = pathlib.Path(__file__).with_name("faults_interposed.c")
 
 
 class Plan(ctypes.Structure):
-    """`struct plan` of the interposed library, in memory that all processes share."""
+    """The interposed library's `struct plan`, in memory that all processes share."""
 
     _fields_ = [
         ("mode", ctypes.c_long), ("at", ctypes.c_long), ("count", ctypes.c_long),
@@ -41,7 +41,7 @@ def build(library: pathlib.Path) -> None:
 
 
 def environment(library: pathlib.Path, plan: pathlib.Path) -> dict[str, str]:
-    """Returns the variables for a process whose file operations `plan` disturbs."""
+    """Writes an empty plan to the file `plan`; returns the environment variables that use it."""
     plan.write_bytes(bytes(ctypes.sizeof(Plan)))
     return {"LD_PRELOAD": str(library), "FAULTS_PLAN": str(plan)}
 
@@ -54,7 +54,7 @@ def plan() -> Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a child ended. code: exit code, negative for a signal; limit: "hang", "memory" or ""."""
+    """The end of a child. code: exit code, negative for a signal; limit: "hang", "memory" or ""."""
 
     code: int
     limit: str
@@ -85,9 +85,10 @@ def call(
     faults: tuple[Plan, str, int, pathlib.Path] | None = None,
     sigterm_after: float | None = None,
 ) -> Result:
-    """Runs `function` in a child; it returns the exit code, and its output goes to `log`.
+    """Runs `function`, which returns the exit code, in a child; its output goes to `log`.
 
     seconds: limit of wall time. faults: (plan, mode, number of the operation, folder).
+    sigterm_after: seconds after which to send SIGTERM; None: never.
     """
     out, err = log.with_suffix(".out"), log.with_suffix(".err")
     began = time.monotonic()
@@ -110,7 +111,7 @@ def call(
             os.killpg(child, signal.SIGKILL)
         time.sleep(0.01)
     try:
-        os.killpg(child, signal.SIGKILL)  # workers that it left behind
+        os.killpg(child, signal.SIGKILL)  # processes that the child started and left running
     except ProcessLookupError:
         pass
     if faults:

@@ -1,4 +1,4 @@
-"""The commands that benchmarks.faults disturbs: kills, write faults, SIGTERM, damaged files."""
+"""The trials of benchmarks.faults on commands: kills, write faults, SIGTERM, damaged files."""
 
 import dataclasses
 import hashlib
@@ -43,7 +43,7 @@ COMMANDS = {
     "export": ["export", "--model=run", "--output=out"],
     "import": ["import", "--input=hf", "--output=out"],
 }  # fmt: skip
-# Readers of a folder that is damaged: (folder, command, whether a change must be noticed).
+# name -> (folder to damage, command that reads it, whether every change must be detected).
 DAMAGED = {
     "prepared": ("prepared", ["pretrain", "--config=tiny.py", "--workdir=out"], True),
     "run": ("run", ["predict", "--model=run", "--text=the [MASK] saw two apples"], True),
@@ -55,13 +55,16 @@ DAMAGED = {
     "tsv": ("tsv", COMMANDS["finetune"], False),
     "tuned": ("tuned", ["predict", "--model=tuned", "--text=the cat saw two apples"], True),
 }
-TIMED = {"out/report.md"}  # holds rounded seconds, which two runs may have in common
+TIMED = {"out/report.md"}  # has rounded seconds, which may be equal in two runs by chance
 UNREADABLE = "the last checkpoint is not readable"
-SLOW = 60.0  # seconds; trials share the cores
+SLOW = 60.0  # seconds; generous, because trials share the cores
 
 
 def write_inputs(folder: pathlib.Path, library_plan: faults_child.Plan) -> None:
-    """Writes the corpus and every folder that the commands read, each once."""
+    """Writes the corpus and every folder that the commands read.
+
+    Raises RuntimeError if one of the commands that make them fails.
+    """
     rng = random.Random(0)
 
     def sentence() -> str:
@@ -92,7 +95,7 @@ def write_inputs(folder: pathlib.Path, library_plan: faults_child.Plan) -> None:
 
 
 def digest(folder: pathlib.Path) -> dict[str, str]:
-    """Returns {path: hash of the bytes} of all below `folder`; random names are made equal."""
+    """Returns {path: hash} of all files and folders below `folder`; "*" replaces random names."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
@@ -105,7 +108,7 @@ def digest(folder: pathlib.Path) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """An undisturbed run. volatile: files that differ between two such runs."""
+    """The result of an undisturbed run. volatile: files that differ between two such runs."""
 
     files: dict[str, str]
     volatile: frozenset[str]
@@ -130,7 +133,7 @@ class Reference:
 
 
 class Bench:
-    """A worker's folder: `inputs` are shared links, each trial has a fresh folder."""
+    """A worker's folder; each trial gets a fresh folder with links to the shared `inputs`."""
 
     def __init__(self, inputs: pathlib.Path, scratch: pathlib.Path, seconds: float):
         self.inputs, self.scratch, self.seconds = inputs.resolve(), scratch.resolve(), seconds
@@ -139,7 +142,7 @@ class Bench:
         scratch.mkdir(parents=True, exist_ok=True)
 
     def trial(self, copied: Sequence[str] = ()) -> pathlib.Path:
-        """Returns a fresh folder with links to the inputs; `copied` of them may be changed."""
+        """Returns a fresh folder with links to the inputs, and copies of those in `copied`."""
         folder = self.scratch / "trial"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -159,7 +162,7 @@ class Bench:
         )
 
     def state(self, folder: pathlib.Path) -> str:
-        """Returns a hash of all arrays of the last checkpoint of out/; "" if it is no run."""
+        """Returns a hash of all arrays of the last checkpoint in out/; "" if out/ is not a run."""
         if not (folder / "out" / "checkpoints").is_dir():
             return ""
 
@@ -177,7 +180,7 @@ class Bench:
         return done.out if done.code == 0 else f"{UNREADABLE}: {done.err[-300:]}"
 
     def reference(self, argv: Sequence[str]) -> Reference:
-        """Returns the end of the undisturbed command, run twice."""
+        """Returns the result of the undisturbed command (cached), which is run twice."""
         name = " ".join(argv)
         if name not in self._references:
             ends = []
@@ -202,7 +205,7 @@ class Bench:
         return self.seconds + 2 * reference.seconds
 
     def _again(self, folder: pathlib.Path, argv: Sequence[str], reference: Reference) -> str:
-        """Runs the command again, undisturbed; returns how its end differs from the reference."""
+        """Runs the command again, undisturbed; returns how its result differs from `reference`."""
         done = self.run(folder, argv, self._limit(reference))
         wrong = done.complaint(0)
         return f"again: {wrong}" if wrong else self._end(folder, reference)
@@ -220,7 +223,7 @@ class Bench:
         return "" if state == reference.state else "the last checkpoint's arrays are unequal"
 
     def kill(self, name: str, rng: random.Random) -> tuple[str, str]:
-        """Kills a command at a random file operation and runs it again: (what, complaint)."""
+        """Kills a command at a random file operation, runs it again; returns (what, complaint)."""
         argv = COMMANDS[name]
         reference, folder = self.reference(argv), self.trial()
         number = rng.randrange(reference.operations)
@@ -232,7 +235,7 @@ class Bench:
         return what, self._again(folder, argv, reference)
 
     def fault(self, name: str, rng: random.Random) -> tuple[str, str]:
-        """Disturbs one write of a command, then runs it again: (what, complaint)."""
+        """Lets one file operation of a command fail, then runs it again: (what, complaint)."""
         argv = COMMANDS[name]
         reference, folder = self.reference(argv), self.trial()
         number = rng.randrange(reference.operations)
@@ -249,7 +252,7 @@ class Bench:
         return what, self._again(folder, argv, reference)
 
     def sigterm(self, name: str, rng: random.Random) -> tuple[str, str]:
-        """Sends SIGTERM at a random moment and runs the command again: (what, complaint)."""
+        """Sends SIGTERM at a random moment, runs the command again; returns (what, complaint)."""
         argv = COMMANDS[name]
         reference, folder = self.reference(argv), self.trial()
         moment = rng.uniform(0.02, 1) * reference.seconds
@@ -259,13 +262,13 @@ class Bench:
         return what, wrong or self._again(folder, argv, reference)
 
     def damage(self, name: str, rng: random.Random) -> tuple[str, str]:
-        """Damages one file that a command reads: (what, complaint)."""
+        """Damages one file that a command reads; returns (what, complaint)."""
         damaged, argv, checked = DAMAGED[name]
         reference = self.reference(argv)
         folder = self.trial(copied=[damaged])
         if damaged == "out":
             shutil.copytree(self.inputs / "run", folder / "out")
-            shutil.rmtree(folder / "out" / "checkpoints" / "6")  # so that steps are left to do
+            shutil.rmtree(folder / "out" / "checkpoints" / "6")  # so that steps remain to be done
         files = [path for path in sorted((folder / damaged).rglob("*")) if path.is_file()]
         path = rng.choice(files)
         data = path.read_bytes()
@@ -286,7 +289,7 @@ class Bench:
 
 
 def damage_bytes(data: bytes, rng: random.Random) -> tuple[str, bytes | None]:
-    """Returns (what was done, the damaged bytes); None: the file is deleted."""
+    """Returns (what was done, the damaged bytes); bytes of None mean that the file is deleted."""
     at = rng.randrange(len(data)) if data else 0
     length = min(rng.choice([1, 1, 8, 512]), len(data) - at)
     kinds = {

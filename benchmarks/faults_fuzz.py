@@ -1,4 +1,4 @@
-"""Fuzzed inputs of the readers, odd command lines, and strangers at the lifeline."""
+"""The trials of benchmarks.faults with fuzzed inputs, odd command lines and unknown clients."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ VALUES = [
     "/dev/zero", "../..", "1e400", [], {}, [[]], [None], {"": None}, float("nan"), float("inf"),
 ]  # fmt: skip
 def mutate(data: bytes, rng: random.Random) -> tuple[str, bytes]:
-    """Returns (how, changed bytes): a value of JSON is replaced, or bytes are damaged."""
+    """Returns (how, changed bytes): a change of a JSON or msgpack value, a line, or any bytes."""
     content, encode = _decoded(data)
     lines = data.split(b"\n")
     draw = rng.random()
@@ -35,7 +35,7 @@ def mutate(data: bytes, rng: random.Random) -> tuple[str, bytes]:
         return "huge number", b'{"a": ' + b"9" * rng.choice([400, 5_000, 10**6]) + b"}"
     if isinstance(content, dict | list) and draw < 0.75:
         changes = [_change(content, rng) for _ in range(rng.choice([1, 1, 1, 3]))]
-        with contextlib.suppress(ValueError, OverflowError):  # no value of msgpack
+        with contextlib.suppress(ValueError, OverflowError):  # msgpack cannot encode the value
             return "; ".join(changes), encode(content)
     if len(lines) > 2 and draw < 0.5:
         at = rng.randrange(len(lines))
@@ -51,7 +51,7 @@ def mutate(data: bytes, rng: random.Random) -> tuple[str, bytes]:
 
 
 def _decoded(data: bytes) -> tuple[object, Callable[[object], bytes]]:
-    """Returns the content of JSON, msgpack or a header of safetensors, and its encoder."""
+    """Returns the content of JSON, msgpack or a safetensors header, and its encoder; else None."""
     with contextlib.suppress(ValueError):
         return json.loads(data), _json
     length = int.from_bytes(data[:8], "little")
@@ -94,7 +94,11 @@ def _change(content: dict | list, rng: random.Random) -> str:
 
 
 def read_many(name: str, seed: str, first: int, last: int, bench, progress: pathlib.Path) -> int:
-    """Reads fuzzed inputs in this process; writes a line of JSON for each to `progress`."""
+    """Reads fuzzed inputs in this process; writes lines of JSON for each to `progress`.
+
+    Each line is [number, what, complaint]. The first line of an input says that the process died;
+    the second one, written after the input was read, replaces it. Returns 0.
+    """
     source, read = faults_readers.READERS[name]
     folder = bench.scratch / "fuzz"
     signal.signal(signal.SIGALRM, _too_long)
@@ -155,7 +159,7 @@ FLAGS = {
     "import": ["input", "output"],
     "inspect": ["plot"],
 }  # fmt: skip
-NUMBERS = [  # what lies within the bounds must not make a run longer
+NUMBERS = [  # a value that is accepted must not make a run longer
     "0", "-1", "1e-300", "2147483647", "4294967296", "100000000000", "9000000000000000000",
     "18446744073709551616", "1e18", "1e300", "nan",
 ]  # fmt: skip
@@ -177,7 +181,7 @@ WORDS = [
 
 
 def command_line(rng: random.Random) -> list[str]:
-    """Returns a random line: half of its flags are right, or all but one or two numbers."""
+    """Returns a random command line: about half of its flags, or all but 1 or 2, are right."""
     if rng.random() < 0.25:
         keys = rng.choices(NUMERIC, k=rng.choice([1, 1, 2]))
         numbers = [f"--config.{key}={rng.choice(NUMBERS)}" for key in keys]
@@ -206,7 +210,7 @@ def command_line(rng: random.Random) -> list[str]:
 
 
 def commands(bench, rng: random.Random) -> tuple[str, str]:
-    """Runs one command line: (what, complaint)."""
+    """Runs one random command line; returns (what, complaint)."""
     folder, argv = bench.trial(), command_line(rng)
     done = bench.run(folder, argv)
     what = " ".join(word if len(word) < 60 else f"{word[:40]}...({len(word)})" for word in argv)
@@ -215,7 +219,7 @@ def commands(bench, rng: random.Random) -> tuple[str, str]:
 
 
 def stranger(rng: random.Random) -> tuple[str, str]:
-    """Attacks a lifeline while its job starts: (what, complaint)."""
+    """Connects unknown clients to a lifeline while its job starts; returns (what, complaint)."""
     ends: dict[int, tuple[str, int]] = {}
     heard = threading.Event()
     lines = [
@@ -260,7 +264,7 @@ def stranger(rng: random.Random) -> tuple[str, str]:
 
 
 def fuzz(name: str, seed: str, numbers: range, bench) -> list[tuple[int, str, str]]:
-    """Reads fuzzed inputs in children that may die: [(number, what, complaint)]."""
+    """Reads fuzzed inputs in children, which may die; returns [(number, what, complaint)]."""
     progress = bench.scratch / "progress"
     found: dict[int, tuple[int, str, str]] = {}
     first = numbers.start
@@ -284,7 +288,7 @@ def fuzz(name: str, seed: str, numbers: range, bench) -> list[tuple[int, str, st
 
 
 def member(port: str, process: int, count: int) -> None:
-    """One process of a job that computes with the others for ever."""
+    """Runs one process of a job that synchronises with the others in an endless loop."""
     from jax.experimental import multihost_utils
 
     from bertjax.runtime import distributed

@@ -1,4 +1,4 @@
-"""The readers that benchmarks.faults fuzzes, and the inputs of those that no command writes."""
+"""The readers that benchmarks.faults fuzzes, and their inputs that no command writes."""
 
 import json
 import pathlib
@@ -61,7 +61,7 @@ def _tensors(folder: pathlib.Path) -> None:
 
 
 def _tuning(folder: pathlib.Path) -> None:
-    """Reads what a second call of a fine-tuning reads: its config, runs, report and predictions."""
+    """Reads the files that a resumed fine-tuning reads: config, runs, report and predictions."""
     state = folder_lib.Folder.__new__(folder_lib.Folder)  # the model and the data are not needed
     state.path = folder
     state.stored()
@@ -85,7 +85,7 @@ def _file(read: Callable[[str], object]) -> Callable[[pathlib.Path], None]:
     return run
 
 
-# Name: (an input folder of the benchmark or {file: text}, reader of a folder).
+# Name -> (an input folder of the benchmark or {file: text}, reader of a folder).
 READERS: dict[str, tuple[str | dict[str, str], Callable[[pathlib.Path], object]]] = {
     "tokenizer": ("tokenizer", _tokenizer),
     "bpe": ("bpe", _tokenizer),
@@ -114,7 +114,7 @@ READERS: dict[str, tuple[str | dict[str, str], Callable[[pathlib.Path], object]]
 
 
 def write_inputs(folder: pathlib.Path) -> int:
-    """Writes the folders that only fuzzing reads. Returns 0, the exit code of a child."""
+    """Writes the folders that only fuzzing reads. Returns 0, as the exit code of a child."""
     texts = [json.loads(line)["text"] for line in (folder / "corpus.jsonl").open()]
     for kind, size in (("bpe", 300), ("unigram", 40)):
         tokenizer_lib.train(kind, texts, size).save(str(folder / kind))
@@ -153,7 +153,7 @@ def _write_t5x(folder: pathlib.Path) -> None:
     for path, leaf in artifact.flatten(artifact.abstract_params("t5", T5, "")).items():
         stack, stacked, rest = t5x._their_name(path).partition("/layers/")
         shape = list(leaf.shape)
-        if stacked:  # their axis of layers is the second one
+        if stacked:  # T5X stacks layers on axis 1
             shape[:2] = shape[1], shape[0]
         elif path.endswith("relative_bias/embedding"):
             shape.reverse()
