@@ -40,8 +40,8 @@ TOLERANCE = 1e-5
 def pairs(file: pathlib.Path) -> list[tuple[str, str]]:
     """Returns (question, the sentence in which its first answer begins) for a SQuAD file.
 
-    Skips a question if its paragraph has a line break in a sentence, which the splitter removes,
-    before the answer.
+    Skips a question if a sentence up to that of the answer has a line break, which the splitter
+    removes, so that the sentence is not found in the paragraph.
     """
     found = []
     for question in squad.read(str(file), impossible=False):

@@ -1,4 +1,4 @@
-"""Injects faults of machines, files and unknown network clients, and counts how many it survives.
+"""Injects faults into bertjax (machine, files, network clients) and counts how many it survives.
 
     python -m benchmarks.faults --output=faults/ [--seed=0] [--jobs=2] [--only=kill/prepare]
     python -m benchmarks.faults --output=again/ --seed=0 --only=kill/prepare --trial=17
@@ -8,15 +8,16 @@ scenario's name and I. GOAL has the number of trials of each scenario; --count=N
 Results are appended to OUTPUT/results.jsonl; a second call runs what is missing there, and --table
 only prints. A trial counts as survived:
 
-- kill at a file operation, SIGTERM: if the same command, run again, produces the same files, bit
-  for bit, and the same arrays, and leaves no other files.
-- no space, an I/O error or a short write: if the command prints one line and exits with code 2 or
-  75, and run again ends as above; or exits with code 0 and the right files.
-- a damaged file: on one line and exit code 2, or the same result (in folders with checksums).
-- a fuzzed input of a reader: if it raises UserError or reads it.
-- a command line: on exit code 2 with one line, or 0.
-- strangers (unknown clients): if the job starts, and its members receive each other's messages.
-- members: if, after one is killed or frozen, all others exit with one line and code 75.
+- kill at a file operation, SIGTERM: the same command, run again, produces the same files, bit for
+  bit, and the same arrays, and leaves no other files.
+- no space, an I/O error or a short write: the command prints one line and exits with code 2 or 75,
+  and run again ends as above; or it exits with code 0 and the right files.
+- a damaged file: the command prints one line and exits with code 2, or ends with code 0; for
+  folders with checksums with the same result.
+- a fuzzed input of a reader: the reader raises UserError or reads it.
+- a command line: it prints one line and exits with code 2, or exits with code 0.
+- strangers (unknown clients): the job starts, and its members receive each other's messages.
+- members: after one is killed or frozen, all others exit with one line and code 75.
 
 In every trial: no traceback, no hang (20 s more than twice the undisturbed time), memory under 6
 GiB. Needs gcc and Linux. Exits with 1 if a trial failed.

@@ -1,26 +1,26 @@
-"""Fine-tuning of the same weights by bertjax and by transformers on PyTorch: scores and wall time.
+"""Fine-tunes the same weights with bertjax and with transformers on PyTorch: scores, wall time.
 
     python -m benchmarks.finetune --model=minilm/ --data=shared/data/ --output=finetune/ \\
         [--tasks=banking77,snips] [--seeds=3] [--dtype=bfloat16] \\
         [--max_train=0] [--num_epochs=3] [--max_length=512] [--learning_rate=1e-4] \\
         [--at_once] [--jax_python=PYTHON] [--torch_python=PYTHON]
 
-Both have the recipe of `TASKS`: AdamW with weight decay 0.01 but on biases and norms, warm-up over
-a tenth of the steps and a linear fall, gradients clipped at norm 1, the checkpoint's dropout,
-batches of rows of like length, dev scored after every epoch and the best epoch taken. The rate is
-fixed, no sweep. Of WNUT-17, UNER and WikiGold it is the dev split that is scored. Both train on the
-same examples: as many as `TASKS` says, the same share of every label. Flags of the recipe hold for
-all tasks of the call, with max_train=0 for all examples.
+Both use the recipe of `TASKS`: AdamW with weight decay 0.01 except on biases and norms, warm-up
+over a tenth of the steps and linear decay, gradients clipped at norm 1, the checkpoint's dropout,
+and batches of rows of similar length. Dev is scored after every epoch and the best epoch counts.
+The rate is fixed; there is no sweep. WNUT-17, UNER and WikiGold are scored on the dev split. Both
+train on the same examples: as many as `TASKS` has, sampled with the same share of every label.
+Flags of the recipe apply to all tasks of the call; max_train=0 stands for all examples.
 
-All seeds of a contender on a task are one process, and the two take turns, task by task; --at_once,
-for machines whose speed changes (Linux), runs both at the same time, each on half of the cores.
-What is there (OUTPUT/TASK-CONTENDER.json) is read instead; --at_once asks for all of a task. "s"
-are those of training and of the evaluations, of all seeds, compilation included; loading weights
-and reading text are not in them. Both have memory in huge pages, as `bertjax finetune` has.
+All seeds of a contender on a task run in one process, and the two contenders take turns, task by
+task. --at_once (Linux) is for machines whose speed varies: it runs both at the same time, each on
+half of the cores. Existing results (OUTPUT/TASK-CONTENDER.json) are read instead; with --at_once
+only if both exist. "s" is the time of training and evaluation of all seeds, including compilation
+but not loading weights or reading text. Both use huge pages of memory, as `bertjax finetune` does.
 
-Writes OUTPUT/table.md: mean and standard deviation over seeds of the main score of each, every
-seed, the wall time of both and its ratio. Exits with 1 where ours is more than one standard
-deviation below theirs.
+Writes OUTPUT/table.md: mean and standard deviation over seeds of the main score of each, the score
+of every seed, the wall time of both and its ratio. Exits with 1 if our mean is more than one
+standard deviation (the larger one) below theirs.
 """
 
 import argparse
@@ -44,7 +44,7 @@ CONTENDERS = ("bertjax", "torch")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A task of `bertjax.finetune`, its files, and the recipe that both contenders have."""
+    """A task of `bertjax.finetune`, its files, and the recipe that both contenders use."""
 
     task: str
     folder: str
@@ -78,7 +78,7 @@ MAIN = {"classification": "accuracy", "pair": "accuracy", "ner": "f1", "squad": 
 
 
 def ours(case: Case, flags: argparse.Namespace) -> dict[str, Any]:
-    """All seeds by `bertjax.finetune`."""
+    """Trains all seeds with `bertjax.finetune`; returns {"runs", "steps", "library"}."""
     backend.configure(flags.dtype)
     import tempfile
 
@@ -118,7 +118,7 @@ def ours(case: Case, flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def theirs(case: Case, flags: argparse.Namespace) -> dict[str, Any]:
-    """All seeds by transformers on PyTorch."""
+    """Trains all seeds with transformers on PyTorch; returns the same keys as `ours`."""
     from benchmarks import finetune_torch
 
     folder = pathlib.Path(flags.data) / case.folder
@@ -137,22 +137,22 @@ def theirs(case: Case, flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def chosen(name: str, flags: argparse.Namespace) -> Case:
-    """The case as the flags want it."""
+    """Returns the task's case with the recipe changed by the flags."""
     return dataclasses.replace(TASKS[name], **_asked(flags))
 
 
 def _asked(flags: argparse.Namespace) -> dict[str, Any]:
-    """Of the recipe: what the flags give."""
+    """Returns the keys of the recipe that the flags set."""
     return {key: getattr(flags, key) for key in RECIPE if getattr(flags, key) is not None}
 
 
 def figures(
     name: str, contenders: list[str], flags: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """Of each contender: read where they are there, else made by a process of its own."""
+    """Returns each contender's results: from its file, or else from a process that makes it."""
     found = {each: pathlib.Path(flags.output) / f"{name}-{each}.json" for each in contenders}
     missing = [each for each, file in found.items() if not file.exists()]
-    if missing and flags.at_once:  # times of different moments are not held against each other
+    if missing and flags.at_once:  # times measured at different moments are not comparable
         for file in found.values():
             file.unlink(missing_ok=True)
         cores = sorted(os.sched_getaffinity(0))
@@ -165,7 +165,7 @@ def figures(
 
 
 def _run(commands: Iterable[list[str]]) -> None:
-    """All at the same time; ends the benchmark where one fails, after all have ended."""
+    """Runs the commands concurrently and waits for all. Raises SystemExit if one failed."""
     running = [subprocess.Popen(command, cwd=REPOSITORY) for command in commands]
     failed = [process.args for process in running if process.wait()]
     if failed:
@@ -180,7 +180,7 @@ def _worker(name: str, contender: str, flags: argparse.Namespace) -> list[str]:
 
 
 def work(flags: argparse.Namespace) -> None:
-    """What a worker does: the runs of a task, and their file."""
+    """Runs a contender on a task in a worker process, and writes the result's file."""
     function = ours if flags.worker == "bertjax" else theirs
     content = function(chosen(flags.tasks, flags), flags)
     file = pathlib.Path(flags.output) / f"{flags.tasks}-{flags.worker}.json"
@@ -188,7 +188,7 @@ def work(flags: argparse.Namespace) -> None:
 
 
 def compare(name: str, cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The row of a task: cells by contender."""
+    """Returns a task's row of the table. cells: the results by contender."""
     main = MAIN[TASKS[name].task]
     row: dict[str, Any] = {"task": name, "score": main}
     for contender, found in cells.items():
@@ -204,7 +204,7 @@ def compare(name: str, cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows in Markdown."""
+    """Returns the rows in Markdown."""
     lines = [
         "| task | score | ours | transformers | seeds, ours | seeds, theirs | ours, s | theirs, s "
         "| theirs / ours |",
@@ -224,7 +224,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Runs what is missing, prints the table after every task."""
+    """Runs what is missing and prints the table after every task; returns the exit code."""
     backend.start_with_huge_pages()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True, help="Hugging Face folder of an encoder")

@@ -1,7 +1,8 @@
 """The PyTorch side of `benchmarks/finetune.py`: transformers' models in a plain training loop.
 
-Examples are read, sampled and scored by the readers and scorers of bertjax; tokens, windows, labels
-of pieces and answers are made here, out of transformers' own tokenizers, as its example scripts do.
+Examples are read, sampled and scored with the readers and scorers of bertjax. Tokens, windows,
+labels of pieces and answers are computed here with transformers' own tokenizers, as in its example
+scripts.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ DOC_STRIDE, N_BEST, MAX_ANSWER = 128, 20, 30
 
 @dataclasses.dataclass
 class Problem:
-    """A task: its model class, rows to train on and to predict, and the scores of their logits."""
+    """A task: its model class, rows of train and dev, and the function that scores dev's logits."""
 
     model: type
     fields: dict[str, Any]
@@ -46,7 +47,7 @@ def finetune(
     max_train: int,
     bfloat16: bool,
 ) -> dict[str, Any]:
-    """Trains every seed and scores dev after every epoch: as `benchmarks.finetune.ours`."""
+    """Trains every seed and scores dev after every epoch; returns as `benchmarks.finetune.ours`."""
     found = tasks.find(task)
     train, dev = (
         tasks.read(found, file, split) for file, split in zip(files, ("train", "dev"), strict=True)
@@ -102,7 +103,7 @@ def finetune(
 
 
 def _optimizer(network: Any, learning_rate: float) -> torch.optim.Optimizer:
-    """AdamW without weight decay on biases and norms."""
+    """Returns AdamW without weight decay on biases and norms."""
     bare = [p for n, p in network.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
     names = {id(p) for p in bare}
     decayed = [p for p in network.parameters() if id(p) not in names]
@@ -111,7 +112,7 @@ def _optimizer(network: Any, learning_rate: float) -> torch.optim.Optimizer:
 
 
 def _batches(rows: list[Any], size: int, shuffle: random.Random) -> Iterator[list[Any]]:
-    """Every row once, rows of like length together: sorted within 50 batches, then shuffled."""
+    """Yields each row once, in batches of similar length: sorted within 50 batches, shuffled."""
     order = shuffle.sample(range(len(rows)), len(rows))
     chunks = [order[i : i + 50 * size] for i in range(0, len(order), 50 * size)]
     sorted_ = [i for c in chunks for i in sorted(c, key=lambda i: -len(rows[i]["input_ids"]))]
@@ -121,7 +122,7 @@ def _batches(rows: list[Any], size: int, shuffle: random.Random) -> Iterator[lis
 
 
 def _collate(tokenizer: Any, rows: list[dict[str, Any]], device: Any) -> dict[str, torch.Tensor]:
-    """Rows padded to the longest one."""
+    """Returns the rows as one batch, padded to the longest row."""
     longest = max(len(row["input_ids"]) for row in rows)
     fills = {"input_ids": tokenizer.pad_token_id, "labels": IGNORED}
     batch = {}
@@ -136,7 +137,7 @@ def _collate(tokenizer: Any, rows: list[dict[str, Any]], device: Any) -> dict[st
 
 @torch.no_grad()
 def _predict(network: Any, tokenizer: Any, rows: list[Any], size: int, device: Any) -> list[Any]:
-    """For each row its logits without padding: [labels], [length, labels] or [length, 2]."""
+    """Returns each row's logits without padding: [labels], [length, labels] or [length, 2]."""
     network.eval()
     found: list[Any] = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
@@ -199,7 +200,7 @@ def _words(tokenizer: Any, train: Sequence, dev: Sequence, max_length: int, task
     def score(logits: list[Any]) -> dict[str, float]:
         found = []
         for x, owner, example in zip(logits, dev_owners, dev, strict=True):
-            tags = ["O"] * len(example.tags)  # words that were cut off
+            tags = ["O"] * len(example.tags)  # remains for words that were truncated
             for i, word in reversed(list(enumerate(owner))):
                 if word is not None:
                     tags[word] = labels[x[i].argmax()]
@@ -260,7 +261,7 @@ def _questions(
 
 
 def _answer_tokens(example: Any, offsets: list, sides: list) -> tuple[int, int]:
-    """First and last token of the answer in a window; 0 and 0 where it is not whole in it."""
+    """Returns the answer's first and last token in a window; (0, 0) if not entirely inside."""
     if example.impossible or not example.answers:
         return 0, 0
     text, start = example.answers[0]
@@ -274,7 +275,7 @@ def _answer_tokens(example: Any, offsets: list, sides: list) -> tuple[int, int]:
 
 
 def _best_span(logits: Any, offsets: list, sides: list, context: str) -> tuple[float, str]:
-    """(score, text) of the likeliest answer of a window."""
+    """Returns (score, text) of the best answer in a window."""
     best = (-np.inf, "")
     firsts, lasts = (np.argsort(logits[:, side])[::-1][:N_BEST] for side in (0, 1))
     for first in firsts:

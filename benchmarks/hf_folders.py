@@ -1,11 +1,12 @@
-"""Exported folders in transformers: which keys are missing or unexpected, and do outputs agree.
+"""Checks exported folders in transformers: missing and unexpected keys, outputs and token ids.
 
     python -m benchmarks.hf_folders write FOLDER    # with bertjax: every family, every class
     python benchmarks/hf_folders.py check FOLDER    # with any transformers; needs no bertjax
 
-Small models with random parameters. `write` leaves a folder for each of them with inputs.npz beside
-the weights: token ids and the logits or states that bertjax computes for them. `check` loads it
-with the class that its config.json names, and its tokenizer with AutoTokenizer.
+The models are small and have random parameters. `write` makes a folder for each of them, with
+inputs.npz beside the weights: token ids and the logits or states that bertjax computes for them.
+`check` loads the model with the class that its config.json names, and its tokenizer with
+AutoTokenizer.
 """
 
 import dataclasses
@@ -17,14 +18,16 @@ import numpy as np
 
 KINDS = {"roberta": "bpe", "gpt2": "bpe", "albert": "unigram", "t5": "unigram"}
 TEXT = "the cat sat on the mat"
-# The output that is compared: the first of these that a model has.
+# Compares the first of these outputs that a model has.
 OURS = ("mlm_logits", "logits", "rtd_logits", "nsp_logits", "last_hidden_state")
 THEIRS = ("prediction_logits", "logits", "last_hidden_state")
 
 
 def exact_heads(family: str, classes: dict[tuple[str, ...], str]) -> list[tuple[str, ...]]:
-    """The fullest heads of each class of theirs which it has all of; RobertaForMaskedLM lacks a
-    pooler, and no class has SpanBERT's pooler beside an MLM head."""
+    """Returns for each class of theirs the largest set of heads that it has in full.
+
+    RobertaForMaskedLM lacks a pooler, and no class has SpanBERT's pooler and an MLM head.
+    """
 
     def exact(heads: tuple[str, ...], name: str) -> bool:
         both = {"pooler", "mlm"} <= set(heads)
@@ -35,7 +38,7 @@ def exact_heads(family: str, classes: dict[tuple[str, ...], str]) -> list[tuple[
 
 
 def write(folder: pathlib.Path) -> None:
-    """One Hugging Face folder a family and class of theirs, with all heads that the class has."""
+    """Writes a Hugging Face folder per family and class of theirs, with all the class's heads."""
     import jax
 
     from bertjax import plugins
@@ -69,7 +72,7 @@ def write(folder: pathlib.Path) -> None:
 
 
 def check(folder: pathlib.Path) -> int:
-    """Prints a line for each folder; returns the number of those that are not right."""
+    """Prints a line for each folder; returns the number of folders that are wrong."""
     import torch
     import transformers
 

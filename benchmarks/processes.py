@@ -1,13 +1,13 @@
-"""What a job of several processes does: the same batches and losses as one, and how it ends.
+"""Checks jobs of several processes: the same batches and losses as one process, and how they end.
 
     python benchmarks/processes.py --data=prepared/ [--steps=30] [--family=bert] [--parts=123]
 
-Real processes on this machine, four CPU devices in all, the command line's own code:
-1. 1, 2 and 4 processes: checksums of every batch, and losses, against those of one process.
-2. 4 processes, one of them killed: seconds until all others have exited; then 2 processes on
-   another mesh go on: the same batches, and the loss curve beside the undisturbed one.
-3. 4 processes, SIGTERM to one: the step that all of them save; then the run goes on to its end.
-Exits with 1 when something differs from what is promised.
+Runs the command line in real processes on this machine, with four CPU devices in all:
+1. 2 and 4 processes: compares checksums of every batch, and losses, with those of one process.
+2. 4 processes, one of which is killed: measures the seconds until all others have exited. Then 2
+   processes on another mesh resume: compares their batches and losses with the undisturbed run's.
+3. 4 processes, SIGTERM to one: checks that all save the same step. Then the run is resumed.
+Exits with 1 if a check fails.
 """
 
 import argparse
@@ -28,11 +28,14 @@ from bertjax import __main__, config, experiment, run_log
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEVICES = 4
-CURVE = 1e-4  # how far a loss may be from the undisturbed run's, relative
+CURVE = 1e-4  # tolerance: relative difference of a loss from the undisturbed run's
 
 
 def worker(log: str, fate: str, step: int, argv: list[str]) -> int:
-    """`bertjax ARGV` that writes down the rows of every batch; at `step` it sends itself `fate`."""
+    """Runs `bertjax ARGV`, logs checksums of every batch's rows, sends itself `fate` at `step`.
+
+    fate: the name of a signal. Returns the exit code.
+    """
     original = experiment.Experiment.train_batches
 
     def watched(self, dataset, vocabulary, start, rows):
@@ -57,14 +60,14 @@ def worker(log: str, fate: str, step: int, argv: list[str]) -> int:
 
 
 class Job:
-    """Processes of one run. `fates`: process -> (signal, step) that it sends itself."""
+    """The processes of one run. fates: process -> (signal that it sends itself, at which step)."""
 
     def __init__(self, flags, workdir, processes, mesh, fates=None, devices=DEVICES):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.workdir, self.processes = workdir, processes
-        # Nothing here is a matter of speed, so compile little and nothing twice.
+        # Speed does not matter here, so compile with few optimisations and cache the result.
         each = f"--xla_force_host_platform_device_count={devices // processes}"
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
@@ -90,7 +93,10 @@ class Job:
             )  # fmt: skip
 
     def wait(self) -> list[str]:
-        """What each process said, when all have exited; kills them after ten minutes."""
+        """Waits until all have exited; returns the "bertjax:" lines that each printed to stderr.
+
+        Kills them and raises TimeoutExpired if a process runs for more than ten minutes.
+        """
         try:
             said = [process.communicate(timeout=600)[1] for process in self.started]
         finally:
@@ -106,7 +112,7 @@ class Job:
         return [process.returncode for process in self.started]
 
     def batches(self) -> dict[int, str]:
-        """Step -> checksum of its whole batch, out of the rows of all processes."""
+        """Returns step -> checksum of its whole batch, from the rows of all processes."""
         steps: dict[int, dict[int, str]] = {}
         for log in self.logs:
             for line in log.read_text().splitlines():
@@ -140,7 +146,7 @@ def _curve(losses: dict[int, float], whole: dict[int, float]) -> float:
 
 
 class Report:
-    """Prints a line a claim and remembers whether all held."""
+    """Prints one line per claim; `good` is whether all of them hold."""
 
     def __init__(self) -> None:
         self.good = True
@@ -230,7 +236,7 @@ def _preempted(flags, folder: pathlib.Path, report: Report, one: Job) -> None:
 
 
 def main() -> int:
-    """Runs the three; 0 if all held."""
+    """Runs the chosen parts; returns 0 if all claims hold, else 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True)
     parser.add_argument("--steps", type=int, default=30)

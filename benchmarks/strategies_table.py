@@ -1,16 +1,16 @@
-"""Every strategy of fine-tuning on the same tasks: score, trained parameters, memory, time.
+"""Runs every fine-tuning strategy on the same tasks: score, trained parameters, memory, time.
 
     python -m benchmarks.strategies_table --model=minilm/ --data=shared/data/ \\
         --output=strategies/ [--tasks=banking77,uner_ewt] [--only=lora] [--seeds=3] \\
         [--max_train=1500] [--num_epochs=10]
 
-Each strategy has its own two rates (`ROWS`), for what is trained decides what rate it bears; the
-one that is better for the first seed is taken, and the score of all seeds on dev stands in the
-table. Batches, epochs and data are those of `benchmarks/finetune.py`. Every strategy is a process
-of its own: "peak" is the most memory that the process held (on an accelerator: that its arrays
-took), the interpreter, the libraries and the examples included; "state" is what its parameters,
-gradients and moments take, computed. "seconds" are those of one run of one seed, evaluations and
-compilation included.
+Each strategy has its own two rates (`ROWS`), because the best rate depends on what is trained. The
+rate that is better for the first seed is used, and the table has the score of all seeds on dev.
+Batches, epochs and data are those of `benchmarks/finetune.py`. Every strategy runs in a process of
+its own. "peak" is the peak memory of that process, including the interpreter, libraries and
+examples (on an accelerator: of its arrays). "state" is the computed size of parameters, gradients
+and moments. "s" is the time of one run of one seed (the median), including evaluations and
+compilation.
 
 A finished process leaves OUTPUT/TASK-STRATEGY.json and is not run again. Writes OUTPUT/table.md.
 """
@@ -28,7 +28,7 @@ from bertjax import schema
 from bertjax.artifact import files
 from bertjax.runtime import backend
 
-# name: (strategy, its fields, rates, rate of the head in rates of the body)
+# name: (strategy, its fields, rates)
 ROWS: dict[str, tuple[str, dict[str, Any], tuple[float, float]]] = {
     "full": ("full", {}, (1e-4, 3e-4)),
     "features": ("features", {}, (3e-3, 1e-2)),
@@ -45,7 +45,7 @@ KEYS = ("model", "data", "output", "seeds", "max_train", "num_epochs", "dtype")
 
 
 def work(task: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one strategy on one task, in this process."""
+    """Runs one strategy on one task in this process; returns its figures."""
     backend.configure(flags.dtype)
     import jax
 
@@ -86,12 +86,12 @@ def work(task: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def slug(name: str) -> str:
-    """The name in file names."""
+    """Returns the name as used in file names."""
     return name.replace(" ", "_")
 
 
 def cell(task: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
-    """The figures of a strategy: read where they are there, else made by a process of its own."""
+    """Returns the figures of a strategy: from its file, or else from a process that makes it."""
     file = pathlib.Path(flags.output) / f"{task}-{slug(name)}.json"
     if not file.exists():
         shared = [f"--{key}={getattr(flags, key)}" for key in KEYS]
@@ -102,7 +102,7 @@ def cell(task: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """A table a task, in Markdown."""
+    """Returns one table per task, in Markdown."""
     lines = []
     for task, found in results.items():
         lines += [
@@ -127,7 +127,7 @@ def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
 
 
 def main() -> int:
-    """Runs what is missing, prints the table after every strategy."""
+    """Runs what is missing and prints the table after every strategy."""
     backend.start_with_huge_pages()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True)

@@ -1,16 +1,16 @@
-"""T5 fine-tuned from pretraining beside the same model from fresh parameters: BLEU.
+"""Compares fine-tuning T5 from pretraining with fine-tuning it from fresh parameters: BLEU.
 
     python -m benchmarks.text_to_text --model=t5-run/ --data=shared/data/ --output=text_to_text/ \\
         [--tasks=wikisplit,tatoeba_en_es] [--seeds=3] [--max_train=5000] [--num_epochs=4]
 
---model is a T5 that was pretrained (configs/mini.py:t5, say). Both starts have the same batches,
-epochs and rate, so what differs is what was learned from raw text. Text is written greedily; the
-epoch is chosen on the first 200 examples of the dev file, and BLEU, sacrebleu's, is that of the
-next 1,000. Beside it stands the BLEU of copying the source, which in WikiSplit says almost all that
-the target says.
+--model is a pretrained T5 (configs/mini.py:t5, say). Both starts have the same batches, epochs and
+rate, so they differ only in what was learned from raw text. Text is generated greedily. The epoch
+is chosen on the first 200 examples of the dev file, and BLEU (sacrebleu's) is that of the next
+1,000. The table also has the BLEU of copying the source, which in WikiSplit has almost the same
+content as the target.
 
-Each (task, start) is a folder of OUTPUT that goes on where it was stopped. Writes table.md with
-some of the texts.
+Each (task, start) is a folder of OUTPUT and is resumed if it was interrupted. Writes table.md with
+some of the texts. Exits with 1 if pretraining did not help.
 """
 
 import argparse
@@ -28,14 +28,14 @@ TASKS = {  # folder, tokens of a source, of a target, in front of every source
     "wikisplit": ("text2text/wikisplit", 96, 96, ""),
     "tatoeba_en_es": ("text2text/tatoeba_en_es", 48, 48, "translate English to Spanish: "),
 }
-RATE = 1e-3  # of the field; 3e-3 was worse on WikiSplit from either start
+RATE = 1e-3  # usual for T5; 3e-3 was worse on WikiSplit from either start
 DEV, TEST = 200, 1_000  # examples of the dev file
 STARTS = ("pretrained", "scratch")
-SHOWN = 3  # texts of each
+SHOWN = 3  # texts of each task and start in table.md
 
 
 def cut(task: str, flags: argparse.Namespace) -> dict[str, pathlib.Path]:
-    """Files of the splits: the dev file is cut in two."""
+    """Splits the dev file into dev and test; returns the file of each split."""
     folder, output = pathlib.Path(flags.data) / TASKS[task][0], pathlib.Path(flags.output)
     lines = (folder / "dev.jsonl").read_text(encoding="utf-8").split("\n")
     parts = {"dev": lines[:DEV], "test": lines[DEV : DEV + TEST]}
@@ -46,7 +46,7 @@ def cut(task: str, flags: argparse.Namespace) -> dict[str, pathlib.Path]:
 
 
 def run(task: str, start: str, model: str, flags: argparse.Namespace) -> dict[str, Any]:
-    """The report of a start."""
+    """Fine-tunes from a start; returns the report."""
     _, length, target_length, prefix = TASKS[task]
     return bertjax.finetune(
         learning_rates=(RATE,),
@@ -67,7 +67,7 @@ def run(task: str, start: str, model: str, flags: argparse.Namespace) -> dict[st
 
 
 def copied(task: str, flags: argparse.Namespace) -> float:
-    """BLEU of the sources themselves."""
+    """Returns the BLEU of the sources as predictions."""
     sacrebleu = scores.library("sacrebleu")
     examples = tasks.read(tasks.find("translation"), str(cut(task, flags)["test"]), "test")
     most = max(len(example.targets) for example in examples)
@@ -76,7 +76,7 @@ def copied(task: str, flags: argparse.Namespace) -> float:
 
 
 def texts(task: str, start: str, flags: argparse.Namespace) -> list[tuple[str, str, str]]:
-    """(source, target, what was written) of the first examples of test."""
+    """Returns (source, first target, prediction) of the first examples of test."""
     file = pathlib.Path(flags.output) / task / start / "predictions" / "test.jsonl"
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:SHOWN]]
     return [
@@ -86,7 +86,7 @@ def texts(task: str, start: str, flags: argparse.Namespace) -> list[tuple[str, s
 
 
 def table(results: dict[str, dict[str, Any]], flags: argparse.Namespace) -> str:
-    """BLEU in Markdown, then some texts."""
+    """Returns the BLEU table in Markdown, followed by some texts."""
     lines = ["| task | start | BLEU | seeds | source copied |", "|---|---|---|---|---|"]
     for task, found in results.items():
         for start, report in found["reports"].items():
@@ -105,7 +105,7 @@ def table(results: dict[str, dict[str, Any]], flags: argparse.Namespace) -> str:
 
 
 def main() -> int:
-    """Runs what is missing; exits with 1 where pretraining did not help."""
+    """Runs what is missing and prints the table; returns 1 if pretraining did not help, else 0."""
     backend.start_with_huge_pages()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True, help="workdir or artifact of a T5")

@@ -1,13 +1,13 @@
-"""The train step of BERT beside transformers on PyTorch: tokens/s on the CPU, all in one run.
+"""Compares BERT's train step with that of transformers on PyTorch: tokens/s on the CPU.
 
     python benchmarks/train_step.py --jax_python=PYTHON --torch_python=PYTHON
 
-Forward, backward, clipping and AdamW; dropout on; next sentence prediction on; 15% of the positions
-predicted. Ours gathers them, theirs scores every position, as each library's users get it. Every
-contender runs in a process with an interpreter of its own (the newest jax and torch may want
-different ones) and they take turns, so what else the machine does hits all of them alike; a figure
-is the median of its rounds. FLOPs are those of our model, matmuls only, for every contender, beside
-what one large float32 matmul reaches here.
+A step is forward, backward, clipping and AdamW, with dropout and next sentence prediction; 15% of
+the positions are predicted. Ours gathers these positions and theirs scores every position, as each
+library does by default. Every contender runs in its own process with its own interpreter (the
+newest jax and torch may need different ones). They take turns, so that other load on the machine
+affects all of them equally; a figure is the median of its rounds. FLOPs are those of our model,
+matmuls only, for every contender, and are compared with those of one large float32 matmul.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 CONTENDERS = ("bertjax", "torch-eager", "torch-compiled")
-MATMUL = 2048  # side of the matmul that tells what the machine can do
+MATMUL = 2048  # size of the square matmul that measures the machine's peak
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,18 +37,18 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Tokens a step."""
+        """Tokens per step."""
         return self.batch_size * self.length
 
 
 SHAPES = {"small": Shape("mini", 64), "base": Shape("base", 16)}
 
 
-# What a worker does. Heavy imports are local: each interpreter has only its own libraries.
+# The worker's code. Heavy imports are local: each interpreter has only its own libraries.
 
 
 def make_batch(shape: Shape) -> dict:
-    """Random tokens with 15% of the positions of each row chosen, no padding."""
+    """Returns random tokens without padding, with 15% of the positions of each row masked."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -67,7 +67,7 @@ def make_batch(shape: Shape) -> dict:
 
 
 def bertjax_steps(shape: Shape, dtype: str) -> tuple[dict, Callable[[], object]]:
-    """The package's own train step, as `bertjax pretrain` builds it."""
+    """Returns (facts, step): the package's own train step, as `bertjax pretrain` builds it."""
     sys.path.insert(0, str(REPOSITORY))
     from bertjax.runtime import backend
 
@@ -100,7 +100,10 @@ def bertjax_steps(shape: Shape, dtype: str) -> tuple[dict, Callable[[], object]]
 
 
 def torch_steps(shape: Shape, dtype: str, *, compiled: bool) -> tuple[dict, Callable[[], object]]:
-    """transformers' BertForPreTraining with fused AdamW; bfloat16 is autocast."""
+    """Returns (facts, step) of transformers' BertForPreTraining with fused AdamW.
+
+    bfloat16 is autocast.
+    """
     import torch
     import transformers
 
@@ -141,7 +144,7 @@ def torch_steps(shape: Shape, dtype: str, *, compiled: bool) -> tuple[dict, Call
 
 
 def matmul_flops() -> float:
-    """FLOP/s of a float32 matmul in NumPy, the best of ten."""
+    """Returns the FLOP/s of a float32 matmul in NumPy, the best of ten."""
     import numpy as np
 
     x = np.ones((MATMUL, MATMUL), np.float32)
@@ -154,7 +157,10 @@ def matmul_flops() -> float:
 
 
 def work(name: str, shape: Shape, dtype: str) -> None:
-    """Compiles, prints what it is, then for each line with a number runs that many steps."""
+    """Runs a worker: compiles and prints its facts as JSON; then serves requests from stdin.
+
+    Each line of stdin is a number of steps to run; prints the mean seconds per step.
+    """
     if name == "bertjax":
         about, step = bertjax_steps(shape, dtype)
     else:
@@ -173,11 +179,11 @@ def work(name: str, shape: Shape, dtype: str) -> None:
         print((time.perf_counter() - start) / int(line))
 
 
-# What the parent does.
+# The parent's code.
 
 
 class Worker:
-    """A contender in a process of its own; it computes only when asked to."""
+    """A contender in a process of its own, which computes only during `run`."""
 
     def __init__(self, python: str, name: str, shape: str, dtype: str):
         command = [python, __file__, f"--worker={name}", f"--shapes={shape}", f"--dtypes={dtype}"]
@@ -195,7 +201,7 @@ class Worker:
         return line
 
     def run(self, steps: int) -> None:
-        """Times `steps` steps."""
+        """Runs `steps` steps and appends their mean time to `seconds`."""
         print(steps, file=self._process.stdin, flush=True)
         self.seconds.append(float(self._line()))
 
@@ -206,7 +212,7 @@ class Worker:
 
 
 def compare(flags: argparse.Namespace, shape_name: str, dtype: str, peak: float) -> list[dict]:
-    """One table row a contender."""
+    """Times every contender; prints and returns one table row for each."""
     shape = SHAPES[shape_name]
     pythons = {name: flags.torch_python for name in CONTENDERS} | {"bertjax": flags.jax_python}
     workers = {}

@@ -1,20 +1,21 @@
-"""Accuracy against the number of labels: from real weights, from our own pretraining, from scratch.
+"""Measures accuracy by number of labels: from real weights, our own pretraining and from scratch.
 
     python -m benchmarks.transfer --data=shared/data/ --output=transfer/ \\
         --real=minilm/ --ours=run/ [--tasks=banking77,snips] [--counts=100,300,1000,3000,0] \\
         [--seeds=3] [--strategy=full]
 
---real and --ours are checkpoints; "scratch" is the model of --ours with fresh parameters and its
-tokenizer. Of each task COUNTS labelled examples are taken (0: all), the same share of every label
-and the same ones for all three. A source's rate is the best of `RATES` with 1,000 labels and one
-seed on a part of the training file that is held out beforehand; the best epoch is chosen there too.
-Reported is the file that the task calls dev, scored once by each seed. All have as many epochs as
-give `MIN_STEPS` steps, and 3 at least: few labels are seen more often.
+--real and --ours are checkpoints; "scratch" is the model of --ours with fresh parameters and the
+same tokenizer. COUNTS labelled examples of each task are used (0: all), with the same share of
+every label, and the same examples for all three sources. A source's rate is the best of `RATES`
+with 1,000 labels and one seed, on a part of the training file that is held out beforehand; the best
+epoch is chosen there too. The reported accuracy is that on the task's dev file, scored once per
+seed. The number of epochs gives at least `MIN_STEPS` steps and is at least 3, so that few labels
+are repeated more often.
 
-Each (task, source, count) is a folder of OUTPUT that `bertjax finetune` goes on with, so a stopped
-benchmark goes on where it was. Writes transfer.png and table.md, and says how many labels from
-scratch are worth 1,000 with pretraining: by medians, for a seed from scratch may go to pieces,
-interpolated in the logarithm of the number of labels.
+Each (task, source, count) is a folder of OUTPUT that `bertjax finetune` resumes, so an interrupted
+benchmark can be continued. Writes transfer.png and table.md, and prints how many labels from
+scratch are worth 1,000 with pretraining: computed from medians, because a seed from scratch may
+diverge, and interpolated in the logarithm of the number of labels.
 """
 
 import argparse
@@ -48,7 +49,7 @@ REFERENCE = 1000  # labels
 
 
 def scratch(ours: str, folder: pathlib.Path) -> pathlib.Path:
-    """An artifact of the model of `ours` with fresh parameters; made once."""
+    """Returns an artifact of the model of `ours` with fresh parameters; writes it if missing."""
     if not folder.exists():
         source = loading.load(ours)
         params = plugins.init_params(plugins.model(source.family, source.fields), jax.random.key(0))
@@ -58,12 +59,12 @@ def scratch(ours: str, folder: pathlib.Path) -> pathlib.Path:
 
 
 def epochs(count: int) -> int:
-    """So many that there are MIN_STEPS steps, and 3 at least."""
+    """Returns how many epochs on `count` examples give MIN_STEPS steps; at least 3."""
     return max(3, math.ceil(MIN_STEPS / math.ceil(count / BATCH_SIZE)))
 
 
 def swept(rates: Sequence[float], seeds: int, **fields: Any) -> dict[str, Any]:
-    """The report of all seeds at the rate that is best for the first one; made once."""
+    """Fine-tunes all seeds at the rate that is best for the first seed; returns the report."""
     if len(rates) > 1:
         first = bertjax.finetune(learning_rates=rates, seeds=1, **fields).report
         rates = (first["best"]["learning_rate"],)
@@ -74,7 +75,7 @@ def run(
     task: str, source: str, model: str, count: int, rates: Sequence[float],
     flags: argparse.Namespace,
 ) -> dict[str, Any]:  # fmt: skip
-    """The report of a fine-tuning with so many labels."""
+    """Fine-tunes on `count` labels (0: all); returns the report."""
     name, max_length = TASKS[task]
     folder = pathlib.Path(flags.data) / name
     return swept(
@@ -97,7 +98,7 @@ def run(
 def accuracies(
     task: str, source: str, model: str, counts: Sequence[int], flags: argparse.Namespace
 ) -> list[list[float]]:
-    """For each number of labels the accuracies of the seeds."""
+    """Returns the accuracies of all seeds for each number of labels."""
     tried = run(task, source, model, REFERENCE, RATES, flags)
     rates = (tried["best"]["learning_rate"],)
     reports = [run(task, source, model, count, rates, flags) for count in counts]
@@ -105,12 +106,12 @@ def accuracies(
 
 
 def labels(file: pathlib.Path) -> int:
-    """Examples of a TSV file."""
+    """Returns the number of examples in a TSV file with a header."""
     return len(file.read_text(encoding="utf-8").splitlines()) - 1
 
 
 def worth(counts: list[int], scores: list[float], score: float) -> float | None:
-    """Labels at which the curve reaches `score`; None where it does not."""
+    """Returns the number of labels at which the curve reaches `score`; None if it never does."""
     best = np.maximum.accumulate(scores)
     if score > best[-1]:
         return None
@@ -118,7 +119,7 @@ def worth(counts: list[int], scores: list[float], score: float) -> float | None:
 
 
 def conclusions(counts: list[int], scores: dict[str, list[float]]) -> list[str]:
-    """How many labels from scratch are worth REFERENCE with each pretraining."""
+    """Returns lines: how many labels from scratch are worth REFERENCE with each pretraining."""
     lines = []
     for source in scores.keys() - {"scratch"}:
         if REFERENCE not in counts or "scratch" not in scores:
@@ -131,7 +132,7 @@ def conclusions(counts: list[int], scores: dict[str, list[float]]) -> list[str]:
 
 
 def draw(results: dict[str, dict[str, Any]], file: pathlib.Path) -> None:
-    """A panel a task, a line a source: the median of the seeds, and every seed."""
+    """Plots one panel per task, one line per source: the median of the seeds, and every seed."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -157,7 +158,7 @@ def draw(results: dict[str, dict[str, Any]], file: pathlib.Path) -> None:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """Mean and standard deviation of every cell in Markdown, and what follows."""
+    """Returns mean and standard deviation of every cell in Markdown, and the conclusions."""
     lines = []
     for task, found in results.items():
         counts = found["counts"]
@@ -174,7 +175,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Runs what is missing; prints and draws after every task."""
+    """Runs what is missing; prints the table and draws the plot after every task."""
     backend.start_with_huge_pages()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True, help="folder with the files of TASKS")

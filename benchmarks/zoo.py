@@ -1,21 +1,21 @@
-"""The zoo of real layouts: are ids and outputs transformers', in the folder and in its export?
+"""Compares ids and outputs with transformers' on the zoo of real folders and on their exports.
 
     python -m benchmarks.zoo [--python=PATH] [--verbose] [SPECIES ...]
 
---python: the interpreter whose transformers makes the folders and judges them, by default this one;
+--python: the interpreter whose transformers makes the folders and checks them, by default this one;
 it needs torch, tokenizers, sentencepiece and protobuf, no jax. --verbose prints every difference.
 
-Prints a table of species by layouts for tokenizers (ids of some twenty texts, import and export),
+Prints a table of species x layouts for tokenizers (ids of about twenty texts, import and export),
 weights and classes (hidden states and logits, float32, within 1e-4, import and export):
 
-    =           equal, read here and exported to transformers
-    = but N     equal but for N texts, where tests/zoo/table.py says which rule counts, and why
-    refused     a UserError of one line, where tests/zoo/table.py expects it
+    =           equal, both when read by bertjax and when exported to transformers
+    = but N     equal except in N texts; tests/zoo/table.py has the rule we follow, and why
+    refused     a UserError of one line, as tests/zoo/table.py expects
     not made    this version of transformers cannot make the folder
     no oracle   this version of transformers cannot read the folder
-    N differ    so many texts or outputs differ, or a refusal that is not expected
+    N differ    N texts or outputs differ, or an unexpected UserError
 
-Exits with 1 where anything differs. tests/zoo makes the folders.
+Exits with 1 if anything differs. tests/zoo makes the folders.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from tests.zoo import ours, table, theirs
 
 
 def judge(cell: table.Cell, root: pathlib.Path) -> ours.Result | str:
-    """What became of a cell here; a word where there is nothing to compare."""
+    """Returns the comparison of a cell's folder by bertjax; a word if it cannot be compared."""
     folder = root / cell.name / "folder"
     if not folder.exists():
         return "not made"
@@ -42,7 +42,7 @@ def judge(cell: table.Cell, root: pathlib.Path) -> ours.Result | str:
 
 
 def finished(cell: table.Cell, result: ours.Result | str, root: pathlib.Path) -> tuple[str, list]:
-    """(what the table says, the differences)."""
+    """Returns (the cell's text in the table, the differences), including those of the export."""
     if isinstance(result, str):
         return result, []
     folder, export = root / cell.name / "folder", root / cell.name / "export"
