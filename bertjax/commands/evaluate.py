@@ -28,10 +28,10 @@ from bertjax.data.prepared import store
 from bertjax.finetuning import predictor, tasks
 from bertjax.inference import blimp, pretrained, scoring
 
-# What a model without a run was trained for, most likely, by the kind of its family.
+# Kind of a family -> the objective assumed for a model that has no run's config.
 OBJECTIVES = {"encoder": "mlm", "decoder": "causal_lm", "encoder_decoder": "span_corruption"}
 
-# Flags of one of the two ways to score.
+# Flags that apply only with --data, and only with --task.
 OF_DATA = ("batch_size", "length", "max_samples", "mask_rate")
 OF_TASK = ("max_pairs", "within_word")
 
@@ -59,7 +59,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Prints the numbers as a table."""
+    """Scores the model and prints the numbers as a table; writes them to --json."""
     errors.file_to_write("json", flags.json)
     if (flags.data is None) == (flags.task is None):
         raise errors.UserError("give either --data or --task, what the model is scored on")
@@ -187,7 +187,7 @@ def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, f
 
 
 def _rate(config: ml_collections.ConfigDict, model: artifact.Artifact) -> str:
-    """Words on the share of tokens that was predicted, beside that of training; "" without one."""
+    """Returns a description of the mask rate, and of training's if it differs; "" without one."""
     if "mask_rate" not in config.objective:
         return ""
     rate = config.objective.mask_rate
@@ -196,7 +196,7 @@ def _rate(config: ml_collections.ConfigDict, model: artifact.Artifact) -> str:
 
 
 def _config(model: artifact.Artifact, flags: argparse.Namespace):
-    """The config of the model's run, or, for a model without one, the default of its family."""
+    """Returns the config of the model's run, else its family's default, changed by the flags."""
     family = plugins.family(model.family)
     objective = OBJECTIVES[family.KIND]
     default = config_lib.default(model.family, next(iter(family.VARIANTS)), objective)

@@ -28,7 +28,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Writes the folder and says what is in it."""
+    """Writes the folder and prints what it contains."""
     model = loading.load(flags.model)
     if flags.part or flags.format == "hf":
         model = artifact.part(model, flags.part)

@@ -47,18 +47,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def config_help(file: str | None) -> list[str]:
-    """What --config. takes, for people; there are no config files."""
+    """Returns the help lines of the keys of --config; there are no config files."""
     del file
     return keys.table()
 
 
 def config_keys() -> list[str]:
-    """What --config. takes."""
+    """Returns the keys that --config. accepts."""
     return keys.names()
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Trains, and prints what came out."""
+    """Trains, and prints the results."""
     given = {
         "model": flags.model,
         "seeds": flags.seeds,
@@ -75,7 +75,7 @@ def run(flags: argparse.Namespace) -> None:
 
 
 def _suite(flags: argparse.Namespace, values: dict[str, str]) -> None:
-    """Runs every task of a suite."""
+    """Runs every task of a suite and prints the results."""
     for name in ("task", *FILES):
         if getattr(flags, name):
             raise errors.UserError(f"--{name} is of one task; a suite names its own")
@@ -83,7 +83,7 @@ def _suite(flags: argparse.Namespace, values: dict[str, str]) -> None:
 
 
 def _task(flags: argparse.Namespace, values: dict[str, str]) -> None:
-    """Runs one task and prints what came out."""
+    """Runs one task and prints the results."""
     if not flags.task or "model" not in values:
         raise errors.UserError("give --model and --task, or --suite")
     files = {split: getattr(flags, split) for split in FILES}

@@ -20,7 +20,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Writes the artifact and says what is in it."""
+    """Writes the artifact and prints what it contains."""
     model = loading.load(flags.input)
     artifact.write(model, flags.output)
     count = artifact.num_params(model.params, model.fields["vocab_size"])

@@ -21,7 +21,7 @@ from bertjax import errors, paths, plot, run_log, workdir
 from bertjax.artifact import artifact, loading
 from bertjax.data.prepared import manifest as manifest_lib
 
-_LABEL = 12  # columns of the labels at the left
+_LABEL = 12  # width of the column of labels
 _WIDTH = 100
 
 
@@ -38,7 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Prints what there is, and draws the curves if asked."""
+    """Prints the contents of the folder, or with --plot draws the curves."""
     if flags.plot is not None:
         print(f"curves in {draw(flags.path, flags.plot)}")
     elif (paths.of(flags.path) / manifest_lib.FILE).exists():
@@ -48,7 +48,10 @@ def run(flags: argparse.Namespace) -> None:
 
 
 def draw(path: str, file: str = "") -> str:
-    """Draws the curves of the run at `path`; returns the name of the PNG."""
+    """Draws the curves of the run at `path`; returns the name of the PNG.
+
+    Raises UserError if `path` is not a workdir.
+    """
     place = loading.find(path)
     if place.kind != "workdir":
         raise errors.UserError(f"{path}: not the workdir of a run, so it has no curves")
@@ -91,7 +94,7 @@ def _model(path: str) -> Iterable[str]:
 
 
 def _data(path: str) -> str:
-    """The folder a run was trained on, with its size where it still is there."""
+    """Returns the folder that a run was trained on, with its size if it still exists."""
     if not (pathlib.Path(path) / manifest_lib.FILE).exists():
         return path
     counts = manifest_lib.read(path)["splits"]["train"]
@@ -103,7 +106,7 @@ def _tokenizer(kind: str, size: int, fingerprint: str) -> str:
 
 
 def _latest(file: str, step: int | None) -> Iterable[str]:
-    """The newest value of every metric, up to `step`."""
+    """Yields the lines with the newest value of every metric, up to `step`."""
     if step is None or not os.path.exists(file):
         return
     newest: dict[str, float] = {}
@@ -152,7 +155,7 @@ def _line(label: str, value: str) -> str:
 
 
 def _pairs(fields: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """["a=1", "b.c=2"] of nested fields."""
+    """Returns ["a=1", "b.c=2"] for nested fields."""
     pairs = []
     for key, value in fields.items():
         if isinstance(value, Mapping):
@@ -164,7 +167,7 @@ def _pairs(fields: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _wrapped(label: str, words: Iterable[str]) -> Iterable[str]:
-    """The words behind the label, in as many lines as they need."""
+    """Yields the label and the words, wrapped to _WIDTH columns."""
     line = ""
     for word in words:
         if line and _LABEL + len(line) + len(word) + 2 > _WIDTH:
@@ -175,7 +178,7 @@ def _wrapped(label: str, words: Iterable[str]) -> Iterable[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    """Aligned columns: the first to the left, the others to the right."""
+    """Yields the rows with the first column aligned left and the others right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [row[0].ljust(widths[0])]

@@ -37,7 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def config_help(file: str | None) -> list[str]:
-    """What --config. takes, for people. file: the value of --config."""
+    """Returns the help lines of the keys of --config. file: the value of --config."""
     return config_help_lib.of_run(file)
 
 
@@ -47,13 +47,13 @@ def print_config(file: str, overrides: Mapping[str, str]) -> None:
 
 
 def config_keys() -> list[str]:
-    """What --config. takes."""
+    """Returns the keys that --config. accepts."""
     return config_lib.keys(config_lib.default())
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Prints the plan, or what a search has found."""
-    jax.config.update("jax_platforms", "cpu")  # a plan is made in shapes: it needs no device
+    """Prints the plan, or with --search the plans found; writes the numbers to --json."""
+    jax.config.update("jax_platforms", "cpu")  # a plan needs only shapes, no device
     overrides = dict(flags.overrides)
     if flags.topology:
         overrides["topology"] = flags.topology

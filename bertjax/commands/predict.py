@@ -32,7 +32,7 @@ from bertjax.finetuning import output_folder, predictor, tasks
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.inference import pretrained, prompting
 
-# Fields of generation.Options, where their defaults stand.
+# Fields of generation.Options, which has their defaults.
 OPTIONS = {
     "max_new_tokens": (int, "longest continuation, in tokens, default: 64"),
     "temperature": (float, "above 0: draw tokens, the lower the likelier; 0: do not draw"),
@@ -44,14 +44,14 @@ OPTIONS = {
 }
 
 WHAT = ("text", "prompt", "question", "choice", "data")
-# Flags that say more of one of WHAT.
+# Additional flag -> the flags of WHAT that it may accompany.
 WITH = {
     "pair": ("text",),
     "context": ("question", "choice"),
     "output": ("data",),
     "top": ("text", "question", "choice"),
 }
-# What else than texts a task's examples are made of.
+# Reader of a task whose examples are not texts -> (flag of WHAT, the flags it needs).
 ASKED = {"questions": ("question", "--question and --context"),
          "choices": ("choice", "--choice, several times, and --context")}  # fmt: skip
 
@@ -75,7 +75,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Prints each text and, below it, what the model says of it."""
+    """Prints each text and, below it, the model's predictions."""
     given = {name: getattr(flags, name) for name in OPTIONS}
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
@@ -119,7 +119,7 @@ def run(flags: argparse.Namespace) -> None:
 
 
 def _chosen(model: pretrained.Pretrained, flags: argparse.Namespace) -> Iterator[str]:
-    """For each prompt the choices with their scores, best first."""
+    """Yields for each prompt a line of the choices with their scores, best first."""
     for found in prompting.choose(model, flags.prompt, flags.choice):
         pairs = sorted(zip(found.scores, flags.choice, strict=True), reverse=True)
         yield "   ".join(f"{choice} {score:.3f}" for score, choice in pairs)

@@ -20,7 +20,7 @@ from bertjax import progress
 from bertjax.data.corpus import languages, reader, sentences
 from bertjax.data.prepared import prepare, store
 
-PLAIN_EVERY = 10  # seconds between progress lines where there is no terminal
+PLAIN_EVERY = 10  # seconds between progress lines if stderr is not a terminal
 UNKNOWN_LIMIT = 0.01
 
 
@@ -78,7 +78,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Prepares, and prints what there is now."""
+    """Prepares the data and prints a report."""
     bar = _Progress()
     manifest = prepare.prepare(
         flags.input,
@@ -102,7 +102,7 @@ def run(flags: argparse.Namespace) -> None:
 
 
 def _header(flags: argparse.Namespace, plan: dict[str, Any], workers: int) -> None:
-    """Prints what is read, by which tokenizer, and where it is written."""
+    """Prints the input, the tokenizer, the held-out share and the output."""
     sources, tokenizer = plan["sources"], plan["tokenizer"]
     files = f"{len(sources):,} source{'' if len(sources) == 1 else 's'}"
     megabytes = sum(source["size"] for source in sources) / 1e6
@@ -118,9 +118,9 @@ def _header(flags: argparse.Namespace, plan: dict[str, Any], workers: int) -> No
 
 
 def report(manifest: dict[str, Any], share: float, seconds: float) -> list[str]:
-    """What a reader wants to know, warnings included.
+    """Returns the lines of the report, including warnings.
 
-    share: what part of the text took the `seconds` of this call; the rest was found finished.
+    share: the share of the text prepared in the `seconds` of this call; the rest was done before.
     """
     train, heldout = manifest["splits"]["train"], manifest["splits"]["heldout"]
     both = {key: train[key] + heldout[key] for key in ("documents", "sentences", "tokens")}
@@ -150,7 +150,7 @@ def report(manifest: dict[str, Any], share: float, seconds: float) -> list[str]:
 
 
 class _Progress:
-    """Bytes done, rate and time left: a bar on a terminal, a line now and then elsewhere."""
+    """Shows bytes done, rate and time left: a bar on a terminal, else a line every 10 seconds."""
 
     def __init__(self):
         self._begin = self._last = time.monotonic()
@@ -159,7 +159,7 @@ class _Progress:
 
     def __call__(self, done: int, total: int) -> None:
         if self._bar is None:
-            self._first = done  # of an earlier call: not this call's speed
+            self._first = done  # done by an earlier call, so not part of this call's rate
             self._bar = tqdm(
                 total=total,
                 initial=done,
@@ -185,7 +185,7 @@ class _Progress:
         return time.monotonic() - self._begin
 
     def share(self) -> float:
-        """Of all bytes, those of this call."""
+        """Returns the share of all bytes that this call has prepared."""
         return (self._done - self._first) / self._total if self._total else 0.0
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def config_help(file: str | None) -> list[str]:
-    """What --config. takes, for people. file: the value of --config."""
+    """Returns the help lines of the keys of --config. file: the value of --config."""
     return config_help_lib.of_run(file)
 
 
@@ -68,12 +68,12 @@ def print_config(file: str, overrides: Mapping[str, str]) -> None:
 
 
 def config_keys() -> list[str]:
-    """What --config. takes."""
+    """Returns the keys that --config. accepts."""
     return config_lib.keys(config_lib.default())
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Trains, and prints what came out."""
+    """Trains, and prints the held-out metrics."""
     config = config_lib.load(flags.config, flags.overrides)
     backend.configure(config.dtype)
     with _job(flags):

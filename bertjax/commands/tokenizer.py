@@ -19,7 +19,7 @@ from bertjax import errors, paths
 from bertjax.data.corpus import reader
 from bertjax.data.tokenizers import tokenizer
 
-# Beyond this the pieces hardly change; sentencepiece holds its sample in memory, several times.
+# More text hardly changes the pieces; sentencepiece holds several copies of its sample in memory.
 SAMPLE_BYTES = {"wordpiece": 256 << 20, "bpe": 256 << 20, "unigram": 64 << 20}
 _UNIT_BYTES = 1 << 20
 _EXAMPLE_LENGTH = 70
@@ -49,7 +49,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Trains, writes, and prints what came out."""
+    """Trains and writes the tokenizer, and prints a summary.
+
+    Raises UserError if --output has another tokenizer.
+    """
     output = paths.of(flags.output)
     present = _existing(output)
     made, example = _of_bytes(flags) if flags.kind == "bytes" else _trained(flags)
@@ -67,7 +70,7 @@ def run(flags: argparse.Namespace) -> None:
 
 
 def _of_bytes(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
-    """The tokenizer and a text to show it on."""
+    """Returns the byte tokenizer and an example text."""
     for name in ("input", "vocab_size", "lowercase"):
         if getattr(flags, name) is not None:
             raise errors.UserError(
@@ -78,7 +81,7 @@ def _of_bytes(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
 
 
 def _trained(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
-    """The tokenizer and a text to show it on; prints what it was trained on."""
+    """Trains and returns the tokenizer, with an example text; prints what it was trained on."""
     for name in ("input", "vocab_size"):
         if getattr(flags, name) is None:
             raise errors.UserError(f"--kind={flags.kind} is trained: give --{name}")
@@ -107,10 +110,10 @@ def _trained(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
 
 
 class Sample:
-    """The texts to train on: all of the input, or parts spread evenly over it. Iterable again.
+    """The texts to train on: the whole input, or parts spread evenly over it.
 
-    documents, bytes: what the last pass gave. example: the beginning of the first text.
-    spread: words for the report, empty where nothing was left out.
+    Can be iterated repeatedly. documents, bytes: the amounts of the last pass. example: the
+    beginning of the first text. spread: a note for the report, "" if the whole input is used.
     """
 
     def __init__(
@@ -147,7 +150,7 @@ class Sample:
             raise errors.UserError(f"no text in {' '.join(self._flags.input)}")
 
     def _texts(self, unit: reader.Source, budget: int) -> Iterator[str]:
-        """The unit's texts while `bytes` is below the budget; the last one is cut there."""
+        """Yields the unit's texts while `bytes` is below `budget`; truncates the last one."""
         documents = reader.documents(
             unit,
             text_field=self._flags.text_field,
@@ -166,7 +169,10 @@ class Sample:
 
 
 def _existing(output: epath.Path) -> tokenizer.Tokenizer | None:
-    """The tokenizer that stands in the output folder already; UserError if something else does."""
+    """Returns the tokenizer that the output folder already has; None if it is empty or missing.
+
+    Raises UserError if it has anything else.
+    """
     if not output.exists():
         return None
     if not output.is_dir():
@@ -182,7 +188,7 @@ def _existing(output: epath.Path) -> tokenizer.Tokenizer | None:
 
 
 def _write(trained: tokenizer.Tokenizer, output: epath.Path) -> None:
-    """Under another name first: a folder of that name is a whole tokenizer, always."""
+    """Writes atomically, under another name first: an output folder is always complete."""
     partial = output.parent / f".{output.name}.partial"
     if partial.exists():
         partial.rmtree()
