@@ -75,7 +75,7 @@ def words() -> vocabulary.Vocabulary:
 
 
 class Layout:
-    """The run of one layout."""
+    """The model, training step and batches of one layout, packed or padded."""
 
     def __init__(self, family: str, length: int, data: MadeUp, *, packing: bool):
         config = config_lib.default(family, "mini")

@@ -6,7 +6,8 @@ Runs the command line in real processes on this machine, with four CPU devices i
 1. 2 and 4 processes: compares checksums of every batch, and losses, with those of one process.
 2. 4 processes, one of which is killed: measures the seconds until all others have exited. Then 2
    processes on another mesh resume: compares their batches and losses with the undisturbed run's.
-3. 4 processes, SIGTERM to one: checks that all save the same step. Then the run is resumed.
+3. 4 processes, SIGTERM to one: checks that all save the same step. Then one process resumes from
+   it and must lose nothing.
 Exits with 1 if a check fails.
 """
 

@@ -155,7 +155,7 @@ def check_fingerprint(tokenizer: Any, fingerprint: str, where: str | os.PathLike
 
 
 def check_task(content: Any, where: Any) -> None:
-    """Raises UserError naming `where` if a task read from JSON lacks a key that all tasks have."""
+    """Raises UserError naming `where` if a task's required key is missing or has a wrong type."""
     schema.typed(content, _Task, where, files.AGAIN)
 
 

@@ -60,7 +60,10 @@ def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
 
 def _locked_folder(target: pathlib.Path) -> tuple[pathlib.Path, int]:
-    """Creates a hidden folder beside `target` and locks it. Returns it and the open lock."""
+    """Creates a hidden folder beside `target` and locks it; returns it and the lock's descriptor.
+
+    The lock is held until the descriptor is closed or the process dies.
+    """
     while True:
         made = tempfile.mkdtemp(prefix=f".{target.name}.", suffix=schema.PARTIAL, dir=target.parent)
         try:
@@ -126,7 +129,7 @@ def _put_in_place(new: pathlib.Path, target: pathlib.Path, aside: pathlib.Path) 
 
 
 def localise(path: str | os.PathLike, folder: str | os.PathLike) -> pathlib.Path:
-    """Returns `path` if it is local; otherwise copies that remote folder to `folder`."""
+    """Returns `path` if it is local, else `folder` with a copy of that remote folder's files."""
     if "://" not in os.fspath(path):
         return pathlib.Path(path)
     source, copy = epath.Path(path), pathlib.Path(folder)

@@ -87,7 +87,7 @@ def fields(
     tensors: Collection[str],
     file: pathlib.Path,
 ) -> dict[str, Any]:
-    """Returns the model's fields, with the heads of its class or else the family's default heads.
+    """Returns the model's fields, with the heads of its class or of the family's default Config.
 
     ending: the end of the class name for a task, or "". tensors: the tensor names in the files.
     Raises UserError naming `file` and the key if our model does not support a value.

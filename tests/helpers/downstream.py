@@ -43,7 +43,10 @@ def make(family: str, ending: str, **task: Any) -> artifact.Artifact:
 
 
 def soft(model: artifact.Artifact) -> artifact.Artifact:
-    """Returns the model with parameters scaled so that no softmax or tanh saturates."""
+    """Returns the model with norms near 1 and parameters so small that nothing saturates.
+
+    Otherwise a softmax or tanh at its limit would hide differences.
+    """
     flat = {
         path: np.asarray(0.3 * leaf + path.endswith("scale"), np.float32)
         for path, leaf in artifact.flatten(model.params).items()

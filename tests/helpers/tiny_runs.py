@@ -155,7 +155,7 @@ class Run:
 
     @functools.cached_property
     def traced_eval(self) -> jax.stages.Traced:
-        """The step of the evaluation, which also returns all scores of the vocabulary."""
+        """The traced evaluation step, which also returns all logits over the vocabulary."""
 
         def loss(apply, batch, **frozen):
             said = []
@@ -178,7 +178,7 @@ class Run:
         return self.traced_eval.lower().compile()
 
     def evaluate(self, batch: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list]:
-        """Returns ({name: [sum, weight]}, list of logits [.., rows of the word table])."""
+        """Returns ({name: [sum, weight]}, logits [.., rows of the word table]) of an eval batch."""
         terms, logits = jax.device_get(self._compiled_eval(self.params(), batch, self.frozen))
         return {name: np.array(term) for name, term in terms.items()}, logits
 

@@ -46,13 +46,15 @@ class Species:
     name: on the Hub. model_type: in config.json.
     config: keys that differ from the class's defaults; an id may be given as its piece.
     vocabulary: writes `vocabulary_files` into a folder. published: tokenizer_config.json.
-    files: the tokenizer files on the Hub; a tokenizer.json among them is made by transformers.
+    files: the tokenizer files on the Hub; transformers makes tokenizer.json, unless `vocabulary`
+    writes it.
     source: where `published`, `specials` and `files` come from.
     specials: special_tokens_map.json, if the repository has one.
     of_2020: whether version 0.9 of the library wrote tokenizer.json. Verified with copies that have
     the listed hashes for bert-base-uncased, distilbert-base-uncased, gpt2 and t5-small; from memory
     for the others.
-    lists_added: whether tokenizer_config.json repeats tokenizer.json's added_tokens_decoder.
+    lists_added: whether tokenizer_config.json has added_tokens_decoder, which repeats added_tokens
+    of tokenizer.json.
     sparse: like `config`, for the layout `sparse`, which omits all keys that have the class's
     default; None: the same as `config`.
     spare: number of embedding rows without a piece.
