@@ -314,9 +314,9 @@ def tfds_folder(tmp_path, monkeypatch):
         quiet.setattr("sys.stderr", io.StringIO())
         builder.download_and_prepare()
     monkeypatch.setattr(tfds.core.constants, "DATA_DIR", os.fspath(folder))
-    reader.corpus_records.opened.cache_clear()
+    reader.indexed.opened.cache_clear()
     yield folder
-    reader.corpus_records.opened.cache_clear()
+    reader.indexed.opened.cache_clear()
 
 
 def test_tfds_is_read_without_tensorflow(tfds_folder):
@@ -345,8 +345,8 @@ def test_tfds_errors_are_one_line(tfds_folder):
 
 def test_mocked_tfds_runs_the_same_code():
     tfds = pytest.importorskip("tensorflow_datasets")
-    reader.corpus_records.opened.cache_clear()
+    reader.indexed.opened.cache_clear()
     with tfds.testing.mock_data(num_examples=5):
         (source,) = reader.find(["tfds:ag_news_subset:train"])
         assert len(_texts([source], text_field="description")) == 5
-    reader.corpus_records.opened.cache_clear()
+    reader.indexed.opened.cache_clear()
