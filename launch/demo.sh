@@ -22,7 +22,7 @@ bertjax() {
 
 if [[ ! -e "$out/corpus.jsonl" ]]; then
   echo "writing the text of this Python installation to $out/corpus.jsonl"
-  .venv/bin/python -c "import sys; from bertjax.data import builtin; builtin.write(sys.argv[1])" \
+  .venv/bin/python -c "import sys; from bertjax.data.corpus import builtin; builtin.write(sys.argv[1])" \
     "$out/corpus.jsonl"
 fi
 if [[ ! -e "$out/tokenizer" ]]; then

@@ -54,7 +54,7 @@ def test_goes_on_where_it_would_change_nothing(started, monkeypatch):
 
 def test_is_started_once():
     code = (
-        "import os; print('begins', flush=True); from bertjax import backend; "
+        "import os; print('begins', flush=True); from bertjax.runtime import backend; "
         "backend.start_with_huge_pages(); print(os.environ.get('GLIBC_TUNABLES'))"
     )
     environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}

@@ -89,7 +89,7 @@ def test_the_corpus_of_this_installation(tmp_path, monkeypatch):
 def test_another_process_finds_the_same_bytes():
     # One package of the standard library: the whole corpus would take the time of all other tests.
     script = (
-        "import email, pathlib; from bertjax.data import builtin; seen = set(); "
+        "import email, pathlib; from bertjax.data.corpus import builtin; seen = set(); "
         "package = builtin._modules(pathlib.Path(email.__file__).parent); "
         "print(*[builtin._document(texts, seen) for texts in package], sep=chr(0))"
     )

@@ -209,7 +209,7 @@ def test_corrupt_record_reaches_the_caller(num_threads):
 def test_interpreter_exits_while_batches_are_made(end):
     code = (
         "from tests import test_loader\n"
-        "from bertjax.data import loader\n"
+        "from bertjax.data.batches import loader\n"
         "batches = loader.train_batches(test_loader.make_stream(), 0, 10**9, num_threads=2)\n"
         f"next(batches)\n{end}"
     )
