@@ -67,7 +67,7 @@ def _top_level(tree: ast.Module):
 
 
 def _imports(nodes) -> set[str]:
-    """Dotted names: `from bertjax.data import store` is "bertjax.data.prepared.store"."""
+    """Dotted names: `from bertjax.data.prepared import store` is "bertjax.data.prepared.store"."""
     found = set()
     for node in nodes:
         if isinstance(node, ast.Import):

@@ -358,7 +358,8 @@ def test_the_tpu_compiler_is_heard():
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
-from bertjax import hardware, sharding
+from bertjax import sharding
+from bertjax.runtime import hardware
 libtpu = hardware.parse_topology("v5e-8").libtpu
 devices = topologies.get_topology_desc(platform="tpu", **libtpu).devices
 mesh = sharding.make_mesh("fsdp:2,tensor:2,sequence:2", devices)

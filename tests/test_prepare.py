@@ -31,7 +31,7 @@ DRIVER = f"""
 import signal
 import sys
 from bertjax import __main__
-from bertjax.data import prepare
+from bertjax.data.prepared import prepare
 
 prepare.prepare.__kwdefaults__["shard_bytes"] = {UNIT}
 hear = prepare._finish

@@ -120,5 +120,5 @@ def test_positions_that_are_no_numbers(tmp_path, key):
     huggingface.write(encoders.make_artifact("roberta", "bpe"), tmp_path / "hf")
     file = tmp_path / "hf/config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {key: None}))
-    with pytest.raises(errors.UserError, match=f"{key} = None"):
+    with pytest.raises(errors.UserError, match=f"{key}: None"):
         huggingface.read(tmp_path / "hf")
