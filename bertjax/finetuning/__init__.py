@@ -1,1 +1,1 @@
-"""Fine-tuning: labelled examples, how a model answers, what is trained, and honest scores."""
+"""Fine-tuning: labelled examples, kinds of tasks, what is trained, and scores over seeds."""

@@ -1,6 +1,6 @@
-"""A kind of task bound to one task: its labels, the model's tokenizer, how long rows may be.
+"""Binds a kind of task to one task: its labels, the model's tokenizer and the length of rows.
 
-It is what an artifact keeps of a fine-tuning besides the model:
+An artifact stores the `Answering` of a fine-tuning beside the model:
 
     answering = from_artifact(source)
     encoded = answering.encode(examples)
@@ -29,16 +29,17 @@ from bertjax.finetuning.examples import types as examples_lib
 from bertjax.inference import pretrained
 
 Apply = Callable[..., dict[str, jax.Array]]
-# Outputs of an encoder or a decoder that have a place for every token of the input.
+# Outputs of an encoder or a decoder with one position per token of the input.
 _BY_TOKEN = ("last_hidden_state", "token_logits", "span_logits", "logits")
 
 
 @dataclasses.dataclass(frozen=True)
 class Answering:
-    """How a model answers the examples of a task.
+    """How a model predicts the examples of a task.
 
-    task: its name. config: of the kind. prompt_ids: put after the first token of every row.
-    absent: features that the model does not read. num_texts: of every sentence example; 0 for any.
+    task: its name. config: the kind's Config. prompt_ids: inserted after the first token of each
+    row. absent: features that the model does not read. num_texts: texts per example of type
+    Sentence; 0: any number.
     """
 
     task: str
@@ -57,7 +58,10 @@ class Answering:
         return kind_lib.load(self.kind_name)
 
     def encode(self, examples: Sequence[examples_lib.Example]) -> kind_lib.Encoded:
-        """The rows of examples. UserError for labels, or for a number of texts, of another task."""
+        """Returns the examples as rows.
+
+        Raises UserError for a label that the task does not have, or for a wrong number of texts.
+        """
         for example in examples:
             if not self._fits(example):
                 raise errors.UserError(
@@ -74,13 +78,16 @@ class Answering:
     def batches(
         self, encoded: kind_lib.Encoded, batch_size: int, passes: int = 0
     ) -> batches_lib.Batches:
-        """The rows in batches; passes: how often they will be read, 0 where nobody knows."""
+        """Returns the rows in batches. passes: how often they will be read; 0: unknown."""
         table = self.kind.features(self.config) | feature_cache.features(encoded.rows[0])
         read = {name: feature for name, feature in table.items() if name not in self.absent}
         return batches_lib.Batches(encoded.rows, read, self.lengths, batch_size, passes)
 
     def asked(self, examples: Sequence[examples_lib.Example]) -> "Answering":
-        """For examples that may ask for more than training did; most kinds answer all alike."""
+        """Returns an `Answering` for `examples`, which may need more than training did.
+
+        Most kinds need no change. One that does: questions without an answer.
+        """
         if not hasattr(self.kind, "asked"):
             return self
         return dataclasses.replace(self, config=self.kind.asked(self.config, examples))
@@ -88,18 +95,21 @@ class Answering:
     def tuned(
         self, examples: Sequence[examples_lib.Example], predictions: Sequence[Any]
     ) -> "Answering":
-        """With what the kind chooses on dev, such as a threshold; most kinds choose nothing."""
+        """Returns an `Answering` with what the kind tunes on dev, such as a threshold.
+
+        Most kinds tune nothing.
+        """
         if not hasattr(self.kind, "tuned"):
             return self
         config = self.kind.tuned(self.config, examples, predictions)
         return dataclasses.replace(self, config=config)
 
     def loss(self, apply: Apply, batch: dict[str, jax.Array]) -> dict[str, tuple[Any, Any]]:
-        """The kind's loss."""
+        """Returns the kind's loss: {name: (sum, weight)}."""
         return self.kind.loss(self.config, prompted(apply, self.prompt_ids), batch)
 
     def outputs(self, apply: Apply, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """The kind's outputs."""
+        """Returns the kind's outputs, which `decode` needs: {name: array, batch first}."""
         return self.kind.outputs(self.config, prompted(apply, self.prompt_ids), batch)
 
     def predict_step(self, model: Any) -> Callable[..., dict[str, jax.Array]]:
@@ -114,7 +124,7 @@ class Answering:
     def answer_in_loop(
         self, model: pretrained.Pretrained, encoded: kind_lib.Encoded
     ) -> dict[str, np.ndarray]:
-        """The outputs of a kind whose answers take many forward passes."""
+        """Returns the outputs of a kind that needs many forward passes, as for generation."""
         return self.kind.predict_loop(self.config, model, encoded, self.prompt_ids)
 
     def decode(
@@ -123,7 +133,7 @@ class Answering:
         encoded: kind_lib.Encoded,
         outputs: dict[str, np.ndarray],
     ) -> list[Any]:
-        """One prediction an example."""
+        """Returns one prediction per example."""
         return self.kind.decode(
             self.config, examples, encoded, outputs, self.labels, self.tokenizer
         )
@@ -131,11 +141,11 @@ class Answering:
     def scores(
         self, examples: Sequence[examples_lib.Example], predictions: Sequence[Any]
     ) -> dict[str, float]:
-        """Every score that the kind has."""
+        """Returns every score of the kind."""
         return self.kind.scores(self.config, examples, predictions, self.labels)
 
     def to_json(self) -> dict[str, Any]:
-        """What an artifact keeps of it."""
+        """Returns what an artifact stores for `from_artifact`."""
         return {
             "name": self.task,
             "kind": self.kind_name,
@@ -148,7 +158,7 @@ class Answering:
 
 
 def from_artifact(source: artifact.Artifact) -> Answering:
-    """How a fine-tuned model answers. UserError for a model that is not fine-tuned."""
+    """Returns the `Answering` of an artifact. Raises UserError if the model is not fine-tuned."""
     task = source.task
     if task is None:
         raise errors.UserError(
@@ -176,17 +186,23 @@ def _texts(number: int) -> str:
 
 
 def lengths(config: Any, max_length: int) -> kind_lib.Lengths:
-    """The most tokens of a row, and of its target where the kind has one."""
+    """Returns the maximum tokens of a row, and of its target if the kind has one."""
     return kind_lib.Lengths(max_length, getattr(config, "max_target_length", 0))
 
 
 def absent(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """Features that a model with these fields does not read: types where it has not two."""
+    """Returns the features that a model with these fields does not read.
+
+    That is token_type_ids for a model without two token types, otherwise none.
+    """
     return () if artifact.has_token_types(fields) else ("token_type_ids",)
 
 
 def prompted(apply: Apply, ids: Sequence[int]) -> Apply:
-    """`apply` of rows with the prompt after their first token; its outputs are without it."""
+    """Wraps `apply` so that each row has the prompt after its first token.
+
+    The prompt's positions are removed from the outputs.
+    """
     if not ids:
         return apply
 
@@ -219,9 +235,10 @@ def forward(
     axis: int = 0,
     on_progress: progress.Done = lambda done, total: None,
 ) -> dict[str, np.ndarray]:
-    """Outputs of `step` for every row, in the order of the rows, which are on `axis`.
+    """Returns the outputs of `step` for every row, in the order of the rows, which are on `axis`.
 
-    Arrays whose batches differ in length are padded with zeros. place: puts a batch on the device.
+    Arrays that differ in length between batches are padded with zeros. place: puts a batch on the
+    device.
     on_progress: called with (rows done, rows in all) after each batch.
     """
     parts: list[tuple[np.ndarray, Mapping[str, np.ndarray]]] = []
@@ -249,7 +266,7 @@ def by_batch(
     batches: batches_lib.Batches,
     place: Callable[[dict[str, np.ndarray]], dict[str, Any]] = dict,
 ) -> Iterator[tuple[np.ndarray, Mapping[str, np.ndarray]]]:
-    """(numbers of the rows of a batch, what `step` says of them and of what fills it up)."""
+    """Yields (row numbers of a batch, the outputs of `step` for it, with those of padding rows)."""
     for numbers, batch in batches.in_order():
-        # Reading each one also keeps old CPU backends from deadlock in collectives.
+        # Fetching each batch's outputs also avoids a deadlock in collectives of old CPU backends.
         yield numbers, jax.device_get(step(params, place(batch)))

@@ -1,14 +1,14 @@
-"""Rows of ids as batches of like length: few shapes, and the same ones in a row for every seed.
+"""Batches rows of ids by length, with few shapes, in the same order of shapes for every seed.
 
-A row belongs to the shortest bucket that holds it. An epoch shuffles the rows by seed and epoch;
-what a bucket has left after its full batches goes up into the next one. An epoch has rows /
-batch_size steps, rounded up: one batch at most is not full, and that is of the shortest rows, since
-what fills it up is computed too. Which bucket comes when depends on the epoch alone: seeds can
-share one compiled step, side by side.
+A row belongs to the shortest bucket that holds it. An epoch shuffles the rows by seed and epoch.
+Rows that are left after a bucket's full batches move up into the next bucket. An epoch has rows /
+batch_size steps, rounded up. At most one batch is not full. It has the shortest rows, since its
+padding rows are computed too. The order of the buckets depends on the epoch alone, so that seeds
+can share one compiled step, side by side.
 
-Every bucket is compiled, and every token that fills one up is computed. Rows that are read again
-and again have the buckets that cost the least together (`fitted`), on a CPU others than on an
-accelerator; the rest have common ones.
+Every bucket is compiled, and padding tokens are computed too. Rows that are read repeatedly have
+the buckets of least total cost (`fitted`), which differ between a CPU and an accelerator. Other
+rows have common buckets.
 
     batches = Batches(encoded.rows, kind.features(config), lengths, batch_size=32, passes=3)
     for batch in batches.epoch(seeds=(0, 1), epoch=0):      # {"input_ids": int[2, 32, 64], ...}
@@ -23,33 +23,34 @@ import numpy as np
 from bertjax.data.batches import rng
 from bertjax.finetuning import kind
 
-# Each at most half as long again as the one before, but the second.
+# Each is at most 1.5 times the one before, except the second.
 _COMMON = (32, 64, 96, 128, 192, 256, 384, 512)
-_SHARE = 0.01  # of all tokens, that a bucket has to save
-_MOST = 10  # buckets
-# On a CPU a pass of more tokens than these keeps two cores as busy as one of many more. What it
-# holds for the backward pass (of MiniLM 0.27 MB a token) is allocated and cleared in every step.
+_SHARE = 0.01  # the share of all tokens that a further bucket must save
+_MOST = 10  # the maximum number of buckets
+# On a CPU, a pass over more tokens than this keeps two cores no busier. The activations for the
+# backward pass (0.27 MB a token for MiniLM) are allocated and cleared in every step.
 _CPU_TOKENS = 768
 _TOKENS = ("input_ids", "decoder_input_ids")
 Row = Mapping[str, np.ndarray]
 
 
 class Price(NamedTuple):
-    """What `fitted` weighs.
+    """The costs that `fitted` weighs.
 
-    compilation: a compilation takes as long as so many tokens. step: lengths are multiples of it.
+    compilation: how many tokens could be computed in the time of one compilation.
+    step: bucket lengths are multiples of it; `fitted` scales it up for models beyond 1024 tokens.
     """
 
     compilation: int
     step: int
 
 
-# Of a small model: on two CPU cores, and with ten seconds on one accelerator.
+# For a small model: on two CPU cores, and on one accelerator with compilations of ten seconds.
 _CPU, _ACCELERATOR = Price(8_000, 4), Price(2_000_000, 32)
 
 
 def common(length: int, longest: int) -> int:
-    """The common bucket of a row of `length` tokens, where the model takes `longest`."""
+    """Returns the common bucket of a row of `length` tokens, at most `longest`."""
     scale = 1
     while length > _COMMON[-1] * scale:
         scale *= 2
@@ -57,18 +58,18 @@ def common(length: int, longest: int) -> int:
 
 
 def fitted(lengths: np.ndarray, longest: int, passes: int, price: Price = _CPU) -> np.ndarray:
-    """The buckets, ascending, that cost rows of these lengths the least.
+    """Returns the buckets, ascending, of least cost for rows of these lengths.
 
-    The cost is that of all tokens, those that fill up included, in so many passes over the rows,
-    and of a compilation for each bucket: the best of each number of buckets by dynamic programming.
+    The cost counts all tokens, padding included, of `passes` passes over the rows, and one
+    compilation per bucket. Dynamic programming finds the best buckets of each number of buckets.
     """
     step = price.step * max(1, -(-longest // 1024))
     sizes = np.unique(np.minimum(np.maximum(-(-lengths // step), 1) * step, longest))
-    rows = np.searchsorted(np.sort(lengths), sizes, side="right")  # how many each size holds
-    # tokens[i, j]: of the rows that go into bucket j where i is the one below it
+    rows = np.searchsorted(np.sort(lengths), sizes, side="right")  # rows that each size holds
+    # tokens[i, j]: tokens of bucket j, padding included, if i is the next smaller bucket
     tokens = np.where(np.tri(len(sizes), k=-1).T > 0, (rows - rows[:, None]) * sizes, np.inf)
     bucket = max(price.compilation / passes, _SHARE * lengths.sum())
-    cost = rows * sizes + bucket  # of the best buckets of which j is the last
+    cost = rows * sizes + bucket  # cost[j]: of the best buckets that end with j
     below = [np.full(len(sizes), -1)]
     best, chosen = cost[-1], 0
     for count in range(1, min(_MOST, len(sizes))):
@@ -85,17 +86,17 @@ def fitted(lengths: np.ndarray, longest: int, passes: int, price: Price = _CPU) 
 
 
 class Shape(NamedTuple):
-    """Tokens of the rows of a batch."""
+    """The lengths, in tokens, to which the rows of a batch are padded."""
 
     length: int
     target_length: int
 
 
 class Batches:
-    """The rows of a split and how they come in batches.
+    """The rows of a split, grouped into batches.
 
-    lengths: the most that the model takes, which no batch is longer than. passes: how often the
-    rows will be read, for buckets that fit them; 0 for common ones.
+    lengths: the maximum lengths; no batch is longer. passes: how often the rows will be read, to
+    fit the buckets to them; 0: common buckets.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Batches:
         else:
             self._buckets = np.array([common(n, lengths.length) for n in self._lengths], int)
         targets = row_lengths(rows, features, "target_length")
-        # Rows go up only: the longest target so far is the longest that a bucket can meet.
+        # Rows only move up: a bucket's targets are its own or those of shorter buckets.
         self._target_lengths = {
             size: common(int(targets[self._buckets <= size].max()), lengths.target_length)
             for size in np.unique(self._buckets)
@@ -124,9 +125,9 @@ class Batches:
         self.steps_per_epoch = -(-len(rows) // batch_size)
 
     def epoch(self, seeds: Sequence[int], epoch: int) -> Iterator[dict[str, np.ndarray]]:
-        """Every row once for each seed: arrays [seeds, batch_size, ...]."""
+        """Yields the batches of an epoch, every row once per seed: [seeds, batch_size, ...]."""
         plans = [self._plan(seed, epoch) for seed in seeds]
-        # Of no seed: the buckets come in the same order for all of them.
+        # Independent of the seeds, so that the order of the buckets is the same for all of them.
         draws = rng.RowRandom(rng.row_keys(0, epoch, np.array([0])))
         for index in draws.permutation("finetune batches", self.steps_per_epoch)[0]:
             (shape,) = {plan[index][0] for plan in plans}
@@ -134,17 +135,17 @@ class Batches:
             yield {name: np.stack([part[name] for part in parts]) for name in parts[0]}
 
     def in_order(self) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-        """(numbers of the rows, batch), every row once, short ones first."""
+        """Yields (row numbers, batch): every row once, the shortest first."""
         for shape, numbers in self._ordered():
             yield numbers, self.batch(numbers, shape)
 
     def one_of_each_shape(self, in_order: bool) -> list[dict[str, np.ndarray]]:
-        """A batch of every shape that `in_order`, or else every epoch, has."""
+        """Returns one batch of each shape of the method `in_order`, or else of every epoch."""
         batches = self._ordered() if in_order else self._plan(0, 0)
         return [self.batch(numbers, shape) for shape, numbers in dict(batches).items()]
 
     def batch(self, numbers: np.ndarray, shape: Shape) -> dict[str, np.ndarray]:
-        """The rows, filled up to `batch_size` by rows of weight 0."""
+        """Returns the rows as a batch, padded to `batch_size` with rows of weight 0."""
         missing = self.batch_size - len(numbers)
         rows = [self._rows[i] for i in [*numbers, *[numbers[0]] * missing]]
         weights = np.ones(self.batch_size, np.float32)
@@ -162,7 +163,7 @@ class Batches:
             yield self._shape(self._buckets[numbers].max()), numbers
 
     def _plan(self, seed: int, epoch: int) -> list[tuple[Shape, np.ndarray]]:
-        """Each batch of an epoch: its shape and the numbers of its rows."""
+        """Returns (shape, row numbers) of each batch of an epoch."""
         draws = rng.RowRandom(rng.row_keys(seed, epoch, np.array([0])))
         order = draws.permutation("finetune rows", len(self._rows))[0]
         rest = len(self._rows) % self.batch_size
@@ -179,9 +180,9 @@ class Batches:
 
 
 def micro_batches(batch: Mapping[str, jax.Array], shards: int) -> int:
-    """How many parts of a batch are computed one after the other: on an accelerator 1.
+    """Returns the number of micro-batches to compute a batch in; 1 on an accelerator.
 
-    shards: that the rows of a part divide over.
+    shards: how many shards the rows of a micro-batch are split into; they divide evenly.
     """
     if jax.default_backend() != "cpu":
         return 1
@@ -193,7 +194,10 @@ def micro_batches(batch: Mapping[str, jax.Array], shards: int) -> int:
 def row_lengths(
     rows: Sequence[Row], features: Mapping[str, kind.Feature], which: str
 ) -> np.ndarray:
-    """int[rows]: the longest array of each row among those with the length `which`; 0 for none."""
+    """Returns int[rows]: the length of each row's longest array of the length kind `which`.
+
+    It is 0 if no feature has this `Feature.length`.
+    """
     named = [name for name, feature in features.items() if feature.length == which]
     return np.array([max((row[n].shape[-1] for n in named), default=0) for row in rows], int)
 

@@ -1,7 +1,7 @@
-"""A jitted function, compiled for every shape of its batches before the first call, in threads.
+"""Compiles a jitted function for every batch shape before its first call, in parallel threads.
 
-A compilation keeps little more than one core busy: where there are many, ten shapes take hardly
-longer than one.
+One compilation keeps little more than one core busy. On a machine with many cores, ten shapes
+take hardly longer than one.
 """
 
 import concurrent.futures
@@ -12,12 +12,13 @@ from bertjax.data.prepared import parallel
 
 
 def for_calls(jitted: Any, calls: Sequence[tuple[Any, ...]]) -> Callable[..., Any]:
-    """`jitted` for calls like these, which differ in the shapes of their second argument alone.
+    """Returns `jitted`, compiled for calls that differ only in the shapes of their second argument.
 
-    calls: arguments, or what they look like (jax.ShapeDtypeStruct). KeyError for other shapes.
+    calls: the arguments, or jax.ShapeDtypeStruct in place of arrays. The returned function raises
+    KeyError for other shapes.
     """
-    lowered = [jitted.lower(*call) for call in calls]  # here: a mesh is set for one thread only
-    # An interrupt waits for what is being compiled, not for what has yet to be.
+    lowered = [jitted.lower(*call) for call in calls]  # not in the pool: a mesh is set per thread
+    # An interrupt waits for running compilations, but not for queued ones.
     with concurrent.futures.ThreadPoolExecutor(parallel.cpus()) as pool:
         compiled = pool.map(lambda each: each.compile(), lowered)
         by_shape = dict(zip(map(_shapes, calls), compiled, strict=True))

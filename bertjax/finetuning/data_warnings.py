@@ -1,6 +1,7 @@
-"""What is suspicious about labelled data, though it can be trained on, and about results.
+"""Warnings about labelled data that can be trained on but looks wrong, and about results.
 
-for line in checks.everything(examples, truncated, answering, most=512, rows=30522): print(line)
+found = data_warnings.everything(examples, truncated, answering, most=512, rows=30522)
+for line in found: print(line)
 """
 
 import collections
@@ -15,12 +16,12 @@ from bertjax.finetuning import answering as answering_lib
 from bertjax.finetuning import kind
 from bertjax.finetuning.examples import types as examples_lib
 
-SKEW = 10  # examples of the most frequent label for one of the rarest
-TRUNCATED = 0.05  # share of examples that lose text
-UNKNOWN = 0.01  # share of tokens
-SPARE = 256  # rows of the embeddings, of sentinels and to a round number
+SKEW = 10  # examples of the most frequent label per example of the rarest
+TRUNCATED = 0.05  # share of truncated examples
+UNKNOWN = 0.01  # share of unknown tokens
+SPARE = 256  # unused embedding rows that are usual: sentinels, padding to a round number
 QUOTED = 0.5  # share of examples with a text in quotation marks
-_SAMPLE, _CHARACTERS = 1000, 1000  # examples, and characters of a text, that are looked at
+_SAMPLE, _CHARACTERS = 1000, 1000  # how many examples, and characters per text, are inspected
 
 Example = examples_lib.Example
 
@@ -32,9 +33,9 @@ def everything(
     most: int,
     rows: int,
 ) -> list[str]:
-    """All that is suspicious about the splits; "train" is one of them.
+    """Returns all warnings about the splits; "train" is one of them.
 
-    most: tokens that the model can read. rows: pieces that its embeddings have.
+    most: the maximum number of tokens that the model can read. rows: of its embeddings.
     """
     train, config = examples["train"], answering.config
     found = labels(train, answering.labels, weigh=hasattr(config, "class_weights"))
@@ -47,7 +48,7 @@ def everything(
 
 
 def overlap(train: Sequence[Example], other: Sequence[Example], split: str) -> list[str]:
-    """Examples of another split whose texts are in train, but for case and spaces."""
+    """Returns a warning if texts of another split are in train, ignoring case and whitespace."""
     seen = {_squeezed(example) for example in train}
     shared = [example for example in other if _squeezed(example) in seen]
     if not shared:
@@ -59,9 +60,9 @@ def overlap(train: Sequence[Example], other: Sequence[Example], split: str) -> l
 
 
 def labels(train: Sequence[Example], names: Sequence[str], *, weigh: bool = False) -> list[str]:
-    """Labels that never occur in train, and those that are far rarer than others.
+    """Returns warnings about labels: too many different ones, absent from train, or skewed.
 
-    weigh: whether they may be given weights.
+    names: all labels. weigh: whether the kind has class weights, which the warning then suggests.
     """
     found = [e.label for e in train if isinstance(e, examples_lib.Sentence)]
     counts = collections.Counter(label for label in found if isinstance(label, str))
@@ -97,9 +98,11 @@ def truncation(
     most: int | None = None,
     question_length: int = 0,
 ) -> list[str]:
-    """truncated: bool[examples], as of `kind.Encoded`. most: tokens that the model can read.
+    """Returns a warning if more than the share TRUNCATED of a split's examples was truncated.
 
-    question_length: where only questions are cut, the most tokens of one; else 0.
+    truncated: bool[examples], as in `kind.Encoded`. most: the maximum number of tokens that the
+    model can read. question_length: the maximum tokens of a question, if only questions are
+    truncated; else 0.
     """
     share = float(np.mean(truncated)) if len(truncated) else 0.0
     if share <= TRUNCATED:
@@ -118,7 +121,7 @@ def truncation(
 
 
 def unread(truncated: np.ndarray, answering: answering_lib.Answering) -> list[str]:
-    """What a model that is trained does not read of examples to answer."""
+    """Returns a warning if inputs to predict on were truncated."""
     count = int(np.sum(truncated))
     if not count:
         return []
@@ -135,9 +138,11 @@ def unread(truncated: np.ndarray, answering: answering_lib.Answering) -> list[st
 def results(
     means: Mapping[float, float], chosen: float, predictions: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Rates that were tried too low or taught nothing, and answers that are all the same.
+    """Returns warnings about the learning rates, or if all predictions are the same.
 
-    means: score on dev by learning rate. predictions: of the best model, on dev.
+    Rates are suspicious if all score the same, or if the highest is the best.
+
+    means: the mean dev score by learning rate. predictions: of the best model, on dev.
     """
     found = []
     if len(means) > 1 and len(set(means.values())) == 1:
@@ -154,7 +159,10 @@ def results(
 
 
 def quotes(train: Sequence[Example]) -> list[str]:
-    """Quotation marks around texts, as other forms than TSV have them."""
+    """Returns a warning if more than the share QUOTED of the examples has a quoted text.
+
+    TSV has no quoting, so the quotation marks are read as part of the text.
+    """
     quoted = [any(text[:1] == text[-1:] == '"' for text in _texts(e)) for e in _some(train)]
     share = float(np.mean(quoted))
     if share <= QUOTED:
@@ -166,7 +174,10 @@ def quotes(train: Sequence[Example]) -> list[str]:
 
 
 def tokens(train: Sequence[Example], tokenizer: tokenizer_lib.Tokenizer) -> list[str]:
-    """Texts that the tokenizer was not made for: unknown pieces, names without capital letters."""
+    """Returns warnings if the tokenizer does not suit the texts.
+
+    It warns of many unknown tokens, and of an uncased tokenizer for entities in cased text.
+    """
     texts = [text[:_CHARACTERS] for example in _some(train) for text in _texts(example)]
     result = []
     share = _unknown(texts, tokenizer)
@@ -189,7 +200,7 @@ def tokens(train: Sequence[Example], tokenizer: tokenizer_lib.Tokenizer) -> list
 
 
 def table(tokenizer: tokenizer_lib.Tokenizer, rows: int) -> list[str]:
-    """Embeddings of far more pieces than the tokenizer has: rows to fill up are few."""
+    """Returns a warning if over SPARE of the `rows` of the embeddings have no piece."""
     if rows - tokenizer.size <= SPARE:
         return []
     return [

@@ -1,11 +1,12 @@
-"""A body that stays as it is: what the head reads of it is computed once and kept in the rows.
+"""Caches the encoder's output when the encoder is frozen, so that each epoch runs only the head.
 
-It has no dropout, so it says the same at every epoch; only the head has some. Where what it says
-takes more than `MOST`, rows keep nothing and every step computes it again, to the same end.
+A frozen encoder runs without dropout, so its output is the same in every epoch; only the head has
+dropout. If the features take more than `MOST` bytes, nothing is cached, and every step computes
+them again, with the same result.
 
-    step = jax.jit(still.step(answering, model, "classifier"))
+    step = jax.jit(feature_cache.step(answering, model, "classifier"))
     for numbers, found in answering_lib.by_batch(step, params, batches):
-        still.keep(encoded.rows, numbers, found)
+        feature_cache.keep(encoded.rows, numbers, found)
 
 Shapes: B batch, N texts of an example, L length, D model.
 """
@@ -21,15 +22,15 @@ import numpy as np
 from bertjax.finetuning import kind
 from bertjax.models.common import heads
 
-MOST = 2**32  # bytes that rows keep
-# What rows keep, [N, D] and [D, L], and to which length its last axis is padded.
+MOST = 2**32  # bytes that may be cached
+# The arrays cached in a row, [N, D] and [D, L], and the length that their last axis is padded to.
 _LENGTHS = {"class_features": "", "last_hidden_state": "length"}
 
 Batch = Mapping[str, jax.Array]
 
 
 def size(head: str, model: Any, rows: Sequence[Mapping[str, np.ndarray]]) -> int:
-    """Bytes of what the head reads of rows."""
+    """Returns the bytes of the features that the head reads of these rows."""
     shapes = [row["input_ids"].shape for row in rows]
     if not _LENGTHS[heads.READS[head]]:
         shapes = [shape[:-1] for shape in shapes]
@@ -38,7 +39,7 @@ def size(head: str, model: Any, rows: Sequence[Mapping[str, np.ndarray]]) -> int
 
 
 def features(row: Mapping[str, np.ndarray]) -> dict[str, kind.Feature]:
-    """The arrays that `keep` put into a row."""
+    """Returns {name: Feature} of the arrays that `keep` stored in a row."""
     return {
         name: kind.Feature(row[name].dtype.type, length)
         for name, length in _LENGTHS.items()
@@ -47,12 +48,12 @@ def features(row: Mapping[str, np.ndarray]) -> dict[str, kind.Feature]:
 
 
 def is_kept(batch: Batch) -> bool:
-    """Whether the rows of a batch keep what the head reads."""
+    """Returns whether the batch contains cached features."""
     return any(name in batch for name in _LENGTHS)
 
 
 def step(answering: Any, model: Any, head: str) -> Callable[[Any, Batch], dict[str, jax.Array]]:
-    """Returns step(params, batch) -> what rows keep, batch first."""
+    """Returns step(params, batch) -> {name: features to cache, batch first}."""
     name = heads.READS[head]
 
     def compute(params: Any, batch: Batch) -> dict[str, jax.Array]:
@@ -77,7 +78,10 @@ def keep(
     numbers: np.ndarray,
     found: Mapping[str, np.ndarray],
 ) -> None:
-    """Puts what `step` said of the rows of these numbers into them, without padding."""
+    """Stores the features that `step` returned for a batch in its rows, without padding.
+
+    numbers: of the batch's rows in `rows`. found: may have padding rows behind them.
+    """
     for name, x in found.items():
         for number, own in zip(numbers, x, strict=False):
             row = rows[number]
@@ -85,7 +89,10 @@ def keep(
 
 
 def head_alone(apply: Callable[..., Any], head: str, batch: Batch) -> Callable[..., Any]:
-    """`apply` of a model as a kind takes it: the head, of what the rows keep or the body says."""
+    """Returns an `apply` for a kind that runs the head of a model with a frozen encoder.
+
+    The head reads the features cached in `batch`, or without them the encoder's output.
+    """
     name = heads.READS[head]
 
     def told(**inputs: Any) -> dict[str, jax.Array]:

@@ -1,7 +1,7 @@
-"""The model that a fine-tuning starts with: a checkpoint's parameters under fresh heads.
+"""Makes the model that a fine-tuning starts with: a checkpoint's parameters under fresh heads.
 
-family, fields, params = start.model(source, ("classifier",), {"num_labels": 3}, key)
-module = build.model(family, fields)
+family, fields, params = initial_model.model(source, ("classifier",), {"num_labels": 3}, key)
+module = plugins.model(family, fields)
 """
 
 import dataclasses
@@ -27,17 +27,18 @@ def model(
     kind: str = "",
     labels: Sequence[str] = (),
 ) -> tuple[str, dict[str, Any], Any]:
-    """(family, fields, params): what the source has, and what it lacks drawn by the key.
+    """Returns (family, fields, params): the source's parameters, and new ones for what it lacks.
 
-    heads: of the task, in place of the source's, with the pooler where the family's classifier
-    reads it; () is the map to the vocabulary, and of an encoder the pooler alone. fields: of the
-    model that differ from the source's (num_labels, adapter_size, dropout rates, vocab_size).
-    kind, labels: of the task; a head of the source stays only if it was trained for these.
+    heads: of the task; they replace the source's. The pooler is added if the family's classifier
+    reads it. () selects the "lm" head, or in an encoder only the pooler, if the source has one.
+    fields: model fields that differ from the source's (num_labels, adapter_size, dropout rates,
+    vocab_size). key: initializes the new parameters.
+    kind, labels: of the task; a head of the source is kept only if it was trained for both.
 
-    Of an ELECTRA that is generator and discriminator, the discriminator. The returned fields are
-    all of the family's Config but how it is computed; params are on the host, float32. Raises
-    UserError for a family without such a head, and for fields that make arrays of another shape
-    than the source's, but for the rows of more pieces.
+    Of an ELECTRA with generator and discriminator, takes the discriminator. The returned fields are
+    all of the family's Config except those of `Compute`; params are on the host, float32. Raises
+    UserError for a family without such a head, for an unknown field, and for fields that change
+    the shape of the source's arrays; only the vocabulary may grow.
     """
     source = artifact.part(source)
     module = plugins.family(source.family)
@@ -73,7 +74,7 @@ def model(
 def _heads(
     source: artifact.Artifact, module: ModuleType, heads: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The heads in the family's order, with the pooler or without, as `model` says."""
+    """Returns the heads in the family's order, with or without the pooler as `model` documents."""
     if not heads:
         if module.KIND != "encoder":
             return ("lm",)
@@ -91,7 +92,7 @@ def _heads(
 
 
 def _whole(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field of the family's Config but how it is computed."""
+    """Returns every field of the family's Config except those of `Compute`."""
     known = {field.name for field in dataclasses.fields(plugins.family(family).Config)}
     for name in fields:
         if name not in known:
@@ -102,7 +103,7 @@ def _whole(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 def _found(
     source: artifact.Artifact, made: Any, shapes: Mapping[str, Any], *, keeps_heads: bool
 ) -> dict[str, np.ndarray]:
-    """What of the source the model starts with, by the model's paths."""
+    """Returns the source's parameters that the model starts with, by the model's paths."""
     theirs = artifact.flatten(source.params)
     found = {}
     for name in shapes:
@@ -119,13 +120,13 @@ def _found(
 
 @functools.partial(jax.jit, static_argnames=("made", "names"))
 def _draw(made: Any, names: tuple[str, ...], key: jax.Array) -> dict[str, jax.Array]:
-    """These of the fresh parameters; the others are not computed."""
+    """Returns the fresh parameters `names`; the others are not computed."""
     fresh = artifact.flatten(plugins.init_params(made, key))
     return {name: fresh[name] for name in names}
 
 
 def _more_rows(name: str, found: np.ndarray, fresh: np.ndarray, rows: int) -> np.ndarray:
-    """The fresh array of a larger vocabulary with what was found of its first `rows` pieces."""
+    """Returns `fresh`, of a larger vocabulary, with `found` written into its first `rows` pieces."""
     first = (slice(None),) * sharding.param_axes(name).index("vocab") + (slice(rows),)
     fresh[first] = found[first]
     return fresh

@@ -1,4 +1,4 @@
-"""Every key of a fine-tuning for people: its default, and the comment where it is declared.
+"""Help on every key of a fine-tuning: its default, and the comment of its declaration.
 
     keys.names()        # ["model", "num_epochs", ..., "strategy.rank", "kind.doc_stride", ...]
     keys.table()        # ["  num_epochs=3    passes over the training data", ...]
@@ -16,13 +16,16 @@ from bertjax.finetuning import kind, recipe, strategies, tasks
 
 
 def names() -> list[str]:
-    """The keys of all tasks and strategies."""
+    """Returns the keys of all tasks and strategies."""
     groups = [_of_recipe(), *_of_strategies().values(), *_of_kinds().values()]
     return [key for group in groups for key in group]
 
 
 def table() -> list[str]:
-    """A line a key, or more: KEY=DEFAULT and what it says. Those of one strategy or kind follow."""
+    """Returns one or more help lines per key: KEY=DEFAULT and its comment.
+
+    The keys of the recipe come first, then those of each strategy and each kind of task.
+    """
     groups = {"keys of the recipe, for --config.KEY=VALUE": _of_recipe()}
     groups |= {f"with --strategy={name}": group for name, group in _of_strategies().items()}
     for name, group in _of_kinds().items():
@@ -32,14 +35,14 @@ def table() -> list[str]:
 
 
 def _with_tasks(group: config_help.Group) -> config_help.Group:
-    """Adds to each comment the tasks that have another value."""
+    """Returns the group, with the tasks that have another default added to each comment."""
     return {
         key: (value, comment + _of_tasks(key, value)) for key, (value, comment) in group.items()
     }
 
 
 def _of_tasks(key: str, default: Any) -> str:
-    """Which tasks have another value than `default`, for the end of a comment."""
+    """Returns the tasks with another value than `default`, as the end of a comment."""
     found: dict[Any, list[str]] = {}
     for task in tasks.TASKS.values():
         own = {f"kind.{name}": value for name, value in task.options.items()}
@@ -51,7 +54,7 @@ def _of_tasks(key: str, default: Any) -> str:
 
 
 def _of_recipe() -> config_help.Group:
-    """{key: (default, comment)} of what every task and strategy has."""
+    """Returns {key: (default, comment)} of the keys that all tasks and strategies have."""
     config = recipe.default("classification")
     known = config_help.comments(optimizer.Config)
     known = {f"optimizer.{key}": said for key, said in known.items()}
@@ -70,7 +73,7 @@ def _of_kinds() -> dict[str, config_help.Group]:
 
 
 def _knobs(prefix: str, modules: Mapping[str, ModuleType]) -> dict[str, config_help.Group]:
-    """The fields of each module's Config, where it has any."""
+    """Returns the fields of each module's Config, without modules that have none."""
     found = {}
     for name, module in modules.items():
         known = config_help.comments(module)

@@ -1,4 +1,4 @@
-"""How many seeds fit into the device's memory side by side."""
+"""Computes how many seeds fit into the device's memory side by side."""
 
 from typing import Any
 
@@ -6,13 +6,14 @@ import jax
 
 from bertjax.finetuning import parts as parts_lib
 
-MARGIN = 0.9  # of the memory may be planned
+MARGIN = 0.9  # the share of the memory to plan with
 
 
 def seeds_at_once(parts: parts_lib.Parts, seeds: int) -> int:
-    """`config.seeds_at_once`; if that is 0, as many as fit. Never more than `seeds`.
+    """Returns how many seeds to train side by side, at most `seeds`.
 
-    A CPU has nothing left over for a second seed, so there they go one by one.
+    That is `config.seeds_at_once` or, if that is 0, as many as fit into memory. It is then 1 on a
+    CPU, which a single seed keeps busy, and on a device that does not report its memory.
     """
     wanted = parts.config.seeds_at_once
     if wanted or seeds <= 1:
@@ -26,7 +27,10 @@ def seeds_at_once(parts: parts_lib.Parts, seeds: int) -> int:
 
 
 def needs(parts: parts_lib.Parts) -> tuple[int, int]:
-    """(bytes that all seeds share, bytes of each): of the compiled step on the longest batch."""
+    """Returns (bytes that all seeds share, bytes of each seed) of training.
+
+    They are those of the compiled train step on the longest batch.
+    """
     seeds = [parts.config.seed]
     state = parts.first_state(seeds)
     batches = parts.train_batches.one_of_each_shape(in_order=False)
@@ -36,10 +40,10 @@ def needs(parts: parts_lib.Parts) -> tuple[int, int]:
     analysis = step.compile().memory_analysis()
     shared = _size(parts.frozen)
     state_bytes = analysis.argument_size_in_bytes - shared
-    best = _size(state.params)  # a copy of what was best
+    best = _size(state.params)  # a copy of the best parameters
     return shared, max(1, state_bytes + best + analysis.temp_size_in_bytes)
 
 
 def _size(tree: Any) -> int:
-    """Bytes of it on one device."""
+    """Returns the bytes of the tree on one device."""
     return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))

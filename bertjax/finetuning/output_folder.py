@@ -1,13 +1,13 @@
-"""The output folder of a fine-tuning: whose it is, and its finished runs.
+"""The output folder of a fine-tuning: its config, its finished runs and its results.
 
-    out/config.json                    what all runs share: config, fingerprints of model and data
+    out/config.json                    shared by all runs: config, fingerprints of model and data
     out/runs/lr3e-05-seed0.json        a finished run: its scores
-    out/runs/lr3e-05-seed0.safetensors what it trained, as long as that may be the best
+    out/runs/lr3e-05-seed0.safetensors its trained parameters, as long as they may be the best
     out/artifact/                      the best model, for `bertjax predict` and `evaluate`
     out/report.json, report.md, scores.png, predictions/SPLIT.jsonl, submission/
 
-A (rate, seed) is a run of its own: a fine-tuning that was killed goes on with those it lacks, and
-more rates or seeds can be added later.
+Each (rate, seed) is a separate run. A fine-tuning that was killed resumes with the missing runs,
+and more rates or seeds can be added later.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ REPORT, TABLE, PLOT = "report.json", "report.md", "scores.png"
 
 @dataclasses.dataclass(frozen=True)
 class _Config:
-    """config.json of the folder. model, data: digests."""
+    """The content of config.json. model: a digest; data: a digest of each split."""
 
     config: dict[str, Any]
     model: str
@@ -55,7 +55,10 @@ class _Report(schema.Open):
 
 
 class Folder:
-    """The output folder. UserError for one of another fine-tuning, or what cannot be written."""
+    """The output folder of one fine-tuning.
+
+    Raises UserError if it belongs to another fine-tuning, or cannot be written.
+    """
 
     def __init__(
         self,
@@ -75,10 +78,10 @@ class Folder:
         if file.exists():
             stored = self.stored()
             _check(self.path, mine, stored)
-            mine["data"] = stored["data"] | mine["data"]  # scores of splits not given now are kept
+            mine["data"] = stored["data"] | mine["data"]  # keeps the digests of splits not given now
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            schema.write(file, mine, FORM)  # first: without it the other files are nobody's
+            schema.write(file, mine, FORM)  # first: files without it count as foreign
             (self.path / RUNS).mkdir(exist_ok=True)
             self._remove_partial_files()
         except OSError as error:
@@ -87,11 +90,11 @@ class Folder:
             ) from error
 
     def stored(self) -> dict[str, Any]:
-        """Returns config, model and data of the config.json that is there."""
+        """Returns config, model and data of the existing config.json."""
         return dataclasses.asdict(schema.read(self.path / CONFIG, _Config, _ANOTHER, form=FORM))
 
     def run(self, learning_rate: float, seed: int) -> training.Run | None:
-        """A finished run; None for one that is not."""
+        """Returns a finished run; None if it is not finished. Raises UserError for a bad file."""
         file = self._file(learning_rate, seed, "json")
         if not file.exists():
             return None
@@ -102,30 +105,30 @@ class Folder:
         return run
 
     def left_out(self, rates: Sequence[float], seeds: Sequence[int]) -> list[tuple[float, int]]:
-        """(rate, seed) of the finished runs that are none of these."""
+        """Returns (rate, seed) of the finished runs with another rate or seed."""
         matches = (_RUN.fullmatch(file.name) for file in (self.path / RUNS).iterdir())
         found = sorted((float(match[1]), int(match[2])) for match in matches if match)
         return [(rate, seed) for rate, seed in found if rate not in rates or seed not in seeds]
 
     def save(self, run: training.Run, trained: Any = None) -> None:
-        """A run that is finished, and what it trained."""
+        """Saves a finished run, and its trained parameters if given."""
         if trained is not None:
             file = self._file(run.learning_rate, run.seed, "safetensors")
             partial = file.with_suffix(".partial")
             files.write_tensors(partial, artifact.flatten(trained))
             partial.replace(file)
-        # Last: without it the run is not finished.
+        # NOTE: last, because this file marks the run as finished.
         schema.write(self._file(run.learning_rate, run.seed, "json"), dataclasses.asdict(run))
 
     def params(self, run: training.Run) -> Any | None:
-        """What the run trained; None where it is no longer kept."""
+        """Returns the trained parameters of a run; None if they are no longer kept."""
         file = self._file(run.learning_rate, run.seed, "safetensors")
         if not file.exists():
             return None
         return artifact.unflatten(files.read_tensors(file, list(files.tensor_shapes(file))))
 
     def drop_params(self, run: training.Run) -> None:
-        """Those of a run that is not the best."""
+        """Deletes the trained parameters of a run, if they are there."""
         self._file(run.learning_rate, run.seed, "safetensors").unlink(missing_ok=True)
 
     def write_predictions(
@@ -133,9 +136,9 @@ class Folder:
         examples: Mapping[str, Sequence[Any]],
         predictions: Mapping[str, Sequence[dict[str, Any]]],
     ) -> None:
-        """Of each split a line of JSON an example: what it says, and what the model says of it.
+        """Writes a JSON lines file per split: each example with its prediction.
 
-        Those of an earlier model go, and what a leaderboard would have taken of them.
+        Deletes the predictions and leaderboard submissions of an earlier model first.
         """
         for name in (PREDICTIONS, SUBMISSION):
             shutil.rmtree(self.path / name, ignore_errors=True)
@@ -144,7 +147,10 @@ class Folder:
             files.write_text(self._predictions(split), prediction_lines(examples[split], found))
 
     def predictions(self, split: str) -> list[dict[str, Any]]:
-        """What `write_predictions` wrote of a split, without the examples."""
+        """Returns the predictions that `write_predictions` wrote for a split.
+
+        Raises UserError for a line without one.
+        """
         file, again = self._predictions(split), "remove it, and it is written again"
         found = []
         for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
@@ -156,7 +162,7 @@ class Folder:
         return found
 
     def holds(self, run: training.Run, splits: Sequence[str]) -> bool:
-        """Whether the artifact is of this run, and its predictions of these splits are there."""
+        """Returns whether the artifact is of this run, with predictions for these splits."""
         file = self.path / REPORT
         if not (file.exists() and (self.path / ARTIFACT).exists()):
             return False
@@ -165,12 +171,15 @@ class Folder:
         return same and all(self._predictions(split).exists() for split in splits)
 
     def drop_report(self) -> None:
-        """Without one, artifact and predictions are of no run that is known."""
+        """Deletes the report.
+
+        NOTE: without it, `holds` is false for every run, since the report names the artifact's run.
+        """
         for name in (REPORT, TABLE, PLOT):
             (self.path / name).unlink(missing_ok=True)
 
     def _remove_partial_files(self) -> None:
-        """Removes what a killed process was writing; safetensors names it .tmpXXXXXX."""
+        """Removes files that a killed process was writing; safetensors names them .tmpXXXXXX."""
         for file in (self.path / RUNS).iterdir():
             if file.suffix == schema.PARTIAL or file.name.startswith(".tmp"):
                 file.unlink()
@@ -183,7 +192,7 @@ class Folder:
 
 
 def prediction_lines(examples: Sequence[Any], predictions: Sequence[dict[str, Any]]) -> str:
-    """A line of JSON an example: {"example": what it says, "prediction": what the model says}."""
+    """Returns one line of JSON per example: {"example": its fields, "prediction": ...}."""
     return "".join(
         json.dumps({"example": _said(e), "prediction": p}, ensure_ascii=False) + "\n"
         for e, p in zip(examples, predictions, strict=True)
@@ -191,7 +200,7 @@ def prediction_lines(examples: Sequence[Any], predictions: Sequence[dict[str, An
 
 
 def _shared(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The keys that all runs share, by their dotted names."""
+    """Returns the keys that all runs share, with dotted names, and their values."""
     flat = {}
     for key, value in config.items():
         if isinstance(value, dict):
@@ -202,7 +211,7 @@ def _shared(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _check_own(path: pathlib.Path) -> None:
-    """UserError for a folder of something else that has what a fine-tuning would write over."""
+    """Raises UserError if a folder without config.json has files that would be overwritten."""
     own = (RUNS, ARTIFACT, PREDICTIONS, SUBMISSION, REPORT, TABLE, PLOT)
     there = [name for name in own if (path / name).exists()]
     if there and not (path / CONFIG).exists():
