@@ -126,7 +126,7 @@ def _draw(made: Any, names: tuple[str, ...], key: jax.Array) -> dict[str, jax.Ar
 
 
 def _more_rows(name: str, found: np.ndarray, fresh: np.ndarray, rows: int) -> np.ndarray:
-    """Returns `fresh`, of a larger vocabulary, with `found` written into its first `rows` pieces."""
+    """Returns `fresh`, of a larger vocabulary, with its first `rows` pieces set to `found`."""
     first = (slice(None),) * sharding.param_axes(name).index("vocab") + (slice(rows),)
     fresh[first] = found[first]
     return fresh

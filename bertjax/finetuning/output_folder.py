@@ -78,7 +78,7 @@ class Folder:
         if file.exists():
             stored = self.stored()
             _check(self.path, mine, stored)
-            mine["data"] = stored["data"] | mine["data"]  # keeps the digests of splits not given now
+            mine["data"] = stored["data"] | mine["data"]  # splits not given now keep their scores
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             schema.write(file, mine, FORM)  # first: files without it count as foreign

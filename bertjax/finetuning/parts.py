@@ -1,7 +1,7 @@
-"""What a config names, read and built: examples as rows, the model, its strategy, the steps.
+"""Builds what a config describes: examples as rows, the model, its strategy and the steps.
 
-All of it is the same for every learning rate and seed. What differs by seed is stacked in front:
-states are [K, ...], batches [K, B, ...], and K seeds make their steps side by side.
+All of it is the same for every learning rate and seed. Arrays that differ by seed are stacked:
+states are [K, ...], batches [K, B, ...], and each step trains K seeds side by side.
 """
 
 import dataclasses
@@ -39,8 +39,8 @@ from bertjax.models.common import kernels
 class Parts:
     """A fine-tuning, ready to train.
 
-    answering: how the model answers. examples, encoded: of every split. strategy, frozen: what is
-    trained and what is not. main: the score that decides. notes: what was changed of the config.
+    answering: how the model predicts. examples, encoded: of every split. strategy: what is trained;
+    frozen: the other parameters. main: the score that selects the best. notes: warnings.
     """
 
     def __init__(self, config: ml_collections.ConfigDict, source: artifact.Artifact, mesh: Mesh):
@@ -53,7 +53,7 @@ class Parts:
         module, kind_config = kind.load(self.task.kind), recipe.kind_config(config)
         self._check_family(module)
         self._check_mesh()
-        for name in module.LIBRARIES:  # not after hours of training
+        for name in module.LIBRARIES:  # fails now, not after hours of training
             scores_lib.library(name)
         if hasattr(module, "for_model"):
             kind_config = module.for_model(kind_config, self.source)
@@ -103,7 +103,7 @@ class Parts:
             )
 
     def _fields(self, module: Any, kind_config: Any, labels: Sequence[str]) -> dict[str, Any]:
-        """Fields of the model, but for what the strategy adds."""
+        """Returns the fields of the model, without those that the strategy adds."""
         fields = dict(self.source.fields)
         if module.heads(kind_config):
             fields["num_labels"] = module.num_labels(kind_config, labels)
@@ -114,7 +114,7 @@ class Parts:
 
     @property
     def longest(self) -> int:
-        """The most tokens of a row that the model reads, beside a trained prompt."""
+        """The maximum tokens of a row that the model can read beside a trained prompt."""
         return self.source.fields["max_length"] - len(self.strategy.prompt_ids())
 
     def _max_length(self) -> int:
@@ -137,7 +137,7 @@ class Parts:
         return initial_model.model(self.source, self.heads, fields, key, kind_name, labels)
 
     def split(self) -> tuple[Any, Any]:
-        """(trained, frozen) before the first step, of seed 0."""
+        """Returns (trained, frozen) before the first step, for seed 0."""
         return self.strategy.split(self._first, jax.random.key(0))
 
     def _finished(
@@ -155,32 +155,32 @@ class Parts:
         )
 
     def pretrained(self, trained: Any) -> pretrained_lib.Pretrained:
-        """The model of one seed, as `bertjax.load` gives one, split over the mesh."""
+        """Returns the model of one seed, as `bertjax.load` does, sharded over the mesh."""
         params = self._put(self.strategy.combine(trained, self.frozen))
         return pretrained_lib.Pretrained(self._finished(params), plugins.compute(self.config))
 
     def artifact(
         self, trained: Any, answering: answering_lib.Answering | None = None
     ) -> artifact.Artifact:
-        """The fine-tuned model, whole, with its task, on the host. trained: of one seed."""
+        """Returns the whole fine-tuned model with its task, on the host. trained: of one seed."""
         params = self.strategy.combine(jax.device_get(trained), jax.device_get(self.frozen))
         return self._finished(jax.device_get(params), answering)
 
-    # States and steps. The rate is an argument, so that a sweep compiles nothing twice.
+    # States and steps. The rate is an argument, so that all rates share one compilation.
 
     def tx(self, learning_rate: Any) -> optax.GradientTransformation:
-        """The optimizer of what is trained."""
+        """Returns the optimizer of the trained parameters."""
         config = recipe.run_optimizer(self.config, learning_rate, self.num_steps)
         steps_per_epoch = self.train_batches.steps_per_epoch
         return self.strategy.optimizer(config, self.num_steps, steps_per_epoch)
 
     def place_trained(self, trained: Any) -> Any:
-        """What one seed trained, stacked, on the device: the parameters of a state."""
+        """Puts the trained parameters of one seed on the device, stacked as in a state."""
         stacked = jax.tree.map(lambda x: x[None], trained)
         return jax.device_put(stacked, self._state_places().params)
 
     def first_state(self, seeds: Sequence[int]) -> step_lib.TrainState:
-        """The states before the first step; each is a function of its seed alone."""
+        """Returns the stacked states before the first step; each depends on its seed alone."""
         trained = [
             self.strategy.split(self._first_params(seed)[2], _key(seed, "strategy"))[0]
             for seed in seeds
@@ -194,9 +194,9 @@ class Parts:
         return self._compiled["init", len(seeds)](stacked, keys)
 
     def train_step(self, seeds: int) -> Callable[..., tuple[step_lib.TrainState, dict]]:
-        """step(state, batch, frozen, learning rate) of so many seeds, compiled for every batch.
+        """Returns step(state, batch, frozen, learning rate), compiled for every batch shape.
 
-        It consumes the state.
+        seeds: how many the state and the batch hold. NOTE: the step donates its state.
         """
         if ("train", seeds) not in self._compiled:
             state = self._state_looks(seeds)
@@ -209,7 +209,7 @@ class Parts:
         return self._compiled["train", seeds]
 
     def jitted_train_step(self, seeds: int) -> Any:
-        """The train step of so many seeds, to be compiled."""
+        """Returns the train step of `seeds` seeds, jitted but not yet compiled."""
         step = over_seeds(self._step, seeds, (True, True, False, False))
         return jax.jit(step, donate_argnums=0, out_shardings=(self._state_places(), None))
 
@@ -234,39 +234,39 @@ class Parts:
         return step(state, batch, frozen)
 
     def _micro_batches(self, batch: step_lib.Batch) -> int:
-        """How many, one after the other, a batch is in a step."""
+        """Returns the number of micro-batches into which a step splits a batch."""
         if getattr(self.answering.kind, "ACROSS_ROWS", False) or feature_cache.is_kept(batch):
             return 1
         return batches_lib.micro_batches(batch, sharding.batch_shards(self.mesh))
 
     def batches(self, seeds: Sequence[int]) -> Iterator[dict[str, jax.Array]]:
-        """The batches of all epochs, [K, B, ...], on the device."""
+        """Yields the batches of all epochs, [K, B, ...], on the device."""
         for epoch in range(self.config.num_epochs):
             yield from map(self.place_stacked, self.train_batches.epoch(seeds, epoch))
 
     def place_stacked(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Batches of the seeds, stacked, on the device, the rows of each over the mesh."""
+        """Puts the stacked batches of the seeds on the device, rows split over the mesh."""
         spec = PartitionSpec(None, *sharding.batch_sharding(self.mesh).spec)
         return jax.device_put(batch, NamedSharding(self.mesh, spec))
 
     def batches_of(self, split: str) -> batches_lib.Batches:
-        """The rows of a split, in buckets that pay for being compiled."""
+        """Returns the rows of a split in batches; train and dev have fitted buckets."""
         times = {"train": 1, "dev": self.config.evals_per_epoch}
         passes = self.config.num_epochs * times[split] if split in times else 0
         return self.answering.batches(self.encoded[split], self.config.batch_size, passes)
 
     def place(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """A batch for all seeds on the device, its rows over the mesh."""
+        """Puts a batch that all seeds share on the device, rows split over the mesh."""
         return jax.device_put(batch, sharding.batch_sharding(self.mesh))
 
-    # Answers
+    # Predictions
 
     def can_be_scored(self, split: str) -> bool:
-        """Whether there is something to hold the predictions of a split against."""
+        """Returns whether the examples of a split have what scores need; see `tasks`."""
         return tasks.can_be_scored(self.task, self.examples[split])
 
     def outputs(self, trained_K: Any, split: str) -> list[dict[str, np.ndarray]]:
-        """For each seed, what the kind's `decode` needs of the rows of a split."""
+        """Returns for each seed the outputs for a split, which the kind's `decode` needs."""
         answering, encoded = self.answering, self.encoded[split]
         seeds = range(jax.tree.leaves(trained_K)[0].shape[0])
         if hasattr(answering.kind, "predict_loop"):
@@ -288,13 +288,13 @@ class Parts:
     def predictions(
         self, outputs: dict[str, np.ndarray], split: str, answering: answering_lib.Answering
     ) -> list[Any]:
-        """One prediction an example of a split, of the outputs of one seed."""
+        """Returns one prediction per example of a split, from the outputs of one seed."""
         return answering.decode(self.examples[split], self.encoded[split], outputs)
 
     def on_dev(
         self, outputs: dict[str, np.ndarray]
     ) -> tuple[answering_lib.Answering, list[Any], dict[str, float]]:
-        """(how to answer from now on, predictions, scores) of the outputs of one seed on dev."""
+        """Returns (tuned answering, predictions, scores) from the dev outputs of one seed."""
         examples, answering = self.examples["dev"], self.answering
         found = self.predictions(outputs, "dev", answering)
         tuned = answering.tuned(examples, found)
@@ -308,13 +308,13 @@ class Parts:
         return self.answering.outputs(self._reading(apply, batch), batch)
 
     def _reading(self, apply: Callable, batch: step_lib.Batch) -> Callable:
-        """The model as the kind takes it."""
+        """Returns the `apply` to pass to the kind; of a frozen encoder only the head runs."""
         if not self.strategy.body_stays:
             return apply
         return feature_cache.head_alone(apply, self.head, batch)
 
     def _keep_features(self, trained: Any) -> None:
-        """Puts what the head reads into the rows of train and dev, unless that is too much."""
+        """Caches what the head reads in the rows of train and dev, if it fits into MOST."""
         rows = [row for split in ("train", "dev") for row in self.encoded[split].rows]
         size = feature_cache.size(self.head, self.model, rows)
         most = feature_cache.MOST
@@ -331,15 +331,15 @@ class Parts:
             for numbers, found in answering_lib.by_batch(step, params, batches, self.place):
                 feature_cache.keep(self.encoded[split].rows, numbers, found)
 
-    # Places
+    # Placement, and checks of the config
 
     def _put(self, params: Any) -> Any:
-        """Parameters on the device, split over the mesh by the table."""
+        """Puts parameters on the device, sharded over the mesh by the rules of `sharding`."""
         tree = {"params": params}
         return jax.device_put(tree, sharding.state_shardings(self.mesh, tree))["params"]
 
     def _state_looks(self, seeds: int) -> step_lib.TrainState:
-        """The stacked state of so many seeds, each as the table splits it, without values."""
+        """Returns the stacked state of `seeds` seeds, abstract, with its shardings."""
         one = jax.eval_shape(self._init, self.split()[0], jax.random.key(0))
 
         def stacked(x: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStruct:
@@ -349,7 +349,7 @@ class Parts:
         return jax.tree.map(stacked, one, sharding.state_shardings(self.mesh, one))
 
     def _state_places(self) -> step_lib.TrainState:
-        """Where the stacked state is kept."""
+        """Returns the shardings of the stacked state."""
         return jax.tree.map(lambda x: x.sharding, self._state_looks(1))
 
     def _check_attention(self) -> None:
@@ -373,9 +373,9 @@ class Parts:
 
 
 def over_seeds(function: Callable, seeds: int, mapped: Sequence[bool]) -> Callable:
-    """`function` of the parts of each seed, side by side; arguments not `mapped` are for all.
+    """Maps `function` over the first axis, that of seeds; arguments not `mapped` are shared.
 
-    One seed is computed as if there were no axis of seeds.
+    A single seed is computed without vmap.
     """
     if seeds > 1:
         return jax.vmap(function, in_axes=tuple(0 if each else None for each in mapped))
@@ -395,6 +395,6 @@ def _stacked(batch: dict[str, np.ndarray], seeds: int) -> dict[str, np.ndarray]:
 
 
 def _key(seed: int, what: str) -> jax.Array:
-    """A key for each use of a seed."""
+    """Returns a separate key for each use of a seed."""
     number = {"heads": 0, "strategy": 1, "steps": 2}[what]
     return jax.random.fold_in(jax.random.key(seed), number)

@@ -1,4 +1,4 @@
-"""A fine-tuned model, ready to answer.
+"""Predicts with a fine-tuned model.
 
 model = bertjax.load("out/")
 model.predict("I loved this movie")        # {"label": "positive", "probabilities": {...}}
@@ -30,7 +30,7 @@ Input = str | Sequence[str] | Mapping[str, Any] | examples_lib.Example
 
 
 class Predictor(pretrained.Pretrained):
-    """A `Pretrained` with a task. `answering` says how it answers."""
+    """A `Pretrained` with a task. `answering` defines how it predicts."""
 
     def __init__(self, source: artifact.Artifact, compute: layers.Compute | None = None):
         super().__init__(source, compute)
@@ -39,20 +39,21 @@ class Predictor(pretrained.Pretrained):
         self.task = tasks.answered(self.answering.task, any_texts=any_texts)
 
     def predict(self, inputs: Input | Sequence[Input]) -> Any:
-        """The prediction of one input, or of each of a list.
+        """Returns the prediction for one input, or a list of them for a list of inputs.
 
         An input is a text, a pair of texts as a tuple, an example of `finetuning.examples.types`,
         or the fields of one: {"question", "context"}, {"context", "choices"}, {"source"},
-        {"words"}. Raises UserError for what is no input of the task.
+        {"words"}. Raises UserError for anything that is not an input of the task.
         """
         if isinstance(inputs, list):
             return self.answer([self.example(each) for each in inputs])[1]
         return self.answer([self.example(inputs)])[1][0]
 
     def _pooling(self, asked: str) -> str:
-        """Of `encode`, which reads as much as the model can, `predict` as much as in training.
+        """Returns the pooling for `encode`: `asked`, or the one used in training.
 
-        UserError for embeddings that were trained behind a prompt: only `predict` has it.
+        NOTE: `encode` reads as many tokens as the model can; `predict` as many as in training.
+        Raises UserError for embeddings trained with a prompt, which only `predict` inserts.
         """
         trained = getattr(self.answering.config, "pooling", "")
         if trained and self.answering.prompt_ids:
@@ -66,9 +67,9 @@ class Predictor(pretrained.Pretrained):
         examples: str | os.PathLike | Sequence[examples_lib.Example],
         on_progress: progress.Done = lambda done, total: None,
     ) -> dict[str, float]:
-        """Every score that the kind of the task has, of a labelled file or of its examples.
+        """Returns every score of the task's kind, on a labelled file or a list of examples.
 
-        on_progress: as of `answer`.
+        Prints how many damaged rows of a file were skipped. on_progress: as in `answer`.
         """
         if isinstance(examples, str | os.PathLike):
             damaged: collections.Counter[str] = collections.Counter()
@@ -85,9 +86,10 @@ class Predictor(pretrained.Pretrained):
         examples: Sequence[examples_lib.Example],
         on_progress: progress.Done = lambda done, total: None,
     ) -> tuple[kind.Encoded, list[dict[str, Any]]]:
-        """(the rows they became, one prediction an example). Says how many of them lose text.
+        """Returns (the examples as rows, one prediction per example).
 
-        on_progress: called with (rows done, rows in all) after each batch.
+        Prints a warning if examples were truncated. on_progress: called with (rows done, rows in
+        all) after each batch; not if a prediction needs many forward passes.
         """
         answering = self.answering.asked(examples)
         if not examples:
@@ -105,7 +107,7 @@ class Predictor(pretrained.Pretrained):
         return encoded, answering.decode(examples, encoded, outputs)
 
     def example(self, given: Input) -> examples_lib.Example:
-        """An input as the example that the task has. UserError for one that does not fit."""
+        """Returns an input as an example of the task. Raises UserError if it does not fit."""
         reader = self.task.reader
         if isinstance(given, examples_lib.Example):
             return given
@@ -157,7 +159,10 @@ _NEEDS = {
 
 
 def lines(prediction: Mapping[str, Any], top: int = 5) -> list[str]:
-    """A prediction for people: labels with probabilities, entities, answers, texts, vectors."""
+    """Returns a prediction as lines of text to print.
+
+    top: how many labels, or further answers, to list.
+    """
     if "entities" in prediction and (prediction["entities"] or not prediction["tags"]):
         return [f"{entity['type']}: {entity['text']}" for entity in prediction["entities"]]
     if "tags" in prediction:
@@ -181,7 +186,7 @@ def lines(prediction: Mapping[str, Any], top: int = 5) -> list[str]:
 
 
 def _silence(prediction: Mapping[str, Any]) -> str:
-    """No answer, with the probability that those of `n_best` leave it."""
+    """Returns "(no answer)" and its probability: 1 minus the sum over `n_best`."""
     if "null_odds" not in prediction:
         return "(no answer)"
     rest = 1 - sum(each["probability"] for each in prediction["n_best"])

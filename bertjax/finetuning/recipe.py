@@ -1,8 +1,8 @@
-"""Every key of a fine-tuning, declared once, with the recipe of the field.
+"""Every key of a fine-tuning, declared once, with the usual recipe as defaults.
 
 Devlin et al. (arXiv 1810.04805, appendix A.3): 2 to 4 epochs, batches of 16 or 32, rates 2e-5 to
-5e-5, the best on dev; warm-up over a tenth of the steps and a linear fall. Mosbach et al. (arXiv
-2006.04884): several seeds, since single runs scatter.
+5e-5, the best on dev; warm-up over a tenth of the steps, then linear decay. Mosbach et al. (arXiv
+2006.04884): several seeds, since single runs vary.
 
     config = recipe.default("sst2", strategy="lora")
     config.learning_rates = (1e-4,)
@@ -22,28 +22,34 @@ from bertjax.finetuning import kind, strategies, tasks
 from bertjax.finetuning import task as task_lib
 from bertjax.models.common import layers
 
-SHORTEST = 8  # tokens that a row must have room for
-# Keys that may differ when an output folder is gone on with: each (rate, seed) is a run of its own,
-# and of files and models the content counts.
+SHORTEST = 8  # the smallest maximum length of a row, in tokens
+# Keys that may differ when a fine-tuning resumes in an output folder: each (rate, seed) is a
+# separate run, and files and models are compared by their content.
 _FREE_KEYS = ("learning_rates", "seeds", "seed", "seeds_at_once", "mesh", "remat", "model")
 
 
 class _Field(NamedTuple):
-    """How the field trains all of a model: rates, the one above which it is risky, and in words."""
+    """The usual learning rates for a whole model.
+
+    rates: the defaults. risky: training often fails above it. usual: the usual range, as text.
+    """
 
     rates: tuple[float, ...]
     risky: float
     usual: str
 
 
-# A strategy that moves less than the whole model has its own `RATES`. Raffel et al., arXiv
-# 1910.10683, section 3.1.2; Devlin et al., appendix A.3.
+# A strategy that trains less than the whole model has its own `RATES`. Sources: Raffel et al.,
+# arXiv 1910.10683, section 3.1.2; Devlin et al., appendix A.3.
 _T5 = _Field((1e-4, 3e-4, 1e-3), 1e-3, "1e-4 to 1e-3")
 _OTHERS = _Field((2e-5, 3e-5, 5e-5), 1e-4, "1e-5 to 5e-5")
 
 
 def default(task: str, strategy: str = "full") -> ConfigDict:
-    """The config of a fine-tuning on a task, every key of it. UserError for unknown names."""
+    """Returns the config of a fine-tuning on a task, with all keys.
+
+    Raises UserError for an unknown task or strategy.
+    """
     found = tasks.find(task)
     kind_config = kind.load(found.kind).Config(**found.options)
     config = ConfigDict()
@@ -64,7 +70,7 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
     config.optimizer = ConfigDict(dataclasses.asdict(optimizer.Config()))
     config.optimizer.warmup_rate = 0.1  # of the steps
     for key in ("learning_rate", "warmup_steps", "decay_steps"):
-        del config.optimizer[key]  # of each run, and by its length
+        del config.optimizer[key]  # set for each run, by its rate and length
     config.head_rate_factor = 1.0  # times the rate, for the head
     config.strategy = ConfigDict({"name": strategy, **strategies.default(strategy)})  # what moves
     config.dropout_rate = -1.0  # everywhere in the model; -1: as the checkpoint has it
@@ -83,7 +89,7 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
 
 
 def splits(task: task_lib.Task) -> tuple[str, ...]:
-    """The splits that a task can have files of."""
+    """Returns the splits for which a task can have files."""
     return tuple(dict.fromkeys(("train", "dev", "test", *task.files)))
 
 
@@ -93,10 +99,11 @@ def make(
     files: Mapping[str, str | os.PathLike | None],
     values: Mapping[str, Any],
 ) -> ConfigDict:
-    """The config of a fine-tuning on files; not checked.
+    """Returns the config of a fine-tuning on files, without validating it.
 
-    data: folder with the files of the splits; `files`: of single splits. values: {"a.b": value}, as
-    text or of the key's type. UserError for unknown names.
+    data: a folder with the files of the splits. files: {split: path}; replaces those of `data`.
+    values: {"a.b": value}, as text or of the key's type. Raises UserError for unknown names, for
+    keys that have a flag (task, learning_rate), and for a key of another strategy.
     """
     values = dict(values)
     config = default(task, values.pop("strategy.name", "full"))
@@ -123,7 +130,10 @@ def make(
 
 
 def rates(given: str | float | Sequence[float]) -> tuple[float, ...]:
-    """Learning rates out of "2e-5,3e-5", one number or several. UserError for another form."""
+    """Returns the learning rates in "2e-5,3e-5", in one number or in several.
+
+    Raises UserError for anything else.
+    """
     parts: Any = [given] if isinstance(given, float | int) else given
     if isinstance(given, str):
         parts = given.strip("()").rstrip(",").split(",")
@@ -134,7 +144,7 @@ def rates(given: str | float | Sequence[float]) -> tuple[float, ...]:
 
 
 def validate(config: ConfigDict) -> None:
-    """Raises UserError naming the key, its value and what is allowed; reads no file."""
+    """Raises UserError with the key, its value and what is allowed; reads no file."""
 
     def check(ok: bool, key: str, allowed: str) -> None:
         errors.check(ok, key, config_lib.value_of(config, key), allowed)
@@ -167,28 +177,28 @@ def validate(config: ConfigDict) -> None:
 
 
 def is_free(key: str) -> bool:
-    """Whether runs of one output folder may differ in it."""
+    """Returns whether the runs of one output folder may differ in this key."""
     of_data = key.startswith("data.") and key not in ("data.dev_fraction", "data.max_train")
     return of_data or key in _FREE_KEYS
 
 
 def kind_config(config: ConfigDict) -> Any:
-    """The kind's frozen Config."""
+    """Returns the kind's frozen Config."""
     return kind.load(tasks.find(config.task).kind).Config(**config.kind)
 
 
 def run_optimizer(config: ConfigDict, learning_rate: float, num_steps: int) -> optimizer.Config:
-    """The optimizer's config of a run of so many steps."""
+    """Returns the optimizer's config of a run of `num_steps` steps."""
     fields = {key: value for key, value in config.optimizer.items() if key != "warmup_rate"}
     warmup_steps = min(round(config.optimizer.warmup_rate * num_steps), num_steps - 1)
-    least = int(fields["schedule"] == "rsqrt")  # its scale
+    least = int(fields["schedule"] == "rsqrt")  # the warm-up is its scale: not 0
     return optimizer.Config(
         **fields, learning_rate=learning_rate, warmup_steps=max(warmup_steps, least)
     )
 
 
 def with_rates(config: ConfigDict, model_kind: str) -> ConfigDict:
-    """The config with rates, where it has none. model_kind: as a family's KIND."""
+    """Returns the config, with default rates if it has none. model_kind: a family's KIND."""
     config = config.copy_and_resolve_references()
     if not config.learning_rates:
         usual = _field(model_kind).rates
@@ -201,7 +211,7 @@ def _field(model_kind: str) -> _Field:
 
 
 def guard_rails(config: ConfigDict, model_kind: str) -> list[str]:
-    """What the field has seen go wrong, one line each. model_kind: as a family's KIND."""
+    """Returns a warning for each setting that often fails. model_kind: a family's KIND."""
     found = []
     highest = max(config.learning_rates)
     field = _field(model_kind)

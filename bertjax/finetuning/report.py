@@ -1,4 +1,4 @@
-"""What came out: every seed, medians and means, as JSON, as a table, as a picture."""
+"""Reports a fine-tuning: every seed, medians and means, as JSON, a Markdown table and a plot."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ from bertjax.finetuning import output_folder, training
 from bertjax.finetuning import parts as parts_lib
 
 Runs = Mapping[float, Sequence[training.Run]]
-_LINES = ("-", "--", ":", "-.")  # of the rates
+_LINES = ("-", "--", ":", "-.")  # line styles, one per rate
 
 
 def make(
@@ -25,9 +25,10 @@ def make(
     warnings: Sequence[str],
     seconds: float,
 ) -> dict[str, Any]:
-    """The content of report.json. Scores of "splits" are those of the chosen rate's seeds.
+    """Returns the content of report.json.
 
-    seconds: of this call; those of each run are its own.
+    The scores under "splits" are those of the chosen rate's seeds. best: the best of these runs.
+    seconds: of this call; each run has its own.
     """
     own = runs[chosen]
     splits = {"dev": [run.dev for run in own]}
@@ -65,13 +66,16 @@ def _run(run: training.Run, splits: Container[str]) -> dict[str, Any]:
 
 
 def summaries(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
-    """Median, mean and sample standard deviation over seeds of every score that all have."""
+    """Returns {score: its `summary` over the seeds}, for the scores that all seeds have."""
     names = [name for name in scores[0] if all(name in each for each in scores)]
     return {name: summary([each[name] for each in scores]) for name in names}
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
-    """{"median", "mean", "std": None of one value or of what is not finite, "values"}."""
+    """Returns {"median", "mean", "std", "values"}.
+
+    std is the sample standard deviation; None for a single value or if a value is not finite.
+    """
     finite = all(map(math.isfinite, values))
     return {
         "median": statistics.median(values),
@@ -82,14 +86,14 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 def write(content: Mapping[str, Any], path: pathlib.Path) -> None:
-    """report.json, report.md and scores.png, in the output folder."""
+    """Writes report.json, report.md and scores.png to the output folder `path`."""
     draw(content, path / output_folder.PLOT)
     files.write_text(path / output_folder.TABLE, table(content))
-    files.write_json(path / output_folder.REPORT, content)  # last: it says what the artifact is
+    files.write_json(path / output_folder.REPORT, content)  # last: it names the artifact's run
 
 
 def table(content: Mapping[str, Any]) -> str:
-    """The report as Markdown."""
+    """Returns the report as Markdown."""
     main, metrics, best = content["metrics"][0], _reported(content), content["best"]
     moves = what_moves(content["strategy"], content["parameters"], content["memory"])
     sizes = ", ".join(f"{n:,} {split}" for split, n in content["examples"].items())
@@ -133,7 +137,7 @@ def table(content: Mapping[str, Any]) -> str:
 
 
 def what_moves(strategy: str, counts: Mapping[str, int], memory: Mapping[str, int]) -> str:
-    """How many parameters a strategy trains and what that takes; see `strategies` for both."""
+    """Returns a line on how many parameters are trained and their memory; see `strategies`."""
     return (
         f"{strategy}: {counts['trained']:,} of {counts['total']:,} parameters are trained; "
         f"parameters, gradients and moments take {sum(memory.values()) / 1e6:,.0f} MB"
@@ -141,7 +145,7 @@ def what_moves(strategy: str, counts: Mapping[str, int], memory: Mapping[str, in
 
 
 def summary_lines(content: Mapping[str, Any]) -> list[str]:
-    """The scores of the chosen rate, for a terminal."""
+    """Returns the scores of the chosen rate as lines for a terminal."""
     best = content["best"]
     lines = [f"{content['task']}, rate {best['learning_rate']:g}, best seed {best['seed']}"]
     width = max(map(len, _reported(content))) + 2
@@ -157,22 +161,25 @@ def summary_lines(content: Mapping[str, Any]) -> list[str]:
 
 
 def _reported(content: Mapping[str, Any]) -> list[str]:
-    """The task's scores, and those by type of entity."""
+    """Returns the names of the task's scores, and of those by type of entity."""
     first = content["splits"]["dev"]
     main = content["metrics"][0]
     return [*content["metrics"], *(name for name in first if name.startswith(f"{main}/"))]
 
 
 def cells(found: Mapping[str, Any]) -> list[str]:
-    """Median, mean, standard deviation and values of a `summary`, for a table."""
+    """Returns median, mean, standard deviation and values of a `summary` as table cells."""
     std = "" if found["std"] is None else f"{found['std']:.2f}"
     values = ", ".join(f"{value:.2f}" for value in found["values"])
     return [f"{found['median']:.2f}", f"{found['mean']:.2f}", std, values]
 
 
 def draw(content: Mapping[str, Any], path: str | os.PathLike) -> None:
-    """Dev scores of all runs: by epoch, and the best of each by rate; the chosen rate in colour."""
-    # Imported here: training needs no matplotlib. A bare Figure is free of displays and globals.
+    """Plots the dev scores of all runs: by epoch, and the best of each run by rate.
+
+    The chosen rate is in colour.
+    """
+    # Imported here: training needs no matplotlib. A bare Figure needs no display or globals.
     from matplotlib import rc_context, ticker
     from matplotlib.figure import Figure
 

@@ -1,10 +1,10 @@
-"""One text or two between the special tokens of a tokenizer, as rows to train on.
+"""Puts one text or two between the special tokens of a tokenizer, as rows to train on.
 
-`data.tokenizers.special_tokens` says which tokens those are. Token types are 1 on B; a batch leaves
-them out for a model without two types.
+`data.tokenizers.special_tokens` defines these tokens. Token types are 1 on the second text; a batch
+omits them for a model without two types.
 
     form = Form(tokenizer)
-    form.enclose([a, b], length).row      # of the ids of two texts
+    form.enclose([a, b], length).row      # a, b: the ids of two texts
 """
 
 from collections.abc import Callable, Sequence
@@ -24,10 +24,11 @@ Row = dict[str, np.ndarray]
 
 
 class Enclosed(NamedTuple):
-    """Texts as a row: {name of INPUTS: int32[L]}.
+    """One or two texts as a row.
 
-    starts, sizes: where each text begins in it, and how many tokens of it there are.
-    truncated: whether that is less than all of them.
+    row: {name of INPUTS: int32[L]}.
+    starts, sizes: where each text begins in the row, and how many of its tokens are there.
+    truncated: whether any tokens were left out.
     """
 
     row: Row
@@ -37,19 +38,20 @@ class Enclosed(NamedTuple):
 
 
 class Form:
-    """Where the special tokens stand."""
+    """The positions of the special tokens around texts."""
 
     def __init__(self, tokenizer: tokenizer_lib.Tokenizer):
         self._head, self._between, self._tail = special_tokens.of_rows(tokenizer)
 
     def overhead(self, num_texts: int) -> int:
-        """Tokens of a row that are no text."""
+        """Returns the number of special tokens in a row of `num_texts` texts."""
         return len(self._head) + len(self._between) * (num_texts - 1) + len(self._tail)
 
     def enclose(self, texts: Sequence[Sequence[int]], length: int) -> Enclosed:
-        """The row, of at most `length`, of the ids of one text or two.
+        """Returns the row, of at most `length` tokens, of the ids of one text or two.
 
-        The longer text loses its end first. A row that were empty is one special token.
+        The longer text is truncated first, at its end. A row that would be empty is one special
+        token.
         """
         whole = [len(text) for text in texts]
         sizes = fitting(whole, length - self.overhead(len(texts)))
@@ -69,7 +71,7 @@ class Form:
 
 
 def fitting(sizes: Sequence[int], room: int) -> list[int]:
-    """How much of one text or two is kept in `room` tokens: the longer one is cut first."""
+    """Returns how many tokens of each text fit into `room`; truncates the longer text first."""
     room = max(room, 0)
     if len(sizes) == 1:
         return [min(sizes[0], room)]
@@ -81,13 +83,13 @@ def fitting(sizes: Sequence[int], room: int) -> list[int]:
 def encode(
     tokenizer: tokenizer_lib.Tokenizer, groups: Sequence[Sequence[str]]
 ) -> list[list[list[int]]]:
-    """The ids of the texts of each group, without special tokens."""
+    """Returns the ids of the texts of each group, without special tokens."""
     ids = iter(tokenizer.encode_batch([text for texts in groups for text in texts]))
     return [[next(ids) for _ in texts] for texts in groups]
 
 
 def stack(made: Sequence[Row], count: int) -> Row:
-    """Rows of one example as arrays [count, L], empty behind the last one."""
+    """Returns the rows of one example stacked as arrays [count, L]; missing rows are zeros."""
     length = max(len(row["input_ids"]) for row in made)
     stacked = {name: np.zeros((count, length), np.int32) for name in INPUTS}
     for name, array in stacked.items():
@@ -97,7 +99,7 @@ def stack(made: Sequence[Row], count: int) -> Row:
 
 
 def flat(apply: Callable[..., dict[str, jax.Array]]) -> Callable[..., dict[str, jax.Array]]:
-    """The model on inputs [B, N, L], as on B * N rows."""
+    """Wraps `apply` to take inputs [B, N, L] as B * N rows; the outputs keep the B * N rows."""
 
     def apply_flat(**inputs: jax.Array) -> dict[str, jax.Array]:
         return apply(**{name: x.reshape(-1, x.shape[-1]) for name, x in inputs.items()})

@@ -1,9 +1,9 @@
-"""A fine-tuning from a config to a report, top to bottom.
+"""Runs a fine-tuning from a config to a report, top to bottom.
 
     run.finetune(config, "out/")
 
-Every learning rate is trained with every seed. The rate of the best mean on dev is taken; its runs
-are scored on test, once; its best seed becomes the artifact.
+Every learning rate is trained with every seed. The rate with the best mean on dev is chosen. Its
+runs are scored on test, once. Its best seed becomes the artifact.
 """
 
 import itertools
@@ -34,7 +34,7 @@ from bertjax.runtime import distributed
 
 
 class Finetuned(NamedTuple):
-    """report: as in report.json. model: the best one, that answers."""
+    """The result of a fine-tuning. report: as in report.json. model: the best one."""
 
     report: dict[str, Any]
     model: predictor.Predictor
@@ -45,7 +45,10 @@ def finetune(
     output: str | os.PathLike,
     tell: Callable[[str], None] = errors.tell,
 ) -> Finetuned:
-    """Trains what the output folder lacks, and writes all of it. UserError for what is wrong."""
+    """Trains the runs that the output folder lacks; writes and returns the results.
+
+    Raises UserError for an invalid config, model, data or folder, and on several hosts.
+    """
     recipe.validate(config)
     output = files.local(output)
     if distributed.on_several_hosts() or jax.process_count() > 1:
@@ -116,7 +119,10 @@ def header(
     out: output_folder.Folder,
     missing: Mapping[float, Sequence[int]],
 ) -> dict[str, str]:
-    """What will be trained, on what, for how long, and where it is written, as rows of a table."""
+    """Returns the rows of a table that is printed before training.
+
+    They give the model, devices, strategy, task, examples, runs and output folder.
+    """
     sizes = ", ".join(f"{split} {len(own):,}" for split, own in parts.examples.items())
     cut = "" if config.data.dev else f", dev being {config.data.dev_fraction:g} of train"
     rates = ", ".join(f"{rate:g}" for rate in missing)
@@ -136,7 +142,7 @@ def header(
 
 
 def suspicions(parts: parts_lib.Parts) -> list[str]:
-    """What `checks` says of the data."""
+    """Returns the warnings of `data_warnings` about the data."""
     truncated = {split: encoded.truncated for split, encoded in parts.encoded.items()}
     rows = parts.source.fields["vocab_size"]
     return data_warnings.everything(parts.examples, truncated, parts.answering, parts.longest, rows)
@@ -150,7 +156,7 @@ def train(
     together: int,
     tell: Callable[[str], None],
 ) -> None:
-    """Trains and saves the runs of these seeds, so many side by side."""
+    """Trains and saves the runs of these seeds, `together` of them side by side."""
     for start in range(0, len(seeds), together):
         group = seeds[start : start + together]
         for run, trained in training.train(parts, learning_rate, group, tell):
@@ -158,7 +164,7 @@ def train(
 
 
 def best_rate(runs: dict[float, list[training.Run]]) -> float:
-    """The rate of the best mean on dev; of equal ones the first."""
+    """Returns the rate with the best mean on dev; the first of equal ones."""
     return max(runs, key=lambda rate: _mean(runs[rate]))
 
 
@@ -174,13 +180,16 @@ def finish(
     is_best: bool,
     tell: Callable[[str], None],
 ) -> None:
-    """Scores a run on what is neither train nor dev; of the best one writes what it has learned."""
+    """Scores a run on the labelled splits except train and dev.
+
+    For the best run also writes the artifact, the predictions and leaderboard submissions.
+    """
     others = [split for split in parts.examples if split not in ("train", "dev")]
     scored = [split for split in others if parts.can_be_scored(split)]
     if run.others.keys() >= set(scored) and (not is_best or out.holds(run, ["dev", *others])):
         return
     trained = out.params(run)
-    again = trained is None  # an earlier call had another best one
+    again = trained is None  # an earlier call had another best run
     if again:
         what = f"rate {run.learning_rate:g}, seed {run.seed}"
         tell(f"{what}: trained again for its scores, since its parameters were not kept")
@@ -200,7 +209,7 @@ def finish(
         split: answering.scores(parts.examples[split], predictions[split]) for split in scored
     }
     if is_best:
-        out.drop_report()  # of what goes now
+        out.drop_report()  # before the artifact it describes is replaced
         artifact.write(parts.artifact(trained, answering), out.path / output_folder.ARTIFACT)
         out.write_predictions(parts.examples, predictions)
         for split, answers in predictions.items():

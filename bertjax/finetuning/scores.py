@@ -1,8 +1,8 @@
-"""Scores of labels, numbers and rankings, by scikit-learn and scipy; all are of 100.
+"""Scores of labels, numbers and rankings, by scikit-learn and scipy, as percentages.
 
     accuracy(["yes", "no"], ["yes", "yes"])     # 50.0
 
-Labels are names. A prediction may be no label at all, as generated text can be: it is wrong.
+Labels are names. A prediction that is not a label, such as generated text, counts as wrong.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from bertjax import errors
 
 
 def library(name: str) -> ModuleType:
-    """A module of the packages that scores need. UserError where it is not installed."""
+    """Imports and returns a module that scores need. Raises UserError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -26,15 +26,15 @@ def library(name: str) -> ModuleType:
 
 
 def accuracy(targets: Sequence, predictions: Sequence) -> float:
-    """Percent of the predictions that are the target."""
+    """Returns the percentage of predictions that equal their target."""
     pairs = zip(targets, predictions, strict=True)
     return 100.0 * sum(a == b for a, b in pairs) / max(1, len(targets))
 
 
 def f1(targets: Sequence[str], predictions: Sequence[str], labels: Sequence[str]) -> float:
-    """F1 of the second of two labels, of 100.
+    """Returns the F1 of the second of two labels, 0 to 100.
 
-    What is no label counts as the other one than the target, as in T5's metrics.
+    A prediction that is not a label counts as the wrong label, as in T5's metrics.
     """
     first, second = labels
     other = {first: second, second: first}
@@ -43,20 +43,20 @@ def f1(targets: Sequence[str], predictions: Sequence[str], labels: Sequence[str]
 
 
 def macro_f1(targets: Sequence[str], predictions: Sequence[str], labels: Sequence[str]) -> float:
-    """The mean over all labels of their F1, 0 for one that never occurs, of 100."""
+    """Returns the mean F1 over all labels, 0 to 100; a label that never occurs has F1 0."""
     return _f1(targets, predictions, average="macro", labels=list(labels))
 
 
 def mcc(targets: Sequence[str], predictions: Sequence[str]) -> float:
-    """Matthews' correlation coefficient, of 100; 0 where one of the two is constant."""
+    """Returns 100 times Matthews' correlation coefficient; 0 if one of the two is constant."""
     metrics = library("sklearn.metrics")
     return 100.0 * float(metrics.matthews_corrcoef(list(targets), list(predictions)))
 
 
 def auc(targets: Sequence[bool], values: Sequence[float]) -> dict[str, float]:
-    """{"roc_auc", "average_precision"}, of 100; empty unless there are both targets.
+    """Returns {"roc_auc", "average_precision"}, 0 to 100.
 
-    Values that are not finite stand in no order: empty too.
+    Returns {} unless both targets occur, and if a value is not finite and so has no rank.
     """
     if len(set(targets)) < 2 or not np.isfinite(values).all():
         return {}
@@ -68,7 +68,10 @@ def auc(targets: Sequence[bool], values: Sequence[float]) -> dict[str, float]:
 
 
 def correlations(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
-    """{"pearson", "spearman"}, of 100; 0 where one of the two is constant or not finite."""
+    """Returns {"pearson", "spearman"}, times 100; 0 if one of the two is constant or not finite.
+
+    Also 0 for a single pair.
+    """
     stats = library("scipy.stats")
     spreads = np.ptp(targets), np.ptp(predictions)
     if len(targets) < 2 or not np.isfinite(spreads).all() or 0 in spreads:
@@ -80,7 +83,7 @@ def correlations(targets: Sequence[float], predictions: Sequence[float]) -> dict
 
 
 def retrieval(ranks: Sequence[int]) -> dict[str, float]:
-    """{"accuracy_at_1", "mrr"}, of 100, of the ranks, 1 and up, of the right answers."""
+    """Returns {"accuracy_at_1", "mrr"}, 0 to 100. ranks: of the right answers, from 1."""
     return {
         "accuracy_at_1": 100.0 * float(np.mean([rank == 1 for rank in ranks])),
         "mrr": 100.0 * float(np.mean([1.0 / rank for rank in ranks])),

@@ -1,10 +1,10 @@
-"""Scores of SQuAD: exact match and F1 of answers, 0 to 100, as its official scorers count them.
+"""Scores of SQuAD: exact match and F1 of answers, 0 to 100, as its official scorers compute them.
 
     scores([["big moose", "a hippo"], []], ["The big moose!", ""])      # exact_match 100, f1 100
 
 Rajpurkar et al. 2016 (arXiv 1606.05250), section 6.1: answers are compared without case, ASCII
-punctuation, articles and extra white space; F1 is over bags of words; of several references the
-best one counts. Rajpurkar et al. 2018 (arXiv 1806.03822), section 5: a question without an answer
+punctuation, articles and extra white space; F1 is over bags of words; the best of several
+references counts. Rajpurkar et al. 2018 (arXiv 1806.03822), section 5: a question without an answer
 has the reference "".
 
 The two scorers differ where an answer is empty once normalized, such as "The" or "$":
@@ -26,17 +26,17 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalized(text: str) -> str:
-    """The text as answers are compared."""
+    """Returns a text without case, ASCII punctuation, articles and extra white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def exact_match(reference: str, prediction: str) -> float:
-    """1 where the two are the same once normalized, else 0."""
+    """Returns 1 if the two are equal after normalization, else 0."""
     return float(normalized(reference) == normalized(prediction))
 
 
 def f1(reference: str, prediction: str, *, impossible: bool = False) -> float:
-    """F1 of the words of the two, 0 to 1. impossible: by the rules of SQuAD 2.0."""
+    """Returns the F1 of the words of the two, 0 to 1. impossible: use the rules of SQuAD 2.0."""
     wanted, found = normalized(reference).split(), normalized(prediction).split()
     if impossible and not (wanted and found):
         return float(wanted == found)
@@ -47,9 +47,9 @@ def f1(reference: str, prediction: str, *, impossible: bool = False) -> float:
 def of_answers(
     references: Sequence[Sequence[str]], predictions: Sequence[str], *, impossible: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(exact matches, F1), float64[questions], 0 to 1: of the best reference of each question.
+    """Returns (exact matches, F1), float64[questions], 0 to 1.
 
-    impossible: by the rules of SQuAD 2.0.
+    The best reference of each question counts. impossible: use the rules of SQuAD 2.0.
     """
     rows = []
     for answers, prediction in zip(references, predictions, strict=True):
@@ -63,10 +63,10 @@ def of_answers(
 def scores(
     references: Sequence[Sequence[str]], predictions: Sequence[str], *, impossible: bool = False
 ) -> dict[str, float]:
-    """exact_match and f1 of all questions.
+    """Returns exact_match and f1 of all questions, 0 to 100.
 
-    impossible: the rules of SQuAD 2.0, which add both scores for the questions that have an answer
-    and no_answer_accuracy for those that have none; a group without questions is left out.
+    impossible: use the rules of SQuAD 2.0. They add both scores for the questions that have an
+    answer, and no_answer_accuracy for the others. A group without questions has no scores.
     """
     exact_Q, f1_Q = of_answers(references, predictions, impossible=impossible)
     found = {"exact_match": _percent(exact_Q), "f1": _percent(f1_Q)}
@@ -81,7 +81,7 @@ def scores(
 
 
 def has_answer(references: Sequence[Sequence[str]]) -> np.ndarray:
-    """bool[questions]: whether a question has an answer, be it one that normalizes to nothing."""
+    """Returns bool[questions]: whether a question has an answer, even if it normalizes to ""."""
     return np.array([any(answers) for answers in references], bool)
 
 
@@ -95,21 +95,21 @@ class Threshold(NamedTuple):
 def best_threshold(
     scores_Q: np.ndarray, answered_Q: np.ndarray, null_odds_Q: np.ndarray
 ) -> Threshold:
-    """The threshold of null odds that scores best: above it, a question is said to have no answer.
+    """Returns the best threshold of null odds. Above it, the prediction is "no answer".
 
-    scores_Q: float[questions], 0 to 1, of the answers that are given whatever the odds (none of
-    them is empty). answered_Q: bool[questions], whether there is an answer. null_odds_Q:
-    float[questions], how much more the model believes in no answer than in its best one.
+    scores_Q: float[questions], 0 to 1, of the best answers, whatever the null odds (none of them
+    is empty). answered_Q: bool[questions], whether there is an answer. null_odds_Q:
+    float[questions], score of no answer minus that of the best answer.
 
-    Questions of equal odds stand on one side of the threshold, and of thresholds that score the
-    same the lowest is taken. It lies in the middle of the odds on its two sides, so that it does
-    not hang on the rounding of one question's; with no answer at all, or with all, 1 beyond them.
+    Questions of equal odds are on the same side of the threshold. Of thresholds that score the
+    same, the lowest is taken. It is the midpoint between the odds on its two sides, so that it
+    does not depend on rounding. If all odds are on one side, it is 1 beyond them.
     """
     order = np.argsort(null_odds_Q, kind="stable")
     odds_Q = null_odds_Q[order]
-    gains_Q = np.where(answered_Q, scores_Q, -1.0)[order]  # of an answer over no answer
+    gains_Q = np.where(answered_Q, scores_Q, -1.0)[order]  # of predicting the answer instead of no answer
     totals = np.count_nonzero(~answered_Q) + np.concatenate([[0.0], np.cumsum(gains_Q)])
-    real = np.concatenate([[True], odds_Q[1:] > odds_Q[:-1], [True]])  # between unequal odds
+    real = np.concatenate([[True], odds_Q[1:] > odds_Q[:-1], [True]])  # thresholds between unequal odds
     best = int(np.argmax(np.where(real, totals, -np.inf)))
     ends = np.concatenate([odds_Q[:1] - 2.0, odds_Q, odds_Q[-1:] + 2.0])
     threshold = (ends[best] + ends[best + 1]) / 2

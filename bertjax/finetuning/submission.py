@@ -1,4 +1,4 @@
-"""The files that the leaderboards of GLUE and SQuAD take."""
+"""Writes the files that the leaderboards of GLUE and SQuAD take."""
 
 import json
 import os
@@ -22,9 +22,9 @@ def write(
 ) -> str:
     """Writes the file that the task's leaderboard takes, and returns its path.
 
-    predictions: one an example, as the kind decodes them. GLUE: a table of index and prediction
-    (gluebenchmark.com/faq), scores of STS-B within 0 to 5. SQuAD: {question id: answer}.
-    UserError for a task without a leaderboard.
+    predictions: one per example, from the kind's `decode`. GLUE: a table of index and prediction
+    (gluebenchmark.com/faq); scores of STS-B are clipped to 0 to 5. SQuAD: {question id: answer}.
+    Raises UserError if no leaderboard takes this split of the task.
     """
     if split not in task.submissions:
         raise errors.UserError(f"--task={task.name}: no leaderboard takes a file of its {split}")
@@ -45,7 +45,10 @@ def write(
 
 
 def _spelled(task: task_lib.Task, label: str | float | None) -> str:
-    """As the leaderboard has it; written text may be no label, and is then the first one."""
+    """Returns a label in the leaderboard's spelling.
+
+    None (generated text that is not a label) becomes the first label, or the score 0.
+    """
     if task.numbers:
         return f"{min(max(float(label or 0), 0.0), 5.0):.3f}"
     label = task.labels[0] if label is None else str(label)

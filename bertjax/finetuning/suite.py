@@ -1,7 +1,7 @@
-"""Many tasks with one model, and one report of them beside published numbers.
+"""Fine-tunes one model on many tasks, and reports the scores beside published numbers.
 
-A suite is a Python file with `get_suite(arg="")`. Each task has a folder of its own under the
-output, so what was finished stays so when the suite is started again.
+A suite is a Python file with `get_suite(arg="")`. Each task has its own folder under the output,
+so finished runs are not repeated when the suite is started again.
 
     print(suite.run("configs/suites/glue.py", "out/", "glue/", {"model": "run/"}))
 """
@@ -24,8 +24,8 @@ from bertjax.runtime import backend
 class Item:
     """A task of a suite.
 
-    values: keys of its recipe. data: its folder under the suite's; "": that folder itself.
-    name: in the report and of its folder; "": the task's. A suite has each name once.
+    values: keys of its recipe. data: its folder under the suite's; "": the suite's folder.
+    name: its name in the report and of its folder; "": the task's. It is unique in the suite.
     """
 
     task: str
@@ -36,8 +36,8 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """Numbers of others. scores: {name of an item: {split: its main score}}; source: where they
-    stand."""
+    """Published scores to compare with. scores: {name of an item: {split: its main score}};
+    source: where they were published."""
 
     name: str
     source: str
@@ -46,7 +46,7 @@ class Published:
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """title: above the report. note: what to know when comparing with the published numbers."""
+    """Tasks to report together. title: of the report. note: on comparing with `published`."""
 
     title: str
     items: Sequence[Item]
@@ -55,7 +55,7 @@ class Suite:
 
 
 def load(path: str) -> Suite:
-    """The suite of FILE or FILE:ARG. UserError for a file that has none."""
+    """Returns the suite of FILE or FILE:ARG. Raises UserError for a file that has none."""
     return config_lib.of_file("suite", path, Suite)
 
 
@@ -66,10 +66,10 @@ def run(
     values: Mapping[str, Any],
     tell: Callable[[str], None] = errors.tell,
 ) -> str:
-    """Fine-tunes on every task whose files are there, and returns the report.
+    """Fine-tunes on every task whose files exist, and returns the report as Markdown.
 
-    data: the suite's folder. values: keys of all recipes; they win over those of an `Item`.
-    UserError, before anything is trained, for what is wrong with a config.
+    data: the suite's folder. values: keys of all recipes; they override those of an `Item`.
+    Raises UserError for an invalid config before anything is trained.
     """
     suite, out = load(path), files.local(output)
     if data is None or "model" not in values:
@@ -92,7 +92,7 @@ def run(
 def _configs(
     suite: Suite, data: str, values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """({name: config}, {name of a task without files: why})."""
+    """Returns ({name: config}, {name of a task without files: the reason})."""
     configs, absent = {}, {}
     for item in suite.items:
         name = item.name or item.task
@@ -123,7 +123,7 @@ def _write(
 
 
 def table(suite: Suite, reports: Mapping[str, Mapping[str, Any]], absent: Mapping[str, str]) -> str:
-    """The report of all tasks as Markdown."""
+    """Returns the report of all tasks as Markdown."""
     names = [published.name for published in suite.published]
     lines = [
         f"# {suite.title}",
@@ -151,7 +151,7 @@ def table(suite: Suite, reports: Mapping[str, Mapping[str, Any]], absent: Mappin
 def _rows(
     suite: Suite, name: str, content: Mapping[str, Any]
 ) -> list[tuple[str, Mapping[str, Any]]]:
-    """(split, scores): those we have, and those without labels that others have published."""
+    """Returns (split, scores): our splits, and those with only published scores, with {}."""
     own = dict(content["splits"])
     for published in suite.published:
         for split in published.scores.get(name, {}):
@@ -165,8 +165,8 @@ def _published(published: Published, name: str, split: str) -> float | None:
 
 
 def draw(suite: Suite, reports: Mapping[str, Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Every seed on dev, the median, and the published numbers, task by task."""
-    # Imported here: training needs no matplotlib. A bare Figure is free of displays and globals.
+    """Plots every seed on dev, the median, and the published test scores, by task."""
+    # Imported here: training needs no matplotlib. A bare Figure needs no display or globals.
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

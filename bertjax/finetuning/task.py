@@ -1,8 +1,8 @@
-"""What a task is: how its files say examples, and which kind of answer and scores it has.
+"""The definition of a task: how its files hold examples, its kind of prediction and its scores.
 
     Task("sentiment", "classification", "sentences", readers.Columns((("review",),)), ("accuracy",))
 
-`glue` and `tasks` hold the tables of them; `tasks` reads their files.
+`glue` and `tasks` have the tables of tasks; `tasks` reads their files.
 """
 
 import dataclasses
@@ -18,21 +18,21 @@ class Task:
 
     name: as in --task.
     kind: module of finetuning/kinds.
-    reader: what its examples are: sentences, words, questions, text_pairs or choices.
-    columns: where the parts of an example are in a record.
-    metrics: names of the kind's scores that it reports; the first one chooses the best.
+    reader: the type of its examples: sentences, words, questions, text_pairs or choices.
+    columns: the columns of a record that hold the parts of an example.
+    metrics: the kind's scores that are reported; the first one selects the best model.
     options: fields of the kind's Config that differ from their defaults.
-    max_length: tokens of a row.
-    labels: names in the order of the head's outputs; () for those that occur, as the kind has them.
-    spelling: label -> how files write it, where they do not write the name.
-    numbers: labels are numbers.
-    labelled: training needs a label of every example.
+    max_length: maximum tokens of a row.
+    labels: names in the order of the head's outputs; (): the labels of train, ordered by the kind.
+    spelling: label -> its spelling in files, if that is not its name.
+    numbers: whether labels are numbers.
+    labelled: whether every training example needs a label.
     headerless: columns of TSV files that have no header.
-    damaged: the published files have broken rows, which are left out and counted.
-    folders: its names in an archive of many tasks.
-    files: split -> names of its file, in the order they are looked for.
-    tfds_splits: split -> name in TFDS, where it is not the usual one.
-    submissions: split -> file that the leaderboard takes.
+    damaged: whether the published files have broken rows, which are skipped and counted.
+    folders: names of its folder in an archive of many tasks.
+    files: split -> names of its file, in the order in which they are tried.
+    tfds_splits: split -> its name in TFDS, if that is not the usual one.
+    submissions: split -> name of the file that the leaderboard takes.
     """
 
     name: str
@@ -55,5 +55,8 @@ class Task:
 
     @property
     def any_texts(self) -> bool:
-        """Whether examples may have any number of texts: a vector is made of each."""
+        """Whether examples may have any number of texts.
+
+        That is so for embeddings, which are computed for each text, and for other than sentences.
+        """
         return self.reader != "sentences" or self.kind == "embeddings"
