@@ -107,9 +107,9 @@ def best_threshold(
     """
     order = np.argsort(null_odds_Q, kind="stable")
     odds_Q = null_odds_Q[order]
-    gains_Q = np.where(answered_Q, scores_Q, -1.0)[order]  # of predicting the answer instead of no answer
+    gains_Q = np.where(answered_Q, scores_Q, -1.0)[order]  # answer minus no answer
     totals = np.count_nonzero(~answered_Q) + np.concatenate([[0.0], np.cumsum(gains_Q)])
-    real = np.concatenate([[True], odds_Q[1:] > odds_Q[:-1], [True]])  # thresholds between unequal odds
+    real = np.concatenate([[True], odds_Q[1:] > odds_Q[:-1], [True]])  # between unequal odds
     best = int(np.argmax(np.where(real, totals, -np.inf)))
     ends = np.concatenate([odds_Q[:1] - 2.0, odds_Q, odds_Q[-1:] + 2.0])
     threshold = (ends[best] + ends[best + 1]) / 2

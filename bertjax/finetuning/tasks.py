@@ -1,10 +1,11 @@
-"""The tasks by name, and reading their files.
+"""Finds tasks by name, and reads their files.
 
     task = tasks.find("sst2")
     paths = tasks.files(task, "glue/SST-2")             # {"train": ".../train.tsv", "dev": ...}
     examples = tasks.read(task, paths["train"], "train")
 
-`sst2:text_to_text` is a task in the form of T5: any one, answered by a model that writes text.
+Most tasks also exist in the text-to-text form of T5, such as `sst2:text_to_text`. A model then
+predicts by writing text.
 """
 
 import collections
@@ -46,7 +47,7 @@ _SUFFIXES = {
     "text_pairs": (".jsonl", ".tsv"),
     "choices": (".jsonl",),
 }
-_KEPT_BACK = -1  # the label that a leaderboard keeps to itself
+_KEPT_BACK = -1  # the label in files of a test split whose labels are not published
 _TFDS_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 _WORDS = readers.Columns((("words",), ("tokens",)), ("tags", "ner_tags", "ner"))
 _SPANS = readers.Columns((("question", "context"),), ("answers",))
@@ -64,7 +65,7 @@ _ROUGE = ("rougeL", "rouge1", "rouge2")
 
 
 def _squad(version: str) -> dict[str, Any]:
-    """The files of SQuAD as they are published, and what its leaderboard takes."""
+    """Returns fields of a Task: SQuAD's published file names, and its leaderboard's file."""
     names = {
         split: (f"{split}-{version}.json", f"{split}.json", f"{split}.jsonl") for split in _STEMS
     }
@@ -108,7 +109,10 @@ TASKS: dict[str, Task] = glue.TASKS | {
 
 
 def find(name: str) -> Task:
-    """The task of a name, or of NAME:text_to_text. UserError for a name that is not in TASKS."""
+    """Returns the task of a NAME, or of NAME:text_to_text.
+
+    Raises UserError for a name that is not in TASKS, or for a task without a text-to-text form.
+    """
     known, _, kind = name.partition(":")
     if known not in TASKS or kind not in ("", WRITTEN):
         meant = errors.did_you_mean(known, TASKS)
@@ -131,9 +135,10 @@ def find(name: str) -> Task:
 
 
 def answered(name: str, *, any_texts: bool) -> Task:
-    """The task of a model that answers, whose files may hold what it was not trained on.
+    """Returns the task of a fine-tuned model, for files with inputs of forms not seen in training.
 
-    any_texts: whether it takes pairs as well as single texts, as one of vectors, or from elsewhere.
+    Questions may have no answer. any_texts: whether sentence examples may be pairs as well as
+    single texts, as for a model of embeddings, or one that does not store the number of texts.
     """
     task = find(name)
     if task.reader == "questions":  # some may have no answer
@@ -145,10 +150,11 @@ def answered(name: str, *, any_texts: bool) -> Task:
 
 
 def files(task: Task, folder: str) -> dict[str, str]:
-    """The files of a task's splits in a folder, in an archive's folder of the task, or in TFDS.
+    """Returns {split: path} of a task's files in a folder or in TFDS.
 
-    folder: path or "tfds:NAME/CONFIG". "train" is always there; "dev" and "test", and MNLI's
-    "dev_mismatched", "test_mismatched" and "ax", where they are found.
+    folder: a path or "tfds:NAME/CONFIG". A folder may also be an archive with a folder of the task.
+    "train" is always in the result. "dev", "test" and MNLI's "dev_mismatched", "test_mismatched"
+    and "ax" are, if found. Raises UserError if the folder or its train file does not exist.
     """
     wanted = dict(task.files) or {
         split: tuple(stem + suffix for stem in stems for suffix in _SUFFIXES[task.reader])
@@ -196,15 +202,15 @@ def read(
     skipped: collections.Counter[str] | None = None,
     scored: bool = True,
 ) -> list[examples_lib.Example]:
-    """The examples of a file, in its order; at least one.
+    """Returns the examples of a file, in its order; at least one.
 
-    split: "train" and "dev" need labels; other files have them for all examples or for none, and
-        for tasks of one text may be .txt with a text a line.
-    scored: False where labels do not matter: they may be there or not, those that are not of the
-        task are left out, and a .txt for a task of words may have a text a line.
-    skipped: counts what is left out of the files of a task that is published with damaged rows;
-        without it they are errors, for a leaderboard wants every row of its test data.
-    UserError, naming file and line, for whatever is wrong otherwise.
+    split: "train" and "dev" need labels. Other files have labels for all examples or for none. For
+        tasks of one text, these files may be .txt with one text per line.
+    scored: False if labels are not needed. They may then be missing. If any of them is invalid, all
+        are ignored. A .txt for a task of words may have one text per line.
+    skipped: counts the damaged rows that are skipped, for a task whose published files have some.
+        Without it they raise an error, since a leaderboard needs every row of its test data.
+    Raises UserError, with file and line, for all other bad input.
     """
     try:
         return _read(task, path, split, skipped, scored=scored)
@@ -241,7 +247,7 @@ def _read(
 
 
 def _is_plain(task: Task, path: str, *, scored: bool) -> bool:
-    if task.reader == "words":  # what is to be scored has tags, and a row without one is an error
+    if task.reader == "words":  # to be scored, every row needs a tag
         return not scored and conll.is_plain(path, entities=_marks_entities(task))
     return readers.is_plain(path, task.columns)
 
@@ -341,14 +347,20 @@ def _check_labels(
 
 
 def can_be_scored(task: Task, examples: Sequence[examples_lib.Example]) -> bool:
-    """Whether there is something to hold predictions of these examples against."""
+    """Returns whether predictions of these examples can be scored.
+
+    They need labels; for a task without labels, they need more than one text.
+    """
     if task.labelled:
         return examples_lib.is_labelled(examples[0])
-    return len(examples[0].texts) > 1  # of a single text there is only its vector
+    return len(examples[0].texts) > 1  # a single text only has its vector
 
 
 def columns_there(task: Task, path: str, where: str) -> str:
-    """The columns of the record at `where`, for a message; "" if the label's is one of them."""
+    """Returns the columns of the record at `where`, as the end of an error message.
+
+    Returns "" if the label's column is one of them, and for a file without named columns.
+    """
     if task.reader == "questions" or readers.is_plain(path, task.columns):
         return ""
     if task.reader == "words" and not readers.has_fields(path):

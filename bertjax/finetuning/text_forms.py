@@ -1,17 +1,17 @@
-"""Examples of every kind as a source text and target texts, and back.
+"""Converts examples of every kind to a source text and target texts, and back.
 
     pair(Sentence(("How so?", "Who?"), "duplicate"), "qqp")
     # TextPair("qqp question1: How so? question2: Who?", ("duplicate",))
 
     Sentence       TASK NAME: TEXT NAME: TEXT -> the label; a score to the nearest 0.2
-    Question       question: TEXT context: TEXT -> an answer; nothing where there is none
+    Question       question: TEXT context: TEXT -> an answer; "" if there is none
     Words          tag: TEXT -> PER: Ada Lovelace $$ LOC: London
     Choice         CONTEXT (a) TEXT (b) TEXT -> the text of the right one
 
-Sentences and questions are as T5 has them (Raffel et al., arXiv 1910.10683, section 2.4 and
-appendix D; its `glue`, `stsb` and `squad` preprocessors, but for the spaces that `squad` puts
-around punctuation), words as mT5 (Xue et al., arXiv 2010.11934; its metric `span_f1`), choices as
-UnifiedQA (Khashabi et al., arXiv 2005.00700, section 3.2).
+Sentences and questions follow T5 (Raffel et al., arXiv 1910.10683, section 2.4 and appendix D; its
+`glue`, `stsb` and `squad` preprocessors, without the spaces that `squad` puts around punctuation).
+Words follow mT5 (Xue et al., arXiv 2010.11934; its metric `span_f1`). Choices follow UnifiedQA
+(Khashabi et al., arXiv 2005.00700, section 3.2).
 """
 
 import math
@@ -21,22 +21,22 @@ from collections.abc import Sequence
 from bertjax import errors
 from bertjax.finetuning.examples import types
 
-# What the texts of a task of GLUE are called, in the order of the file; T5 reads them by name.
+# The names of the texts of a GLUE task, in the order of the file. T5 reads them sorted by name.
 _NAMES = {
     "mnli": ("premise", "hypothesis"),
     "qnli": ("question", "sentence"),
     "qqp": ("question1", "question2"),
 }
-_BETWEEN = " $$ "  # entities
+_BETWEEN = " $$ "  # separates entities
 
 Entity = tuple[str, str]  # its type and its text
 
 
 def pair(example: types.Example, task: str = "") -> types.TextPair:
-    """The example as texts; without targets where it has no label. A TextPair is itself.
+    """Returns the example as texts, without targets if it has no label. Keeps a TextPair as it is.
 
-    task: what the source of a Sentence begins with; "" for nothing. Raises UserError for tags that
-    name no entities and for more choices than letters.
+    task: the start of the source of a Sentence; "": nothing. Raises UserError for tags that are
+    not entities in BIO2, and for more choices than letters.
     """
     if isinstance(example, types.TextPair):
         return example
@@ -55,12 +55,12 @@ def pair(example: types.Example, task: str = "") -> types.TextPair:
 
 
 def word(label: str | float) -> str:
-    """A label in words: itself; a score as "2.8"."""
+    """Returns a label as text: a name unchanged, a score rounded to 0.2 such as "2.8"."""
     return label if isinstance(label, str) else f"{round(5 * label) / 5:.1f}"
 
 
 def number(text: str) -> float | None:
-    """The score that a text says, None where it says none."""
+    """Returns the text as a score; None if it is not a finite number."""
     try:
         value = float(text)
     except ValueError:
@@ -69,7 +69,7 @@ def number(text: str) -> float | None:
 
 
 def entities(example: types.Words) -> list[Entity]:
-    """The entities of tags in the BIO2 scheme, in their order. UserError for other tags."""
+    """Returns the entities of BIO2 tags, in order. Raises UserError for other tags."""
     found: list[tuple[str, list[str]]] = []
     running = ""
     for one, tag in zip(example.words, example.tags or (), strict=True):
@@ -88,7 +88,7 @@ def entities(example: types.Words) -> list[Entity]:
 
 
 def read_entities(text: str) -> list[Entity]:
-    """The entities that a text in the form of mT5 names; what is not in this form names none."""
+    """Returns the entities of a text in the form of mT5; skips parts that have another form."""
     parts = [part.partition(":") for part in text.split(_BETWEEN.strip())]
     named = [(name.strip(), words.strip()) for name, _, words in parts]
     return [(name, words) for name, words in named if name and words]
@@ -99,7 +99,7 @@ def _texts(source: str, target: str | None, name: str, where: str) -> types.Text
 
 
 def _of_sentence(example: types.Sentence, task: str) -> str:
-    task = "mnli" if task == "ax" else task  # what ax is answered by
+    task = "mnli" if task == "ax" else task  # AX is a split of MNLI
     default = [f"sentence{i + 1}" for i in range(len(example.texts))]
     names = ("sentence",) if len(example.texts) == 1 else _NAMES.get(task, default)
     named = sorted(zip(names, example.texts, strict=True))

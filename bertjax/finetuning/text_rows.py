@@ -1,11 +1,11 @@
-"""A source and a target as the row of a model, by what reads the source.
+"""Makes a row of a source and a target, depending on how the model reads the source (`reader`).
 
     encoder    source </s>                              and the decoder    <start> target
-    causal     <start> source SEPARATOR target          of which           target </s> is trained on
-    prefix     the same, and all of <start> source SEPARATOR sees all of it
+    causal     <start> source SEPARATOR target          trained to predict target </s>
+    prefix     as causal, but every token of <start> source SEPARATOR attends to all of them
 
-As in seqio's feature converters, but for the separator (Radford et al. 2018, section 3.3;
-`data.tokenizers.special_tokens`).
+The rows are those of seqio's feature converters, except for the separator (Radford et al. 2018,
+section 3.3; `data.tokenizers.special_tokens`).
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,10 @@ Row = dict[str, np.ndarray]
 
 
 def features(reader: str) -> dict[str, kind.Feature]:
-    """Every array of a row: loss_weights are 1 on the tokens of the target and its end."""
+    """Returns {name: Feature} of the arrays of a row.
+
+    loss_weights are 1 on the tokens of the target and its end.
+    """
     length = "target_length" if reader == "encoder" else "length"
     table = {"input_ids": kind.Feature(np.int32), "attention_mask": kind.Feature(np.int32)}
     if reader == "encoder":
@@ -38,7 +41,7 @@ def features(reader: str) -> dict[str, kind.Feature]:
 
 
 class Form:
-    """Where the special tokens stand.
+    """The positions of the special tokens in rows.
 
     form = Form(tokenizer, "causal", separator="\\n", target_length=64)
     row = form.row(form.prompt(source[: form.room(128)]), *form.targets(["A cat."]))
@@ -63,7 +66,10 @@ class Form:
                 self._space = " "
 
     def room(self, length: int) -> int:
-        """The most tokens of a source in a row of `length`. UserError if there is none."""
+        """Returns the maximum tokens of a source in a row of `length`.
+
+        Raises UserError if there is no room for a source.
+        """
         taken = len(self._front) + len(self._back)
         taken += self._target_length * (self._reader != "encoder")
         if length <= taken:
@@ -74,23 +80,27 @@ class Form:
         return length - taken
 
     def prompt(self, source: Sequence[int]) -> np.ndarray:
-        """int32[L]: what is read before anything is written."""
+        """Returns int32[L]: the tokens that the model reads before it writes a target."""
         return np.array([*self._front, *source, *self._back], np.int32)
 
     def prompt_of(self, row: Row) -> np.ndarray:
-        """The prompt that a row was made of."""
+        """Returns the prompt from which a row was made."""
         scored = np.flatnonzero(row["loss_weights"])
         if self._reader == "encoder" or not len(scored):
             return row["input_ids"]
         return row["input_ids"][: scored[0] + 1]
 
     def targets(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """int32[T] each: the texts with their ends, not cut."""
+        """Returns int32[T] for each text: its ids and the end token, not truncated."""
         encoded = self._tokenizer.encode_batch([self._space + text for text in texts])
         return [np.array([*ids, self.end], np.int32) for ids in encoded]
 
     def row(self, prompt: np.ndarray, target: np.ndarray | None) -> Row:
-        """The row; a target is cut but for its end, and without one all weights are 0."""
+        """Returns the row of a prompt and a target.
+
+        A target that is too long is truncated but keeps its end token. Without one, all weights
+        are 0.
+        """
         weight = np.float32(target is not None)
         target = np.array([self.end], np.int32) if target is None else target
         target = np.append(target[:-1][: self._target_length - 1], target[-1])
@@ -116,7 +126,7 @@ class Form:
 
 
 def prompted(row: Row, ids: Sequence[int]) -> Row:
-    """The row with these ids, read and never predicted, after its first token."""
+    """Returns the row with `ids` inserted after its first token; they are never predicted."""
     if not ids:
         return row
     longer = {"input_ids": ids, "attention_mask": 1, "prefix_mask": 1}

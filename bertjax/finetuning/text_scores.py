@@ -1,8 +1,8 @@
-"""Scores of written text against reference texts, 0 to 100: BLEU, ROUGE, entities that are named.
+"""Scores of generated text against reference texts, 0 to 100: BLEU, ROUGE, named entities.
 
     bleu([["the cat sat on the mat"]], ["the cat sat on the mat"])      # 100.0
 
-Each prediction has one reference or more.
+Each prediction has one or more references.
 """
 
 import collections
@@ -19,7 +19,7 @@ Entities = Sequence[Sequence[tuple[str, str]]]
 
 
 def bleu(references: References, predictions: Sequence[str]) -> float:
-    """BLEU of the corpus by sacrebleu's defaults: cased, its tokenizer 13a, exponential smoothing.
+    """Returns corpus BLEU by sacrebleu's defaults: cased, tokenizer 13a, exponential smoothing.
 
     Papineni et al. 2002; Post, arXiv 1804.08771.
     """
@@ -30,10 +30,10 @@ def bleu(references: References, predictions: Sequence[str]) -> float:
 
 
 def rouge(references: References, predictions: Sequence[str]) -> dict[str, float]:
-    """rouge1, rouge2 and rougeL: the mean over the predictions of F1, of the best reference each.
+    """Returns rouge1, rouge2 and rougeL: the mean over predictions of the best reference's F1.
 
-    Lin 2004, by the package rouge-score without its stemmer, as T5 has it. It is made for English:
-    all but a to z and digits separates words.
+    Lin 2004, computed by the package rouge-score without its stemmer, as in T5. It is made for
+    English: every character except a to z and digits separates words.
     """
     scorer = scores.library("rouge_score.rouge_scorer").RougeScorer(list(ROUGES))
     rows = [
@@ -44,9 +44,9 @@ def rouge(references: References, predictions: Sequence[str]) -> dict[str, float
 
 
 def spans(targets: Entities, predictions: Entities) -> dict[str, float]:
-    """precision, recall and f1 of named entities, each a type and a text, as in mT5's span_f1.
+    """Returns precision, recall and f1 of named entities, as in mT5's span_f1, and accuracy.
 
-    accuracy: of the sentences whose entities are all right.
+    An entity is a type and a text. accuracy: the share of sentences with all entities right.
     """
     right = wanted = found = whole = 0
     for target, prediction in zip(targets, predictions, strict=True):

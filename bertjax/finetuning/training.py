@@ -1,9 +1,9 @@
-"""The training of some seeds at one learning rate, top to bottom.
+"""Trains several seeds at one learning rate, top to bottom.
 
-    for run, trained in loop.train(parts, 3e-5, seeds=(0, 1, 2)): ...
+    for run, trained in training.train(parts, 3e-5, seeds=(0, 1, 2)): ...
 
 At every evaluation a seed's parameters are kept if its dev score is the best so far. Seeds share
-the batches' shapes and nothing else: side by side or in turn they end alike.
+nothing but the shapes of batches, so training them side by side or in turn has the same result.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ import numpy as np
 from bertjax import schema
 from bertjax.finetuning import parts as parts_lib
 
-TELL_EVERY = 5.0  # seconds between two lines of progress
+TELL_EVERY = 5.0  # minimum seconds between two lines of progress
 
 
 @dataclasses.dataclass
 class Evaluation:
-    """Dev scores after so many epochs.
+    """Dev scores after `epoch` epochs.
 
-    loss: the mean over the steps since the last evaluation; None where none was finite.
+    loss: the mean of finite losses since the last evaluation; None if none was finite.
     """
 
     epoch: float
@@ -36,33 +36,33 @@ class Evaluation:
 
 @dataclasses.dataclass
 class Run:
-    """One seed at one learning rate. `others`: scores of splits but dev, of the best evaluation.
+    """One seed at one learning rate.
 
-    seconds: of training, evaluation and, in the first, compilation, divided among the seeds that
-        ran side by side.
+    others: {split: scores} of the best evaluation, for splits other than dev. seconds: of training,
+    evaluation and (in the first run) compilation, divided by the number of seeds side by side.
     """
 
     learning_rate: float
     seed: int
-    main: str  # name of the score that decides
+    main: str  # name of the score that selects the best
     evaluations: list[Evaluation] = dataclasses.field(default_factory=list)
     best: int = -1
-    skipped: int = 0  # steps until the last evaluation that were not finite
+    skipped: int = 0  # steps before the last evaluation that were not finite
     seconds: float = 0.0
     others: dict[str, dict[str, schema.Score]] = dataclasses.field(default_factory=dict)
 
     @property
     def dev(self) -> dict[str, float]:
-        """Scores of the best evaluation."""
+        """The dev scores of the best evaluation."""
         return self.evaluations[self.best].dev
 
     @property
     def score(self) -> float:
-        """The one that decides; a run that went to pieces has -inf."""
+        """The main dev score; -inf if the run diverged."""
         return _finite(self.dev[self.main])
 
     def add(self, evaluation: Evaluation) -> bool:
-        """Whether this evaluation is the best so far."""
+        """Adds an evaluation, and returns whether it is the best so far."""
         self.evaluations.append(evaluation)
         gained = self.best < 0 or _finite(evaluation.dev[self.main]) > self.score
         if gained:
@@ -70,7 +70,7 @@ class Run:
         return gained
 
     def stopped(self, patience: int) -> bool:
-        """Whether so many evaluations in a row brought nothing; 0: goes on to the end."""
+        """Returns whether at least the last `patience` evaluations had no gain; 0: never."""
         return 0 < patience <= len(self.evaluations) - 1 - self.best
 
 
@@ -80,7 +80,10 @@ def train(
     seeds: Sequence[int],
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[tuple[Run, Any]]:
-    """Each seed's run, and its best parameters of those that are trained, on the host."""
+    """Trains each seed, and returns its run and its best trained parameters, on the host.
+
+    Stops early if all seeds have stopped improving (`config.early_stopping`).
+    """
     runs = [Run(learning_rate, seed, parts.main) for seed in seeds]
     patience, evaluates = parts.config.early_stopping, evaluation_steps(parts)
     steps_per_epoch = parts.train_batches.steps_per_epoch
@@ -123,7 +126,10 @@ def train(
 
 
 def evaluation_steps(parts: parts_lib.Parts) -> set[int]:
-    """The steps after which dev is scored: the ends of epochs and, if asked for, in between."""
+    """Returns the steps after which dev is scored.
+
+    They are the ends of epochs, and steps in between if `config.evals_per_epoch` is above 1.
+    """
     times = parts.config.evals_per_epoch
     epoch = parts.train_batches.steps_per_epoch
     count = parts.config.num_epochs * times
@@ -131,34 +137,34 @@ def evaluation_steps(parts: parts_lib.Parts) -> set[int]:
 
 
 class Losses:
-    """Losses of steps, read late so that the device need not wait."""
+    """Losses of steps, fetched late so that the device does not wait."""
 
     def __init__(self):
         self._losses: list[jax.Array] = []
         self._on_cpu = jax.default_backend() == "cpu"
 
     def add(self, loss_K: jax.Array) -> None:
-        """Of one step, for each seed."""
+        """Adds the losses of one step: of each seed."""
         self._losses.append(loss_K)
         if self._on_cpu:  # CPU backends before jax 0.12 deadlock when collectives queue up
             jax.block_until_ready(loss_K)
 
     def means(self) -> list[float | None]:
-        """For each seed, over the finite ones of the steps since the last call."""
+        """Returns each seed's mean finite loss since the last call; None if none was finite."""
         losses_KS = np.stack(jax.device_get(self._losses), axis=1)
         self._losses = []
         finite = [losses_S[np.isfinite(losses_S)] for losses_S in losses_KS]
         return [float(losses_S.mean()) if len(losses_S) else None for losses_S in finite]
 
     def recent(self) -> str:
-        """Of the newest step that is done; the last one may still be under way."""
+        """Returns the losses of the newest finished step, as text; a later one may still run."""
         done = [loss_K for loss_K in self._losses if loss_K.is_ready()] or self._losses[:1]
         return ", ".join(f"{x:.3f}" for x in np.asarray(done[-1]))
 
 
 @jax.jit
 def _keep(best_K: Any, new_K: Any, gained_K: jax.Array) -> Any:
-    """The new parameters of the seeds that gained, the old ones of the others."""
+    """Returns the new parameters for seeds that gained, and the old ones for the others."""
 
     def one(old: jax.Array, new: jax.Array) -> jax.Array:
         return jnp.where(gained_K.reshape(-1, *(1 for _ in new.shape[1:])), new, old)
@@ -171,7 +177,7 @@ def _name(runs: Sequence[Run]) -> str:
 
 
 def _line(runs: Sequence[Run], num_epochs: int, seconds: float) -> str:
-    """The last evaluation, in words."""
+    """Returns the last evaluation as a line of text."""
     last = max((run.evaluations[-1] for run in runs), key=lambda e: e.epoch)
     losses = [run.evaluations[-1].loss for run in runs]
     shown = ", ".join("not finite" if loss is None else f"{loss:.3f}" for loss in losses)

@@ -1,7 +1,7 @@
-"""The pieces of each word of a sentence.
+"""Finds the pieces of each word of a sentence.
 
-Other tools give a model the ids of a whole text. So a sentence is encoded once, as its raw text or
-as its words with one space between them, and the pieces are then given to the words by the
+Other tools encode a whole text at once. To have the same ids, a sentence is encoded once, as its
+raw text or as its words with one space between them. The pieces are then assigned to words by the
 characters that they cover:
 
     (sentence,) = of_texts(tokenizer, [Words(("New", "York", "."), text="New York.")])
@@ -21,17 +21,17 @@ from bertjax.data.tokenizers import library_model
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning.examples import types as examples_lib
 
-# The space in front of a text is a piece that covers the first character by its offsets.
+# NOTE: by its offsets, the piece of the space before a text covers the first character.
 _SPACES = "".join(library_model.SPACE.values())
 
 
 class Pieces(NamedTuple):
     """The pieces of a word; at least one.
 
-    word: its number. carried: how many words behind it have no piece of their own.
-    first: the first piece that covers a character of the word; before it there is white space.
+    word: its number. carried: how many of the next words have no piece of their own.
+    first: the first piece that covers a character of the word; pieces before it are white space.
     start: how many pieces begin no later than the word's first character. That is `first` + 1, or
-    more where several pieces cover this character, as in bytes.
+    more if several pieces cover this character, as with bytes.
     """
 
     word: int
@@ -41,7 +41,7 @@ class Pieces(NamedTuple):
     start: int = 1
 
     def cut(self, size: int) -> "Pieces":
-        """Returns the pieces without those behind the first `size`."""
+        """Returns the first `size` pieces."""
         ids = self.ids[:size]
         return self._replace(
             ids=ids, first=min(self.first, len(ids) - 1), start=min(self.start, len(ids))
@@ -51,7 +51,7 @@ class Pieces(NamedTuple):
 def of_texts(
     tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[examples_lib.Words]
 ) -> Iterator[list[Pieces]]:
-    """Yields the pieces of each example, whose text is encoded once."""
+    """Yields the pieces of the words of each example, whose text is encoded once."""
     texts = [example.text or " ".join(example.words) for example in examples]
     encoded = tokenizer.encode_with_offsets(texts)
     for example, text, (ids, offsets) in zip(examples, texts, encoded, strict=True):
@@ -66,9 +66,10 @@ def of_texts(
 def of_words(
     tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[examples_lib.Words]
 ) -> Iterator[list[Pieces]]:
-    """Yields the pieces of each example, each of whose words is encoded alone.
+    """Yields the pieces of the words of each example, with each word encoded alone.
 
-    A word has the space before it in byte-level BPE. One without a piece is the unknown one.
+    With byte-level BPE, a word includes the space before it. A word without pieces becomes the
+    unknown piece.
     """
     space = " " if tokenizer.keeps_spaces() else ""
     texts = [space * (i > 0) + word for e in examples for i, word in enumerate(e.words)]
@@ -89,7 +90,7 @@ def _by_words(
         return []
     starts = np.maximum.accumulate(np.array(starts, int))
     owners = np.searchsorted([stop for _, stop in places], starts, side="right")
-    owners = np.minimum(owners, len(places) - 1)  # white space behind the last word
+    owners = np.minimum(owners, len(places) - 1)  # white space after the last word
     words, lows = np.unique(owners, return_index=True)
     highs, following = [*lows[1:], len(ids)], [*words[1:], len(places)]
     result = []
