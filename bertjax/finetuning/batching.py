@@ -140,7 +140,7 @@ class Batches:
             yield numbers, self.batch(numbers, shape)
 
     def one_of_each_shape(self, in_order: bool) -> list[dict[str, np.ndarray]]:
-        """Returns one batch of each shape of the method `in_order`, or else of every epoch."""
+        """Returns one batch of each shape that `in_order()` has, or (False) that `epoch` has."""
         batches = self._ordered() if in_order else self._plan(0, 0)
         return [self.batch(numbers, shape) for shape, numbers in dict(batches).items()]
 
@@ -194,9 +194,9 @@ def micro_batches(batch: Mapping[str, jax.Array], shards: int) -> int:
 def row_lengths(
     rows: Sequence[Row], features: Mapping[str, kind.Feature], which: str
 ) -> np.ndarray:
-    """Returns int[rows]: the length of each row's longest array of the length kind `which`.
+    """Returns int[rows]: the length of each row's longest array whose `Feature.length` is `which`.
 
-    It is 0 if no feature has this `Feature.length`.
+    It is 0 if there is no such array.
     """
     named = [name for name, feature in features.items() if feature.length == which]
     return np.array([max((row[n].shape[-1] for n in named), default=0) for row in rows], int)

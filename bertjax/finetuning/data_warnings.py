@@ -98,7 +98,7 @@ def truncation(
     most: int | None = None,
     question_length: int = 0,
 ) -> list[str]:
-    """Returns a warning if more than the share TRUNCATED of a split's examples was truncated.
+    """Returns a warning if the share of truncated examples in a split is above TRUNCATED.
 
     truncated: bool[examples], as in `kind.Encoded`. most: the maximum number of tokens that the
     model can read. question_length: the maximum tokens of a question, if only questions are
@@ -159,7 +159,7 @@ def results(
 
 
 def quotes(train: Sequence[Example]) -> list[str]:
-    """Returns a warning if more than the share QUOTED of the examples has a quoted text.
+    """Returns a warning if the share of examples with a text in quotes is above QUOTED.
 
     TSV has no quoting, so the quotation marks are read as part of the text.
     """
@@ -200,7 +200,7 @@ def tokens(train: Sequence[Example], tokenizer: tokenizer_lib.Tokenizer) -> list
 
 
 def table(tokenizer: tokenizer_lib.Tokenizer, rows: int) -> list[str]:
-    """Returns a warning if over SPARE of the `rows` of the embeddings have no piece."""
+    """Returns a warning if the embeddings have more than SPARE rows without a piece."""
     if rows - tokenizer.size <= SPARE:
         return []
     return [

@@ -225,7 +225,7 @@ def _check(path: pathlib.Path, mine: Mapping[str, Any], stored: Mapping[str, Any
     former = kind.former(kind.load(tasks.find(config["task"]).kind))
     other = {f"kind.{name}": value for name, value in former.items()} | other
     keys = [key for key in sorted(config | other) if config.get(key) != other.get(key)]
-    for named in ("task", "strategy.name"):  # they decide which other keys there are
+    for named in ("task", "strategy.name"):  # they determine the other keys
         keys = [named] if named in keys else keys
     different = [f"{key} = {config.get(key)!r} (there {other.get(key)!r})" for key in keys]
     if mine["model"] != stored["model"]:

@@ -262,7 +262,7 @@ class Parts:
     # Predictions
 
     def can_be_scored(self, split: str) -> bool:
-        """Returns whether the examples of a split have what scores need; see `tasks`."""
+        """Returns whether predictions for a split can be scored; see `tasks`."""
         return tasks.can_be_scored(self.task, self.examples[split])
 
     def outputs(self, trained_K: Any, split: str) -> list[dict[str, np.ndarray]]:

@@ -14,7 +14,7 @@ from bertjax.finetuning.examples import readers
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task by name.
+    """A fine-tuning task.
 
     name: as in --task.
     kind: module of finetuning/kinds.

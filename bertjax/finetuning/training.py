@@ -80,7 +80,7 @@ def train(
     seeds: Sequence[int],
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[tuple[Run, Any]]:
-    """Trains each seed, and returns its run and its best trained parameters, on the host.
+    """Trains the seeds; returns each seed's run and best trained parameters, on the host.
 
     Stops early if all seeds have stopped improving (`config.early_stopping`).
     """
@@ -144,7 +144,7 @@ class Losses:
         self._on_cpu = jax.default_backend() == "cpu"
 
     def add(self, loss_K: jax.Array) -> None:
-        """Adds the losses of one step: of each seed."""
+        """Adds one step's loss of each seed."""
         self._losses.append(loss_K)
         if self._on_cpu:  # CPU backends before jax 0.12 deadlock when collectives queue up
             jax.block_until_ready(loss_K)
