@@ -1,1 +1,1 @@
-"""The kinds of tasks, one file each; `finetuning.kind` is their contract."""
+"""The kinds of tasks, one file each; `finetuning.kind` describes their interface."""

@@ -1,7 +1,7 @@
-"""A label, or a number, for a text or a pair of texts (Devlin et al., arXiv 1810.04805, 4.1).
+"""Predicts a label or a number for one or two texts (Devlin et al., arXiv 1810.04805, 4.1).
 
-The head scores the labels at the model's own place: the pooled first token of BERT, the last token
-of a decoder. Labels are trained by cross entropy, numbers (STS-B's) by their squared error.
+The head reads the position that the model's family provides: the pooled first token of BERT, the
+last token of a decoder. The loss is cross entropy for labels, squared error for numbers (STS-B).
 
 Shapes: B batch, C labels.
 """
@@ -25,12 +25,12 @@ from bertjax.objectives.common import losses
 KINDS = ("encoder", "decoder")
 LIBRARIES = ("sklearn",)
 Example = examples_lib.Sentence
-TOP = 10  # labels of which a prediction tells the probability
+TOP = 10  # a prediction lists the probabilities of at most this many labels
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is told of a text."""
+    """Options of the kind: labels or numbers, and class weights."""
 
     regression: bool = False  # a number instead of a label
     class_weights: bool = False  # rare labels count more: each label as much as any other
@@ -41,17 +41,17 @@ class Config:
 
 
 def heads(config: Config) -> tuple[str, ...]:
-    """The heads of the model that `loss` reads."""
+    """Returns the heads of the model that `loss` reads."""
     return ("classifier",)
 
 
 def num_labels(config: Config, labels: Sequence[str]) -> int:
-    """C: a number is one."""
+    """Returns C; 1 for regression."""
     return 1 if config.regression else len(labels)
 
 
 def labels(config: Config, examples: Sequence[Example]) -> list[str]:
-    """The labels that occur, in order, numbers by their size; none of a regression."""
+    """Returns the labels that occur: integers by value, then other names; [] for regression."""
     if config.regression:
         return []
     found = {str(example.label) for example in examples if example.label is not None}
@@ -59,7 +59,11 @@ def labels(config: Config, examples: Sequence[Example]) -> list[str]:
 
 
 def check(config: Config, examples: Sequence[Example], labels: Sequence[str], where: str) -> None:
-    """UserError for a label that is not one of `labels`, or no number, or a lack of a text."""
+    """Raises UserError if there are fewer than two labels, or an example is invalid.
+
+    An example is invalid if its label is not one of `labels` (for regression: not a finite number),
+    if it has more than two texts, or if it has another number of texts than the first example.
+    """
     if not config.regression and len(labels) < 2:
         raise errors.UserError(
             f"{where}: {errors.several(labels) or 'no label'} is all that is trained: two labels "
@@ -85,7 +89,7 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
 
 
 def features(config: Config) -> dict[str, kind.Feature]:
-    """Every array of a row."""
+    """Returns the arrays of a row."""
     label = kind.Feature(np.float32 if config.regression else np.int32, "")
     return {**rows.FEATURES, "label": label, "label_weight": kind.Feature(np.float32, "")}
 
@@ -97,10 +101,10 @@ def encode(
     labels: Sequence[str],
     lengths: kind.Lengths,
 ) -> kind.Encoded:
-    """A row an example. An example without a label has weight 0.
+    """Encodes each example as one row. An example without a label has weight 0.
 
-    With class_weights a label of share s among the examples weighs 1 / (C s), as scikit-learn's
-    "balanced" (King & Zeng, Logistic Regression in Rare Events Data, 2001).
+    With class_weights, a label has weight 1 / (C s), where s is its share of the labelled examples,
+    as in scikit-learn's "balanced" (King & Zeng, Logistic Regression in Rare Events Data, 2001).
     """
     form = rows.Form(tokenizer)
     ids = rows.encode(tokenizer, [example.texts for example in examples])
@@ -123,19 +127,22 @@ def encode(
 
 
 def normalizers(config: Config, batch: losses.Batch) -> dict[str, jax.Array]:
-    """What each loss is divided by, once: the weight of the batch."""
+    """Returns the weight of the loss over the batch, by which its sum is divided."""
     return {"label_loss": losses.label_weights(batch).sum()}
 
 
 def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
-    """label_loss, cross entropy in nats or squared error, and label_accuracy of labels."""
+    """Returns label_loss and, for labels, label_accuracy.
+
+    label_loss is the cross entropy in nats; for regression, the squared error.
+    """
     logits_BC = apply(**losses.inputs(batch, rows.INPUTS))["class_logits"]
     weights_B = losses.label_weights(batch)
     if config.regression:
         error_B = (logits_BC[:, 0] - batch["label"]) ** 2
         return {"label_loss": ((error_B * weights_B).sum(), weights_B.sum())}
     found = losses.classification("label", logits_BC, batch["label"], weights_B)
-    if config.class_weights:  # accuracy counts examples
+    if config.class_weights:  # accuracy ignores the class weights
         known_B = (weights_B > 0).astype(jnp.float32)
         plain = losses.classification("label", logits_BC, batch["label"], known_B)
         found["label_accuracy"] = plain["label_accuracy"]
@@ -145,7 +152,7 @@ def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 def outputs(
     config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 ) -> dict[str, jax.Array]:
-    """{"scores" float32[B, C]}: probabilities of the labels, or the number."""
+    """Returns {"scores" float32[B, C]}: the probabilities of the labels, or the number."""
     logits_BC = apply(**losses.inputs(batch, rows.INPUTS))["class_logits"]
     return {"scores": logits_BC if config.regression else jax.nn.softmax(logits_BC)}
 
@@ -158,7 +165,11 @@ def decode(
     labels: Sequence[str],
     tokenizer: tokenizer_lib.Tokenizer,
 ) -> list[dict[str, Any]]:
-    """{"label": the likeliest, "probabilities": {label: p}, best first}; {"label": the number}."""
+    """Returns {"label": the likeliest, "probabilities": {label: p}} for each example.
+
+    "probabilities" holds the TOP likeliest labels, best first. For regression, a prediction is
+    {"label": the number}.
+    """
     if config.regression:
         return [{"label": float(value)} for value in outputs["scores"][:, 0]]
     found = []
@@ -175,10 +186,10 @@ def scores(
     predictions: Sequence[dict[str, Any]],
     labels: Sequence[str],
 ) -> dict[str, float]:
-    """Of the examples that have a label.
+    """Returns the scores of the examples that have a label; {} if none has one.
 
-    pearson and spearman of numbers; accuracy, macro_f1 and mcc of labels, and of two labels f1,
-    roc_auc and average_precision, where the second one is the positive one.
+    Numbers: pearson and spearman. Labels: accuracy, macro_f1 and mcc. With two labels also f1,
+    roc_auc and average_precision, for which the second label is the positive one.
     """
     pairs = zip(examples, predictions, strict=True)
     pairs = [(e.label, p) for e, p in pairs if e.label is not None]

@@ -1,16 +1,16 @@
-"""A vector for a text, so that texts of one meaning are near each other.
+"""Sentence embeddings: texts with the same meaning get similar vectors.
 
-Two encoders that share their parameters (Reimers & Gurevych, Sentence-BERT, arXiv 1908.10084)
-read a pair of texts; the vector is the mean of the last states or the state of the first token.
+Two encoders with shared parameters (Reimers & Gurevych, Sentence-BERT, arXiv 1908.10084) encode the
+texts of a pair. The vector is the mean of the last hidden states, or that of the first token.
 
-    ranking    the second text is the match of the first, and the second texts of the other pairs of
-               the batch are not: cross entropy of scaled cosines (Henderson et al., arXiv
+    ranking    the second text matches the first one; the second texts of the other pairs in the
+               batch are negatives: cross entropy of scaled cosines (Henderson et al., arXiv
                1705.00652, section 4; sentence-transformers' MultipleNegativesRankingLoss)
-    cosine     the pair has a score, and the cosine is to be score / max_score: squared error
+    cosine     the pair has a score; squared error between the cosine and score / max_score
 
-Pairs that share a text are never taken for each other's negatives. Scores are the correlations of
-the cosine where the pairs have scores, else those of finding the second text of a pair among the
-second texts of all.
+Pairs that share a text are never each other's negatives. If the pairs have scores, the evaluation
+correlates them with the cosines. Otherwise it measures how well the second text of a pair is
+retrieved from the second texts of all pairs.
 
 Shapes: B batch, N texts of an example, L length, D model, R first texts of a block, M candidates.
 """
@@ -35,16 +35,16 @@ from bertjax.objectives.common import losses
 
 KINDS = ("encoder",)
 LIBRARIES = ()
-ACROSS_ROWS = True  # every other row of the batch is what a text is told from
+ACROSS_ROWS = True  # the loss compares a row with the other rows of its batch
 Example = examples_lib.Sentence
 LOSSES = ("ranking", "cosine")
 POOLINGS = ("mean", "cls")
-SIMILARITIES = 2**25  # that are in memory at once, of some first texts with all second ones
+SIMILARITIES = 2**25  # at most, in memory at once: a block of first texts x all second texts
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """How a vector is made and what it is trained for."""
+    """Options of the pooling and of the loss."""
 
     loss: str = "ranking"  # ranking: pairs that match; cosine: pairs with scores
     pooling: str = "mean"  # of the last states: mean of all tokens, or cls, that of the first
@@ -62,17 +62,20 @@ class Config:
 
 
 def heads(config: Config) -> tuple[str, ...]:
-    """None: the vectors are made of the last states."""
+    """Returns (): the vectors are pooled from the last hidden states."""
     return ()
 
 
 def num_labels(config: Config, labels: Sequence[str]) -> int:
-    """0: there is no head."""
+    """Returns 0: there is no head."""
     return 0
 
 
 def labels(config: Config, examples: Sequence[Example]) -> list[str]:
-    """None: a pair has a score, or matches. UserError for pairs that are of the other loss."""
+    """Returns []: a pair has a score, or is a match.
+
+    Raises UserError for a match with a label (loss "ranking") or a pair without a score ("cosine").
+    """
     for example in examples:
         if config.loss == "ranking" and example.label is not None:
             raise _labelled_match(example, "train")
@@ -85,9 +88,10 @@ def labels(config: Config, examples: Sequence[Example]) -> list[str]:
 
 
 def check(config: Config, examples: Sequence[Example], labels: Sequence[str], where: str) -> None:
-    """UserError for what is no pair of texts, and with loss cosine for a score out of range.
+    """Raises UserError if not all examples have as many texts, or a score is invalid.
 
-    Single texts can only be given vectors.
+    A score is invalid if it is not a number from 0 to max_score, or belongs to a single text.
+    Single texts are accepted here, since their vectors can be predicted; `loss` rejects them.
     """
     for example in examples:
         place, score, texts = example.where or where, example.label, len(example.texts)
@@ -107,7 +111,7 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
 
 
 def features(config: Config) -> dict[str, kind.Feature]:
-    """Every array of a row; the inputs are [N, L]."""
+    """Returns the arrays of a row; the inputs are [N, L]."""
     label = kind.Feature(np.float32 if config.loss == "cosine" else np.int32, "")
     return {**rows.FEATURES, "label": label, "label_weight": kind.Feature(np.float32, "")}
 
@@ -119,9 +123,10 @@ def encode(
     labels: Sequence[str],
     lengths: kind.Lengths,
 ) -> kind.Encoded:
-    """A row an example, an input a text.
+    """Encodes each example as one row with an input for each text.
 
-    The label is score / max_score, or the numbers of the texts, equal for equal ones.
+    The label is score / max_score; for loss "ranking", one number per text, the same for equal
+    texts.
     """
     form = rows.Form(tokenizer)
     ids = rows.encode(tokenizer, [example.texts for example in examples])
@@ -142,12 +147,15 @@ def encode(
 
 
 def normalizers(config: Config, batch: losses.Batch) -> dict[str, jax.Array]:
-    """What each loss is divided by, once: the weight of the batch."""
+    """Returns the weight of the loss over the batch, by which its sum is divided."""
     return {f"{config.loss}_loss": losses.label_weights(batch).sum()}
 
 
 def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
-    """ranking_loss, in nats, and ranking_accuracy; or cosine_loss, a squared error."""
+    """Returns ranking_loss, in nats, and ranking_accuracy; or cosine_loss, the squared error.
+
+    Raises UserError for single texts.
+    """
     vectors_BND = _vectors(config, apply, batch)
     if vectors_BND.shape[1] != 2:
         raise errors.UserError("embeddings are trained on pairs: give sentence1 and sentence2")
@@ -167,7 +175,7 @@ def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 def outputs(
     config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 ) -> dict[str, jax.Array]:
-    """{"vectors" float32[B, N, D]} of length 1."""
+    """Returns {"vectors" float32[B, N, D]}, of length 1."""
     return {"vectors": _vectors(config, apply, batch)}
 
 
@@ -179,11 +187,12 @@ def decode(
     labels: Sequence[str],
     tokenizer: tokenizer_lib.Tokenizer,
 ) -> list[dict[str, Any]]:
-    """Of a pair {"similarity": cosine}, with loss "ranking" also {"rank": of its second text as an
-    answer to the first, or of another that is paired with it, "nearest": the answer}; of a single
-    text {"vector": [D]}.
+    """Returns {"similarity": cosine} for each pair, or {"vector": [D]} for each single text.
 
-    A text is no answer to itself. What is as near as a right answer stands before it.
+    With loss "ranking", a pair also has "nearest", the second text of any pair that is nearest to
+    its first text; and "rank", from 1, of the best match among all second texts. A match is a text
+    that is paired with this first text in any example. A text does not retrieve itself. A text that
+    is as near as the best match ranks before it.
     """
     vectors_NBD = np.swapaxes(np.asarray(outputs["vectors"], np.float32), 0, 1)
     if len(vectors_NBD) == 1:
@@ -193,7 +202,7 @@ def decode(
     if config.loss != "ranking":
         return [{"similarity": similarity} for similarity in similarity_B.tolist()]
     first_B, second_B = _numbers(examples).T
-    numbers_M, column_M = np.unique(second_B, return_index=True)  # each of the second texts once
+    numbers_M, column_M = np.unique(second_B, return_index=True)  # each distinct second text once
     right = collections.defaultdict(list)
     for first, second in zip(first_B, second_B, strict=True):
         right[first].append(second)
@@ -204,7 +213,7 @@ def decode(
             right_M = np.zeros(len(column_M), bool)
             right_M[np.searchsorted(numbers_M, right[first_B[i]])] = True
             cosines_M = np.where((numbers_M == first_B[i]) & ~right_M, -np.inf, cosines_M)
-            before_M = ~right_M & ~(cosines_M < cosines_M[right_M].max())  # also what is no number
+            before_M = ~right_M & ~(cosines_M < cosines_M[right_M].max())  # true for NaN as well
             found.append(
                 {
                     "similarity": float(similarity_B[i]),
@@ -221,9 +230,9 @@ def scores(
     predictions: Sequence[dict[str, Any]],
     labels: Sequence[str],
 ) -> dict[str, float]:
-    """pearson and spearman of the pairs that have a score; without any accuracy_at_1 and mrr.
+    """Returns pearson and spearman of the pairs with a score; without any, accuracy_at_1 and mrr.
 
-    UserError for what can only be given vectors, or no ranks.
+    Raises UserError if there are neither scores nor ranks.
     """
     pairs = [
         (example.label, prediction["similarity"])
@@ -242,7 +251,7 @@ def scores(
 
 
 def _vectors(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> jax.Array:
-    """float32[B, N, D] of length 1."""
+    """Returns float32[B, N, D], vectors of length 1."""
     states = rows.flat(apply)(**losses.inputs(batch, rows.INPUTS))["last_hidden_state"]
     mask_BNL = batch["attention_mask"]
     states_BNLD = states.reshape(*mask_BNL.shape, -1)
@@ -256,7 +265,7 @@ def _cosines(vectors_BND: jax.Array) -> jax.Array:
 
 
 def _numbers(examples: Sequence[Example]) -> np.ndarray:
-    """int32[B, N] of the texts, the same for equal ones."""
+    """Returns int32[B, N]: a number for each text, the same for equal texts."""
     number: dict[str, int] = {}
     return np.array(
         [[number.setdefault(text, len(number)) for text in e.texts] for e in examples], np.int32

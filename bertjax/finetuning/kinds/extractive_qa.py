@@ -1,12 +1,13 @@
-"""The piece of a context that answers a question (Devlin et al., arXiv 1810.04805, 4.2 and 4.3).
+"""Finds the span of a context that answers a question (Devlin et al., arXiv 1810.04805, 4.2, 4.3).
 
-A row is [CLS] question [SEP] window [SEP]: a context that is too long is cut into windows that
-overlap. The head scores every token as the first and as the last one of the answer; where a window
-has no answer, both are the first token of the row. An answer is the pair of the highest sum over
-all windows, and comes out as the characters of the context that the tokens cover.
+A row is [CLS] question [SEP] window [SEP]: a context that is too long is split into overlapping
+windows. The head scores each token as the first and as the last token of the answer; if a window
+has no answer, both targets are the first token of the row. The prediction is the (first, last) pair
+with the highest sum of scores over all windows, as the characters of the context that it covers.
 
-With `impossible` (SQuAD 2.0) a question is left without an answer where its null odds, the score of
-no answer (the lowest of its windows) minus that of the best answer, are above `null_threshold`.
+With `impossible` (SQuAD 2.0) a question may have no answer. Its null odds are the score of no
+answer (the lowest of its windows) minus that of the best answer. If they are above
+`null_threshold`, the prediction is no answer.
 
 Shapes: B batch, L length, T tokens of a window.
 """
@@ -34,7 +35,7 @@ Example = examples_lib.Question
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Windows, and which answers are looked at."""
+    """Options of the windows and of the search for answers."""
 
     doc_stride: int = 128  # tokens from one window to the next, at most half a window
     max_query_length: int = 64  # tokens of a question; the rest is cut off
@@ -51,7 +52,7 @@ class Config:
 
 
 class Tokens(NamedTuple):
-    """A context: its ids, and the characters [starts, stops) of each, int32[tokens]."""
+    """A tokenized context: ids, and the characters [starts, stops) of each, int32[tokens]."""
 
     ids: np.ndarray
     starts: np.ndarray
@@ -59,22 +60,22 @@ class Tokens(NamedTuple):
 
 
 def heads(config: Config) -> tuple[str, ...]:
-    """The heads of the model that `loss` reads."""
+    """Returns the heads of the model that `loss` reads."""
     return ("span",)
 
 
 def num_labels(config: Config, labels: Sequence[str]) -> int:
-    """0: the head knows its size."""
+    """Returns 0: the size of the span head is fixed."""
     return 0
 
 
 def labels(config: Config, examples: Sequence[Example]) -> list[str]:
-    """None."""
+    """Returns []."""
     return []
 
 
 def check(config: Config, examples: Sequence[Example], labels: Sequence[str], where: str) -> None:
-    """UserError for a question without an answer where all of them should have one."""
+    """Raises UserError for a question without an answer, unless `impossible`."""
     for example in examples:
         if example.impossible and not config.impossible:
             raise errors.UserError(
@@ -84,10 +85,10 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
 
 
 def features(config: Config) -> dict[str, kind.Feature]:
-    """Every array of a row.
+    """Returns the arrays of a row.
 
-    char_starts, char_stops: the characters of the context that a token covers, 0 and 0 outside of
-    it. first, last: 1 where the answer begins and ends, 0 everywhere if nothing is known.
+    char_starts, char_stops: the characters of the context that a token covers; 0 and 0 for other
+    tokens. first, last: 1 at the first and last token of the answer; all 0 if it is unknown.
     """
     names = "char_starts", "char_stops", "first", "last"
     return rows.FEATURES | {name: kind.Feature(np.int32) for name in names}
@@ -100,10 +101,11 @@ def encode(
     labels: Sequence[str],
     lengths: kind.Lengths,
 ) -> kind.Encoded:
-    """A row a window. The first of several answers is the one that is trained; of one that no token
-    covers nothing is known.
+    """Encodes each question as one row per window.
 
-    truncated: questions that lost their end. UserError where a question leaves its context no room.
+    The target is the first of several answers; it is unknown if no token covers that answer.
+    truncated: questions longer than max_query_length. Raises UserError if a question leaves no room
+    for its context.
     """
     form = rows.Form(tokenizer)
     questions = tokenizer.encode_batch([example.question.strip() for example in examples])
@@ -139,10 +141,10 @@ def encode(
 
 
 def windows(length: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
-    """[start, stop) of the windows over so many tokens, at least one.
+    """Yields [start, stop) of the windows over `length` tokens, at least one.
 
-    One starts `stride` tokens behind the other, and shares half of its tokens with it or more, so
-    that an answer that is not longer than that is whole in one.
+    A window has at most `room` tokens and starts `stride` tokens after the one before. `stride`
+    is limited to half a window, so an answer no longer than half a window is whole in some window.
     """
     stride = min(stride, max(room // 2, 1))
     start = 0
@@ -153,12 +155,15 @@ def windows(length: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
 
 
 def normalizers(config: Config, batch: losses.Batch) -> dict[str, jax.Array]:
-    """What each loss is divided by, once: the windows of which something is known."""
+    """Returns the number of windows with targets, by which the sum of the loss is divided."""
     return {"span_loss": _weights(batch).sum()}
 
 
 def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
-    """span_loss, the mean of the cross entropies of both ends in nats; span_accuracy of both."""
+    """Returns span_loss, the mean cross entropy of the two ends in nats, and span_accuracy.
+
+    A window counts as accurate if both ends are right.
+    """
     logits_B2L = _logits(apply, batch)
     targets_B2L = jnp.stack([batch["first"], batch["last"]], axis=1)
     own_B2 = jnp.sum(jnp.where(targets_B2L > 0, logits_B2L, 0.0), axis=-1)
@@ -174,7 +179,7 @@ def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 def outputs(
     config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 ) -> dict[str, jax.Array]:
-    """{"span_logits" float32[B, 2, L]}: of each token as the first and as the last one."""
+    """Returns {"span_logits" float32[B, 2, L]}, of each token as the first and as the last."""
     return {"span_logits": _logits(apply, batch)}
 
 
@@ -186,10 +191,12 @@ def decode(
     labels: Sequence[str],
     tokenizer: tokenizer_lib.Tokenizer,
 ) -> list[dict[str, Any]]:
-    """{"id", "answer", "start", "n_best": [{"answer", "start", "probability"}], "null_odds"}.
+    """Returns one prediction per question.
 
-    start counts characters of the context; an answer that is "" has None. n_best: the best answers
-    that are not empty, best first. null_odds: only with `impossible`.
+    {"id", "answer", "start", "n_best": [{"answer", "start", "probability"}], "null_odds"}
+
+    start: the answer's first character in the context; None if the answer is "". n_best: the best
+    non-empty answers, best first. null_odds: only with `impossible`.
     """
     found: list[dict[tuple[int, int], float]] = [{} for _ in examples]
     null = np.full(len(examples), np.inf)
@@ -211,10 +218,11 @@ def scores(
     predictions: Sequence[dict[str, Any]],
     labels: Sequence[str],
 ) -> dict[str, float]:
-    """Of the questions of which something is known: those of `squad_scores.scores`.
+    """Returns `squad_scores.scores` of the labelled questions.
 
-    With `impossible` also null_threshold, and best_exact_match and best_f1 with the thresholds that
-    give them on these very questions: they say what a threshold may gain and are no result.
+    With `impossible`, also null_threshold, and best_exact_match and best_f1 with their thresholds.
+    NOTE: these thresholds are chosen on the scored questions themselves, so the best scores are an
+    upper bound on what a threshold can gain, and not a result to report.
     """
     references, known = _known(examples, predictions)
     answers = [prediction["answer"] for prediction in known]
@@ -227,7 +235,10 @@ def scores(
 
 
 def asked(config: Config, examples: Sequence[Example]) -> Config:
-    """With no answer as one where some of these have none: above null odds of 0 if never tuned."""
+    """Returns the config, with `impossible` set if some of the examples have no answer.
+
+    Keeps null_threshold, whose default is 0.
+    """
     return dataclasses.replace(
         config, impossible=config.impossible or any(example.impossible for example in examples)
     )
@@ -236,7 +247,10 @@ def asked(config: Config, examples: Sequence[Example]) -> Config:
 def tuned(
     config: Config, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
 ) -> Config:
-    """The config with the null threshold of the best F1 on these questions, those of dev."""
+    """Returns the config with the null threshold that has the best F1 on these questions (dev).
+
+    Unchanged unless `impossible` and `tune_threshold`.
+    """
     if not (config.impossible and config.tune_threshold):
         return config
     best = _best_thresholds(*_known(examples, predictions))["f1"]
@@ -244,7 +258,7 @@ def tuned(
 
 
 def _contexts(tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[Example]) -> dict[str, Tokens]:
-    """Each context that occurs, once, as tokens."""
+    """Returns {context: Tokens}; tokenizes each distinct context once."""
     texts = list(dict.fromkeys(example.context for example in examples))
     found = {}
     for text, (ids, offsets) in zip(texts, tokenizer.encode_with_offsets(texts), strict=True):
@@ -254,7 +268,7 @@ def _contexts(tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[Example]) -
 
 
 def _answer_tokens(example: Example, tokens: Tokens) -> tuple[int, int]:
-    """The first and the last token of the answer; (-1, -1) where there is none."""
+    """Returns the first and last token of the first answer; (-1, -1) if there is none."""
     if not example.answers:
         return -1, -1
     text, start = example.answers[0]
@@ -264,7 +278,7 @@ def _answer_tokens(example: Example, tokens: Tokens) -> tuple[int, int]:
 
 
 def _logits(apply: Callable[..., losses.Batch], batch: losses.Batch) -> jax.Array:
-    """[B, 2, L]; padding is never the first or the last token."""
+    """Returns [B, 2, L]; padding is masked out."""
     logits_BL2 = apply(**losses.inputs(batch, rows.INPUTS))["span_logits"]
     real_BL = batch["attention_mask"] > 0
     return jnp.swapaxes(jnp.where(real_BL[:, :, None], logits_BL2, layers.MASKED), 1, 2)
@@ -277,7 +291,7 @@ def _weights(batch: losses.Batch) -> jax.Array:
 def _best(
     config: Config, row: dict[str, np.ndarray], logits_2L: np.ndarray
 ) -> list[tuple[tuple[int, int], float]]:
-    """The best answers of a window: ((start, stop) in characters, score), in no order."""
+    """Returns up to n_best answers of a window, unordered: ((start, stop) in characters, score)."""
     places_T = np.flatnonzero(row["char_stops"] > row["char_starts"])
     size = len(places_T)
     if not size:
@@ -314,7 +328,7 @@ def _prediction(
 def _known(
     examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
 ) -> tuple[list[list[str]], list[dict[str, Any]]]:
-    """(answers, prediction) of the questions of which something is known."""
+    """Returns (answers of each, prediction of each) of the labelled questions."""
     pairs = [
         ([text for text, _ in example.answers], prediction)
         for example, prediction in zip(examples, predictions, strict=True)
@@ -326,7 +340,7 @@ def _known(
 def _best_thresholds(
     references: Sequence[Sequence[str]], predictions: Sequence[dict[str, Any]]
 ) -> dict[str, squad_scores.Threshold]:
-    """{"exact_match", "f1"}: the best threshold of each."""
+    """Returns {"exact_match", "f1"}: the best null threshold for each."""
     answers = [p["n_best"][0]["answer"] if p["n_best"] else "" for p in predictions]
     both = squad_scores.of_answers(references, answers, impossible=True)
     values = zip(("exact_match", "f1"), both, strict=True)

@@ -1,7 +1,7 @@
-"""One of several answers: each is read behind the context and scored, and softmax compares them.
+"""Multiple choice: scores each choice, read after the context; a softmax over them picks one.
 
 As BERT was trained on SWAG (Devlin et al., arXiv 1810.04805, section 4.4). A question with fewer
-choices than another has empty ones, which nothing chooses.
+choices than another is padded with empty ones, which are masked out.
 
 Shapes: B batch, N choices.
 """
@@ -29,26 +29,26 @@ Example = examples_lib.Choice
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """There is nothing to choose."""
+    """This kind has no options."""
 
 
 def heads(config: Config) -> tuple[str, ...]:
-    """The heads of the model that `loss` reads; a family without a pooler leaves that out."""
+    """Returns the heads of the model that `loss` reads; a family without a pooler omits it."""
     return ("pooler", "classifier")
 
 
 def num_labels(config: Config, labels: Sequence[str]) -> int:
-    """1: how well a choice fits."""
+    """Returns 1: the score of a choice."""
     return 1
 
 
 def labels(config: Config, examples: Sequence[Example]) -> list[str]:
-    """None: every question has its own choices."""
+    """Returns []: every question has its own choices."""
     return []
 
 
 def check(config: Config, examples: Sequence[Example], labels: Sequence[str], where: str) -> None:
-    """UserError for a question without two choices, or a label that is not one of them."""
+    """Raises UserError for fewer than two choices, or a label that is not the index of one."""
     for example in examples:
         place, count = example.where or where, len(example.choices)
         if count < 2:
@@ -61,7 +61,7 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
 
 
 def features(config: Config) -> dict[str, kind.Feature]:
-    """Every array of a row; the inputs are [N, L]."""
+    """Returns the arrays of a row; the inputs are [N, L]."""
     return {
         **rows.FEATURES,
         "choice_mask": kind.Feature(np.int32, ""),
@@ -77,7 +77,7 @@ def encode(
     labels: Sequence[str],
     lengths: kind.Lengths,
 ) -> kind.Encoded:
-    """A row an example, N inputs of context and choice each; a choice alone without a context."""
+    """Encodes each example as one row of N inputs: context and choice, or just the choice."""
     form = rows.Form(tokenizer)
     width = max((len(example.choices) for example in examples), default=0)
     pairs = [
@@ -99,12 +99,12 @@ def encode(
 
 
 def normalizers(config: Config, batch: losses.Batch) -> dict[str, jax.Array]:
-    """What each loss is divided by, once: the weight of the batch."""
+    """Returns the weight of the loss over the batch, by which its sum is divided."""
     return {"choice_loss": losses.label_weights(batch).sum()}
 
 
 def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
-    """choice_loss, cross entropy in nats, and choice_accuracy."""
+    """Returns choice_loss, the cross entropy in nats, and choice_accuracy."""
     logits_BN = _logits(apply, batch)
     return losses.classification("choice", logits_BN, batch["label"], losses.label_weights(batch))
 
@@ -112,7 +112,7 @@ def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 def outputs(
     config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 ) -> dict[str, jax.Array]:
-    """{"scores" float32[B, N]}: probabilities of the choices."""
+    """Returns {"scores" float32[B, N]}: the probabilities of the choices."""
     return {"scores": jax.nn.softmax(_logits(apply, batch))}
 
 
@@ -124,7 +124,11 @@ def decode(
     labels: Sequence[str],
     tokenizer: tokenizer_lib.Tokenizer,
 ) -> list[dict[str, Any]]:
-    """{"label": number of the likeliest, "text": it, "probabilities": {choice: p}, best first}."""
+    """Returns {"label", "text", "probabilities": {choice: p}} for each example.
+
+    label, text: index and text of the likeliest choice. probabilities: best first; equal choices
+    are summed.
+    """
     found = []
     for example, scores_N in zip(examples, outputs["scores"], strict=True):
         best = np.argsort(-scores_N[: len(example.choices)], kind="stable")
@@ -140,7 +144,7 @@ def scores(
     predictions: Sequence[dict[str, Any]],
     labels: Sequence[str],
 ) -> dict[str, float]:
-    """accuracy, of 100, of the examples that have a label."""
+    """Returns the accuracy, 0 to 100, of the examples that have a label; {} if none has one."""
     pairs = [
         (example.label, prediction["label"])
         for example, prediction in zip(examples, predictions, strict=True)

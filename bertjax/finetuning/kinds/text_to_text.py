@@ -1,12 +1,12 @@
-"""A text for a text: translation, summaries, answers, and every other task in words (T5's form).
+"""Text to text: translation, summaries, answers, and any other task expressed as text (as in T5).
 
 Raffel et al., arXiv 1910.10683, section 2.4. An encoder-decoder reads the source with its encoder
-and writes the target. A decoder reads both as one row, and only the target is trained on (Radford
-et al. 2018, section 3.3); the source may be seen without direction, as in a prefix LM. What is said
-is written token by token (answer "write"), or the likeliest of the labels (answer "choose").
+and generates the target. A decoder reads both as one row, with a loss on the target only (Radford
+et al. 2018, section 3.3); attention within the source may be bidirectional, as in a prefix LM. The
+prediction is generated token by token (answer "write") or is the likeliest label ("choose").
 
-How rows look is told in `finetuning.text_rows`; examples of other kinds are put in words by
-`finetuning.text_forms`.
+`finetuning.text_rows` describes the rows. `finetuning.text_forms` converts the examples of other
+kinds to text.
 
 Shapes: R rows, B batch, L length, T new tokens, V vocabulary, C labels.
 """
@@ -32,15 +32,15 @@ from bertjax.objectives.common import losses
 
 KINDS = ("encoder_decoder", "decoder")
 LIBRARIES = ("sacrebleu", "rouge_score", "sklearn")
-Example = examples_lib.Example  # of any kind; TextPair as it is, the others by `text_forms`
+Example = examples_lib.Example  # any type; `text_forms` converts all but TextPair
 ANSWERS = ("write", "choose")
-ROWS = 32  # of a batch that is scored
-SUMS = ("log_likelihood", "right", "tokens")  # over a target, of `outputs`
+ROWS = 32  # at most, in a batch that is scored
+SUMS = ("log_likelihood", "right", "tokens")  # over each target, from `outputs`
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """How a task is put in words, and how the model answers."""
+    """Options of the conversion to text, and of the prediction."""
 
     prefix: str = ""  # in front of every source: "translate English to Spanish: "
     task: str = ""  # what sentences with labels begin with; T5's form and words for tasks of GLUE
@@ -63,10 +63,10 @@ class Config:
 
 
 def for_model(config: Config, source: artifact.Artifact) -> Config:
-    """The config with the reader and the first token of the decoder that this model has.
+    """Returns the config with the reader and the decoder_start_id of this model.
 
-    Where none is asked for, a decoder reads as it did: a prefix, if `objectives.prefix_lm` or
-    another task trained it so.
+    A decoder keeps the reader that it was trained with, unless the config sets another: "prefix"
+    after `objectives.prefix_lm`. Raises UserError for an encoder-decoder's other reader.
     """
     if plugins.family(source.family).KIND == "encoder_decoder":
         errors.check(config.reader == "encoder", "kind.reader", config.reader,
@@ -82,17 +82,17 @@ def for_model(config: Config, source: artifact.Artifact) -> Config:
 
 
 def heads(config: Config) -> tuple[str, ...]:
-    """None of its own: the model's "lm"."""
+    """Returns (): the loss uses the model's own head "lm"."""
     return ()
 
 
 def num_labels(config: Config, labels: Sequence[str]) -> int:
-    """There is no head."""
+    """Returns 0: there is no head of the task."""
     return 0
 
 
 def labels(config: Config, examples: Sequence[Example]) -> list[str]:
-    """The labels of sentences, and the targets of pairs to choose from, in order; else none."""
+    """Returns, sorted, the text labels of sentences or, to choose, the first targets of pairs."""
     found: set[Any] = set()
     for example in examples:
         if isinstance(example, examples_lib.Sentence):
@@ -103,7 +103,7 @@ def labels(config: Config, examples: Sequence[Example]) -> list[str]:
 
 
 def check(config: Config, examples: Sequence[Example], labels: Sequence[str], where: str) -> None:
-    """UserError for a label that is not one of `labels`, where there are labels."""
+    """Raises UserError for a label not in non-empty `labels`, or fewer than two to choose from."""
     known, chooses = set(labels), config.answer == "choose"
     for example in examples if labels else ():
         if isinstance(example, examples_lib.TextPair):
@@ -120,13 +120,13 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
 
 
 def features(config: Config) -> dict[str, kind.Feature]:
-    """Every array of a row."""
+    """Returns the arrays of a row."""
     return text_rows.features(config.reader)
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoded(kind.Encoded):
-    """A row an example. choices: of each row, the ids of what to choose from; () to write."""
+    """One row per example. choices: for each row, the ids of each choice; () to write."""
 
     choices: tuple[Sequence[np.ndarray], ...] = ()
 
@@ -138,9 +138,9 @@ def encode(
     labels: Sequence[str],
     lengths: kind.Lengths,
 ) -> Encoded:
-    """Sources and targets are cut at their ends; a target of an example without one has weight 0.
+    """Truncates sources and targets at the end. Without a target, the loss weights are 0.
 
-    Of targets the first is taken. Raises UserError where the lengths leave a source no room.
+    The first of several targets is used. Raises UserError if the lengths leave a source no room.
     """
     form, pairs = _form(config, tokenizer), _pairs(config, examples)
     room = form.room(lengths.length)
@@ -162,20 +162,21 @@ def encode(
 
 
 def normalizers(config: Config, batch: losses.Batch) -> dict[str, jax.Array]:
-    """Tokens of the targets in the batch."""
+    """Returns the number of target tokens in the batch, by which the sum is divided."""
     return {"lm_loss": losses.target_weights(batch).sum()}
 
 
 def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
-    """lm_loss, cross entropy in nats, and lm_accuracy of the targets' tokens."""
+    """Returns lm_loss, the cross entropy in nats, and lm_accuracy, of the target tokens."""
     return losses.next_tokens(apply, {**batch, "loss_weights": losses.target_weights(batch)})
 
 
 def outputs(
     config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 ) -> dict[str, jax.Array]:
-    """Of the targets in a row: log_likelihood float32[B], and of their tokens how many are the
-    likeliest where they stand, right float32[B], of tokens float32[B].
+    """Returns three sums over each row's target: log_likelihood, right and tokens, float32[B].
+
+    right: how many of its `tokens` are the likeliest, given the true tokens before them.
     """
     logits_BTV = apply(**losses.inputs(batch, losses.SEQUENCES))["logits"]
     targets_BT, weights_BT = batch["targets"], batch["loss_weights"]
@@ -192,10 +193,10 @@ def predict_loop(
     encoded: Encoded,
     prompt_ids: tuple[int, ...] = (),
 ) -> dict[str, np.ndarray]:
-    """What `outputs` gives of the targets there are, and the answers.
+    """Returns the sums of `outputs` for all rows (0 without a target), and the predictions.
 
-    prompt_ids: put after the first token of every row. token_ids int32[R, T] of what is written,
-    -1 behind its end; or, to choose from, choices float32[R, C], their log-likelihoods.
+    token_ids int32[R, T], generated, -1 after the end; or choices float32[R, C], log-likelihoods of
+    the choices. prompt_ids: inserted after the first token of every row.
     """
     form = _form(config, model.tokenizer)
     rows = [text_rows.prompted(row, prompt_ids) for row in encoded.rows]
@@ -236,10 +237,10 @@ def decode(
     labels: Sequence[str],
     tokenizer: tokenizer_lib.Tokenizer,
 ) -> list[dict[str, Any]]:
-    """{"text"}; of sentences and choices also {"label"}, None where the text is none of them.
+    """Returns {"text"}; for sentences and choices also "label", None if the text is no label.
 
-    With "choose" {"probabilities": {text: p}, best first}. Of examples with a target
-    {"target_tokens", "right_tokens"}: how many the model would write after those before them.
+    With answer "choose", also "probabilities": {text: p}, best first. For examples with a target,
+    also "target_tokens" and, of these, "right_tokens", predicted given the true ones before.
     """
     if config.answer == "choose":
         pairs = zip(examples, outputs["choices"], strict=True)
@@ -263,12 +264,12 @@ def scores(
     predictions: Sequence[dict[str, Any]],
     labels: Sequence[str],
 ) -> dict[str, float]:
-    """Of the examples that have a target; all also token_accuracy, of the targets' own tokens.
+    """Returns the scores of the examples that have a target; all with token_accuracy.
 
-    Pairs: bleu, rouge1, rouge2, rougeL, exact_match and f1 as SQuAD's, and accuracy, which is to
-    the letter. Questions: as of `squad_scores`. Sentences: accuracy, macro_f1, mcc, of two labels
-    f1; pearson and spearman of scores, 0 for what is none. Words: precision, recall, f1, and
-    accuracy of whole sentences. Choices: accuracy.
+    Pairs: bleu, rouge1, rouge2, rougeL, SQuAD's exact_match and f1, and accuracy, of identical
+    texts. Questions: see `squad_scores`. Sentences: accuracy, macro_f1, mcc; f1 with two labels;
+    pearson and spearman of scores (a text that is no number counts as 0). Words: precision, recall,
+    f1, and accuracy of whole sentences. Choices: accuracy.
     """
     pairs = zip(examples, _pairs(config, examples), predictions, strict=True)
     known = [(example, pair, found) for example, pair, found in pairs if pair.targets]
@@ -300,13 +301,13 @@ def scores(
     }
 
 
-# Answers
+# Predictions
 
 
 def _forced(
     config: Config, model: pretrained.Pretrained, rows: Sequence[text_rows.Row]
 ) -> dict[str, np.ndarray]:
-    """`outputs` of all rows: of the targets that are in them; zeros where there are none."""
+    """Returns the sums of `outputs` for all rows, 0 for rows without a target."""
     if not any(row["loss_weights"].any() for row in rows):
         return {name: np.zeros(len(rows), np.float32) for name in SUMS}
     table = features(config)
@@ -362,11 +363,11 @@ def _chosen(example: Example, sums_C: np.ndarray, labels: Sequence[str]) -> dict
 def _by_text(
     tokenizer: tokenizer_lib.Tokenizer, texts: Sequence[str], values: Sequence[Any]
 ) -> dict[str, Any]:
-    """{text: value}, also of the text as the tokenizer gives it back: uncased, signs apart."""
+    """Returns {text: value}, also for each text as the tokenizer decodes it (case, spaces)."""
     read = [tokenizer.decode(ids).strip() for ids in tokenizer.encode_batch(list(texts))]
     found: dict[str, Any] = {}
     for text, value in zip((*texts, *read), (*values, *values), strict=True):
-        found.setdefault(text, value)  # of equal ones the first
+        found.setdefault(text, value)  # the first of equal texts
     return found
 
 
@@ -386,7 +387,7 @@ def _written(
 def _of_labels(
     targets: Sequence[Any], found: Sequence[Any], labels: Sequence[str]
 ) -> dict[str, float]:
-    """Scores of labels; of numbers where targets are numbers and there are no labels."""
+    """Returns the scores of labels, or of numbers if the targets are numbers without labels."""
     if not labels and isinstance(targets[0], float):
         numbers = [0.0 if value is None else value for value in found]
         return scores_lib.correlations(targets, numbers)

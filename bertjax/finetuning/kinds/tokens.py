@@ -1,15 +1,15 @@
-"""A tag for each word: named entities, slots, parts of speech (Devlin et al., 1810.04805, 5.3).
+"""Tags each word: named entities, slots, parts of speech (Devlin et al., arXiv 1810.04805, 5.3).
 
-The first piece of a word predicts its tag. A sentence that is too long is cut between words into
-windows that overlap; each word is trained and predicted once, in the window where it has more text
-on its poorer side, so that nothing is lost.
+The first piece of a word predicts its tag. A sentence that is too long is split between words into
+overlapping windows. Each word is trained and predicted exactly once, in the window that gives it
+more context on its shorter side.
 
-A sentence is encoded as a whole (`word_pieces`), so the model reads the ids that other tools give
-it for the same text. A word without a piece of its own, because a piece of the word before it
-covers it or because the tokenizer drops its characters, continues the tag of the word before it.
+A sentence is encoded as a whole (`word_pieces`), so the model reads the same ids as with other
+tools. A word may have no piece of its own, because a piece of the word before covers it or because
+the tokenizer drops its characters. It continues the tag of the word before.
 
-Entities are scored as wholes on words, as CoNLL does (Tjong Kim Sang & De Meulder 2003): type and
-both ends must be right.
+The scores count whole entities of words, as CoNLL does (Tjong Kim Sang & De Meulder 2003): the type
+and both ends must be right.
 
 Shapes: B batch, L length, C labels.
 """
@@ -35,12 +35,12 @@ KINDS = ("encoder",)
 LIBRARIES = ("seqeval",)
 Example = examples_lib.Words
 OUTSIDE = "O"
-FORMER = {"encoding": "words"}  # before sentences were encoded as a whole
+FORMER = {"encoding": "words"}  # of models saved before sentences were encoded as a whole
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """How words become pieces and come back."""
+    """Options of pieces, windows and tags."""
 
     label_pieces: str = "first"  # of a word that are trained: first, or all of them
     long_sentences: str = "windows"  # windows, or truncate: no tag for words behind max_length
@@ -68,9 +68,9 @@ class Span(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The words [start, stop) of a row; [first, last) of them are trained and predicted in it.
+    """A row holds the words [start, stop); of these, [first, last) are trained and predicted in it.
 
-    Only words with pieces of their own are counted.
+    The numbers count only words that have pieces of their own.
     """
 
     start: int
@@ -80,17 +80,17 @@ class Window(NamedTuple):
 
 
 def heads(config: Config) -> tuple[str, ...]:
-    """The heads of the model that `loss` reads."""
+    """Returns the heads of the model that `loss` reads."""
     return ("token_classifier",)
 
 
 def num_labels(config: Config, labels: Sequence[str]) -> int:
-    """C."""
+    """Returns C."""
     return len(labels)
 
 
 def labels(config: Config, examples: Sequence[Example]) -> list[str]:
-    """The tags that occur: O first, then by type. A type has both B and I, whichever occurs."""
+    """Returns the tags that occur: O first, then sorted. An entity type gets both B and I."""
     found = {tag for example in examples for tag in example.tags or ()}
     if marks_entities(found):
         types = sorted({tag[2:] for tag in found if tag != OUTSIDE})
@@ -99,12 +99,12 @@ def labels(config: Config, examples: Sequence[Example]) -> list[str]:
 
 
 def marks_entities(tags: Sequence[str] | set[str]) -> bool:
-    """Whether tags are of the BIO scheme, and no names of another kind."""
+    """Returns whether all tags are of the BIO scheme."""
     return all(tag == OUTSIDE or tag[:2] in ("B-", "I-") for tag in tags)
 
 
 def check(config: Config, examples: Sequence[Example], labels: Sequence[str], where: str) -> None:
-    """UserError for a tag that is not one of `labels`."""
+    """Raises UserError for a tag that is not one of `labels`."""
     known = set(labels)
     for example in examples:
         for place, tag in enumerate(example.tags or ()):
@@ -114,10 +114,10 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
 
 
 def features(config: Config) -> dict[str, kind.Feature]:
-    """Every array of a row.
+    """Returns the arrays of a row.
 
-    words: 1 + the number of the word that is predicted here, 0 nowhere. carried: how many words
-    after it have no piece of their own.
+    words: 1 + the number of the word that this piece predicts; 0: it predicts none. carried: how
+    many words after that word have no piece of their own.
     """
     return {
         **rows.FEATURES,
@@ -135,9 +135,9 @@ def encode(
     labels: Sequence[str],
     lengths: kind.Lengths,
 ) -> kind.Encoded:
-    """Rows of [CLS] sentence [SEP], several of a sentence that is too long for one.
+    """Encodes rows of [CLS] sentence [SEP]; a sentence that is too long gets several rows.
 
-    A word that is longer than a row loses its end.
+    Truncates a word that is longer than a row. Raises UserError if a row has no room for a piece.
     """
     form = rows.Form(tokenizer)
     room = lengths.length - form.overhead(1)
@@ -163,19 +163,19 @@ def encode(
 
 
 def windows(sizes: Sequence[int], room: int, overlap: int) -> Iterator[Window]:
-    """Windows of at most `room` pieces over words of `sizes` pieces, none above `room`.
+    """Yields windows of at most `room` pieces over words of `sizes` pieces (each at most `room`).
 
-    Two neighbours share at most `overlap` pieces, and each tells half of the words that they share.
+    Two neighbours share at most `overlap` pieces. Each predicts half of the words that they share.
     """
     overlap = min(overlap, room // 2)
-    ends = [0, *itertools.accumulate(sizes)]  # pieces before each word, and of all
+    ends = [0, *itertools.accumulate(sizes)]  # pieces before each word, and in total
     start, first = 0, 0
     while True:
         stop = bisect.bisect_right(ends, ends[start] + room) - 1
         if stop == len(sizes):
             yield Window(start, stop, first, stop)
             return
-        least = max(ends[stop] - overlap, ends[stop + 1] - room)  # and the next word fits in
+        least = max(ends[stop] - overlap, ends[stop + 1] - room)  # and leaves room for the next word
         following = bisect.bisect_left(ends, least, start + 1)
         last = (following + stop + 1) // 2
         yield Window(start, stop, first, last)
@@ -183,12 +183,12 @@ def windows(sizes: Sequence[int], room: int, overlap: int) -> Iterator[Window]:
 
 
 def normalizers(config: Config, batch: losses.Batch) -> dict[str, jax.Array]:
-    """What each loss is divided by, once: the pieces of the batch that are trained."""
+    """Returns the number of trained pieces in the batch, by which the sum is divided."""
     return {"token_loss": losses.target_weights(batch).sum()}
 
 
 def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
-    """token_loss, cross entropy in nats, and token_accuracy, of the pieces that are trained."""
+    """Returns token_loss, the cross entropy in nats, and token_accuracy of the trained pieces."""
     logits_BLC = apply(**losses.inputs(batch, rows.INPUTS))["token_logits"]
     weights = losses.target_weights(batch)
     return losses.classification("token", logits_BLC, batch["targets"], weights)
@@ -197,7 +197,7 @@ def loss(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 def outputs(
     config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch
 ) -> dict[str, jax.Array]:
-    """{"tags" int32[B, L], "probabilities" float32[B, L]}: the likeliest tag of each piece."""
+    """Returns {"tags" int32[B, L], "probabilities" float32[B, L]}: each piece's likeliest tag."""
     logits_BLC = apply(**losses.inputs(batch, rows.INPUTS))["token_logits"]
     return {
         "tags": jnp.argmax(logits_BLC, axis=-1).astype(jnp.int32),
@@ -213,12 +213,12 @@ def decode(
     labels: Sequence[str],
     tokenizer: tokenizer_lib.Tokenizer,
 ) -> list[dict[str, Any]]:
-    """{"tags", "probabilities": of each word, "entities": [{"type", "text", "start", "stop"}]}.
+    """Returns {"tags", "probabilities", "entities": [{"type", "text", "start", "stop"}]}.
 
-    start and stop count words; of a text that was cut into words "characters": [start, stop) say
-    where an entity stands in it. A word that the model does not read, because it was cut off or the
-    tokenizer drops the beginning of the text, has a probability of 0 and is O; "" where the tags
-    have no O.
+    tags, probabilities: of each word. start, stop: in words. If the example has its raw text, an
+    entity also has "characters": [start, stop) in it. A word that the model does not read, because
+    it was truncated or the tokenizer drops the beginning of the text, has the probability 0 and the
+    tag O, or "" if there is no tag O.
     """
     outside = OUTSIDE if OUTSIDE in labels else ""
     tags = [[outside] * len(example.words) for example in examples]
@@ -250,10 +250,10 @@ def scores(
     predictions: Sequence[dict[str, Any]],
     labels: Sequence[str],
 ) -> dict[str, float]:
-    """Of the sentences that have tags, 0 to 100.
+    """Returns the scores of the sentences that have tags, 0 to 100.
 
-    accuracy of the words; where tags mark entities, precision, recall and f1 of all entities and
-    f1/TYPE, precision/TYPE, recall/TYPE of each type, by seqeval in the CoNLL way.
+    accuracy: of the words. If tags mark entities, also precision, recall and f1 of all entities,
+    and precision/TYPE, recall/TYPE and f1/TYPE of each type, by seqeval as CoNLL counts them.
     """
     pairs = zip(examples, predictions, strict=True)
     pairs = [(list(e.tags), list(p["tags"])) for e, p in pairs if e.tags is not None]
@@ -273,7 +273,7 @@ def scores(
 
 
 def spans(tags: Sequence[str]) -> list[Span]:
-    """The entities of a sentence. An I that continues nothing begins one, as in CoNLL's scorer."""
+    """Returns a sentence's entities. An I without one to continue starts one, as in CoNLL's scorer."""
     found: list[Span] = []
     for place, tag in enumerate(tags):
         if tag == OUTSIDE:
@@ -287,7 +287,7 @@ def spans(tags: Sequence[str]) -> list[Span]:
 
 
 def repaired(tags: Sequence[str]) -> list[str]:
-    """The same entities, each beginning with its B."""
+    """Returns tags of the same entities in which each entity begins with a B."""
     starts = {span.start for span in spans(tags)}
     return [f"B{tag[1:]}" if place in starts else tag for place, tag in enumerate(tags)]
 
@@ -308,7 +308,7 @@ def _told(
     labels: Sequence[str],
     enclosed: rows.Enclosed,
 ) -> dict[str, np.ndarray]:
-    """targets, loss_weights, words and carried of a row."""
+    """Returns targets, loss_weights, words and carried of a row."""
     (place,), size = enclosed.starts, len(enclosed.row["input_ids"])
     targets_L, weights_L = np.zeros(size, np.int32), np.zeros(size, np.float32)
     words_L, carried_L = np.zeros(size, np.int32), np.zeros(size, np.int32)
@@ -329,13 +329,13 @@ def _told(
 
 
 def _before(target: int, labels: Sequence[str]) -> int:
-    """The tag of white space before a word: outside of an entity that begins with the word."""
+    """Returns the target of white space before a word: O if an entity begins with the word."""
     begins = labels[target].startswith("B-") and OUTSIDE in labels
     return list(labels).index(OUTSIDE) if begins else target
 
 
 def _inner(target: int, labels: Sequence[str]) -> int:
-    """The tag of a word's other pieces: an entity begins only once."""
+    """Returns the target of a word's other pieces: I if the word has B."""
     tag = labels[target]
     inner = f"I{tag[1:]}"
     return list(labels).index(inner) if tag.startswith("B-") and inner in labels else target
