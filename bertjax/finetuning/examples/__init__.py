@@ -1,1 +1,1 @@
-"""Labelled files as examples, and their splits."""
+"""Reads labelled files as examples, and splits them."""

@@ -4,10 +4,10 @@
     rejects O
     German  B-MISC
 
-The first column is the word and the last one the tag, split at tabs where the line has any, else at
-white space. -DOCSTART- lines and comments, `# name = value` and `# newpar`, are left out, except
-`# text = EU rejects German`, the raw text of the next sentence. Entities come out in the BIO2
-scheme, whichever the file has (Tjong Kim Sang & Buchholz, CoNLL-2000; the letters of IOBES and
+The first column is the word and the last one the tag. A line is split at its tabs if it has any,
+else at white space. -DOCSTART- lines and comments, `# name = value` and `# newpar`, are skipped,
+except `# text = EU rejects German`, the raw text of the next sentence. Entity tags are converted to
+BIO2, whichever scheme the file has (Tjong Kim Sang & Buchholz, CoNLL-2000; the letters of IOBES and
 BILOU by Ratinov & Roth, CoNLL-2009).
 """
 
@@ -23,16 +23,17 @@ from bertjax.finetuning.examples import readers, types
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
 _BIO2 = {"O": "O", "B": "B", "I": "I", "E": "I", "S": "B", "L": "I", "U": "B"}
 _TEXT = "# text = "
-_COMMENT = re.compile(r"#[^\t]* = |# new(doc|par)$")  # as Universal Dependencies has them
+_COMMENT = re.compile(r"#[^\t]* = |# new(doc|par)$")  # as in Universal Dependencies
 
-Line = tuple[str, str, int]  # word, tag ("" where there is none), line number
+Line = tuple[str, str, int]  # word, tag ("" if there is none), line number
 
 
 def read(path: str, *, entities: bool | None) -> list[types.Words]:
-    """The sentences of a file, without tags where no line has any; at least one.
+    """Returns the sentences of a file, at least one; without tags if no line has a tag.
 
-    entities: as of `bio2`; None leaves all tags out. UserError for tags that it refuses, lines of
-    unlike columns, and words without a tag among others.
+    entities: see `bio2`; None discards all tags. Raises UserError for a file without sentences, for
+    tags that `bio2` rejects, lines with unequal numbers of columns, an empty word, and a word
+    without a tag among words with tags.
     """
     with_texts = list(_sentences(path))
     if not with_texts:
@@ -56,9 +57,10 @@ def read(path: str, *, entities: bool | None) -> list[types.Words]:
 
 
 def is_plain(path: str, *, entities: bool) -> bool:
-    """Whether a .txt file has a text a line: no tabs, and lines that are no word and its tag.
+    """Returns whether a .txt file has one text per line, instead of columns; False with tabs.
 
-    entities: as of `bio2`. Of other tags, which may be any word, only their number tells.
+    entities: see `bio2`. If True, a file in which every line is one word or ends with a tag has
+    columns. If False, any word may be a tag, so a file has columns if every line has as many words.
     """
     if corpus_files.suffix(path) != ".txt":
         return False
@@ -76,7 +78,7 @@ def _ends_sentence(line: str) -> bool:
 
 
 def _sentences(path: str) -> Iterator[tuple[str, list[Line]]]:
-    """Yields the raw text of each sentence ("" where there is none) and its lines."""
+    """Yields the raw text of each sentence ("" if there is none) and its lines."""
     text, columns = "", 0
     sentence: list[Line] = []
     for number, line in readers.lines(path):
@@ -104,12 +106,12 @@ def _sentences(path: str) -> Iterator[tuple[str, list[Line]]]:
 def bio2(
     sentences: Sequence[Sequence[str]], place: Callable[[int, int], str], *, entities: bool
 ) -> list[tuple[str, ...]]:
-    """The tags of all sentences of a file, those of entities in BIO2.
+    """Returns the tags of all sentences of a file, with entity tags in BIO2.
 
-    entities: tags mark entities. Otherwise they may be any names (parts of speech), and stay as
-    they are unless all of them mark entities.
-    place: (sentence, word) -> where it stands, for the UserError that names an entity that goes on
-    without having begun, or what is no tag of an entity.
+    entities: whether the tags must mark entities. Otherwise they may be any names (parts of
+    speech), and are unchanged unless all of them mark entities.
+    place: (sentence, word) -> its place in the file, for error messages. Raises UserError for a tag
+    that continues an entity which has not begun and, with `entities`, for one that marks none.
     """
     for i, tags in enumerate(sentences):
         for j, tag in enumerate(tags):
@@ -130,13 +132,13 @@ def bio2(
 
 
 def _begins(tags: Sequence[str]) -> bool:
-    """Whether a B (S, U) stands where IOB1 has an I: not right after an entity of its type."""
+    """Returns whether a B (S, U) does not follow an entity of its type; IOB1 has an I there."""
     pairs = itertools.pairwise(["O", *tags])
     return any(tag[0] in "BSU" and before[2:] != tag[2:] for before, tag in pairs)
 
 
 def _from_iob1(tags: Sequence[str]) -> tuple[str, ...]:
-    """In IOB1 an entity begins with I, or with B where it touches one of its own type."""
+    """Converts from IOB1, where an entity begins with B only right after one of its type."""
     pairs = itertools.pairwise(["O", *tags])
     return tuple("B" + tag[1:] if before[2:] != tag[2:] != "" else tag for before, tag in pairs)
 

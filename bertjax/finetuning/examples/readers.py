@@ -1,12 +1,12 @@
-"""Labelled files as records: TSV with a header, JSON lines, TFDS datasets; and as examples.
+"""Reads labelled files (TSV with a header, JSON lines, TFDS) as records, and as examples.
 
-    .jsonl .json .ndjson    one JSON object a line
+    .jsonl .json .ndjson    one JSON object per line
     tfds:NAME/CONFIG:SPLIT  a TFDS dataset in ArrayRecord files, read without TensorFlow
     anything else           TSV: a header line, cells split at tabs, no quoting (as GLUE's)
 
-Files may be .gz or .zst, local or gs://. `sentences` and its sisters make examples of records. They
-find columns by name, each under any of several names, and ignore the others. Bad input is a
-UserError that names the file and the line.
+Files may be .gz or .zst, local or gs://. `sentences`, `text_pairs`, `words` and `choices` convert
+records to examples. They find columns by name, try several names for each, and ignore the other
+columns. Bad input raises a UserError that names the file and the line.
 """
 
 import collections
@@ -22,17 +22,17 @@ from bertjax.finetuning.examples import types
 
 
 class Record(NamedTuple):
-    """A row of a table. fields: text in TSV, any JSON value elsewhere; no absent values."""
+    """A row of a table. fields: text in TSV, else any JSON value; absent values are omitted."""
 
     where: str
     fields: dict[str, Any]
 
 
 class Columns(NamedTuple):
-    """Where an example is in a record: for each part the names that are tried, in order.
+    """The columns of an example: for each part, the names that are tried, in order.
 
-    texts: each alternative names the columns of all its texts.
-    refused: names that say that the file is for another task.
+    texts: alternatives; each names the columns of all texts.
+    refused: names of columns that only files for another task have.
     """
 
     texts: tuple[tuple[str, ...], ...]
@@ -42,7 +42,10 @@ class Columns(NamedTuple):
 
 
 def lines(path: str) -> Iterator[tuple[int, str]]:
-    """(number from 1, line without its end). UserError for an empty or undecodable file."""
+    """Yields (number from 1, line without its end).
+
+    Raises UserError for a file that is empty, is not UTF-8, has a NUL, or ends lines with "\\r".
+    """
     number = 0
     with corpus_files.opened(path) as (file, _):
         found = corpus_files.lines(file, lambda line: f"{path}:{line + 1}")
@@ -69,7 +72,7 @@ def lines(path: str) -> Iterator[tuple[int, str]]:
 
 
 def has_fields(path: str) -> bool:
-    """Whether the path names JSON lines or TFDS, whose values may be lists."""
+    """Returns whether the path names JSON lines or TFDS, whose values may be lists."""
     json_lines = reader.SUFFIXES.get(corpus_files.suffix(path)) == "jsonl"
     return path.startswith("tfds:") or json_lines
 
@@ -80,11 +83,11 @@ def records(
     headerless: Sequence[str] = (),
     skipped: collections.Counter[str] | None = None,
 ) -> Iterator[Record]:
-    """The records of a file or TFDS dataset, in order; at least one.
+    """Yields the records of a file or TFDS dataset, in order. Raises UserError if there are none.
 
-    headerless: column names of a TSV file whose first line has none of them.
-    skipped: counts, and leaves out, the rows of a TSV file with another number of cells than the
-        header; None raises UserError.
+    headerless: column names to use for a TSV file whose first line has none of them.
+    skipped: counts the rows of a TSV file with another number of cells than the header, which are
+        skipped; if it is None, they raise UserError.
     """
     suffix = corpus_files.suffix(path)
     if has_fields(path):
@@ -127,7 +130,7 @@ def _table(
 
 
 def _without_blank_end(path: str) -> Iterator[tuple[int, str]]:
-    """`lines`, but blank ones only where others follow."""
+    """Yields `lines` without the blank ones at the end of the file."""
     blank: list[int] = []
     for number, line in lines(path):
         if not line:
@@ -162,8 +165,8 @@ def _tfds(path: str) -> Iterator[Record]:
 
 
 def _plain(value: Any, feature: Any) -> Any:
-    """A TFDS value as JSON has it: labels by name (None for -1), text, numbers, lists, dicts."""
-    inner = getattr(feature, "feature", feature)  # of a Sequence
+    """Converts a TFDS value to JSON types; a label becomes its name, or None for -1."""
+    inner = getattr(feature, "feature", feature)  # the element's, for a Sequence
     if isinstance(value, dict):
         return {name: _plain(part, inner[name]) for name, part in value.items()}
     if isinstance(value, np.ndarray) and value.ndim:
@@ -180,12 +183,12 @@ def _plain(value: Any, feature: Any) -> Any:
 
 
 def column(record: Record, names: Sequence[str]) -> Any:
-    """The value of the first of the columns that the record has, None where it has none."""
+    """Returns the value of the first of these columns that the record has; None without any."""
     return next((record.fields[name] for name in names if name in record.fields), None)
 
 
 def text(record: Record, name: str, *, empty: bool = False) -> str:
-    """A text, which may be white space only if `empty`. UserError otherwise."""
+    """Returns a text. Raises UserError for another type or, unless `empty`, a blank text."""
     value = record.fields[name]
     if not isinstance(value, str):
         raise errors.UserError(
@@ -199,12 +202,12 @@ def text(record: Record, name: str, *, empty: bool = False) -> str:
 
 
 def columns_there(record: Record) -> str:
-    """The names of a record's columns, for a message; not all where they are many."""
+    """Returns the names of a record's columns for a message, shortened if there are many."""
     return ", ".join(map(repr, list(record.fields)[:12]))[:200]
 
 
 def _absent(record: Record, name: str, known: str = "") -> errors.UserError:
-    """known: names that would do."""
+    """Returns the error for a missing column. known: names that are accepted."""
     rename = f": rename what is meant to {known}" if known else ""
     return errors.UserError(
         f"{record.where}: no column {name!r}; there are {columns_there(record)}{rename} (a TSV "
@@ -213,7 +216,7 @@ def _absent(record: Record, name: str, known: str = "") -> errors.UserError:
 
 
 def is_plain(path: str, columns: Columns) -> bool:
-    """Whether a .txt file has a text a line: no cells, and no header of one column."""
+    """Returns whether a .txt file has one text per line: no tabs, no header of one column."""
     if corpus_files.suffix(path) != ".txt":
         return False
     _, first = next(lines(path))
@@ -221,7 +224,7 @@ def is_plain(path: str, columns: Columns) -> bool:
 
 
 def plain(path: str) -> list[tuple[str, str]]:
-    """(where, text) of the lines that are not blank. UserError where all are."""
+    """Returns (where, text) of the non-blank lines. Raises UserError if all are blank."""
     found = [(f"{path}:{number}", line) for number, line in lines(path) if line.strip()]
     if not found:
         raise errors.UserError(f"{path}: holds no text")
@@ -236,10 +239,10 @@ def sentences(
     skipped: collections.Counter[str] | None = None,
     keep_empty: bool = False,
 ) -> Iterator[types.Sentence]:
-    """Examples of one text or more; `label` reads (record, what stands in the label's column).
+    """Yields examples of one or more texts; `label` converts (record, value of the label column).
 
-    skipped: counts, and leaves out, rows with an empty text. Without it they raise UserError, but
-    with keep_empty.
+    skipped: counts rows with an empty text, which are skipped. If it is None, they raise UserError
+    unless keep_empty. Raises UserError for a column in columns.refused.
     """
     for record in found:
         names = _alternative(record, columns.texts)
@@ -264,7 +267,7 @@ def _alternative(record: Record, texts: tuple[tuple[str, ...], ...]) -> tuple[st
     for names in texts:
         if all(name in record.fields for name in names):
             return names
-    # The alternative that most of is there tells best what is absent.
+    # Name the missing column of the alternative with the most columns present.
     best = max(texts, key=lambda names: sum(name in record.fields for name in names))
     known = " or ".join(" and ".join(names) for names in texts[:3]) if len(texts) > 1 else ""
     raise _absent(record, next(name for name in best if name not in record.fields), known)
@@ -276,7 +279,7 @@ def _id(record: Record, columns: Columns) -> str:
 
 
 def name(record: Record, value: Any) -> str:
-    """A label that is a name: text, or a whole number or truth value of JSON."""
+    """Returns a label as a name, from a text, integer or boolean. Raises UserError otherwise."""
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, bool | int):
@@ -285,7 +288,7 @@ def name(record: Record, value: Any) -> str:
 
 
 def number(record: Record, value: Any) -> float:
-    """A label that is a finite number."""
+    """Returns a label as a finite number. Raises UserError otherwise."""
     try:
         score = float(value)
     except (TypeError, ValueError):
@@ -296,7 +299,10 @@ def number(record: Record, value: Any) -> float:
 
 
 def text_pairs(found: Iterable[Record], columns: Columns) -> Iterator[types.TextPair]:
-    """Examples of a source and its targets: a text, a list of texts, or none."""
+    """Yields examples of a source and its targets: a text, a list of texts, or none.
+
+    Raises UserError for targets of another type or with a blank text.
+    """
     for record in found:
         (source,) = _alternative(record, columns.texts)
         value = column(record, columns.label)
@@ -313,7 +319,11 @@ def text_pairs(found: Iterable[Record], columns: Columns) -> Iterator[types.Text
 
 
 def words(found: Iterable[Record], columns: Columns) -> Iterator[types.Words]:
-    """Examples of words and their tags, two lists of one length; "text" may have the raw text."""
+    """Yields examples of words and tags, two lists of equal length; raw text: column "text".
+
+    Raises UserError for values that are not non-empty lists of texts, blank words, and lists of
+    unequal lengths.
+    """
     for record in found:
         (tokens,) = _alternative(record, columns.texts)
         cells, tags = record.fields[tokens], column(record, columns.label)
@@ -333,7 +343,10 @@ def words(found: Iterable[Record], columns: Columns) -> Iterator[types.Words]:
 
 
 def choices(found: Iterable[Record], columns: Columns) -> Iterator[types.Choice]:
-    """Examples of a context or question (or both) and what may be chosen, the label its number."""
+    """Yields examples of a context or question (or both), "choices", and a label, an index from 0.
+
+    Raises UserError for fewer than two choices, a blank choice, and a label that is no index.
+    """
     for record in found:
         names = _alternative(record, columns.texts)
         options, label = record.fields.get("choices"), column(record, columns.label)

@@ -1,4 +1,4 @@
-"""The examples of a fine-tuning: train, dev and what is scored at the end.
+"""Reads the examples of a fine-tuning run: train, dev and the test splits scored at the end.
 
 found = read(config, notes)         # {"train": [...], "dev": [...], "test": [...]}
 """
@@ -18,9 +18,11 @@ Example = examples_lib.Example
 
 
 def read(config: ConfigDict, notes: list[str]) -> dict[str, list[Example]]:
-    """The examples of every split that the config has a file of; of "train" all.
+    """Returns the examples of every split with a file in the config. Holds out dev if it has none.
 
-    notes: gets a line for what was left out of damaged files. UserError for bad files.
+    Reads all of "train", whatever config.data.max_train is. notes: gets a line for each kind of row
+    skipped in damaged files of train and dev; such a row in a test file is an error. Raises
+    UserError without a train file, for bad files, and if train cannot be split.
     """
     task = tasks.find(config.task)
     if not config.data.train:
@@ -48,9 +50,10 @@ def read(config: ConfigDict, notes: list[str]) -> dict[str, list[Example]]:
 
 
 def held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example], list[Example]]:
-    """(train, dev): the same cut at every call.
+    """Returns (train, dev), the same split at every call.
 
-    What is asked of one text stays together, and train keeps an example of every label.
+    All questions about one text land in the same split. Train keeps at least one example of each
+    label.
     """
     groups: dict[Hashable, list[int]] = {}
     for i, example in enumerate(examples):
@@ -73,9 +76,10 @@ def held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example
 
 
 def sample(examples: Sequence[Example], count: int) -> list[Example]:
-    """`count` of the examples, in their order: one of each label, then labels in their shares.
+    """Returns `count` of the examples, in their order; all if `count` is 0.
 
-    The same ones at every call; 0: all.
+    Takes one example of each label first, then keeps the shares of the labels. Every call returns
+    the same sample.
     """
     if not count or count >= len(examples):
         return list(examples)
@@ -91,7 +95,7 @@ def sample(examples: Sequence[Example], count: int) -> list[Example]:
 
 
 def _together(index: int, example: Example) -> Hashable:
-    """What examples on one text have in common."""
+    """Returns a key that is the same for all examples about one text."""
     match example:
         case examples_lib.Sentence():
             return examples_lib.squeezed(example.texts[0])
@@ -105,20 +109,20 @@ def _together(index: int, example: Example) -> Hashable:
 
 
 def _labels(example: Example) -> Collection[str]:
-    """The classes that an example shows; none where it has none."""
+    """Returns the classes of an example: its tags or its label; empty if it has none."""
     if isinstance(example, examples_lib.Words):
         return set(example.tags or ())
     return [_class(example)] if _class(example) else []
 
 
 def _class(example: Example) -> str:
-    """The class that an example is of; "" where it has none."""
+    """Returns the class of an example; "" if it has none."""
     label = example.label if isinstance(example, examples_lib.Sentence) else None
     return label if isinstance(label, str) else ""
 
 
 def _numbered(keys: Sequence[Hashable]) -> np.ndarray:
-    """int[keys]: equal numbers for equal keys, from 0 on in the order of their first."""
+    """Returns int[keys]: numbers from 0 in order of first occurrence, equal for equal keys."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], int)
 

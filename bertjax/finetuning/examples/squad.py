@@ -1,11 +1,11 @@
-"""Files of questions and answers in SQuAD's form (Rajpurkar et al., arXiv 1606.05250, 1806.03822).
+"""Reads questions and answers in SQuAD's format (Rajpurkar et al., arXiv 1606.05250, 1806.03822).
 
     {"version": "v2.0", "data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [
         {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": 17}],
          "is_impossible": false}]}]}]}
 
-or one question a record, in JSON lines or TFDS: id, question, context, answers: {"text": [...],
-"answer_start": [...]}. Every answer stands in its context where it says, or the file is refused.
+or one question per record, in JSON lines or TFDS: id, question, context, answers: {"text": [...],
+"answer_start": [...]}. Raises UserError unless every answer is in its context at answer_start.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,13 @@ from bertjax.finetuning.examples import readers, types
 
 
 def read(path: str, *, impossible: bool) -> list[types.Question]:
-    """The questions of a file, in its order; at least one. impossible: whether some may be (v2.0).
+    """Returns the questions of a file, in its order.
 
-    A list of no answers says that there is none in records, as published ones have it, but in
-    SQuAD's own form, which has "is_impossible" for that, that none is known.
+    impossible: whether questions without an answer are allowed (v2.0). In records, as published
+    ones do, an empty list of answers means that the question has no answer. In SQuAD's own format,
+    where "is_impossible" says this, it means that the answer is unknown.
+
+    Raises UserError for bad files, files without questions, and repeated ids.
     """
     records = path.startswith("tfds:") or corpus_files.suffix(path) in (".jsonl", ".ndjson")
     found = list(_flat(path) if records else _nested(path))
@@ -85,7 +88,7 @@ def _flat(path: str) -> Iterator[types.Question]:
 
 
 def _get(value: Any, key: str, kind: type, where: str) -> Any:
-    """value[key], which is of its kind. UserError otherwise."""
+    """Returns value[key]. Raises UserError if it is missing or not of type `kind`."""
     if not isinstance(value, dict) or key not in value:
         raise errors.UserError(f"{where}: no {key!r}; the file is not in SQuAD's form")
     if not isinstance(value[key], kind) or (kind is int and isinstance(value[key], bool)):

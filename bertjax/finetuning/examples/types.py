@@ -1,7 +1,7 @@
-"""What one labelled line of a file says: an example, one type for each kind of input.
+"""The examples that labelled files hold: one type for each kind of input.
 
-`where` is "file:line" (or "file: question ID"), which a message of a bad example names. Files to
-predict have the same examples without labels: None, or () where there may be several.
+`where` is "file:line" (or "file question ID") and begins error messages about the example. Examples
+to predict on have the same types without labels: None, or () for fields that hold several.
 """
 
 import re
@@ -13,9 +13,9 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 class Sentence(NamedTuple):
-    """One text or two, and a label: a class's name, a score, or a target of sentence embeddings.
+    """One or two texts and a label: a class name, or a score (also of similarity).
 
-    id: the file's own name of the line ("" where it has none); submissions repeat it.
+    id: the id that the file gives the line, "" if none; submissions to a benchmark repeat it.
     """
 
     texts: tuple[str, ...]
@@ -25,9 +25,9 @@ class Sentence(NamedTuple):
 
 
 class Words(NamedTuple):
-    """A sentence cut into words, and a tag for each word in the BIO2 scheme or any other.
+    """A sentence split into words, and a tag for each word, in the BIO2 scheme or any other.
 
-    text: the raw text that the words are cut from; "" where they came as words.
+    text: the raw text that the words come from; "" if the file has only the words.
     """
 
     words: tuple[str, ...]
@@ -37,10 +37,10 @@ class Words(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A question of SQuAD.
+    """A question about a context, as in SQuAD.
 
-    answers: (text, start) each, where context[start : start + len(text)] == text; in any order of
-    the annotators. () where nothing is known, or where `impossible`.
+    answers: (text, start) of each, where context[start : start + len(text)] == text; annotators in
+    any order. () if the answer is unknown, or `impossible`: the context has none.
     """
 
     id: str
@@ -52,7 +52,7 @@ class Question(NamedTuple):
 
 
 class TextPair(NamedTuple):
-    """A source text and its targets: the first is trained on, scores take the best of all."""
+    """A source text and its targets. Training uses the first; scores use the best of all."""
 
     source: str
     targets: tuple[str, ...] = ()
@@ -61,9 +61,9 @@ class TextPair(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A context (or question), its continuations or answers, and the number of the right one.
+    """A context (or question), its continuations or answers, and the index of the right one.
 
-    passage: of a context that is a passage with a question, what other questions may be asked of.
+    passage: the passage, if the context is a passage and a question; other questions may share it.
     """
 
     context: str
@@ -78,7 +78,7 @@ Example = Sentence | Words | Question | TextPair | Choice
 
 
 def is_labelled(example: Example) -> bool:
-    """Whether the example says its answer."""
+    """Returns whether the example has a label; for a Question, also if it is `impossible`."""
     match example:
         case Words():
             return example.tags is not None
@@ -91,7 +91,7 @@ def is_labelled(example: Example) -> bool:
 
 
 def unlabelled(example: Example) -> Example:
-    """The example without its answer."""
+    """Returns the example without its label."""
     match example:
         case Words():
             return example._replace(tags=None)
@@ -104,12 +104,12 @@ def unlabelled(example: Example) -> Example:
 
 
 def cut(text: str, where: str = "") -> Words:
-    """A text that nobody cut into words: runs of letters and digits, and every other mark."""
+    """Splits a raw text into words: runs of letters and digits, and single other marks."""
     return Words(tuple(_WORD.findall(text)), where=where, text=text)
 
 
 def with_text(example: Words, text: str) -> Words:
-    """Returns the example with its raw text; unchanged if the text has more than the words."""
+    """Returns the example with its raw text; unchanged unless the text is just the words."""
     try:
         spans = places(example._replace(text=text))
     except errors.UserError:
@@ -122,7 +122,7 @@ def with_text(example: Words, text: str) -> Words:
 def places(example: Words) -> list[tuple[int, int]]:
     """Returns the characters [start, stop) of each word in the example's text.
 
-    Raises UserError for a word that does not follow the word before it in the text.
+    Raises UserError for a word that is not in the text after the word before it.
     """
     found, end = [], 0
     for word in example.words:
@@ -139,5 +139,5 @@ def places(example: Words) -> list[tuple[int, int]]:
 
 
 def squeezed(text: str) -> str:
-    """The text without what tells near copies apart: in lower case, one space between words."""
+    """Normalises case and whitespace, to find near-duplicate texts."""
     return " ".join(text.lower().split())

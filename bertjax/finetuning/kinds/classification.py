@@ -89,7 +89,7 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
 
 
 def features(config: Config) -> dict[str, kind.Feature]:
-    """Returns the arrays of a row."""
+    """Returns {name: Feature} of the arrays of a row."""
     label = kind.Feature(np.float32 if config.regression else np.int32, "")
     return {**rows.FEATURES, "label": label, "label_weight": kind.Feature(np.float32, "")}
 

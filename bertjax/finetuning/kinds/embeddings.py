@@ -111,7 +111,7 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
 
 
 def features(config: Config) -> dict[str, kind.Feature]:
-    """Returns the arrays of a row; the inputs are [N, L]."""
+    """Returns {name: Feature} of the arrays of a row; the inputs are [N, L]."""
     label = kind.Feature(np.float32 if config.loss == "cosine" else np.int32, "")
     return {**rows.FEATURES, "label": label, "label_weight": kind.Feature(np.float32, "")}
 
@@ -191,8 +191,8 @@ def decode(
 
     With loss "ranking", a pair also has "nearest", the second text of any pair that is nearest to
     its first text; and "rank", from 1, of the best match among all second texts. A match is a text
-    that is paired with this first text in any example. A text does not retrieve itself. A text that
-    is as near as the best match ranks before it.
+    that is paired with this first text in any example. A text does not retrieve itself, unless it
+    is its own match. A text that is as near as the best match ranks before it.
     """
     vectors_NBD = np.swapaxes(np.asarray(outputs["vectors"], np.float32), 0, 1)
     if len(vectors_NBD) == 1:

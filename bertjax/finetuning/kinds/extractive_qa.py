@@ -85,7 +85,7 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
 
 
 def features(config: Config) -> dict[str, kind.Feature]:
-    """Returns the arrays of a row.
+    """Returns {name: Feature} of the arrays of a row.
 
     char_starts, char_stops: the characters of the context that a token covers; 0 and 0 for other
     tokens. first, last: 1 at the first and last token of the answer; all 0 if it is unknown.

@@ -61,7 +61,7 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
 
 
 def features(config: Config) -> dict[str, kind.Feature]:
-    """Returns the arrays of a row; the inputs are [N, L]."""
+    """Returns {name: Feature} of the arrays of a row; the inputs are [N, L]."""
     return {
         **rows.FEATURES,
         "choice_mask": kind.Feature(np.int32, ""),
@@ -77,7 +77,7 @@ def encode(
     labels: Sequence[str],
     lengths: kind.Lengths,
 ) -> kind.Encoded:
-    """Encodes each example as one row of N inputs: context and choice, or just the choice."""
+    """Encodes an example as one row of N inputs: context (if there is one) and choice."""
     form = rows.Form(tokenizer)
     width = max((len(example.choices) for example in examples), default=0)
     pairs = [

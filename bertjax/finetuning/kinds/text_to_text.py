@@ -5,8 +5,7 @@ and generates the target. A decoder reads both as one row, with a loss on the ta
 et al. 2018, section 3.3); attention within the source may be bidirectional, as in a prefix LM. The
 prediction is generated token by token (answer "write") or is the likeliest label ("choose").
 
-`finetuning.text_rows` describes the rows. `finetuning.text_forms` converts the examples of other
-kinds to text.
+`finetuning.text_rows` makes the rows; `finetuning.text_forms` converts other examples to text.
 
 Shapes: R rows, B batch, L length, T new tokens, V vocabulary, C labels.
 """
@@ -65,8 +64,8 @@ class Config:
 def for_model(config: Config, source: artifact.Artifact) -> Config:
     """Returns the config with the reader and the decoder_start_id of this model.
 
-    A decoder keeps the reader that it was trained with, unless the config sets another: "prefix"
-    after `objectives.prefix_lm`. Raises UserError for an encoder-decoder's other reader.
+    Unless the config has one, a decoder's reader is that of its text_to_text task or pretraining
+    ("prefix" for `objectives.prefix_lm`). Raises UserError unless an encoder-decoder's is "encoder".
     """
     if plugins.family(source.family).KIND == "encoder_decoder":
         errors.check(config.reader == "encoder", "kind.reader", config.reader,
@@ -103,7 +102,7 @@ def labels(config: Config, examples: Sequence[Example]) -> list[str]:
 
 
 def check(config: Config, examples: Sequence[Example], labels: Sequence[str], where: str) -> None:
-    """Raises UserError for a label not in non-empty `labels`, or fewer than two to choose from."""
+    """Raises UserError for a label not in `labels` (unless empty), or under two to choose from."""
     known, chooses = set(labels), config.answer == "choose"
     for example in examples if labels else ():
         if isinstance(example, examples_lib.TextPair):
@@ -120,7 +119,7 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
 
 
 def features(config: Config) -> dict[str, kind.Feature]:
-    """Returns the arrays of a row."""
+    """Returns {name: Feature} of the arrays of a row."""
     return text_rows.features(config.reader)
 
 
@@ -162,7 +161,7 @@ def encode(
 
 
 def normalizers(config: Config, batch: losses.Batch) -> dict[str, jax.Array]:
-    """Returns the number of target tokens in the batch, by which the sum is divided."""
+    """Returns the number of target tokens in the batch, by which the loss sum is divided."""
     return {"lm_loss": losses.target_weights(batch).sum()}
 
 
@@ -363,7 +362,7 @@ def _chosen(example: Example, sums_C: np.ndarray, labels: Sequence[str]) -> dict
 def _by_text(
     tokenizer: tokenizer_lib.Tokenizer, texts: Sequence[str], values: Sequence[Any]
 ) -> dict[str, Any]:
-    """Returns {text: value}, also for each text as the tokenizer decodes it (case, spaces)."""
+    """Returns {text: value}, also for the text as decoded: uncased, punctuation apart."""
     read = [tokenizer.decode(ids).strip() for ids in tokenizer.encode_batch(list(texts))]
     found: dict[str, Any] = {}
     for text, value in zip((*texts, *read), (*values, *values), strict=True):

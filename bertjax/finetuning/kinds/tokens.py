@@ -114,7 +114,7 @@ def check(config: Config, examples: Sequence[Example], labels: Sequence[str], wh
 
 
 def features(config: Config) -> dict[str, kind.Feature]:
-    """Returns the arrays of a row.
+    """Returns {name: Feature} of the arrays of a row.
 
     words: 1 + the number of the word that this piece predicts; 0: it predicts none. carried: how
     many words after that word have no piece of their own.
@@ -137,7 +137,8 @@ def encode(
 ) -> kind.Encoded:
     """Encodes rows of [CLS] sentence [SEP]; a sentence that is too long gets several rows.
 
-    Truncates a word that is longer than a row. Raises UserError if a row has no room for a piece.
+    With long_sentences "truncate", keeps only its first row. Truncates a word that is longer than a
+    row. Raises UserError if a row has no room for a piece.
     """
     form = rows.Form(tokenizer)
     room = lengths.length - form.overhead(1)
@@ -175,7 +176,7 @@ def windows(sizes: Sequence[int], room: int, overlap: int) -> Iterator[Window]:
         if stop == len(sizes):
             yield Window(start, stop, first, stop)
             return
-        least = max(ends[stop] - overlap, ends[stop + 1] - room)  # and leaves room for the next word
+        least = max(ends[stop] - overlap, ends[stop + 1] - room)  # and the next word fits
         following = bisect.bisect_left(ends, least, start + 1)
         last = (following + stop + 1) // 2
         yield Window(start, stop, first, last)
@@ -183,7 +184,7 @@ def windows(sizes: Sequence[int], room: int, overlap: int) -> Iterator[Window]:
 
 
 def normalizers(config: Config, batch: losses.Batch) -> dict[str, jax.Array]:
-    """Returns the number of trained pieces in the batch, by which the sum is divided."""
+    """Returns the number of trained pieces in the batch, by which the loss sum is divided."""
     return {"token_loss": losses.target_weights(batch).sum()}
 
 
@@ -273,7 +274,7 @@ def scores(
 
 
 def spans(tags: Sequence[str]) -> list[Span]:
-    """Returns a sentence's entities. An I without one to continue starts one, as in CoNLL's scorer."""
+    """Returns the entities. An I that continues none starts one, as in CoNLL's scorer."""
     found: list[Span] = []
     for place, tag in enumerate(tags):
         if tag == OUTSIDE:
@@ -335,7 +336,7 @@ def _before(target: int, labels: Sequence[str]) -> int:
 
 
 def _inner(target: int, labels: Sequence[str]) -> int:
-    """Returns the target of a word's other pieces: I if the word has B."""
+    """Returns the target of a word's other pieces: I-TYPE if the word has B-TYPE."""
     tag = labels[target]
     inner = f"I{tag[1:]}"
     return list(labels).index(inner) if tag.startswith("B-") and inner in labels else target

@@ -1,12 +1,12 @@
-"""Which numbers a fine-tuning moves, as functions on trees of parameters. Name = file.
+"""Strategies of fine-tuning: which parameters are trained, and how fast. Name = file.
 
     method = strategies.make(config.strategy, fields)       # {"name": "lora", "rank": 8, ...}
     trained, frozen = method.split(params, key)             # of a model with method.fields()
     loss of method.combine(trained, frozen)
 
-A strategy is one file: `Config`, a frozen dataclass of its knobs, `Strategy`, whose contract is
-`finetuning.strategies.base.Strategy`, and `RATES` where what it moves bears higher rates than a
-whole model. No model knows of them; only adapters are a field of the models.
+A strategy is one file with `Config`, a frozen dataclass of its options; `Strategy`, a subclass of
+`finetuning.strategies.base.Strategy`; and `RATES`, its usual learning rates, if they are higher
+than those of a whole model. The models do not depend on strategies; only adapters are a field.
 """
 
 import dataclasses
@@ -26,45 +26,45 @@ from bertjax.finetuning.strategies import base
 
 
 def names() -> list[str]:
-    """Returns the names of the strategies: every file but `base`, which has their contract."""
+    """Returns the names of the strategies: every file but `base`, their base class."""
     return [module.name for module in pkgutil.iter_modules(__path__) if module.name != "base"]
 
 
 def load(name: str) -> ModuleType:
-    """The module of a strategy. UserError for a name without a file."""
+    """Returns the module of a strategy. Raises UserError for a name without a file."""
     errors.check(name in names(), "strategy.name", name, f"one of {', '.join(names())}")
     return importlib.import_module(f"{__name__}.{name}")
 
 
 def default(name: str) -> dict[str, Any]:
-    """The knobs of a strategy with their values. UserError for a name without a file."""
+    """Returns a strategy's options and defaults. Raises UserError for a name without a file."""
     return dataclasses.asdict(load(name).Config())
 
 
 def owners(key: str) -> list[str]:
-    """The strategies that have the key "strategy.KNOB" of a config."""
+    """Returns the strategies that have the config key "strategy.OPTION"."""
     group, _, knob = key.partition(".")
     return [name for name in names() if group == "strategy" and knob in default(name)]
 
 
 def rates(name: str) -> tuple[float, ...]:
-    """Learning rates that its field takes, its module's `RATES`; () for those of whole models."""
+    """Returns the strategy's usual learning rates, `RATES`; () if as for whole models."""
     return getattr(load(name), "RATES", ())
 
 
 def make(
     config: Mapping[str, Any], fields: Mapping[str, Any], head_rate_factor: float = 1.0
 ) -> base.Strategy:
-    """The strategy of `config`: its name and every field of its Config.
+    """Returns the strategy of `config`, which has its name and every field of its Config.
 
-    fields: of the model that is fine-tuned. head_rate_factor: see `strategy.Strategy`.
+    fields: of the model that is fine-tuned. head_rate_factor: see `base.Strategy`.
     """
     module = load(config["name"])
     return module.Strategy(config_of(config), dict(fields), head_rate_factor)
 
 
 def config_of(config: Mapping[str, Any]) -> Any:
-    """The strategy's frozen Config. UserError for keys of another one, and for bad values."""
+    """Returns the strategy's Config. Raises UserError for wrong or missing keys and bad values."""
     module = load(config["name"])
     knobs = {key: value for key, value in config.items() if key != "name"}
     if knobs.keys() != {field.name for field in dataclasses.fields(module.Config)}:
@@ -75,11 +75,11 @@ def config_of(config: Mapping[str, Any]) -> Any:
 
 
 def counts(trained: Any, frozen: Any, vocab_size: int) -> dict[str, int]:
-    """{"trained", "total"}: how many numbers; rows that only pad the vocabulary are not counted."""
+    """Returns {"trained", "total"} numbers of parameters, without the vocabulary's padding."""
 
     def of_leaf(path: str, leaf: Any) -> int:
         real = artifact.real_shape(path, leaf.shape, vocab_size)
-        return math.prod(map(min, real, leaf.shape))  # a part of a table is less than it
+        return math.prod(map(min, real, leaf.shape))  # a leaf may be only part of a table
 
     def count(tree: Any) -> int:
         return sum(of_leaf(path, leaf) for path, leaf in artifact.flatten(tree).items())
@@ -88,7 +88,10 @@ def counts(trained: Any, frozen: Any, vocab_size: int) -> dict[str, int]:
 
 
 def memory(trained: Any, frozen: Any, tx: optax.GradientTransformation) -> dict[str, int]:
-    """Bytes of "parameters", "gradients" and "optimizer" state of one run, without activations."""
+    """Returns the bytes of "parameters", "gradients" and "optimizer" state of one run.
+
+    Activations are not included.
+    """
     trained_bytes = _bytes(trained)
     return {
         "parameters": trained_bytes + _bytes(frozen),

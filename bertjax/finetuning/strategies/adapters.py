@@ -1,7 +1,7 @@
 """Bottlenecks between the frozen parts of each layer (Houlsby et al., arXiv 1902.00751, section 2).
 
-Trained are the adapters, the norms and the head. The adapters are layers of the model, which its
-field `adapter_size` asks for; they start near zero, so the model starts as the pretrained one.
+The adapters, the norms and the head are trained. The adapters are layers of the model, which its
+field `adapter_size` adds. They start near zero, so the model starts as the pretrained one.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ RATES = (1e-4, 3e-4, 1e-3)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The width of the bottleneck; the paper has 8, 64 and 256 (section 3.2)."""
+    """Width of the bottleneck; the paper uses 8, 64 and 256 (section 3.2)."""
 
     adapter_size: int = 64  # width of the bottleneck
 
@@ -26,14 +26,14 @@ class Config:
 
 
 class Strategy(base.Strategy):
-    """Adapters and norms."""
+    """Trains the adapters, the norms and the head."""
 
     name = "adapters"
 
     def fields(self) -> dict[str, Any]:
-        """With adapters."""
+        """Returns the model's fields with adapters."""
         return {**self.model, "adapter_size": self.config.adapter_size}
 
     def moves(self, path: str) -> bool:
-        """Both maps of an adapter; scale and bias of a norm."""
+        """Returns whether the parameter is of an adapter, or the scale or bias of a norm."""
         return re.search(r"adapter/|norm/(scale|bias)$", path) is not None

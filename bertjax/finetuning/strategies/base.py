@@ -1,12 +1,12 @@
-"""What a strategy is: which numbers of a model a fine-tuning moves, and how fast.
+"""The base class of strategies: which parameters of a model are trained, and how fast.
 
-A strategy cuts a model's parameters into two trees and puts them together again:
+A strategy splits a model's parameters into two trees and combines them again:
 
     trained, frozen = strategy.split(params, key)
-    params == strategy.combine(trained, frozen)      # at the start; functions added are zero
+    params == strategy.combine(trained, frozen)      # at the start; added functions are zero
 
-Both trees keep the paths of the model. What is frozen has no gradient and no optimizer state, and
-is the same for every key, so that runs of many seeds can share it.
+Both trees keep the paths of the model. Frozen parameters have no gradient and no optimizer state.
+They are the same for every key, so that runs with different seeds can share them.
 """
 
 import abc
@@ -22,30 +22,30 @@ from bertjax import errors, optimizer, sharding
 from bertjax.artifact import artifact
 from bertjax.models.common import heads
 
-# What stands on the body and answers: trained by every strategy. The maps to the vocabulary with
-# which a model was pretrained are none of these; the pooler is the classifier's first layer.
+# The heads of tasks, which every strategy trains. The pretraining heads, which predict over the
+# vocabulary, are not among them. The pooler is, as the classifier's first layer.
 HEADS = ("pooler", *heads.DOWNSTREAM)
 
 
 def of_head(path: str) -> bool:
-    """Whether the parameter at "span/logits/kernel" is of a head."""
+    """Returns whether the parameter at `path` ("span/logits/kernel") belongs to a head."""
     return path.split("/")[0] in HEADS
 
 
 def above_layers(path: str) -> bool:
-    """Whether the parameter is of the body, and what the layers give goes through it."""
+    """Returns whether the parameter is of the body and follows the layers: final norm, lm_head."""
     return "final_norm/" in path or path.startswith("lm_head/")
 
 
 class Strategy(abc.ABC):
-    """The parameters of the body that `moves` names, and the heads, are trained as they are.
+    """Trains the heads, and the parameters of the body for which `moves` is true.
 
-    config: the strategy's Config. model: fields of the model before `fields`.
-    head_rate_factor: learning rate of the heads in rates of the body.
+    config: the strategy's Config. model: the model's fields before the strategy adds its own.
+    head_rate_factor: factor on the optimizer's learning rate for the heads.
     """
 
     name = "full"
-    body_stays = False  # it is frozen and tells the head the same at every epoch
+    body_stays = False  # whether it is frozen, with the same outputs in every epoch
 
     def __init__(self, config: Any, model: dict[str, Any], head_rate_factor: float = 1.0):
         self.config = config
@@ -53,21 +53,22 @@ class Strategy(abc.ABC):
         self.head_rate_factor = head_rate_factor
 
     def fields(self) -> dict[str, Any]:
-        """Fields of the model that it trains: adapters or rows of prompts added."""
+        """Returns the fields of the model to train, with any adapters or prompt rows added."""
         return self.model
 
     def prompt_ids(self) -> tuple[int, ...]:
-        """Ids that the rows of `kind.encode` get after their first token."""
+        """Returns the ids to insert after the first token of each row of `kind.encode`."""
         return ()
 
     @abc.abstractmethod
     def moves(self, path: str) -> bool:
-        """Whether the parameter of the body at `path` is trained."""
+        """Returns whether the parameter of the body at `path` is trained."""
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
-        """(trained, frozen) out of the parameters of a model with `fields`; new ones by the key.
+        """Returns (trained, frozen) parameters of a model with `fields`; draws new ones by `key`.
 
-        Raises UserError where the model has nothing that this strategy trains.
+        The pooler is trained only if there is a classifier to read it. Strategies raise UserError
+        for a model without the parameters that they train.
         """
         del key
         flat = artifact.flatten(params)
@@ -81,23 +82,26 @@ class Strategy(abc.ABC):
         return artifact.unflatten(trained), artifact.unflatten(frozen)
 
     def combine(self, trained: Any, frozen: Any) -> Any:
-        """The parameters that the model computes with; pure, can be jitted and vmapped."""
+        """Returns the parameters that the model uses. Pure: can be jitted and vmapped."""
         return artifact.unflatten({**artifact.flatten(frozen), **artifact.flatten(trained)})
 
     def rate_factor(self, height: Any, step: jax.Array, steps_per_epoch: int) -> Any:
-        """Factor on the learning rate of the body at `height` (see `heights`), by step."""
+        """Returns the factor on the body's learning rate at `height` (see `heights`) and `step`."""
         del height, step, steps_per_epoch
         return 1.0
 
     def notes(self, trained: Any, num_epochs: int) -> list[str]:
-        """What a user may not expect of so many epochs."""
+        """Returns notes on what a user may not expect of training for `num_epochs`."""
         del trained, num_epochs
         return []
 
     def optimizer(
         self, config: Any, num_steps: int, steps_per_epoch: int
     ) -> optax.GradientTransformation:
-        """The chain for `trained`: `optimizer.make` of an `optimizer.Config`, rates by height."""
+        """Returns the optimizer for `trained`: `optimizer.make`, with learning rates by height.
+
+        config: an `optimizer.Config`.
+        """
 
         def factor(height: Any, step: jax.Array) -> Any:
             of_body = self.rate_factor(height, step, steps_per_epoch)
@@ -106,16 +110,16 @@ class Strategy(abc.ABC):
         return optax.chain(optimizer.make(config, num_steps), scale_by_height(factor))
 
     def needs(self, found: bool, what: str) -> None:
-        """Raises UserError unless the model has `what` this strategy trains."""
+        """Raises UserError that the model has no `what` to train, unless `found`."""
         errors.check(found, "strategy.name", self.name, f"another one: the model has no {what}")
 
 
 def heights(path: str, shape: tuple[int, ...], num_layers: int) -> np.ndarray:
-    """How far below the head a parameter lies, as float32 that broadcasts to its shape.
+    """Returns how far a parameter lies below the head, as float32 that broadcasts to its shape.
 
-    0 the head; 1 the top layer, the norm after it and a map to the vocabulary that is no embedding;
-    one more each layer down; num_layers + 1 the embeddings, of words and of positions. The two
-    stacks of an encoder-decoder stand side by side.
+    0: the head. 1: the top layer, the norm after it, and a separate lm_head. Each layer below has
+    one more. num_layers + 1: the embeddings of words and positions. In an encoder-decoder, the top
+    layers of both stacks have height 1.
     """
     if of_head(path):
         found = np.zeros(())
@@ -127,12 +131,12 @@ def heights(path: str, shape: tuple[int, ...], num_layers: int) -> np.ndarray:
 
 
 def stacked(flat: Mapping[str, Any]) -> int:
-    """Layers of the deepest stack among arrays by their paths."""
+    """Returns the number of layers of the deepest stack in {path: array}."""
     return max((x.shape[0] for path, x in flat.items() if "/layers/" in path), default=0)
 
 
 class HeightState(NamedTuple):
-    """count: int32, the steps so far."""
+    """count: int32, the number of steps so far."""
 
     count: jax.Array
 

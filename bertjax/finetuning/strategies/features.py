@@ -1,7 +1,7 @@
-"""Only the head is trained (Devlin et al., arXiv 1810.04805, section 5.3: feature-based approach).
+"""Trains only the head (Devlin et al., arXiv 1810.04805, section 5.3: feature-based approach).
 
-The body gives the same features at every epoch, so they are computed once and kept, and it has no
-dropout: what the head reads is what it will read at prediction (`finetuning.feature_cache`).
+The body has no dropout, so it gives the same features in every epoch and in prediction. They are
+computed once and cached if they are small enough (`finetuning.feature_cache`).
 """
 
 import dataclasses
@@ -16,21 +16,21 @@ RATES = (1e-3, 3e-3, 1e-2)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """No knobs."""
+    """This strategy has no options."""
 
 
 class Strategy(base.Strategy):
-    """The body stays."""
+    """Freezes the body."""
 
     name = "features"
     body_stays = True
 
     def moves(self, path: str) -> bool:
-        """Nothing of the body."""
+        """Returns False: the body is frozen."""
         return False
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
-        """(head, body). UserError for a model without a head of its own."""
+        """Returns (head, body). Raises UserError for a model without a head of the task."""
         trained, frozen = super().split(params, key)
         self.needs(bool(trained), "head of the task")
         return trained, frozen

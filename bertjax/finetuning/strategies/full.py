@@ -1,4 +1,4 @@
-"""Every parameter is trained (Devlin et al., arXiv 1810.04805, section 3.2)."""
+"""Trains every parameter (Devlin et al., arXiv 1810.04805, section 3.2)."""
 
 import dataclasses
 
@@ -7,14 +7,14 @@ from bertjax.finetuning.strategies import base
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """No knobs."""
+    """This strategy has no options."""
 
 
 class Strategy(base.Strategy):
-    """Everything moves."""
+    """Trains the whole model."""
 
     name = "full"
 
     def moves(self, path: str) -> bool:
-        """All of the body."""
+        """Returns True: all of the body is trained."""
         return True

@@ -1,9 +1,11 @@
 """Gradual unfreezing (Howard and Ruder, arXiv 1801.06146, section 3.3).
 
-In the first epoch the head and the top layer move, in each epoch after it one layer more; after the
-lowest layer the embeddings. A layer that does not move yet has gradients and moments nevertheless:
-Adam corrects its moments for the steps since the start of the run, and moments that began later
-would make its first steps several times too large.
+By default, the head and the top layer are trained in the first epoch, one more layer in each later
+epoch, and the embeddings after the lowest layer.
+
+NOTE: a frozen layer has gradients and moments nevertheless. Adam's bias correction counts the steps
+since the start of the run; moments that began later would make a layer's first steps several times
+too large.
 """
 
 import dataclasses
@@ -18,7 +20,7 @@ from bertjax.finetuning.strategies import base, full
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """How many layers join each epoch: more where there are fewer epochs than layers."""
+    """How many layers to unfreeze per epoch; raise it if there are fewer epochs than layers."""
 
     layers_per_epoch: int = 1  # that join, from the top
 
@@ -28,12 +30,12 @@ class Config:
 
 
 class Strategy(full.Strategy):
-    """Rates that are zero until a layer's epoch."""
+    """Keeps a layer's learning rate at zero until its epoch."""
 
     name = "gradual"
 
     def notes(self, trained: Any, num_epochs: int) -> list[str]:
-        """The layers that never move."""
+        """Returns a note on the embeddings and layers that are never unfrozen; [] if all are."""
         num_layers = base.stacked(artifact.flatten(trained))
         lowest = num_layers - self.config.layers_per_epoch * num_epochs
         if lowest < 0:
@@ -45,6 +47,6 @@ class Strategy(full.Strategy):
         ]
 
     def rate_factor(self, height: Any, step: jax.Array, steps_per_epoch: int) -> Any:
-        """1 for what moves by now, 0 for what does not."""
+        """Returns 1 for unfrozen layers and 0 for frozen ones."""
         epochs = 1 + step // steps_per_epoch
         return 1.0 * (height <= self.config.layers_per_epoch * epochs)

@@ -1,7 +1,7 @@
-"""Everything is trained, the lower the slower (Sun et al., arXiv 1905.05583).
+"""Layer-wise learning rate decay: lower layers have lower rates (Sun et al., arXiv 1905.05583).
 
-The top layer has the rate of the optimizer, each layer below `decay` times that of the one above
-it, the embeddings that of one more layer; the head the factor that a config gives all heads.
+The top layer has the optimizer's learning rate. Each layer below has `decay` times the rate of the
+layer above it. The embeddings count as one more layer. The head has the config's head_rate_factor.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from bertjax.finetuning.strategies import full
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The paper found 0.95 best at a rate of 2e-5; ELECTRA has 0.8 and 0.9 (arXiv 2003.10555)."""
+    """The paper found 0.95 best at a rate of 2e-5; ELECTRA uses 0.8 and 0.9 (arXiv 2003.10555)."""
 
     decay: float = 0.9  # of the rate, from a layer to the one below
 
@@ -24,10 +24,10 @@ class Config:
 
 
 class Strategy(full.Strategy):
-    """Rates that fall with the depth."""
+    """Trains the whole model with learning rates that fall with the depth."""
 
     name = "layerwise"
 
     def rate_factor(self, height: Any, step: jax.Array, steps_per_epoch: int) -> Any:
-        """decay ** (layers above it)."""
+        """Returns decay ** (number of layers above `height`)."""
         return self.config.decay ** (height - 1)

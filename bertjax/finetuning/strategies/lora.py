@@ -1,10 +1,10 @@
-"""LoRA (Hu et al., arXiv 2106.09685): a kernel W stays, alpha / rank * A B is added to it.
+"""LoRA (Hu et al., arXiv 2106.09685): adds alpha / rank * A B to a frozen kernel W.
 
-A [in, rank] and B [rank, out] lie under the path of their kernel, "query/kernel/lora_a", stacked
-over layers as it is; a kernel of heads counts as the matrix [in, out]. B starts as zero, so the
-model starts as the pretrained one (section 4.1). `combine` adds the product to W, so the model
-knows nothing of it, a forward pass costs what it always did, and a trained model is a plain one.
-The gradient of W is made on the way to those of A and B, for the kernels of the targets alone.
+A [in, rank] and B [rank, out] are stored under the path of their kernel, "query/kernel/lora_a", and
+stacked over layers like it. The kernels of attention heads count as matrices [in, out]. B starts as
+zero, so the model starts as the pretrained one (section 4.1). `combine` adds the product to W. So
+the model's code and the cost of its forward pass stay the same, and a trained model is a plain one.
+The backward pass computes the gradient of W before those of A and B, but only for target kernels.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ RATES = (2e-4, 5e-4, 1e-3)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Section 7.1 of the paper: query and value together are the better targets at equal size."""
+    """Section 7.1 of the paper: at equal size, query and value together are the best targets."""
 
     rank: int = 8  # columns of A, rows of B
     alpha: float = 16.0  # alpha / rank is the factor of A B
@@ -42,23 +42,23 @@ class Config:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The targets."""
+        """Returns the targets as a tuple."""
         return tuple(name.strip() for name in self.targets.split(","))
 
 
 class Strategy(base.Strategy):
-    """Two thin matrices for each kernel of the targets, and the head."""
+    """Trains two low-rank matrices for each target kernel, and the head."""
 
     name = "lora"
 
     def moves(self, path: str) -> bool:
-        """Nothing of the body itself."""
+        """Returns False: the parameters of the body are frozen."""
         return False
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
-        """({"query": {"kernel": {"lora_a", "lora_b"}}, head}, the model without its head).
+        """Returns ({"query": {"kernel": {"lora_a", "lora_b"}}, head}, the model without its head).
 
-        UserError for a target that the model's layers do not have.
+        Raises UserError for a target that the model's layers do not have.
         """
         trained, frozen = super().split(params, key)
         flat = {
@@ -80,7 +80,7 @@ class Strategy(base.Strategy):
         return artifact.unflatten({**artifact.flatten(trained), **new}), frozen
 
     def combine(self, trained: Any, frozen: Any) -> Any:
-        """W + alpha / rank * A B, of all layers in one product."""
+        """Returns the model with W + alpha / rank * A B; one product covers all layers."""
         scale = self.config.alpha / self.config.rank
         over, whole = artifact.flatten(trained), artifact.flatten(frozen)
         for path in [path for path in over if path.endswith("/lora_a")]:
@@ -90,7 +90,7 @@ class Strategy(base.Strategy):
         return artifact.unflatten({**whole, **over})
 
     def _start(self, path: str, kernel: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # A is as wide as their code makes it: uniform within 1 / sqrt(in).
+        # A is drawn as in the authors' code: uniform in +-1 / sqrt(in).
         num_in = 2 if sharding.param_axes(path)[1:3] == ("heads", "head_dim") else 1
         num_layers, rank = len(kernel), self.config.rank
         width = math.prod(kernel.shape[1 : 1 + num_in])

@@ -1,8 +1,8 @@
-"""The embeddings and the bottom layers stay as they are, the layers above are trained.
+"""Freezes the embeddings and the bottom layers and trains the layers above.
 
-Which bottom layers can stay, and what it costs: Lee et al., arXiv 1911.03090. Layers lie stacked in
-one array, so a parameter of the layers is in both trees: its bottom slices frozen, those on top
-trained. The backward pass still goes through all of them where the stack is compiled as a loop.
+Lee et al., arXiv 1911.03090, study how many layers can be frozen at what cost. Layers are stacked
+in one array, so a parameter of the layers is in both trees: its bottom slices are frozen, its top
+slices trained. NOTE: if the stack is compiled as a loop, the backward pass still runs through all.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from bertjax.finetuning.strategies import base
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """How many layers stay, from the bottom; of an encoder-decoder: of both stacks."""
+    """How many bottom layers are frozen; in an encoder-decoder, in both stacks."""
 
     frozen_layers: int = 2  # from the bottom; 0: the embeddings alone
 
@@ -28,16 +28,19 @@ class Config:
 
 
 class Strategy(base.Strategy):
-    """The layers above `frozen_layers`, what follows them and the head."""
+    """Trains the layers above `frozen_layers`, what follows them, and the head."""
 
     name = "partial"
 
     def moves(self, path: str) -> bool:
-        """All but the embeddings; of layers, see `split`."""
+        """Returns whether `path` is of the layers, which `split` divides, or follows them."""
         return "/layers/" in path or base.above_layers(path)
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
-        """Stacked parameters are cut at `frozen_layers`; UserError for more than there are."""
+        """Returns (trained, frozen); splits stacked parameters at `frozen_layers`.
+
+        Raises UserError for more frozen layers than there are, or if nothing is left to train.
+        """
         count = self.config.frozen_layers
         trained, frozen = map(artifact.flatten, super().split(params, key))
         for path in [path for path in trained if "/layers/" in path]:
@@ -52,7 +55,7 @@ class Strategy(base.Strategy):
         return artifact.unflatten(trained), artifact.unflatten(frozen)
 
     def combine(self, trained: Any, frozen: Any) -> Any:
-        """Slices of a stack one on the other."""
+        """Returns the whole model, with the slices of each stack concatenated."""
         over, under = artifact.flatten(trained), artifact.flatten(frozen)
         both = {path: jnp.concatenate([under[path], over[path]]) for path in over.keys() & under}
         return artifact.unflatten({**under, **over, **both})

@@ -1,8 +1,8 @@
 """Prompt tuning (Lester et al., arXiv 2104.08691): new rows of the word table, read as tokens.
 
-Only those rows and the head are trained. Each starts as the row of some piece of the vocabulary
-(section 3.2, "sampled vocabulary"). Their ids follow the vocabulary's, and `kind.encode`'s rows get
-them after their first token.
+Only the new rows and the head are trained. Each new row starts as that of a random piece of the
+vocabulary (section 3.2, "sampled vocabulary"). The ids of the new rows follow the vocabulary's and
+are inserted after the first token of each row of `kind.encode`.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ RATES = (3e-3, 1e-2, 3e-2)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """How many tokens the prompt has; above 20 the paper gains little (section 3.2)."""
+    """Number of prompt tokens; above 20 the paper gains little (section 3.2)."""
 
     length: int = 20  # tokens of the prompt
 
@@ -31,24 +31,24 @@ class Config:
 
 
 class Strategy(base.Strategy):
-    """The new rows of the word table."""
+    """Trains the new rows of the word table, and the head."""
 
     name = "prompts"
 
     def fields(self) -> dict[str, Any]:
-        """With the new rows."""
+        """Returns the model's fields with the new rows in vocab_size."""
         return {**self.model, "vocab_size": self.model["vocab_size"] + self.config.length}
 
     def prompt_ids(self) -> tuple[int, ...]:
-        """The ids after those of the vocabulary."""
+        """Returns the ids of the new rows, which follow the vocabulary's."""
         return tuple(range(self.model["vocab_size"], self.fields()["vocab_size"]))
 
     def moves(self, path: str) -> bool:
-        """Nothing of the body but what `split` cuts off the word table."""
+        """Returns False: of the body, only the rows that `split` adds are trained."""
         return False
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
-        """Under the path of the word table: (the new rows, the vocabulary's rows)."""
+        """Returns (new rows and head, the rest); both trees have a part of the word table."""
         trained, frozen = map(artifact.flatten, super().split(params, key))
         words = frozen[TABLE][: self.model["vocab_size"]]
         pieces = jax.random.randint(key, (self.config.length,), 0, len(words))
@@ -56,7 +56,7 @@ class Strategy(base.Strategy):
         return artifact.unflatten(trained), artifact.unflatten(frozen)
 
     def combine(self, trained: Any, frozen: Any) -> Any:
-        """The table again: the vocabulary's rows, the new ones, zeros to its full height."""
+        """Returns the model with its table: the vocabulary's rows, the new rows and padding."""
         over, under = artifact.flatten(trained), artifact.flatten(frozen)
         rows = jnp.concatenate([under[TABLE], over[TABLE]])
         missing = layers.padded_vocab_size(len(rows)) - len(rows)
