@@ -65,7 +65,7 @@ def for_model(config: Config, source: artifact.Artifact) -> Config:
     """Returns the config with the reader and the decoder_start_id of this model.
 
     Unless the config has one, a decoder's reader is that of its text_to_text task or pretraining
-    ("prefix" for `objectives.prefix_lm`). Raises UserError unless an encoder-decoder's is "encoder".
+    (`objectives.prefix_lm`: "prefix"). Raises UserError unless an encoder-decoder's is "encoder".
     """
     if plugins.family(source.family).KIND == "encoder_decoder":
         errors.check(config.reader == "encoder", "kind.reader", config.reader,
