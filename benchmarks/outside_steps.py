@@ -49,7 +49,7 @@ def training_batches(config_file: str, overrides: Mapping[str, str]) -> list[dic
     """
     from bertjax import config as config_lib
     from bertjax import experiment
-    from bertjax.data import store
+    from bertjax.data.prepared import store
 
     config = config_lib.load(config_file, overrides)
     dataset = store.open_dataset(config.data.path, "train")
