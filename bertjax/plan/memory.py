@@ -146,25 +146,6 @@ def _shard_bytes(leaf: jax.ShapeDtypeStruct, place: jax.sharding.Sharding) -> in
     return math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
-def _gathered_bytes(experiment: experiment_lib.Experiment, mesh_sizes: Mapping[str, int]) -> int:
-    """Returns the bytes of parameters gathered over fsdp and of their gradients.
-
-    Counts the parameters outside of the layers, and those of one layer.
-    """
-    if mesh_sizes["fsdp"] == 1:
-        return 0
-    params = {"params": _state(experiment)[0].params}
-    places = sharding.state_shardings(abstract.mesh({**mesh_sizes, "fsdp": 1}), params)
-
-    def one(path, leaf, place):
-        return _shard_bytes(leaf, place) // (
-            leaf.shape[0] if "/layers/" in sharding.path_name(path) else 1
-        )
-
-    whole = jax.tree_util.tree_map_with_path(one, params, places)
-    return 2 * sum(jax.tree.leaves(whole))
-
-
 def activation_bytes(
     config: ml_collections.ConfigDict,
     phase: config_lib.Phase,
