@@ -65,11 +65,8 @@ def _run(verb: str, argv: Sequence[str]) -> None:
     if hasattr(command, "config_help") and {"-h", "--help"} & set(argv):  # slow, so only for help
         files = [word.partition("=")[2] for word in argv if word.startswith("--config=")]
         parser.epilog = "\n".join(command.config_help(files[-1] if files else None))
-    if hasattr(command, "print_config"):
-        text = "print every key of the config, with comments and what is not a default, and end"
-        parser.add_argument("--print_config", action="store_true", help=text)
-        if "--print_config" in argv:
-            _needs_only_the_config(parser)
+    if "--print_config" in argv:
+        _needs_only_the_config(parser)
     flags, rest = parser.parse_known_args(argv)
     overrides = {}
     for word in rest:
@@ -79,9 +76,6 @@ def _run(verb: str, argv: Sequence[str]) -> None:
         if not equals:
             parser.error(f"{word} has no value: give {word}=VALUE")
         overrides[key] = value
-    if getattr(flags, "print_config", False):
-        command.print_config(flags.config, overrides)
-        return
     flags.overrides = overrides
     for name in ("output", "workdir"):
         if getattr(flags, name, None) == "":  # "" would mean the current folder
@@ -91,7 +85,7 @@ def _run(verb: str, argv: Sequence[str]) -> None:
 
 def _needs_only_the_config(parser: argparse.ArgumentParser) -> None:
     for action in parser._actions:
-        action.required = action.dest == "config"
+        action.required = action.required and action.dest == "config"
 
 
 def _joined(argv: Sequence[str]) -> list[str]:

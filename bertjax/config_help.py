@@ -5,6 +5,7 @@
 The comments are read from the source, so that each is written only once.
 """
 
+import argparse
 import dataclasses
 import inspect
 import re
@@ -94,13 +95,22 @@ def of_run(file: str | None) -> list[str]:
     return lines(groups)
 
 
-def resolved(file: str, overrides: Mapping[str, str]) -> list[str]:
-    """Returns lines with every key of a config file after overrides, with comments.
+def keys_of_run() -> list[str]:
+    """Returns the keys that --config. accepts for a pretraining."""
+    return config_lib.keys(config_lib.default())
 
-    The comment of a value that differs from the default of the family's base model shows that
-    default. Raises UserError like `config.load`.
+
+def add_flag(parser: argparse.ArgumentParser) -> None:
+    """Declares --print_config, with which a command prints `resolved` and does nothing else."""
+    text = "print every key of the config, with comments and what is not a default, and end"
+    parser.add_argument("--print_config", action="store_true", help=text)
+
+
+def resolved(file: str, config: ConfigDict) -> list[str]:
+    """Returns every key of the config that `file` and the flags gave, with comments.
+
+    A value that differs from the default of the family's base model is followed by that default.
     """
-    config = config_lib.load(file, overrides)
     family = plugins.family(config.family)
     variant = "base" if "base" in family.VARIANTS else next(iter(family.VARIANTS))
     usual = config_lib.default(config.family, variant, config.objective.name)

@@ -124,3 +124,10 @@ def test_the_resolved_config_is_printed(verb, capsys):
     assert not [line for line in lines if "seed=0" in line and "[default" in line]
     assert cli.main([verb, f"--config={SMOKE}", "--print_config", "--config.sed=1"]) == 2
     assert "unknown config key 'sed'; did you mean seed?" in capsys.readouterr().err
+
+
+def test_flags_of_plan_are_in_the_config_that_it_prints(capsys):
+    words = ["plan", f"--config={SMOKE}", "--topology=v5e-4", "--mesh=fsdp:4", "--print_config"]
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    assert "  mesh=fsdp:4 " in out and "  topology=v5e-4 " in out

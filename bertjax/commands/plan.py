@@ -14,7 +14,6 @@ micro-batches and remat policies.
 import argparse
 import json
 import pathlib
-from collections.abc import Mapping
 
 import jax
 
@@ -25,6 +24,8 @@ from bertjax.plan import plan as plan_lib
 from bertjax.plan import report, search
 from bertjax.runtime import hardware
 
+config_help, config_keys = config_help_lib.of_run, config_help_lib.keys_of_run
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
@@ -34,21 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--search", action="store_true", help="look for what fits and is fastest")
     parser.add_argument("--price", type=float, help="of a chip for an hour")
     parser.add_argument("--json", metavar="FILE", help="write all numbers there too")
-
-
-def config_help(file: str | None) -> list[str]:
-    """Returns the help lines of the keys of --config. file: the value of --config."""
-    return config_help_lib.of_run(file)
-
-
-def print_config(file: str, overrides: Mapping[str, str]) -> None:
-    """Prints the resolved config with its comments."""
-    print("\n".join(config_help_lib.resolved(file, overrides)))
-
-
-def config_keys() -> list[str]:
-    """Returns the keys that --config. accepts."""
-    return config_lib.keys(config_lib.default())
+    config_help_lib.add_flag(parser)
 
 
 def run(flags: argparse.Namespace) -> None:
@@ -62,6 +49,9 @@ def run(flags: argparse.Namespace) -> None:
     if flags.price is not None and flags.price < 0:
         raise errors.UserError(f"--price={flags.price:g}: must be 0 or more")
     config = config_lib.load(flags.config, overrides)
+    if flags.print_config:
+        print("\n".join(config_help_lib.resolved(flags.config, config)))
+        return
     topology = hardware.parse_topology(config.topology)
     if flags.search:
         found, tried = search.run(config, topology)

@@ -18,7 +18,6 @@ The hosts of a TPU slice need no flag. --workdir must be a folder that all of th
 
 import argparse
 import contextlib
-from collections.abc import Mapping
 
 import jax
 
@@ -27,6 +26,8 @@ from bertjax import config_help as config_help_lib
 from bertjax import train
 from bertjax import workdir as workdir_lib
 from bertjax.runtime import backend, distributed
+
+config_help, config_keys = config_help_lib.of_run, config_help_lib.keys_of_run
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -55,26 +56,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="all processes must be there after so long (%(default)s)",
     )
-
-
-def config_help(file: str | None) -> list[str]:
-    """Returns the help lines of the keys of --config. file: the value of --config."""
-    return config_help_lib.of_run(file)
-
-
-def print_config(file: str, overrides: Mapping[str, str]) -> None:
-    """Prints the resolved config with its comments."""
-    print("\n".join(config_help_lib.resolved(file, overrides)))
-
-
-def config_keys() -> list[str]:
-    """Returns the keys that --config. accepts."""
-    return config_lib.keys(config_lib.default())
+    config_help_lib.add_flag(parser)
 
 
 def run(flags: argparse.Namespace) -> None:
     """Trains, and prints the held-out metrics."""
     config = config_lib.load(flags.config, flags.overrides)
+    if flags.print_config:
+        print("\n".join(config_help_lib.resolved(flags.config, config)))
+        return
     backend.configure(config.dtype)
     with _job(flags):
         heldout = train.train_and_evaluate(config, flags.workdir)
