@@ -13,8 +13,8 @@ import sys
 import pytest
 
 from bertjax import __main__, checkpoint, config, errors, run_log, train
-from tests import test_distributed
 from tests.helpers import children, corpora
+from tests.runtime import test_distributed
 
 OVERRIDES = {
     "model.vocab_size": "150", "num_steps": "12", "optimizer.warmup_steps": "2", "log_every": "1",

@@ -10,7 +10,7 @@ nbclient = pytest.importorskip("nbclient", reason="pip install 'bertjax[notebook
 nbformat = pytest.importorskip("nbformat", reason="pip install 'bertjax[notebooks]'")
 pytest.importorskip("ipykernel", reason="pip install 'bertjax[notebooks]'")
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
 LARGEST = 350_000  # bytes
 PATHS = tuple(f"/{top}/" for top in ("home", "Users", "root", "work", "tmp"))  # of one machine

@@ -5,6 +5,7 @@ The published ids of RoBERTa are not among them: they need fairseq's dict.txt.
 
 import json
 import os
+import pathlib
 import string
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from bertjax.data.tokenizers import tokenizer
 from bertjax.data.tokenizers.vocabulary import Specials
 from tests.helpers import corpora
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 TEXTS = ["the cat sat on the mat", "a dog ran home and saw the cat", "letters make many words"] * 20
 HELLO = "this is a test \U0001f917 \u4f60\u597d"
 HELLO_BYTES = (

@@ -12,8 +12,8 @@ import tokenizers
 
 from bertjax import errors
 from bertjax.data.tokenizers import library_model, tokenizer, word_cache
+from tests.helpers import children
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TOY = "[UNK] [CLS] [SEP] want ##want ##ed wa un runn ##ing ,".split()
 WORDS = (
     "the cat sat on a mat and the dog ran to the river where old men told long stories of the sea "
@@ -323,7 +323,7 @@ def test_rules_do_not_change_with_settings_that_newer_libraries_add():
 def bertjax(*args):
     return subprocess.run(
         [sys.executable, "-m", "bertjax", "tokenizer", *args],
-        cwd=ROOT,
+        cwd=children.ROOT,
         capture_output=True,
         text=True,
     )

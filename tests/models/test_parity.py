@@ -86,7 +86,7 @@ def test_parameters_of_the_full_size(family, variant):
 
 
 def test_every_family_is_compared():
-    # A SpanBERT folder is a BERT folder: tests/test_spanbert.py has the way there and back.
+    # A SpanBERT folder is a BERT folder: tests/models/test_spanbert.py has the way there and back.
     assert set(CASES) == set(plugins.families()) - {"spanbert"}
 
 

@@ -79,7 +79,7 @@ def test_impossible_calls_are_one_line(tmp_path, tok_path, text, options, messag
 
 
 def _bertjax(*flags: str) -> subprocess.CompletedProcess:
-    root = pathlib.Path(__file__).resolve().parent.parent
+    root = pathlib.Path(__file__).resolve().parents[3]
     return subprocess.run(
         [sys.executable, "-m", "bertjax", "prepare", *flags],
         cwd=root,

@@ -214,7 +214,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, tok_path, monkeypatch):
 def _start(tmp_path, *flags: str) -> subprocess.Popen:
     driver = tmp_path / "driver.py"
     driver.write_text(DRIVER)
-    root = pathlib.Path(__file__).resolve().parent.parent
+    root = pathlib.Path(__file__).resolve().parents[3]
     return subprocess.Popen(
         [sys.executable, driver, "prepare", *flags],
         env=os.environ | {"PYTHONPATH": os.fspath(root)},

@@ -16,7 +16,7 @@ from bertjax.artifact import artifact, loading
 from bertjax.finetuning import feature_cache, parts, predictor, recipe, run, suite, tasks, training
 from tests.helpers import encoders, toy_tasks
 
-GLUE = pathlib.Path(__file__).resolve().parent.parent / "configs" / "suites" / "glue.py"
+GLUE = pathlib.Path(__file__).resolve().parents[2] / "configs" / "suites" / "glue.py"
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from bertjax.models import bert
 from bertjax.models.common import attention, kernels, layers, masks
 from tests.helpers import encoders, meshes
 
-CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
+CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"
 B, L = 2, 384  # three blocks of 128
 FIELDS = {"hidden_size": 32, "num_heads": 2, "attention_dropout_rate": 0.0, "init_std": 0.5}
 

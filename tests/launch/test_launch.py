@@ -15,7 +15,7 @@ from bertjax import errors
 from tests.helpers import children, corpora
 
 ROOT = corpora.ROOT
-SCRIPTS = [*ROOT.glob("launch/*.sh"), ROOT / "launch/pod.env", *ROOT.glob("tests/*.sh")]
+SCRIPTS = [*ROOT.glob("launch/*.sh"), ROOT / "launch/pod.env", *ROOT.glob("tests/**/*.sh")]
 POD = {
     "PROJECT": "proj", "ZONE": "us-west4-a", "NAME": "pod-1", "ACCELERATOR_TYPE": "v5e-16",
     "CAPACITY": "spot", "BUCKET": "bucket", "CONFIG": "configs/bert_tiny.py:smoke", "WORKDIR": "gs://bucket/run",
@@ -32,10 +32,10 @@ class Cloud:
         bin_ = folder / "bin"
         for path in (self.folder, bin_):
             path.mkdir()
-        (bin_ / "gcloud").symlink_to(ROOT / "tests/fake_gcloud.sh")
+        (bin_ / "gcloud").symlink_to(ROOT / "tests/launch/fake_gcloud.sh")
         (bin_ / "sudo").symlink_to("/bin/false")
         for name in ("python3.13", "python3"):
-            (bin_ / name).symlink_to(ROOT / "tests/fake_python.sh")
+            (bin_ / name).symlink_to(ROOT / "tests/launch/fake_python.sh")
         self.environment = {
             "PATH": f"{bin_}:/usr/bin:/bin", "FAKE": str(self.folder), "HOME": str(folder),
             "POLL": "0.1", "RESTART_PAUSE": "0.1",

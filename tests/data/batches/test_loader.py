@@ -13,7 +13,7 @@ from bertjax.data.batches import loader
 from bertjax.objectives import mlm
 from tests.helpers import synthetic
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 LENGTH = 32
 BATCH = 16
 
@@ -90,7 +90,7 @@ def test_batch_is_a_function_of_seed_and_step():
 
 def test_another_process_makes_the_same_bytes():
     code = (
-        "from tests import test_loader\n"
+        "from tests.data.batches import test_loader\n"
         "print(test_loader.digest(test_loader.make_stream(), range(0, 60, 7)))"
     )
     run = subprocess.run(
@@ -208,7 +208,7 @@ def test_corrupt_record_reaches_the_caller(num_threads):
 @pytest.mark.parametrize("end", ["pass", "raise KeyboardInterrupt"])
 def test_interpreter_exits_while_batches_are_made(end):
     code = (
-        "from tests import test_loader\n"
+        "from tests.data.batches import test_loader\n"
         "from bertjax.data.batches import loader\n"
         "batches = loader.train_batches(test_loader.make_stream(), 0, 10**9, num_threads=2)\n"
         f"next(batches)\n{end}"

@@ -17,7 +17,7 @@ from bertjax.commands import pretrain
 from bertjax.inference import pretrained
 from tests.helpers import children, tiny_model
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMOKE = f"{ROOT}/configs/bert_tiny.py:smoke"
 
 

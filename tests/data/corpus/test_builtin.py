@@ -2,13 +2,14 @@
 
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
 
 from bertjax.data.corpus import builtin
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 DOCSTRING = '''Return the mean of the values along an axis.
 
 The `mean` is taken over :func:`~package.flat` arrays, and ``None`` means all
