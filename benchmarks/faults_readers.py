@@ -10,7 +10,7 @@ from etils import epath
 from flax import serialization, traverse_util
 
 from bertjax import checksums, run_log, workdir
-from bertjax.artifact import artifact, files, flax_weights, huggingface, t5x
+from bertjax.artifact import artifact, flax_weights, huggingface, t5x, weight_files
 from bertjax.data.corpus import reader
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
@@ -57,7 +57,7 @@ def _sentences(folder: pathlib.Path) -> None:
 
 def _tensors(folder: pathlib.Path) -> None:
     (path,) = folder.iterdir()
-    files.read_tensors(path, list(files.tensor_shapes(path)))
+    weight_files.read_tensors(path, list(weight_files.tensor_shapes(path)))
 
 
 def _tuning(folder: pathlib.Path) -> None:
@@ -142,7 +142,7 @@ def _write_flax(folder: pathlib.Path) -> None:
     for name in ("config.json", "vocab.txt"):
         shutil.copy(folder / "hf" / name, folder / "flax")
     weights = folder / "hf" / "model.safetensors"
-    tensors = files.read_tensors(weights, list(files.tensor_shapes(weights)))
+    tensors = weight_files.read_tensors(weights, list(weight_files.tensor_shapes(weights)))
     tree = traverse_util.unflatten_dict({tuple(name.split(".")): v for name, v in tensors.items()})
     (folder / "flax" / flax_weights.FILE).write_bytes(serialization.msgpack_serialize(tree))
 

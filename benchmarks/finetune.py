@@ -34,8 +34,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from bertjax import schema
-from bertjax.artifact import files
+from bertjax import files, schema
+from bertjax.artifact import weight_files
 from bertjax.runtime import backend
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -161,7 +161,7 @@ def figures(
     else:
         for each in missing:
             _run([_worker(name, each, flags)])
-    return {each: schema.read_object(file, files.AGAIN) for each, file in found.items()}
+    return {each: schema.read_object(file, weight_files.AGAIN) for each, file in found.items()}
 
 
 def _run(commands: Iterable[list[str]]) -> None:

@@ -24,8 +24,8 @@ import sys
 from typing import Any
 
 from benchmarks import finetune
-from bertjax import schema
-from bertjax.artifact import files
+from bertjax import files, schema
+from bertjax.artifact import weight_files
 from bertjax.runtime import backend
 
 # name: (strategy, its fields, rates)
@@ -98,7 +98,7 @@ def cell(task: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
         worker = ["--worker", f"--tasks={task}", f"--only={name}"]
         command = [sys.executable, "-m", "benchmarks.strategies_table", *shared, *worker]
         subprocess.run(command, check=True, cwd=finetune.REPOSITORY)
-    return schema.read_object(file, files.AGAIN)
+    return schema.read_object(file, weight_files.AGAIN)
 
 
 def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:

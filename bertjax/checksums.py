@@ -6,14 +6,13 @@ Example:
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator
 from concurrent import futures
 from typing import Literal
 
 from etils import epath
 
-from bertjax import errors, schema
+from bertjax import errors, files, schema
 
 FILE = "checksums.json"
 
@@ -76,11 +75,8 @@ def _files(folder: epath.Path) -> Iterator[epath.Path]:
 
 
 def _checksum(path: epath.Path) -> _File:
-    size = path.stat().length
-    if "://" in str(path):
-        return _File(size, None)
-    with path.open("rb") as file:
-        return _File(size, hashlib.file_digest(file, "sha256").hexdigest())
+    remote = "://" in str(path)
+    return _File(path.stat().length, None if remote else files.sha256(path))
 
 
 def _difference(path: epath.Path, listed: _File) -> str:
@@ -88,7 +84,7 @@ def _difference(path: epath.Path, listed: _File) -> str:
         size = path.stat().length
         if size != listed.size:
             return f"has {size} bytes, not {listed.size}"
-        if listed.sha256 and _checksum(path).sha256 != listed.sha256:
+        if listed.sha256 and files.sha256(path) != listed.sha256:
             return "has other bytes than were written"
     except FileNotFoundError:
         return "is missing"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import errors, paths
+from bertjax import errors, files, paths
 
 TRAIN, HELDOUT, REFERENCE, QUIET = "#3b76af", "#d1622b", "#5a5a5a", "#8a8a8a"
 # The main losses of the objectives, and their titles above the curves.
@@ -81,10 +81,8 @@ def save(figure: Any, path: str | os.PathLike) -> None:
     """Writes a figure to `path` as PNG, atomically."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
-    target = paths.of(path)
-    partial = target.with_name(target.name + ".partial")
-    partial.write_bytes(picture.getvalue())
-    partial.replace(target)
+    with files.replacing(paths.of(path)) as partial:
+        partial.write_bytes(picture.getvalue())
 
 
 def _losses(

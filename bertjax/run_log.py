@@ -26,7 +26,7 @@ from etils import epath
 from tensorboardX import record_writer, summary
 from tensorboardX.proto import event_pb2
 
-from bertjax import errors, schema
+from bertjax import errors, files, schema
 from bertjax import workdir as workdir_lib
 
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}, {remaining} left{postfix}"
@@ -317,9 +317,8 @@ class _GrowingFile:
         self._remote = "://" in os.fspath(path)
         with self._writing():
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path if self._remote else path.with_name(path.name + ".partial")
-            partial.write_bytes(content)
-            partial.replace(path)
+            with files.replacing(path) as partial:
+                partial.write_bytes(content)
             self._file = None if self._remote else open(path, "ab", buffering=0)
         self._content = bytearray(content if self._remote else b"")
         self._uploaded_at = time.monotonic()

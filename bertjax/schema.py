@@ -33,12 +33,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from etils import epath
 
-from bertjax import errors
+from bertjax import errors, files
 
 MAX_BYTES = 1 << 28  # largest JSON file; the largest tokenizer.json has a tenth of that
 MAX_DEPTH = 64
 CHECKSUM = "checksum"
-PARTIAL = ".partial"  # suffix of a file that is being written
 
 T = TypeVar("T")
 
@@ -142,14 +141,7 @@ def write(
     """
     whole = json.loads(json.dumps({**(vars(form) if form else {}), **content}))
     whole[CHECKSUM] = _checksum(whole)
-    path = epath.Path(file)
-    # All processes use the same name, so that the next one overwrites a killed one's partial file.
-    partial = path.parent / f".{path.name}{PARTIAL}"
-    try:
-        partial.write_text(json.dumps(whole, indent=1) + "\n")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    files.write_text(file, json.dumps(whole, indent=1) + "\n")
 
 
 def read_object(file: str | os.PathLike, remedy: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import re
 import resource
 import struct
@@ -12,6 +11,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from bertjax import errors, run_log
+from tests.helpers import buckets
 
 
 def write_lines(path, *steps: int) -> None:
@@ -214,35 +214,9 @@ def test_a_resumed_run_says_what_its_stop_cost(
     assert capsys.readouterr().err == said
 
 
-class RemotePath:
-    """A path of an object store, kept in memory: it can be replaced but not appended to."""
-
-    def __init__(self):
-        self.content = None
-        self.parent = self
-
-    def __fspath__(self):
-        return "gs://bucket/metrics.jsonl"
-
-    def mkdir(self, **_):
-        pass
-
-    def exists(self):
-        return self.content is not None
-
-    def read_bytes(self):
-        return self.content
-
-    def write_bytes(self, content):
-        self.content = content
-
-    def replace(self, path):
-        assert path is self
-
-
 def test_remote_file_is_whole_after_flush_and_close(monkeypatch):
-    path = RemotePath()
-    monkeypatch.setattr(run_log.epath, "Path", lambda path: path)
+    buckets.install(monkeypatch)
+    path = "gs://bucket/metrics.jsonl"
     writer = run_log.JsonlWriter(path, start_step=0)
     writer.write(1, {"train/loss": 1.0})
     writer.flush()
@@ -250,4 +224,3 @@ def test_remote_file_is_whole_after_flush_and_close(monkeypatch):
     writer.write(2, {"train/loss": 1.0})
     writer.close()
     assert steps_of(path) == [1, 2]
-    assert os.fspath(path).startswith("gs://")

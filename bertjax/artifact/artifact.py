@@ -22,8 +22,8 @@ import jax
 import numpy as np
 from flax import traverse_util
 
-from bertjax import errors, plugins, schema, sharding
-from bertjax.artifact import files
+from bertjax import errors, files, plugins, schema, sharding
+from bertjax.artifact import weight_files
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 
 FORM = schema.Form("bertjax-artifact", 1)
@@ -156,7 +156,7 @@ def check_fingerprint(tokenizer: Any, fingerprint: str, where: str | os.PathLike
 
 def check_task(content: Any, where: Any) -> None:
     """Raises UserError naming `where` if a task's required key is missing or has a wrong type."""
-    schema.typed(content, _Task, where, files.AGAIN)
+    schema.typed(content, _Task, where, weight_files.AGAIN)
 
 
 def fingerprint(model: Artifact) -> str:
@@ -212,7 +212,7 @@ def part(model: Artifact, name: str = "") -> Artifact:
 def write(model: Artifact, folder: str | os.PathLike) -> None:
     """Writes `folder` atomically; replaces an earlier artifact there."""
     with files.new_folder(folder) as new:
-        files.write_tensors(new / PARAMS, flatten(jax.device_get(model.params)))
+        weight_files.write_tensors(new / PARAMS, flatten(jax.device_get(model.params)))
         model.tokenizer.save(new / TOKENIZER, token_types=has_token_types(model.fields))
         content = {
             "family": model.family,
@@ -235,7 +235,7 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> Artifact:
     """
     folder = pathlib.Path(folder)
     file = folder / CONFIG
-    content = schema.read(file, _Config, files.AGAIN, form=FORM)
+    content = schema.read(file, _Config, weight_files.AGAIN, form=FORM)
     if content.task is not None:
         check_task(content.task, f"{file}: task")
     fields = model_fields(content.model, file)
@@ -269,17 +269,17 @@ def model_fields(content: Any, where: Any) -> dict[str, Any]:
 def _read_params(folder: pathlib.Path, abstract: Any, sha256: str, with_params: bool) -> Any:
     file = folder / PARAMS
     wanted = {path: leaf.shape for path, leaf in flatten(abstract).items()}
-    found = files.tensor_shapes(file)
+    found = weight_files.tensor_shapes(file)
     for path in sorted(wanted.keys() | found.keys()):
         if wanted.get(path) != found.get(path):
             raise errors.UserError(
                 f"{file}: {path} has shape {found.get(path)}, {folder / CONFIG} makes it "
-                f"{wanted.get(path)}; the files are not of one model, {files.AGAIN}"
+                f"{wanted.get(path)}; the files are not of one model, {weight_files.AGAIN}"
             )
     if not with_params:
         return abstract
     if files.sha256(file) != sha256:
         raise errors.UserError(
-            f"{file}: its checksum is not the one in {CONFIG}; it is corrupt, {files.AGAIN}"
+            f"{file}: its checksum is not the one in {CONFIG}; it is corrupt, {weight_files.AGAIN}"
         )
-    return unflatten(files.read_tensors(file, list(wanted)))
+    return unflatten(weight_files.read_tensors(file, list(wanted)))

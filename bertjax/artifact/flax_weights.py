@@ -10,7 +10,7 @@ import numpy as np
 from flax import traverse_util
 
 from bertjax import errors
-from bertjax.artifact import files
+from bertjax.artifact import weight_files
 
 FILE = "flax_model.msgpack"
 _LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
@@ -18,11 +18,11 @@ _LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
 
 def read(file: pathlib.Path) -> dict[str, np.ndarray]:
     """Returns PyTorch name -> array of every tensor. Raises UserError if the file is damaged."""
-    flat = traverse_util.flatten_dict(files.read_msgpack(file))
+    flat = traverse_util.flatten_dict(weight_files.read_msgpack(file))
     for path, array in flat.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiuV":
             raise errors.UserError(
-                f"{file}: {'/'.join(path)} is no array of numbers; {files.AGAIN}"
+                f"{file}: {'/'.join(path)} is no array of numbers; {weight_files.AGAIN}"
             )
     tensors = {}
     for (*modules, leaf), array in flat.items():

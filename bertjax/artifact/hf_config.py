@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from bertjax import errors, plugins, schema
-from bertjax.artifact import artifact, files, hf_defaults, hf_tasks
+from bertjax.artifact import artifact, hf_defaults, hf_tasks, weight_files
 from bertjax.data.batches import packing
 
 ACTIVATIONS = {  # theirs -> ours; of two names for the same activation we write the first
@@ -67,9 +67,9 @@ def read(file: pathlib.Path) -> tuple[dict[str, Any], str]:
 
     Raises UserError if the file is missing or damaged, or if no family has its model_type.
     """
-    content = schema.read_object(file, files.AGAIN)
+    content = schema.read_object(file, weight_files.AGAIN)
     classes = content.get("architectures")
-    schema.typed(classes, list[str] | None, f"{file}: architectures", files.AGAIN)
+    schema.typed(classes, list[str] | None, f"{file}: architectures", weight_files.AGAIN)
     name = str(content.get("model_type"))
     family = MODEL_TYPES.get(name, name)
     if family not in plugins.families():
@@ -119,7 +119,7 @@ def fields(
         found[ours] = value
     for key, shape in spec.get("types", {}).items():
         if key in content:
-            schema.typed(content[key], shape, f"{file}: {key}", files.AGAIN)
+            schema.typed(content[key], shape, f"{file}: {key}", weight_files.AGAIN)
     found |= spec["read"](content, tensors) if "read" in spec else {}
     if ending:
         found["heads"] = hf_tasks.heads(module, ending)

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Annotated, Any
 
 from bertjax import errors, plugins, schema
-from bertjax.artifact import artifact, files
+from bertjax.artifact import artifact, weight_files
 from bertjax.data.batches import packing
 from bertjax.data.tokenizers import special_tokens as ends_lib
 from bertjax.models.common import heads as heads_lib
@@ -265,10 +265,10 @@ def _labels(content: Mapping[str, Any], where: Any) -> list[str]:
     names = content.get("id2label")
     if names is None:
         count = schema.typed(
-            content.get("num_labels", 2), _NumLabels, f"{where}: num_labels", files.AGAIN
+            content.get("num_labels", 2), _NumLabels, f"{where}: num_labels", weight_files.AGAIN
         )
         names = {str(i): f"LABEL_{i}" for i in range(count)}
-    schema.typed(names, dict[str, Any], f"{where}: id2label", files.AGAIN)
+    schema.typed(names, dict[str, Any], f"{where}: id2label", weight_files.AGAIN)
     numbers = [str(i) for i in range(len(names))]
     if not names or set(map(str, names)) != set(numbers):
         raise errors.UserError(f"{where}: id2label must name the labels 0, 1, 2 ...")

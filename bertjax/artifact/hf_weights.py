@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from bertjax import errors, schema
-from bertjax.artifact import files, flax_weights
+from bertjax.artifact import flax_weights, weight_files
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -26,7 +26,7 @@ def find(folder: pathlib.Path) -> list[pathlib.Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
-        shards = schema.read(folder / INDEX, _Index, files.AGAIN).weight_map
+        shards = schema.read(folder / INDEX, _Index, weight_files.AGAIN).weight_map
         return [folder / shard for shard in sorted(set(shards.values()))]
     if (folder / flax_weights.FILE).is_file():
         return [folder / flax_weights.FILE]
@@ -36,14 +36,14 @@ def find(folder: pathlib.Path) -> list[pathlib.Path]:
                 f"{folder / name}: pickled weights are not read; convert them to {WEIGHTS} with "
                 "transformers: AutoModelForPreTraining.from_pretrained(folder).save_pretrained(...)"
             )
-    raise errors.UserError(f"{folder}: has no {WEIGHTS} and no {INDEX}; {files.AGAIN}")
+    raise errors.UserError(f"{folder}: has no {WEIGHTS} and no {INDEX}; {weight_files.AGAIN}")
 
 
 def shapes(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
     """Returns name -> shape of every tensor in `file`. Raises UserError if it is damaged."""
     if file.name == flax_weights.FILE:
         return {name: array.shape for name, array in flax_weights.read(file).items()}
-    return files.tensor_shapes(file)
+    return weight_files.tensor_shapes(file)
 
 
 def read(where: Mapping[str, pathlib.Path], stored: Mapping[str, str]) -> dict[str, np.ndarray]:
@@ -58,5 +58,5 @@ def read(where: Mapping[str, pathlib.Path], stored: Mapping[str, str]) -> dict[s
             found = flax_weights.read(file)
             tensors |= {source: found[source] for source in sources}
         else:
-            tensors |= files.read_tensors(file, sorted(sources))
+            tensors |= weight_files.read_tensors(file, sorted(sources))
     return {name: tensors[source] for name, source in stored.items()}

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bertjax import errors, plugins
-from bertjax.artifact import artifact, files, hf_config, hf_tasks, hf_weights
+from bertjax import errors, files, plugins
+from bertjax.artifact import artifact, hf_config, hf_tasks, hf_weights, weight_files
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.models.common import layers
 
@@ -105,7 +105,7 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
     repeated = module.HF_CONFIG.get("repeated", lambda fields: ())
     tensors |= {name: tensors[module.HF_TIED[name]] for name in repeated(model.fields)}
     with files.new_folder(folder) as new:
-        files.write_tensors(new / WEIGHTS, tensors)
+        weight_files.write_tensors(new / WEIGHTS, tensors)
         config = hf_config.of_model(module, model, ending)
         files.write_json(new / CONFIG, config)
         generation = hf_tasks.generation_config(model, config)
@@ -149,7 +149,7 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
     abstract = artifact.abstract_params(family, fields, folder)
     for name, (_, shape) in _table(module, abstract, vocab_size, ending).items():
         if name not in stored:
-            raise errors.UserError(f"{folder}: its weights lack {name}; {files.AGAIN}")
+            raise errors.UserError(f"{folder}: its weights lack {name}; {weight_files.AGAIN}")
         if shapes[stored[name]] != shape:
             raise errors.UserError(
                 f"{folder}: {stored[name]} has shape {shapes[stored[name]]}, {CONFIG} makes it "

@@ -20,8 +20,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from bertjax import checkpoint, errors, paths, plugins, schema, workdir
-from bertjax.artifact import artifact, files, huggingface, t5x
+from bertjax import checkpoint, errors, files, paths, plugins, schema, workdir
+from bertjax.artifact import artifact, huggingface, t5x
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 

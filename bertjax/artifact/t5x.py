@@ -15,7 +15,7 @@ import numpy as np
 import tensorstore
 
 from bertjax import errors
-from bertjax.artifact import artifact, files
+from bertjax.artifact import artifact, weight_files
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.models import t5
 from bertjax.models.common import layers
@@ -76,13 +76,13 @@ def read_checkpoint(file: pathlib.Path) -> tuple[dict[str, Any], Any]:
         fields = _fields(theirs, file)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
         raise errors.UserError(
-            f"{file}: its arrays are not those of a T5 ({error!r:.80}); {files.AGAIN}"
+            f"{file}: its arrays are not those of a T5 ({error!r:.80}); {weight_files.AGAIN}"
         ) from error
     flat = {}
     for ours, leaf in artifact.flatten(artifact.abstract_params("t5", fields, file)).items():
         name = _their_name(ours)
         if name not in theirs:
-            raise errors.UserError(f"{file}: lacks {name}; {files.AGAIN}")
+            raise errors.UserError(f"{file}: lacks {name}; {weight_files.AGAIN}")
         flat[ours] = _to_ours(theirs.pop(name), leaf.shape, ours, f"{file}: {name}")
     if theirs:
         raise errors.UserError(f"{file}: does not know what to do with {', '.join(theirs)}")
@@ -91,7 +91,7 @@ def read_checkpoint(file: pathlib.Path) -> tuple[dict[str, Any], Any]:
 
 def _arrays(file: pathlib.Path) -> dict[str, np.ndarray]:
     """Returns every parameter in float32, by their path."""
-    state = files.read_msgpack(file)
+    state = weight_files.read_msgpack(file)
     try:
         target = state["optimizer"]["target"]
     except (KeyError, TypeError) as error:
@@ -121,7 +121,7 @@ def _tensorstore(spec: Mapping[str, Any], file: pathlib.Path) -> np.ndarray:
     try:
         return tensorstore.open(store, open=True, read=True).result().read().result()
     except ValueError as error:
-        raise errors.UserError(f"{folder}: cannot be read; {files.AGAIN}") from error
+        raise errors.UserError(f"{folder}: cannot be read; {weight_files.AGAIN}") from error
 
 
 def _stacked(arrays: dict[str, np.ndarray], file: pathlib.Path) -> dict[str, np.ndarray]:

@@ -26,8 +26,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import bertjax
-from bertjax import errors, progress
-from bertjax.artifact import files
+from bertjax import errors, files, progress
 from bertjax.finetuning import output_folder, predictor, tasks
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.inference import pretrained, prompting

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, progress, schema
-from bertjax.artifact import artifact, files
+from bertjax.artifact import artifact, weight_files
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import batching as batches_lib
 from bertjax.finetuning import feature_cache
@@ -167,7 +167,7 @@ def from_artifact(source: artifact.Artifact) -> Answering:
         )
     module = kind_lib.load(task["kind"])
     fields = {**kind_lib.former(module), **task["config"]}
-    config = schema.typed(fields, module.Config, "task: config", files.AGAIN)
+    config = schema.typed(fields, module.Config, "task: config", weight_files.AGAIN)
     return Answering(
         task["name"],
         task["kind"],

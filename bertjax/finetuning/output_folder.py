@@ -22,8 +22,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bertjax import errors, schema
-from bertjax.artifact import artifact, files, loading
+from bertjax import errors, files, schema
+from bertjax.artifact import artifact, loading, weight_files
 from bertjax.finetuning import kind, recipe, tasks, training
 
 FORM = schema.Form(loading.FINETUNING, 1)
@@ -114,9 +114,8 @@ class Folder:
         """Saves a finished run, and its trained parameters if given."""
         if trained is not None:
             file = self._file(run.learning_rate, run.seed, "safetensors")
-            partial = file.with_suffix(".partial")
-            files.write_tensors(partial, artifact.flatten(trained))
-            partial.replace(file)
+            with files.replacing(file) as partial:
+                weight_files.write_tensors(partial, artifact.flatten(trained))
         # NOTE: last, because this file marks the run as finished.
         schema.write(self._file(run.learning_rate, run.seed, "json"), dataclasses.asdict(run))
 
@@ -125,7 +124,8 @@ class Folder:
         file = self._file(run.learning_rate, run.seed, "safetensors")
         if not file.exists():
             return None
-        return artifact.unflatten(files.read_tensors(file, list(files.tensor_shapes(file))))
+        names = list(weight_files.tensor_shapes(file))
+        return artifact.unflatten(weight_files.read_tensors(file, names))
 
     def drop_params(self, run: training.Run) -> None:
         """Deletes the trained parameters of a run, if they are there."""
@@ -181,7 +181,7 @@ class Folder:
     def _remove_partial_files(self) -> None:
         """Removes files that a killed process was writing; safetensors names them .tmpXXXXXX."""
         for file in (self.path / RUNS).iterdir():
-            if file.suffix == schema.PARTIAL or file.name.startswith(".tmp"):
+            if file.suffix == files.PARTIAL or file.name.startswith(".tmp"):
                 file.unlink()
 
     def _predictions(self, split: str) -> pathlib.Path:

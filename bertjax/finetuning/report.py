@@ -8,8 +8,7 @@ import statistics
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from bertjax import plot
-from bertjax.artifact import files
+from bertjax import files, plot
 from bertjax.finetuning import output_folder, training
 from bertjax.finetuning import parts as parts_lib
 

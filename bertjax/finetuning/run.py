@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 
-from bertjax import errors, plugins, progress, sharding
-from bertjax.artifact import artifact, files, loading
+from bertjax import errors, files, plugins, progress, sharding
+from bertjax.artifact import artifact, loading
 from bertjax.finetuning import (
     data_warnings,
     memory,

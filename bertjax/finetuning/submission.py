@@ -6,8 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bertjax import errors
-from bertjax.artifact import files
+from bertjax import errors, files
 from bertjax.finetuning import task as task_lib
 from bertjax.finetuning import tasks
 from bertjax.finetuning.examples import types as examples_lib

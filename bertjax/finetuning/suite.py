@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bertjax import config as config_lib
-from bertjax import errors, plot
-from bertjax.artifact import files
+from bertjax import errors, files, plot
 from bertjax.finetuning import output_folder, recipe, report, tasks
 from bertjax.finetuning import run as run_lib
 from bertjax.runtime import backend

@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 
-from bertjax import errors
-from bertjax.artifact import artifact, files
+from bertjax import errors, files
+from bertjax.artifact import artifact
 from tests.helpers import tiny_model
 
 

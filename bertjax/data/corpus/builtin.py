@@ -20,6 +20,8 @@ import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
 
+from bertjax import files
+
 ENOUGH_BYTES = 6_000_000  # whole packages are added in order until there is this much text
 MAX_BYTES = 10_000_000  # a package that would exceed this total is skipped
 MIN_DOCUMENT = 200  # characters
@@ -74,16 +76,13 @@ def documents() -> Iterator[str]:
 
 def write(path: str | os.PathLike) -> dict[str, int]:
     """Writes the corpus as JSONL {"text"}; returns counts of documents, paragraphs and bytes."""
-    target = pathlib.Path(path)
-    partial = target.with_name(target.name + ".partial")
     stats = {"documents": 0, "paragraphs": 0, "bytes": 0}
-    with open(partial, "w", encoding="utf-8") as file:
+    with files.replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
         for text in documents():
             file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
             stats["documents"] += 1
             stats["paragraphs"] += text.count("\n\n") + 1
             stats["bytes"] += len(text.encode())
-    os.replace(partial, target)
     return stats
 
 
@@ -143,9 +142,9 @@ def _topics() -> list[list[str]]:
 
 
 def _modules(root: pathlib.Path) -> Iterator[list[str]]:
-    for folder, folders, files in os.walk(root):
+    for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in _SKIPPED_FOLDERS)
-        for name in sorted(files):
+        for name in sorted(names):
             if name.endswith(".py"):
                 yield _docstrings(pathlib.Path(folder, name).read_bytes())
 

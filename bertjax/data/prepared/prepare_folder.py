@@ -13,7 +13,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax import errors, schema
+from bertjax import errors, files, schema
 from bertjax.data.corpus import reader
 from bertjax.data.prepared import manifest as manifest_lib
 from bertjax.data.prepared import parallel, prepare_unit, store
@@ -50,7 +50,7 @@ def locked(output: str) -> Iterator[None]:
 
 def _remove_partials(output: str) -> None:
     for folder in (epath.Path(output), epath.Path(output) / prepare_unit.UNITS):
-        for file in folder.glob(f".*{schema.PARTIAL}"):
+        for file in folder.glob(f".*{files.PARTIAL}"):
             file.unlink(missing_ok=True)
 
 
@@ -185,7 +185,7 @@ def counts_of(job: prepare_unit.Job, unit: prepare_unit.Unit) -> dict[str, Any] 
         for shard in filter(None, counts["splits"].values()):
             path = epath.Path(job.output) / shard["file"]
             store.check_size(path, shard["bytes"])
-            if "://" not in job.output and store.sha256(path) != shard["sha256"]:
+            if "://" not in job.output and files.sha256(path) != shard["sha256"]:
                 return None
     except (OSError, errors.UserError):
         return None

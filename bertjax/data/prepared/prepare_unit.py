@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bertjax import schema
+from bertjax import files, schema
 from bertjax.data.corpus import languages, reader, sentences
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers import tokenizer
@@ -236,7 +236,7 @@ class _Shard:
         self._final = epath.Path(output) / name
         self._remote = "://" in output
         folder = tempfile.gettempdir() if self._remote else output
-        self._partial = os.path.join(folder, f".{name}.{os.getpid()}{schema.PARTIAL}")
+        self._partial = os.path.join(folder, f".{name}.{os.getpid()}{files.PARTIAL}")
         self._unknown_id, self._unknown = tok.specials.unk, 0
         self._writer: store.ShardWriter | None = None
         self.dtype = store.token_dtype(tok.size)
@@ -264,7 +264,7 @@ class _Shard:
             "unknown": self._unknown,
             "file": self._final.name,
             "bytes": os.path.getsize(self._partial),
-            "sha256": store.sha256(self._partial),
+            "sha256": files.sha256(self._partial),
         }
         if self._remote:
             epath.Path(self._partial).copy(self._final, overwrite=True)

@@ -30,7 +30,7 @@ import numpy as np
 from array_record.python import array_record_module
 from etils import epath
 
-from bertjax import errors
+from bertjax import errors, files
 from bertjax.data.prepared import manifest as manifest_lib
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 
@@ -296,7 +296,7 @@ class Dataset:
     def verify(self) -> None:
         """Compares the checksum of every shard. Raises UserError that names the first bad file."""
         for shard, entry in enumerate(self._shards):
-            if sha256(self._path(shard)) != entry["sha256"]:
+            if files.sha256(self._path(shard)) != entry["sha256"]:
                 raise errors.UserError(
                     f"{self._path(shard)}: its checksum is not the manifest's; "
                     "the file is corrupt: delete the folder and prepare the data again"
@@ -354,12 +354,6 @@ def check_size(file: epath.Path, size: int) -> None:
         )
 
 
-def sha256(path: str | os.PathLike) -> str:
-    """Returns the hex digest of a local or remote file, read in chunks."""
-    with epath.Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _localise(path: str, digest: str) -> str:
     """Returns a local path to the same bytes; copies remote files once, named by their checksum."""
     if "://" not in path:
@@ -370,7 +364,7 @@ def _localise(path: str, digest: str) -> str:
     if not local.exists():
         partial = cache / f"{digest}.{os.getpid()}-{threading.get_ident()}"
         epath.Path(path).copy(partial)
-        if sha256(partial) != digest:
+        if files.sha256(partial) != digest:
             partial.unlink()
             raise errors.UserError(f"{path}: its checksum is not the manifest's; prepare it again")
         os.replace(partial, local)

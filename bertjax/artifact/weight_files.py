@@ -1,0 +1,80 @@
+"""Reads and writes files of arrays: safetensors, and Flax msgpack."""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy, which safetensors needs
+import numpy as np
+import safetensors
+import safetensors.numpy
+from flax import serialization
+
+from bertjax import errors
+
+AGAIN = "export or copy the folder again"
+
+
+def read_msgpack(file: pathlib.Path) -> dict[str, Any]:
+    """Returns the nested dict in a Flax msgpack file. Raises UserError if it is damaged."""
+    try:
+        content = serialization.msgpack_restore(file.read_bytes())
+        todo = [content]
+        while todo:
+            inside = todo.pop()
+            if not isinstance(inside, dict) or not all(isinstance(key, str) for key in inside):
+                raise ValueError("its keys are no texts")
+            todo += [value for value in inside.values() if isinstance(value, dict)]
+    except OSError as error:
+        raise errors.UserError(f"{file}: cannot be read: {error.strerror}") from error
+    except Exception as error:  # the decoder may raise any exception for other bytes
+        raise errors.UserError(
+            f"{file}: truncated, corrupt or no msgpack file of arrays ({error!r:.80}); {AGAIN}"
+        ) from error
+    return content
+
+
+def write_tensors(file: pathlib.Path, arrays: Mapping[str, Any]) -> None:
+    """Writes host or device arrays to a safetensors file; equal arrays give equal bytes.
+
+    Raises UserError if the file cannot be written.
+    """
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    try:
+        file.touch()
+        mode = os.stat(file).st_mode
+        # transformers rejects a file whose metadata does not name a framework.
+        safetensors.numpy.save_file(whole, file, metadata={"format": "pt"})
+        os.chmod(file, mode)  # safetensors creates files that only the owner can read
+    except safetensors.SafetensorError as error:
+        raise errors.UserError(f"{file.parent}: cannot be written ({error}); make room") from error
+
+
+@contextlib.contextmanager
+def _opened(file: pathlib.Path) -> Iterator[Any]:
+    try:
+        with safetensors.safe_open(file, "numpy") as opened:
+            yield opened
+    except FileNotFoundError as error:
+        raise errors.UserError(f"{file}: not there; {AGAIN}") from error
+    except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
+        raise errors.UserError(
+            f"{file}: truncated, corrupt or no safetensors file ({error}); {AGAIN}"
+        ) from error
+
+
+def tensor_shapes(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
+    """Returns name -> shape of every tensor, read from the header.
+
+    Raises UserError if the file is missing or damaged.
+    """
+    with _opened(file) as opened:
+        return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
+
+
+def read_tensors(file: pathlib.Path, names: list[str]) -> dict[str, np.ndarray]:
+    """Returns the named tensors; raises the same errors as `tensor_shapes`."""
+    with _opened(file) as opened:
+        return {name: opened.get_tensor(name) for name in names}

@@ -1,0 +1,178 @@
+"""Writes files and folders atomically, computes checksums, and copies remote folders.
+
+    with files.replacing("run/loss.png") as partial:
+        partial.write_bytes(picture)
+    files.write_json("out/config.json", {"hidden_size": 768})
+    files.sha256("gs://bucket/model/params.safetensors")
+
+Files are local or gs://. `schema` reads and writes JSON of a known shape.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from etils import epath
+
+from bertjax import errors, paths
+
+PARTIAL = ".partial"  # suffix of a file or folder that is being written
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike) -> Iterator[epath.Path]:
+    """Yields a hidden path beside `path`, to write a file to, and moves that file to `path`.
+
+    If the block raises an error, `path` stays as it was. All processes use the same hidden name, so
+    that the next one overwrites a killed one's partial file.
+    """
+    target = epath.Path(path)
+    partial = target.parent / f".{target.name}{PARTIAL}"
+    try:
+        yield partial
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Writes `text` atomically as UTF-8; escapes lone surrogates, which UTF-8 cannot encode."""
+    with replacing(path) as partial:
+        partial.write_bytes(text.encode("utf-8", "backslashreplace"))
+
+
+def write_json(path: str | os.PathLike, content: Mapping[str, Any]) -> None:
+    """Writes indented JSON atomically, with keys in the given order and a final newline."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def sha256(path: str | os.PathLike) -> str:
+    """Returns the hex sha256 of a local or remote file, read in chunks."""
+    with epath.Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def local(path: str | os.PathLike) -> pathlib.Path:
+    """Returns `path` as a local path. Raises UserError if it is a remote one (a URL)."""
+    if "://" in os.fspath(path):
+        raise errors.UserError(f"{path}: not a local folder; write to one and copy it there")
+    return pathlib.Path(paths.of(path))
+
+
+def localise(path: str | os.PathLike, folder: str | os.PathLike) -> pathlib.Path:
+    """Returns `path` if it is local, else `folder` with a copy of that remote folder's files."""
+    if "://" not in os.fspath(path):
+        return pathlib.Path(path)
+    source, copy = epath.Path(path), pathlib.Path(folder)
+    copy.mkdir(parents=True, exist_ok=True)
+    for item in source.iterdir():
+        if item.is_dir():
+            localise(os.fspath(item), copy / item.name)
+        else:
+            item.copy(copy / item.name)
+    return copy
+
+
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+    """Yields an empty folder that is renamed to `path` when the block ends without an error.
+
+    Replaces an existing folder at `path`. Raises UserError and changes nothing if that folder
+    holds a name that the new one lacks. Removes temporary folders left by killed processes.
+    """
+    target = pathlib.Path(os.path.abspath(local(path)))
+    if target.exists() and not target.is_dir():
+        raise errors.UserError(f"{path}: is a file; give the name of a folder to write")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(target)
+        partial, lock = _locked_folder(target)
+    except OSError as error:
+        raise errors.UserError(
+            f"{path}: cannot be written ({error.strerror}); give another --output"
+        ) from error
+    try:
+        new = partial / "new"  # not `partial` itself: mkdtemp makes that private
+        new.mkdir()
+        yield new
+        _put_in_place(new, target, partial / "old")
+    finally:
+        _discard(partial)
+        os.close(lock)
+
+
+def _locked_folder(target: pathlib.Path) -> tuple[pathlib.Path, int]:
+    """Creates a hidden folder beside `target` and locks it; returns it and the lock's descriptor.
+
+    The lock is held until the descriptor is closed or the process dies.
+    """
+    while True:
+        made = tempfile.mkdtemp(prefix=f".{target.name}.", suffix=PARTIAL, dir=target.parent)
+        try:
+            lock = os.open(made, os.O_RDONLY)
+        except FileNotFoundError:  # another process removed it as abandoned before the lock
+            continue
+        with contextlib.suppress(OSError):  # the file system cannot lock folders
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.isdir(made):
+            return pathlib.Path(made), lock
+        os.close(lock)
+
+
+def _remove_abandoned(target: pathlib.Path) -> None:
+    """Removes the hidden folders beside `target` whose process was killed.
+
+    NOTE: if the process was killed between the two renames of `_put_in_place`, the older folder is
+    first moved back to `target`.
+    """
+    prefix = f".{target.name}."
+    for name in os.listdir(target.parent):
+        middle = name.removeprefix(prefix).removesuffix(PARTIAL)
+        if name != f"{prefix}{middle}{PARTIAL}" or not re.fullmatch("[a-z0-9_]{8}", middle):
+            continue
+        folder = target.parent / name
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if set(os.listdir(folder)) <= {"new", "old"}:
+                if (folder / "old").exists() and not target.exists():
+                    (folder / "old").rename(target)
+                _discard(folder)
+        except OSError:  # a live process holds the lock, or the file system has no locks
+            pass
+        finally:
+            os.close(lock)
+
+
+def _discard(folder: pathlib.Path) -> None:
+    """Removes a hidden folder. Tries twice, because an I/O error may be transient."""
+    for _ in range(2):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _put_in_place(new: pathlib.Path, target: pathlib.Path, aside: pathlib.Path) -> None:
+    if target.exists():
+        foreign = sorted(set(os.listdir(target)) - set(os.listdir(new)))
+        if foreign:
+            raise errors.UserError(
+                f"{target}: holds {foreign[0]}, which would be lost; give another --output or "
+                "remove the folder first"
+            )
+        target.rename(aside)
+    try:
+        new.rename(target)
+    except OSError:
+        if aside.exists():
+            aside.rename(target)
+        raise
