@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax import errors, paths, schema
+from bertjax.data.corpus import corpus_files
 from bertjax.inference import pretrained, scoring
 
 _ORIGINAL = {
@@ -50,16 +51,11 @@ def read(file: str | os.PathLike, max_pairs: int | None = None) -> list[Pair]:
 
     Raises UserError naming the file and the first line that is not a pair.
     """
-    path = paths.of(file)
-    if not path.is_file():
+    if not paths.of(file).is_file():
         raise errors.UserError(f"{file}: there is no such file; give BLiMP as JSON lines")
     pairs = []
     taken: collections.Counter[str] = collections.Counter()
-    try:
-        lines = path.read_text().split("\n")
-    except UnicodeDecodeError as error:
-        raise errors.UserError(f"{file}: not UTF-8 ({error}); save it as UTF-8") from error
-    for number, line in enumerate(lines, start=1):
+    for number, line in corpus_files.text_lines(os.fspath(file)):
         if not line.strip():
             continue
         pair = _pair(line, file, number)

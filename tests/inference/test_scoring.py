@@ -262,7 +262,9 @@ def test_the_command(family, bert, tmp_path, capsys):
     ("content", "message"),
     [
         (None, "there is no such file"),
-        ("", "holds no pairs"),
+        ("", "the file is empty"),
+        ("\n\n", "holds no pairs"),
+        ('\n{"uid": "\udcff"}', "blimp.jsonl:2: not UTF-8"),
         ('{"uid": "u", "term": "t", "good": "a", "bad": "b"}\n{"uid"\n', "jsonl:2: is not JSON"),
         ("[" * 100_000, "blimp.jsonl:1: is nested more than"),
         ('{"uid": ' + "9" * 5_000 + "}", "blimp.jsonl:1: is not JSON"),
@@ -273,7 +275,7 @@ def test_the_command(family, bert, tmp_path, capsys):
 def test_a_bad_file_is_one_line(content, message, tmp_path, capsys):
     file = tmp_path / "blimp.jsonl"
     if content is not None:
-        file.write_text(content)
+        file.write_text(content, errors="surrogateescape")
     code, out, err = bertjax(capsys, "--model=none", f"--task=blimp:{file}")
     assert (code, out) == (2, "")
     assert message in err and str(file) in err and err.count("\n") == 1

@@ -2,8 +2,7 @@
 
 Every failure to open or read a file is a UserError that names the file. So are devices and pipes,
 which may never end, binary formats, and a document above MAX_DOCUMENT, which a small compressed
-file can hold. Paths are local or gs://. Only `reader` and the readers of `finetuning.examples` use
-this module.
+file can hold. Paths are local or gs://.
 """
 
 import contextlib
@@ -73,6 +72,36 @@ def lines(file: BinaryIO, where: Callable[[int], str]) -> Iterator[bytes]:
         if not line:
             return
         yield line
+
+
+def text_lines(path: str) -> Iterator[tuple[int, str]]:
+    """Yields (number from 1, line without its end).
+
+    Raises UserError for a file that is empty, is not UTF-8, has a NUL, or ends lines with "\\r".
+    """
+    number = 0
+    with opened(path) as (file, _):
+        found = lines(file, lambda line: f"{path}:{line + 1}")
+        for number, data in enumerate(found, 1):
+            try:
+                line = data.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise errors.UserError(
+                    f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the "
+                    "line); convert the file to UTF-8"
+                ) from error
+            if "\0" in line:
+                raise errors.UserError(
+                    f"{path}:{number}: holds a NUL character; the file is no text, or damaged"
+                )
+            line = line.rstrip("\r\n")
+            if number == 1 and "\r" in line:
+                raise errors.UserError(
+                    f"{path}: its lines end with a carriage return alone; make it a line feed"
+                )
+            yield number, line
+    if not number:
+        raise errors.UserError(f"{path}: the file is empty")
 
 
 def check_document(size: int, where: Callable[[], str]) -> None:

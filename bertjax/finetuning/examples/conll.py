@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from bertjax import errors
 from bertjax.data.corpus import corpus_files
-from bertjax.finetuning.examples import readers, types
+from bertjax.finetuning.examples import types
 
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
 _BIO2 = {"O": "O", "B": "B", "I": "I", "E": "I", "S": "B", "L": "I", "U": "B"}
@@ -64,7 +64,7 @@ def is_plain(path: str, *, entities: bool) -> bool:
     """
     if corpus_files.suffix(path) != ".txt":
         return False
-    lines = [line for _, line in readers.lines(path) if not _ends_sentence(line)]
+    lines = [line for _, line in corpus_files.text_lines(path) if not _ends_sentence(line)]
     rows = [row for line in lines if not _COMMENT.match(line) and (row := line.split())]
     if any("\t" in line for line in lines):
         return False
@@ -81,7 +81,7 @@ def _sentences(path: str) -> Iterator[tuple[str, list[Line]]]:
     """Yields the raw text of each sentence ("" if there is none) and its lines."""
     text, columns = "", 0
     sentence: list[Line] = []
-    for number, line in readers.lines(path):
+    for number, line in corpus_files.text_lines(path):
         if _ends_sentence(line):
             if sentence:
                 yield text, sentence

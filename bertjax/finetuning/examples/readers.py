@@ -41,36 +41,6 @@ class Columns(NamedTuple):
     refused: tuple[str, ...] = ()
 
 
-def lines(path: str) -> Iterator[tuple[int, str]]:
-    """Yields (number from 1, line without its end).
-
-    Raises UserError for a file that is empty, is not UTF-8, has a NUL, or ends lines with "\\r".
-    """
-    number = 0
-    with corpus_files.opened(path) as (file, _):
-        found = corpus_files.lines(file, lambda line: f"{path}:{line + 1}")
-        for number, data in enumerate(found, 1):
-            try:
-                line = data.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise errors.UserError(
-                    f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the "
-                    "line); convert the file to UTF-8"
-                ) from error
-            if "\0" in line:
-                raise errors.UserError(
-                    f"{path}:{number}: holds a NUL character; the file is no text, or damaged"
-                )
-            line = line.rstrip("\r\n")
-            if number == 1 and "\r" in line:
-                raise errors.UserError(
-                    f"{path}: its lines end with a carriage return alone; make it a line feed"
-                )
-            yield number, line
-    if not number:
-        raise errors.UserError(f"{path}: the file is empty")
-
-
 def has_fields(path: str) -> bool:
     """Returns whether the path names JSON lines or TFDS, whose values may be lists."""
     json_lines = reader.SUFFIXES.get(corpus_files.suffix(path)) == "jsonl"
@@ -130,9 +100,9 @@ def _table(
 
 
 def _without_blank_end(path: str) -> Iterator[tuple[int, str]]:
-    """Yields `lines` without the blank ones at the end of the file."""
+    """Yields the lines without the blank ones at the end of the file."""
     blank: list[int] = []
-    for number, line in lines(path):
+    for number, line in corpus_files.text_lines(path):
         if not line:
             blank.append(number)
             continue
@@ -149,7 +119,7 @@ def _check_header(path: str, header: Sequence[str]) -> None:
 
 
 def _json_lines(path: str) -> Iterator[Record]:
-    for number, line in lines(path):
+    for number, line in corpus_files.text_lines(path):
         if line and not line.isspace():
             value = schema.parse(line, path, "each line is one JSON object", number=number)
             yield Record(f"{path}:{number}", {k: v for k, v in value.items() if v is not None})
@@ -219,13 +189,14 @@ def is_plain(path: str, columns: Columns) -> bool:
     """Returns whether a .txt file has one text per line: no tabs, no header of one column."""
     if corpus_files.suffix(path) != ".txt":
         return False
-    _, first = next(lines(path))
+    _, first = next(corpus_files.text_lines(path))
     return "\t" not in first and (first.strip(),) not in columns.texts
 
 
 def plain(path: str) -> list[tuple[str, str]]:
     """Returns (where, text) of the non-blank lines. Raises UserError if all are blank."""
-    found = [(f"{path}:{number}", line) for number, line in lines(path) if line.strip()]
+    lines = corpus_files.text_lines(path)
+    found = [(f"{path}:{number}", line) for number, line in lines if line.strip()]
     if not found:
         raise errors.UserError(f"{path}: holds no text")
     return found

@@ -42,7 +42,7 @@ def read(path: str, *, impossible: bool) -> list[types.Question]:
 
 
 def _nested(path: str) -> Iterator[types.Question]:
-    content = "\n".join(line for _, line in readers.lines(path))
+    content = "\n".join(line for _, line in corpus_files.text_lines(path))
     whole = schema.parse(content, path, "questions are JSON in SQuAD's form")
     for a, article in enumerate(_get(whole, "data", list, path)):
         place = f"{path} article {a}"

@@ -10,7 +10,6 @@ import zstandard
 
 from bertjax import errors
 from bertjax.data.corpus import corpus_files, reader
-from bertjax.finetuning.examples import readers
 
 
 def _write(path: pathlib.Path, data: bytes) -> str:
@@ -39,7 +38,7 @@ def test_a_binary_format_is_named_with_what_to_do(tmp_path, name, file):
     with pytest.raises(errors.UserError, match=rf"{file}: is an? {name}.* file, and text is exp"):
         reader.find([path])
     with pytest.raises(errors.UserError, match=rf"is an? {name}.* file, and text is expected"):
-        list(readers.lines(path))
+        list(corpus_files.text_lines(path))
 
 
 def test_text_that_begins_like_a_binary_format_is_read(tmp_path):
@@ -58,7 +57,7 @@ def test_devices_and_pipes_are_refused_before_they_are_opened(tmp_path, name):
     with pytest.raises(errors.UserError, match=rf"{name}: is a device or a pipe"):
         reader.find([str(path)])
     with pytest.raises(errors.UserError, match=r"is a device or a pipe"):
-        next(readers.lines(str(path)))
+        next(corpus_files.text_lines(str(path)))
 
 
 def _line(size):
