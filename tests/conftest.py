@@ -27,6 +27,21 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from tests.helpers import slow_tests  # noqa: E402
+
+
+def pytest_addoption(parser):
+    slow_tests.add_options(parser)
+
+
+def pytest_configure(config):
+    slow_tests.configure(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    slow_tests.mark(items)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _few_compiled_programs(request):

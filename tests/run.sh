@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv-tests and runs the whole suite in it: `bash tests/run.sh [pytest arguments]`.
+# --fast skips the slow tests, which tests/slow.txt lists; --write-slow measures and renews the list.
 # Python 3.11 is asked for first: it has the CPU build of PyTorch that the oracle tests compare with.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
