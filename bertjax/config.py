@@ -19,15 +19,15 @@ from ml_collections import ConfigDict
 
 from bertjax import errors, optimizer, plugins, sharding
 from bertjax.models.common import kernels, layers
+from bertjax.objectives.common import hooks
 from bertjax.runtime import hardware
 
 # Keys that may change when a run is resumed: where and how it is computed, but not what is learned.
 # NOTE: changing dtype, mesh or micro_batch_size changes rounding and dropout masks, so the result
-# is not bit-equal.
+# is not bit-equal. The paths of the objective's frozen models are free too, see `workdir`.
 FREE_KEYS = (
     "data.path", "data.heldout_path", "dtype", "remat", "attention", "mesh", "micro_batch_size",
-    "log_every", "eval", "checkpoint", "max_bad_steps", "init_from", "init_vocabulary",
-    "objective.teacher", "topology",
+    "log_every", "eval", "checkpoint", "max_bad_steps", "init_from", "init_vocabulary", "topology",
 )  # fmt: skip
 
 
@@ -117,11 +117,9 @@ def _objective_fields(family: ModuleType, name: str) -> dict[str, Any]:
     """Returns all fields of an objective, with the family's values if it is the published one."""
     published = family.OBJECTIVE
     name = name or published["name"]
-    fields = {"name": name, **dataclasses.asdict(plugins.objective(name).Config())}
-    if "kind" in fields:  # an objective that reads text otherwise where there is an encoder
-        fields["kind"] = family.KIND
-    if "pair" in fields and fields["pair"] not in family.Config().heads:
-        fields["pair"] = "none"  # the family has no head for it
+    objective = plugins.objective(name)
+    fields = {"name": name, **dataclasses.asdict(objective.Config())}
+    fields |= hooks.of(objective).fields_for(family.KIND, family.Config().heads)
     return fields | published if name == published["name"] else fields
 
 
@@ -347,10 +345,9 @@ def validate(config: ConfigDict) -> None:
     model = family.Config(**config.model, attention=config.attention)  # checks its own fields
     plugins.objective_for(config.family, config.objective.name)
     objective = plugins.objective_config(config)
-    if "kind" in config.objective:
-        _check(config.objective.kind == family.KIND, config, "objective.kind",
-               f"{family.KIND}, which {config.family} is")  # fmt: skip
-    for head in plugins.objective(config.objective.name).heads(objective):
+    module = plugins.objective(config.objective.name)
+    hooks.of(module).check_family(objective, config.family, family.KIND)
+    for head in module.heads(objective):
         if head not in family.HEADS:
             having = [name for name in plugins.families() if head in plugins.family(name).HEADS]
             raise errors.UserError(
@@ -379,5 +376,5 @@ def validate(config: ConfigDict) -> None:
         if config.micro_batch_size:
             _check(config.micro_batch_size > 0 and phase.batch_size % config.micro_batch_size == 0,
                    config, "micro_batch_size", f"a divisor of the batch size {phase.batch_size}")
-        features = plugins.objective(config.objective.name).features(objective, phase.length)
+        features = module.features(objective, phase.length)
         kernels.check(config.attention, model, config.dtype, {key: phase.length}, features)

@@ -16,6 +16,7 @@ from bertjax.data.batches import loader
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers.vocabulary import Vocabulary
 from bertjax.models.common import kernels, layers
+from bertjax.objectives.common import hooks
 
 SPARE_ROWS = 1.1  # warn if the embedding has more rows than about this many times the pieces
 Batches = Iterator[dict[str, np.ndarray]]
@@ -41,6 +42,7 @@ class Experiment:
         self.model = plugins.model(config.family, config.model, how)
         self.objective = plugins.objective(config.objective.name)
         self.objective_config = plugins.objective_config(config)
+        self.hooks = hooks.of(self.objective)
         self.tx = optimizer.make(config.optimizer, config.num_steps)
         self.schedule = optimizer.make_schedule(config.optimizer, config.num_steps)
         self.loss = functools.partial(self.objective.loss, self.objective_config)
@@ -185,19 +187,12 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: Any, platform: str | Non
         )
 
 
-def check_pairs(config: ml_collections.ConfigDict, dataset: store.Dataset) -> None:
-    """Raises UserError if next-sentence prediction is trained on a single document.
-
-    There is no other document to draw a wrong next sentence from, so every label would be 0.
-    """
-    pair = config.objective.pair if "pair" in config.objective else "none"
-    if pair == "nsp" and dataset.num_documents == 1:
-        raise errors.UserError(
-            "config.objective.pair = 'nsp' draws wrong next sentences from other documents, and "
-            f"config.data.path = {config.data.path} has a single one to train on: prepare it with "
-            "--text_split=blank if blank lines separate its documents, or set "
-            "--config.objective.pair=none"
-        )
+def check_data(config: ml_collections.ConfigDict, dataset: store.Dataset) -> None:
+    """Raises UserError if the objective cannot be trained on the data."""
+    of_objective = hooks.of(plugins.objective(config.objective.name))
+    of_objective.check_data(
+        plugins.objective_config(config), config.data.path, dataset.num_documents
+    )
 
 
 def data_warnings(
@@ -217,13 +212,10 @@ def data_warnings(
     small = store.too_small_to_rank(heldout.num_documents, heldout.num_tokens)
     if small:
         found.append(f"held-out data: {small}")
-    pair = config.objective.pair if "pair" in config.objective else "none"
-    if pair == "nsp" and heldout.num_documents == 1:
-        found.append(
-            "held-out data is one document, so all its pairs are true next sentences: "
-            "nsp_accuracy there says nothing"
-        )
-    return found
+    of_objective = hooks.of(plugins.objective(config.objective.name))
+    return found + of_objective.heldout_warnings(
+        plugins.objective_config(config), heldout.num_documents
+    )
 
 
 def _rows_needed(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> tuple[int, str]:

@@ -41,6 +41,7 @@ from bertjax import (
 )
 from bertjax.artifact import artifact, loading, vocabulary_transfer
 from bertjax.data.prepared import store
+from bertjax.objectives.common import hooks
 from bertjax.plan import auto
 from bertjax.runtime import distributed, signals
 
@@ -62,11 +63,11 @@ def train_and_evaluate(
     tokenizer = train_data.load_tokenizer()
     vocabulary = tokenizer.vocabulary()
     experiment_lib.check_vocabulary(config, vocabulary)
-    experiment_lib.check_pairs(config, train_data)
+    experiment_lib.check_data(config, train_data)
     if jax.process_index() == 0:
         for warning in experiment_lib.data_warnings(config, vocabulary, heldout_data):
             errors.tell(f"warning: {warning}")
-    frozen = frozen_artifacts(config, train_data)
+    frozen = loading.frozen_artifacts(config, train_data)
     identity = workdir_lib.identity(
         config,
         tokenizer.fingerprint,
@@ -197,17 +198,6 @@ def open_checkpoints(
     )
 
 
-def frozen_artifacts(
-    config: ml_collections.ConfigDict, data: store.Dataset
-) -> dict[str, artifact.Artifact]:
-    """Returns the frozen models that the objective needs, by its names for them ("teacher")."""
-    if "teacher" not in config.objective:
-        return {}
-    length = max(phase.length for phase in config_lib.phases(config))
-    path, vocab_size = config.objective.teacher, config.model.vocab_size
-    return {"teacher": loading.load_teacher(path, data, vocab_size, length)}
-
-
 def frozen_models(
     config: ml_collections.ConfigDict, frozen: Mapping[str, artifact.Artifact]
 ) -> dict[str, Any]:
@@ -234,8 +224,8 @@ def first_state(
 ) -> tuple[step_lib.TrainState, dict[str, Any]]:
     """Returns the newest checkpoint's state and its meta, or a fresh state and an empty meta.
 
-    Each array is created with its sharding. A fresh state starts from `config.init_from` or, for a
-    student, from layers of its teacher.
+    Each array is created with its sharding. A fresh state starts from `config.init_from`, or from
+    what the objective takes over from its frozen models.
 
     Raises UserError if `config.init_vocabulary` is "same" and `config.init_from` was trained with
     another tokenizer than the data's.
@@ -263,10 +253,12 @@ def first_state(
         loading.check_fields(model, experiment.config.model)
         params = loading.overlay_params(model, experiment.config.family, state.params)
         state = state.replace(params=jax.device_put(params, places.params))
-    elif "teacher" in frozen and experiment.config.objective.start_from_teacher:
-        fields = experiment.config.model
-        params = loading.initial_student(state.params, fields, frozen["teacher"])
-        state = state.replace(params=jax.device_put(params, places.params))
+    elif frozen:
+        models = {n: hooks.Frozen(a.fields, artifact.flatten(a.params)) for n, a in frozen.items()}
+        fresh, fields = artifact.flatten(state.params), experiment.config.model
+        found = experiment.hooks.first_params(experiment.objective_config, fresh, fields, models)
+        if found is not None:
+            state = state.replace(params=jax.device_put(artifact.unflatten(found), places.params))
     return state, {}
 
 

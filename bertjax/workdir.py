@@ -6,6 +6,7 @@
     run/metrics.jsonl, run/tensorboard/
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -18,7 +19,8 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax import config as config_lib
-from bertjax import errors, optimizer, paths, schema
+from bertjax import errors, optimizer, paths, plugins, schema
+from bertjax.objectives.common import hooks
 
 FORM = schema.Form("bertjax-workdir", 1)
 CONFIG = "config.json"
@@ -30,7 +32,7 @@ TENSORBOARD = "tensorboard"
 
 # Keys that configs of earlier versions lack, with the values that match what those versions did.
 _ADDED = {"model.num_labels": 0, "model.adapter_size": 0}
-_PATHS = ("data.path", "data.heldout_path", "init_from", "objective.teacher")
+_PATHS = ("data.path", "data.heldout_path", "init_from")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +94,20 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def _frozen_paths(flat: Mapping[str, Any]) -> list[str]:
+    """Returns the keys that are paths of the objective's frozen models."""
+    with contextlib.suppress(errors.UserError):  # a module of another package that is not here
+        module = plugins.objective(flat["objective.name"])
+        return [f"objective.{name}" for name in hooks.of(module).FROZEN]
+    return []
+
+
 def _differences(mine: dict[str, Any], stored: dict[str, Any]) -> list[str]:
     mine, stored = (_ADDED | _flat(config) for config in (mine, stored))
+    keys = (*config_lib.FREE_KEYS, *_frozen_paths(mine), *_frozen_paths(stored))
 
     def free(key: str) -> bool:
-        return any(key == f or key.startswith(f"{f}.") for f in config_lib.FREE_KEYS)
+        return any(key == f or key.startswith(f"{f}.") for f in keys)
 
     absent = "absent"
     return [
@@ -111,12 +122,13 @@ def without_paths(mine: Identity) -> dict[str, Any]:
 
     Paths may differ between hosts; the fingerprints identify what they lead to.
     """
-    config = {key: value for key, value in _flat(mine.config).items() if key not in _PATHS}
+    flat = _flat(mine.config)
+    hidden = (*_PATHS, *_frozen_paths(flat))
     return {
-        "config": config,
+        "config": {key: value for key, value in flat.items() if key not in hidden},
         "tokenizer": mine.tokenizer_fingerprint,
         "prepared data": mine.data_fingerprint,
-        "teacher": mine.frozen_fingerprints,
+        **mine.frozen_fingerprints,
     }
 
 
@@ -133,9 +145,9 @@ def claim(path: str | os.PathLike, mine: Identity, save_tokenizer: Any) -> None:
     """Makes `path` the workdir of this run, or checks that it already is.
 
     save_tokenizer: called with the folder to write the tokenizer's files to. Raises UserError if
-    the folder has a checkpoint of a run with another config, tokenizer, data or teacher. A folder
-    without a checkpoint may be reused by any run. A different `num_steps` is allowed if the saved
-    steps would have been the same.
+    the folder has a checkpoint of a run with another config, tokenizer, data or frozen
+    model. A folder without a checkpoint may be reused by any run. A different `num_steps` is
+    allowed if the saved steps would have been the same.
     """
     folder = paths.of(path)
     stored = read(path) if (folder / CONFIG).exists() else None

@@ -182,6 +182,21 @@ def test_no_default_is_hidden_in_a_get(module):
 
 
 @pytest.mark.parametrize("module", FILES)
+def test_nothing_outside_an_objective_names_its_fields(module):
+    """Other code reads them through `objectives/common/hooks.py`."""
+    if _room(module) == "objectives":
+        return
+    allowed = {"name", "items", "to_dict", "update"}
+    if module == "commands.evaluate":
+        allowed.add("mask_rate")  # its flag --mask_rate
+    for node in ast.walk(_tree(module)):
+        code = ast.unparse(node) if isinstance(node, ast.Attribute | ast.Compare) else ""
+        field = re.search(r"config\.objective\.(\w+)|^'(\w+)' in config\.objective$", code)
+        found = set(field.groups()) - {None} if field else set()
+        assert found <= allowed, f"{FILES[module]}:{node.lineno}: {code}"
+
+
+@pytest.mark.parametrize("module", FILES)
 def test_every_module_says_what_it_is(module):
     assert ast.get_docstring(_tree(module)), f"bertjax/{module}"
 

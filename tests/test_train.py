@@ -157,12 +157,12 @@ def test_vocabulary_larger_than_embedding_is_refused(data, tmp_path):
 def test_next_sentences_of_a_single_document_are_refused(data):
     conf = _config(data)
     train_data, _ = train.open_data(conf)
-    experiment.check_pairs(conf, train_data)
+    experiment.check_data(conf, train_data)
     train_data.num_documents = 1
     with pytest.raises(errors.UserError, match=r"pair = 'nsp' .* a single one to train on"):
-        experiment.check_pairs(conf, train_data)
+        experiment.check_data(conf, train_data)
     conf.objective.pair = "none"
-    experiment.check_pairs(conf, train_data)
+    experiment.check_data(conf, train_data)
 
 
 def test_warnings_name_rows_that_are_never_trained_and_small_held_out_data(data):

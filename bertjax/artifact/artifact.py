@@ -181,6 +181,30 @@ def starts_texts(model: Artifact) -> bool:
     return model.objective is not None and plugins.family(model.family).KIND == "decoder"
 
 
+def objective(model: Artifact) -> tuple[Any, Any]:
+    """Returns (module, Config) of the objective that trained the model; (None, None) if unknown."""
+    if model.objective is None:
+        return None, None
+    fields = model_fields(model.objective, "objective")
+    name = fields.pop("name")
+    module = plugins.objective(name)
+    try:
+        return module, module.Config(**fields)
+    except TypeError as error:
+        raise errors.UserError(
+            f"the model was trained with fields of the objective {name} that this version "
+            f"does not have: {error}"
+        ) from error
+
+
+def reads_prefixes(model: Artifact) -> bool:
+    """Returns whether the model is a decoder trained as a prefix LM: bidirectional prefixes."""
+    if model.objective is None or plugins.family(model.family).KIND != "decoder":
+        return False
+    module, config = objective(model)
+    return "prefix_mask" in module.features(config, model.fields["max_length"])
+
+
 def top_of_text(model: Artifact) -> int:
     """Returns the first id that is never generated: above all pieces and, for T5, sentinels."""
     top = model.tokenizer.size

@@ -6,6 +6,7 @@ are `id2label`. The complete task of a fine-tuned model and the objective of pre
 under the key "bertjax", which transformers preserves but does not read.
 """
 
+import contextlib
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Annotated, Any
@@ -185,12 +186,13 @@ def ends(model: artifact.Artifact) -> ends_lib.Ends | None:
 
 def differs(model: artifact.Artifact) -> str:
     """Returns a warning if transformers reads prompts differently than this model; else ""."""
-    name = (model.objective or {}).get("name")
-    if name == "prefix_lm" and plugins.family(model.family).KIND == "decoder":
-        return (
-            "this model was trained to read prompts in both directions (objective prefix_lm), and "
-            "transformers reads them from left to right: its continuations will be others"
-        )
+    with contextlib.suppress(errors.UserError):  # an objective of a package that is not here
+        if artifact.reads_prefixes(model):
+            return (
+                "this model was trained to read prompts in both directions (objective "
+                f"{model.objective['name']}), and transformers reads them from left to right: its "
+                "continuations will be others"
+            )
     return ""
 
 

@@ -11,19 +11,22 @@ loading.load("checkpoint_1000000/")     # of T5X, with its spiece.model
 
 import contextlib
 import dataclasses
+import functools
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
+import ml_collections
 from etils import epath
 
 from bertjax import checkpoint, errors, files, paths, plugins, schema, workdir
+from bertjax import config as config_lib
 from bertjax.artifact import artifact, huggingface, t5x
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.objectives.common import hooks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,77 +150,39 @@ def _same_folders(one: str, other: str) -> bool:
     return types[0] == types[1]
 
 
-def load_teacher(
-    path: str | os.PathLike, dataset: store.Dataset, vocab_size: int, length: int
-) -> artifact.Artifact:
-    """Returns the model at `path`, checked to be a teacher of a student on `dataset`.
+def frozen_artifacts(
+    config: ml_collections.ConfigDict, dataset: store.Dataset
+) -> dict[str, artifact.Artifact]:
+    """Returns the frozen models that the objective needs, by its names for them."""
+    length = max(phase.length for phase in config_lib.phases(config))
+    objective = plugins.objective_config(config)
+    of_objective = hooks.of(plugins.objective(config.objective.name))
+    found = {}
+    for name in of_objective.FROZEN:
+        sizes = config.model.vocab_size, length
+        check = functools.partial(of_objective.check_frozen, objective, name, *sizes)
+        found[name] = load_frozen(config.objective[name], dataset, name, check)
+    return found
 
-    vocab_size: of the student. length: of the examples, in tokens. Raises UserError if the path is
-    not set, if the data was prepared with another tokenizer, or if the teacher has no MLM head,
-    another vocab_size, or a max_length below `length`.
+
+def load_frozen(
+    path: str | os.PathLike,
+    dataset: store.Dataset,
+    name: str,
+    check: Callable[[Mapping[str, Any]], None],
+) -> artifact.Artifact:
+    """Returns the model at `path`, the value of `config.objective.NAME`, for a run on `dataset`.
+
+    check: called with the model's fields; raises UserError if they do not fit. Raises UserError if
+    the path is not set, or if the data was prepared with another tokenizer.
     """
-    what = "config.objective.teacher"
+    what = f"config.objective.{name}"
     if not path:
         raise errors.UserError(f"{what} is not set: give {_CHOICES}")
-    teacher = load(path)
-    if "mlm" not in teacher.fields.get("heads", ()):
-        raise errors.UserError(
-            f"{what} = {path} has no masked language model head: take a model that has one"
-        )
-    if teacher.fields["vocab_size"] != vocab_size:
-        raise errors.UserError(
-            f"{what} = {path} scores {teacher.fields['vocab_size']} pieces: set "
-            f"config.model.vocab_size, which is {vocab_size}, to that number"
-        )
-    if teacher.fields["max_length"] < length:
-        raise errors.UserError(
-            f"{what} = {path} takes {teacher.fields['max_length']} tokens: set config.data.length "
-            f"(and phase2.length), up to {length}, to no more"
-        )
-    check_data(teacher, dataset, f"{what} = {path}")
-    return teacher
-
-
-# Fields that are the size of an axis of the student's arrays.
-_SIZES = ("hidden_size", "num_heads", "intermediate_size", "type_vocab_size", "max_length")
-
-
-def initial_student(params: Any, fields: Mapping[str, Any], teacher: artifact.Artifact) -> Any:
-    """Returns `params` with every array replaced that the teacher has too, whatever its family.
-
-    The student's layers start as evenly spread layers of the teacher, including the first and the
-    last: 0, 2, 4, 7, 9, 11 of 12 for 6, as DistilBERT does. Arrays that the teacher lacks stay.
-    fields: of the student. Raises UserError if an array has another shape.
-    """
-    found = artifact.flatten(teacher.params)
-    start = {}
-    for name, leaf in artifact.flatten(params).items():
-        array = found.get(name, leaf)
-        if name in found and "/layers/" in name:
-            array = array[spread_layers(len(array), len(leaf))]
-        if array.shape != leaf.shape:
-            raise errors.UserError(
-                f"config.objective.teacher has {name} of shape {array.shape}, config.model makes "
-                f"it {leaf.shape}: {_student_remedy(fields, teacher.fields)}"
-            )
-        start[name] = array
-    return artifact.unflatten(start)
-
-
-def _student_remedy(student: Mapping[str, Any], teacher: Mapping[str, Any]) -> str:
-    """Returns the settings that give the student the teacher's shapes, or start it without."""
-    differing = [s for s in _SIZES if s in student and s in teacher and student[s] != teacher[s]]
-    fresh = "set config.objective.start_from_teacher to False for a student of other sizes"
-    if not differing:
-        return fresh
-    settings = ", ".join(f"config.model.{size} to {teacher[size]}" for size in differing)
-    # Unused positions cost the student little; a start without the teacher would cost it more.
-    return f"set {settings}" + ("" if differing == ["max_length"] else f"; or {fresh}")
-
-
-def spread_layers(teacher_layers: int, student_layers: int) -> np.ndarray:
-    """Returns int[student_layers]: the teacher's layer that initialises each student layer."""
-    return np.rint(np.linspace(0, teacher_layers - 1, student_layers)).astype(int)
+    model = load(path)
+    check(model.fields)
+    check_data(model, dataset, f"{what} = {path}")
+    return model
 
 
 _CHOICES = "a workdir, a step of one, an artifact, a Hugging Face folder or a T5X checkpoint"

@@ -27,6 +27,7 @@ from bertjax.artifact import artifact, loading
 from bertjax.data.prepared import store
 from bertjax.finetuning import predictor, tasks
 from bertjax.inference import blimp, pretrained, scoring
+from bertjax.objectives.common import hooks
 
 # Kind of a family -> the objective assumed for a model that has no run's config.
 OBJECTIVES = {"encoder": "mlm", "decoder": "causal_lm", "encoder_decoder": "span_corruption"}
@@ -202,7 +203,9 @@ def _config(model: artifact.Artifact, flags: argparse.Namespace):
     default = config_lib.default(model.family, next(iter(family.VARIANTS)), objective)
     if model.config:
         config = config_lib.from_dict(model.config)
-        if "teacher" in config.objective:  # a student is scored without its teacher
+        scored_by = hooks.of(plugins.objective(config.objective.name)).SCORED_BY
+        if scored_by:
+            default = config_lib.default(model.family, next(iter(family.VARIANTS)), scored_by)
             shared = {key: config.objective[key] for key in default.objective if key != "name"}
             default.objective.update(shared)
             with config.unlocked():
@@ -216,8 +219,8 @@ def _config(model: artifact.Artifact, flags: argparse.Namespace):
                     f"--model={flags.model} has no head mlm, so it has no loss on data; ELECTRA's "
                     "discriminator can be scored with --task=blimp:FILE"
                 )
-            pairs = (head for head in plugins.objective("mlm").LABELS if head in config.model.heads)
-            config.objective.pair = next(pairs, "none")
+        of_objective = hooks.of(plugins.objective(objective))
+        config.objective.update(of_objective.fields_for(family.KIND, config.model.heads))
     last = config_lib.phases(config)[-1]
     config.phase2.num_steps = 0
     config.data.length = flags.length or min(last.length, config.model.max_length)

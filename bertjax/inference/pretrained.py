@@ -26,6 +26,7 @@ from bertjax.artifact import artifact
 from bertjax.data.batches import packing
 from bertjax.inference import generation
 from bertjax.models.common import heads, layers
+from bertjax.objectives.common import hooks
 
 LENGTH_MULTIPLE = 32
 BATCH_SIZE = 32
@@ -196,26 +197,14 @@ class Pretrained:
             )
         return ids
 
-    def objective(self) -> tuple[str, Any]:
-        """Returns (name, Config) of the objective that trained the model; ("", None) if unknown."""
-        if self.source.objective is None:
-            return "", None
-        fields = artifact.model_fields(self.source.objective, "objective")
-        name = fields.pop("name")
-        try:
-            return name, plugins.objective(name).Config(**fields)
-        except TypeError as error:
-            raise errors.UserError(
-                f"the model was trained with fields of the objective {name} that this version "
-                f"does not have: {error}"
-            ) from error
+    def objective(self) -> tuple[hooks.Hooks, Any]:
+        """Returns (hooks, Config) of the model's objective; the Config is None if it is unknown."""
+        module, config = artifact.objective(self.source)
+        return hooks.of(module), config
 
     def reads_prefixes(self) -> bool:
         """Returns whether the model is a decoder trained as a prefix LM: bidirectional prefixes."""
-        if self.source.objective is None or plugins.family_of(self.model).KIND != "decoder":
-            return False
-        name, config = self.objective()
-        return "prefix_mask" in plugins.objective(name).features(config, self.max_length)
+        return artifact.reads_prefixes(self.source)
 
     def _ids(self) -> generation.Ids:
         specials = self.tokenizer.specials

@@ -37,7 +37,6 @@ from bertjax import errors, plugins
 from bertjax.data.batches import packing
 from bertjax.inference import pretrained
 from bertjax.models.common import layers
-from bertjax.objectives import denoisers
 
 TOKENS = 2048  # largest number in a batch; stays in the caches of a CPU
 LOGITS = 1 << 25  # largest number in a batch: 128 MiB
@@ -118,7 +117,7 @@ def _method(model: pretrained.Pretrained) -> tuple[Callable[..., np.ndarray], st
     if kind == "decoder" and "lm" in heads:
         return _causal, "log-likelihood"
     if kind == "encoder_decoder" and "lm" in heads:
-        if model.objective()[0] == "prefix_lm":
+        if model.objective()[0].PLAIN_TARGETS:
             return _written, "log-likelihood"
         return _corrupted, "pseudo-log-likelihood by sentinels"
     if "rtd" in heads:
@@ -212,9 +211,8 @@ def _corrupted(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
             "its tokenizer is not one that T5 is trained with"
         )
     end, start = packing.end_of_text(specials), model.decoder_start()
-    name, config = model.objective()
-    modes = name == "denoisers" and config.mode_tokens
-    front = [denoisers.mode_tokens(model.tokenizer.vocabulary())["R"]] if modes else []
+    of_objective, config = model.objective()
+    front = of_objective.input_start(config, model.tokenizer.vocabulary())
     encoded = model.tokenizer.encode_batch(texts)
     sequences = [np.array([*front, *ids, end], np.int32) for ids in encoded]
     _check(model, texts, sequences, model.max_length)

@@ -59,6 +59,11 @@ def mode_tokens(vocabulary: Vocabulary) -> dict[str, int]:
     return dict(zip(DENOISERS, vocabulary.sentinels[-len(DENOISERS) :].tolist(), strict=True))
 
 
+def input_start(config: Config, vocabulary: Vocabulary) -> list[int]:
+    """Returns the ids in front of a text to score: it is read as regular denoising."""
+    return [mode_tokens(vocabulary)["R"]] if config.mode_tokens else []
+
+
 def predictions(config: Config, length: int) -> int:
     """Returns the decoder's length, equal to the encoder's: X may mask as much as it keeps."""
     return length

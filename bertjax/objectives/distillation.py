@@ -9,18 +9,25 @@ Shapes: B batch, L length, P predictions per sequence, V rows of the word table,
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bertjax import errors, metrics
 from bertjax.objectives import mlm
-from bertjax.objectives.common import losses
+from bertjax.objectives.common import hooks, losses
 
 KINDS = mlm.KINDS
 predictions, features, sampling = mlm.predictions, mlm.features, mlm.sampling
 transform = mlm.transform
+
+FROZEN = ("teacher",)
+SCORED_BY = "mlm"  # a student is scored without its teacher
+# Fields that are the size of an axis of the student's arrays.
+_SIZES = ("hidden_size", "num_heads", "intermediate_size", "type_vocab_size", "max_length")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +52,83 @@ class Config(mlm.Config):
         check(self.temperature > 0, "temperature", "above 0")
         for name in ("mlm_weight", "soft_weight", "cosine_weight"):
             check(getattr(self, name) >= 0, name, "0 or more")
+
+
+def check_frozen(
+    config: Config, name: str, vocab_size: int, length: int, fields: Mapping[str, Any]
+) -> None:
+    """Raises UserError if the teacher has no MLM head, another vocab_size, or a low max_length."""
+    what = f"config.objective.teacher = {config.teacher}"
+    if "mlm" not in fields.get("heads", ()):
+        raise errors.UserError(
+            f"{what} has no masked language model head: take a model that has one"
+        )
+    if fields["vocab_size"] != vocab_size:
+        raise errors.UserError(
+            f"{what} scores {fields['vocab_size']} pieces: set "
+            f"config.model.vocab_size, which is {vocab_size}, to that number"
+        )
+    if fields["max_length"] < length:
+        raise errors.UserError(
+            f"{what} takes {fields['max_length']} tokens: set config.data.length "
+            f"(and phase2.length), up to {length}, to no more"
+        )
+
+
+def stand_in(name: str, fields: Mapping[str, Any]) -> hooks.StandIn:
+    """Returns a BERT with the student's sizes and twice its layers, like DistilBERT's teacher.
+
+    Sanh et al., section 3.
+    """
+    sizes = ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_length")
+    of_teacher = {size: fields[size] for size in sizes}
+    of_teacher |= {"num_layers": 2 * fields["num_layers"], "heads": ("mlm",)}
+    return hooks.StandIn("bert", of_teacher, "a bert of the student's sizes and twice its layers")
+
+
+def first_params(
+    config: Config,
+    params: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    frozen: Mapping[str, hooks.Frozen],
+) -> dict[str, Any] | None:
+    """Returns `params` with every array replaced that the teacher has too, whatever its family.
+
+    The student's layers start as evenly spread layers of the teacher, including the first and the
+    last: 0, 2, 4, 7, 9, 11 of 12 for 6, as DistilBERT does. Arrays that the teacher lacks stay.
+    fields: of the student. Raises UserError if an array has another shape. Returns None if
+    `start_from_teacher` is off.
+    """
+    if not config.start_from_teacher:
+        return None
+    teacher, start = frozen["teacher"], {}
+    for name, leaf in params.items():
+        array = teacher.params.get(name, leaf)
+        if name in teacher.params and "/layers/" in name:
+            array = array[spread_layers(len(array), len(leaf))]
+        if array.shape != leaf.shape:
+            raise errors.UserError(
+                f"config.objective.teacher has {name} of shape {array.shape}, config.model makes "
+                f"it {leaf.shape}: {_student_remedy(fields, teacher.fields)}"
+            )
+        start[name] = array
+    return start
+
+
+def _student_remedy(student: Mapping[str, Any], teacher: Mapping[str, Any]) -> str:
+    """Returns the settings that give the student the teacher's shapes, or start it without."""
+    differing = [s for s in _SIZES if s in student and s in teacher and student[s] != teacher[s]]
+    fresh = "set config.objective.start_from_teacher to False for a student of other sizes"
+    if not differing:
+        return fresh
+    settings = ", ".join(f"config.model.{size} to {teacher[size]}" for size in differing)
+    # Unused positions cost the student little; a start without the teacher would cost it more.
+    return f"set {settings}" + ("" if differing == ["max_length"] else f"; or {fresh}")
+
+
+def spread_layers(teacher_layers: int, student_layers: int) -> np.ndarray:
+    """Returns int[student_layers]: the teacher's layer that initialises each student layer."""
+    return np.rint(np.linspace(0, teacher_layers - 1, student_layers)).astype(int)
 
 
 def heads(config: Config) -> tuple[str, ...]:

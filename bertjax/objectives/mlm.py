@@ -66,6 +66,35 @@ class Config:
         check(self.pair == "none" or not self.packing, "packing", "false where there are pairs")
 
 
+def fields_for(kind: str, heads: tuple[str, ...]) -> dict[str, str]:
+    """Returns the task on pairs that the model has a head for."""
+    return {"pair": next((pair for pair in LABELS if pair in heads), "none")}
+
+
+def check_data(config: Config, path: str, num_documents: int) -> None:
+    """Raises UserError if next-sentence prediction is trained on a single document.
+
+    There is no other document to draw a wrong next sentence from, so every label would be 0.
+    """
+    if config.pair == "nsp" and num_documents == 1:
+        raise errors.UserError(
+            "config.objective.pair = 'nsp' draws wrong next sentences from other documents, and "
+            f"config.data.path = {path} has a single one to train on: prepare it with "
+            "--text_split=blank if blank lines separate its documents, or set "
+            "--config.objective.pair=none"
+        )
+
+
+def heldout_warnings(config: Config, num_documents: int) -> list[str]:
+    """Returns a warning if no wrong next sentence can be drawn from the held-out data."""
+    if config.pair != "nsp" or num_documents != 1:
+        return []
+    return [
+        "held-out data is one document, so all its pairs are true next sentences: "
+        "nsp_accuracy there says nothing"
+    ]
+
+
 def predictions(config: Config, length: int) -> int:
     """Returns P: how many positions are predicted in a sequence of full length.
 

@@ -16,6 +16,7 @@ from bertjax.data.tokenizers.vocabulary import Vocabulary
 from bertjax.objectives import causal_lm
 
 KINDS = ("decoder", "encoder_decoder")
+PLAIN_TARGETS = True
 heads, scales = causal_lm.heads, causal_lm.scales
 normalizers, loss = causal_lm.normalizers, causal_lm.loss
 
@@ -30,6 +31,16 @@ class Config:
     def __post_init__(self):
         allowed = f"one of {', '.join(KINDS)}"
         errors.check(self.kind in KINDS, "objective.kind", self.kind, allowed)
+
+
+def fields_for(kind: str, heads: tuple[str, ...]) -> dict[str, str]:
+    """Returns the fields whose defaults depend on the family."""
+    return {"kind": kind}
+
+
+def check_family(config: Config, family: str, kind: str) -> None:
+    """Raises UserError unless `config.kind` is the family's."""
+    errors.check(config.kind == kind, "objective.kind", config.kind, f"{kind}, which {family} is")
 
 
 def predictions(config: Config, length: int) -> int:

@@ -33,8 +33,8 @@ class Config(mlm.Config):
     short_rate: float = 0.0
 
 
-predictions = mlm.predictions
-sampling = mlm.sampling
+predictions, sampling = mlm.predictions, mlm.sampling
+check_data, heldout_warnings = mlm.check_data, mlm.heldout_warnings
 
 
 def heads(config: Config) -> tuple[str, ...]:

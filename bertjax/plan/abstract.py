@@ -6,33 +6,45 @@ from typing import Any
 import jax
 import ml_collections
 
+from bertjax import errors, plugins, sharding
 from bertjax import experiment as experiment_lib
-from bertjax import plugins, sharding
 from bertjax import step as step_lib
 from bertjax.artifact import loading
+from bertjax.objectives.common import hooks
 
 
 def experiment(config: ml_collections.ConfigDict, platform: str) -> experiment_lib.Experiment:
     """Returns the experiment on tpu, gpu or cpu; dtype "auto" is resolved for that platform.
 
-    If a teacher is set, its files are read, but not its arrays. If it is not set, a BERT with the
-    student's sizes and twice its layers is assumed, like DistilBERT's teacher (arXiv 1910.01108,
-    section 3).
+    If a frozen model of the objective is set, its files are read, but not its arrays. If it is not
+    set, the objective's stand-in is assumed.
     """
     return experiment_lib.Experiment(config, _frozen_models(config, platform), platform)
 
 
+def stand_ins(config: ml_collections.ConfigDict) -> dict[str, hooks.StandIn]:
+    """Returns the models that stand for the frozen models whose path is not set, by name.
+
+    Raises UserError for one that the objective has no stand-in for.
+    """
+    of_objective, found = hooks.of(plugins.objective(config.objective.name)), {}
+    for name in of_objective.FROZEN:
+        if not config.objective[name]:
+            found[name] = of_objective.stand_in(name, config.model)
+            if found[name] is None:
+                raise errors.UserError(f"config.objective.{name} is not set: give a model's folder")
+    return found
+
+
 def _frozen_models(config: ml_collections.ConfigDict, platform: str) -> dict[str, Any]:
-    if "teacher" not in config.objective:
-        return {}
-    compute = plugins.compute(config, platform)
-    if config.objective.teacher:
-        found = loading.load(config.objective.teacher, with_params=False)
-        return {"teacher": plugins.model(found.family, found.fields, compute)}
-    sizes = ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_length")
-    fields = {name: config.model[name] for name in sizes}
-    fields |= {"num_layers": 2 * config.model.num_layers, "heads": ("mlm",)}
-    return {"teacher": plugins.model("bert", fields, compute)}
+    compute, assumed = plugins.compute(config, platform), stand_ins(config)
+
+    def model(name: str) -> Any:
+        found = assumed.get(name) or loading.load(config.objective[name], with_params=False)
+        return plugins.model(found.family, found.fields, compute)
+
+    names = hooks.of(plugins.objective(config.objective.name)).FROZEN
+    return {name: model(name) for name in names}
 
 
 def mesh(sizes: Mapping[str, int]) -> jax.sharding.AbstractMesh:

@@ -190,11 +190,8 @@ def _notes(
         notes.append("all is estimated, nothing compiled")
         if topology.chip.platform == "tpu" and not compile.installed():
             notes[-1] += f"; for the TPU compiler: {compile.INSTALL}"
-    if "teacher" in config.objective and not config.objective.teacher:
-        notes.append(
-            "config.objective.teacher is not set: a bert of the student's sizes and twice its "
-            "layers stands for it"
-        )
+    for name, assumed in abstract.stand_ins(config).items():
+        notes.append(f"config.objective.{name} is not set: {assumed.description} stands for it")
     if topology.num_slices > 1:
         notes.append("what slices send each other is estimated: a sum of the gradients")
     return notes

@@ -20,7 +20,7 @@ import numpy as np
 from bertjax import config as config_lib
 from bertjax import experiment, plugins, sharding, train
 from bertjax import step as step_lib
-from bertjax.artifact import artifact
+from bertjax.artifact import artifact, loading
 from bertjax.data.batches import loader
 from bertjax.objectives import mlm
 from tests.helpers import meshes, synthetic, tiny_model
@@ -103,7 +103,7 @@ class Run:
     def __init__(self, config: ml_collections.ConfigDict, mesh_shape: tuple[int, ...] = (1, 1, 1)):
         self.mesh = meshes.of(*mesh_shape)
         experiment.check_mesh(config, self.mesh)
-        frozen = train.frozen_artifacts(config, DATA)
+        frozen = loading.frozen_artifacts(config, DATA)
         self.experiment = experiment.Experiment(config, train.frozen_models(config, frozen))
         self.frozen = train.place_frozen(self.mesh, frozen)
         self.phase = config_lib.phases(config)[0]

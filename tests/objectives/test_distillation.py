@@ -11,12 +11,13 @@ import optax
 import pytest
 
 from bertjax import config as config_lib
-from bertjax import errors, metrics, plugins, sharding, train
+from bertjax import errors, metrics, plugins, sharding, train, workdir
 from bertjax import step as step_lib
 from bertjax.artifact import artifact, loading
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.models import bert
 from bertjax.objectives import distillation
+from bertjax.objectives.common import hooks
 from tests.helpers import corpora, meshes, tiny_model
 
 B, L, P = 8, 8, 3
@@ -45,15 +46,20 @@ def _student(family="distilbert", **fields):
     return model, plugins.init_params(model, jax.random.key(1))
 
 
+def _first_params(params, student, teacher):
+    frozen = {"teacher": hooks.Frozen(teacher.fields, artifact.flatten(teacher.params))}
+    return distillation.first_params(CONFIG, artifact.flatten(params), vars(student.config), frozen)
+
+
 # --- the start -----------------------------------------------------------------------------------
 
 
 def test_layers_are_spread_as_distilbert_does():
-    assert loading.spread_layers(12, 6).tolist() == [0, 2, 4, 7, 9, 11]
-    assert loading.spread_layers(4, 2).tolist() == [0, 3]
-    assert loading.spread_layers(3, 3).tolist() == [0, 1, 2]
-    assert loading.spread_layers(3, 1).tolist() == [0]
-    assert loading.spread_layers(2, 4).tolist() == [0, 0, 1, 1], "a student may be deeper"
+    assert distillation.spread_layers(12, 6).tolist() == [0, 2, 4, 7, 9, 11]
+    assert distillation.spread_layers(4, 2).tolist() == [0, 3]
+    assert distillation.spread_layers(3, 3).tolist() == [0, 1, 2]
+    assert distillation.spread_layers(3, 1).tolist() == [0]
+    assert distillation.spread_layers(2, 4).tolist() == [0, 0, 1, 1], "a student may be deeper"
 
 
 @pytest.mark.parametrize("family", ["distilbert", "bert"])
@@ -61,7 +67,7 @@ def test_student_starts_as_layers_of_its_teacher(family):
     teacher = tiny_model.make(num_layers=5, heads=("mlm",))
     fields = {"type_vocab_size": 2, "heads": ("pooler", "mlm")} if family == "bert" else {}
     student, params = _student(family, num_layers=2, **fields)
-    started = artifact.flatten(loading.initial_student(params, vars(student.config), teacher))
+    started = _first_params(params, student, teacher)
     fresh, found = artifact.flatten(params), artifact.flatten(teacher.params)
     assert started.keys() == fresh.keys()
     missing = {path for path in started if path not in found}
@@ -82,13 +88,18 @@ def test_a_student_of_another_width_cannot_start_as_its_teacher():
         r"has .* of shape .*set config.model.hidden_size to 16; or .*start_from_teacher to False"
     )
     with pytest.raises(errors.UserError, match=message):
-        loading.initial_student(params, vars(student.config), tiny_model.make())
+        _first_params(params, student, tiny_model.make())
 
 
 def test_a_student_with_fewer_positions_is_told_to_have_those_of_its_teacher():
     student, params = _student(max_length=16)
     with pytest.raises(errors.UserError, match=r"set config.model.max_length to 40$"):
-        loading.initial_student(params, vars(student.config), tiny_model.make())
+        _first_params(params, student, tiny_model.make())
+
+
+def _load_teacher(path, dataset, vocab_size):
+    check = functools.partial(distillation.check_frozen, CONFIG, "teacher", vocab_size, 8)
+    return loading.load_frozen(path, dataset, "teacher", check)
 
 
 @pytest.mark.parametrize(
@@ -106,16 +117,16 @@ def test_teachers_that_do_not_fit_are_refused(tmp_path, fields, data, message):
     dataset = types.SimpleNamespace(path="prepared", tokenizer_fingerprint=data)
     vocab_size = tiny_model.tokenizer().size
     if message is None:
-        found = loading.load_teacher(tmp_path / "teacher", dataset, vocab_size, 8)
+        found = _load_teacher(tmp_path / "teacher", dataset, vocab_size)
         tiny_model.assert_same_params(found.params, teacher.params)
         return
     with pytest.raises(errors.UserError, match=message):
-        loading.load_teacher(tmp_path / "teacher", dataset, vocab_size, 8)
+        _load_teacher(tmp_path / "teacher", dataset, vocab_size)
 
 
 def test_a_teacher_must_be_given():
     with pytest.raises(errors.UserError, match=r"config.objective.teacher is not set"):
-        loading.load_teacher("", None, 60, 8)
+        _load_teacher("", None, 60)
 
 
 # --- the losses ----------------------------------------------------------------------------------
@@ -207,7 +218,7 @@ def _trained(mesh_shape=(1, 1, 1), micro=1, steps=2, seed=3):
     teacher = tiny_model.make(num_layers=3, hidden_size=16, dropout_rate=0.5)
     mesh = meshes.of(*mesh_shape)
     model, params = _student(num_layers=1)
-    params = loading.initial_student(params, vars(model.config), teacher)
+    params = artifact.unflatten(_first_params(params, model, teacher))
     tx = optax.sgd(0.01)
     function = step_lib.make_train_step(
         model,
@@ -244,7 +255,7 @@ def test_teacher_stays_as_it_is_and_outside_the_state():
     student, fresh = _student(num_layers=1)
     params = artifact.flatten(state.params)
     assert params.keys() == artifact.flatten(fresh).keys(), "nothing of the teacher's is trained"
-    start = artifact.flatten(loading.initial_student(fresh, vars(student.config), teacher))
+    start = _first_params(fresh, student, teacher)
     moved = [path for path in params if not np.array_equal(params[path], start[path])]
     assert len(moved) > 15
     assert all(np.isfinite(report["loss"]) for report in reports)
@@ -299,6 +310,21 @@ def test_a_run_starts_from_the_teacher_and_keeps_the_student_only(data, tmp_path
         whole = expected[path]
         start = whole[[0, 2]] if "/layers/" in path else whole
         np.testing.assert_allclose(leaf, start, atol=1e-7, err_msg=path)
+
+
+def test_the_path_of_the_teacher_may_change_but_not_the_teacher(tmp_path):
+    def claim(path, fingerprint):
+        conf = config_lib.default("distilbert", "base", "distillation")
+        conf.objective.teacher = path
+        mine = workdir.identity(conf, "tokenizer", "data", {"teacher": fingerprint})
+        assert path not in str(workdir.without_paths(mine))
+        workdir.claim(tmp_path / "run", mine, lambda folder: None)
+
+    claim("here", "one")
+    (tmp_path / "run" / workdir.CHECKPOINTS / "1").mkdir(parents=True)
+    claim("there", "one")
+    with pytest.raises(errors.UserError, match=r"with another config\.objective\.teacher"):
+        claim("there", "another")
 
 
 def test_a_run_from_scratch_or_without_a_teacher(data, tmp_path):
