@@ -17,7 +17,7 @@ from typing import Any
 
 from bertjax import errors, plugins, schema
 from bertjax.artifact import artifact, hf_defaults, hf_tasks, weight_files
-from bertjax.data.batches import packing
+from bertjax.data.tokenizers import special_tokens
 
 ACTIVATIONS = {  # theirs -> ours; of two names for the same activation we write the first
     "gelu": "gelu",
@@ -47,7 +47,8 @@ def of_model(module: ModuleType, model: artifact.Artifact, ending: str) -> dict[
     if module.KIND == "decoder":
         ids["bos"] = specials.start
     if module.KIND == "encoder_decoder":
-        ids["decoder_start"] = packing.decoder_start(specials, model.fields["decoder_start_id"])
+        own = model.fields["decoder_start_id"]
+        ids["decoder_start"] = special_tokens.decoder_start(specials, own)
     name = hf_tasks.architecture(module, ending) if ending else None
     return {
         "architectures": [name or spec["architectures"][tuple(model.fields["heads"])]],

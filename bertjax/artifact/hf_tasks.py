@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 from bertjax import errors, plugins, schema
 from bertjax.artifact import artifact, weight_files
-from bertjax.data.batches import packing
 from bertjax.data.tokenizers import special_tokens as ends_lib
 from bertjax.models.common import heads as heads_lib
 
@@ -119,7 +118,7 @@ def to_config(model: artifact.Artifact, ending: str) -> dict[str, Any]:
         # transformers classifies a decoder's text at the last token before the padding
         if plugins.family(model.family).KIND == "decoder":
             specials = model.tokenizer.specials
-            end = packing.end_of_text(specials)
+            end = ends_lib.end_of_text(specials)
             content["pad_token_id"] = specials.pad if specials.pad >= 0 else end
     if model.task is not None:
         if model.task["config"].get("prefix"):
@@ -176,7 +175,7 @@ def ends(model: artifact.Artifact) -> ends_lib.Ends | None:
     """
     task = model.task
     if task is None and artifact.starts_texts(model):
-        return ends_lib.Ends(head=(packing.start_of_text(model.tokenizer.specials),))
+        return ends_lib.Ends(head=(ends_lib.start_of_text(model.tokenizer.specials),))
     if task is None or "num_texts" not in task or _reader(model) == "encoder":
         return None
     if task["kind"] == "text_to_text":

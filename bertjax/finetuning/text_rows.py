@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from bertjax import errors
-from bertjax.data.batches import packing
 from bertjax.data.tokenizers import special_tokens
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import kind
@@ -56,8 +55,8 @@ class Form:
         decoder_start_id: int = -1,
     ):
         specials = tokenizer.specials
-        self.start = packing.decoder_start(specials, decoder_start_id)
-        self.end, self.pad = packing.end_of_text(specials), packing.padding(specials)
+        self.start = special_tokens.decoder_start(specials, decoder_start_id)
+        self.end, self.pad = special_tokens.end_of_text(specials), special_tokens.padding(specials)
         self._tokenizer, self._reader, self._target_length = tokenizer, reader, target_length
         self._front, self._back, self._space = (), (self.end,), ""
         if reader != "encoder":

@@ -23,7 +23,7 @@ import numpy as np
 
 from bertjax import errors, plugins
 from bertjax.artifact import artifact
-from bertjax.data.batches import packing
+from bertjax.data.tokenizers import special_tokens
 from bertjax.inference import generation
 from bertjax.models.common import heads, layers
 from bertjax.objectives.common import hooks
@@ -172,12 +172,12 @@ class Pretrained:
         specials, ids = self.tokenizer.specials, self._encode(text)
         room = self.max_length
         if kind == "encoder_decoder":
-            ids = [*ids, packing.end_of_text(specials)]
+            ids = special_tokens.of_encoder_decoder(specials).around(ids)
         else:
             room -= max_new_tokens
-            start = packing.start_of_text(specials)
+            start = special_tokens.start_of_text(specials)
             if not ids or (artifact.starts_texts(self.source) and ids[0] != start):
-                ids = [start, *ids]
+                ids = special_tokens.Ends(head=(start,)).around(ids)
         if len(ids) > room or max_new_tokens > self.max_length:
             raise errors.UserError(
                 f"the prompt {short(text)} has {len(ids)} tokens and max_new_tokens is "
@@ -209,8 +209,8 @@ class Pretrained:
     def _ids(self) -> generation.Ids:
         specials = self.tokenizer.specials
         return generation.Ids(
-            packing.end_of_text(specials),
-            packing.padding(specials),
+            special_tokens.end_of_text(specials),
+            special_tokens.padding(specials),
             artifact.top_of_text(self.source),
             self.decoder_start(),
         )
@@ -218,7 +218,7 @@ class Pretrained:
     def decoder_start(self) -> int:
         """Returns the first input id of an encoder-decoder's decoder."""
         own = self.source.fields.get("decoder_start_id", -1)
-        return packing.decoder_start(self.tokenizer.specials, own)
+        return special_tokens.decoder_start(self.tokenizer.specials, own)
 
     def _fills(self, ids_K: np.ndarray, probabilities_K: np.ndarray) -> list[Fill]:
         pieces = self.tokenizer.readable(ids_K)
@@ -243,15 +243,13 @@ class Pretrained:
 
         Truncates a longer text if `truncate`, otherwise raises UserError quoting `text`.
         """
-        specials = self.tokenizer.specials
-        before = [specials.cls] if specials.cls >= 0 else []
-        after = [specials.sep] if specials.sep >= 0 else []
-        room = self.max_length - len(before) - len(after)
+        ends = special_tokens.of_encoder(self.tokenizer.specials)
+        room = self.max_length - len(ends.around([]))
         if len(ids) > room and not truncate:
             raise errors.UserError(
                 f"the text {short(text)} has {len(ids)} tokens, the model takes {room}: shorten it"
             )
-        return np.array([*before, *ids[:room], *after], np.int32)
+        return ends.around(ids[:room])
 
     def _batches(
         self, sequences: Sequence[np.ndarray]
@@ -264,7 +262,7 @@ class Pretrained:
             length = min(-(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, self.max_length)
             ids_BL = np.full(
                 (generation.power_of_two(len(rows)), length),
-                max(self.tokenizer.specials.pad, 0),
+                special_tokens.padding(self.tokenizer.specials),
                 np.int32,
             )
             mask_BL = np.zeros_like(ids_BL)

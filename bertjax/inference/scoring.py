@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, plugins
-from bertjax.data.batches import packing
+from bertjax.data.tokenizers import special_tokens
 from bertjax.inference import pretrained
 from bertjax.models.common import layers
 
@@ -94,19 +94,20 @@ def log_likelihood_of_continuations(
         )
     specials, encode = model.tokenizer.specials, model.tokenizer.encode_batch
     if kind == "encoder_decoder":
-        end, start = packing.end_of_text(specials), model.decoder_start()
-        sources = [np.array([*ids, end], np.int32) for ids in encode(list(contexts))]
-        targets = [np.array([start, *ids, end], np.int32) for ids in encode(list(continuations))]
+        of_source = special_tokens.of_encoder_decoder(specials)
+        of_target = special_tokens.of_decoder(specials, model.decoder_start())
+        sources = [of_source.around(ids) for ids in encode(list(contexts))]
+        targets = [of_target.around(ids) for ids in encode(list(continuations))]
         _check(model, contexts, sources, model.max_length)
         _check(model, continuations, targets, model.max_length + 1)
         counts = np.array([len(target) - 1 for target in targets], int)
         return Continuations(_answers(model, sources, targets), counts)
-    start = packing.start_of_text(specials)
+    ends = special_tokens.Ends(head=(special_tokens.start_of_text(specials),))
     known = encode([context.rstrip() for context in contexts])
     texts = [a + b for a, b in zip(contexts, continuations, strict=True)]
     encoded = encode(texts)
     shared = [_shared(a, b) for a, b in zip(known, encoded, strict=True)]
-    sequences = [np.array([start, *ids], np.int32) for ids in encoded]
+    sequences = [ends.around(ids) for ids in encoded]
     _check(model, texts, sequences, model.max_length + 1)
     counts = np.array([len(ids) - n for ids, n in zip(encoded, shared, strict=True)], int)
     return Continuations(_next_tokens(model, sequences, shared), counts)
@@ -174,10 +175,8 @@ def _discriminated(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray
 
 
 def _causal(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
-    specials = model.tokenizer.specials
-    start, end = packing.start_of_text(specials), packing.end_of_text(specials)
-    encoded = model.tokenizer.encode_batch(texts)
-    sequences = [np.array([start, *ids, end], np.int32) for ids in encoded]
+    ends = special_tokens.of_decoder(model.tokenizer.specials)
+    sequences = [ends.around(ids) for ids in model.tokenizer.encode_batch(texts)]
     _check(model, texts, sequences, model.max_length + 1)  # the end is not read
     return _next_tokens(model, sequences, [0] * len(texts))
 
@@ -204,17 +203,17 @@ def _next_tokens(model: pretrained.Pretrained, sequences: Ids, known: Sequence[i
 
 
 def _corrupted(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
-    specials, sentinel = model.tokenizer.specials, int(model.tokenizer.sentinels[0])
+    sentinel, start = int(model.tokenizer.sentinels[0]), model.decoder_start()
     if sentinel >= model.model.config.vocab_size:
         raise errors.UserError(
             f"the model has {model.model.config.vocab_size} embeddings, sentinel 0 is {sentinel}: "
             "its tokenizer is not one that T5 is trained with"
         )
-    end, start = packing.end_of_text(specials), model.decoder_start()
+    ends = special_tokens.of_encoder_decoder(model.tokenizer.specials)
     of_objective, config = model.objective()
     front = of_objective.input_start(config, model.tokenizer.vocabulary())
     encoded = model.tokenizer.encode_batch(texts)
-    sequences = [np.array([*front, *ids, end], np.int32) for ids in encoded]
+    sequences = [ends.around([*front, *ids]) for ids in encoded]
     _check(model, texts, sequences, model.max_length)
     scores = np.zeros(len(texts))
     for rows, (ids_RL,), (real_RL,) in _buckets(model, sequences):
@@ -239,11 +238,11 @@ def _corrupted(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
 
 def _written(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
     specials = model.tokenizer.specials
-    end, start = packing.end_of_text(specials), model.decoder_start()
-    encoded = model.tokenizer.encode_batch(texts)
-    sequences = [np.array([start, *ids, end], np.int32) for ids in encoded]
+    ends = special_tokens.of_decoder(specials, model.decoder_start())
+    sequences = [ends.around(ids) for ids in model.tokenizer.encode_batch(texts)]
     _check(model, texts, sequences, model.max_length + 1)  # the end is not read
-    return _answers(model, [np.array([end], np.int32)] * len(texts), sequences)
+    source = special_tokens.of_encoder_decoder(specials).around([])
+    return _answers(model, [source] * len(texts), sequences)
 
 
 def _answers(model: pretrained.Pretrained, sources: Ids, targets: Ids) -> np.ndarray:
@@ -293,12 +292,12 @@ def _shared(a: Sequence[int], b: Sequence[int]) -> int:
 
 def _text(model: pretrained.Pretrained, real_RL: np.ndarray) -> np.ndarray:
     """Returns bool[R, L]: the tokens of [CLS] text [SEP] that belong to the text."""
-    specials = model.tokenizer.specials
+    ends = special_tokens.of_encoder(model.tokenizer.specials)
     text_RL = real_RL.copy()
-    if specials.sep >= 0:
+    if ends.tail:
         text_RL[:, :-1] &= real_RL[:, 1:]
         text_RL[:, -1] = False
-    text_RL[:, : int(specials.cls >= 0)] = False
+    text_RL[:, : len(ends.head)] = False
     return text_RL
 
 
@@ -310,7 +309,7 @@ def _buckets(
     ids and real are lists with one array for each column. real: False for padding. Lengths are
     rounded up by less than a quarter, or to a multiple of 4.
     """
-    pad = packing.padding(model.tokenizer.specials)
+    pad = special_tokens.padding(model.tokenizer.specials)
     # A decoder's input is one token shorter than the sequence.
     limit = model.max_length + (plugins.family_of(model.model).KIND != "encoder")
     sizes = [np.array([len(sequence) for sequence in column], int) for column in columns]

@@ -13,6 +13,7 @@ import numpy as np
 from bertjax import errors, metrics
 from bertjax.data.batches import layout, packing
 from bertjax.data.batches.rng import RowRandom
+from bertjax.data.tokenizers import special_tokens
 from bertjax.data.tokenizers.vocabulary import Vocabulary
 from bertjax.objectives.common import losses
 
@@ -57,7 +58,7 @@ def sampling(config: Config, length: int, vocabulary: Vocabulary) -> packing.Doc
     if length < 2:
         raise errors.UserError(f"config.data.length = {length}: must be at least 2")
     specials = vocabulary.specials
-    end, pad = packing.end_of_text(specials), packing.padding(specials)
+    end, pad = special_tokens.end_of_text(specials), special_tokens.padding(specials)
     return packing.Documents(length, end, pad, config.packing)
 
 
@@ -70,8 +71,8 @@ def transform(
         layout.pieces_of(batch),
         batch["piece_sizes"],
         length,
-        packing.padding(specials),
-        start=packing.start_of_text(specials),
+        special_tokens.padding(specials),
+        start=special_tokens.start_of_text(specials),
         packing=config.packing,
     )
 

@@ -12,8 +12,9 @@ import dataclasses
 import numpy as np
 
 from bertjax import errors
-from bertjax.data.batches import denoising, layout, packing, spans
+from bertjax.data.batches import denoising, layout, spans
 from bertjax.data.batches.rng import RowRandom
+from bertjax.data.tokenizers import special_tokens
 from bertjax.data.tokenizers.vocabulary import Vocabulary
 from bertjax.objectives import span_corruption
 
@@ -94,8 +95,8 @@ def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.C
         noises=tuple(noise for of in DENOISERS.values() for noise in of),
         rates=tuple(rates[name] / len(of) for name, of in DENOISERS.items() for _ in of),
         sentinels=sentinels,
-        end=packing.end_of_text(vocabulary.specials),
-        pad=packing.padding(vocabulary.specials),
+        end=special_tokens.end_of_text(vocabulary.specials),
+        pad=special_tokens.padding(vocabulary.specials),
         packing=config.packing,
         modes=modes,
     )

@@ -12,6 +12,7 @@ import numpy as np
 from bertjax import errors
 from bertjax.data.batches import layout, packing
 from bertjax.data.batches.rng import RowRandom
+from bertjax.data.tokenizers import special_tokens
 from bertjax.data.tokenizers.vocabulary import Vocabulary
 from bertjax.objectives import causal_lm
 
@@ -67,7 +68,8 @@ def sampling(
     """
     if length < 8:
         raise errors.UserError(f"config.data.length = {length}: must be at least 8")
-    end, pad = packing.end_of_text(vocabulary.specials), packing.padding(vocabulary.specials)
+    end = special_tokens.end_of_text(vocabulary.specials)
+    pad = special_tokens.padding(vocabulary.specials)
     if config.kind == "encoder_decoder":
         return packing.Prefixes(length, pad, config.packing)
     return packing.Documents(length, end, pad, config.packing)
@@ -84,8 +86,8 @@ def transform(
         layout.pieces_of(batch),
         sizes_BK,
         length,
-        packing.padding(specials),
-        start=packing.start_of_text(specials),
+        special_tokens.padding(specials),
+        start=special_tokens.start_of_text(specials),
         packing=config.packing,
     )
     last_BK = np.maximum(sizes_BK - 1, 0)
@@ -112,7 +114,7 @@ def _two_halves(
 
     Each prefix and each rest ends with an end-of-text token.
     """
-    end = packing.end_of_text(vocabulary.specials)
+    end = special_tokens.end_of_text(vocabulary.specials)
     sizes_BK, prefix_BK = batch["piece_sizes"], batch["prefix_sizes"]
     real_BK, tokens = sizes_BK > 0, layout.pieces_of(batch)
     prefix, rest = prefix_BK[real_BK], (sizes_BK - prefix_BK)[real_BK]
@@ -122,6 +124,6 @@ def _two_halves(
         layout.ended(tokens[in_prefix], prefix, real_BK, end),
         layout.ended(tokens[~in_prefix], rest, real_BK, end),
         (length, length),
-        packing.padding(vocabulary.specials),
+        special_tokens.padding(vocabulary.specials),
         packing=config.packing,
     )

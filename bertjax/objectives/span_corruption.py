@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from bertjax import errors, metrics
-from bertjax.data.batches import denoising, layout, packing, spans
+from bertjax.data.batches import denoising, layout, spans
 from bertjax.data.batches.rng import RowRandom
+from bertjax.data.tokenizers import special_tokens
 from bertjax.data.tokenizers.vocabulary import Vocabulary
 from bertjax.objectives.common import losses
 
@@ -73,8 +74,8 @@ def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.C
         noises=(noise,),
         rates=(1.0,),
         sentinels=vocabulary.sentinels,
-        end=packing.end_of_text(vocabulary.specials),
-        pad=packing.padding(vocabulary.specials),
+        end=special_tokens.end_of_text(vocabulary.specials),
+        pad=special_tokens.padding(vocabulary.specials),
         packing=config.packing,
     )
 

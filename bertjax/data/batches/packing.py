@@ -20,10 +20,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertjax import errors
 from bertjax.data.batches import layout
 from bertjax.data.batches.rng import RowRandom
-from bertjax.data.tokenizers import vocabulary
 
 Batch = dict[str, np.ndarray]
 
@@ -34,36 +32,6 @@ _MAX_COSTS = 2048  # up to this many distinct costs, `best_fit` is fast
 def slots(length: int, packing: bool) -> int:
     """Returns K, the maximum number of pieces in a row."""
     return max(1, length // _TOKENS_A_SLOT) if packing else 1
-
-
-def end_of_text(specials: vocabulary.Specials) -> int:
-    """Returns the id that ends a text: eos, else sep. Raises UserError if neither exists."""
-    if specials.end < 0:
-        raise errors.UserError(
-            "the tokenizer has neither an end of text nor a sep token, which language modelling "
-            "needs: train or choose another tokenizer"
-        )
-    return specials.end
-
-
-def start_of_text(specials: vocabulary.Specials) -> int:
-    """Returns the id a decoder reads first: bos, else eos, else cls. UserError if none exists."""
-    if specials.start < 0:
-        raise errors.UserError(
-            "the tokenizer has no bos, eos or cls token to start a text with, which language "
-            "modelling needs: train or choose another tokenizer"
-        )
-    return specials.start
-
-
-def padding(specials: vocabulary.Specials) -> int:
-    """Returns the pad id; 0 if there is none (GPT-2), as padding is never attended to."""
-    return max(specials.pad, 0)
-
-
-def decoder_start(specials: vocabulary.Specials, own: int) -> int:
-    """Returns the first input id of an encoder-decoder's decoder: `own`, or padding if it is -1."""
-    return padding(specials) if own < 0 else own
 
 
 # From records to pieces

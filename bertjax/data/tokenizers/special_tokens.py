@@ -1,35 +1,115 @@
-"""The special tokens around the inputs of a fine-tuned model, derived from its tokenizer.
+"""The special tokens around texts: every place that puts them there takes them from this module.
 
-    [CLS] A [SEP]    [CLS] A [SEP] B [SEP]    <s> A </s></s> B </s>    A    A <|endoftext|> B
+    of_encoder(specials)             [CLS] A [SEP]    [CLS] A [SEP] B [SEP]
+    of_decoder(specials)             <start> A <end>
+    of_encoder_decoder(specials)     A <end>
+    of_rows(tokenizer)               the inputs of a fine-tuned model, see there
+    of_source(tokenizer, "\\n")       <start> A SEPARATOR
 
-The form is that of BERT; of RoBERTa and XLM-R, whose cls token is <s>; or of a tokenizer with
-neither a cls nor a sep token, like GPT-2's. Pretraining rows with two token types nevertheless have
-one </s> between two texts. The tokenizer that is exported with such a model adds the same tokens
-(`Tokenizer.save`).
+    ends = special_tokens.of_encoder(tokenizer.specials)
+    ends.around(tokenizer.encode("A cat sat."))      # int32[L]
 """
 
-from bertjax.data.batches import packing
-from bertjax.data.tokenizers.tokenizer import Tokenizer
-from bertjax.data.tokenizers.tokenizer_export import Ends, encoder_ends
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from bertjax import errors
+from bertjax.data.tokenizers import vocabulary
+
+if TYPE_CHECKING:
+    from bertjax.data.tokenizers.tokenizer import Tokenizer
 
 
-def of_rows(tokenizer: Tokenizer) -> Ends:
-    """Returns the special tokens around one text or two.
+class Ends(NamedTuple):
+    """Ids of the special tokens before a text, between two texts, and after the last one."""
 
-    Raises UserError if the tokenizer has no token to put between two texts.
+    head: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    tail: tuple[int, ...] = ()
+
+    def around(self, ids: Sequence[int]) -> np.ndarray:
+        """Returns int32[L]: the ids of one text between its special tokens."""
+        return np.array([*self.head, *ids, *self.tail], np.int32)
+
+
+def end_of_text(specials: vocabulary.Specials) -> int:
+    """Returns the id that ends a text: eos, else sep. Raises UserError if neither exists."""
+    if specials.end < 0:
+        raise errors.UserError(
+            "the tokenizer has neither an end of text nor a sep token, which language modelling "
+            "needs: train or choose another tokenizer"
+        )
+    return specials.end
+
+
+def start_of_text(specials: vocabulary.Specials) -> int:
+    """Returns the id a decoder reads first: bos, else eos, else cls. UserError if none exists."""
+    if specials.start < 0:
+        raise errors.UserError(
+            "the tokenizer has no bos, eos or cls token to start a text with, which language "
+            "modelling needs: train or choose another tokenizer"
+        )
+    return specials.start
+
+
+def padding(specials: vocabulary.Specials) -> int:
+    """Returns the pad id; 0 if there is none (GPT-2), as padding is never attended to."""
+    return max(specials.pad, 0)
+
+
+def decoder_start(specials: vocabulary.Specials, own: int) -> int:
+    """Returns the first input id of an encoder-decoder's decoder: `own`, or padding if it is -1."""
+    return padding(specials) if own < 0 else own
+
+
+def encoder_ends(cls: int, sep: int, *, between: int = 1) -> Ends:
+    """Returns the ends of [CLS] A [SEP] B [SEP], with `between` [SEP] after A; omits ids of -1."""
+    tail = (sep,) if sep >= 0 else ()
+    return Ends((cls,) if cls >= 0 else (), tail * between, tail)
+
+
+def of_encoder(specials: vocabulary.Specials) -> Ends:
+    """Returns the ends of an encoder's text: [CLS] A [SEP]."""
+    return encoder_ends(specials.cls, specials.sep)
+
+
+def of_encoder_decoder(specials: vocabulary.Specials) -> Ends:
+    """Returns the ends of the text that an encoder-decoder's encoder reads: A <end>."""
+    return Ends(tail=(end_of_text(specials),))
+
+
+def of_decoder(specials: vocabulary.Specials, start: int | None = None) -> Ends:
+    """Returns the ends of a whole text that a decoder predicts: <start> A <end>.
+
+    start: see `decoder_start`, for the decoder of an encoder-decoder; default: the start of text.
+    """
+    start = start_of_text(specials) if start is None else start
+    return Ends(head=(start,), tail=(end_of_text(specials),))
+
+
+def of_rows(tokenizer: "Tokenizer") -> Ends:
+    """Returns the special tokens around one text or two that a fine-tuned model reads.
+
+    [CLS] A [SEP] B [SEP] as BERT; <s> A </s></s> B </s> as RoBERTa and XLM-R, whose cls token is
+    <s>; A <end> B if the tokenizer has neither a cls nor a sep token, like GPT-2's. Pretraining
+    rows with two token types nevertheless have one </s> between two texts. The tokenizer that is
+    exported with the model adds the same tokens (`Tokenizer.save`). Raises UserError if the
+    tokenizer has no token to put between two texts.
     """
     specials = tokenizer.specials
     roberta = specials.cls >= 0 and tokenizer.pieces([specials.cls]) == ["<s>"]
     found = encoder_ends(specials.cls, specials.sep, between=1 + roberta)
-    return found if found.tail else found._replace(between=(packing.end_of_text(specials),))
+    return found if found.tail else found._replace(between=(end_of_text(specials),))
 
 
-def of_source(tokenizer: Tokenizer, separator: str) -> Ends:
+def of_source(tokenizer: "Tokenizer", separator: str) -> Ends:
     """Returns the tokens around the source that a decoder reads: <start> source SEPARATOR.
 
     The separator is encoded as text; if it has no ids, the end of text is used. Raises UserError
     if the tokenizer has no start token, or if it needs the end of text and has none.
     """
     specials = tokenizer.specials
-    separating = tuple(tokenizer.encode(separator)) or (packing.end_of_text(specials),)
-    return Ends(head=(packing.start_of_text(specials),), tail=separating)
+    separating = tuple(tokenizer.encode(separator)) or (end_of_text(specials),)
+    return Ends(head=(start_of_text(specials),), tail=separating)

@@ -22,6 +22,7 @@ from bertjax.data.tokenizers import (
     added_tokens,
     byte_model,
     library_model,
+    special_tokens,
     tokenizer_export,
     tokenizer_files,
     tokenizer_training,
@@ -177,7 +178,7 @@ class Tokenizer:
         kind: str = "encoder",
         token_types: bool = True,
         max_length: int | None = None,
-        ends: tokenizer_export.Ends | None = None,
+        ends: special_tokens.Ends | None = None,
         exported: bool = False,
     ) -> None:
         """Writes every file form of the tokenizer's kind; transformers' AutoTokenizer can load it.

@@ -10,7 +10,6 @@ A fine-tuned model defines its own (`data.tokenizers.special_tokens`).
 """
 
 import json
-from typing import NamedTuple
 
 import numpy as np
 import tokenizers
@@ -20,23 +19,10 @@ from bertjax.data.tokenizers import (
     library_model,
     sentencepiece_model,
     sentencepiece_pipeline,
+    special_tokens,
     tokenizer_files,
     vocabulary,
 )
-
-
-class Ends(NamedTuple):
-    """Ids of the special tokens before a text, between two texts, and after the last one."""
-
-    head: tuple[int, ...] = ()
-    between: tuple[int, ...] = ()
-    tail: tuple[int, ...] = ()
-
-
-def encoder_ends(cls: int, sep: int, *, between: int = 1) -> Ends:
-    """Returns the ends of [CLS] A [SEP] B [SEP], with `between` [SEP] after A; omits ids of -1."""
-    tail = (sep,) if sep >= 0 else ()
-    return Ends((cls,) if cls >= 0 else (), tail * between, tail)
 
 
 def contents(
@@ -47,7 +33,7 @@ def contents(
     kind: str,
     token_types: bool,
     max_length: int | None,
-    ends: Ends | None,
+    ends: special_tokens.Ends | None,
     exported: bool,
 ) -> dict[str, bytes]:
     """Returns file name -> bytes of every form, for transformers 4 and 5.
@@ -113,7 +99,7 @@ def _declare(library: tokenizers.Tokenizer, sentinels: np.ndarray, *, lstrip: bo
 def _put(
     library: tokenizers.Tokenizer,
     names: dict[str, str],
-    ends: Ends | None,
+    ends: special_tokens.Ends | None,
     *,
     kind: str,
     token_types: bool,
@@ -136,7 +122,7 @@ def _put(
         library.post_processor = _template(library, ends, token_types=token_types)
 
 
-def _puts(library: tokenizers.Tokenizer, ends: Ends, *, token_types: bool) -> bool:
+def _puts(library: tokenizers.Tokenizer, ends: special_tokens.Ends, *, token_types: bool) -> bool:
     """Returns whether the library already adds `ends` and these token types."""
     a, b = (library.encode(text, add_special_tokens=False) for text in "ab")
     one, two = library.post_process(a), library.post_process(a, b)
@@ -149,19 +135,19 @@ def _puts(library: tokenizers.Tokenizer, ends: Ends, *, token_types: bool) -> bo
 
 def _ends(
     library: tokenizers.Tokenizer, names: dict[str, str], kind: str, *, between: int = 1
-) -> Ends:
+) -> special_tokens.Ends:
     def number(*roles: str) -> int:
         return next((library.token_to_id(names[role]) for role in roles if role in names), -1)
 
     if kind == "decoder":
-        return Ends()
+        return special_tokens.Ends()
     if kind == "encoder_decoder":
-        return encoder_ends(-1, number("eos", "sep"))
-    return encoder_ends(number("cls"), number("sep"), between=between)
+        return special_tokens.encoder_ends(-1, number("eos", "sep"))
+    return special_tokens.encoder_ends(number("cls"), number("sep"), between=between)
 
 
 def _template(
-    library: tokenizers.Tokenizer, ends: Ends, *, token_types: bool
+    library: tokenizers.Tokenizer, ends: special_tokens.Ends, *, token_types: bool
 ) -> processors.PostProcessor | None:
     if not any(ends):
         return None

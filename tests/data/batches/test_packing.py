@@ -7,7 +7,7 @@ import pytest
 
 from bertjax import errors
 from bertjax.data.batches import layout, loader, packing, rng
-from bertjax.data.tokenizers import vocabulary
+from bertjax.data.tokenizers import special_tokens, vocabulary
 from bertjax.objectives import causal_lm, denoisers, prefix_lm, span_corruption
 from tests.helpers import synthetic
 
@@ -283,9 +283,9 @@ def test_special_tokens():
     gpt2 = vocabulary.Specials(pad=-1, unk=-1, cls=-1, sep=-1, mask=-1, bos=50, eos=50)
     t5 = vocabulary.Specials(pad=0, unk=2, cls=-1, sep=-1, mask=-1, eos=1)
     for specials, start, end in ((plain, 2, 3), (gpt2, 50, 50), (t5, 1, 1)):
-        assert packing.start_of_text(specials) == start
-        assert packing.end_of_text(specials) == end
+        assert special_tokens.start_of_text(specials) == start
+        assert special_tokens.end_of_text(specials) == end
     none = vocabulary.Specials(pad=0, unk=1, cls=-1, sep=-1, mask=-1)
-    for function in (packing.start_of_text, packing.end_of_text):
+    for function in (special_tokens.start_of_text, special_tokens.end_of_text):
         with pytest.raises(errors.UserError, match="tokenizer"):
             function(none)
