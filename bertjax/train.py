@@ -9,11 +9,9 @@ restarted therefore computes the same as an uninterrupted one.
 
 import contextlib
 import functools
-import math
 import os
 import time
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,12 +22,12 @@ from bertjax import (
     checkpoint,
     errors,
     evaluate,
-    metrics,
     plugins,
     progress,
     run_header,
     run_log,
     sharding,
+    step_log,
 )
 from bertjax import config as config_lib
 from bertjax import (
@@ -44,8 +42,6 @@ from bertjax.data.prepared import store
 from bertjax.objectives.common import hooks
 from bertjax.plan import auto
 from bertjax.runtime import distributed, signals
-
-UNLOGGED = "unlogged"  # in the meta of a checkpoint: sums of the steps since the last line
 
 
 def train_and_evaluate(
@@ -95,13 +91,25 @@ def train_and_evaluate(
         start = int(state.step)
         if "saved_at" in meta:
             run_log.tell_resumed(workdir, start, meta["saved_at"])
-        log = stack.enter_context(StepLog(experiment, workdir, start, checkpoints, meta))
+        log = stack.enter_context(
+            step_log.StepLog(
+                workdir,
+                start,
+                config.num_steps,
+                experiment.scales,
+                log_every=config.log_every,
+                unlogged=meta.get(step_log.UNLOGGED, {}),
+                max_bad_steps=config.max_bad_steps,
+                diverged=functools.partial(_diverged, checkpoints),
+            )
+        )
         eval_step = experiment.eval_step()
         with stage("counting the unigram model"):
             unigram = experiment.unigram(train_data, vocabulary)
         batches = experiment.train_batches(train_data, vocabulary, start, rows)
         phases = config_lib.phases(config)
         train_steps = {phase: experiment.train_step(phase, mesh) for phase in phases}
+        compiled: set[config_lib.Phase] = set()
 
         for step in range(start, config.num_steps + 1):
             phase = next((p for p in phases if step < p.stop), phases[-1])
@@ -121,17 +129,21 @@ def train_and_evaluate(
                         log.heldout(step, heldout)
                 if saves:
                     meta = {**vars(identity), "step": step, "saved_at": time.time()}
-                    meta[UNLOGGED] = log.unlogged()
+                    meta[step_log.UNLOGGED] = log.unlogged()
                     # Losses at different lengths cannot be ranked: only the last phase counts.
                     ranked = evaluates and phase == phases[-1]
-                    scores = _prefixed("eval", heldout) if ranked else None
+                    scores = step_log.prefixed("eval", heldout) if ranked else None
                     checkpoints.save(step, state, meta, scores)
             if last or asked:
                 break
             batch = sharding.global_batch(mesh, phase.batch_size, next(batches))
-            with log.compiling(phase):
+            compiles = phase not in compiled
+            with stage("compiling the train step") if compiles else contextlib.nullcontext():
                 state, report = train_steps[phase](state, batch, frozen_params)
-            log.step(step + 1, phase, report)
+            compiled.add(phase)
+            tokens = phase.batch_size * phase.length
+            flops = phase.batch_size * experiment.flops_per_sequence(phase.length)
+            log.step(step + 1, report, tokens, flops, timed=not compiles)
 
         checkpoints.wait()
         if asked and not last:
@@ -262,130 +274,15 @@ def first_state(
     return state, {}
 
 
-def _prefixed(prefix: str, values: dict[str, Any]) -> dict[str, float]:
-    return {f"{prefix}/{name}": float(value) for name, value in values.items()}
-
-
-class StepLog:
-    """Logs the steps without making the device wait: reads a step's metrics while the next runs.
-
-    The logged losses are means over the steps since the last line: the sum of sums divided by the
-    sum of weights, without skipped steps. A checkpoint between two lines holds the sums so far, so
-    that a run that is killed and restarted writes the same lines.
-
-    Raises UserError after `config.max_bad_steps` non-finite steps in a row.
-    """
-
-    def __init__(
-        self,
-        experiment: experiment_lib.Experiment,
-        workdir: str | os.PathLike,
-        start: int,
-        checkpoints: checkpoint.Checkpoints,
-        meta: Mapping[str, Any] = MappingProxyType({}),
-    ):
-        """meta: the meta of the checkpoint that the run resumes from."""
-        self._sums: metrics.Terms = dict(meta[UNLOGGED]) if UNLOGGED in meta else {}
-        self._experiment, self._config = experiment, experiment.config
-        self._checkpoints = checkpoints
-        self._writers = run_log.Writers(workdir, start_step=start, num_steps=self._config.num_steps)
-        self._unread: tuple[int, dict[str, jax.Array]] | None = None
-        self._phase: config_lib.Phase | None = None
-        self._on_cpu = jax.default_backend() == "cpu"
-        self._restart_clock()
-
-    def __enter__(self) -> "StepLog":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._writers.close()
-
-    def step(self, number: int, phase: config_lib.Phase, report: dict[str, jax.Array]) -> None:
-        """Logs the step before `number`, which was just dispatched; on a CPU, `number` itself."""
-        if not self._on_cpu:
-            self._read()
-        self._unread = number, report
-        self._tokens += phase.batch_size * phase.length
-        self._flops += phase.batch_size * self._experiment.flops_per_sequence(phase.length)
-        if phase != self._phase:  # do not count the compilation of its first step in the speed
-            self._phase = phase
-            jax.block_until_ready(report["loss"])
-            self._restart_clock()
-        if self._on_cpu:  # CPU backends before jax 0.12 deadlock when collectives queue up
-            self._read()
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Logs the last step and stops the clock during the block, which does no training."""
-        self._read()
-        self._writers.flush()
-        self._seconds += time.perf_counter() - self._since
-        yield
-        self._since = time.perf_counter()
-
-    def compiling(self, phase: config_lib.Phase) -> contextlib.AbstractContextManager[Any]:
-        """Prints "compiling the train step" around the first call of a phase."""
-        if phase == self._phase:
-            return contextlib.nullcontext()
-        return stage("compiling the train step")
-
-    def note(self, what: str) -> None:
-        """Shows `what` on the terminal: the work that is done between two steps."""
-        self._writers.note(what)
-
-    def unlogged(self) -> dict[str, list[float]]:
-        """Returns sums and weights of the steps since the last line, for a checkpoint's meta."""
-        return {name: list(term) for name, term in self._sums.items()}
-
-    def heldout(self, step: int, values: dict[str, float]) -> None:
-        """Writes held-out metrics."""
-        self._writers.write(step, _prefixed("eval", values))
-        self._writers.flush()
-
-    def _read(self) -> None:
-        if self._unread is None:
-            return
-        (number, report), self._unread = self._unread, None
-        read = jax.device_get({name: report[name] for name in ("skipped_in_row", "terms")})
-        in_row = int(read["skipped_in_row"])
-        if not in_row:
-            self._sums = metrics.add(self._sums or None, jax.tree.map(float, read["terms"]))
-        if number % self._config.log_every == 0 or number == self._config.num_steps:
-            self._write(number, report)
-        else:
-            self._writers.advance(number)
-        if in_row >= self._config.max_bad_steps:
-            self._diverged(number, in_row)
-
-    def _write(self, number: int, report: dict[str, jax.Array]) -> None:
-        names = ("learning_rate", "grad_norm", "skipped")
-        general = {name: float(jax.device_get(report[name])) for name in names}
-        values = metrics.means(self._sums)
-        loss = metrics.total_loss(values, self._experiment.scales) if values else math.nan
-        if number % self._config.log_every == 0:  # the last step may be logged off the period
-            self._sums = {}
-        seconds = self._seconds + time.perf_counter() - self._since
-        line = {**_prefixed("train", {"loss": loss, **values}), **general}
-        if self._tokens:
-            line["tokens_per_second"] = self._tokens / seconds
-            mfu = metrics.mfu(self._flops / seconds)
-            if mfu is not None:
-                line["mfu"] = mfu
-        self._writers.write(number, line)
-        self._restart_clock()
-
-    def _restart_clock(self) -> None:
-        self._seconds = self._tokens = self._flops = 0.0
-        self._since = time.perf_counter()
-
-    def _diverged(self, number: int, in_row: int) -> None:
-        self._checkpoints.wait()
-        good = self._checkpoints.latest_step()
-        kept = "there is no checkpoint yet"
-        if good is not None:
-            kept = f"the last good checkpoint is {self._checkpoints.folder / str(good)}"
-        raise errors.UserError(
-            f"loss or gradient was not finite in {in_row} steps in a row, up to step {number}; "
-            f"{kept}: lower config.optimizer.learning_rate and start in a new workdir, with "
-            "--config.init_from=CHECKPOINT to keep what was learned"
-        )
+def _diverged(checkpoints: checkpoint.Checkpoints, step: int, in_row: int) -> None:
+    """Raises UserError for `in_row` non-finite steps in a row, up to `step`."""
+    checkpoints.wait()
+    good = checkpoints.latest_step()
+    kept = "there is no checkpoint yet"
+    if good is not None:
+        kept = f"the last good checkpoint is {checkpoints.folder / str(good)}"
+    raise errors.UserError(
+        f"loss or gradient was not finite in {in_row} steps in a row, up to step {step}; "
+        f"{kept}: lower config.optimizer.learning_rate and start in a new workdir, with "
+        "--config.init_from=CHECKPOINT to keep what was learned"
+    )

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from bertjax import __main__, checkpoint, config, errors, run_log, train
+from bertjax import __main__, checkpoint, config, errors, run_log, step_log, train
 from tests.helpers import children, corpora
 from tests.runtime import test_distributed
 
@@ -26,14 +26,14 @@ ASKED = 5
 
 
 def preempted(step: int, argv: list[str]) -> int:
-    original = train.StepLog.step
+    original = step_log.StepLog.step
 
-    def watched(self, number, *args):
-        original(self, number, *args)
+    def watched(self, number, *args, **kwargs):
+        original(self, number, *args, **kwargs)
         if number == step:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    train.StepLog.step = watched
+    step_log.StepLog.step = watched
     return __main__.main(argv)
 
 

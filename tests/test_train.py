@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 from bertjax import __main__ as command_line
-from bertjax import checkpoint, config, errors, experiment, run_log, sharding, train
+from bertjax import checkpoint, config, errors, experiment, run_log, sharding, step_log, train
 from tests.helpers import children, corpora
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -82,16 +81,16 @@ def test_stopped_at_any_step_and_resumed_ends_bit_equal(data, uninterrupted, tmp
     workdir, conf, _ = uninterrupted
     crash_at = iter([3, 5, 9])
     upcoming = next(crash_at)
-    original = train.StepLog.step
+    original = step_log.StepLog.step
 
-    def crash(self, number, *args):
+    def crash(self, number, *args, **kwargs):
         nonlocal upcoming
         if number == upcoming:
             upcoming = next(crash_at, None)
             raise RuntimeError("power cut")
-        original(self, number, *args)
+        original(self, number, *args, **kwargs)
 
-    monkeypatch.setattr(train.StepLog, "step", crash)
+    monkeypatch.setattr(step_log.StepLog, "step", crash)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="power cut"):
             train.train_and_evaluate(conf, tmp_path / "run")
@@ -240,17 +239,12 @@ def test_a_second_phase_that_has_not_begun_may_begin_later(data, tmp_path):
 
 
 def test_an_interval_whose_steps_were_all_skipped_has_no_loss(tmp_path, capsys):
-    conf = config.ConfigDict({"num_steps": 6, "log_every": 2, "max_bad_steps": 9})
-    built = types.SimpleNamespace(
-        config=conf, scales={"mlm_loss": 1.0}, flops_per_sequence=lambda length: 1.0
-    )
-    phase = config.Phase(0, 6, 8, 4)
-    with train.StepLog(built, tmp_path, 0, None) as log:
+    with step_log.StepLog(tmp_path, 0, 6, {"mlm_loss": 1.0}, log_every=2) as log:
         for number, bad in enumerate((0, 0, 1, 2, 0, 0), start=1):
             term = jnp.float32(np.nan if bad else 10.0 * number), jnp.float32(5.0)
             general = dict.fromkeys(("loss", "learning_rate", "grad_norm", "skipped"), term[1])
             report = {**general, "skipped_in_row": jnp.int32(bad), "terms": {"mlm_loss": term}}
-            log.step(number, phase, report)
+            log.step(number, report, tokens=32)
         log._read()
     lines = run_log.read_metrics(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == [2, 4, 6]
@@ -353,18 +347,18 @@ def test_killed_at_a_random_moment_and_resumed_ends_bit_equal(data, tmp_path):
 
 def test_evaluation_and_saving_do_not_count_as_training_time(data, tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(train.time, "perf_counter", lambda: now[0])
-    original = train.StepLog.step
+    monkeypatch.setattr(step_log.time, "perf_counter", lambda: now[0])
+    original = step_log.StepLog.step
 
-    def second_a_step(self, *args):
+    def second_a_step(self, *args, **kwargs):
         now[0] += 1.0
-        original(self, *args)
+        original(self, *args, **kwargs)
 
     def slow(*args):
         now[0] += 1000.0
         return {"loss": 1.0, "mlm_loss": 1.0}
 
-    monkeypatch.setattr(train.StepLog, "step", second_a_step)
+    monkeypatch.setattr(step_log.StepLog, "step", second_a_step)
     monkeypatch.setattr(train.evaluate, "evaluate", slow)
     train.train_and_evaluate(_config(data), tmp_path / "run")
     lines = run_log.read_metrics(tmp_path / "run" / "metrics.jsonl")

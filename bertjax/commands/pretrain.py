@@ -17,15 +17,14 @@ The hosts of a TPU slice need no flag. --workdir must be a folder that all of th
 """
 
 import argparse
-import contextlib
 
 import jax
 
 from bertjax import config as config_lib
 from bertjax import config_help as config_help_lib
-from bertjax import train
+from bertjax import job_flags, train
 from bertjax import workdir as workdir_lib
-from bertjax.runtime import backend, distributed
+from bertjax.runtime import backend
 
 config_help, config_keys = config_help_lib.of_run, config_help_lib.keys_of_run
 
@@ -34,28 +33,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="config file")
     parser.add_argument("--workdir", required=True, help="folder of the run, made where absent")
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 of a job is")
-    parser.add_argument("--num_processes", type=int, metavar="N", help="of the job")
-    parser.add_argument("--process_id", type=int, metavar="I", help="of this one, 0 to N - 1")
-    parser.add_argument(
-        "--distributed",
-        action="store_true",
-        help="let TPU metadata or SLURM tell the three of them",
-    )
-    parser.add_argument(
-        "--heartbeat_seconds",
-        type=int,
-        default=distributed.HEARTBEAT_SECONDS,
-        metavar="S",
-        help="a silent host is given up after so long (%(default)s)",
-    )
-    parser.add_argument(
-        "--startup_seconds",
-        type=int,
-        default=distributed.STARTUP_SECONDS,
-        metavar="S",
-        help="all processes must be there after so long (%(default)s)",
-    )
+    job_flags.add(parser)
     config_help_lib.add_flag(parser)
 
 
@@ -66,27 +44,15 @@ def run(flags: argparse.Namespace) -> None:
         print("\n".join(config_help_lib.resolved(flags.config, config)))
         return
     backend.configure(config.dtype)
-    with _job(flags):
+
+    def goes_on() -> str:
+        step = workdir_lib.saved_step(flags.workdir)
+        return f"the run goes on from step {step or 0} when started again"
+
+    with job_flags.joined(flags, goes_on):
         heldout = train.train_and_evaluate(config, flags.workdir)
         if jax.process_index() == 0:
             samples = int(heldout.pop("samples"))
             print(f"step {config.num_steps} in {flags.workdir}, on {samples:,} held-out samples")
             for name, value in sorted(heldout.items()):
                 print(f"  held-out {name:<14}{value:.4f}")
-
-
-def _job(flags: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
-    place = distributed.place(flags.coordinator, flags.num_processes, flags.process_id)
-    if place is None and not (flags.distributed or distributed.on_several_hosts()):
-        return contextlib.nullcontext()
-
-    def goes_on() -> str:
-        step = workdir_lib.saved_step(flags.workdir)
-        return f"the run goes on from step {step or 0} when started again"
-
-    return distributed.job(
-        place,
-        goes_on=goes_on,
-        heartbeat_seconds=flags.heartbeat_seconds,
-        startup_seconds=flags.startup_seconds,
-    )

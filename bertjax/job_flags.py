@@ -1,0 +1,56 @@
+"""The flags of a job of several processes, which `pretrain` and `finetune` share."""
+
+import argparse
+import contextlib
+from collections.abc import Callable
+
+from bertjax.runtime import distributed
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 of a job is")
+    parser.add_argument("--num_processes", type=int, metavar="N", help="of the job")
+    parser.add_argument("--process_id", type=int, metavar="I", help="of this one, 0 to N - 1")
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="let TPU metadata or SLURM tell the three of them",
+    )
+    parser.add_argument(
+        "--heartbeat_seconds",
+        type=int,
+        default=distributed.HEARTBEAT_SECONDS,
+        metavar="S",
+        help="a silent host is given up after so long (%(default)s)",
+    )
+    parser.add_argument(
+        "--startup_seconds",
+        type=int,
+        default=distributed.STARTUP_SECONDS,
+        metavar="S",
+        help="all processes must be there after so long (%(default)s)",
+    )
+
+
+def is_one_of_several(flags: argparse.Namespace) -> bool:
+    """Returns whether this process is one of a job of several."""
+    place = distributed.place(flags.coordinator, flags.num_processes, flags.process_id)
+    return place is not None or flags.distributed or distributed.on_several_hosts()
+
+
+def joined(
+    flags: argparse.Namespace, goes_on: Callable[[], str]
+) -> contextlib.AbstractContextManager[None]:
+    """Returns a context manager that joins the job; for a process alone, it does nothing.
+
+    goes_on: returns what to print, if another process ends, about how the run will go on.
+    """
+    if not is_one_of_several(flags):
+        return contextlib.nullcontext()
+    return distributed.job(
+        distributed.place(flags.coordinator, flags.num_processes, flags.process_id),
+        goes_on=goes_on,
+        heartbeat_seconds=flags.heartbeat_seconds,
+        startup_seconds=flags.startup_seconds,
+    )

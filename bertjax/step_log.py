@@ -1,0 +1,146 @@
+"""Logs the steps of a run without making the device wait."""
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from bertjax import metrics, run_log
+
+UNLOGGED = "unlogged"  # in the meta of a checkpoint: sums of the steps since the last line
+
+
+def prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
+    """Returns {"PREFIX/NAME": value}."""
+    return {f"{prefix}/{name}": float(value) for name, value in values.items()}
+
+
+class StepLog:
+    """Logs the steps without making the device wait: reads a step's metrics while the next runs.
+
+    The logged losses are means over the steps since the last line: the sum of sums divided by the
+    sum of weights, without skipped steps. A checkpoint between two lines holds the sums so far, so
+    that a run that is killed and restarted writes the same lines.
+    """
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike,
+        start: int,
+        num_steps: int,
+        scales: Mapping[str, float],
+        *,
+        log_every: int,
+        unlogged: Mapping[str, Sequence[float]] = MappingProxyType({}),
+        max_bad_steps: int = 0,
+        diverged: Callable[[int, int], None] = lambda step, in_row: None,
+        on_loss: Callable[[float], None] = lambda loss: None,
+    ):
+        """start: the step that the run starts or resumes at.
+
+        scales: factors of the losses in their sum. unlogged: as in the checkpoint that the run
+        resumes from. diverged: called with (step, steps in a row) after `max_bad_steps` non-finite
+        steps in a row, unless that is 0. on_loss: called with the loss of each finite step.
+        """
+        self._writers = run_log.Writers(workdir, start_step=start, num_steps=num_steps)
+        self._num_steps, self._scales, self._log_every = num_steps, scales, log_every
+        self._max_bad_steps, self._diverged, self._on_loss = max_bad_steps, diverged, on_loss
+        self._sums: metrics.Terms = dict(unlogged)
+        self._unread: tuple[int, dict[str, jax.Array]] | None = None
+        self._on_cpu = jax.default_backend() == "cpu"
+        self._restart_clock()
+
+    def __enter__(self) -> "StepLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writers.close()
+
+    def step(
+        self,
+        number: int,
+        report: dict[str, jax.Array],
+        tokens: int,
+        flops: float = 0,
+        *,
+        timed: bool = True,
+    ) -> None:
+        """Logs the step before `number`, which was just dispatched; on a CPU, `number` itself.
+
+        tokens, flops: of the step, for the speed. timed: False for a step that was compiled, which
+        does not count.
+        """
+        if not self._on_cpu:
+            self._read()
+        self._unread = number, report
+        self._tokens += tokens
+        self._flops += flops
+        if not timed:
+            jax.block_until_ready(report["loss"])
+            self._restart_clock()
+        if self._on_cpu:  # CPU backends before jax 0.12 deadlock when collectives queue up
+            self._read()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Logs the last step and stops the clock during the block, which does no training."""
+        self._read()
+        self._writers.flush()
+        self._seconds += time.perf_counter() - self._since
+        yield
+        self._since = time.perf_counter()
+
+    def note(self, what: str) -> None:
+        """Shows `what` on the terminal: the work that is done between two steps."""
+        self._writers.note(what)
+
+    def unlogged(self) -> dict[str, list[float]]:
+        """Returns sums and weights of the steps since the last line, for a checkpoint's meta."""
+        return {name: list(term) for name, term in self._sums.items()}
+
+    def heldout(self, step: int, values: Mapping[str, float], name: str = "eval") -> None:
+        """Writes held-out metrics as "NAME/METRIC"."""
+        self._writers.write(step, prefixed(name, values))
+        self._writers.flush()
+
+    def _read(self) -> None:
+        if self._unread is None:
+            return
+        (number, report), self._unread = self._unread, None
+        read = jax.device_get({name: report[name] for name in ("skipped_in_row", "terms", "loss")})
+        in_row = int(read["skipped_in_row"])
+        if not in_row:
+            self._sums = metrics.add(self._sums or None, jax.tree.map(float, read["terms"]))
+            self._on_loss(float(read["loss"]))
+        if number % self._log_every == 0 or number == self._num_steps:
+            self._write(number, report)
+        else:
+            self._writers.advance(number)
+        if 0 < self._max_bad_steps <= in_row:
+            self._diverged(number, in_row)
+
+    def _write(self, number: int, report: dict[str, jax.Array]) -> None:
+        names = ("learning_rate", "grad_norm", "skipped")
+        general = {name: float(jax.device_get(report[name])) for name in names}
+        values = metrics.means(self._sums)
+        loss = metrics.total_loss(values, self._scales) if values else math.nan
+        if number % self._log_every == 0:  # the last step may be logged off the period
+            self._sums = {}
+        seconds = self._seconds + time.perf_counter() - self._since
+        line = {**prefixed("train", {"loss": loss, **values}), **general}
+        if self._tokens:
+            line["tokens_per_second"] = self._tokens / seconds
+            mfu = metrics.mfu(self._flops / seconds) if self._flops else None
+            if mfu is not None:
+                line["mfu"] = mfu
+        self._writers.write(number, line)
+        self._restart_clock()
+
+    def _restart_clock(self) -> None:
+        self._seconds = self._tokens = self._flops = 0.0
+        self._since = time.perf_counter()
