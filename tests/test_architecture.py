@@ -30,7 +30,7 @@ LAYERS = (
     {"config_help", "evaluate", "workdir"},
     {"experiment"},
     {"artifact", "run_log"},
-    {"plan", "run_header"},
+    {"job_flags", "plan", "run_header", "step_log"},
     {"inference", "train"},
     {"finetuning"},
     {"__init__"},
