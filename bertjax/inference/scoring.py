@@ -30,13 +30,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, plugins
 from bertjax.data.tokenizers import special_tokens
 from bertjax.inference import pretrained
 from bertjax.models.common import layers
+from bertjax.objectives.common import losses
 
 TOKENS = 2048  # largest number in a batch; stays in the caches of a CPU
 LOGITS = 1 << 25  # largest number in a batch: 128 MiB
@@ -350,8 +350,7 @@ def _log_probs(
 ) -> jax.Array:
     """Returns float32 log probabilities, shaped like `targets`, under the output `name`."""
     logits = model.apply({"params": params}, **features)[name]
-    own = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return own - jax.nn.logsumexp(logits, axis=-1)
+    return losses.log_probs(logits, targets)
 
 
 @functools.partial(jax.jit, static_argnames=("model",))

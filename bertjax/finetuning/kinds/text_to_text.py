@@ -179,8 +179,7 @@ def outputs(
     """
     logits_BTV = apply(**losses.inputs(batch, losses.SEQUENCES))["logits"]
     targets_BT, weights_BT = batch["targets"], batch["loss_weights"]
-    own_BT = jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)[..., 0]
-    own_BT -= jax.nn.logsumexp(logits_BTV, axis=-1)
+    own_BT = losses.log_probs(logits_BTV, targets_BT)
     right_BT = jnp.argmax(logits_BTV, axis=-1) == targets_BT
     sums = (own_BT * weights_BT, right_BT * weights_BT, weights_BT)
     return {name: x_BT.sum(axis=1) for name, x_BT in zip(SUMS, sums, strict=True)}

@@ -35,6 +35,16 @@ def classification(
     }
 
 
+def log_probs(logits: jax.Array, ids: jax.Array) -> jax.Array:
+    """Returns float32 [...]: the log probabilities of given classes, in nats, for evaluation.
+
+    logits: float32 [..., C]; ids: int32 [...]. NOTE: gathers the logits of `ids`, which is faster
+    than the masked sum in `classification` if C is not sharded.
+    """
+    own = jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0]
+    return own - jax.nn.logsumexp(logits, axis=-1)
+
+
 def example_weights(batch: Batch) -> jax.Array:
     """Returns float32[B]: 1, but 0 for rows that only fill up the last batch of an evaluation."""
     if "example_weights" in batch:
