@@ -46,6 +46,7 @@ setup(
         "notebooks": ["bertjax[eval]", "ipykernel", "jupyterlab", "nbclient"],
         "tests": [
             "bertjax[languages]",
+            "mypy==2.4.1",
             "pytest>=8",
             "pytest-xdist>=3.6",
             "ruff>=0.14",

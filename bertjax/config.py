@@ -12,12 +12,11 @@ import dataclasses
 import importlib.util
 import pathlib
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from bertjax import errors, optimizer, plugins, sharding
+from bertjax import errors, optimizer, plugins, protocols, sharding
 from bertjax.models.common import kernels, layers
 from bertjax.objectives.common import hooks
 from bertjax.runtime import hardware
@@ -113,7 +112,7 @@ def choose_objective(config: ConfigDict, name: str = "") -> None:
         config.model.heads = tuple(head for head in family.Config().heads if head in read)
 
 
-def _objective_fields(family: ModuleType, name: str) -> dict[str, Any]:
+def _objective_fields(family: protocols.Family, name: str) -> dict[str, Any]:
     """Returns all fields of an objective, with the family's values if it is the published one."""
     published = family.OBJECTIVE
     name = name or published["name"]

@@ -16,25 +16,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bertjax import errors, models, objectives
+from bertjax import errors, models, objectives, protocols
 from bertjax.models.common import layers
 
 # The names that the module of a family and of an objective must define.
-FAMILY = (
-    "Config", "VARIANTS", "KIND", "INPUTS", "HEADS", "OBJECTIVE", "SMOKE", "Model",
-    "flops_per_sequence",
-)  # fmt: skip
-OBJECTIVE = (
-    "Config", "KINDS", "sampling", "transform", "predictions", "features", "heads", "scales",
-    "normalizers", "loss",
-)  # fmt: skip
+FAMILY = protocols.names(protocols.Family)
+OBJECTIVE = protocols.names(protocols.Objective)
 
 
 def _names(package: ModuleType) -> list[str]:
     return [m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg]
 
 
-def _module(package: ModuleType, key: str, name: str, parts: Sequence[str]) -> ModuleType:
+def _module(package: ModuleType, key: str, name: str, parts: Sequence[str]) -> Any:
     """Imports the plug-in `name`. Raises UserError if that fails or one of `parts` is missing."""
     if "." not in name and name not in _names(package):
         raise errors.UserError(
@@ -80,7 +74,7 @@ def objectives_of(kind: str) -> list[str]:
     return names
 
 
-def objective_for(family_name: str, name: str) -> ModuleType:
+def objective_for(family_name: str, name: str) -> protocols.Objective:
     """Returns the module of objective `name`. Raises UserError if it cannot train the family."""
     kind, module = family(family_name).KIND, objective(name)
     if kind not in module.KINDS:
@@ -93,7 +87,7 @@ def objective_for(family_name: str, name: str) -> ModuleType:
     return module
 
 
-def family(name: str) -> ModuleType:
+def family(name: str) -> protocols.Family:
     """Returns the module `bertjax.models.NAME`, or the module NAME if that has a dot.
 
     Raises UserError if there is no such module or it lacks a name of FAMILY.
@@ -101,7 +95,7 @@ def family(name: str) -> ModuleType:
     return _module(models, "family", name, FAMILY)
 
 
-def objective(name: str) -> ModuleType:
+def objective(name: str) -> protocols.Objective:
     """Returns the module `bertjax.objectives.NAME`, or the module NAME if that has a dot.
 
     Raises UserError if there is no such module or it lacks a name of OBJECTIVE.
@@ -172,9 +166,10 @@ def _abstract_params(model: Any) -> Any:
     return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
 
 
-def family_of(model: Any) -> ModuleType:
+def family_of(model: Any) -> protocols.Family:
     """Returns the module of a model's family."""
-    return importlib.import_module(type(model).__module__)
+    module: Any = importlib.import_module(type(model).__module__)
+    return module
 
 
 def init_params(model: Any, key: jax.Array) -> Any:

@@ -14,6 +14,7 @@ fi
 make_venv .venv-tests "$python" "${packages[@]}"
 
 .venv-tests/bin/ruff check .
+.venv-tests/bin/mypy  # mypy.ini names the files
 # A process that dies ends the tests: with a new one in its place, --dist=loadfile waits for ever.
 exec .venv-tests/bin/python -m pytest tests -q --numprocesses="${TEST_PROCESSES:-2}" \
   --dist=loadfile --max-worker-restart=0 "$@"

@@ -24,7 +24,7 @@ LAYERS = (
     {"schema"},
     {"checksums", "data", "hashing", "plot", "runtime", "sharding"},
     {"checkpoint", "metrics", "models", "optimizer"},
-    {"objectives", "show", "step"},
+    {"objectives", "protocols", "show", "step"},
     {"plugins"},
     {"config"},
     {"config_help", "evaluate", "workdir"},

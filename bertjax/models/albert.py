@@ -124,10 +124,10 @@ class Model(bert.Model):
 
     config: Config
 
-    layouts = heads.LAYOUTS | {
-        "classifier": heads.Layout(pooled=True, rate=DROPOUT_RATE),
-        "token_classifier": heads.Layout(rate=DROPOUT_RATE),
-    }
+    layouts = heads.layouts(
+        classifier=heads.Layout(pooled=True, rate=DROPOUT_RATE),
+        token_classifier=heads.Layout(rate=DROPOUT_RATE),
+    )
 
     def setup(self):
         config = self.config

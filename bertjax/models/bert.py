@@ -229,7 +229,7 @@ HF_HEADS = {
 
 # Hugging Face's config.json. "fields": their key -> our field. "fixed": keys for which this model
 # supports one value only. "architectures": our heads -> the class with exactly these heads.
-HF_CONFIG = {
+HF_CONFIG: dict[str, Any] = {
     "model_type": "bert",
     "fields": {
         "vocab_size": "vocab_size",

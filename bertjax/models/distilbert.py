@@ -63,12 +63,12 @@ class Model(bert.Model):
     Dropout is as in BERT, and so, as in the teacher, also applied to the output of the attention.
     """
 
-    config: Config
+    config: Config  # type: ignore[assignment]  # not a bert.Config: no segments
 
-    layouts = heads.LAYOUTS | {
-        "classifier": heads.Layout(activation="relu", rate=0.2),
-        "span": heads.Layout(rate=0.1),
-    }
+    layouts = heads.layouts(
+        classifier=heads.Layout(activation="relu", rate=0.2),
+        span=heads.Layout(rate=0.1),
+    )
 
     def __call__(
         self,

@@ -127,7 +127,7 @@ class Model(heads.Model):
 
     config: Config
 
-    layouts = heads.LAYOUTS | {"classifier": heads.Layout(activation="gelu", first_rate=None)}
+    layouts = heads.layouts(classifier=heads.Layout(activation="gelu", first_rate=None))
 
     def setup(self):
         config = self.config

@@ -90,7 +90,7 @@ class Layer(nn.Module):
             layers.LayerNorm(config.layer_norm_eps, name="attention_norm")(x_BLD),
             mask,
             deterministic,
-            cache=None if cache is None else {**cache, "index": index},
+            cache=None if cache is None else {**cache, "index": index},  # type: ignore[dict-item]
         )
         out_BLD, cache = (out, None) if cache is None else out
         x_BLD += layers.Dropout(config.dropout_rate, name="attention_dropout")(
@@ -146,10 +146,10 @@ class Model(heads.Model):
 
     config: Config
 
-    layouts = heads.LAYOUTS | {
-        "classifier": heads.Layout(rate=0.0, use_bias=False),
-        "token_classifier": heads.Layout(rate=0.1),
-    }
+    layouts = heads.layouts(
+        classifier=heads.Layout(rate=0.0, use_bias=False),
+        token_classifier=heads.Layout(rate=0.1),
+    )
 
     def setup(self):
         self.embeddings = Embeddings(self.config)

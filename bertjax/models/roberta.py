@@ -58,7 +58,7 @@ class Model(bert.Model):
 
     config: Config
 
-    layouts = heads.LAYOUTS | {"classifier": heads.Layout(activation="tanh", first_rate=None)}
+    layouts = heads.layouts(classifier=heads.Layout(activation="tanh", first_rate=None))
 
     @property
     def first_position(self) -> int:

@@ -102,7 +102,8 @@ class Model(bert.Model):
 
         sbo_logits [B, P, rows of the word table], float32. They also need `masked_positions`.
         """
-        outputs = super().__call__(input_ids, *args, masked_positions=masked_positions, **kwargs)
+        kwargs |= {"masked_positions": masked_positions}
+        outputs = super().__call__(input_ids, *args, **kwargs)
         if "sbo" not in self.config.heads:
             return outputs
         if self.is_initializing():  # init passes input_ids only

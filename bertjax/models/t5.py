@@ -207,7 +207,7 @@ class Model(nn.Module):
         places = jnp.arange(decoder_input_ids.shape[1])
         mask = masks.causal() & masks.of_batch(decoder_attention_mask, decoder_segment_ids)
         if segment_ids is not None:
-            seen = masks.segments(decoder_segment_ids, segment_ids)
+            seen = masks.segments(decoder_segment_ids, segment_ids)  # type: ignore[arg-type]
         x_BTD, hidden, _ = self.decoder(
             self.embeddings(decoder_input_ids), mask, (places, places),
             memory_BSD=memory_BSD, memory_mask=seen, deterministic=deterministic,

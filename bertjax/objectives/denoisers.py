@@ -85,7 +85,8 @@ def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.C
     """
     rest = max(0.0, 1 - config.r_rate - config.s_rate)
     rates = {"R": config.r_rate, "S": config.s_rate, "X": rest}
-    sentinels, modes = vocabulary.sentinels, ()
+    sentinels = vocabulary.sentinels
+    modes: tuple[int, ...] = ()
     if config.mode_tokens:
         marks, sentinels = mode_tokens(vocabulary), sentinels[: -len(DENOISERS)]
         modes = tuple(marks[name] for name, of in DENOISERS.items() for _ in of)

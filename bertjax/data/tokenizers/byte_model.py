@@ -76,7 +76,7 @@ class ByteModel:
             i: tokenizers.AddedToken(self.pieces[i], special=True, lstrip=True, rstrip=True)
             for i in self.special_ids
         }
-        return usual | self.declared
+        return {**usual, **self.declared}
 
     def encode_with_offsets(
         self, texts: Sequence[str]

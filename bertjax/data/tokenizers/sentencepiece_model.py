@@ -161,8 +161,8 @@ class UnigramModel:
         specials = set(self.special_ids)
         shown = [i for i in map(int, ids) if i not in specials]
         parts: list[str] = []
-        for own, run in itertools.groupby(shown, self._of_model.__contains__):
-            run = list(run)
+        for own, group in itertools.groupby(shown, self._of_model.__contains__):
+            run = list(group)
             if not own:
                 parts += [self.pieces[i] for i in run]
                 continue
@@ -292,7 +292,8 @@ class UnigramModel:
             return found["ids"], found["offsets"]
         cleaned, origins = self.albert.clean_with_origins(text)
         found = self._processor.encode_as_offset_mapping(cleaned)
-        ids, offsets = [], []
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
         for i, (start, stop) in zip(found["ids"], found["offsets"], strict=True):
             parts = self._cut_comma(i) if i in self._comma_ids else [i]
             for part in parts[:-1]:

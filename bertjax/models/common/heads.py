@@ -51,10 +51,15 @@ class Layout(NamedTuple):
 
 
 PLAIN = Layout()
-# BERT's layouts; a family that differs overrides them.
+# BERT's layouts; for a family that differs see `layouts`.
 LAYOUTS: Mapping[str, Layout] = MappingProxyType(
     {"classifier": Layout(pooled=True), "token_classifier": PLAIN, "span": Layout(rate=0.0)}
 )
+
+
+def layouts(**own: Layout) -> Mapping[str, Layout]:
+    """Returns the layouts of a family: BERT's, except its `own`."""
+    return {**LAYOUTS, **own}
 
 
 def check(config: Any, known: tuple[str, ...]) -> None:

@@ -1,0 +1,20 @@
+"""Every plug-in of the package is in the file that mypy compares with the protocols."""
+
+from bertjax import plugins
+from bertjax.objectives.common import hooks
+from tests import plugin_types
+
+
+def _names(modules):
+    return [module.__name__.rpartition(".")[2] for module in modules]
+
+
+def test_every_family_and_objective_is_compared():
+    assert _names(plugin_types.FAMILIES) == sorted(plugins.families())
+    assert _names(plugin_types.OBJECTIVES) == sorted(plugins.objectives_there())
+
+
+def test_every_hook_of_an_objective_is_compared():
+    there = {name: hooks.of(plugins.objective(name)) for name in plugins.objectives_there()}
+    defined = {name: found for name, found in there.items() if found != hooks.Hooks()}
+    assert defined == plugin_types.HOOKS
