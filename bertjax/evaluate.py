@@ -42,7 +42,7 @@ def evaluate(
             terms["unigram"] = _unigram_term(unigram, *predicted(batch))
         if "example_weights" in batch:
             terms["samples"] = batch["example_weights"].sum(), 1.0
-        # NOTE: waiting here also avoids a deadlock of collectives on old CPU backends.
+        # NOTE: fetches every batch, see `runtime.dispatch`.
         total = metrics.add(total, jax.tree.map(float, jax.device_get(terms)))
     total = total or {}
     samples = {"samples": total.pop("samples")[0]} if "samples" in total else {}

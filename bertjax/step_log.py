@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from bertjax import metrics, run_log
+from bertjax.runtime import dispatch
 
 UNLOGGED = "unlogged"  # in the meta of a checkpoint: sums of the steps since the last line
 
@@ -52,7 +53,7 @@ class StepLog:
         self._max_bad_steps, self._diverged, self._on_loss = max_bad_steps, diverged, on_loss
         self._sums: metrics.Terms = dict(unlogged)
         self._unread: tuple[int, dict[str, jax.Array]] | None = None
-        self._on_cpu = jax.default_backend() == "cpu"
+        self._waits = dispatch.one_at_a_time()
         self._restart_clock()
 
     def __enter__(self) -> "StepLog":
@@ -75,7 +76,7 @@ class StepLog:
         tokens, flops: of the step, for the speed. timed: False for a step that was compiled, which
         does not count.
         """
-        if not self._on_cpu:
+        if not self._waits:
             self._read()
         self._unread = number, report
         self._tokens += tokens
@@ -83,7 +84,7 @@ class StepLog:
         if not timed:
             jax.block_until_ready(report["loss"])
             self._restart_clock()
-        if self._on_cpu:  # CPU backends before jax 0.12 deadlock when collectives queue up
+        if self._waits:
             self._read()
 
     @contextlib.contextmanager
