@@ -23,6 +23,7 @@ from bertjax import (
     errors,
     evaluate,
     plugins,
+    profiler,
     progress,
     run_header,
     run_log,
@@ -45,9 +46,11 @@ from bertjax.runtime import distributed, signals
 
 
 def train_and_evaluate(
-    config: ml_collections.ConfigDict, workdir: str | os.PathLike
+    config: ml_collections.ConfigDict, workdir: str | os.PathLike, traced_steps: range = range(0)
 ) -> dict[str, float]:
     """Trains to `config.num_steps`, from the newest checkpoint of `workdir` if there is one.
+
+    traced_steps: the steps of `profiler.StepTrace`, in WORKDIR/profile; see `profiler.parse`.
 
     Returns the last held-out metrics. Raises UserError for errors that the user can fix. After a
     SIGTERM raises Preempted, after a first Ctrl-C KeyboardInterrupt, both with the state saved.
@@ -103,6 +106,9 @@ def train_and_evaluate(
                 diverged=functools.partial(_diverged, checkpoints),
             )
         )
+        trace = stack.enter_context(
+            profiler.StepTrace(traced_steps, epath.Path(workdir) / profiler.FOLDER)
+        )
         eval_step = experiment.eval_step()
         with stage("counting the unigram model"):
             unigram = experiment.unigram(train_data, vocabulary)
@@ -136,14 +142,16 @@ def train_and_evaluate(
                     checkpoints.save(step, state, meta, scores)
             if last or asked:
                 break
-            batch = sharding.global_batch(mesh, phase.batch_size, next(batches))
-            compiles = phase not in compiled
-            with stage("compiling the train step") if compiles else contextlib.nullcontext():
-                state, report = train_steps[phase](state, batch, frozen_params)
-            compiled.add(phase)
-            tokens = phase.batch_size * phase.length
-            flops = phase.batch_size * experiment.flops_per_sequence(phase.length)
-            log.step(step + 1, report, tokens, flops, timed=not compiles)
+            with trace.step(step + 1):
+                batch = sharding.global_batch(mesh, phase.batch_size, next(batches))
+                compiles = phase not in compiled
+                with stage("compiling the train step") if compiles else contextlib.nullcontext():
+                    state, report = train_steps[phase](state, batch, frozen_params)
+                compiled.add(phase)
+                tokens = phase.batch_size * phase.length
+                flops = phase.batch_size * experiment.flops_per_sequence(phase.length)
+                log.step(step + 1, report, tokens, flops, timed=not compiles)
+            trace.end(step + 1, report)
 
         checkpoints.wait()
         if asked and not last:

@@ -19,7 +19,7 @@ FILES = {
 # of one folder may import each other. A folder stands for all of its modules.
 LAYERS = (
     {"errors"},
-    {"paths", "progress"},
+    {"paths", "profiler", "progress"},
     {"files"},
     {"schema"},
     {"checksums", "data", "hashing", "plot", "runtime", "sharding"},

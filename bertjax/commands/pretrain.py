@@ -22,7 +22,7 @@ import jax
 
 from bertjax import config as config_lib
 from bertjax import config_help as config_help_lib
-from bertjax import job_flags, train
+from bertjax import job_flags, profiler, train
 from bertjax import workdir as workdir_lib
 from bertjax.runtime import backend
 
@@ -33,6 +33,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="config file")
     parser.add_argument("--workdir", required=True, help="folder of the run, made where absent")
+    parser.add_argument(
+        "--profile",
+        metavar="FIRST:LAST",
+        help="trace these steps with jax.profiler, into WORKDIR/profile; process 0 alone writes, "
+        "and a resumed run traces those of the steps that it runs",
+    )
     job_flags.add(parser)
     config_help_lib.add_flag(parser)
 
@@ -43,6 +49,7 @@ def run(flags: argparse.Namespace) -> None:
     if flags.print_config:
         print("\n".join(config_help_lib.resolved(flags.config, config)))
         return
+    traced = profiler.parse(flags.profile, config.num_steps) if flags.profile else range(0)
     backend.configure(config.dtype)
 
     def goes_on() -> str:
@@ -50,7 +57,7 @@ def run(flags: argparse.Namespace) -> None:
         return f"the run goes on from step {step or 0} when started again"
 
     with job_flags.joined(flags, goes_on):
-        heldout = train.train_and_evaluate(config, flags.workdir)
+        heldout = train.train_and_evaluate(config, flags.workdir, traced)
         if jax.process_index() == 0:
             samples = int(heldout.pop("samples"))
             print(f"step {config.num_steps} in {flags.workdir}, on {samples:,} held-out samples")
