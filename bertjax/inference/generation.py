@@ -21,9 +21,8 @@ import jax
 import numpy as np
 
 from bertjax import errors
-from bertjax.inference import decoding
+from bertjax.inference import batching, decoding
 
-PROMPT_MULTIPLE = 32
 NEW_MULTIPLE = 32
 MAX_ROWS = 32  # largest number of rows in a batch, counting each beam
 MAX_TOKENS = 8192  # largest number of tokens in these rows
@@ -107,7 +106,7 @@ def generate(
     caller must check that prompts and new tokens fit into the model. prefix: whether a decoder
     attends bidirectionally within a prompt, as in a prefix LM.
     """
-    slots = _round_up(options.max_new_tokens, NEW_MULTIPLE)
+    slots = batching.round_up(options.max_new_tokens, NEW_MULTIPLE)
     # Computed in float64, as in Python. An array, like all numbers here, to avoid recompilation.
     penalty_T = np.arange(1, slots + 1, dtype=np.float64) ** options.length_penalty
     numbers = {
@@ -122,10 +121,11 @@ def generate(
         **{name: np.int32(value) for name, value in ids._asdict().items()},
     }
     found: list[np.ndarray] = [np.zeros(0, np.int32)] * len(prompts)
-    order = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
-    while order:
-        size = _batch_size(len(prompts[order[0]]) + slots, options.num_beams)
-        rows, order = order[:size], order[size:]
+
+    def batch_size(longest: int) -> int:
+        return _batch_size(longest + slots, options.num_beams)
+
+    for rows in batching.longest_first(prompts, batch_size):
         batch = _batch(
             [prompts[row] for row in rows], rows, ids.pad, left=decoding.is_decoder(model)
         )
@@ -140,33 +140,21 @@ def generate(
     return found
 
 
-def _round_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
-
-
-def power_of_two(count: int) -> int:
-    """Returns the smallest power of two that is at least `count`."""
-    return 1 << (count - 1).bit_length()
-
-
 def _batch_size(length: int, num_beams: int) -> int:
     """Returns the prompts per batch: a power of two, so that full batches have one shape."""
     rows = min(MAX_ROWS, MAX_TOKENS // length)
-    return 1 << (max(rows // num_beams, 1).bit_length() - 1)
+    return batching.power_of_two_within(max(rows // num_beams, 1))
 
 
 def _batch(
     prompts: Sequence[np.ndarray], rows: Sequence[int], pad: int, *, left: bool
 ) -> dict[str, np.ndarray]:
     """Builds a batch of `prompts`, whose indices are `rows`; `live` is False for padding rows."""
-    length = _round_up(max(map(len, prompts)), PROMPT_MULTIPLE)
-    count = power_of_two(len(prompts))
-    ids_BL = np.full((count, length), pad, np.int32)
-    mask_BL = np.zeros((count, length), np.int32)
-    for i, prompt in enumerate(prompts):
-        at = slice(length - len(prompt), None) if left else slice(0, len(prompt))
-        ids_BL[i, at], mask_BL[i, at] = prompt, 1
+    count = batching.power_of_two(len(prompts))
+    shape = count, batching.round_up(max(map(len, prompts)))
+    ids_BL, real_BL = batching.padded(prompts, shape, pad, left=left)
     row_B = np.zeros(count, np.int32)
     row_B[: len(rows)] = rows
     live_B = np.arange(count) < len(rows)
+    mask_BL = real_BL.astype(np.int32)
     return {"input_ids": ids_BL, "attention_mask": mask_BL, "row": row_B, "live": live_B}

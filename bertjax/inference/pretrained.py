@@ -7,8 +7,8 @@
     gpt = bertjax.load("gpt2/")
     gpt.generate(["The cat sat on"], max_new_tokens=8, num_beams=4)      # [" the mat and ..."]
 
-Sequences are sorted by length and padded to a multiple of LENGTH_MULTIPLE, and batches to a power
-of two rows, so that few shapes are compiled.
+`inference.batching` sorts sequences by length and pads them, and batches to a power of two rows, so
+that few shapes are compiled.
 
 Shapes: B batch, L length, P masks of a text, D model, V vocabulary, K best.
 """
@@ -24,11 +24,10 @@ import numpy as np
 from bertjax import errors, plugins
 from bertjax.artifact import artifact
 from bertjax.data.tokenizers import special_tokens
-from bertjax.inference import generation
+from bertjax.inference import batching, generation
 from bertjax.models.common import heads, layers
 from bertjax.objectives.common import hooks
 
-LENGTH_MULTIPLE = 32
 BATCH_SIZE = 32
 POOLINGS = ("mean", "cls", "last")
 
@@ -128,10 +127,9 @@ class Pretrained:
         top = min(top, int(self._words_V.sum()))
         fills: list[list[list[Fill]]] = [[] for _ in texts]
         for rows, batch in self._batches(sequences):
-            most = generation.power_of_two(max(len(positions[row]) for row in rows))
-            places = np.zeros((len(batch["input_ids"]), most), np.int32)
-            for i, row in enumerate(rows):
-                places[i, : len(positions[row])] = positions[row]
+            most = batching.power_of_two(max(len(positions[row]) for row in rows))
+            shape = len(batch["input_ids"]), most
+            places, _ = batching.padded([positions[row] for row in rows], shape, pad=0)
             best = _fill(
                 self.model, self.params, {**batch, "masked_positions": places},
                 self._real_V, self._words_V, top,
@@ -255,21 +253,13 @@ class Pretrained:
         self, sequences: Sequence[np.ndarray]
     ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
         """Yields (rows, batch) until all sequences are used; rows past `len(rows)` are padding."""
-        order = sorted(range(len(sequences)), key=lambda row: -len(sequences[row]))
-        for start in range(0, len(order), BATCH_SIZE):
-            rows = order[start : start + BATCH_SIZE]
-            longest = len(sequences[rows[0]])
-            length = min(-(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, self.max_length)
-            ids_BL = np.full(
-                (generation.power_of_two(len(rows)), length),
-                special_tokens.padding(self.tokenizer.specials),
-                np.int32,
-            )
-            mask_BL = np.zeros_like(ids_BL)
-            for i, row in enumerate(rows):
-                ids_BL[i, : len(sequences[row])] = sequences[row]
-                mask_BL[i, : len(sequences[row])] = 1
-            yield rows, {"input_ids": ids_BL, "attention_mask": mask_BL}
+        pad = special_tokens.padding(self.tokenizer.specials)
+        for rows in batching.longest_first(sequences, lambda longest: BATCH_SIZE):
+            chosen = [sequences[row] for row in rows]
+            length = min(batching.round_up(len(chosen[0])), self.max_length)
+            shape = batching.power_of_two(len(rows)), length
+            ids_BL, real_BL = batching.padded(chosen, shape, pad)
+            yield rows, {"input_ids": ids_BL, "attention_mask": real_BL.astype(np.int32)}
 
 
 def short(given: Any) -> str:

@@ -34,7 +34,7 @@ import numpy as np
 
 from bertjax import errors, plugins
 from bertjax.data.tokenizers import special_tokens
-from bertjax.inference import pretrained
+from bertjax.inference import batching, pretrained
 from bertjax.models.common import layers
 from bertjax.objectives.common import losses
 
@@ -304,29 +304,10 @@ def _text(model: pretrained.Pretrained, real_RL: np.ndarray) -> np.ndarray:
 def _buckets(
     model: pretrained.Pretrained, *columns: Ids
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]]:
-    """Yields (rows, ids int32[R, length], real bool[R, length]) for sequences of similar length.
-
-    ids and real are lists with one array for each column. real: False for padding. Lengths are
-    rounded up by less than a quarter, or to a multiple of 4.
-    """
-    pad = special_tokens.padding(model.tokenizer.specials)
+    """Yields (rows, ids, real) for sequences of similar length; see `batching.buckets`."""
     # A decoder's input is one token shorter than the sequence.
     limit = model.max_length + (plugins.family_of(model.model).KIND != "encoder")
-    sizes = [np.array([len(sequence) for sequence in column], int) for column in columns]
-    lengths_RC = np.stack([_rounded(size_R, limit) for size_R in sizes], axis=1)
-    for shape in np.unique(lengths_RC, axis=0):
-        rows = np.flatnonzero((lengths_RC == shape).all(axis=1))
-        ids, real = [], []
-        for length, size_R, column in zip(shape, sizes, columns, strict=True):
-            real.append(np.arange(length) < size_R[rows, None])
-            ids.append(np.full(real[-1].shape, pad, np.int32))
-            ids[-1][real[-1]] = np.concatenate([column[row] for row in rows])
-        yield rows, ids, real
-
-
-def _rounded(size_R: np.ndarray, limit: int) -> np.ndarray:
-    step_R = 2 ** np.maximum(np.log2(size_R).astype(int) - 2, 2)
-    return np.minimum(-(-size_R // step_R) * step_R, limit)
+    yield from batching.buckets(columns, limit, special_tokens.padding(model.tokenizer.specials))
 
 
 def _slices(count: int, length: int, logits: int) -> Iterator[np.ndarray]:
@@ -335,7 +316,7 @@ def _slices(count: int, length: int, logits: int) -> Iterator[np.ndarray]:
     length, logits: how many tokens and logits a row has.
     """
     most = max(1, min(TOKENS // length, LOGITS // logits))
-    size = min(1 << (most.bit_length() - 1), 1 << (count - 1).bit_length())
+    size = min(batching.power_of_two_within(most), batching.power_of_two(count))
     for start in range(0, count, size):
         yield np.arange(start, start + size) % count
 

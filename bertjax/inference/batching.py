@@ -1,0 +1,84 @@
+"""Pads sequences of many lengths to few shapes, so that few shapes are compiled.
+
+    for rows in batching.longest_first(sequences, lambda longest: 32):
+        chosen = [sequences[row] for row in rows]
+        shape = batching.power_of_two(len(rows)), batching.round_up(len(chosen[0]))
+        ids_BL, real_BL = batching.padded(chosen, shape, pad=0)
+
+Shapes: R sequences, B rows of a batch, L length, C columns.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+LENGTH_MULTIPLE = 32
+
+
+def round_up(count: int, multiple: int = LENGTH_MULTIPLE) -> int:
+    """Returns the smallest multiple of `multiple` that is at least `count`."""
+    return -(-count // multiple) * multiple
+
+
+def power_of_two(count: int) -> int:
+    """Returns the smallest power of two that is at least `count`."""
+    return 1 << (count - 1).bit_length()
+
+
+def power_of_two_within(count: int) -> int:
+    """Returns the largest power of two that is at most `count`, which must be 1 or more."""
+    return 1 << (count.bit_length() - 1)
+
+
+def longest_first(
+    sequences: Sequence[np.ndarray], batch_size: Callable[[int], int]
+) -> Iterator[list[int]]:
+    """Yields the indices of each batch of sequences of similar length, the longest first.
+
+    batch_size: returns how many sequences a batch has whose longest one has this many tokens.
+    """
+    order = sorted(range(len(sequences)), key=lambda row: -len(sequences[row]))
+    while order:
+        size = batch_size(len(sequences[order[0]]))
+        yield order[:size]
+        order = order[size:]
+
+
+def padded(
+    sequences: Sequence[np.ndarray], shape: tuple[int, int], pad: int, *, left: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (ids int32[B, L], real bool[B, L]) of one sequence or more; real: False for padding.
+
+    shape: (B, L); rows after the last sequence are padding. left: pads on the left.
+    """
+    size_B = np.zeros(shape[0], int)
+    size_B[: len(sequences)] = [len(sequence) for sequence in sequences]
+    place_L = np.arange(shape[1])
+    real_BL = (place_L[::-1] if left else place_L) < size_B[:, None]
+    ids_BL = np.full(shape, pad, np.int32)
+    ids_BL[real_BL] = np.concatenate(sequences)
+    return ids_BL, real_BL
+
+
+def buckets(
+    columns: Sequence[Sequence[np.ndarray]], limit: int, pad: int
+) -> Iterator[tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]]:
+    """Yields (rows, ids, real) for rows of similar length; ids and real: one array for each column.
+
+    columns: R sequences each, of at most `limit` tokens. Lengths are rounded up by less than a
+    quarter, or to a multiple of 4. See `padded` for the arrays.
+    """
+    sizes = [np.array([len(sequence) for sequence in column], int) for column in columns]
+    lengths_RC = np.stack([_rounded(size_R, limit) for size_R in sizes], axis=1)
+    for shape in np.unique(lengths_RC, axis=0):
+        rows = np.flatnonzero((lengths_RC == shape).all(axis=1))
+        made = [
+            padded([column[row] for row in rows], (len(rows), int(length)), pad)
+            for length, column in zip(shape, columns, strict=True)
+        ]
+        yield rows, [ids for ids, _ in made], [real for _, real in made]
+
+
+def _rounded(size_R: np.ndarray, limit: int) -> np.ndarray:
+    step_R = 2 ** np.maximum(np.log2(size_R).astype(int) - 2, 2)
+    return np.minimum(-(-size_R // step_R) * step_R, limit)
