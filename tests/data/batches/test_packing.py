@@ -5,9 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from bertjax import errors
 from bertjax.data.batches import layout, loader, packing, rng
-from bertjax.data.tokenizers import special_tokens, vocabulary
 from bertjax.objectives import causal_lm, denoisers, prefix_lm, span_corruption
 from tests.helpers import synthetic
 
@@ -273,19 +271,3 @@ def test_evaluation_fills_up_with_rows_of_no_weight(name):
     empty = last["example_weights"] == 0
     assert empty.any() and not last["loss_weights"][empty].any()
     assert not last["segment_ids"][empty].any()
-
-
-# Special tokens
-
-
-def test_special_tokens():
-    plain = vocabulary.Specials(pad=0, unk=1, cls=2, sep=3, mask=4)
-    gpt2 = vocabulary.Specials(pad=-1, unk=-1, cls=-1, sep=-1, mask=-1, bos=50, eos=50)
-    t5 = vocabulary.Specials(pad=0, unk=2, cls=-1, sep=-1, mask=-1, eos=1)
-    for specials, start, end in ((plain, 2, 3), (gpt2, 50, 50), (t5, 1, 1)):
-        assert special_tokens.start_of_text(specials) == start
-        assert special_tokens.end_of_text(specials) == end
-    none = vocabulary.Specials(pad=0, unk=1, cls=-1, sep=-1, mask=-1)
-    for function in (special_tokens.start_of_text, special_tokens.end_of_text):
-        with pytest.raises(errors.UserError, match="tokenizer"):
-            function(none)

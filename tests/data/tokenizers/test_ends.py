@@ -6,7 +6,9 @@ import pytest
 import tokenizers
 from tokenizers import processors
 
+from bertjax import errors
 from bertjax.artifact import artifact, huggingface, loading
+from bertjax.data.tokenizers import special_tokens, vocabulary
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import predictor, rows
 from bertjax.finetuning.kinds import text_to_text
@@ -134,3 +136,21 @@ def test_a_decoder_writes_in_transformers_what_it_writes_here(tokenizer, separat
         found.append(model.source.tokenizer.decode(ids.tolist()).strip())
     ours = [prediction["text"] for prediction in model.predict(texts)]
     assert found == ours and len(set(ours)) > 1
+
+
+def test_special_tokens_of_a_language_model():
+    plain = vocabulary.Specials(pad=0, unk=1, cls=2, sep=3, mask=4)
+    gpt2 = vocabulary.Specials(pad=-1, unk=-1, cls=-1, sep=-1, mask=-1, bos=50, eos=50)
+    t5 = vocabulary.Specials(pad=0, unk=2, cls=-1, sep=-1, mask=-1, eos=1)
+    for specials, start, end in ((plain, 2, 3), (gpt2, 50, 50), (t5, 1, 1)):
+        assert special_tokens.start_of_text(specials) == start
+        assert special_tokens.end_of_text(specials) == end
+        assert special_tokens.of_decoder(specials).around([7]).tolist() == [start, 7, end]
+        assert special_tokens.of_decoder(specials, 9).around([7]).tolist() == [9, 7, end]
+        assert special_tokens.of_encoder_decoder(specials).around([7]).tolist() == [7, end]
+    assert special_tokens.of_encoder(plain).around([7]).tolist() == [2, 7, 3]
+    assert special_tokens.of_encoder(gpt2).around([]).tolist() == []
+    none = vocabulary.Specials(pad=0, unk=1, cls=-1, sep=-1, mask=-1)
+    for function in (special_tokens.start_of_text, special_tokens.end_of_text):
+        with pytest.raises(errors.UserError, match="tokenizer"):
+            function(none)
