@@ -32,6 +32,7 @@ from tests.helpers import slow_tests  # noqa: E402
 
 def pytest_addoption(parser):
     slow_tests.add_options(parser)
+    parser.addoption("--kill-step", type=int, help="for the test of a kill at a random step")
 
 
 def pytest_configure(config):

@@ -1,12 +1,12 @@
 """A run through the front door: it learns, it goes on bit for bit, it stops when it is told to."""
 
+import contextlib
 import json
 import pathlib
 import random
 import signal
 import subprocess
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +135,17 @@ def test_two_phases_change_length_and_batch_size(data, tmp_path):
     monkey.undo()
     training = [s for i, s in enumerate(shapes) if i == 0 or s != shapes[i - 1]]
     assert training[0] == (16, 32) and training[-1] == (8, 48)
+
+
+def test_a_step_sends_only_its_batch_to_devices(uninterrupted, tmp_path, monkeypatch):
+    _, conf, heldout = uninterrupted
+    monkeypatch.setattr(
+        train.profiler.StepTrace, "step", lambda self, number: jax.transfer_guard("disallow")
+    )
+    assert train.train_and_evaluate(conf, tmp_path / "run") == heldout
+    monkeypatch.setattr(train.sharding, "global_batch", lambda mesh, size, rows: rows)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
+        train.train_and_evaluate(conf, tmp_path / "host")
 
 
 def test_workdir_of_another_run_is_refused(data, uninterrupted, tmp_path):
@@ -304,11 +315,10 @@ def _start(command):
 
 def _wait_for_step(process, metrics, step):
     """Polls the metrics, a line a step, of a run that must still be going on then."""
-    while process.poll() is None:
-        time.sleep(0.02)
-        if metrics.exists() and any(line["step"] >= step for line in run_log.read_metrics(metrics)):
-            return
-    raise AssertionError(f"the run ended before step {step}: {process.communicate()[1]}")
+    while not metrics.exists() or all(x["step"] < step for x in run_log.read_metrics(metrics)):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.02)
+            raise AssertionError(f"the run ended before step {step}: {process.communicate()[1]}")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
@@ -325,15 +335,15 @@ def test_signal_saves_and_says_restart_me(data, tmp_path, number, code):
     assert len(saved) == 1 and saved[0] >= 1
 
 
-def test_killed_at_a_random_moment_and_resumed_ends_bit_equal(data, tmp_path):
+def test_killed_at_a_random_moment_and_resumed_ends_bit_equal(data, tmp_path, pytestconfig):
     longer = ("--config.num_steps=30", "--config.eval.every=10")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run(
         _command(data, whole, *longer), check=True, capture_output=True, env=children.environment()
     )
     process = _start(_command(data, killed, *longer))
-    step = random.randint(1, 25)
-    print("killed at step", step)
+    step = pytestconfig.getoption("--kill-step") or random.randint(1, 25)
+    print(f"killed at step {step}: again with --kill-step={step}")
     _wait_for_step(process, killed / "metrics.jsonl", step)
     process.kill()
     process.communicate()
