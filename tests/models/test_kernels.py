@@ -214,7 +214,9 @@ def test_a_mesh_that_splits_the_length_is_refused():
         _value_and_grad("splash", masks.Mask(), params, x_BLD, True)
 
 
-@pytest.mark.parametrize("inputs", [{"bias": 0.0}, {"deterministic": False}])
+@pytest.mark.parametrize(
+    "inputs", [{"bias": 0.0}, {"bias": lambda query, key: 0.0}, {"deterministic": False}]
+)
 def test_a_bias_or_dropout_is_refused_in_the_module_too(inputs):
     params, x_BLD = _inputs()
     config = dataclasses.replace(bert.Config(**FIELDS), attention="splash")

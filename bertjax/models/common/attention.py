@@ -4,6 +4,7 @@ Shapes: B batch, L length, S key length, D model, N heads, H head dim.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -12,6 +13,10 @@ import jax.numpy as jnp
 
 from bertjax import errors, sharding
 from bertjax.models.common import kernels, layers, masks, positions
+
+# Added to the scores: float32 [B or 1, N, L, S], or a function that returns it for the queries
+# [B, L, N, H] and keys [B, S, N, H] of the scores: rotated, scaled, and of all slots of a cache.
+Bias = jax.Array | Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Attention(nn.Module):
@@ -54,15 +59,16 @@ class Attention(nn.Module):
         deterministic: bool,
         *,
         memory: jax.Array | tuple[jax.Array, jax.Array] | None = None,
-        bias: jax.Array | None = None,
+        bias: Bias | None = None,
         rotary: tuple[jax.Array, jax.Array] | None = None,
         cache: dict[str, jax.Array] | None = None,
     ) -> Any:
         """Returns the output [B, L, D], or (output, new cache) if `cache` is given.
 
         mask: which keys each query may attend to. memory: [B, S, D], or the result of `keys_values`
-        on it; None: self-attention. bias: float32 [B or 1, N, L, S], added to the scores. rotary:
-        (cos, sin) of `positions.rotary_tables`, applied to queries and keys.
+        on it; None: self-attention. bias: added to the scores, see `Bias`; a function must not call
+        Linen modules, since the backward pass runs it again. rotary: (cos, sin) of
+        `positions.rotary_tables`, applied to queries and keys.
         cache: {"key", "value"} [B, S, N, H] and "index" int32[]. This call's keys and values are
         written at the index. Attention is over all S slots: the mask must hide the empty ones.
         """
@@ -90,7 +96,8 @@ class Attention(nn.Module):
         kernel = self.config.attention
         if kernel == "xla" or self.is_initializing():  # init runs on two tokens
             seed = self.dropout.seed(deterministic)
-            mix = functools.partial(_mix, rate=self.dropout.rate)
+            function, bias = (bias, None) if callable(bias) else (None, bias)
+            mix = functools.partial(_mix, rate=self.dropout.rate, function=function)
             if not self.config.unroll_layers:  # CPUs have enough memory and are 5% faster without
                 mix = jax.checkpoint(mix, prevent_cse=False)
             mixed_BLNH = mix(query_BLNH, key_BSNH, value_BSNH, mask, bias, seed)
@@ -114,10 +121,12 @@ def _mix(
     bias: jax.Array | None,
     seed: jax.Array | None,
     rate: float,
+    function: Callable[[jax.Array, jax.Array], jax.Array] | None,
 ) -> jax.Array:
     """Returns softmax(query key^T + bias) value, [B, L, N, H], with all scores in memory at once.
 
-    seed: of the dropout with `rate` on the attention weights; None: no dropout.
+    seed: of the dropout with `rate` on the attention weights; None: no dropout. function: returns
+    a bias for the queries and keys.
     Under `jax.checkpoint` the backward pass recomputes the scores (Korthikanti et al., arXiv
     2205.05198, section 5). This costs one more product, 1.6% of BERT base's FLOPs at length 512,
     but avoids writing and reading seven bytes per score: BERT base's temporaries on a v5e fall from
@@ -126,6 +135,8 @@ def _mix(
     scores_BNLS = jnp.einsum("blnh,bsnh->bnls", query_BLNH, key_BSNH).astype(jnp.float32)
     if bias is not None:
         scores_BNLS += bias
+    if function is not None:
+        scores_BNLS += function(query_BLNH, key_BSNH)
     seen_BLS = mask.dense(*scores_BNLS.shape[-2:])
     scores_BNLS = jnp.where(seen_BLS[:, None], scores_BNLS, layers.MASKED)
     weights_BNLS = jax.nn.softmax(scores_BNLS, axis=-1).astype(value_BSNH.dtype)
