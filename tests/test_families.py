@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from bertjax import config as config_lib
-from bertjax import experiment, plugins
-from bertjax.artifact import artifact
+from bertjax import errors, experiment, plugins
+from bertjax.artifact import artifact, hf_config
 from bertjax.models.common import layers
 from bertjax.objectives import mlm
 from tests import test_config
@@ -192,6 +192,27 @@ def test_family_has_all_that_others_ask_of_it(family):
     for variant in module.VARIANTS.values():
         small = module.Config(**{**variant, **module.SMOKE})
         assert (small.num_layers, small.hidden_size, small.max_length) == (2, 64, 64)
+
+
+def test_every_model_type_has_one_family_that_reads_what_it_writes():
+    readers = list(hf_config.readers())
+    assert len(readers) == len(dict(readers))
+    assert dict(readers).keys() >= {"bert", "mt5", "camembert", "xlm-roberta"}
+    assert set(dict(readers).values()) == set(plugins.families())
+    for name in plugins.families():
+        written = plugins.family(name).HF_CONFIG["model_type"]
+        assert dict(readers)[written] == ("bert" if name == "spanbert" else name)
+
+
+def test_a_folder_is_read_by_the_family_that_declares_its_model_type(tmp_path, monkeypatch):
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "camembert"}')
+    assert hf_config.read(file)[1] == "roberta"
+    file.write_text('{"model_type": "another"}')
+    with pytest.raises(errors.UserError, match=r"'another' is not supported; .* xlm-roberta$"):
+        hf_config.read(file)
+    monkeypatch.setattr(plugins.family("gpt2"), "HF_MODEL_TYPES", ("gpt2", "another"))
+    assert hf_config.read(file)[1] == "gpt2"
 
 
 @pytest.mark.parametrize("family", tiny_runs.FAMILIES)

@@ -1,8 +1,9 @@
 """Converts between the config.json of transformers and the fields of our models.
 
-A family's `HF_CONFIG` maps its keys to our fields. It also lists the keys that must have one value
-("fixed"; "fixed_in_class" for the classes of a task), and has these entries for anything that is
-not one key for one field:
+A family's `HF_MODEL_TYPES` are the values of "model_type" that it reads, each of one family only.
+Its `HF_CONFIG` has the one that it writes, and maps other keys to our fields. It also lists the
+keys that must have one value ("fixed"; "fixed_in_class" for the classes of a task), and has these
+entries for anything that is not one key for one field:
 
     "read": (content, names of the tensors) -> fields
     "types": key -> type, for `schema.typed`, of the keys that "read" uses
@@ -10,8 +11,9 @@ not one key for one field:
     "repeated": fields -> names in HF_TIED that the file must nevertheless contain
 """
 
+import contextlib
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -25,8 +27,20 @@ ACTIVATIONS = {  # theirs -> ours; of two names for the same activation we write
     "gelu_new": "gelu_tanh",
     "relu": "relu",
 }
-# Their model_type -> our family, if the names differ.
-MODEL_TYPES = {"mt5": "t5", "camembert": "roberta", "xlm-roberta": "roberta"}
+
+
+def readers(first: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (model_type of a config.json, family that reads it), from HF_MODEL_TYPES.
+
+    first: the family to import first, so that a match with it imports no other. Skips files that
+    cannot be loaded, so that a broken file fails only what names it.
+    """
+    for family in sorted(plugins.families(), key=lambda name: name != first):
+        model_types = ()
+        with contextlib.suppress(errors.UserError):
+            model_types = getattr(plugins.family(family), "HF_MODEL_TYPES", ())
+        for model_type in model_types:
+            yield model_type, family
 
 
 def of_model(module: ModuleType, model: artifact.Artifact, ending: str) -> dict[str, Any]:
@@ -72,9 +86,9 @@ def read(file: pathlib.Path) -> tuple[dict[str, Any], str]:
     classes = content.get("architectures")
     schema.typed(classes, list[str] | None, f"{file}: architectures", weight_files.AGAIN)
     name = str(content.get("model_type"))
-    family = MODEL_TYPES.get(name, name)
-    if family not in plugins.families():
-        known = sorted({*plugins.families(), *MODEL_TYPES})
+    family = next((family for own, family in readers(name) if own == name), None)
+    if family is None:
+        known = sorted(own for own, _ in readers())
         raise errors.UserError(
             f"{file}: model_type {name!r} is not supported; there are {', '.join(known)}"
         )

@@ -4,8 +4,8 @@ The family's module lists which tensor is which. A line of `HF_NAMES` has our pa
 conversion between the arrays and, if their tensor is the concatenation of several of ours, which
 part ours is: (number, count, axis of theirs). Under "/layers/" our arrays are stacked; theirs are
 one per layer: "{}" is the layer's number, "{+1}" that of the next, and the last layer has the name
-after the "|". The rest is in `HF_CONFIG`, `HF_TIED`, `HF_SKIPPED` and `HF_PREFIX`. Every tensor of
-a file is used or listed as skipped; any other raises an error.
+after the "|". The rest is in `HF_CONFIG`, `HF_MODEL_TYPES`, `HF_TIED`, `HF_SKIPPED` and
+`HF_PREFIX`. Every tensor of a file is used or listed as skipped; any other raises an error.
 
     model = huggingface.read("bert-base-uncased/")
     huggingface.write(model, "bert-hf/")

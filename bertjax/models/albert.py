@@ -213,6 +213,7 @@ HF_TIED = {
 HF_SKIPPED = ("albert.embeddings.position_ids", "albert.embeddings.token_type_ids")
 HF_PREFIX = "albert."  # names in a file of the bare encoder lack it
 HF_HEADS = bert.HF_HEADS
+HF_MODEL_TYPES = ("albert",)  # that are read as this family
 HF_CONFIG = {
     "model_type": "albert",
     "fields": {

@@ -227,6 +227,7 @@ HF_HEADS = {
     "ForQuestionAnswering": {"span/logits": "qa_outputs"},
 }
 
+HF_MODEL_TYPES = ("bert",)  # that are read as this family
 # Hugging Face's config.json. "fields": their key -> our field. "fixed": keys for which this model
 # supports one value only. "architectures": our heads -> the class with exactly these heads.
 HF_CONFIG: dict[str, Any] = {

@@ -132,6 +132,7 @@ HF_HEADS = bert.HF_HEADS | {
     "ForSequenceClassification": _CLASSIFIER,
     "ForMultipleChoice": _CLASSIFIER,
 }
+HF_MODEL_TYPES = ("distilbert",)  # that are read as this family
 HF_CONFIG = {
     "model_type": "distilbert",
     "fields": {

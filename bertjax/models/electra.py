@@ -281,6 +281,7 @@ HF_HEADS = bert.HF_HEADS | {
     },
 }
 
+HF_MODEL_TYPES = ("electra",)  # that are read as this family
 HF_CONFIG = {
     "model_type": "electra",
     "fields": {**bert.HF_CONFIG["fields"], "embedding_size": "embedding_size"},

@@ -294,6 +294,7 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
     return {"intermediate_size": content["n_inner"] or 4 * content["n_embd"]}
 
 
+HF_MODEL_TYPES = ("gpt2",)  # that are read as this family
 HF_CONFIG = {
     "model_type": "gpt2",
     "fields": {

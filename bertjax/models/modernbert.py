@@ -353,6 +353,7 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
     return fields
 
 
+HF_MODEL_TYPES = ("modernbert",)  # that are read as this family
 HF_CONFIG = {
     "model_type": "modernbert",
     "fields": {

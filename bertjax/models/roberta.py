@@ -127,6 +127,7 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, int]:
     return {"max_length": rows - pad - 1, "pad_id": pad}
 
 
+HF_MODEL_TYPES = ("roberta", "camembert", "xlm-roberta")  # that are read as this family
 HF_CONFIG = {
     "model_type": "roberta",
     "fields": {k: v for k, v in bert.HF_CONFIG["fields"].items() if v != "max_length"},

@@ -136,6 +136,7 @@ HF_HEADS = bert.HF_HEADS
 HF_TIED = bert.HF_TIED
 HF_SKIPPED = bert.HF_SKIPPED
 HF_PREFIX = bert.HF_PREFIX
+HF_MODEL_TYPES = ("spanbert",)  # that are read as this family
 HF_CONFIG = {
     **bert.HF_CONFIG,
     "architectures": {

@@ -25,6 +25,7 @@ from bertjax.models.common import layers, masks, t5_files, t5_layers
 # Import from and export to Hugging Face read these names in the family's module.
 HF_NAMES, HF_TIED, HF_SKIPPED = t5_files.HF_NAMES, t5_files.HF_TIED, t5_files.HF_SKIPPED
 HF_PREFIX, HF_HEADS, HF_CONFIG = t5_files.HF_PREFIX, t5_files.HF_HEADS, t5_files.HF_CONFIG
+HF_MODEL_TYPES = t5_files.HF_MODEL_TYPES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,7 +47,7 @@ def test_the_table_is_that_of_the_installed_transformers(model_type, transformer
 @pytest.mark.parametrize("model_type", hf_defaults.DEFAULTS)
 def test_the_table_has_every_key_that_is_read(model_type):
     """Of the fields and of the keys with one value only."""
-    spec = plugins.family(hf_config.MODEL_TYPES.get(model_type, model_type)).HF_CONFIG
+    spec = plugins.family(dict(hf_config.readers())[model_type]).HF_CONFIG
     read = {*spec["fields"], *spec["fixed"]}
     for keys in spec.get("fixed_in_class", {}).values():
         read |= set(keys)
