@@ -20,9 +20,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Tracing makes objects by the million which die at once: looking for dead ones took up to a fifth
 # of the time of files that trace much.
 gc.set_threshold(50_000, 20, 100)
-# What was compiled once, in any process, is not compiled again.
+# What was compiled once, in any process, is not compiled again: small programs too, since eager
+# operations make hundreds of them.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

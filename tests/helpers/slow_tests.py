@@ -36,11 +36,17 @@ def configure(config) -> None:
 
 
 def mark(items) -> None:
-    """Marks the tests of tests/slow.txt."""
+    """Marks the tests of tests/slow.txt, and puts the files that have most of them first.
+
+    Parallel processes take a file at a time. Short files at the end keep them all busy.
+    """
     slow = _read()
+    per_file: dict[str, int] = collections.Counter()
     for item in items:
         if _function(item.nodeid) in slow:
             item.add_marker("slow")
+            per_file[_file(item.nodeid)] += 1
+    items.sort(key=lambda item: -per_file[_file(item.nodeid)])
 
 
 def slow_functions(seconds: dict[str, float]) -> set[str]:
@@ -62,10 +68,10 @@ class _Clock:
         self._seconds[report.nodeid] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        files = {test.split("::")[0] for test in self._seconds}
+        files = {_file(test) for test in self._seconds}
         slow = slow_functions(self._seconds)
         for name in _read():
-            file = name.split("::")[0]
+            file = _file(name)
             if (ROOT / file).exists() and (self._keep or file not in files):
                 slow.add(name)
         FILE.write_text("".join(f"{name}\n" for name in sorted(slow)))
@@ -73,6 +79,10 @@ class _Clock:
 
 def _read() -> set[str]:
     return set(FILE.read_text().splitlines())
+
+
+def _file(test: str) -> str:
+    return test.split("::")[0]
 
 
 def _function(test: str) -> str:
