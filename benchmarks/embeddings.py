@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks import transfer
 from bertjax.artifact import loading
 from bertjax.data.corpus import sentences
-from bertjax.finetuning import kind, predictor
+from bertjax.finetuning import predictor, task_types
 from bertjax.finetuning import scores as scores_lib
 from bertjax.finetuning.examples import squad
 from bertjax.finetuning.examples import types as examples_lib
@@ -65,7 +65,7 @@ def write(found: list[tuple[str, str]], file: pathlib.Path) -> None:
 
 def untrained(path: str) -> predictor.Predictor:
     """Returns a predictor for the task with a checkpoint as it is."""
-    config = dataclasses.asdict(kind.load("embeddings").Config())
+    config = dataclasses.asdict(task_types.load("embeddings").Config())
     task = {"name": "embeddings", "kind": "embeddings", "config": config, "labels": [],
             "max_length": MAX_LENGTH}  # fmt: skip
     return predictor.Predictor(dataclasses.replace(loading.load(path), task=task))

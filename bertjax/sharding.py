@@ -13,14 +13,15 @@ otherwise each device looks up parts of rows, and every device must reassemble t
     with jax.set_mesh(mesh): ...
 """
 
+import contextlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import mesh_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bertjax import errors
@@ -260,3 +261,32 @@ def global_batch(mesh: Mesh, batch_size: int, local: dict[str, np.ndarray]) -> d
         name: jax.make_array_from_process_local_data(place, rows, (batch_size, *rows.shape[1:]))
         for name, rows in local.items()
     }
+
+
+def fetch(tree: Any) -> Any:
+    """Returns the arrays of a tree on the host, whole, in every process.
+
+    NOTE: with several processes, all must call it.
+    """
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or x.is_fully_addressable:
+            return x
+        return multihost_utils.process_allgather(x, tiled=True)
+
+    return jax.device_get(jax.tree.map(one, tree))
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[bool]:
+    """Lets every process compute alone in the block, on its first device.
+
+    Use it for what every process computes for itself, and which has the same result in all. Yields
+    whether there are several processes; with one, the block changes nothing.
+    """
+    if jax.process_count() == 1:
+        yield False
+        return
+    device = jax.local_devices()[0]
+    with jax.set_mesh(make_mesh("data:1", [device])), jax.default_device(device):
+        yield True

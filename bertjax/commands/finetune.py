@@ -11,19 +11,26 @@ Examples:
 Without --dev a tenth of the training data is it. The rate of the best mean on dev is taken, and its
 runs are scored on test, once. --output gets report.md, report.json, scores.png, the predictions and
 the best model, which `bertjax predict`, `evaluate` and `export` take. The same command goes on
-after a stop. Every key of the recipe, listed below, is overridden as --config.KEY=VALUE.
+after a stop, within a run too: from its newest checkpoint. Every key of the recipe, listed below,
+is overridden as --config.KEY=VALUE.
+
+A job of several processes: the same command on every host, with the flags of `bertjax pretrain`.
+--output must be a folder that all of them see.
 
 A suite is many tasks in one report; see its file for what it runs.
 """
 
 import argparse
 
-from bertjax import errors
+import jax
+
+from bertjax import errors, job_flags
 from bertjax.finetuning import keys, recipe, report, strategies, suite, tasks
 from bertjax.finetuning import run as run_lib
 from bertjax.runtime import backend, signals
 
 FILES = ("train", "dev", "test")
+KEPT = "the runs that are finished are kept"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +50,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--strategy", metavar="NAME",
          help=f"what is trained: {', '.join(strategies.names())}; default: full")  # fmt: skip
     flag("--suite", metavar="FILE[:ARG]", help="many tasks, instead of --task")
+    job_flags.add(parser)
     parser.set_defaults(config=None)  # keys are overridden as --config.KEY=VALUE
 
 
@@ -67,11 +75,10 @@ def run(flags: argparse.Namespace) -> None:
     }
     values = {key: str(value) for key, value in given.items() if value is not None}
     values |= flags.overrides
-    with signals.sigterm_raises("the runs that are finished are kept"):
-        if flags.suite:
-            _suite(flags, values)
-        else:
-            _task(flags, values)
+    if flags.suite:
+        _suite(flags, values)
+    else:
+        _task(flags, values)
 
 
 def _suite(flags: argparse.Namespace, values: dict[str, str]) -> None:
@@ -79,7 +86,10 @@ def _suite(flags: argparse.Namespace, values: dict[str, str]) -> None:
     for name in ("task", *FILES):
         if getattr(flags, name):
             raise errors.UserError(f"--{name} is of one task; a suite names its own")
-    print(suite.run(flags.suite, flags.output, flags.data, values))
+    if job_flags.is_one_of_several(flags):
+        raise errors.UserError("--suite runs in one process: run its tasks one by one in this job")
+    with signals.sigterm_raises(KEPT):
+        print(suite.run(flags.suite, flags.output, flags.data, values))
 
 
 def _task(flags: argparse.Namespace, values: dict[str, str]) -> None:
@@ -89,5 +99,12 @@ def _task(flags: argparse.Namespace, values: dict[str, str]) -> None:
     files = {split: getattr(flags, split) for split in FILES}
     config = recipe.make(flags.task, flags.data, files, values)
     backend.configure(config.dtype)
-    done = run_lib.finetune(config, flags.output)
-    print("\n".join([*report.summary_lines(done.report), f"all of it: {flags.output}"]))
+    if job_flags.is_one_of_several(flags):  # where JAX catches SIGTERM
+        joined = job_flags.joined(flags, lambda: f"{KEPT}, and the last one goes on")
+    else:
+        joined = signals.sigterm_raises(KEPT)
+    with joined:
+        done = run_lib.finetune(config, flags.output)
+        if jax.process_index() == 0:
+            lines = [*report.summary_lines(done.report), f"all of it: {flags.output}"]
+            print("\n".join(lines))

@@ -149,7 +149,7 @@ def _answer(model: predictor.Predictor, flags: argparse.Namespace) -> None:
             texts = [" | ".join(pair) for pair in inputs]
     for text, prediction in zip(texts, model.predict(list(inputs)), strict=True):
         print(text)
-        for line in predictor.lines(prediction, top):
+        for line in model.task_type.lines(prediction, top):
             print("  " + line)
 
 

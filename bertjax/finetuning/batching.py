@@ -3,25 +3,25 @@
 A row belongs to the shortest bucket that holds it. An epoch shuffles the rows by seed and epoch.
 Rows that are left after a bucket's full batches move up into the next bucket. An epoch has rows /
 batch_size steps, rounded up. At most one batch is not full. It has the shortest rows, since its
-padding rows are computed too. The order of the buckets depends on the epoch alone, so that seeds
-can share one compiled step, side by side.
+padding rows are computed too. The order of the buckets depends on the epoch alone.
 
 Every bucket is compiled, and padding tokens are computed too. Rows that are read repeatedly have
 the buckets of least total cost (`fitted`), which differ between a CPU and an accelerator. Other
 rows have common buckets.
 
-    batches = Batches(encoded.rows, kind.features(config), lengths, batch_size=32, passes=3)
-    for batch in batches.epoch(seeds=(0, 1), epoch=0):      # {"input_ids": int[2, 32, 64], ...}
+    batches = Batches(encoded.rows, task_type.features(), lengths, batch_size=32, passes=3)
+    for batch in batches.epoch(seed=0, epoch=0):      # {"input_ids": int[32, 64], ...}
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from bertjax import progress, sharding
 from bertjax.data.batches import rng
-from bertjax.finetuning import kind
+from bertjax.finetuning import rows as rows_lib
 
 # Each is at most 1.5 times the one before, except the second.
 _COMMON = (32, 64, 96, 128, 192, 256, 384, 512)
@@ -102,8 +102,8 @@ class Batches:
     def __init__(
         self,
         rows: Sequence[Row],
-        features: Mapping[str, kind.Feature],
-        lengths: kind.Lengths,
+        features: Mapping[str, rows_lib.Feature],
+        lengths: rows_lib.Lengths,
         batch_size: int,
         passes: int = 0,
     ):
@@ -124,15 +124,14 @@ class Batches:
         }
         self.steps_per_epoch = -(-len(rows) // batch_size)
 
-    def epoch(self, seeds: Sequence[int], epoch: int) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the batches of an epoch, every row once per seed: [seeds, batch_size, ...]."""
-        plans = [self._plan(seed, epoch) for seed in seeds]
-        # Independent of the seeds, so that the order of the buckets is the same for all of them.
+    def epoch(self, seed: int, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
+        """Yields the batches of an epoch from batch `start` on; every row once in all."""
+        plan = self._plan(seed, epoch)
+        # Independent of the seed, so that the order of the buckets is the same for all seeds.
         draws = rng.RowRandom(rng.row_keys(0, epoch, np.array([0])))
-        for index in draws.permutation("finetune batches", self.steps_per_epoch)[0]:
-            (shape,) = {plan[index][0] for plan in plans}
-            parts = [self.batch(plan[index][1], shape) for plan in plans]
-            yield {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+        for index in draws.permutation("finetune batches", self.steps_per_epoch)[0][start:]:
+            shape, numbers = plan[index]
+            yield self.batch(numbers, shape)
 
     def in_order(self) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
         """Yields (row numbers, batch): every row once, the shortest first."""
@@ -192,7 +191,7 @@ def micro_batches(batch: Mapping[str, jax.Array], shards: int) -> int:
 
 
 def row_lengths(
-    rows: Sequence[Row], features: Mapping[str, kind.Feature], which: str
+    rows: Sequence[Row], features: Mapping[str, rows_lib.Feature], which: str
 ) -> np.ndarray:
     """Returns int[rows]: the length of each row's longest array whose `Feature.length` is `which`.
 
@@ -202,7 +201,7 @@ def row_lengths(
     return np.array([max((row[n].shape[-1] for n in named), default=0) for row in rows], int)
 
 
-def _stack(rows: Sequence[Row], name: str, feature: kind.Feature, shape: Shape) -> np.ndarray:
+def _stack(rows: Sequence[Row], name: str, feature: rows_lib.Feature, shape: Shape) -> np.ndarray:
     if not feature.length:
         return np.stack([np.asarray(row[name], feature.dtype) for row in rows])
     first = rows[0][name]
@@ -211,3 +210,46 @@ def _stack(rows: Sequence[Row], name: str, feature: kind.Feature, shape: Shape) 
     for i, row in enumerate(rows):
         stacked[i, ..., : row[name].shape[-1]] = row[name]
     return stacked
+
+
+def forward(
+    step: Callable[..., dict[str, jax.Array]],
+    params: Any,
+    batches: Batches,
+    place: Callable[[dict[str, np.ndarray]], dict[str, Any]] = dict,
+    on_progress: progress.Done = lambda done, total: None,
+) -> dict[str, np.ndarray]:
+    """Returns the outputs of `step` for every row, in the order of the rows, on the host.
+
+    Arrays that differ in length between batches are padded with zeros. place: puts a batch on the
+    device.
+    on_progress: called with (rows done, rows in all) after each batch.
+    """
+    parts: list[tuple[np.ndarray, Mapping[str, np.ndarray]]] = []
+    rows_done = 0
+    for numbers, outputs in by_batch(step, params, batches, place):
+        parts.append((numbers, outputs))
+        rows_done += len(numbers)
+        on_progress(rows_done, batches.num_rows)
+    joined = {}
+    for name in parts[0][1]:
+        shapes = [outputs[name].shape for _, outputs in parts]
+        whole = list(np.max(shapes, axis=0))
+        whole[0] = sum(len(numbers) for numbers, _ in parts)
+        joined[name] = np.zeros(whole, parts[0][1][name].dtype)
+        for numbers, outputs in parts:
+            found = outputs[name][: len(numbers)]
+            joined[name][(numbers, *(slice(n) for n in found.shape[1:]))] = found
+    return joined
+
+
+def by_batch(
+    step: Callable[..., dict[str, jax.Array]],
+    params: Any,
+    batches: Batches,
+    place: Callable[[dict[str, np.ndarray]], dict[str, Any]] = dict,
+) -> Iterator[tuple[np.ndarray, Mapping[str, np.ndarray]]]:
+    """Yields (row numbers of a batch, the outputs of `step` for it, with those of padding rows)."""
+    for numbers, batch in batches.in_order():
+        # Fetching each batch's outputs also avoids a deadlock in collectives of old CPU backends.
+        yield numbers, sharding.fetch(step(params, place(batch)))

@@ -1,6 +1,6 @@
 """Warnings about labelled data that can be trained on but looks wrong, and about results.
 
-found = data_warnings.everything(examples, truncated, answering, most=512, rows=30522)
+found = data_warnings.everything(examples, truncated, task_type, most=512, rows=30522)
 for line in found: print(line)
 """
 
@@ -12,9 +12,9 @@ import numpy as np
 
 from bertjax import errors
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
-from bertjax.finetuning import answering as answering_lib
-from bertjax.finetuning import kind
+from bertjax.finetuning import rows as rows_lib
 from bertjax.finetuning.examples import types as examples_lib
+from bertjax.finetuning.task_types import base
 
 SKEW = 10  # examples of the most frequent label per example of the rarest
 TRUNCATED = 0.05  # share of truncated examples
@@ -29,7 +29,7 @@ Example = examples_lib.Example
 def everything(
     examples: Mapping[str, Sequence[Example]],
     truncated: Mapping[str, np.ndarray],
-    answering: answering_lib.Answering,
+    task_type: base.TaskType,
     most: int,
     rows: int,
 ) -> list[str]:
@@ -37,13 +37,12 @@ def everything(
 
     most: the maximum number of tokens that the model can read. rows: of its embeddings.
     """
-    train, config = examples["train"], answering.config
-    found = labels(train, answering.labels, weigh=hasattr(config, "class_weights"))
-    found += quotes(train) + tokens(train, answering.tokenizer) + table(answering.tokenizer, rows)
-    question_length = getattr(config, "max_query_length", 0)
+    train, tokenizer, lengths = examples["train"], task_type.tokenizer, task_type.lengths
+    found = labels(train, task_type.labels, weigh=task_type.weighs_classes)
+    found += quotes(train) + tokens(train, tokenizer) + table(tokenizer, rows)
     for split, own in examples.items():
         found += overlap(train, own, split) if split != "train" else []
-        found += truncation(truncated[split], split, answering.lengths, most, question_length)
+        found += truncation(truncated[split], split, lengths, most, task_type.question_length)
     return found
 
 
@@ -62,7 +61,7 @@ def overlap(train: Sequence[Example], other: Sequence[Example], split: str) -> l
 def labels(train: Sequence[Example], names: Sequence[str], *, weigh: bool = False) -> list[str]:
     """Returns warnings about labels: too many different ones, absent from train, or skewed.
 
-    names: all labels. weigh: whether the kind has class weights, which the warning then suggests.
+    names: all labels. weigh: whether the type has class weights, which the warning then suggests.
     """
     found = [e.label for e in train if isinstance(e, examples_lib.Sentence)]
     counts = collections.Counter(label for label in found if isinstance(label, str))
@@ -94,13 +93,13 @@ def labels(train: Sequence[Example], names: Sequence[str], *, weigh: bool = Fals
 def truncation(
     truncated: np.ndarray,
     split: str,
-    lengths: kind.Lengths,
+    lengths: rows_lib.Lengths,
     most: int | None = None,
     question_length: int = 0,
 ) -> list[str]:
     """Returns a warning if the share of truncated examples in a split is above TRUNCATED.
 
-    truncated: bool[examples], as in `kind.Encoded`. most: the maximum number of tokens that the
+    truncated: bool[examples], as in `rows.Encoded`. most: the maximum number of tokens that the
     model can read. question_length: the maximum tokens of a question, if only questions are
     truncated; else 0.
     """
@@ -120,15 +119,14 @@ def truncation(
     return [f"{share:.1%} of the examples of {split} lose text behind {behind}{raise_it}"]
 
 
-def unread(truncated: np.ndarray, answering: answering_lib.Answering) -> list[str]:
+def unread(truncated: np.ndarray, task_type: base.TaskType) -> list[str]:
     """Returns a warning if inputs to predict on were truncated."""
     count = int(np.sum(truncated))
     if not count:
         return []
-    question_length = getattr(answering.config, "max_query_length", 0)
-    lost, read = "text", f"rows of {answering.lengths.length}"
-    if question_length:
-        lost, read = "the end of their question", f"questions of {question_length}"
+    lost, read = "text", f"rows of {task_type.lengths.length}"
+    if task_type.question_length:
+        lost, read = "the end of their question", f"questions of {task_type.question_length}"
     return [
         f"{count:,} of {len(truncated):,} examples lose {lost}: the model was fine-tuned to read "
         f"{read} tokens"

@@ -4,8 +4,8 @@ A frozen encoder runs without dropout, so its output is the same in every epoch;
 dropout. If the features take more than `MOST` bytes, nothing is cached, and every step computes
 them again, with the same result.
 
-    step = jax.jit(feature_cache.step(answering, model, "classifier"))
-    for numbers, found in answering_lib.by_batch(step, params, batches):
+    step = jax.jit(feature_cache.step(task_type, model, "classifier"))
+    for numbers, found in batching.by_batch(step, params, batches):
         feature_cache.keep(encoded.rows, numbers, found)
 
 Shapes: B batch, N texts of an example, L length, D model.
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.finetuning import kind
+from bertjax.finetuning import rows as rows_lib
 from bertjax.models.common import heads
 
 MOST = 2**32  # bytes that may be cached
@@ -38,10 +38,10 @@ def size(head: str, model: Any, rows: Sequence[Mapping[str, np.ndarray]]) -> int
     return bytes_each * sum(map(math.prod, shapes))
 
 
-def features(row: Mapping[str, np.ndarray]) -> dict[str, kind.Feature]:
+def features(row: Mapping[str, np.ndarray]) -> dict[str, rows_lib.Feature]:
     """Returns {name: Feature} of the arrays that `keep` stored in a row."""
     return {
-        name: kind.Feature(row[name].dtype.type, length)
+        name: rows_lib.Feature(row[name].dtype.type, length)
         for name, length in _LENGTHS.items()
         if name in row
     }
@@ -52,7 +52,7 @@ def is_kept(batch: Batch) -> bool:
     return any(name in batch for name in _LENGTHS)
 
 
-def step(answering: Any, model: Any, head: str) -> Callable[[Any, Batch], dict[str, jax.Array]]:
+def step(task_type: Any, model: Any, head: str) -> Callable[[Any, Batch], dict[str, jax.Array]]:
     """Returns step(params, batch) -> {name: features to cache, batch first}."""
     name = heads.READS[head]
 
@@ -64,7 +64,7 @@ def step(answering: Any, model: Any, head: str) -> Callable[[Any, Batch], dict[s
             read[name] = outputs[name]
             return outputs
 
-        answering.outputs(apply, batch)
+        task_type.outputs(task_type.prompted(apply), batch)
         rows = len(batch["example_weights"])
         if _LENGTHS[name]:
             return {name: jnp.swapaxes(read[name], 1, 2)}
@@ -89,7 +89,7 @@ def keep(
 
 
 def head_alone(apply: Callable[..., Any], head: str, batch: Batch) -> Callable[..., Any]:
-    """Returns an `apply` for a kind that runs the head of a model with a frozen encoder.
+    """Returns an `apply` for a task type that runs the head of a model with a frozen encoder.
 
     The head reads the features cached in `batch`, or without them the encoder's output.
     """

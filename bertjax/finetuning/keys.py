@@ -7,12 +7,13 @@ The comments are read from the source: see `config_help`.
 """
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from bertjax import config_help, optimizer
-from bertjax.finetuning import kind, recipe, strategies, tasks
+from bertjax.finetuning import recipe, strategies, task_types, tasks
 
 
 def names() -> list[str]:
@@ -24,7 +25,7 @@ def names() -> list[str]:
 def table() -> list[str]:
     """Returns one or more help lines per key: KEY=DEFAULT and its comment.
 
-    The keys of the recipe come first, then those of each strategy and each kind of task.
+    The keys of the recipe come first, then those of each strategy and each task type.
     """
     groups = {"keys of the recipe, for --config.KEY=VALUE": _of_recipe()}
     groups |= {f"with --strategy={name}": group for name, group in _of_strategies().items()}
@@ -69,7 +70,8 @@ def _of_strategies() -> dict[str, config_help.Group]:
 
 
 def _of_kinds() -> dict[str, config_help.Group]:
-    return _knobs("kind", {name: kind.load(name) for name in kind.names()})
+    found = {name: sys.modules[task_types.load(name).__module__] for name in task_types.names()}
+    return _knobs("kind", found)
 
 
 def _knobs(prefix: str, modules: Mapping[str, ModuleType]) -> dict[str, config_help.Group]:

@@ -3,11 +3,12 @@
     out/config.json                    shared by all runs: config, fingerprints of model and data
     out/runs/lr3e-05-seed0.json        a finished run: its scores
     out/runs/lr3e-05-seed0.safetensors its trained parameters, as long as they may be the best
+    out/runs/lr3e-05-seed0/            its curves; its checkpoints until it is finished
     out/artifact/                      the best model, for `bertjax predict` and `evaluate`
     out/report.json, report.md, scores.png, predictions/SPLIT.jsonl, submission/
 
 Each (rate, seed) is a separate run. A fine-tuning that was killed resumes with the missing runs,
-and more rates or seeds can be added later.
+and more rates or seeds can be added later. In a job of several processes, process 0 writes.
 """
 
 import dataclasses
@@ -20,11 +21,14 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
 from bertjax import errors, files, schema
+from bertjax import workdir as workdir_lib
 from bertjax.artifact import artifact, loading, weight_files
-from bertjax.finetuning import kind, recipe, tasks, training
+from bertjax.finetuning import recipe, task_types, tasks, training
+from bertjax.runtime import distributed
 
 FORM = schema.Form(loading.FINETUNING, 1)
 _ANOTHER = "give another --output"
@@ -57,7 +61,8 @@ class _Report(schema.Open):
 class Folder:
     """The output folder of one fine-tuning.
 
-    Raises UserError if it belongs to another fine-tuning, or cannot be written.
+    writes: whether this process writes. Raises UserError if the folder belongs to another
+    fine-tuning, or cannot be written.
     """
 
     def __init__(
@@ -73,6 +78,10 @@ class Folder:
             "model": artifact.fingerprint(source) + source.tokenizer.fingerprint,
             "data": {name: _digest(found) for name, found in examples.items()},
         }
+        self.writes = jax.process_index() == 0
+        distributed.check_same(mine)
+        if not self.writes:
+            return
         file = self.path / CONFIG
         _check_own(self.path)
         if file.exists():
@@ -83,7 +92,7 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             schema.write(file, mine, FORM)  # first: files without it count as foreign
             (self.path / RUNS).mkdir(exist_ok=True)
-            self._remove_partial_files()
+            self._remove_leftovers()
         except OSError as error:
             raise errors.UserError(
                 f"{path}: cannot be written ({error.strerror}); give another --output"
@@ -111,13 +120,26 @@ class Folder:
         return [(rate, seed) for rate, seed in found if rate not in rates or seed not in seeds]
 
     def save(self, run: training.Run, trained: Any = None) -> None:
-        """Saves a finished run, and its trained parameters if given."""
+        """Saves a finished run, and its trained parameters if given. All processes must call it."""
+        if self.writes:
+            self._save(run, trained)
+        distributed.wait("run")
+
+    def _save(self, run: training.Run, trained: Any) -> None:
         if trained is not None:
             file = self._file(run.learning_rate, run.seed, "safetensors")
             with files.replacing(file) as partial:
                 weight_files.write_tensors(partial, artifact.flatten(trained))
         # NOTE: last, because this file marks the run as finished.
         schema.write(self._file(run.learning_rate, run.seed, "json"), dataclasses.asdict(run))
+        self._remove_checkpoints(run.learning_rate, run.seed)
+
+    def run_folder(self, learning_rate: float, seed: int) -> pathlib.Path:
+        """Returns the folder with the metrics and the checkpoints of a run."""
+        return self.path / RUNS / f"lr{learning_rate!r}-seed{seed}"
+
+    def _remove_checkpoints(self, learning_rate: float, seed: int) -> None:
+        shutil.rmtree(self.run_folder(learning_rate, seed) / workdir_lib.CHECKPOINTS, True)
 
     def params(self, run: training.Run) -> Any | None:
         """Returns the trained parameters of a run; None if they are no longer kept."""
@@ -129,7 +151,8 @@ class Folder:
 
     def drop_params(self, run: training.Run) -> None:
         """Deletes the trained parameters of a run, if they are there."""
-        self._file(run.learning_rate, run.seed, "safetensors").unlink(missing_ok=True)
+        if self.writes:
+            self._file(run.learning_rate, run.seed, "safetensors").unlink(missing_ok=True)
 
     def write_predictions(
         self,
@@ -178,17 +201,23 @@ class Folder:
         for name in (REPORT, TABLE, PLOT):
             (self.path / name).unlink(missing_ok=True)
 
-    def _remove_partial_files(self) -> None:
-        """Removes files that a killed process was writing; safetensors names them .tmpXXXXXX."""
+    def _remove_leftovers(self) -> None:
+        """Removes what a killed process left: partial files, checkpoints of finished runs.
+
+        safetensors names its partial files .tmpXXXXXX.
+        """
         for file in (self.path / RUNS).iterdir():
             if file.suffix == files.PARTIAL or file.name.startswith(".tmp"):
                 file.unlink()
+            elif match := _RUN.fullmatch(file.name):
+                self._remove_checkpoints(float(match[1]), int(match[2]))
 
     def _predictions(self, split: str) -> pathlib.Path:
         return self.path / PREDICTIONS / f"{split}.jsonl"
 
     def _file(self, learning_rate: float, seed: int, suffix: str) -> pathlib.Path:
-        return self.path / RUNS / f"lr{learning_rate!r}-seed{seed}.{suffix}"
+        folder = self.run_folder(learning_rate, seed)
+        return folder.with_name(f"{folder.name}.{suffix}")
 
 
 def prediction_lines(examples: Sequence[Any], predictions: Sequence[dict[str, Any]]) -> str:
@@ -222,7 +251,7 @@ def _check_own(path: pathlib.Path) -> None:
 
 def _check(path: pathlib.Path, mine: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     config, other = mine["config"], stored["config"]
-    former = kind.former(kind.load(tasks.find(config["task"]).kind))
+    former = task_types.load(tasks.find(config["task"]).kind).former
     other = {f"kind.{name}": value for name, value in former.items()} | other
     keys = [key for key in sorted(config | other) if config.get(key) != other.get(key)]
     for named in ("task", "strategy.name"):  # they determine the other keys

@@ -8,7 +8,6 @@ model.evaluate("dev.tsv")                  # {"accuracy": 93.1, ...}
 
 import collections
 import functools
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,10 +17,8 @@ import numpy as np
 
 from bertjax import errors, progress
 from bertjax.artifact import artifact
-from bertjax.finetuning import answering as answering_lib
-from bertjax.finetuning import data_warnings, kind, tasks
+from bertjax.finetuning import batching, data_warnings, rows, task_types, tasks
 from bertjax.finetuning.examples import types as examples_lib
-from bertjax.finetuning.kinds import tokens
 from bertjax.inference import pretrained
 from bertjax.models.common import layers
 
@@ -30,13 +27,13 @@ Input = str | Sequence[str] | Mapping[str, Any] | examples_lib.Example
 
 
 class Predictor(pretrained.Pretrained):
-    """A `Pretrained` with a task. `answering` defines how it predicts."""
+    """A `Pretrained` with a task. `task_type` defines how it predicts."""
 
     def __init__(self, source: artifact.Artifact, compute: layers.Compute | None = None):
         super().__init__(source, compute)
-        self.answering = answering_lib.from_artifact(source)
-        any_texts = not self.answering.num_texts
-        self.task = tasks.answered(self.answering.task, any_texts=any_texts)
+        self.task_type = task_types.of_artifact(source)
+        any_texts = not self.task_type.num_texts
+        self.task = tasks.answered(self.task_type.task, any_texts=any_texts)
 
     def predict(self, inputs: Input | Sequence[Input]) -> Any:
         """Returns the prediction for one input, or a list of them for a list of inputs.
@@ -55,8 +52,8 @@ class Predictor(pretrained.Pretrained):
         NOTE: `encode` reads as many tokens as the model can; `predict` as many as in training.
         Raises UserError for embeddings trained with a prompt, which only `predict` inserts.
         """
-        trained = getattr(self.answering.config, "pooling", "")
-        if trained and self.answering.prompt_ids:
+        trained = self.task_type.pooling
+        if trained and self.task_type.prompt_ids:
             raise errors.UserError(
                 "this model gives vectors behind a trained prompt: take those of `predict`"
             )
@@ -67,7 +64,7 @@ class Predictor(pretrained.Pretrained):
         examples: str | os.PathLike | Sequence[examples_lib.Example],
         on_progress: progress.Done = lambda done, total: None,
     ) -> dict[str, float]:
-        """Returns every score of the task's kind, on a labelled file or a list of examples.
+        """Returns every score of the task type, on a labelled file or a list of examples.
 
         Prints how many damaged rows of a file were skipped. on_progress: as in `answer`.
         """
@@ -77,34 +74,31 @@ class Predictor(pretrained.Pretrained):
             examples = tasks.read(self.task, path, "dev", skipped=damaged)
             for why, count in damaged.items():
                 errors.tell(f"{path}: {count} {why}, left out")
-        return self.answering.asked(examples).scores(
-            examples, self.answer(examples, on_progress)[1]
-        )
+        predictions = self.answer(examples, on_progress)[1]
+        return self.task_type.asked(examples).scores(examples, predictions)
 
     def answer(
         self,
         examples: Sequence[examples_lib.Example],
         on_progress: progress.Done = lambda done, total: None,
-    ) -> tuple[kind.Encoded, list[dict[str, Any]]]:
+    ) -> tuple[rows.Encoded, list[dict[str, Any]]]:
         """Returns (the examples as rows, one prediction per example).
 
         Prints a warning if examples were truncated. on_progress: called with (rows done, rows in
         all) after each batch; not if a prediction needs many forward passes.
         """
-        answering = self.answering.asked(examples)
+        task_type = self.task_type.asked(examples)
         if not examples:
-            return kind.Encoded([], np.zeros(0, int), np.zeros(0, bool)), []
-        encoded = answering.encode(examples)
-        for line in data_warnings.unread(encoded.truncated, answering):
+            return rows.Encoded([], np.zeros(0, int), np.zeros(0, bool)), []
+        encoded = task_type.encode(examples)
+        for line in data_warnings.unread(encoded.truncated, task_type):
             errors.tell(f"warning: {line}")
-        if hasattr(answering.kind, "predict_loop"):
-            outputs = answering.answer_in_loop(self, encoded)
+        if task_type.loops:
+            outputs = task_type.predict_loop(self, encoded)
         else:
-            batches = answering.batches(encoded, min(BATCH_SIZE, len(encoded.rows)))
-            outputs = answering_lib.forward(
-                self._step, self.params, batches, on_progress=on_progress
-            )
-        return encoded, answering.decode(examples, encoded, outputs)
+            batches = task_type.batches(encoded, min(BATCH_SIZE, len(encoded.rows)))
+            outputs = batching.forward(self._step, self.params, batches, on_progress=on_progress)
+        return encoded, task_type.decode(examples, encoded, outputs)
 
     def example(self, given: Input) -> examples_lib.Example:
         """Returns an input as an example of the task. Raises UserError if it does not fit."""
@@ -138,7 +132,7 @@ class Predictor(pretrained.Pretrained):
 
     @functools.cached_property
     def _step(self) -> Callable[..., dict[str, jax.Array]]:
-        return jax.jit(self.answering.predict_step(self.model))
+        return jax.jit(self.task_type.predict_step(self.model))
 
 
 _TYPES: dict[str, type] = {
@@ -157,37 +151,3 @@ _NEEDS = {
     "choices": "a context with choices",
 }
 
-
-def lines(prediction: Mapping[str, Any], top: int = 5) -> list[str]:
-    """Returns a prediction as lines of text to print.
-
-    top: how many labels, or further answers, to list.
-    """
-    if "entities" in prediction and (prediction["entities"] or not prediction["tags"]):
-        return [f"{entity['type']}: {entity['text']}" for entity in prediction["entities"]]
-    if "tags" in prediction:
-        outside = set(prediction["tags"]) == {tokens.OUTSIDE}
-        return ["no entity"] if outside else [" ".join(prediction["tags"])]
-    if "probabilities" in prediction:
-        best = list(prediction["probabilities"].items())[:top]
-        return ["   ".join(f"{label} {p:.3f}" for label, p in best)]
-    if "n_best" in prediction:
-        others = [f"{each['answer']} {each['probability']:.3f}" for each in prediction["n_best"]]
-        return [prediction["answer"] or _silence(prediction), f"best: {'   '.join(others[:top])}"]
-    if "vector" in prediction:
-        return [f"[{', '.join(f'{value:.6g}' for value in prediction['vector'])}]"]
-    if "similarity" in prediction:
-        return [f"cosine {prediction['similarity']:.4f}"]
-    for name in ("text", "label"):
-        if name in prediction:
-            value = prediction[name]
-            return [f"{value:.4f}" if isinstance(value, float) else str(value)]
-    return [json.dumps(prediction)]
-
-
-def _silence(prediction: Mapping[str, Any]) -> str:
-    """Returns "(no answer)" and its probability: 1 minus the sum over `n_best`."""
-    if "null_odds" not in prediction:
-        return "(no answer)"
-    rest = 1 - sum(each["probability"] for each in prediction["n_best"])
-    return f"(no answer) {abs(rest):.3f}"

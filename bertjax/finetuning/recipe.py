@@ -18,14 +18,19 @@ from ml_collections import ConfigDict
 
 from bertjax import config as config_lib
 from bertjax import errors, optimizer, sharding
-from bertjax.finetuning import kind, strategies, tasks
+from bertjax.finetuning import strategies, task_types, tasks
 from bertjax.finetuning import task as task_lib
+from bertjax.finetuning.task_types import base
 from bertjax.models.common import layers
 
 SHORTEST = 8  # the smallest maximum length of a row, in tokens
 # Keys that may differ when a fine-tuning resumes in an output folder: each (rate, seed) is a
 # separate run, and files and models are compared by their content.
-_FREE_KEYS = ("learning_rates", "seeds", "seed", "seeds_at_once", "mesh", "remat", "model")
+_FREE_KEYS = (
+    "learning_rates", "seeds", "seed", "mesh", "remat", "model", "log_every", "checkpoint_every"
+)  # fmt: skip
+# Keys of earlier versions that are accepted and ignored: the reason.
+FORMER_KEYS = {"seeds_at_once": "seeds are trained one after the other"}
 
 
 class _Field(NamedTuple):
@@ -51,7 +56,7 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
     Raises UserError for an unknown task or strategy.
     """
     found = tasks.find(task)
-    kind_config = kind.load(found.kind).Config(**found.options)
+    kind_config = task_types.load(found.kind).Config(**found.options)
     config = ConfigDict()
     config.model = ""  # what starts: artifact, workdir, Hugging Face folder
     config.task = task  # a name of finetuning/tasks.py
@@ -77,9 +82,10 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
 
     config.seeds = 1  # how many, each a run with each rate
     config.seed = 0  # the first; decides head, order and dropout
-    config.seeds_at_once = 0  # side by side on the device; 0: as memory allows, on a CPU one
     config.early_stopping = 0  # evaluations without a gain before a run ends; 0: never
     config.evals_per_epoch = 1  # on dev; the best one counts
+    config.log_every = 10  # steps from one line of a run's metrics to the next
+    config.checkpoint_every = 500  # steps; a run that is stopped goes on from the newest checkpoint
 
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
@@ -116,6 +122,9 @@ def make(
             raise errors.UserError(f"config.task = {value}: the task is given by --task={value}")
         if key.split(".")[-1] in ("lr", "learning_rate"):
             raise errors.UserError(f"config.{key}: rates are given by --lr={value}")
+        if key in FORMER_KEYS:
+            errors.tell(f"warning: config.{key} does nothing any more: {FORMER_KEYS[key]}")
+            continue
         if key == "learning_rates":
             config.learning_rates = rates(value)
             continue
@@ -149,9 +158,11 @@ def validate(config: ConfigDict) -> None:
     def check(ok: bool, key: str, allowed: str) -> None:
         errors.check(ok, key, config_lib.value_of(config, key), allowed)
 
-    for key in ("num_epochs", "batch_size", "seeds", "evals_per_epoch"):
+    for key in (
+        "num_epochs", "batch_size", "seeds", "evals_per_epoch", "log_every", "checkpoint_every"
+    ):  # fmt: skip
         check(config_lib.value_of(config, key) >= 1, key, "1 or more")
-    for key in ("data.max_train", "seeds_at_once", "early_stopping"):
+    for key in ("data.max_train", "early_stopping"):
         check(config_lib.value_of(config, key) >= 0, key, "0 or more")
     check(config.max_length >= SHORTEST, "max_length", f"{SHORTEST} or more")
     check(0 <= config.seed < 2**32 - config.seeds, "seed", "between 0 and 2**32 - 1")
@@ -172,7 +183,7 @@ def validate(config: ConfigDict) -> None:
     check(config.remat in layers.REMAT_POLICIES, "remat", ", ".join(layers.REMAT_POLICIES))
     sharding.parse_mesh(config.mesh)
     optimizer.validate(run_optimizer(config, 1e-5, 1000), 1000)
-    kind_config(config)
+    task_type(config)
     strategies.config_of(config.strategy)
 
 
@@ -182,9 +193,10 @@ def is_free(key: str) -> bool:
     return of_data or key in _FREE_KEYS
 
 
-def kind_config(config: ConfigDict) -> Any:
-    """Returns the kind's frozen Config."""
-    return kind.load(tasks.find(config.task).kind).Config(**config.kind)
+def task_type(config: ConfigDict) -> base.TaskType:
+    """Returns the task type with its options; no model is bound to it yet."""
+    found = task_types.load(tasks.find(config.task).kind)
+    return found(config.task, found.Config(**config.kind))
 
 
 def run_optimizer(config: ConfigDict, learning_rate: float, num_steps: int) -> optimizer.Config:

@@ -9,15 +9,15 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from bertjax import files, plot
-from bertjax.finetuning import output_folder, training
-from bertjax.finetuning import parts as parts_lib
+from bertjax.finetuning import job as job_lib
+from bertjax.finetuning import output_folder, task_types, training
 
 Runs = Mapping[float, Sequence[training.Run]]
 _LINES = ("-", "--", ":", "-.")  # line styles, one per rate
 
 
 def make(
-    parts: parts_lib.Parts,
+    job: job_lib.Job,
     runs: Runs,
     chosen: float,
     best: training.Run,
@@ -31,26 +31,26 @@ def make(
     """
     own = runs[chosen]
     splits = {"dev": [run.dev for run in own]}
-    given = [split for split in best.others if split in parts.examples]
+    given = [split for split in best.others if split in job.examples]
     splits |= {split: [run.others[split] for run in own] for split in given}
     return {
-        "task": parts.config.task,
-        "kind": parts.task.kind,
-        "metrics": list(parts.task.metrics),
-        "model": parts.config.model,
-        "family": parts.family,
-        "strategy": parts.config.strategy.name,
-        "parameters": parts.counts,
-        "memory": parts.memory,
-        "labels": list(parts.answering.labels),
-        "examples": {split: len(found) for split, found in parts.examples.items()},
-        "steps": parts.num_steps,
+        "task": job.config.task,
+        "kind": job.task.kind,
+        "metrics": list(job.task.metrics),
+        "model": job.config.model,
+        "family": job.family,
+        "strategy": job.config.strategy.name,
+        "parameters": job.counts,
+        "memory": job.memory,
+        "labels": list(job.task_type.labels),
+        "examples": {split: len(found) for split, found in job.examples.items()},
+        "steps": job.num_steps,
         "warnings": list(warnings),
         "best": {"learning_rate": chosen, "seed": best.seed},
         "splits": {split: summaries(scores) for split, scores in splits.items()},
         "runs": [_run(run, splits) for of_rate in runs.values() for run in of_rate],
         "seconds": seconds,
-        "config": parts.config.to_dict(),
+        "config": job.config.to_dict(),
     }
 
 
@@ -110,9 +110,9 @@ def table(content: Mapping[str, Any]) -> str:
         for name in metrics:
             if name in scores:
                 lines.append(f"| {split} | {name} | {' | '.join(cells(scores[name]))} |")
-    answers = content["config"]["kind"]
-    if answers.get("impossible") and answers.get("tune_threshold"):
-        lines += ["", "Above which threshold there is no answer is chosen on dev: its F1 flatters."]
+    found = task_types.load(content["kind"])
+    for note in found(content["task"], found.Config(**content["config"]["kind"])).report_notes():
+        lines += ["", note]
     others = [split for split in content["splits"] if split != "dev"]
     header = " | ".join(["rate", "seed", f"best dev {main}", "after epoch", *others, "seconds"])
     lines += ["", "All runs; the first of a call waits for compilation:", ""]

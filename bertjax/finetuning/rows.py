@@ -1,12 +1,14 @@
-"""Puts one text or two between the special tokens of a tokenizer, as rows to train on.
+"""Examples as rows of a model: one text or two between the special tokens of a tokenizer.
 
-`data.tokenizers.special_tokens` defines these tokens. Token types are 1 on the second text; a batch
-omits them for a model without two types.
+A row is one input of the model. An example of question answering may have several rows (windows).
+`data.tokenizers.special_tokens` defines the special tokens. Token types are 1 on the second text; a
+batch omits them for a model without two types.
 
     form = Form(tokenizer)
     form.enclose([a, b], length).row      # a, b: the ids of two texts
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,12 +17,48 @@ import numpy as np
 
 from bertjax.data.tokenizers import special_tokens
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
-from bertjax.finetuning import kind
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-FEATURES = {name: kind.Feature(np.int32) for name in INPUTS}
 
 Row = dict[str, np.ndarray]
+
+
+class Feature(NamedTuple):
+    """An array of a row: its type, and the length to which its last axis is padded with zeros.
+
+    length: "length" (of the input), "target_length" (of a decoder), or "" for a scalar or an array
+    of a fixed shape.
+    """
+
+    dtype: type
+    length: str = "length"
+
+
+FEATURES = {name: Feature(np.int32) for name in INPUTS}
+
+
+class Lengths(NamedTuple):
+    """The maximum tokens of a row and of a target.
+
+    They include special tokens, but not the prompt of a strategy.
+    """
+
+    length: int
+    target_length: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """Examples as rows of a model.
+
+    rows: each {feature: array}; the last axis of features with a length is not padded.
+    owners: int[rows], the number of the example that a row belongs to, ascending.
+    truncated: bool[examples], whether text was truncated (windows truncate nothing).
+    """
+
+    rows: list[Row]
+    owners: np.ndarray
+    truncated: np.ndarray
 
 
 class Enclosed(NamedTuple):

@@ -21,7 +21,6 @@ from bertjax import errors, files, plugins, progress, sharding
 from bertjax.artifact import artifact, loading
 from bertjax.finetuning import (
     data_warnings,
-    memory,
     output_folder,
     predictor,
     recipe,
@@ -29,7 +28,7 @@ from bertjax.finetuning import (
     submission,
     training,
 )
-from bertjax.finetuning import parts as parts_lib
+from bertjax.finetuning import job as job_lib
 from bertjax.runtime import distributed
 
 
@@ -47,14 +46,12 @@ def finetune(
 ) -> Finetuned:
     """Trains the runs that the output folder lacks; writes and returns the results.
 
-    Raises UserError for an invalid config, model, data or folder, and on several hosts.
+    Raises UserError for an invalid config, model, data or folder. With several processes, all call
+    it, and all must see the output folder.
     """
     recipe.validate(config)
     output = files.local(output)
-    if distributed.on_several_hosts() or jax.process_count() > 1:
-        raise errors.UserError(
-            "fine-tuning runs on one host, and this is a slice or a job of several: take one host"
-        )
+    tell = tell if jax.process_index() == 0 else lambda line: None
     started = time.perf_counter()
     mesh = sharding.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
@@ -62,10 +59,11 @@ def finetune(
         source = loading.load(config.model)
         model_kind = plugins.family(source.family).KIND
         config = recipe.with_rates(config, model_kind)
-        parts = parts_lib.Parts(config, source, mesh)
-        out = output_folder.Folder(output, config, parts.source, parts.examples)
+        job = job_lib.make(config, source, mesh)
+        out = output_folder.Folder(output, config, job.source, job.examples)
+        distributed.check_shared(out.path / output_folder.CONFIG, "output")
         rails = recipe.guard_rails(config, model_kind)
-        warnings = [*rails, *parts.notes, *suspicions(parts)]
+        warnings = [*rails, *job.notes, *suspicions(job)]
         for line in warnings:
             tell(f"warning: {line}")
 
@@ -78,12 +76,13 @@ def finetune(
         if left_out:
             names = errors.several(f"rate {rate:g} seed {seed}" for rate, seed in left_out)
             tell(f"finished runs that --lr and --seeds leave out, and are not compared: {names}")
-        for line in progress.lines(header(parts, config, mesh, out, missing), before=errors.BEFORE):
+        for line in progress.lines(header(job, config, mesh, out, missing), before=errors.BEFORE):
             tell(line)
-        together = memory.seeds_at_once(parts, max(map(len, missing.values())))
+        train = Trainer(job, out, tell)
         runs: dict[float, list[training.Run]] = {}
         for rate in config.learning_rates:
-            train(parts, out, rate, missing[rate], together, tell)
+            for seed in missing[rate]:
+                out.save(*train(rate, seed))
             runs[rate] = [out.run(rate, seed) for seed in seeds]
             chosen = best_rate(runs)
             for other in runs.keys() - {chosen}:
@@ -91,10 +90,10 @@ def finetune(
                     out.drop_params(run)
         best = max(runs[chosen], key=lambda run: run.score)
         for run in runs[chosen]:
-            finish(parts, out, run, is_best=run is best, tell=tell)
+            finish(job, out, run, train, is_best=run is best, tell=tell)
 
         late = [
-            f"rate {run.learning_rate:g}, seed {run.seed}: {run.skipped} of {parts.num_steps} "
+            f"rate {run.learning_rate:g}, seed {run.seed}: {run.skipped} of {job.num_steps} "
             "steps were not finite and changed nothing; lower the rate"
             for run in itertools.chain.from_iterable(runs.values())
             if run.skipped
@@ -104,16 +103,36 @@ def finetune(
         for line in late:
             tell(f"warning: {line}")
         seconds = time.perf_counter() - started
-        content = report.make(parts, runs, chosen, best, warnings + late, seconds)
-        report.write(content, out.path)
+        content = report.make(job, runs, chosen, best, warnings + late, seconds)
+        if out.writes:
+            report.write(content, out.path)
         for run in runs[chosen]:
             out.drop_params(run)
+        distributed.wait("report")
+    with sharding.alone():
         model = predictor.Predictor(artifact.read(out.path / output_folder.ARTIFACT))
     return Finetuned(content, model)
 
 
+class Trainer:
+    """Trains runs of a fine-tuning, one after the other, each in its own folder."""
+
+    def __init__(
+        self, job: job_lib.Job, out: output_folder.Folder, tell: Callable[[str], None]
+    ):
+        self._job, self._out, self._tell = job, out, tell
+        self._boundaries = itertools.count()
+
+    def __call__(self, learning_rate: float, seed: int) -> tuple[training.Run, Any]:
+        """Returns the run and its best trained parameters, on the host."""
+        folder = self._out.run_folder(learning_rate, seed)
+        return training.train(
+            self._job, learning_rate, seed, folder, self._tell, self._boundaries
+        )
+
+
 def header(
-    parts: parts_lib.Parts,
+    job: job_lib.Job,
     config: ml_collections.ConfigDict,
     mesh: jax.sharding.Mesh,
     out: output_folder.Folder,
@@ -123,44 +142,29 @@ def header(
 
     They give the model, devices, strategy, task, examples, runs and output folder.
     """
-    sizes = ", ".join(f"{split} {len(own):,}" for split, own in parts.examples.items())
+    sizes = ", ".join(f"{split} {len(own):,}" for split, own in job.examples.items())
     cut = "" if config.data.dev else f", dev being {config.data.dev_fraction:g} of train"
     rates = ", ".join(f"{rate:g}" for rate in missing)
     count = sum(map(len, missing.values()))
     return {
-        "model": f"{config.model}: {parts.family}, {parts.fields['num_layers']} layers of width "
-        f"{parts.fields['hidden_size']}",
-        "devices": sharding.described(mesh, parts.model.config.dtype),
-        "strategy": report.what_moves(config.strategy.name, parts.counts, parts.memory),
+        "model": f"{config.model}: {job.family}, {job.fields['num_layers']} layers of width "
+        f"{job.fields['hidden_size']}",
+        "devices": sharding.described(mesh, job.model.config.dtype),
+        "strategy": report.what_moves(config.strategy.name, job.counts, job.memory),
         "task": config.task,
         "examples": sizes + cut,
-        "runs": f"{count}, of {parts.num_steps:,} steps, at rates {rates}; the first one compiles"
+        "runs": f"{count}, of {job.num_steps:,} steps, at rates {rates}; the first one compiles"
         if count
         else "all are finished",
         "writes to": os.fspath(out.path),
     }
 
 
-def suspicions(parts: parts_lib.Parts) -> list[str]:
+def suspicions(job: job_lib.Job) -> list[str]:
     """Returns the warnings of `data_warnings` about the data."""
-    truncated = {split: encoded.truncated for split, encoded in parts.encoded.items()}
-    rows = parts.source.fields["vocab_size"]
-    return data_warnings.everything(parts.examples, truncated, parts.answering, parts.longest, rows)
-
-
-def train(
-    parts: parts_lib.Parts,
-    out: output_folder.Folder,
-    learning_rate: float,
-    seeds: Sequence[int],
-    together: int,
-    tell: Callable[[str], None],
-) -> None:
-    """Trains and saves the runs of these seeds, `together` of them side by side."""
-    for start in range(0, len(seeds), together):
-        group = seeds[start : start + together]
-        for run, trained in training.train(parts, learning_rate, group, tell):
-            out.save(run, trained)
+    truncated = {split: encoded.truncated for split, encoded in job.encoded.items()}
+    rows = job.source.fields["vocab_size"]
+    return data_warnings.everything(job.examples, truncated, job.task_type, job.longest, rows)
 
 
 def best_rate(runs: dict[float, list[training.Run]]) -> float:
@@ -173,9 +177,10 @@ def _mean(runs: Sequence[training.Run]) -> float:
 
 
 def finish(
-    parts: parts_lib.Parts,
+    job: job_lib.Job,
     out: output_folder.Folder,
     run: training.Run,
+    train: Trainer,
     *,
     is_best: bool,
     tell: Callable[[str], None],
@@ -184,8 +189,8 @@ def finish(
 
     For the best run also writes the artifact, the predictions and leaderboard submissions.
     """
-    others = [split for split in parts.examples if split not in ("train", "dev")]
-    scored = [split for split in others if parts.can_be_scored(split)]
+    others = [split for split in job.examples if split not in ("train", "dev")]
+    scored = [split for split in others if job.can_be_scored(split)]
     if run.others.keys() >= set(scored) and (not is_best or out.holds(run, ["dev", *others])):
         return
     trained = out.params(run)
@@ -193,9 +198,9 @@ def finish(
     if again:
         what = f"rate {run.learning_rate:g}, seed {run.seed}"
         tell(f"{what}: trained again for its scores, since its parameters were not kept")
-        ((_, trained),) = training.train(parts, run.learning_rate, [run.seed], tell)
-    alone = parts.place_trained(trained)
-    answering, found, dev = parts.on_dev(parts.outputs(alone, "dev")[0])
+        _, trained = train(run.learning_rate, run.seed)
+    placed = job.place_trained(trained)
+    task_type, found, dev = job.on_dev(placed)
     if again and not math.isclose(dev[run.main], run.score, abs_tol=0.01):
         tell(
             f"warning: {what}: dev {run.main} is {dev[run.main]:.2f} now and was {run.score:.2f}: "
@@ -203,17 +208,29 @@ def finish(
         )
     predictions = {"dev": found}
     for split in others if is_best else scored:
-        outputs = parts.outputs(alone, split)[0]
-        predictions[split] = parts.predictions(outputs, split, answering)
+        outputs = job.outputs(placed, split)
+        predictions[split] = job.predictions(outputs, split, task_type)
     run.others |= {
-        split: answering.scores(parts.examples[split], predictions[split]) for split in scored
+        split: task_type.scores(job.examples[split], predictions[split]) for split in scored
     }
     if is_best:
-        out.drop_report()  # before the artifact it describes is replaced
-        artifact.write(parts.artifact(trained, answering), out.path / output_folder.ARTIFACT)
-        out.write_predictions(parts.examples, predictions)
-        for split, answers in predictions.items():
-            if split in parts.task.submissions:
-                place = os.fspath(out.path / output_folder.SUBMISSION)
-                submission.write(parts.task, place, parts.examples[split], answers, split)
+        model = job.artifact(trained, task_type)
+        if out.writes:
+            write_model(job, out, model, predictions)
     out.save(run)
+
+
+def write_model(
+    job: job_lib.Job,
+    out: output_folder.Folder,
+    model: artifact.Artifact,
+    predictions: Mapping[str, Sequence[Any]],
+) -> None:
+    """Writes the artifact, the predictions and leaderboard submissions."""
+    out.drop_report()  # before the artifact it describes is replaced
+    artifact.write(model, out.path / output_folder.ARTIFACT)
+    out.write_predictions(job.examples, predictions)
+    for split, answers in predictions.items():
+        if split in job.task.submissions:
+            place = os.fspath(out.path / output_folder.SUBMISSION)
+            submission.write(job.task, place, job.examples[split], answers, split)

@@ -17,13 +17,13 @@ class Task:
     """A fine-tuning task.
 
     name: as in --task.
-    kind: module of finetuning/kinds.
+    kind: a task type, module of finetuning/task_types.
     reader: the type of its examples: sentences, words, questions, text_pairs or choices.
     columns: the columns of a record that hold the parts of an example.
-    metrics: the kind's scores that are reported; the first one selects the best model.
-    options: fields of the kind's Config that differ from their defaults.
+    metrics: the task type's scores that are reported; the first one selects the best model.
+    options: fields of the task type's Config that differ from their defaults.
     max_length: maximum tokens of a row.
-    labels: names in the order of the head's outputs; (): the labels of train, ordered by the kind.
+    labels: names in the order of the head's outputs; (): those of train.
     spelling: label -> its spelling in files, if that is not its name.
     numbers: whether labels are numbers.
     labelled: whether every training example needs a label.

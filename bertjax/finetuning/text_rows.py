@@ -15,27 +15,27 @@ import numpy as np
 from bertjax import errors
 from bertjax.data.tokenizers import special_tokens
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
-from bertjax.finetuning import kind
+from bertjax.finetuning import rows
 
 READERS = ("encoder", "causal", "prefix")
 
 Row = dict[str, np.ndarray]
 
 
-def features(reader: str) -> dict[str, kind.Feature]:
+def features(reader: str) -> dict[str, rows.Feature]:
     """Returns {name: Feature} of the arrays of a row.
 
     loss_weights are 1 on the tokens of the target and its end.
     """
     length = "target_length" if reader == "encoder" else "length"
-    table = {"input_ids": kind.Feature(np.int32), "attention_mask": kind.Feature(np.int32)}
+    table = {"input_ids": rows.Feature(np.int32), "attention_mask": rows.Feature(np.int32)}
     if reader == "encoder":
-        table["decoder_input_ids"] = kind.Feature(np.int32, length)
+        table["decoder_input_ids"] = rows.Feature(np.int32, length)
     if reader == "prefix":
-        table["prefix_mask"] = kind.Feature(np.int32)
+        table["prefix_mask"] = rows.Feature(np.int32)
     return table | {
-        "targets": kind.Feature(np.int32, length),
-        "loss_weights": kind.Feature(np.float32, length),
+        "targets": rows.Feature(np.int32, length),
+        "loss_weights": rows.Feature(np.float32, length),
     }
 
 

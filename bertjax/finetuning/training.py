@@ -1,25 +1,30 @@
-"""Trains several seeds at one learning rate, top to bottom.
+"""Trains one seed at one learning rate, top to bottom.
 
-    for run, trained in training.train(parts, 3e-5, seeds=(0, 1, 2)): ...
+    run, trained = training.train(job, 3e-5, seed=0, folder="out/runs/lr3e-05-seed0")
 
-At every evaluation a seed's parameters are kept if its dev score is the best so far. Seeds share
-nothing but the shapes of batches, so training them side by side or in turn has the same result.
+At every step boundary the order is: evaluate, save, stop if requested; then take a batch and step.
+At an evaluation the parameters are kept if their dev score is the best so far. A checkpoint holds
+the state, the best parameters and the evaluations, so a run that is killed and started again ends
+bit for bit where an uninterrupted one ends.
 """
 
+import contextlib
 import dataclasses
+import itertools
 import math
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from etils import epath
 
-from bertjax import schema
-from bertjax.finetuning import parts as parts_lib
-
-TELL_EVERY = 5.0  # minimum seconds between two lines of progress
+from bertjax import checkpoint, errors, schema, sharding, step_log
+from bertjax import workdir as workdir_lib
+from bertjax.finetuning import job as job_lib
+from bertjax.runtime import signals
 
 
 @dataclasses.dataclass
@@ -39,7 +44,7 @@ class Run:
     """One seed at one learning rate.
 
     others: {split: scores} of the best evaluation, for splits other than dev. seconds: of training,
-    evaluation and (in the first run) compilation, divided by the number of seeds side by side.
+    evaluation and (in the first run) compilation.
     """
 
     learning_rate: float
@@ -74,117 +79,143 @@ class Run:
         return 0 < patience <= len(self.evaluations) - 1 - self.best
 
 
+class _Losses:
+    """The mean loss of the finite steps since the last evaluation."""
+
+    def __init__(self, total: float = 0.0, count: int = 0):
+        self.total, self.count = total, count
+
+    def add(self, loss: float) -> None:
+        """Adds the loss of a step."""
+        self.total, self.count = self.total + loss, self.count + 1
+
+    def mean(self) -> float | None:
+        """Returns the mean since the last call; None without a loss."""
+        mean = self.total / self.count if self.count else None
+        self.total, self.count = 0.0, 0
+        return mean
+
+
 def train(
-    parts: parts_lib.Parts,
+    job: job_lib.Job,
     learning_rate: float,
-    seeds: Sequence[int],
+    seed: int,
+    folder: str | os.PathLike,
     tell: Callable[[str], None] = lambda line: None,
-) -> list[tuple[Run, Any]]:
-    """Trains the seeds; returns each seed's run and best trained parameters, on the host.
+    boundaries: Iterator[int] | None = None,
+) -> tuple[Run, Any]:
+    """Trains from the newest checkpoint in `folder`, if there is one.
 
-    Stops early if all seeds have stopped improving (`config.early_stopping`).
+    Returns the run and its best trained parameters, on the host. Ends early if the run has stopped
+    improving (`config.early_stopping`). Writes metrics.jsonl and the files of TensorBoard to
+    `folder`. boundaries: numbers the step boundaries of all runs of this process.
+
+    After a SIGTERM raises Preempted, after a first Ctrl-C KeyboardInterrupt, both with the state
+    saved.
     """
-    runs = [Run(learning_rate, seed, parts.main) for seed in seeds]
-    patience, evaluates = parts.config.early_stopping, evaluation_steps(parts)
-    steps_per_epoch = parts.train_batches.steps_per_epoch
-    started = told = time.perf_counter()
-    tell(f"{_name(runs)}: compiling the train step, {parts.num_steps:,} steps")
-    train_step = parts.train_step(len(seeds))
-    tell(f"{_name(runs)}: compiled in {time.perf_counter() - started:.1f} s")
-    state = parts.first_state(seeds)
-    best = jax.tree.map(jnp.copy, state.params)
-    losses = Losses()
+    config, name = job.config, f"rate {learning_rate:g}, seed {seed}"
+    boundaries = itertools.count() if boundaries is None else boundaries
+    evaluates = evaluation_steps(job)
+    started = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(signals.StopSignals())
+        checkpoints = checkpoint.Checkpoints(
+            epath.Path(folder) / workdir_lib.CHECKPOINTS, keep_last=1, keep_best=0
+        )
+        stack.callback(checkpoints.close)
+        run, seconds, losses, unlogged = Run(learning_rate, seed, job.main), 0.0, _Losses(), {}
+        if checkpoints.latest_step() is None:
+            state = job.first_state(seed)
+            best = jax.tree.map(jnp.copy, state.params)
+        else:
+            abstract = job.abstract_state()
+            saved, meta = checkpoints.restore({"state": abstract, "best": abstract.params})
+            state, best = saved["state"], saved["best"]
+            run = schema.typed(meta["run"], Run, checkpoints.folder, "remove it")
+            seconds, unlogged = meta["seconds"], meta[step_log.UNLOGGED]
+            losses = _Losses(*meta["losses"])
+            tell(f"{name}: goes on from step {int(state.step):,} of {job.num_steps:,}")
+        start = int(state.step)
+        tell(f"{name}: compiling the train step, {job.num_steps:,} steps")
+        compiling = time.perf_counter()
+        train_step = job.train_step
+        tell(f"{name}: compiled in {time.perf_counter() - compiling:.1f} s")
+        log = stack.enter_context(
+            step_log.StepLog(
+                folder,
+                start,
+                job.num_steps,
+                job.scales,
+                log_every=config.log_every,
+                unlogged=unlogged,
+                on_loss=losses.add,
+            )
+        )
+        batches = job.batches(seed, start)
 
-    for step, batch in enumerate(parts.batches(seeds), 1):
-        state, report = train_step(state, batch, parts.frozen, float(learning_rate))
-        losses.add(report["loss"])
-        if time.perf_counter() - told > TELL_EVERY:
-            told = time.perf_counter()
-            tell(f"{_name(runs)}: step {step} of {parts.num_steps}, loss {losses.recent()}")
-        if step not in evaluates:
-            continue
-        means = losses.means()
-        outputs = parts.outputs(state.params, "dev")
-        gained = np.zeros(len(runs), bool)
-        skipped = np.asarray(state.skipped)
-        for k, run in enumerate(runs):
-            if not run.stopped(patience):
-                run.skipped = int(skipped[k])
-                _, _, dev = parts.on_dev(outputs[k])
-                gained[k] = run.add(Evaluation(step / steps_per_epoch, means[k], dev))
-        if gained.any():
-            best = _keep(best, state.params, gained)
-        seconds = time.perf_counter() - started
-        for run in runs:
-            run.seconds = seconds / len(runs)
-        tell(_line(runs, parts.config.num_epochs, seconds))
-        if all(run.stopped(patience) for run in runs):
-            break
+        for step in range(start, job.num_steps + 1):
+            asked = stop.reached(next(boundaries))
+            last = step == job.num_steps
+            scores = step > start and step in evaluates
+            saves = asked or (step > start and step % config.checkpoint_every == 0)
+            with log.paused() if scores or saves else contextlib.nullcontext():
+                if scores:
+                    log.note("evaluating")
+                    _, _, dev = job.on_dev(state.params)
+                    epoch = step / job.train_batches.steps_per_epoch
+                    run.skipped = int(state.skipped)
+                    if run.add(Evaluation(epoch, losses.mean(), dev)):
+                        best = jax.tree.map(jnp.copy, state.params)
+                    run.seconds = seconds + time.perf_counter() - started
+                    log.heldout(step, dev, "dev")
+                    tell(_line(run, config.num_epochs))
+                    last = last or run.stopped(config.early_stopping)
+                if saves and not last:
+                    checkpoints.save(
+                        step,
+                        {"state": state, "best": best},
+                        {
+                            "run": dataclasses.asdict(run),
+                            "seconds": seconds + time.perf_counter() - started,
+                            "losses": [losses.total, losses.count],
+                            step_log.UNLOGGED: log.unlogged(),
+                        },
+                        None,
+                    )
+            if last or asked:
+                break
+            batch = next(batches)
+            state, report = train_step(state, batch, job.frozen, float(learning_rate))
+            log.step(step + 1, report, tokens=batch["input_ids"].size)
 
-    found = jax.device_get(best)
-    return [(run, jax.tree.map(lambda x, k=k: x[k], found)) for k, run in enumerate(runs)]
+        checkpoints.wait()
+        if asked and not last:
+            if stop.requested == "SIGINT":
+                raise errors.Interrupted
+            raise errors.Preempted(
+                f"asked to stop: {name} is saved at step {step} of {job.num_steps}; start me again"
+            )
+    return run, sharding.fetch(best)
 
 
-def evaluation_steps(parts: parts_lib.Parts) -> set[int]:
+def evaluation_steps(job: job_lib.Job) -> set[int]:
     """Returns the steps after which dev is scored.
 
     They are the ends of epochs, and steps in between if `config.evals_per_epoch` is above 1.
     """
-    times = parts.config.evals_per_epoch
-    epoch = parts.train_batches.steps_per_epoch
-    count = parts.config.num_epochs * times
+    times = job.config.evals_per_epoch
+    epoch = job.train_batches.steps_per_epoch
+    count = job.config.num_epochs * times
     return {-(-part * epoch // times) for part in range(1, count + 1)}
 
 
-class Losses:
-    """Losses of steps, fetched late so that the device does not wait."""
-
-    def __init__(self):
-        self._losses: list[jax.Array] = []
-        self._on_cpu = jax.default_backend() == "cpu"
-
-    def add(self, loss_K: jax.Array) -> None:
-        """Adds one step's loss of each seed."""
-        self._losses.append(loss_K)
-        if self._on_cpu:  # CPU backends before jax 0.12 deadlock when collectives queue up
-            jax.block_until_ready(loss_K)
-
-    def means(self) -> list[float | None]:
-        """Returns each seed's mean finite loss since the last call; None if none was finite."""
-        losses_KS = np.stack(jax.device_get(self._losses), axis=1)
-        self._losses = []
-        finite = [losses_S[np.isfinite(losses_S)] for losses_S in losses_KS]
-        return [float(losses_S.mean()) if len(losses_S) else None for losses_S in finite]
-
-    def recent(self) -> str:
-        """Returns the losses of the newest finished step, as text; a later one may still run."""
-        done = [loss_K for loss_K in self._losses if loss_K.is_ready()] or self._losses[:1]
-        return ", ".join(f"{x:.3f}" for x in np.asarray(done[-1]))
-
-
-@jax.jit
-def _keep(best_K: Any, new_K: Any, gained_K: jax.Array) -> Any:
-    """Returns the new parameters for seeds that gained, and the old ones for the others."""
-
-    def one(old: jax.Array, new: jax.Array) -> jax.Array:
-        return jnp.where(gained_K.reshape(-1, *(1 for _ in new.shape[1:])), new, old)
-
-    return jax.tree.map(one, best_K, new_K)
-
-
-def _name(runs: Sequence[Run]) -> str:
-    return f"rate {runs[0].learning_rate:g}, seed {', '.join(str(run.seed) for run in runs)}"
-
-
-def _line(runs: Sequence[Run], num_epochs: int, seconds: float) -> str:
+def _line(run: Run, num_epochs: int) -> str:
     """Returns the last evaluation as a line of text."""
-    last = max((run.evaluations[-1] for run in runs), key=lambda e: e.epoch)
-    losses = [run.evaluations[-1].loss for run in runs]
-    shown = ", ".join("not finite" if loss is None else f"{loss:.3f}" for loss in losses)
-    scores = ", ".join(f"{run.evaluations[-1].dev[run.main]:.2f}" for run in runs)
+    last = run.evaluations[-1]
+    loss = "not finite" if last.loss is None else f"{last.loss:.3f}"
     return (
-        f"{_name(runs)}: epoch {last.epoch:g} of {num_epochs}, loss {shown}, dev {runs[0].main} "
-        f"{scores} ({seconds:.0f} s)"
+        f"rate {run.learning_rate:g}, seed {run.seed}: epoch {last.epoch:g} of {num_epochs}, "
+        f"loss {loss}, dev {run.main} {last.dev[run.main]:.2f} ({run.seconds:.0f} s)"
     )
 
 

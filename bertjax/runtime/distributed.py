@@ -287,14 +287,23 @@ def check_same(things: Mapping[str, Any]) -> None:
             )
 
 
-def check_shared(path: os.PathLike) -> None:
-    """Raises UserError, in every process, unless all find the file that process 0 has written."""
+def wait(what: str) -> None:
+    """Waits until all processes have called it with the same `what`."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
+
+
+def check_shared(path: os.PathLike, flag: str = "workdir") -> None:
+    """Raises UserError, in every process, unless all find the file that process 0 has written.
+
+    flag: the one that names its folder, for the error.
+    """
     if jax.process_count() == 1:
         return
-    multihost_utils.sync_global_devices("written")
+    wait("written")
     sees = multihost_utils.process_allgather(np.array(epath.Path(path).exists()))
     if not sees.all():
         raise errors.UserError(
             f"process {np.flatnonzero(~sees)[0]} does not see {os.fspath(path)}, which process 0 "
-            "wrote: take a --workdir that all hosts share, a bucket (gs://...) say"
+            f"wrote: take a --{flag} that all hosts share, a bucket (gs://...) say"
         )

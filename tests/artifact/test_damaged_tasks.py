@@ -6,7 +6,7 @@ import pytest
 
 from bertjax import errors
 from bertjax.artifact import artifact, hf_tasks
-from bertjax.finetuning import answering
+from bertjax.finetuning import task_types
 
 TASK = {"name": "t", "kind": "classification", "config": {"regression": False},
         "labels": ["a", "b"], "max_length": 16}  # fmt: skip
@@ -47,6 +47,6 @@ def test_sound_tasks_are_read():
 def test_damaged_config_of_a_kind_is_one_line(config, says):
     model = artifact.Artifact("bert", {}, {}, None, task=TASK | {"config": config})
     with pytest.raises(errors.UserError, match=says):
-        answering.from_artifact(model)
+        task_types.of_artifact(model)
     whole = dataclasses.replace(model, task=TASK)
-    assert answering.from_artifact(whole).config.regression is False
+    assert task_types.of_artifact(whole).config.regression is False

@@ -11,7 +11,7 @@ from bertjax import config as config_lib
 from bertjax import errors, plugins, workdir
 from bertjax.artifact import artifact, hf_tasks, huggingface
 from bertjax.finetuning import predictor
-from bertjax.finetuning.kinds import text_to_text
+from bertjax.finetuning.task_types import text_to_text
 from tests.helpers import downstream, encoders, tiny_model
 
 BERT = ("bert", "ForSequenceClassification")

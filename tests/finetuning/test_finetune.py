@@ -17,8 +17,8 @@ from bertjax import errors, sharding
 from bertjax.artifact import loading
 from bertjax.finetuning import (
     batching,
+    job,
     keys,
-    parts,
     predictor,
     recipe,
     report,
@@ -41,7 +41,6 @@ def done(root):
         "finetune", f"--model={root / 'model'}", "--task=classification", f"--data={root}",
         f"--output={root / 'out'}", "--seeds=2", "--lr=1e-2,1e-5", "--config.max_length=40",
         "--config.batch_size=8", "--config.num_epochs=4", "--config.dropout_rate=0",
-        "--config.seeds_at_once=2",
     )  # fmt: skip
     assert command_line.main(words) == 0
     return json.loads((root / "out" / "report.json").read_text())
@@ -170,9 +169,9 @@ def test_a_finished_one_trains_nothing_again(root, done, monkeypatch):
 def test_what_was_killed_is_trained_and_the_rest_is_not(root, done, monkeypatch):
     trained, real = [], training.train
 
-    def spy(parts, learning_rate, seeds, *rest):
-        trained.extend((learning_rate, seed) for seed in seeds)
-        return real(parts, learning_rate, seeds, *rest)
+    def spy(job, learning_rate, seed, *rest):
+        trained.append((learning_rate, seed))
+        return real(job, learning_rate, seed, *rest)
 
     monkeypatch.setattr(training, "train", spy)
     (root / "out" / "runs" / "lr0.01-seed1.json").unlink()
@@ -241,37 +240,8 @@ def test_what_scores_need_is_asked_for_before_training(root, tmp_path, monkeypat
 # Seeds and evaluations
 
 
-def test_the_loss_that_is_shown_is_of_the_newest_step():
-    losses = training.Losses()
-    for value in (3.0, 2.0, 1.0):
-        losses.add(jax.numpy.array([value, value + 0.5]))
-        assert losses.recent() == f"{value:.3f}, {value + 0.5:.3f}"
-    assert losses.means() == [2.0, 2.5]
-
-
-def test_seeds_side_by_side_end_as_in_turn(root):
-    def train(at_once):
-        config = toy_tasks.config(
-            "classification", root / "model", root, dropout_rate=0.1, evals_per_epoch=2,
-            early_stopping=2, seeds=2, num_epochs=2,
-        )  # fmt: skip
-        mesh = sharding.make_mesh("data:1", jax.devices()[:1])
-        with jax.set_mesh(mesh):
-            made = parts.Parts(config, loading.load(config.model), mesh)
-            groups = [(0, 1)] if at_once else [(0,), (1,)]
-            return [each for seeds in groups for each in training.train(made, 1e-2, seeds)]
-
-    for (one, ours), (other, theirs) in zip(train(True), train(False), strict=True):
-        assert (one.seed, one.best) == (other.seed, other.best)
-        for a, b in zip(one.evaluations, other.evaluations, strict=True):
-            assert a.epoch == b.epoch and a.loss == pytest.approx(b.loss, rel=1e-3)
-            assert a.dev == pytest.approx(b.dev, abs=1e-2)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3), ours, theirs)
-    assert [e.epoch for e in one.evaluations][:2] == [pytest.approx(8 / 15), 1.0]
-
-
 @pytest.mark.parametrize("across_rows", [False, True])
-def test_a_cpu_takes_large_batches_in_parts(root, monkeypatch, across_rows):
+def test_a_cpu_takes_large_batches_in_parts(root, tmp_path, monkeypatch, across_rows):
     config = toy_tasks.config(
         "classification", root / "model", root, dropout_rate=0.0, num_epochs=1, batch_size=16
     )
@@ -280,11 +250,11 @@ def test_a_cpu_takes_large_batches_in_parts(root, monkeypatch, across_rows):
     for tokens in (10_000, 64):
         monkeypatch.setattr(batching, "_CPU_TOKENS", tokens)
         with jax.set_mesh(mesh):
-            made = parts.Parts(config, loading.load(config.model), mesh)
-            monkeypatch.setattr(made.answering.kind, "ACROSS_ROWS", across_rows, raising=False)
+            made = job.make(config, loading.load(config.model), mesh)
+            monkeypatch.setattr(type(made.task_type), "across_rows", across_rows)
             (batch, *_) = made.train_batches.one_of_each_shape(in_order=False)
             counts.append(made._micro_batches(batch))
-            ((trained, _),) = training.train(made, 1e-2, [0])
+            trained, _ = training.train(made, 1e-2, 0, tmp_path / str(tokens))
         losses.append(trained.evaluations[0].loss)
     assert counts[0] == 1 and (counts[1] == 1) == across_rows
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)

@@ -5,17 +5,19 @@ import itertools
 import numpy as np
 import pytest
 
-from bertjax.finetuning import answering, batching, kind
+from bertjax.finetuning import batching, rows
 from bertjax.finetuning.examples import splits, types
+from bertjax.finetuning.task_types import classification
+from tests.helpers.task_types import bind
 
 FEATURES = {
-    "input_ids": kind.Feature(np.int32),
-    "targets": kind.Feature(np.int32, "target_length"),
-    "label": kind.Feature(np.float32, ""),
+    "input_ids": rows.Feature(np.int32),
+    "targets": rows.Feature(np.int32, "target_length"),
+    "label": rows.Feature(np.float32, ""),
 }
 
 
-LENGTHS = kind.Lengths(100, 50)
+LENGTHS = rows.Lengths(100, 50)
 
 
 def _batches(sizes, batch_size=8, lengths=LENGTHS, targets=None, passes=0):
@@ -31,29 +33,33 @@ SIZES = [5, 60, 20, 90, 33, 8, 70, 31, 32, 64] * 7
 
 def test_an_epoch_has_every_row_once_for_each_seed():
     made = _batches(SIZES)
-    epoch = list(made.epoch((3, 4), 1))
-    assert len(epoch) == made.steps_per_epoch == 9  # 70 / 8
-    for k in range(2):
+    epochs = [list(made.epoch(seed, 1)) for seed in (3, 4)]
+    for epoch in epochs:
+        assert len(epoch) == made.steps_per_epoch == 9  # 70 / 8
         seen = [
             label
             for batch in epoch
-            for label, weight in zip(batch["label"][k], batch["example_weights"][k], strict=True)
+            for label, weight in zip(batch["label"], batch["example_weights"], strict=True)
             if weight
         ]
         assert sorted(seen) == list(range(70))
-    (rest,) = [batch for batch in epoch if batch["example_weights"][0].min() == 0]
+    (rest,) = [batch for batch in epochs[0] if batch["example_weights"].min() == 0]
     assert rest["input_ids"].shape[-1] == 32  # the shortest: what fills it up is computed too
-    first = [batch["label"][0] for batch in epoch]
-    assert any((a != batch["label"][1]).any() for a, batch in zip(first, epoch, strict=True))
-    again = list(made.epoch((3,), 1))
-    assert all((a == batch["label"][0]).all() for a, batch in zip(first, again, strict=True))
-    other = list(made.epoch((3,), 2))
-    assert any((a != batch["label"][0]).any() for a, batch in zip(first, other, strict=True))
+    first, _ = epochs
+    shapes = [[batch["input_ids"].shape for batch in epoch] for epoch in epochs]
+    assert shapes[0] == shapes[1]  # one compiled step after the other, the same for every seed
+    assert any((a["label"] != b["label"]).any() for a, b in zip(*epochs, strict=True))
+    rest_of_it = list(made.epoch(3, 1, start=4))
+    assert len(rest_of_it) == 5
+    for a, b in zip(first[4:], rest_of_it, strict=True):
+        assert all((a[name] == b[name]).all() for name in a)
+    other = list(made.epoch(3, 2))
+    assert any((a["label"] != b["label"]).any() for a, b in zip(first, other, strict=True))
 
 
 def test_one_batch_of_each_shape():
     made = _batches(SIZES)
-    for in_order, batches_of_it in ((False, made.epoch((3,), 5)), (True, made.in_order())):
+    for in_order, batches_of_it in ((False, made.epoch(3, 5)), (True, made.in_order())):
         met = {
             (each["input_ids"] if not in_order else each[1]["input_ids"]).shape[-1]
             for each in batches_of_it
@@ -65,7 +71,7 @@ def test_one_batch_of_each_shape():
 
 def test_rest_that_the_shortest_bucket_does_not_fill_is_filled_by_the_next():
     sizes = [5] * 3 + [60] * 11  # 14 rows in eights: 6 are the rest
-    epoch = list(_batches(sizes).epoch((0,), 0))
+    epoch = list(_batches(sizes).epoch(0, 0))
     assert sorted(batch["example_weights"].sum() for batch in epoch) == [6, 8]
     seen = np.concatenate([b["label"][b["example_weights"] > 0] for b in epoch])
     assert sorted(seen) == list(range(14))
@@ -83,10 +89,10 @@ def test_a_cpu_takes_a_batch_in_parts_that_are_not_small(rows, length, shards, c
 
 def test_rows_keep_their_content_and_batches_are_short():
     lengths = []
-    for batch in _batches(SIZES).epoch((0,), 0):
-        ids_BL = batch["input_ids"][0]
+    for batch in _batches(SIZES).epoch(0, 0):
+        ids_BL = batch["input_ids"]
         lengths.append(ids_BL.shape[1])
-        for label, row in zip(batch["label"][0], ids_BL, strict=True):
+        for label, row in zip(batch["label"], ids_BL, strict=True):
             size = SIZES[int(label)]
             assert (row[:size] == label + 1).all() and (row[size:] == 0).all()
         assert batch["targets"].shape[-1] == 32
@@ -94,7 +100,7 @@ def test_rows_keep_their_content_and_batches_are_short():
 
 
 def test_no_batch_is_longer_than_the_model():
-    made = _batches([5, 100, 97] * 4, lengths=kind.Lengths(100, 40), targets=[40, 3, 1] * 4)
+    made = _batches([5, 100, 97] * 4, lengths=rows.Lengths(100, 40), targets=[40, 3, 1] * 4)
     shapes = {batch["input_ids"].shape[-1] for _, batch in made.in_order()}
     assert shapes == {100}
     assert {batch["targets"].shape[-1] for _, batch in made.in_order()} == {40}
@@ -138,16 +144,12 @@ def test_rows_that_are_read_often_fill_up_less():
 
 def test_outputs_come_in_the_order_of_the_rows():
     def step(params, batch):
-        return {"sum": batch["input_ids"] + params, "label": batch["label"][None]}
+        return {"sum": batch["input_ids"] + params, "label": batch["label"]}
 
-    found = answering.forward(step, 1, _batches(SIZES))
+    found = batching.forward(step, 1, _batches(SIZES))
     assert (found["sum"][:, 0] == np.arange(70) + 2).all() and found["sum"].shape == (70, 96)
     assert found["sum"][0, 40] == 0  # beyond its batch
-    with_seeds = answering.forward(
-        lambda params, batch: {"label": np.stack([batch["label"], -batch["label"]])},
-        None, _batches(SIZES), axis=1,
-    )  # fmt: skip
-    np.testing.assert_array_equal(with_seeds["label"], [np.arange(70), -np.arange(70)])
+    np.testing.assert_array_equal(found["label"], np.arange(70))
 
 
 def test_a_prompt_is_read_behind_the_first_token_and_told_of_nowhere():
@@ -158,7 +160,8 @@ def test_a_prompt_is_read_behind_the_first_token_and_told_of_nowhere():
         return {"token_logits": input_ids[..., None] * 1.0, "class_logits": input_ids[:, :2]}
 
     ids_BL = np.array([[1, 5, 6], [1, 7, 0]], np.int32)
-    prompted = answering.prompted(apply, (90, 91))
+    bound = bind(classification, classification.Config(), prompt_ids=(90, 91))
+    prompted = bound.prompted(apply)
     outputs = prompted(input_ids=ids_BL, attention_mask=np.array([[1, 1, 1], [1, 1, 0]], np.int32))
     assert read["ids"].tolist() == [[1, 90, 91, 5, 6], [1, 90, 91, 7, 0]]
     assert read["mask"].tolist() == [[1] * 5, [1, 1, 1, 1, 0]]

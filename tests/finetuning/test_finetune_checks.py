@@ -4,11 +4,11 @@ import types
 
 import numpy as np
 import pytest
+from bertjax.finetuning.kind import Lengths
 
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import data_warnings, recipe
 from bertjax.finetuning.examples.types import Question, Sentence, Words
-from bertjax.finetuning.kind import Lengths
 
 TEXTS = ["The cat sat on the mat.", "A dog ran to Paris."] * 20
 

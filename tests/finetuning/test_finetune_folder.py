@@ -10,7 +10,7 @@ import pytest
 import bertjax
 from bertjax import errors, sharding
 from bertjax.artifact import artifact, loading
-from bertjax.finetuning import memory, output_folder, parts, recipe, report, run, training
+from bertjax.finetuning import job, output_folder, recipe, report, run, training
 from bertjax.finetuning.examples import types
 from tests.helpers import toy_tasks
 
@@ -67,14 +67,14 @@ def test_another_first_seed_has_the_same_examples(root, tmp_path):
 def test_what_has_no_labels_is_answered_by_the_best_seed_alone(root, tmp_path, monkeypatch):
     bare = tmp_path / "bare.tsv"
     bare.write_text("sentence\ncat ran\n")
-    splits, real = [], parts.Parts.outputs
+    splits, real = [], job.Job.outputs
 
     def outputs(self, trained, split):
         splits.append(split)
         return real(self, trained, split)
 
-    monkeypatch.setattr(parts.Parts, "outputs", outputs)
-    config = _config(root, seeds=3, seeds_at_once=3)
+    monkeypatch.setattr(job.Job, "outputs", outputs)
+    config = _config(root, seeds=3)
     config.data.test = str(bare)
     run.finetune(config, tmp_path / "out")
     assert splits.count("test") == 1
@@ -145,12 +145,6 @@ def test_what_is_trained_again_for_a_new_test_file_is_told(root, tmp_path):
     assert len(found.report["splits"]["test"]["accuracy"]["values"]) == 2
 
 
-def test_a_job_of_several_processes_is_refused(root, tmp_path, monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(errors.UserError, match="fine-tuning runs on one host"):
-        run.finetune(_config(root), tmp_path / "out")
-
-
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_runs_that_went_to_pieces_are_reported(root, tmp_path, task):
     for split in ("train", "dev", "test"):
@@ -166,27 +160,14 @@ def test_runs_that_went_to_pieces_are_reported(root, tmp_path, task):
     json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
 
 
-def test_few_steps_of_every_schedule_move_to_what_is_finite(root):
+def test_few_steps_of_every_schedule_move_to_what_is_finite(root, tmp_path):
     mesh = sharding.make_mesh("data:1", jax.devices()[:1])
     config = _config(root, optimizer__schedule="rsqrt")
     with jax.set_mesh(mesh):
-        made = parts.Parts(config, loading.load(config.model), mesh)
+        made = job.make(config, loading.load(config.model), mesh)
         assert made.num_steps == 3
-        ((_, trained),) = training.train(made, 1e-2, [0])
+        _, trained = training.train(made, 1e-2, 0, tmp_path)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trained))
-
-
-@pytest.mark.parametrize("devices", [1, 4])
-def test_what_seeds_need_of_memory(root, devices):
-    mesh = sharding.make_mesh(f"data:{devices}", jax.devices()[:devices])
-    config = _config(root, strategy__name="partial", strategy__frozen_layers=0)
-    with jax.set_mesh(mesh):
-        made = parts.Parts(config, loading.load(config.model), mesh)
-        shared, each = memory.needs(made)
-    trained, frozen = made.split()
-    sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in (trained, frozen)]
-    assert shared == sizes[1] > 0
-    assert each > 4 * sizes[0]  # parameters, two moments, the best so far, and activations
 
 
 def test_what_only_the_cut_of_dev_needs_is_not_written():

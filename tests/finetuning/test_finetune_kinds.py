@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import random
+import tempfile
 
 import jax
 import numpy as np
@@ -13,8 +14,10 @@ import bertjax
 from bertjax import __main__ as command_line
 from bertjax import errors, sharding
 from bertjax.artifact import artifact, loading
-from bertjax.finetuning import feature_cache, parts, predictor, recipe, run, suite, tasks, training
+from bertjax.finetuning import feature_cache, job, predictor, recipe, run, suite, tasks, training
+from bertjax.finetuning.task_types import extractive_qa
 from tests.helpers import encoders, toy_tasks
+from tests.helpers.task_types import bind
 
 GLUE = pathlib.Path(__file__).resolve().parents[2] / "configs" / "suites" / "glue.py"
 
@@ -147,7 +150,7 @@ def test_vectors_of_texts_that_match(root, tmp_path, capsys):
     assert loaded.encode("the dog ran", normalize=True)[0] == pytest.approx(vector, abs=1e-5)
     loaded.predict("the dog ran home " * 20)
     assert "1 of 1 examples lose text: the model" in capsys.readouterr().err
-    loaded.answering = dataclasses.replace(loaded.answering, prompt_ids=(5,))
+    loaded.task_type = dataclasses.replace(loaded.task_type, prompt_ids=(5,))
     with pytest.raises(errors.UserError, match="behind a trained prompt: take those of `predict`"):
         loaded.encode("the dog ran")
     loaded = bertjax.load(tmp_path / "out")
@@ -165,13 +168,14 @@ def test_vectors_of_texts_that_match(root, tmp_path, capsys):
 def test_a_wrong_family_is_named(root):
     config = recipe.make("translation", None, {}, {"model": str(root / "model")})
     with pytest.raises(errors.UserError, match="of the kind encoder_decoder or decoder, and"):
-        parts.Parts(config, loading.load(config.model), sharding.make_mesh())
+        job.make(config, loading.load(config.model), sharding.make_mesh())
 
 
 def test_a_question_without_an_answer_says_so():
     silent = {"answer": "", "n_best": [{"answer": "a", "probability": 0.25}]}
-    assert predictor.lines(silent) == ["(no answer)", "best: a 0.250"]
-    assert predictor.lines({**silent, "null_odds": 1.0})[0] == "(no answer) 0.750"
+    bound = bind(extractive_qa, extractive_qa.Config())
+    assert bound.lines(silent, 5) == ["(no answer)", "best: a 0.250"]
+    assert bound.lines({**silent, "null_odds": 1.0}, 5)[0] == "(no answer) 0.750"
 
 
 # Strategies
@@ -181,20 +185,21 @@ def _trained(root, task, data, **values):
     config = toy_tasks.config(task, root / "model", data, **{"num_epochs": 2, **values})
     mesh = sharding.make_mesh("data:1", jax.devices()[:1])
     with jax.set_mesh(mesh):
-        made = parts.Parts(config, loading.load(config.model), mesh)
-        ((found, trained),) = training.train(made, 1e-2, [3])
+        made = job.make(config, loading.load(config.model), mesh)
+        with tempfile.TemporaryDirectory() as folder:
+            found, trained = training.train(made, 1e-2, 3, folder)
         return made, found, made.artifact(trained)
 
 
 @pytest.mark.parametrize(
     ("task", "data", "heads", "kept"),
     [
-        ("classification", None, ("pooler", "classifier"), {"class_features": (1, 8, 1, 16)}),
+        ("classification", None, ("pooler", "classifier"), {"class_features": (8, 1, 16)}),
         ("multiple_choice", toy_tasks.choices, ("pooler", "classifier"),
-         {"class_features": (1, 8, 2, 16)}),
+         {"class_features": (8, 2, 16)}),
         ("ner", toy_tasks.entities, ("token_classifier",),
-         {"last_hidden_state": (1, 8, 16, None)}),
-        ("squad_v2", toy_tasks.questions, ("span",), {"last_hidden_state": (1, 8, 16, None)}),
+         {"last_hidden_state": (8, 16, None)}),
+        ("squad_v2", toy_tasks.questions, ("span",), {"last_hidden_state": (8, 16, None)}),
     ],
 )  # fmt: skip
 def test_features_are_computed_once_and_change_nothing(
@@ -204,13 +209,13 @@ def test_features_are_computed_once_and_change_nothing(
     # The body has no dropout, or its features could not be kept; the head has its own.
     values = {"strategy__name": "features", "dropout_rate": 0.5}
     cached, first, model = _trained(root, *given, **values)
-    batch = next(cached.train_batches.epoch([0], 0))
+    batch = next(cached.train_batches.epoch(0, 0))
     for name, shape in kept.items():
         length = batch["input_ids"].shape[-1]
         assert batch[name].shape == tuple(size or length for size in shape)
     monkeypatch.setattr(feature_cache, "MOST", 0)
     computed, second, other = _trained(root, *given, **values)
-    assert not kept.keys() & next(computed.train_batches.epoch([0], 0)).keys()
+    assert not kept.keys() & next(computed.train_batches.epoch(0, 0)).keys()
     assert any("every step computes it again" in note for note in computed.notes)
     for a, b in zip(first.evaluations, second.evaluations, strict=True):
         assert a.loss == pytest.approx(b.loss, rel=1e-4) and a.dev == pytest.approx(b.dev)
@@ -250,9 +255,9 @@ def test_a_model_that_evaluates_stays_split(root):
     config = toy_tasks.config("classification", root / "model", root, mesh="fsdp:8")
     mesh = sharding.make_mesh("fsdp:8")
     with jax.set_mesh(mesh):
-        made = parts.Parts(config, loading.load(config.model), mesh)
-        trained = jax.tree.map(lambda x: x[0], made.first_state([0]).params)
-        table = made.pretrained(trained).params["embeddings"]["word"]["embedding"]
+        made = job.make(config, loading.load(config.model), mesh)
+        loaded = made.pretrained(made.first_state(0).params)
+        table = loaded.params["embeddings"]["word"]["embedding"]
     assert table.addressable_shards[0].data.size * 8 == table.size
 
 

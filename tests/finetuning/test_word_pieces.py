@@ -9,10 +9,11 @@ import pytest
 from bertjax import errors
 from bertjax.artifact import huggingface, loading
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
-from bertjax.finetuning import kind, output_folder, predictor, word_pieces
+from bertjax.finetuning import output_folder, predictor, rows, word_pieces
 from bertjax.finetuning.examples import conll, readers, types
-from bertjax.finetuning.kinds import tokens
+from bertjax.finetuning.task_types import tokens
 from tests.helpers import downstream, tiny_model, toy_tasks
+from tests.helpers.task_types import bind
 
 Words = types.Words
 LABELS = ["O", "B-X", "I-X"]
@@ -81,8 +82,12 @@ def test_words_without_pieces_of_their_own_are_carried(tokenizers):
 def test_lone_spaces_and_bytes_are_before_and_in_the_first_character(tokenizers):
     (pieces,) = word_pieces.of_texts(tokenizers["bpe"], [Words(("cat", "\u4e2d"))])
     assert pieces[1].start == 4 and pieces[1].first == 1, "a space and three bytes"
-    example, lengths = Words(("cat", "\u4e2d"), ("O", "B-X")), kind.Lengths(20)
-    (row,) = tokens.encode(tokens.Config(), [example], tokenizers["bpe"], LABELS, lengths).rows
+    example, lengths = Words(("cat", "\u4e2d"), ("O", "B-X")), rows.Lengths(20)
+    (row,) = (
+        bind(tokens, tokens.Config(), LABELS, tokenizer=tokenizers["bpe"], lengths=lengths)
+        .encode([example])
+        .rows
+    )
     told = int(np.flatnonzero(row["words"])[1])
     assert row["loss_weights"][told - 1 : told + 3].tolist() == [1] * 4
     assert row["targets"][told - 1 : told + 3].tolist() == [0, 1, 2, 2], "O, B-X, I-X, I-X"
@@ -133,7 +138,7 @@ def test_a_stored_config_without_the_field_means_words():
     config = tokens.Config(encoding="words")
     source = _tagger(tiny_model.tokenizer("bpe"), config)
     del source.task["config"]["encoding"]
-    assert predictor.Predictor(source).answering.config == config
+    assert predictor.Predictor(source).task_type.config == config
     assert tokens.Config().encoding == "text"
 
 

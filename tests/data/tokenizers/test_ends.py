@@ -11,7 +11,7 @@ from bertjax.artifact import artifact, huggingface, loading
 from bertjax.data.tokenizers import special_tokens, vocabulary
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import predictor, rows
-from bertjax.finetuning.kinds import text_to_text
+from bertjax.finetuning.task_types import text_to_text
 from tests.helpers import downstream, encoders, tiny_model
 
 TEXTS = ("a dog ran home", "the cat sat on the mat", "")

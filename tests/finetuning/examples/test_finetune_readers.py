@@ -10,7 +10,7 @@ import pytest
 
 from bertjax import errors
 from bertjax.data.corpus import indexed
-from bertjax.finetuning import kind, tasks
+from bertjax.finetuning import task_types, tasks
 from bertjax.finetuning.examples.types import Choice, Sentence, TextPair
 
 
@@ -49,7 +49,7 @@ def test_models_that_take_any_texts_read_single_ones_and_pairs(tmp_path, name):
 def test_every_task_has_a_kind_that_takes_its_options(name):
     task = tasks.find(name)
     assert task.name == name and task.metrics and task.max_length > 0
-    kind.load(task.kind).Config(**task.options)
+    task_types.load(task.kind).Config(**task.options)
     assert not task.spelling or tuple(task.spelling) == task.labels
     assert task.numbers == bool(set(task.metrics) & {"spearman", "pearson"})
 
@@ -76,7 +76,7 @@ def test_tasks_are_found_by_name_or_refused_with_the_names():
 def test_a_task_in_words(name, options, metrics):
     task = tasks.find(f"{name}:text_to_text")
     assert (task.kind, task.options, task.metrics) == ("text_to_text", options, metrics)
-    kind.load(task.kind).Config(**task.options)
+    task_types.load(task.kind).Config(**task.options)
     assert task.labels == tasks.find(name).labels
 
 

@@ -9,11 +9,12 @@ import pytest
 
 from bertjax import errors
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
-from bertjax.finetuning import batching, kind, squad_scores
+from bertjax.finetuning import batching, rows, squad_scores
 from bertjax.finetuning.examples import squad
 from bertjax.finetuning.examples import types as examples_lib
-from bertjax.finetuning.kinds import extractive_qa
-from tests.helpers import tiny_model, trained_kinds
+from bertjax.finetuning.task_types import extractive_qa
+from tests.helpers import task_types, tiny_model
+from tests.helpers.task_types import bind
 
 Config = extractive_qa.Config
 CONTEXT = "the cat sat on the mat and a dog ran home and saw the cat"
@@ -41,7 +42,9 @@ def _questions(*, spaced=False):
 
 def _encode(config, examples, tokenizer=None, length=64):
     tokenizer = tokenizer or tiny_model.tokenizer()
-    return extractive_qa.encode(config, examples, tokenizer, (), kind.Lengths(length))
+    return bind(extractive_qa, config, tokenizer=tokenizer, lengths=rows.Lengths(length)).encode(
+        examples
+    )
 
 
 def _logits(encoded, said):
@@ -59,7 +62,9 @@ def _gold(row):
 
 
 def _decode(config, examples, encoded, outputs):
-    return extractive_qa.decode(config, examples, encoded, outputs, (), tiny_model.tokenizer())
+    return bind(extractive_qa, config, tokenizer=tiny_model.tokenizer()).decode(
+        examples, encoded, outputs
+    )
 
 
 # --- SQuAD's scores ------------------------------------------------------------------------------
@@ -77,9 +82,7 @@ def test_real_predictions_score_as_the_official_scorers_say(
     shared_data, data, predictions, impossible, exact, f1
 ):
     """Figures of ORACLES.md, section 8."""
-    examples = squad.read(
-        str(shared_data / "qa" / f"{data}.json"), impossible=impossible
-    )
+    examples = squad.read(str(shared_data / "qa" / f"{data}.json"), impossible=impossible)
     said = json.loads((shared_data / "oracle" / f"{predictions}.json").read_text())
     references = [[text for text, _ in example.answers] for example in examples]
     found = squad_scores.scores(references, [said[e.id] for e in examples], impossible=impossible)
@@ -197,7 +200,9 @@ def test_row_is_question_then_context():
 def test_gold_tokens_cover_the_answer_in_every_window_that_holds_it(form, length, spaced):
     """Two blanks between words move characters and not tokens."""
     examples = _questions(spaced=spaced)
-    encoded = _encode(Config(doc_stride=6), examples, tiny_model.tokenizer(form), length)
+    encoded = _encode(
+        Config(doc_stride=6, impossible=True), examples, tiny_model.tokenizer(form), length
+    )
     held = np.zeros(len(examples), int)
     for row, owner in zip(encoded.rows, encoded.owners, strict=True):
         first, last = row["first"].argmax(), row["last"].argmax()
@@ -224,9 +229,9 @@ def test_long_question_loses_its_end_and_says_so():
 
 def test_questions_that_cannot_be_answered_need_the_other_task():
     examples = [question._replace(where="dev.json: question 3") for question in _questions()[-1:]]
-    extractive_qa.check(Config(impossible=True), examples, (), "dev.json")
+    bind(extractive_qa, Config(impossible=True), task="dev.json").check(examples)
     with pytest.raises(errors.UserError, match=r"dev.json: question 3: .* --task=squad_v2"):
-        extractive_qa.check(Config(), examples, (), "dev.json")
+        bind(extractive_qa, Config(), task="dev.json").check(examples)
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -241,7 +246,7 @@ def test_gold_logits_give_the_answers_out_of_any_number_of_windows(length):
     assert [p["answer"] for p in found] == ["home", "the  mat", "the  cat", "", ""]
     assert [p["start"] for p in found[:3]] == [e.answers[0][1] for e in examples[:3]]
     assert found[3]["start"] is None and found[3]["null_odds"] > 0 > found[0]["null_odds"]
-    scores = extractive_qa.scores(config, examples, found, ())
+    scores = bind(extractive_qa, config).scores(examples, found)
     assert scores["exact_match"] == scores["f1"] == scores["best_f1"] == 100
     json.dumps(found)
 
@@ -298,15 +303,15 @@ def test_tuned_threshold_gives_the_best_f1():
         outputs["span_logits"][number, 1, 0] = 0.0
         outputs["span_logits"][number, 0, 0] = 18.0 + (6.0, 5.0)[number - 3]
     found = _decode(config, examples, encoded, outputs)
-    scores = extractive_qa.scores(config, examples, found, ())
+    scores = bind(extractive_qa, config).scores(examples, found)
     assert scores["f1"] == 40 and scores["best_f1"] == 100
-    config = extractive_qa.tuned(config, examples, found)
+    config = bind(extractive_qa, config).tuned(examples, found).config
     assert config.null_threshold == scores["best_f1_threshold"] == pytest.approx(5.0)
     given = dataclasses.replace(config, tune_threshold=False, null_threshold=-3.0)
-    assert extractive_qa.tuned(given, examples, found) == given
+    assert bind(extractive_qa, given).tuned(examples, found).config == given
     found = _decode(config, examples, encoded, outputs)
-    assert extractive_qa.scores(config, examples, found, ())["f1"] == 100
-    assert extractive_qa.tuned(Config(), examples, found) == Config()
+    assert bind(extractive_qa, config).scores(examples, found)["f1"] == 100
+    assert bind(extractive_qa, Config()).tuned(examples, found).config == Config()
 
 
 def test_context_without_a_token_has_no_answer():
@@ -323,13 +328,15 @@ def test_context_without_a_token_has_no_answer():
 def test_loss_is_the_mean_of_both_ends_and_skips_what_is_not_known():
     examples = [*_questions(), examples_lib.Question("5", "the dog", CONTEXT)]
     config = Config(impossible=True)
-    rows, size = _encode(config, examples).rows, len(examples) + 1
+    made, size = _encode(config, examples).rows, len(examples) + 1
     ((_, batch),) = batching.Batches(
-        rows, extractive_qa.features(config), kind.Lengths(64), size
+        made, bind(extractive_qa, config).features(), rows.Lengths(64), size
     ).in_order()
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((*batch["input_ids"].shape, 2)).astype(np.float32)
-    found = extractive_qa.loss(config, lambda **_: {"span_logits": jnp.asarray(logits)}, batch)
+    found = bind(extractive_qa, config).loss(
+        lambda **_: {"span_logits": jnp.asarray(logits)}, batch
+    )
     total = 0.0
     known = np.flatnonzero(batch["first"].any(axis=1) & (batch["example_weights"] > 0))
     for row in known:
@@ -339,21 +346,21 @@ def test_loss_is_the_mean_of_both_ends_and_skips_what_is_not_known():
             total += np.log(np.exp(own).sum()) - own[batch[name][row].argmax()]
     loss, weight = found["span_loss"]
     assert len(known) == weight == 5, "one is not known, and one row only fills up"
-    assert extractive_qa.normalizers(config, batch)["span_loss"] == 5
+    assert bind(extractive_qa, config).normalizers(batch)["span_loss"] == 5
     assert loss == pytest.approx(total / 2, rel=1e-5)
     perfect = {"span_logits": 9.0 * jnp.stack([batch["first"], batch["last"]], axis=-1)}
-    assert extractive_qa.loss(config, lambda **_: perfect, batch)["span_accuracy"] == (5, 5)
+    assert bind(extractive_qa, config).loss(lambda **_: perfect, batch)["span_accuracy"] == (5, 5)
 
 
 def test_a_model_learns_where_the_answers_are():
     examples, config = _questions(), Config(impossible=True, doc_stride=6)
     encoded = _encode(config, examples, length=20)
     assert len(encoded.rows) > len(examples)
-    model, params = trained_kinds.make(extractive_qa, config)
-    batch = trained_kinds.batch_of(extractive_qa, config, encoded)
-    params, losses = trained_kinds.fit(extractive_qa, config, model, params, batch, steps=120)
+    model, params = task_types.make(extractive_qa, config)
+    batch = task_types.batch_of(extractive_qa, config, encoded)
+    params, losses = task_types.fit(extractive_qa, config, model, params, batch, steps=120)
     assert losses[-1] < 0.1 < losses[0]
-    outputs = trained_kinds.outputs_of(extractive_qa, config, model, params, batch)
+    outputs = task_types.outputs_of(extractive_qa, config, model, params, batch)
     found = _decode(config, examples, encoded, outputs)
     assert [p["answer"] for p in found] == ["home", "the mat", "the cat", "", ""]
 
@@ -366,4 +373,4 @@ def test_alignment_on_real_questions(shared_data):
     encoded = _encode(config, examples, tokenizer, length=384)
     found = _decode(config, examples, encoded, _logits(encoded, _gold))
     assert all(p["answer"] in e.context for p, e in zip(found, examples, strict=True))
-    assert extractive_qa.scores(config, examples, found, ())["exact_match"] > 99
+    assert bind(extractive_qa, config).scores(examples, found)["exact_match"] > 99

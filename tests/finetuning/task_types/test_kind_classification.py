@@ -10,14 +10,15 @@ import tokenizers
 
 from bertjax import errors
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
-from bertjax.finetuning import kind, rows
+from bertjax.finetuning import rows
 from bertjax.finetuning.examples import types as examples_lib
-from bertjax.finetuning.kinds import classification, multiple_choice
-from tests.helpers import tiny_model, trained_kinds
+from bertjax.finetuning.task_types import classification, multiple_choice
+from tests.helpers import task_types, tiny_model
+from tests.helpers.task_types import bind
 
 CONFIG = classification.Config()
 NUMBERS = classification.Config(regression=True)
-LENGTHS = trained_kinds.LENGTHS
+LENGTHS = task_types.LENGTHS
 
 
 def sentences(*lines):
@@ -29,7 +30,9 @@ def sentences(*lines):
 
 def encode(examples, labels, config=CONFIG, length=24):
     tokenizer = tiny_model.tokenizer()
-    return classification.encode(config, examples, tokenizer, labels, kind.Lengths(length))
+    return bind(
+        classification, config, labels, tokenizer=tokenizer, lengths=rows.Lengths(length)
+    ).encode(examples)
 
 
 CATS = sentences(
@@ -94,7 +97,7 @@ def test_a_row_says_where_its_texts_are():
 
 def test_a_word_of_ten_thousand_letters_and_ten_thousand_words_are_cut():
     texts = ["the " * 10_000, "a" * 10_000, "the cat"]
-    encoded = encode([examples_lib.Sentence((text,), "x") for text in texts], ["x"])
+    encoded = encode([examples_lib.Sentence((text,), "x") for text in texts], ["x", "y"])
     assert encoded.truncated.tolist()[::2] == [True, False]
     assert max(len(row["input_ids"]) for row in encoded.rows) == 24
     assert encoded.owners.tolist() == [0, 1, 2]
@@ -104,12 +107,14 @@ def test_a_word_of_ten_thousand_letters_and_ten_thousand_words_are_cut():
 
 
 def test_labels_are_in_order():
-    found = classification.labels(CONFIG, sentences(("a", "no"), ("b", "yes"), ("c", "no")))
+    found = bind(classification, CONFIG).label_names(
+        sentences(("a", "no"), ("b", "yes"), ("c", "no"))
+    )
     assert found == ["no", "yes"]
     numbers = sentences(*[("a", str(i)) for i in (10, 2, 1)])
-    assert classification.labels(CONFIG, numbers) == ["1", "2", "10"]
-    assert classification.labels(NUMBERS, sentences(("a", 1.0))) == []
-    assert classification.num_labels(NUMBERS, []) == 1
+    assert bind(classification, CONFIG).label_names(numbers) == ["1", "2", "10"]
+    assert bind(classification, NUMBERS).label_names(sentences(("a", 1.0))) == []
+    assert bind(classification, NUMBERS).num_labels() == 1
 
 
 @pytest.mark.parametrize(
@@ -124,21 +129,23 @@ def test_labels_are_in_order():
 def test_bad_labels_are_named(config, line, says):
     first = ("a", 1.0 if config.regression else "no")
     examples = [e._replace(where=e.where.replace("train", "dev")) for e in sentences(first, line)]
-    classification.check(config, examples[:1], ["no", "yes"], "dev")
-    classification.check(config, [examples[0]._replace(label=None)], ["no", "yes"], "dev")
+    bind(classification, config, ["no", "yes"], task="dev").check(examples[:1])
+    bind(classification, config, ["no", "yes"], task="dev").check(
+        [examples[0]._replace(label=None)]
+    )
     with pytest.raises(errors.UserError, match=says):
-        classification.check(config, examples, ["no", "yes"], "dev")
+        bind(classification, config, ["no", "yes"], task="dev").check(examples)
 
 
 def test_one_label_is_nothing_to_learn():
     with pytest.raises(errors.UserError, match="train: no is all that is trained: two labels"):
-        classification.check(CONFIG, sentences(("a", "no")), ["no"], "train")
+        bind(classification, CONFIG, ["no"], task="train").check(sentences(("a", "no")))
 
 
 def test_many_labels_are_not_all_listed():
     labels = [f"label{i}" for i in range(77)]
     with pytest.raises(errors.UserError, match="label9 and 67 more"):
-        classification.check(CONFIG, sentences(("a", "new")), labels, "dev")
+        bind(classification, CONFIG, labels, task="dev").check(sentences(("a", "new")))
 
 
 # Losses
@@ -150,8 +157,8 @@ def fixed(logits):
 
 def loss_of(config, logits, **batch):
     batch = {name: jnp.array(value) for name, value in batch.items()}
-    found = classification.loss(config, fixed(logits), batch)
-    (main,) = classification.normalizers(config, batch).items()
+    found = bind(classification, config).loss(fixed(logits), batch)
+    (main,) = bind(classification, config).normalizers(batch).items()
     assert next(iter(found)) == main[0] and float(found[main[0]][1]) == float(main[1])
     return {name: (float(s), float(w)) for name, (s, w) in found.items()}
 
@@ -172,8 +179,8 @@ def test_class_weights_make_labels_equal():
     weights = [row["label_weight"].item() for row in encode(examples, ["no", "yes"], config).rows]
     assert weights == pytest.approx([8 / 12] * 6 + [8 / 4] * 2 + [0])
     encoded = encode(examples, ["no", "yes"], config)
-    batch = trained_kinds.batch_of(classification, config, encoded)
-    found = classification.loss(config, fixed([[1.0, 0.0]] * 9), batch)
+    batch = task_types.batch_of(classification, config, encoded)
+    found = bind(classification, config).loss(fixed([[1.0, 0.0]] * 9), batch)
     ours = float(found["label_loss"][0] / found["label_loss"][1])
     assert ours == pytest.approx((np.log(1 + np.exp(-1)) + np.log(1 + np.exp(1))) / 2, rel=1e-5)
     assert [float(x) for x in found["label_accuracy"]] == [6.0, 8.0]  # of examples all the same
@@ -197,12 +204,12 @@ def test_impossible_options_are_refused():
 
 def test_answers_have_probabilities_best_first():
     scores = np.array([[0.1, 0.7, 0.2]], np.float32)
-    (found,) = classification.decode(
-        CONFIG, CATS[:1], None, {"scores": scores}, ["a", "b", "c"], None
+    (found,) = bind(classification, CONFIG, ["a", "b", "c"]).decode(
+        CATS[:1], None, {"scores": scores}
     )
     assert found["label"] == "b" and list(found["probabilities"]) == ["b", "c", "a"]
     assert json.loads(json.dumps(found)) == found
-    (number,) = classification.decode(NUMBERS, CATS[:1], None, {"scores": scores[:, :1]}, [], None)
+    (number,) = bind(classification, NUMBERS).decode(CATS[:1], None, {"scores": scores[:, :1]})
     assert number == {"label": pytest.approx(0.1)}
 
 
@@ -212,41 +219,47 @@ def test_scores_of_labels():
         {"label": label, "probabilities": {"no": 1 - p, "yes": p}}
         for label, p in [("no", 0.2), ("no", 0.4), ("yes", 0.9), ("yes", 0.9)]
     ]
-    found = classification.scores(CONFIG, examples, predictions, ["no", "yes"])
+    found = bind(classification, CONFIG, ["no", "yes"]).scores(examples, predictions)
     assert found["accuracy"] == pytest.approx(200 / 3)
     assert found["f1"] == pytest.approx(200 / 3) and found["macro_f1"] == pytest.approx(200 / 3)
     assert found["mcc"] == pytest.approx(50) and found["roc_auc"] == 100.0
-    assert classification.scores(CONFIG, examples[3:], predictions[3:], ["no", "yes"]) == {}
+    assert bind(classification, CONFIG, ["no", "yes"]).scores(examples[3:], predictions[3:]) == {}
 
 
 def answers(module, config, model, params, examples, encoded, labels=()):
-    batch = trained_kinds.batch_of(module, config, encoded, model)
-    outputs = trained_kinds.outputs_of(module, config, model, params, batch)
-    return module.decode(config, examples, encoded, outputs, labels, tiny_model.tokenizer())
+    batch = task_types.batch_of(module, config, encoded, model)
+    outputs = task_types.outputs_of(module, config, model, params, batch)
+    return bind(module, config, labels, tokenizer=tiny_model.tokenizer()).decode(
+        examples, encoded, outputs
+    )
 
 
 def test_a_model_learns_labels():
-    labels = classification.labels(CONFIG, CATS)
+    labels = bind(classification, CONFIG).label_names(CATS)
     encoded = encode(CATS, labels)
-    batch = trained_kinds.batch_of(classification, CONFIG, encoded)
-    model, params = trained_kinds.make(classification, CONFIG, labels)
-    fitted, losses = trained_kinds.fit(classification, CONFIG, model, params, batch)
+    batch = task_types.batch_of(classification, CONFIG, encoded)
+    model, params = task_types.make(classification, CONFIG, labels)
+    fitted, losses = task_types.fit(classification, CONFIG, model, params, batch)
     assert losses[0] > 0.5 and losses[-1] < 0.1
     for weights, right in ((params, False), (fitted, True)):
         found = answers(classification, CONFIG, model, weights, CATS, encoded, labels)
-        assert (classification.scores(CONFIG, CATS, found, labels)["accuracy"] == 100) == right
+        assert (
+            bind(classification, CONFIG, labels).scores(CATS, found)["accuracy"] == 100
+        ) == right
 
 
 def test_a_decoder_learns_numbers_of_pairs():
     words = ("cat", "dog", "mat", "home")
     lines = [(f"the {a}", f"a {b}", float(i)) for i, a in enumerate(words) for b in words]
     examples = sentences(*lines)
-    encoded = classification.encode(NUMBERS, examples, tiny_model.tokenizer("bpe"), [], LENGTHS)
-    model, params = trained_kinds.make(classification, NUMBERS, family="gpt2")
-    batch = trained_kinds.batch_of(classification, NUMBERS, encoded, model)
-    fitted, _ = trained_kinds.fit(classification, NUMBERS, model, params, batch, steps=100)
+    encoded = bind(
+        classification, NUMBERS, tokenizer=tiny_model.tokenizer("bpe"), lengths=LENGTHS
+    ).encode(examples)
+    model, params = task_types.make(classification, NUMBERS, family="gpt2")
+    batch = task_types.batch_of(classification, NUMBERS, encoded, model)
+    fitted, _ = task_types.fit(classification, NUMBERS, model, params, batch, steps=100)
     found = answers(classification, NUMBERS, model, fitted, examples, encoded)
-    assert classification.scores(NUMBERS, examples, found, [])["pearson"] > 90
+    assert bind(classification, NUMBERS).scores(examples, found)["pearson"] > 90
 
 
 # Choices
@@ -261,7 +274,9 @@ QUESTIONS = [
 
 def encode_choices(examples, length=24):
     tokenizer = tiny_model.tokenizer()
-    return multiple_choice.encode(CHOICE, examples, tokenizer, [], kind.Lengths(length))
+    return bind(multiple_choice, CHOICE, tokenizer=tokenizer, lengths=rows.Lengths(length)).encode(
+        examples
+    )
 
 
 def test_a_choice_is_read_behind_the_context():
@@ -276,29 +291,29 @@ def test_a_choice_is_read_behind_the_context():
 
 
 def test_no_one_takes_an_empty_choice():
-    batch = trained_kinds.batch_of(multiple_choice, CHOICE, encode_choices(QUESTIONS))
+    batch = task_types.batch_of(multiple_choice, CHOICE, encode_choices(QUESTIONS))
     logits = np.array([[0, 0, 50], [0, 0, 0], [1, 0, 50]], np.float32)
 
     def apply(**inputs):
         assert inputs["input_ids"].shape == (9, 24)
         return {"class_logits": jnp.array(logits.reshape(9, 1))}
 
-    found = multiple_choice.loss(CHOICE, apply, batch)
+    found = bind(multiple_choice, CHOICE).loss(apply, batch)
     expected = np.log(2) + np.log(3) + np.log(1 + np.e)
     assert [float(x) for x in found["choice_loss"]] == [pytest.approx(expected, rel=1e-5), 3.0]
-    outputs = jax.device_get(multiple_choice.outputs(CHOICE, apply, batch))
-    predictions = multiple_choice.decode(CHOICE, QUESTIONS, None, outputs, [], None)
+    outputs = jax.device_get(bind(multiple_choice, CHOICE).outputs(apply, batch))
+    predictions = bind(multiple_choice, CHOICE).decode(QUESTIONS, None, outputs)
     assert predictions[2]["label"] == 0 and predictions[2]["text"] == "a mat"
     assert [list(p["probabilities"]) for p in predictions[::2]] == [
         ["the mat", "a dog"],
         ["a mat", "the home"],
     ]
-    assert multiple_choice.scores(CHOICE, QUESTIONS, predictions, [])["accuracy"] == 100 / 3
+    assert bind(multiple_choice, CHOICE).scores(QUESTIONS, predictions)["accuracy"] == 100 / 3
     unlabelled = [question._replace(label=None) for question in QUESTIONS]
-    assert multiple_choice.scores(CHOICE, unlabelled, predictions, []) == {}
+    assert bind(multiple_choice, CHOICE).scores(unlabelled, predictions) == {}
     encoded = encode_choices(unlabelled)
-    batch = trained_kinds.batch_of(multiple_choice, CHOICE, encoded)
-    assert multiple_choice.normalizers(CHOICE, batch)["choice_loss"] == 0
+    batch = task_types.batch_of(multiple_choice, CHOICE, encoded)
+    assert bind(multiple_choice, CHOICE).normalizers(batch)["choice_loss"] == 0
 
 
 @pytest.mark.parametrize(
@@ -309,18 +324,18 @@ def test_no_one_takes_an_empty_choice():
     ],
 )
 def test_bad_choices_are_named(change, says):
-    multiple_choice.check(CHOICE, QUESTIONS, [], "a.jsonl")
+    bind(multiple_choice, CHOICE, task="a.jsonl").check(QUESTIONS)
     with pytest.raises(errors.UserError, match=says):
-        multiple_choice.check(CHOICE, [QUESTIONS[0]._replace(**change)], [], "a.jsonl")
+        bind(multiple_choice, CHOICE, task="a.jsonl").check([QUESTIONS[0]._replace(**change)])
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_a_model_learns_choices(family):
     tokenizer = tiny_model.tokenizer("wordpiece" if family == "bert" else "bpe")
-    encoded = multiple_choice.encode(CHOICE, QUESTIONS, tokenizer, [], LENGTHS)
-    model, params = trained_kinds.make(multiple_choice, CHOICE, family=family)
-    batch = trained_kinds.batch_of(multiple_choice, CHOICE, encoded, model)
-    fitted, _ = trained_kinds.fit(multiple_choice, CHOICE, model, params, batch)
+    encoded = bind(multiple_choice, CHOICE, tokenizer=tokenizer, lengths=LENGTHS).encode(QUESTIONS)
+    model, params = task_types.make(multiple_choice, CHOICE, family=family)
+    batch = task_types.batch_of(multiple_choice, CHOICE, encoded, model)
+    fitted, _ = task_types.fit(multiple_choice, CHOICE, model, params, batch)
     found = answers(multiple_choice, CHOICE, model, fitted, QUESTIONS, encoded)
     assert [prediction["label"] for prediction in found] == [0, 2, 1]
     assert min(max(prediction["probabilities"].values()) for prediction in found) > 0.8

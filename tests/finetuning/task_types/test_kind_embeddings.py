@@ -11,11 +11,12 @@ import pytest
 
 from bertjax import errors
 from bertjax.artifact import loading
-from bertjax.finetuning import kind
+from bertjax.finetuning import rows
 from bertjax.finetuning.examples import types as examples_lib
-from bertjax.finetuning.kinds import embeddings
+from bertjax.finetuning.task_types import embeddings
 from bertjax.inference import pretrained
-from tests.helpers import tiny_model, trained_kinds
+from tests.helpers import task_types, tiny_model
+from tests.helpers.task_types import bind
 
 RANKING = embeddings.Config()
 COSINE = embeddings.Config(loss="cosine")
@@ -29,7 +30,9 @@ def pairs(*lines):
 
 
 def encode(config, examples, length=24):
-    return embeddings.encode(config, examples, tiny_model.tokenizer(), [], kind.Lengths(length))
+    return bind(
+        embeddings, config, tokenizer=tiny_model.tokenizer(), lengths=rows.Lengths(length)
+    ).encode(examples)
 
 
 PAIRS = pairs(
@@ -46,8 +49,8 @@ def test_vectors_are_those_of_encode(pooling):
     source = tiny_model.make()
     model = pretrained.Pretrained(source)
     config = embeddings.Config(pooling=pooling)
-    batch = trained_kinds.batch_of(embeddings, config, encode(config, PAIRS))
-    found = trained_kinds.outputs_of(embeddings, config, model.model, model.params, batch)
+    batch = task_types.batch_of(embeddings, config, encode(config, PAIRS))
+    found = task_types.outputs_of(embeddings, config, model.model, model.params, batch)
     for i in range(2):
         texts = [example.texts[i] for example in PAIRS]
         expected = model.encode(texts, pooling, normalize=True)
@@ -66,29 +69,31 @@ def test_vectors_are_those_of_minilm():
         ("The stock market fell sharply.", "Shares dropped today.", None),
         ("How do I bake bread?", "A recipe for a sourdough loaf.", None),
     )
-    encoded = embeddings.encode(RANKING, examples, source.tokenizer, [], trained_kinds.LENGTHS)
-    batch = trained_kinds.batch_of(embeddings, RANKING, encoded)
-    outputs = trained_kinds.outputs_of(embeddings, RANKING, model.model, model.params, batch)
+    encoded = bind(
+        embeddings, RANKING, tokenizer=source.tokenizer, lengths=task_types.LENGTHS
+    ).encode(examples)
+    batch = task_types.batch_of(embeddings, RANKING, encoded)
+    outputs = task_types.outputs_of(embeddings, RANKING, model.model, model.params, batch)
     texts = [text for example in examples for text in example.texts]
     expected = model.encode(texts, normalize=True).reshape(3, 2, -1)
     np.testing.assert_allclose(outputs["vectors"], expected, atol=1e-5)
-    found = embeddings.decode(RANKING, examples, encoded, outputs, [], source.tokenizer)
-    assert embeddings.scores(RANKING, examples, found, []) == {"accuracy_at_1": 100, "mrr": 100}
+    found = bind(embeddings, RANKING, tokenizer=source.tokenizer).decode(examples, encoded, outputs)
+    assert bind(embeddings, RANKING).scores(examples, found) == {"accuracy_at_1": 100, "mrr": 100}
 
 
 def test_a_single_text_is_given_its_vector():
     examples = [examples_lib.Sentence(("the cat",)), examples_lib.Sentence(("a dog ran",))]
-    embeddings.check(RANKING, examples, [], "text")
+    bind(embeddings, RANKING, task="text").check(examples)
     encoded = encode(RANKING, examples)
-    batch = trained_kinds.batch_of(embeddings, RANKING, encoded)
-    model, params = trained_kinds.make(embeddings, RANKING)
-    outputs = trained_kinds.outputs_of(embeddings, RANKING, model, params, batch)
-    found = embeddings.decode(RANKING, examples, encoded, outputs, [], None)
+    batch = task_types.batch_of(embeddings, RANKING, encoded)
+    model, params = task_types.make(embeddings, RANKING)
+    outputs = task_types.outputs_of(embeddings, RANKING, model, params, batch)
+    found = bind(embeddings, RANKING).decode(examples, encoded, outputs)
     assert [len(answer["vector"]) for answer in found] == [16, 16]
     assert np.linalg.norm(found[0]["vector"]) == pytest.approx(1, rel=1e-5)
     json.dumps(found)
     with pytest.raises(errors.UserError, match="trained on pairs"):
-        trained_kinds.fit(embeddings, RANKING, model, params, batch, steps=1)
+        task_types.fit(embeddings, RANKING, model, params, batch, steps=1)
 
 
 # Losses
@@ -124,7 +129,7 @@ def angle(*degrees):
 def test_ranking_is_the_cross_entropy_of_scaled_cosines():
     first, second = angle(0, 90, 200), angle(40, 50, 150)
     vectors = np.stack([3 * first, 2 * second], axis=1)
-    found = embeddings.loss(RANKING, fixed(vectors), batch_with([[0, 0], [1, 1], [2, 2]]))
+    found = bind(embeddings, RANKING).loss(fixed(vectors), batch_with([[0, 0], [1, 1], [2, 2]]))
     expected = -np.trace(np.asarray(jax.nn.log_softmax(20 * first @ second.T)))
     assert [float(x) for x in found["ranking_loss"]] == [pytest.approx(expected, rel=1e-4), 3]
     assert [float(x) for x in found["ranking_accuracy"]] == [3, 3]
@@ -134,7 +139,7 @@ def test_what_matches_as_well_and_what_fills_the_batch_are_no_negatives():
     vectors = np.stack([angle(0, 90, 40, 0), angle(10, 80, 5, 0)], axis=1)
 
     def loss(labels, weights):
-        found = embeddings.loss(RANKING, fixed(vectors), batch_with(labels, weights))
+        found = bind(embeddings, RANKING).loss(fixed(vectors), batch_with(labels, weights))
         return float(found["ranking_loss"][0])
 
     def expected(*candidates):
@@ -152,12 +157,12 @@ def test_what_matches_as_well_and_what_fills_the_batch_are_no_negatives():
 
 def test_cosines_are_trained_towards_the_share_of_the_highest_score():
     examples = pairs(("the cat", "a cat", 4.0), ("the cat", "letters", 0.0), ("a", "b", None))
-    batch = trained_kinds.batch_of(embeddings, COSINE, encode(COSINE, examples))
+    batch = task_types.batch_of(embeddings, COSINE, encode(COSINE, examples))
     assert batch["label"].tolist() == pytest.approx([0.8, 0, 0])
     batch |= {name: value for name, value in batch_with([0] * 3).items() if name == "input_ids"}
     batch["attention_mask"] = batch["input_ids"]
     vectors = np.stack([angle(0, 0, 0), angle(60, 90, 0)], axis=1)
-    found = embeddings.loss(COSINE, fixed(vectors), batch)
+    found = bind(embeddings, COSINE).loss(fixed(vectors), batch)
     assert [float(x) for x in found["cosine_loss"]] == [pytest.approx(0.3**2, abs=1e-5), 2]
 
 
@@ -169,12 +174,12 @@ def test_training_brings_pairs_together(config):
     if config is RANKING:
         examples = [e._replace(label=None) for e in examples if e.label]
     encoded = encode(config, examples)
-    batch = trained_kinds.batch_of(embeddings, config, encoded)
-    model, params = trained_kinds.make(embeddings, config)
-    fitted, losses = trained_kinds.fit(embeddings, config, model, params, batch)
-    outputs = trained_kinds.outputs_of(embeddings, config, model, fitted, batch)
-    predictions = embeddings.decode(config, examples, encoded, outputs, [], None)
-    found = embeddings.scores(config, examples, predictions, [])
+    batch = task_types.batch_of(embeddings, config, encoded)
+    model, params = task_types.make(embeddings, config)
+    fitted, losses = task_types.fit(embeddings, config, model, params, batch)
+    outputs = task_types.outputs_of(embeddings, config, model, fitted, batch)
+    predictions = bind(embeddings, config).decode(examples, encoded, outputs)
+    found = bind(embeddings, config).scores(examples, predictions)
     assert losses[-1] < 0.5 * losses[0]
     if config is RANKING:
         assert found["accuracy_at_1"] == 100
@@ -187,7 +192,7 @@ def test_training_brings_pairs_together(config):
 
 def decode(examples, first, second):
     vectors = np.stack([first, second], axis=1).astype(np.float32)
-    return embeddings.decode(RANKING, examples, None, {"vectors": vectors}, [], None)
+    return bind(embeddings, RANKING).decode(examples, None, {"vectors": vectors})
 
 
 def test_the_rank_is_that_of_the_right_text_among_all():
@@ -196,7 +201,7 @@ def test_the_rank_is_that_of_the_right_text_among_all():
     assert [answer["rank"] for answer in found] == [1, 2, 1, 1]
     assert [answer["nearest"] for answer in found] == ["A", "C", "C", "B"]
     assert found[1]["similarity"] == pytest.approx(np.cos(np.deg2rad(20)), rel=1e-5)
-    assert embeddings.scores(RANKING, examples, found, [])["mrr"] == pytest.approx(87.5)
+    assert bind(embeddings, RANKING).scores(examples, found)["mrr"] == pytest.approx(87.5)
 
 
 def test_texts_that_are_paired_with_one_text_are_all_right():
@@ -221,17 +226,17 @@ def test_a_text_is_neither_a_negative_of_itself_nor_its_answer():
 def test_vectors_that_are_all_alike_or_no_numbers_find_nothing(vectors):
     examples = pairs(*[(f"a{i}", f"b{i}", None) for i in range(4)])
     found = decode(examples, vectors, vectors)
-    assert embeddings.scores(RANKING, examples, found, []) == {"accuracy_at_1": 0, "mrr": 25}
+    assert bind(embeddings, RANKING).scores(examples, found) == {"accuracy_at_1": 0, "mrr": 25}
 
 
 def test_pairs_with_scores_are_not_trained_as_matches():
     with pytest.raises(errors.UserError, match=r"train.tsv:2: label 0.0, .*--task=similarity"):
-        embeddings.labels(RANKING, pairs(("a", "b", 0.0)))
+        bind(embeddings, RANKING).label_names(pairs(("a", "b", 0.0)))
 
 
 def test_pairs_without_scores_are_not_trained_towards_any():
     with pytest.raises(errors.UserError, match=r"train.tsv:3: no score, .* 'ranking'"):
-        embeddings.labels(COSINE, pairs(("a", "b", 0.0), ("a", "c", None)))
+        bind(embeddings, COSINE).label_names(pairs(("a", "b", 0.0), ("a", "c", None)))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +245,7 @@ def test_pairs_without_scores_are_not_trained_towards_any():
 )
 def test_what_has_no_rank_is_not_scored(prediction, says):
     with pytest.raises(errors.UserError, match=f"{says} cannot be scored"):
-        embeddings.scores(COSINE, pairs(("a", "b", None)), [prediction], [])
+        bind(embeddings, COSINE).scores(pairs(("a", "b", None)), [prediction])
 
 
 def test_blocks_make_no_difference(monkeypatch):
@@ -255,14 +260,14 @@ def test_blocks_make_no_difference(monkeypatch):
 
 def test_pairs_with_scores_are_not_ranked():
     vectors = np.stack([angle(0), angle(60)], axis=1).astype(np.float32)
-    found = embeddings.decode(COSINE, pairs(("a", "b", 2.0)), None, {"vectors": vectors}, [], None)
+    found = bind(embeddings, COSINE).decode(pairs(("a", "b", 2.0)), None, {"vectors": vectors})
     assert found == [{"similarity": pytest.approx(0.5)}]
 
 
 def test_pairs_with_scores_are_correlated():
     examples = pairs(*[(f"a{i}", f"b{i}", float(score)) for i, score in enumerate([5, 3, 1, 0])])
     found = decode(examples, angle(0, 0, 0, 0), angle(0, 30, 80, 85))
-    assert embeddings.scores(RANKING, examples, found, [])["spearman"] == pytest.approx(100)
+    assert bind(embeddings, RANKING).scores(examples, found)["spearman"] == pytest.approx(100)
 
 
 # Bad input
@@ -279,10 +284,10 @@ def test_pairs_with_scores_are_correlated():
 )
 def test_bad_pairs_are_named(config, texts, label, says):
     good = pairs(("a", "b", 5.0), ("a", "b", None))
-    embeddings.check(config, good, [], "train.tsv")
+    bind(embeddings, config, task="train.tsv").check(good)
     bad = good[1]._replace(texts=texts, label=label)
     with pytest.raises(errors.UserError, match=says):
-        embeddings.check(config, [good[0], bad], [], "train.tsv")
+        bind(embeddings, config, task="train.tsv").check([good[0], bad])
 
 
 @pytest.mark.parametrize("field, value", [("loss", "x"), ("pooling", "max"), ("scale", 0.0)])

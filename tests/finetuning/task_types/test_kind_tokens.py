@@ -9,11 +9,12 @@ import pytest
 
 from bertjax import errors
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
-from bertjax.finetuning import batching, kind
+from bertjax.finetuning import batching, rows
 from bertjax.finetuning.examples import conll
 from bertjax.finetuning.examples import types as examples_lib
-from bertjax.finetuning.kinds import tokens
-from tests.helpers import tiny_model, trained_kinds
+from bertjax.finetuning.task_types import tokens
+from tests.helpers import task_types, tiny_model
+from tests.helpers.task_types import bind
 
 Config = tokens.Config
 Words = examples_lib.Words
@@ -27,7 +28,9 @@ FORMS = ["wordpiece", "bpe", "unigram"]
 
 
 def _encode(config, examples, form="wordpiece", length=40):
-    return tokens.encode(config, examples, tiny_model.tokenizer(form), LABELS, kind.Lengths(length))
+    return bind(
+        tokens, config, LABELS, tokenizer=tiny_model.tokenizer(form), lengths=rows.Lengths(length)
+    ).encode(examples)
 
 
 def _told(encoded):
@@ -39,7 +42,9 @@ def _told(encoded):
 
 
 def _decode(config, examples, encoded, outputs, labels=LABELS):
-    return tokens.decode(config, examples, encoded, outputs, labels, tiny_model.tokenizer())
+    return bind(tokens, config, labels, tokenizer=tiny_model.tokenizer()).decode(
+        examples, encoded, outputs
+    )
 
 
 # --- rows ----------------------------------------------------------------------------------------
@@ -149,21 +154,23 @@ def test_ten_thousand_words_are_all_told():
 
 def test_labels_are_outside_first_and_both_of_a_type():
     examples = [Words(("a", "b", "c"), ("B-Y", "O", "B-X")), Words(("a",), None)]
-    assert tokens.labels(Config(), examples) == LABELS, "dev may have what train has not"
-    assert tokens.num_labels(Config(), LABELS) == 5
+    assert bind(tokens, Config()).label_names(examples) == LABELS, "dev may have what train has not"
+    assert bind(tokens, Config(), LABELS).num_labels() == 5
     parts = [Words(("a", "b"), ("VERB", "ADJ"))]
-    assert tokens.labels(Config(), parts) == ["ADJ", "VERB"]
+    assert bind(tokens, Config()).label_names(parts) == ["ADJ", "VERB"]
 
 
 def test_unknown_tag_is_named_with_its_place():
     example = Words(("a", "cat"), ("O", "B-Z"), "dev.conll:7")
     with pytest.raises(errors.UserError) as raised:
-        tokens.check(Config(), [*SENTENCES, example], LABELS, "dev.conll")
+        bind(tokens, Config(), LABELS, task="dev.conll").check([*SENTENCES, example])
     assert str(raised.value) == (
         "dev.conll:7: tag 'B-Z' of 'cat' is not one that is trained: O, B-X, I-X, B-Y, I-Y; "
         "correct it, or add examples of it to the training data"
     )
-    tokens.check(Config(), [*SENTENCES, example._replace(tags=None)], LABELS, "dev.conll")
+    bind(tokens, Config(), LABELS, task="dev.conll").check(
+        [*SENTENCES, example._replace(tags=None)]
+    )
 
 
 def test_config_names_its_key():
@@ -229,7 +236,7 @@ def test_scores_are_those_of_seqevals_readme():
     tags = ("O", "O", "O", "B-MISC", "I-MISC", "I-MISC", "O"), ("B-PER", "I-PER", "O")
     said = ["O", "O", "B-MISC", "I-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]
     examples = [Words(("w",) * len(own), own) for own in tags]
-    found = tokens.scores(Config(), examples, [{"tags": own} for own in said], labels)
+    found = bind(tokens, Config(), labels).scores(examples, [{"tags": own} for own in said])
     assert found["f1"] == 50 and found["accuracy"] == pytest.approx(80)
     assert found["f1/PER"] == 100 and found["f1/MISC"] == 0
 
@@ -245,7 +252,7 @@ def test_scores_are_those_of_seqeval(seed):
     examples = [Words(("w",) * len(tags), tuple(tags)) for tags in targets]
     unknown, silent = Words(("w",)), {"tags": ["B-X"]}
     predictions = [{"tags": tags} for tags in said]
-    found = tokens.scores(Config(), [*examples, unknown], [*predictions, silent], LABELS)
+    found = bind(tokens, Config(), LABELS).scores([*examples, unknown], [*predictions, silent])
     for name in ("f1", "precision", "recall", "accuracy"):
         expected = 100 * getattr(seqeval, f"{name}_score")(targets, said)
         assert found[name] == pytest.approx(expected), name
@@ -257,12 +264,14 @@ def test_scores_are_those_of_seqeval(seed):
 def test_nothing_found_scores_zero_and_other_tags_have_an_accuracy():
     pytest.importorskip("seqeval")
     silent = [{"tags": ["O"] * len(e.words)} for e in SENTENCES]
-    found = tokens.scores(Config(), SENTENCES, silent, LABELS)
+    found = bind(tokens, Config(), LABELS).scores(SENTENCES, silent)
     assert found["f1"] == found["recall/X"] == 0 and found["accuracy"] == 40
-    found = tokens.scores(Config(), SENTENCES[2:], silent[2:], LABELS)
+    found = bind(tokens, Config(), LABELS).scores(SENTENCES[2:], silent[2:])
     assert found == {"f1": 0.0, "precision": 0.0, "recall": 0.0, "accuracy": 100.0}
     parts = [Words(("a", "b"), ("DET", "NOUN"))]
-    found = tokens.scores(Config(), parts, [{"tags": ["DET", "VERB"]}], ["DET", "NOUN", "VERB"])
+    found = bind(tokens, Config(), ["DET", "NOUN", "VERB"]).scores(
+        parts, [{"tags": ["DET", "VERB"]}]
+    )
     assert found == {"accuracy": 50.0}
 
 
@@ -282,18 +291,18 @@ def test_loss_counts_each_word_once():
     examples = [*SENTENCES, Words(("the", "dog"))]
     encoded, size = _encode(Config(), examples), len(examples) + 1
     ((_, batch),) = batching.Batches(
-        encoded.rows, tokens.features(Config()), kind.Lengths(40), size
+        encoded.rows, bind(tokens, Config()).features(), rows.Lengths(40), size
     ).in_order()
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((*batch["input_ids"].shape, 5)).astype(np.float32)
-    found = tokens.loss(Config(), lambda **_: {"token_logits": jnp.asarray(logits)}, batch)
+    found = bind(tokens, Config()).loss(lambda **_: {"token_logits": jnp.asarray(logits)}, batch)
     nll = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(
         logits, batch["targets"][..., None], -1
     )[..., 0]  # fmt: skip
     first = (batch["words"] > 0) & (batch["loss_weights"] > 0)
     first &= batch["example_weights"][:, None] > 0
     loss, weight = found["token_loss"]
-    assert weight == tokens.normalizers(Config(), batch)["token_loss"] == 10
+    assert weight == bind(tokens, Config()).normalizers(batch)["token_loss"] == 10
     assert loss == pytest.approx(nll[first].sum(), rel=1e-5)
     assert first.sum() == 10, "those of the sentence without tags and of the filling row are none"
 
@@ -302,11 +311,11 @@ def test_a_model_learns_the_tags():
     config = Config(overlap=2)
     encoded = _encode(config, SENTENCES, length=8)
     assert len(encoded.rows) > len(SENTENCES)
-    model, params = trained_kinds.make(tokens, config, LABELS)
-    batch = trained_kinds.batch_of(tokens, config, encoded)
-    params, losses = trained_kinds.fit(tokens, config, model, params, batch)
+    model, params = task_types.make(tokens, config, LABELS)
+    batch = task_types.batch_of(tokens, config, encoded)
+    params, losses = task_types.fit(tokens, config, model, params, batch)
     assert losses[-1] < 0.1 < losses[0]
-    outputs = trained_kinds.outputs_of(tokens, config, model, params, batch)
+    outputs = task_types.outputs_of(tokens, config, model, params, batch)
     found = _decode(config, SENTENCES, encoded, outputs)
     assert [tuple(p["tags"]) for p in found] == [e.tags for e in SENTENCES]
     assert min(found[0]["probabilities"]) > 0.5
@@ -317,11 +326,15 @@ def test_real_sentences_come_back(shared_data, length):
     pytest.importorskip("seqeval")
     examples = conll.read(str(shared_data / "ner/wnut17/dev.conll"), entities=True)
     tokenizer = tokenizer_lib.load(str(shared_data / "vocab/bert-base-uncased-vocab.txt"))
-    labels = tokens.labels(Config(), examples)
+    labels = bind(tokens, Config()).label_names(examples)
     assert len(labels) == 13
-    encoded = tokens.encode(Config(), examples, tokenizer, labels, kind.Lengths(length))
-    found = tokens.decode(Config(), examples, encoded, _told(encoded), labels, tokenizer)
-    scores = tokens.scores(Config(), examples, found, labels)
+    encoded = bind(
+        tokens, Config(), labels, tokenizer=tokenizer, lengths=rows.Lengths(length)
+    ).encode(examples)
+    found = bind(tokens, Config(), labels, tokenizer=tokenizer).decode(
+        examples, encoded, _told(encoded)
+    )
+    scores = bind(tokens, Config(), labels).scores(examples, found)
     assert scores["f1"] == scores["accuracy"] == 100
     entities = [entity for prediction in found for entity in prediction["entities"]]
     assert len(entities) == 836, "of data/README.md"

@@ -9,13 +9,14 @@ import pytest
 
 from bertjax import errors, plugins
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
-from bertjax.finetuning import batching, kind, text_rows
+from bertjax.finetuning import batching, rows, text_rows
 from bertjax.finetuning.examples.types import Choice, Question, Sentence, TextPair, Words
-from bertjax.finetuning.kinds import text_to_text
+from bertjax.finetuning.task_types import text_to_text
 from bertjax.inference import generation, pretrained, scoring
-from tests.helpers import encoders, scored, trained_kinds
+from tests.helpers import encoders, scored, task_types
+from tests.helpers.task_types import bind
 
-LENGTHS = kind.Lengths(40, 16)
+LENGTHS = rows.Lengths(40, 16)
 CONFIG = text_to_text.Config(max_target_length=16)
 PAIRS = [
     TextPair("the cat sat", ("a dog",)),
@@ -31,43 +32,45 @@ def made(reader):
     model = scored.make(*MODELS[reader])
     if reader == "prefix":
         model = scored.trained_by(model, name="prefix_lm")
-    config = text_to_text.for_model(CONFIG, model.source)
+    config = of(CONFIG).for_model(model.source).config
     assert config.reader == reader
     return model, config
 
 
+def of(config, labels=(), **fields):
+    return bind(text_to_text, config, labels, **fields)
+
+
 def encode(model, config, examples, labels=(), lengths=LENGTHS):
-    return text_to_text.encode(config, examples, model.tokenizer, labels, lengths)
+    bound = of(config, labels, tokenizer=model.tokenizer, lengths=lengths)
+    return bound.encode(examples)
 
 
 def answers(model, config, examples, labels=()):
     """Predictions from start to end."""
-    encoded = encode(model, config, examples, labels)
-    outputs = text_to_text.predict_loop(config, model, encoded)
-    return text_to_text.decode(config, examples, encoded, outputs, labels, model.tokenizer)
+    bound = of(config, labels, tokenizer=model.tokenizer, lengths=LENGTHS)
+    encoded = bound.encode(examples)
+    return bound.decode(examples, encoded, bound.predict_loop(model, encoded))
 
 
 def batch_of(config, encoded):
     """All rows in one batch."""
     rows = encoded.rows
-    table = batching.Batches(rows, text_to_text.features(config), LENGTHS, len(rows))
+    table = batching.Batches(rows, of(config).features(), LENGTHS, len(rows))
     ((numbers, batch),) = table.in_order()
     return {name: array[np.argsort(numbers)] for name, array in batch.items()}
 
 
 def terms(model, config, batch):
     found = _loss(config, model.model, model.params, batch)
-    weight = text_to_text.normalizers(config, batch)["lm_loss"]
+    weight = of(config).normalizers(batch)["lm_loss"]
     assert float(weight) == float(found["lm_loss"][1])
     return {name: tuple(map(float, term)) for name, term in found.items()}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _loss(config, model, params, batch):
-    return text_to_text.loss(config, functools.partial(model.apply, {"params": params}), batch)
-
-
-# Rows
+    return of(config).loss(functools.partial(model.apply, {"params": params}), batch)
 
 
 class Digits:
@@ -100,9 +103,9 @@ def test_rows_of_an_encoder_decoder_are_those_of_seqio():
 
 def test_the_model_decides_what_its_decoder_reads_first():
     source = encoders.make_artifact("t5", "unigram")
-    assert text_to_text.for_model(CONFIG, source).decoder_start_id == -1
+    assert of(CONFIG).for_model(source).config.decoder_start_id == -1
     fields = source.fields | {"decoder_start_id": 5}
-    other = text_to_text.for_model(CONFIG, dataclasses.replace(source, fields=fields))
+    other = of(CONFIG).for_model(dataclasses.replace(source, fields=fields)).config
     assert other.decoder_start_id == 5
 
 
@@ -135,26 +138,26 @@ def test_what_is_cut_is_told():
     config = dataclasses.replace(config, max_target_length=4)
     texts = [("cat", "dog"), ("the cat sat on the mat " * 5, "a"), ("a", "the cat sat on the mat")]
     pairs = [TextPair(source, (target,)) for source, target in texts]
-    encoded = encode(model, config, pairs, lengths=kind.Lengths(16, 4))
+    encoded = encode(model, config, pairs, lengths=rows.Lengths(16, 4))
     assert encoded.truncated.tolist() == [False, True, True]
     assert max(len(row["input_ids"]) for row in encoded.rows) <= 16
-    whole = encode(model, config, pairs[1:2], lengths=kind.Lengths(200, 4)).rows[0]
+    whole = encode(model, config, pairs[1:2], lengths=rows.Lengths(200, 4)).rows[0]
     assert encoded.rows[1]["input_ids"][-1] == whole["input_ids"][-1]  # the target, not cut
     with pytest.raises(errors.UserError, match=r"max_length = 6: .*kind\.max_target_length"):
-        encode(model, config, pairs, lengths=kind.Lengths(6, 4))
+        encode(model, config, pairs, lengths=rows.Lengths(6, 4))
 
 
 def test_the_model_decides_the_reader():
     t5, gpt2 = scored.make("t5", "unigram").source, scored.make("gpt2", "bpe").source
     causal = dataclasses.replace(CONFIG, reader="causal")
-    assert text_to_text.for_model(CONFIG, t5).reader == "encoder"
+    assert of(CONFIG).for_model(t5).config.reader == "encoder"
     with pytest.raises(errors.UserError, match=r"kind\.reader = 'causal': must be 'encoder': a t5"):
-        text_to_text.for_model(causal, t5)
+        of(causal).for_model(t5)
     prefix = dataclasses.replace(gpt2, objective={"name": "prefix_lm"})
-    assert text_to_text.for_model(causal, prefix).reader == "causal"
-    assert text_to_text.for_model(CONFIG, gpt2).reader == "causal"
+    assert of(causal).for_model(prefix).config.reader == "causal"
+    assert of(CONFIG).for_model(gpt2).config.reader == "causal"
     task = {"kind": "text_to_text", "config": {"reader": "prefix"}}
-    assert text_to_text.for_model(CONFIG, dataclasses.replace(gpt2, task=task)).reader == "prefix"
+    assert of(CONFIG).for_model(dataclasses.replace(gpt2, task=task)).config.reader == "prefix"
 
 
 def test_bad_configs_and_labels():
@@ -163,17 +166,17 @@ def test_bad_configs_and_labels():
     with pytest.raises(errors.UserError, match="num_beams = 0"):
         text_to_text.Config(num_beams=0)
     seen = [Sentence(("a",), "yes"), Sentence(("b",), "no")]
-    labels = text_to_text.labels(CONFIG, seen)
+    labels = of(CONFIG).label_names(seen)
     assert labels == ["no", "yes"]
-    text_to_text.check(CONFIG, [*seen, Sentence(("c",))], labels, "task")
+    of(CONFIG, labels, task="task").check([*seen, Sentence(("c",))])
     with pytest.raises(errors.UserError, match=r"^dev\.tsv:9: label 'maybe' .* no, yes"):
         bad = Sentence(("b",), "maybe", where="dev.tsv:9")
-        text_to_text.check(CONFIG, [bad], labels, "task")
+        of(CONFIG, labels, task="task").check([bad])
     chooses = dataclasses.replace(CONFIG, answer="choose")
-    assert text_to_text.labels(CONFIG, PAIRS) == []
-    assert text_to_text.labels(chooses, PAIRS[:2]) == ["a dog", "the cat"]
+    assert of(CONFIG).label_names(PAIRS) == []
+    assert of(chooses).label_names(PAIRS[:2]) == ["a dog", "the cat"]
     with pytest.raises(errors.UserError, match="needs two labels or more, there are 0"):
-        text_to_text.check(chooses, [Question("q", "Who?", "Ada.")], [], "squad")
+        of(chooses, task="squad").check([Question("q", "Who?", "Ada.")])
 
 
 # Losses
@@ -207,9 +210,6 @@ def _steps(model, config, row):
     logits = scored.apply(model, "logits", **features)[0]
     steps = scored.log_softmax(logits)[np.arange(len(logits)), row["targets"]]
     return steps[row["loss_weights"] > 0]
-
-
-# Answers
 
 
 def test_t5_writes_what_it_writes_to_the_source_with_its_prefix():
@@ -262,7 +262,7 @@ def test_right_tokens_and_their_share(reader):
     right, tokens = found["lm_accuracy"]
     assert sum(one["right_tokens"] for one in predictions) == right
     assert sum(one["target_tokens"] for one in predictions) == tokens
-    scores = text_to_text.scores(config, PAIRS, predictions, [])
+    scores = of(config).scores(PAIRS, predictions)
     assert scores["token_accuracy"] == pytest.approx(100 * right / tokens)
 
 
@@ -278,7 +278,8 @@ def test_the_likeliest_label_is_chosen(reader):
         if reader == "encoder":
             sums = scoring.log_likelihood_of_continuations(model, [source] * 3, labels).sums
         else:
-            rows = encode(model, config, [TextPair(source, (label,)) for label in labels]).rows
+            pairs = [TextPair(source, (label,)) for label in labels]
+            rows = encode(model, config, pairs, labels).rows
             sums = np.array([sum(_steps(model, config, row)) for row in rows])
         chances = np.exp(sums - np.logaddexp.reduce(sums))
         best = int(sums.argmax())
@@ -293,15 +294,15 @@ def test_choices_of_each_example():
     examples = [
         Choice("the cat", ("sat", "ran home", "a"), 1), Choice("a dog", ("the mat", "saw"), 0)
     ]  # fmt: skip
-    assert text_to_text.labels(config, examples) == []
-    text_to_text.check(config, examples, [], "task")
+    assert of(config).label_names(examples) == []
+    of(config, task="task").check(examples)
     found = answers(model, config, examples)
     for one, example in zip(found, examples, strict=True):
         assert set(one["probabilities"]) == set(example.choices)
         assert sum(one["probabilities"].values()) == pytest.approx(1)
         assert example.choices[one["label"]] == one["text"]
     right = [one["label"] == example.label for one, example in zip(found, examples, strict=True)]
-    scores = text_to_text.scores(config, examples, found, [])
+    scores = of(config).scores(examples, found)
     assert scores["accuracy"] == 100 * np.mean(right)
 
 
@@ -310,12 +311,12 @@ def test_prompts_are_read_behind_the_first_token(reader):
     model, config = made(reader)
     encoded = encode(model, config, PAIRS)
     ids = (5, 6)
-    outputs = text_to_text.predict_loop(config, model, encoded, ids)
+    outputs = of(config, prompt_ids=ids).predict_loop(model, encoded)
     longer = [text_rows.prompted(row, ids) for row in encoded.rows]
     assert all(row["input_ids"][1:3].tolist() == [5, 6] for row in longer)
     by_hand = dataclasses.replace(encoded, rows=longer)
-    expected = text_to_text.predict_loop(config, model, by_hand)
-    plain = text_to_text.predict_loop(config, model, encoded)
+    expected = of(config).predict_loop(model, by_hand)
+    plain = of(config).predict_loop(model, encoded)
     for name, values in expected.items():
         np.testing.assert_array_equal(outputs[name], values)
     assert np.abs(plain["log_likelihood"] - outputs["log_likelihood"]).max() > 0.01
@@ -331,17 +332,16 @@ def test_it_learns_to_answer(reader):
         Sentence((f"{a} {animal} {b}",), animal)
         for a in ("the", "a") for animal in ("cat", "dog") for b in ("sat", "ran", "saw home")
     ]  # fmt: skip
-    labels = text_to_text.labels(config, examples)
+    labels = of(config).label_names(examples)
     encoded = encode(model, config, examples, labels)
     batch = batch_of(config, encoded)
     params = jax.jit(lambda: plugins.init_params(model.model, jax.random.key(0)))()
-    params, losses = trained_kinds.fit(
-        text_to_text, config, model.model, params, batch, steps=60, rate=3e-3
-    )
+    fit = functools.partial(task_types.fit, text_to_text, config, steps=60, rate=3e-3)
+    params, losses = fit(model.model, params, batch)
     assert losses[-1] < 0.1 * losses[0]
     taught = pretrained.Pretrained(dataclasses.replace(model.source, params=params))
     found = answers(taught, config, examples, labels)
-    assert text_to_text.scores(config, examples, found, labels)["accuracy"] > 90
+    assert of(config, labels).scores(examples, found)["accuracy"] > 90
 
 
 # Scores
@@ -352,7 +352,8 @@ def said(*texts, **others):
     return [{"text": text, "target_tokens": 2, "right_tokens": 2, **others} for text in texts]
 
 
-score = functools.partial(text_to_text.scores, CONFIG)
+def score(examples, predictions, labels):
+    return of(CONFIG, labels).scores(examples, predictions)
 
 
 def test_scores_of_pairs():
@@ -394,5 +395,5 @@ def test_labels_are_read_as_the_tokenizer_writes_them():
     assert model.tokenizer.decode(ids) != label
     outputs = {"token_ids": np.array([ids] * 2), "tokens": np.zeros(2), "right": np.zeros(2)}
     examples = [Sentence(("a",)), Choice("a", ("no", label))]
-    found = text_to_text.decode(CONFIG, examples, None, outputs, [label, "no"], model.tokenizer)
+    found = of(CONFIG, [label, "no"], tokenizer=model.tokenizer).decode(examples, None, outputs)
     assert [one["label"] for one in found] == [label, 1]

@@ -1,0 +1,401 @@
+"""From a config to a fine-tuning that is ready to train: read, encode, build.
+
+    labelled = reading.read(config, source)                    # files -> examples, labels
+    encoded = reading.encode(config, source, labelled)         # examples -> rows of ids
+    made = job.build(config, source, mesh, labelled, encoded)  # rows -> model, steps, batches
+
+All of it is the same for every learning rate and seed.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from bertjax import errors, optimizer, plugins, sharding
+from bertjax import step as step_lib
+from bertjax.artifact import artifact
+from bertjax.finetuning import (
+    batching,
+    compiling,
+    feature_cache,
+    initial_model,
+    reading,
+    recipe,
+    rows,
+    strategies,
+    tasks,
+)
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.finetuning.strategies import base as strategies_base
+from bertjax.finetuning.task_types import base
+from bertjax.inference import pretrained as pretrained_lib
+from bertjax.models.common import kernels
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """A fine-tuning that is ready to train: its model, steps and batches.
+
+    task_type: how the model predicts. examples, encoded: of every split. longest: see `longest`.
+    first: the model's parameters for seed 0, on the host. frozen: those that the strategy does not
+    train, on the devices. notes: warnings.
+    """
+
+    config: ml_collections.ConfigDict
+    source: artifact.Artifact
+    mesh: Mesh
+    task: tasks.Task
+    task_type: base.TaskType
+    strategy: strategies_base.Strategy
+    examples: Mapping[str, Sequence[examples_lib.Example]]
+    encoded: Mapping[str, rows.Encoded]
+    longest: int
+    family: str
+    fields: Mapping[str, Any]
+    first: Any
+    model: Any
+    frozen: Any
+    notes: tuple[str, ...]
+    _predict_steps: dict[str, Callable] = dataclasses.field(default_factory=dict)
+
+    @property
+    def main(self) -> str:
+        """The score that selects the best model."""
+        return self.task.metrics[0]
+
+    @functools.cached_property
+    def train_batches(self) -> batching.Batches:
+        """The rows of train in batches."""
+        return self.batches_of("train")
+
+    @property
+    def head(self) -> str:
+        """The head that the task reads, behind a pooler if there is one; "" for the model's own."""
+        return self.task_type.heads[-1] if self.task_type.heads else ""
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps of a run."""
+        return self.config.num_epochs * self.train_batches.steps_per_epoch
+
+    # The model
+
+    @functools.cached_property
+    def trained(self) -> Any:
+        """The trained parameters before the first step, for seed 0, on the host."""
+        return _split(self.strategy, self.first, 0)[0]
+
+    @functools.cached_property
+    def counts(self) -> dict[str, int]:
+        """The numbers of parameters, see `strategies.counts`."""
+        return strategies.counts(self.trained, self.frozen, self.fields["vocab_size"])
+
+    @functools.cached_property
+    def memory(self) -> dict[str, int]:
+        """The bytes that one run takes, see `strategies.memory`."""
+        return strategies.memory(self.trained, self.frozen, self.tx(1.0))
+
+    def _finished(self, params: Any, task_type: base.TaskType | None = None) -> artifact.Artifact:
+        return dataclasses.replace(
+            self.source,
+            family=self.family,
+            fields=self.fields,
+            params=params,
+            step=None,
+            objective=None,
+            config=None,
+            task=(task_type or self.task_type).to_json(),
+        )
+
+    def artifact(self, trained: Any, task_type: base.TaskType | None = None) -> artifact.Artifact:
+        """Returns the whole fine-tuned model with its task, on the host."""
+        trained, frozen = sharding.fetch(trained), sharding.fetch(self.frozen)
+        with sharding.alone():
+            params = sharding.fetch(self.strategy.combine(trained, frozen))
+        return self._finished(params, task_type)
+
+    def pretrained(self, trained: Any) -> pretrained_lib.Pretrained:
+        """Returns the model as `bertjax.load` does, sharded over the mesh.
+
+        With several processes it is whole, on the first device of each.
+        """
+        if jax.process_count() > 1:
+            params = self.strategy.combine(*sharding.fetch((trained, self.frozen)))
+        else:
+            params = _put(self.mesh, self.strategy.combine(trained, self.frozen))
+        return pretrained_lib.Pretrained(self._finished(params), plugins.compute(self.config))
+
+    # States and steps. The rate is an argument, so that all rates share one compilation.
+
+    def tx(self, learning_rate: Any) -> optax.GradientTransformation:
+        """Returns the optimizer of the trained parameters."""
+        config = recipe.run_optimizer(self.config, learning_rate, self.num_steps)
+        steps_per_epoch = self.train_batches.steps_per_epoch
+        return self.strategy.optimizer(config, self.num_steps, steps_per_epoch)
+
+    def place_trained(self, trained: Any) -> Any:
+        """Puts trained parameters on the devices, as in a state."""
+        return jax.device_put(trained, self._places().params)
+
+    def first_state(self, seed: int) -> step_lib.TrainState:
+        """Returns the state before the first step."""
+        *_, params = _first_params(self.source, self.task_type, self.strategy, seed)
+        trained, _ = _split(self.strategy, params, seed)
+        return self._jitted_init(trained, _key(seed, "steps"))
+
+    def abstract_state(self) -> step_lib.TrainState:
+        """Returns shapes, dtypes and shardings of the state; nothing is allocated."""
+        shapes = jax.eval_shape(self._init, self.trained, jax.random.key(0))
+        places = sharding.state_shardings(self.mesh, shapes)
+        return jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places
+        )
+
+    @functools.cached_property
+    def scales(self) -> dict[str, float]:
+        """The factor of each loss in the sum that is minimised."""
+        batch = self.train_batches.one_of_each_shape(in_order=False)[0]
+        return dict.fromkeys(jax.eval_shape(self.task_type.normalizers, batch), 1.0)
+
+    @functools.cached_property
+    def train_step(self) -> Callable[..., tuple[step_lib.TrainState, dict]]:
+        """step(state, batch, frozen, learning rate), compiled for every batch shape.
+
+        NOTE: the step donates its state.
+        """
+        step = jax.jit(self._step, donate_argnums=0, out_shardings=(self._places(), None))
+        shapes = self.train_batches.one_of_each_shape(in_order=False)
+        state = self.abstract_state()
+        calls = [(state, self.place(batch), self.frozen, 1.0) for batch in shapes]
+        return compiling.for_calls(step, calls)
+
+    def batches(self, seed: int, start: int = 0) -> Iterator[dict[str, jax.Array]]:
+        """Yields the batches of all epochs from step `start` on, on the devices."""
+        steps = self.train_batches.steps_per_epoch
+        for epoch in range(start // steps, self.config.num_epochs):
+            first = max(start - epoch * steps, 0)
+            yield from map(self.place, self.train_batches.epoch(seed, epoch, first))
+
+    def batches_of(self, split: str) -> batching.Batches:
+        """Returns the rows of a split in batches; train and dev have fitted buckets."""
+        times = {"train": 1, "dev": self.config.evals_per_epoch}
+        passes = self.config.num_epochs * times[split] if split in times else 0
+        return self.task_type.batches(self.encoded[split], self.config.batch_size, passes)
+
+    def place(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        """Puts a batch on the devices, its rows split over the mesh."""
+        own = sharding.local_rows(self.mesh, self.config.batch_size)
+        local = {name: x[own] for name, x in batch.items()}
+        return sharding.global_batch(self.mesh, self.config.batch_size, local)
+
+    def _init(self, trained: Any, key: jax.Array) -> step_lib.TrainState:
+        return step_lib.init_state(trained, self.tx(1.0), key)
+
+    @functools.cached_property
+    def _jitted_init(self) -> Callable[[Any, jax.Array], step_lib.TrainState]:
+        return jax.jit(self._init, out_shardings=self._places())
+
+    def _step(
+        self, state: step_lib.TrainState, batch: step_lib.Batch, frozen: Any, rate: jax.Array
+    ) -> tuple[step_lib.TrainState, dict[str, Any]]:
+        options = recipe.run_optimizer(self.config, rate, self.num_steps)
+        step = step_lib.make_train_step(
+            self.model,
+            lambda apply, batch: self.task_type.loss(self._reading(apply, batch), batch),
+            self.task_type.normalizers,
+            self.scales,
+            self.tx(rate),
+            optimizer.make_schedule(options, self.num_steps),
+            self._micro_batches(batch),
+            combine=self.strategy.combine,
+        )
+        return step(state, batch, frozen)
+
+    def _micro_batches(self, batch: step_lib.Batch) -> int:
+        """Returns the number of micro-batches into which a step splits a batch."""
+        if self.task_type.across_rows or feature_cache.is_kept(batch):
+            return 1
+        return batching.micro_batches(batch, sharding.batch_shards(self.mesh))
+
+    # Predictions
+
+    def can_be_scored(self, split: str) -> bool:
+        """Returns whether predictions of the split can be scored."""
+        return tasks.can_be_scored(self.task, self.examples[split])
+
+    def outputs(self, trained: Any, split: str) -> dict[str, np.ndarray]:
+        """Returns the outputs for all rows of a split, on the host."""
+        encoded = self.encoded[split]
+        if self.task_type.loops:
+            model = self.pretrained(trained)
+            with sharding.alone():
+                return self.task_type.predict_loop(model, encoded)
+        batches = self.batches_of(split)
+        if split not in self._predict_steps:
+            shapes = map(self.place, batches.one_of_each_shape(in_order=True))
+            calls = [(trained, batch, self.frozen) for batch in shapes]
+            self._predict_steps[split] = compiling.for_calls(jax.jit(self._predict), calls)
+        step = self._predict_steps[split]
+        return batching.forward(
+            lambda trained, batch: step(trained, batch, self.frozen), trained, batches, self.place
+        )
+
+    def predictions(
+        self, outputs: dict[str, np.ndarray], split: str, task_type: base.TaskType
+    ) -> list[Any]:
+        """Returns one prediction per example of a split."""
+        return task_type.decode(self.examples[split], self.encoded[split], outputs)
+
+    def on_dev(self, trained: Any) -> tuple[base.TaskType, list[Any], dict[str, float]]:
+        """Returns (task type with what is tuned on dev, predictions, scores)."""
+        outputs = self.outputs(trained, "dev")
+        found = self.predictions(outputs, "dev", self.task_type)
+        tuned = self.task_type.tuned(self.examples["dev"], found)
+        if tuned != self.task_type:
+            found = self.predictions(outputs, "dev", tuned)
+        return tuned, found, tuned.scores(self.examples["dev"], found)
+
+    def _predict(self, trained: Any, batch: step_lib.Batch, frozen: Any) -> dict[str, jax.Array]:
+        params = {"params": self.strategy.combine(trained, frozen)}
+        apply = functools.partial(self.model.apply, params, deterministic=True)
+        return self.task_type.outputs(self._reading(apply, batch), batch)
+
+    def _reading(self, apply: Callable, batch: step_lib.Batch) -> Callable:
+        """Returns the `apply` for the task type; of a frozen encoder only the head runs."""
+        if self.strategy.body_stays:
+            apply = feature_cache.head_alone(apply, self.head, batch)
+        return self.task_type.prompted(apply)
+
+    # Placement
+
+    def _places(self) -> step_lib.TrainState:
+        """Returns the shardings of the state."""
+        return jax.tree.map(lambda x: x.sharding, self.abstract_state())
+
+
+def build(
+    config: ml_collections.ConfigDict,
+    source: artifact.Artifact,
+    mesh: Mesh,
+    labelled: reading.Labelled,
+    encoded: reading.Encoded,
+) -> Job:
+    """Draws the parameters that the source lacks, and places the frozen ones on the mesh.
+
+    If the encoder is frozen, caches what the head reads of it.
+    """
+    task_type, strategy = encoded.task_type, encoded.strategy
+    family, fields, first = _first_params(source, task_type, strategy, 0)
+    model = plugins.model(family, fields, plugins.compute(config))
+    _check_attention(config, model.config)
+    trained, frozen = _split(strategy, first, 0)
+    notes = (*labelled.notes, *encoded.notes)
+    made = Job(
+        config,
+        source,
+        mesh,
+        tasks.find(config.task),
+        task_type,
+        strategy,
+        labelled.splits,
+        encoded.splits,
+        encoded.longest,
+        family,
+        fields,
+        first,
+        model,
+        _put(mesh, frozen),
+        notes,
+    )
+    kept = _keep_features(made) if strategy.body_stays else ()
+    notes = (*notes, *kept, *strategy.notes(trained, config.num_epochs))
+    return dataclasses.replace(made, notes=notes)
+
+
+def make(config: ml_collections.ConfigDict, source: artifact.Artifact, mesh: Mesh) -> Job:
+    """Reads, encodes and builds. Raises UserError for an invalid config, model or file."""
+    source = artifact.part(source)
+    check_mesh(config, mesh)
+    labelled = reading.read(config, source)
+    return build(config, source, mesh, labelled, reading.encode(config, source, labelled))
+
+
+def check_mesh(config: ml_collections.ConfigDict, mesh: Mesh) -> None:
+    """Raises UserError if the batch or the attention of the config does not fit the mesh."""
+    name, platform = config.attention, mesh.devices.flat[0].platform
+    errors.check(name == "xla" or platform == "gpu", "attention", name, f"xla on a {platform}")
+    kernels.check_mesh(name, mesh)
+    shards = sharding.batch_shards(mesh)
+    if config.batch_size % shards:
+        raise errors.UserError(
+            f"config.batch_size = {config.batch_size} does not divide over data x fsdp = "
+            f"{shards} devices: take a multiple of {shards}"
+        )
+
+
+def _first_params(
+    source: artifact.Artifact,
+    task_type: base.TaskType,
+    strategy: strategies_base.Strategy,
+    seed: int,
+) -> tuple[str, dict[str, Any], Any]:
+    """Returns (family, fields, parameters on the host) of the model before the first step."""
+    heads, fields = task_type.heads, strategy.fields()
+    with sharding.alone():  # every process draws the same
+        key = _key(seed, "heads")
+        return initial_model.model(source, heads, fields, key, task_type.name, task_type.labels)
+
+
+def _split(strategy: strategies_base.Strategy, params: Any, seed: int) -> tuple[Any, Any]:
+    """Returns (trained, frozen) on the host."""
+    with sharding.alone():
+        return jax.device_get(strategy.split(params, _key(seed, "strategy")))
+
+
+def _put(mesh: Mesh, params: Any) -> Any:
+    """Puts parameters on the devices, sharded over the mesh by the rules of `sharding`."""
+    tree = {"params": params}
+    return jax.device_put(tree, sharding.state_shardings(mesh, tree))["params"]
+
+
+def _keep_features(made: Job) -> tuple[str, ...]:
+    """Caches what the head reads in the rows of train and dev, if it fits into MOST.
+
+    Returns a note if it does not.
+    """
+    own = [row for split in ("train", "dev") for row in made.encoded[split].rows]
+    size, most = feature_cache.size(made.head, made.model, own), feature_cache.MOST
+    if size > most:
+        return (
+            f"what the head reads takes {size / 2**30:,.1f} GiB, and {most / 2**30:g} "
+            "are kept at most: every step computes it again",
+        )
+    step = jax.jit(feature_cache.step(made.task_type, made.model, made.head))
+    params = _put(made.mesh, made.first)
+    for split in ("train", "dev"):
+        batches = made.batches_of(split)
+        for numbers, found in batching.by_batch(step, params, batches, made.place):
+            feature_cache.keep(made.encoded[split].rows, numbers, found)
+    return ()
+
+
+def _check_attention(config: ml_collections.ConfigDict, model: Any) -> None:
+    if config.attention == "xla":
+        return
+    name, rate = config.attention, config.dropout_rate
+    errors.check(model.attention_dropout_rate == 0, "dropout_rate", rate,
+                 f"0 with config.attention = {name!r}, which has no dropout")  # fmt: skip
+    kernels.check(name, model, model.dtype, {}, ())
+
+
+def _key(seed: int, what: str) -> jax.Array:
+    """Returns a separate key for each use of a seed."""
+    number = {"heads": 0, "strategy": 1, "steps": 2}[what]
+    return jax.random.fold_in(jax.random.key(seed), number)

@@ -1,1 +1,0 @@
-"""The kinds of tasks, one file each; `finetuning.kind` describes their interface."""

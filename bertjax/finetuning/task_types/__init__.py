@@ -1,0 +1,51 @@
+"""Task types: how a model learns and predicts a type of task. Name = file.
+
+    task_type = task_types.load("classification")("sst2", config)
+    task_type = task_types.of_artifact(source)      # of a fine-tuned model
+
+`base` describes what a task type defines.
+"""
+
+import dataclasses
+import importlib
+import pkgutil
+from typing import Any
+
+from bertjax import errors, schema
+from bertjax.artifact import artifact, weight_files
+from bertjax.finetuning.task_types import base
+
+
+def names() -> list[str]:
+    """Returns the names of the task types: every file but `base`, their base class."""
+    return [module.name for module in pkgutil.iter_modules(__path__) if module.name != "base"]
+
+
+def load(name: str) -> type[base.TaskType]:
+    """Returns the class of a task type. Raises UserError for a name without a file."""
+    if name not in names():
+        raise errors.UserError(f"kind {name!r}: there are {', '.join(names())}")
+    return importlib.import_module(f"{__name__}.{name}").TaskType
+
+
+def of_artifact(source: artifact.Artifact) -> base.TaskType:
+    """Returns the task type of an artifact. Raises UserError if the model is not fine-tuned."""
+    task = source.task
+    if task is None:
+        raise errors.UserError(
+            "this model is not fine-tuned, so it answers no task: fine-tune it with "
+            "`bertjax finetune`"
+        )
+    found = load(task["kind"])
+    fields: dict[str, Any] = {**found.former, **task["config"]}
+    config = schema.typed(fields, found.Config, "task: config", weight_files.AGAIN)
+    unbound = found(task["name"], config)
+    return dataclasses.replace(
+        unbound,
+        labels=tuple(task["labels"]),
+        tokenizer=source.tokenizer,
+        lengths=unbound.lengths_of(task["max_length"]),
+        prompt_ids=tuple(task["prompt_ids"]) if "prompt_ids" in task else (),
+        absent=base.absent(source.fields),
+        num_texts=task["num_texts"] if "num_texts" in task else 0,
+    )

@@ -1,0 +1,290 @@
+"""The base class of task types: from examples to rows of ids, from outputs to predictions.
+
+A task type is one file of `finetuning/task_types` with `Config`, a frozen dataclass of its options
+(`config.kind` in a config), and `TaskType`, a subclass of the class below:
+
+    unbound = classification.TaskType("sst2", classification.Config())
+    bound = dataclasses.replace(unbound, labels=("no", "yes"), tokenizer=..., lengths=...)
+    encoded = bound.encode(examples)
+    step = jax.jit(bound.predict_step(model))
+    outputs = batching.forward(step, params, bound.batches(encoded, 32))
+    bound.decode(examples, encoded, outputs)        # one prediction per example
+
+A batch has the rows' arrays, stacked and padded to common lengths, and "example_weights"
+float32[B], which is 0 for padding rows; every loss multiplies by it. It has "token_type_ids" only
+for a model with two token types: `batches` omits them for RoBERTa, DistilBERT, ModernBERT, GPT-2.
+"""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import errors, metrics
+from bertjax.artifact import artifact
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.finetuning import batching, feature_cache, rows
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.inference import pretrained
+
+Apply = Callable[..., dict[str, jax.Array]]
+Batch = dict[str, jax.Array]
+Prediction = dict[str, Any]
+# Outputs of an encoder or a decoder with one position per token of the input.
+_BY_TOKEN = ("last_hidden_state", "token_logits", "span_logits", "logits")
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskType(abc.ABC):
+    """How a model learns and predicts one task.
+
+    task: the task's name. config: the options of the type.
+    The fields below are set when a model is bound to the task:
+    labels: names in the order of the head's outputs. lengths: maximum tokens of a row and a target.
+    prompt_ids: inserted after the first token of each row. absent: features that the model does not
+    read. num_texts: texts per example of type Sentence; 0: any number.
+    """
+
+    task: str
+    config: Any
+    labels: tuple[str, ...] = ()
+    tokenizer: tokenizer_lib.Tokenizer | None = None
+    lengths: rows.Lengths = dataclasses.field(default_factory=lambda: rows.Lengths(0))
+    prompt_ids: tuple[int, ...] = ()
+    absent: tuple[str, ...] = ()
+    num_texts: int = 0
+
+    model_kinds: ClassVar[tuple[str, ...]]  # KINDs of families that it trains
+    heads: ClassVar[tuple[str, ...]]  # of the model that the loss reads; (): its own "lm", if any
+    libraries: ClassVar[tuple[str, ...]] = ()  # modules that `scores` needs; maybe not installed
+    Config: ClassVar[type]
+    # Fields that configs stored by earlier versions lack, and the value that those versions had.
+    former: ClassVar[Mapping[str, Any]] = {}
+    across_rows: ClassVar[bool] = False  # whether the loss of a row depends on other rows
+    loops: ClassVar[bool] = False  # whether a prediction needs `predict_loop`
+
+    @property
+    def name(self) -> str:
+        """The name of the type: that of its file."""
+        return type(self).__module__.rpartition(".")[2]
+
+    def _with(self, **options: Any) -> Self:
+        """Returns the type with other values of these options."""
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, **options))
+
+    # Before a model is bound
+
+    def for_model(self, source: artifact.Artifact) -> Self:
+        """Returns the type with options adapted to the model to start with."""
+        del source
+        return self
+
+    def label_names(self, examples: Sequence[Any]) -> list[str]:
+        """Returns the labels of the training examples in order; [] for a type without labels."""
+        del examples
+        return []
+
+    def num_labels(self) -> int:
+        """Returns the size of the head."""
+        return len(self.labels)
+
+    # Examples to rows
+
+    @abc.abstractmethod
+    def check(self, examples: Sequence[Any]) -> None:
+        """Raises UserError for an example that cannot be encoded, as one with an unknown label."""
+
+    @abc.abstractmethod
+    def features(self) -> dict[str, rows.Feature]:
+        """Returns {name: Feature} of the arrays of a row."""
+
+    @abc.abstractmethod
+    def _encode(self, examples: Sequence[Any]) -> rows.Encoded:
+        """Returns valid examples, which may lack labels, as rows."""
+
+    def encode(self, examples: Sequence[Any]) -> rows.Encoded:
+        """Returns the examples as rows.
+
+        Raises UserError for a label that the task does not have, or for a wrong number of texts.
+        """
+        for example in examples:
+            if not self._fits(example):
+                raise errors.UserError(
+                    f"{example.where or f'task {self.task}'}: {_texts(len(example.texts))}, where "
+                    f"the model is trained on {_texts(self.num_texts)}"
+                )
+        self.check(examples)
+        return self._encode(examples)
+
+    def _fits(self, example: Any) -> bool:
+        sentence = self.num_texts and isinstance(example, examples_lib.Sentence)
+        return not sentence or len(example.texts) == self.num_texts
+
+    def batches(self, encoded: rows.Encoded, batch_size: int, passes: int = 0) -> batching.Batches:
+        """Returns the rows in batches. passes: how often they will be read; 0: unknown."""
+        table = self.features() | feature_cache.features(encoded.rows[0])
+        read = {name: feature for name, feature in table.items() if name not in self.absent}
+        return batching.Batches(encoded.rows, read, self.lengths, batch_size, passes)
+
+    # The model
+
+    @abc.abstractmethod
+    def normalizers(self, batch: Batch) -> dict[str, jax.Array]:
+        """Returns {loss name: weight of the batch}, like an objective's."""
+
+    @abc.abstractmethod
+    def loss(self, apply: Apply, batch: Batch) -> metrics.Terms:
+        """Returns {name: (sum, weight)}, like an objective's; NAME_loss first."""
+
+    @abc.abstractmethod
+    def outputs(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
+        """Returns {name: array, batch first}: what `decode` needs."""
+
+    def predict_step(self, model: Any) -> Callable[..., dict[str, jax.Array]]:
+        """Returns step(params, batch) -> outputs, without dropout."""
+
+        def step(params: Any, batch: Batch) -> dict[str, jax.Array]:
+            apply = functools.partial(model.apply, {"params": params}, deterministic=True)
+            return self.outputs(self.prompted(apply), batch)
+
+        return step
+
+    def predict_loop(
+        self, model: pretrained.Pretrained, encoded: rows.Encoded
+    ) -> dict[str, np.ndarray]:
+        """Returns the outputs of a type that needs many forward passes, as for generation."""
+        raise NotImplementedError(f"{self.name} predicts in one forward pass")
+
+    def prompted(self, apply: Apply) -> Apply:
+        """Wraps `apply` so that each row has the prompt after its first token.
+
+        The prompt's positions are removed from the outputs.
+        """
+        return _prompted(apply, self.prompt_ids) if self.prompt_ids else apply
+
+    # Outputs to predictions
+
+    @abc.abstractmethod
+    def decode(
+        self, examples: Sequence[Any], encoded: Any, outputs: Mapping[str, np.ndarray]
+    ) -> list[Prediction]:
+        """Returns one prediction per example."""
+
+    @abc.abstractmethod
+    def scores(
+        self, examples: Sequence[Any], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
+        """Returns all scores of the type; the task names the main one.
+
+        They are 0 to 100 where that is usual (accuracy, F1, BLEU).
+        """
+
+    def tuned(self, examples: Sequence[Any], predictions: Sequence[Prediction]) -> Self:
+        """Returns the type with what it tunes on labelled examples of dev, such as a threshold."""
+        del examples, predictions
+        return self
+
+    def asked(self, examples: Sequence[Any]) -> Self:
+        """Returns the type for examples to predict, which may need more than training did."""
+        del examples
+        return self
+
+    def lines(self, prediction: Prediction, top: int) -> list[str]:
+        """Returns a prediction as lines of text to print: its probabilities, or its label.
+
+        top: how many labels, or further answers, to list.
+        """
+        if "probabilities" in prediction:
+            best = list(prediction["probabilities"].items())[:top]
+            return ["   ".join(f"{label} {p:.3f}" for label, p in best)]
+        value = prediction["text" if "text" in prediction else "label"]
+        return [f"{value:.4f}" if isinstance(value, float) else str(value)]
+
+    # Warnings, reports and stored forms
+
+    weighs_classes: ClassVar[bool] = False  # whether `config.class_weights` is an option
+
+    @property
+    def pooling(self) -> str:
+        """How vectors of texts are pooled, for a type that trains them; else ""."""
+        return ""
+
+    @property
+    def question_length(self) -> int:
+        """The maximum tokens of a question, if only questions are truncated; else 0."""
+        return 0
+
+    def report_notes(self) -> list[str]:
+        """Returns lines for report.md on how to read the scores."""
+        return []
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what an artifact stores for `task_types.of_artifact`."""
+        return {
+            "name": self.task,
+            "kind": self.name,
+            "config": dataclasses.asdict(self.config),
+            "labels": list(self.labels),
+            "max_length": self.lengths.length,
+            "prompt_ids": list(self.prompt_ids),
+            "num_texts": self.num_texts,
+        }
+
+    def lengths_of(self, max_length: int) -> rows.Lengths:
+        """Returns the lengths for rows of at most `max_length` tokens."""
+        return rows.Lengths(max_length)
+
+
+def not_trained(place: str, what: str, known: Sequence[str]) -> errors.UserError:
+    """Returns the error for a label or a tag that is not one of the trained ones, `known`."""
+    return errors.UserError(
+        f"{place}: {what} is not one that is trained: {errors.several(known)}; correct it, or add "
+        "examples of it to the training data"
+    )
+
+
+def summed(chances: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Returns {text: probability} in the given order; probabilities of equal texts are added."""
+    found: dict[str, float] = {}
+    for text, chance in chances:
+        found[text] = found.get(text, 0.0) + float(chance)
+    return found
+
+
+def absent(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the features that a model with these fields does not read.
+
+    That is token_type_ids for a model without two token types, otherwise none.
+    """
+    return () if artifact.has_token_types(fields) else ("token_type_ids",)
+
+
+def _texts(number: int) -> str:
+    return {1: "a single text", 2: "a pair of texts"}.get(number, f"{number} texts")
+
+
+def _prompted(apply: Apply, ids: Sequence[int]) -> Apply:
+    def insert(x_BL: jax.Array, values: Any) -> jax.Array:
+        values = jnp.asarray(values).astype(x_BL.dtype)
+        middle = jnp.broadcast_to(values, (*x_BL.shape[:-1], len(ids)))
+        return jnp.concatenate([x_BL[..., :1], middle, x_BL[..., 1:]], axis=-1)
+
+    def with_prompt(**inputs: Any) -> dict[str, jax.Array]:
+        values = {"input_ids": np.array(ids, np.int32), "attention_mask": 1, "token_type_ids": 0,
+                  "prefix_mask": 1}  # fmt: skip
+        longer = {name: insert(inputs[name], v) for name, v in values.items() if name in inputs}
+        outputs = apply(**{**inputs, **longer})
+        decodes = "decoder_input_ids" in inputs
+
+        def cut(x_BL: jax.Array) -> jax.Array:
+            return jnp.concatenate([x_BL[:, :1], x_BL[:, 1 + len(ids) :]], axis=1)
+
+        by_token = () if decodes else _BY_TOKEN
+        return {name: cut(x) if name in by_token else x for name, x in outputs.items()}
+
+    return with_prompt

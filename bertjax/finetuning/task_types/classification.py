@@ -1,0 +1,200 @@
+"""Predicts a label or a number for one or two texts (Devlin et al., arXiv 1810.04805, 4.1).
+
+The head reads the position that the model's family provides: the pooled first token of BERT, the
+last token of a decoder. The loss is cross entropy for labels, squared error for numbers (STS-B).
+
+Shapes: B batch, C labels.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import errors, metrics
+from bertjax.finetuning import rows
+from bertjax.finetuning import scores as scores_lib
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.finetuning.task_types import base
+from bertjax.objectives.common import losses
+
+Example = examples_lib.Sentence
+TOP = 10  # a prediction lists the probabilities of at most this many labels
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Options: labels or numbers, and class weights."""
+
+    regression: bool = False  # a number instead of a label
+    class_weights: bool = False  # rare labels count more: each label as much as any other
+
+    def __post_init__(self):
+        errors.check(not (self.regression and self.class_weights), "kind.class_weights",
+                     self.class_weights, "false for numbers, which have no classes")  # fmt: skip
+
+
+class TaskType(base.TaskType):
+    """Labels or numbers, by the head "classifier"."""
+
+    model_kinds = ("encoder", "decoder")
+    libraries = ("sklearn",)
+    weighs_classes = True
+    heads = ("classifier",)
+    Config = Config
+
+    def num_labels(self) -> int:
+        """Returns C; 1 for regression."""
+        return 1 if self.config.regression else len(self.labels)
+
+    def label_names(self, examples: Sequence[Example]) -> list[str]:
+        """Returns the labels that occur: integers by value, then other names; [] for regression."""
+        if self.config.regression:
+            return []
+        found = {str(example.label) for example in examples if example.label is not None}
+        return sorted(
+            found, key=lambda name: (int(name), name) if _is_int(name) else (np.inf, name)
+        )
+
+    def check(self, examples: Sequence[Example]) -> None:
+        """Raises UserError if there are fewer than two labels, or an example is invalid.
+
+        An example is invalid if its label is not one of `labels` (for regression: not a finite
+        number), if it has more than two texts, or if it has another number of texts than the first
+        example.
+        """
+        if not self.config.regression and len(self.labels) < 2:
+            raise errors.UserError(
+                f"{self.task}: {errors.several(self.labels) or 'no label'} is all that is trained: "
+                "two labels or more can be told apart"
+            )
+        known = set(self.labels)
+        for example in examples:
+            place = example.where or self.task
+            if len(example.texts) != len(examples[0].texts):
+                raise errors.UserError(
+                    f"{place}: {len(example.texts)} texts, the first line has "
+                    f"{len(examples[0].texts)}: give each as many"
+                )
+            if len(example.texts) > 2:
+                raise errors.UserError(f"{place}: {len(example.texts)} texts: give one or two")
+            if example.label is None:
+                continue
+            if self.config.regression:
+                if not isinstance(example.label, float | int) or not np.isfinite(example.label):
+                    raise errors.UserError(f"{place}: label {example.label!r} is not a number")
+            elif example.label not in known:
+                raise base.not_trained(place, f"label {example.label!r}", self.labels)
+
+    def features(self) -> dict[str, rows.Feature]:
+        """Returns {name: Feature} of the arrays of a row."""
+        label = rows.Feature(np.float32 if self.config.regression else np.int32, "")
+        return {**rows.FEATURES, "label": label, "label_weight": rows.Feature(np.float32, "")}
+
+    def _encode(self, examples: Sequence[Example]) -> rows.Encoded:
+        """Encodes each example as one row. An example without a label has weight 0.
+
+        With class_weights, a label has weight 1 / (C s), where s is its share of the labelled
+        examples, as in scikit-learn's "balanced" (King & Zeng, Logistic Regression in Rare Events
+        Data, 2001).
+        """
+        form = rows.Form(self.tokenizer)
+        ids = rows.encode(self.tokenizer, [example.texts for example in examples])
+        number = {name: i for i, name in enumerate(self.labels)}
+        counts = collections.Counter(example.label for example in examples)
+        total = sum(n for label, n in counts.items() if label is not None)
+        encoded, truncated = [], np.zeros(len(examples), bool)
+        for i, (example, texts) in enumerate(zip(examples, ids, strict=True)):
+            row, *_, truncated[i] = form.enclose(texts, self.lengths.length)
+            label, weight = example.label, 1.0
+            if label is None:
+                value, weight = 0, 0.0
+            else:
+                value = label if self.config.regression else number[label]
+                weight = (
+                    total / (len(self.labels) * counts[label]) if self.config.class_weights else 1.0
+                )
+            row["label"] = np.array(value, np.float32 if self.config.regression else np.int32)
+            row["label_weight"] = np.array(weight, np.float32)
+            encoded.append(row)
+        return rows.Encoded(encoded, np.arange(len(examples)), truncated)
+
+    def normalizers(self, batch: losses.Batch) -> dict[str, jax.Array]:
+        """Returns the weight of the loss over the batch, by which its sum is divided."""
+        return {"label_loss": losses.label_weights(batch).sum()}
+
+    def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
+        """Returns label_loss and, for labels, label_accuracy.
+
+        label_loss is the cross entropy in nats; for regression, the squared error.
+        """
+        logits_BC = apply(**losses.inputs(batch, rows.INPUTS))["class_logits"]
+        weights_B = losses.label_weights(batch)
+        if self.config.regression:
+            error_B = (logits_BC[:, 0] - batch["label"]) ** 2
+            return {"label_loss": ((error_B * weights_B).sum(), weights_B.sum())}
+        found = losses.classification("label", logits_BC, batch["label"], weights_B)
+        if self.config.class_weights:  # accuracy ignores the class weights
+            known_B = (weights_B > 0).astype(jnp.float32)
+            plain = losses.classification("label", logits_BC, batch["label"], known_B)
+            found["label_accuracy"] = plain["label_accuracy"]
+        return found
+
+    def outputs(
+        self, apply: Callable[..., losses.Batch], batch: losses.Batch
+    ) -> dict[str, jax.Array]:
+        """Returns {"scores" float32[B, C]}: the probabilities of the labels, or the number."""
+        logits_BC = apply(**losses.inputs(batch, rows.INPUTS))["class_logits"]
+        return {"scores": logits_BC if self.config.regression else jax.nn.softmax(logits_BC)}
+
+    def decode(
+        self, examples: Sequence[Example], encoded: rows.Encoded, outputs: dict[str, np.ndarray]
+    ) -> list[dict[str, Any]]:
+        """Returns {"label": the likeliest, "probabilities": {label: p}} for each example.
+
+        "probabilities" holds the TOP likeliest labels, best first. For regression, a prediction is
+        {"label": the number}.
+        """
+        if self.config.regression:
+            return [{"label": float(value)} for value in outputs["scores"][:, 0]]
+        found = []
+        for scores_C in outputs["scores"]:
+            best = np.argsort(-scores_C, kind="stable")[:TOP]
+            probabilities = {self.labels[i]: float(scores_C[i]) for i in best}
+            found.append({"label": self.labels[best[0]], "probabilities": probabilities})
+        return found
+
+    def scores(
+        self, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
+    ) -> dict[str, float]:
+        """Returns the scores of the examples that have a label; {} if none has one.
+
+        Numbers: pearson and spearman. Labels: accuracy, macro_f1 and mcc. With two labels also f1,
+        roc_auc and average_precision, for which the second label is the positive one.
+        """
+        pairs = zip(examples, predictions, strict=True)
+        pairs = [(e.label, p) for e, p in pairs if e.label is not None]
+        if not pairs:
+            return {}
+        targets, found = [label for label, _ in pairs], [p["label"] for _, p in pairs]
+        if self.config.regression:
+            return scores_lib.correlations(targets, found)
+        result = {
+            "accuracy": scores_lib.accuracy(targets, found),
+            "macro_f1": scores_lib.macro_f1(targets, found, self.labels),
+            "mcc": scores_lib.mcc(targets, found),
+        }
+        if len(self.labels) == 2:
+            positive = self.labels[1]
+            chances = [p["probabilities"][positive] for _, p in pairs]
+            result["f1"] = scores_lib.f1(targets, found, self.labels)
+            result |= scores_lib.auc([target == positive for target in targets], chances)
+        return result
+
+
+def _is_int(name: str) -> bool:
+    return name.removeprefix("-").isdecimal()

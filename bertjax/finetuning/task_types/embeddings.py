@@ -1,0 +1,270 @@
+"""Sentence embeddings: texts with the same meaning get similar vectors.
+
+Two encoders with shared parameters (Reimers & Gurevych, Sentence-BERT, arXiv 1908.10084) encode the
+texts of a pair. The vector is the mean of the last hidden states, or that of the first token.
+
+    ranking    the second text matches the first one; the second texts of the other pairs in the
+               batch are negatives: cross entropy of scaled cosines (Henderson et al., arXiv
+               1705.00652, section 4; sentence-transformers' MultipleNegativesRankingLoss)
+    cosine     the pair has a score; squared error between the cosine and score / max_score
+
+Pairs that share a text are never each other's negatives. If the pairs have scores, the evaluation
+correlates them with the cosines. Otherwise it measures how well the second text of a pair is
+retrieved from the second texts of all pairs.
+
+Shapes: B batch, N texts of an example, L length, D model, R first texts of a block, M candidates.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import errors, metrics
+from bertjax.finetuning import rows
+from bertjax.finetuning import scores as scores_lib
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.finetuning.task_types import base
+from bertjax.models.common import heads as heads_lib
+from bertjax.models.common import layers
+from bertjax.objectives.common import losses
+
+Example = examples_lib.Sentence
+LOSSES = ("ranking", "cosine")
+POOLINGS = ("mean", "cls")
+SIMILARITIES = 2**25  # at most, in memory at once: a block of first texts x all second texts
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Options of the pooling and of the loss."""
+
+    loss: str = "ranking"  # ranking: pairs that match; cosine: pairs with scores
+    pooling: str = "mean"  # of the last states: mean of all tokens, or cls, that of the first
+    scale: float = 20.0  # ranking: factor of the cosines, the inverse of a temperature
+    max_score: float = 5.0  # cosine: the score of a pair of one meaning; STS-B goes to 5
+
+    def __post_init__(self):
+        def check(ok: bool, name: str, allowed: str) -> None:
+            errors.check(ok, f"kind.{name}", getattr(self, name), allowed)
+
+        check(self.loss in LOSSES, "loss", f"one of {', '.join(LOSSES)}")
+        check(self.pooling in POOLINGS, "pooling", f"one of {', '.join(POOLINGS)}")
+        check(self.scale > 0, "scale", "above 0")
+        check(self.max_score > 0, "max_score", "above 0")
+
+
+class TaskType(base.TaskType):
+    """Vectors of texts; there is no head."""
+
+    model_kinds = ("encoder",)
+    across_rows = True  # the loss compares a row with the other rows of its batch
+    heads = ()  # the vectors are pooled from the last hidden states
+    Config = Config
+
+    @property
+    def pooling(self) -> str:
+        """How vectors of texts are pooled."""
+        return self.config.pooling
+
+    def label_names(self, examples: Sequence[Example]) -> list[str]:
+        """Returns []: a pair has a score, or is a match.
+
+        Raises UserError for a match with a label (loss "ranking") or a pair without a score
+        ("cosine").
+        """
+        for example in examples:
+            if self.config.loss == "ranking" and example.label is not None:
+                raise _labelled_match(example, "train")
+            if self.config.loss == "cosine" and example.label is None:
+                raise errors.UserError(
+                    f"{example.where or 'train'}: no score, which config.kind.loss = 'cosine' "
+                    "learns; leave it at 'ranking' for pairs that match"
+                )
+        return []
+
+    def check(self, examples: Sequence[Example]) -> None:
+        """Raises UserError if not all examples have as many texts, or a score is invalid.
+
+        A score is invalid if it is not a number from 0 to max_score, or belongs to a single text.
+        Single texts are accepted here, since their vectors can be predicted; `loss` rejects them.
+        """
+        for example in examples:
+            place, score, texts = example.where or self.task, example.label, len(example.texts)
+            if texts != len(examples[0].texts) or (texts != 2 and score is not None):
+                raise errors.UserError(
+                    f"{place}: texts: {texts}; give pairs, sentence1 and sentence2, or single texts"
+                )
+            if score is None:
+                continue
+            if self.config.loss == "ranking" and isinstance(score, str):
+                raise _labelled_match(example, self.task)
+            if not isinstance(score, float | int) or not 0 <= score <= self.config.max_score:
+                raise errors.UserError(
+                    f"{place}: score {score!r} is not between 0 and config.kind.max_score = "
+                    f"{self.config.max_score:g}"
+                )
+
+    def features(self) -> dict[str, rows.Feature]:
+        """Returns {name: Feature} of the arrays of a row; the inputs are [N, L]."""
+        label = rows.Feature(np.float32 if self.config.loss == "cosine" else np.int32, "")
+        return {**rows.FEATURES, "label": label, "label_weight": rows.Feature(np.float32, "")}
+
+    def _encode(self, examples: Sequence[Example]) -> rows.Encoded:
+        """Encodes each example as one row with an input for each text.
+
+        The label is score / max_score; for loss "ranking", one number per text, the same for equal
+        texts.
+        """
+        form = rows.Form(self.tokenizer)
+        ids = rows.encode(self.tokenizer, [example.texts for example in examples])
+        numbers_BN = _numbers(examples)
+        encoded, truncated = [], np.zeros(len(examples), bool)
+        for i, (example, texts) in enumerate(zip(examples, ids, strict=True)):
+            made = [form.enclose([text], self.lengths.length) for text in texts]
+            truncated[i] = any(each.truncated for each in made)
+            row = rows.stack([each.row for each in made], len(made))
+            if self.config.loss == "cosine":
+                row["label"] = np.array((example.label or 0.0) / self.config.max_score, np.float32)
+                row["label_weight"] = np.array(example.label is not None, np.float32)
+            else:
+                row["label"] = numbers_BN[i]
+                row["label_weight"] = np.array(1, np.float32)
+            encoded.append(row)
+        return rows.Encoded(encoded, np.arange(len(examples)), truncated)
+
+    def normalizers(self, batch: losses.Batch) -> dict[str, jax.Array]:
+        """Returns the weight of the loss over the batch, by which its sum is divided."""
+        return {f"{self.config.loss}_loss": losses.label_weights(batch).sum()}
+
+    def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
+        """Returns ranking_loss, in nats, and ranking_accuracy; or cosine_loss, the squared error.
+
+        Raises UserError for single texts.
+        """
+        vectors_BND = _vectors(self.config, apply, batch)
+        if vectors_BND.shape[1] != 2:
+            raise errors.UserError("embeddings are trained on pairs: give sentence1 and sentence2")
+        weights_B = losses.label_weights(batch)
+        if self.config.loss == "cosine":
+            error_B = (_cosines(vectors_BND) - batch["label"]) ** 2
+            return {"cosine_loss": ((error_B * weights_B).sum(), weights_B.sum())}
+        logits_BB = self.config.scale * vectors_BND[:, 0] @ vectors_BND[:, 1].T
+        own_BB = jnp.eye(len(weights_B), dtype=bool)
+        same_BBNN = batch["label"][:, None, :, None] == batch["label"][None, :, None, :]
+        same_BB = same_BBNN.any(axis=(-2, -1))
+        candidates_BB = own_BB | (~same_BB & (weights_B > 0)[None])
+        logits_BB = jnp.where(candidates_BB, logits_BB, layers.MASKED)
+        return losses.classification("ranking", logits_BB, jnp.arange(len(weights_B)), weights_B)
+
+    def outputs(
+        self, apply: Callable[..., losses.Batch], batch: losses.Batch
+    ) -> dict[str, jax.Array]:
+        """Returns {"vectors" float32[B, N, D]}, of length 1."""
+        return {"vectors": _vectors(self.config, apply, batch)}
+
+    def decode(
+        self, examples: Sequence[Example], encoded: rows.Encoded, outputs: dict[str, np.ndarray]
+    ) -> list[dict[str, Any]]:
+        """Returns {"similarity": cosine} for each pair, or {"vector": [D]} for each single text.
+
+        With loss "ranking", a pair also has "nearest", the second text of any pair that is nearest
+        to its first text; and "rank", from 1, of the best match among all second texts. A match is
+        a text that is paired with this first text in any example. A text does not retrieve itself,
+        unless it is its own match. A text that is as near as the best match ranks before it.
+        """
+        vectors_NBD = np.swapaxes(np.asarray(outputs["vectors"], np.float32), 0, 1)
+        if len(vectors_NBD) == 1:
+            return [{"vector": vector.tolist()} for vector in vectors_NBD[0]]
+        first_BD, second_BD = vectors_NBD
+        similarity_B = np.einsum("bd,bd->b", first_BD, second_BD)
+        if self.config.loss != "ranking":
+            return [{"similarity": similarity} for similarity in similarity_B.tolist()]
+        first_B, second_B = _numbers(examples).T
+        numbers_M, column_M = np.unique(
+            second_B, return_index=True
+        )  # each distinct second text once
+        right = collections.defaultdict(list)
+        for first, second in zip(first_B, second_B, strict=True):
+            right[first].append(second)
+        found, size = [], max(1, SIMILARITIES // len(column_M))
+        for start in range(0, len(examples), size):
+            cosines_RM = first_BD[start : start + size] @ second_BD[column_M].T
+            for i, cosines_M in enumerate(cosines_RM, start):
+                right_M = np.zeros(len(column_M), bool)
+                right_M[np.searchsorted(numbers_M, right[first_B[i]])] = True
+                cosines_M = np.where((numbers_M == first_B[i]) & ~right_M, -np.inf, cosines_M)
+                before_M = ~right_M & ~(
+                    cosines_M < cosines_M[right_M].max()
+                )  # true for NaN as well
+                found.append(
+                    {
+                        "similarity": float(similarity_B[i]),
+                        "rank": 1 + int(before_M.sum()),
+                        "nearest": examples[column_M[cosines_M.argmax()]].texts[1],
+                    }
+                )
+        return found
+
+    def scores(
+        self, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
+    ) -> dict[str, float]:
+        """Returns pearson and spearman of the pairs with a score.
+
+        Without any score, returns accuracy_at_1 and mrr. Raises UserError if there are
+        neither scores nor ranks.
+        """
+        pairs = [
+            (example.label, prediction["similarity"])
+            for example, prediction in zip(examples, predictions, strict=True)
+            if isinstance(example.label, float | int)
+        ]
+        if pairs:
+            return scores_lib.correlations(*zip(*pairs, strict=True))
+        if "rank" not in predictions[0]:
+            what = "pairs without scores" if "similarity" in predictions[0] else "single texts"
+            asked = "pairs with scores" if self.config.loss == "cosine" else "pairs"
+            raise errors.UserError(
+                f"{examples[0].where or 'examples'}: {what} cannot be scored here; give {asked}"
+            )
+        return scores_lib.retrieval([prediction["rank"] for prediction in predictions])
+
+    def lines(self, prediction: dict[str, Any], top: int) -> list[str]:
+        """Returns the vector of a single text, or the cosine of a pair."""
+        if "vector" in prediction:
+            return [f"[{', '.join(f'{value:.6g}' for value in prediction['vector'])}]"]
+        return [f"cosine {prediction['similarity']:.4f}"]
+
+
+def _vectors(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> jax.Array:
+    """Returns float32[B, N, D], vectors of length 1."""
+    states = rows.flat(apply)(**losses.inputs(batch, rows.INPUTS))["last_hidden_state"]
+    mask_BNL = batch["attention_mask"]
+    states_BNLD = states.reshape(*mask_BNL.shape, -1)
+    vectors_BND = heads_lib.pool(states_BNLD, mask_BNL, config.pooling)
+    square_BN1 = (vectors_BND**2).sum(axis=-1, keepdims=True)
+    return vectors_BND * jax.lax.rsqrt(jnp.maximum(square_BN1, 1e-24))
+
+
+def _cosines(vectors_BND: jax.Array) -> jax.Array:
+    return (vectors_BND[:, 0] * vectors_BND[:, 1]).sum(axis=-1)
+
+
+def _numbers(examples: Sequence[Example]) -> np.ndarray:
+    """Returns int32[B, N]: a number for each text, the same for equal texts."""
+    number: dict[str, int] = {}
+    return np.array(
+        [[number.setdefault(text, len(number)) for text in e.texts] for e in examples], np.int32
+    )
+
+
+def _labelled_match(example: Example, where: str) -> errors.UserError:
+    return errors.UserError(
+        f"{example.where or where}: label {example.label!r}, but config.kind.loss = 'ranking' "
+        "takes pairs that match, without labels: keep only those, or train on scores by "
+        "--task=similarity"
+    )

@@ -1,0 +1,134 @@
+"""Multiple choice: scores each choice, read after the context; a softmax over them picks one.
+
+As BERT was trained on SWAG (Devlin et al., arXiv 1810.04805, section 4.4). A question with fewer
+choices than another is padded with empty ones, which are masked out.
+
+Shapes: B batch, N choices.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import errors, metrics
+from bertjax.finetuning import rows
+from bertjax.finetuning import scores as scores_lib
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.finetuning.task_types import base
+from bertjax.models.common import layers
+from bertjax.objectives.common import losses
+
+Example = examples_lib.Choice
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """This kind has no options."""
+
+
+class TaskType(base.TaskType):
+    """A choice of several, by the head "classifier"."""
+
+    model_kinds = ("encoder", "decoder")
+    heads = ("pooler", "classifier")  # a family without a pooler omits it
+    Config = Config
+
+    def num_labels(self) -> int:
+        """Returns 1: the score of a choice."""
+        return 1
+
+    def check(self, examples: Sequence[Example]) -> None:
+        """Raises UserError for fewer than two choices, or a label that is not the index of one."""
+        for example in examples:
+            place, count = example.where or self.task, len(example.choices)
+            if count < 2:
+                raise errors.UserError(f"{place}: {count} choices: give two or more")
+            if example.label is not None and not 0 <= example.label < count:
+                raise errors.UserError(
+                    f"{place}: label {example.label} is the number of no choice: give one of 0 to "
+                    f"{count - 1}"
+                )
+
+    def features(self) -> dict[str, rows.Feature]:
+        """Returns {name: Feature} of the arrays of a row; the inputs are [N, L]."""
+        return {
+            **rows.FEATURES,
+            "choice_mask": rows.Feature(np.int32, ""),
+            "label": rows.Feature(np.int32, ""),
+            "label_weight": rows.Feature(np.float32, ""),
+        }
+
+    def _encode(self, examples: Sequence[Example]) -> rows.Encoded:
+        """Encodes an example as one row of N inputs: context (if there is one) and choice."""
+        form = rows.Form(self.tokenizer)
+        width = max((len(example.choices) for example in examples), default=0)
+        pairs = [
+            (example.context, choice) if example.context else (choice,)
+            for example in examples
+            for choice in example.choices
+        ]
+        ids = iter(rows.encode(self.tokenizer, pairs))
+        encoded, truncated = [], np.zeros(len(examples), bool)
+        for i, example in enumerate(examples):
+            made = [form.enclose(next(ids), self.lengths.length) for _ in example.choices]
+            truncated[i] = any(each.truncated for each in made)
+            row = rows.stack([each.row for each in made], width)
+            row["choice_mask"] = (np.arange(width) < len(example.choices)).astype(np.int32)
+            row["label"] = np.array(example.label or 0, np.int32)
+            row["label_weight"] = np.array(example.label is not None, np.float32)
+            encoded.append(row)
+        return rows.Encoded(encoded, np.arange(len(examples)), truncated)
+
+    def normalizers(self, batch: losses.Batch) -> dict[str, jax.Array]:
+        """Returns the weight of the loss over the batch, by which its sum is divided."""
+        return {"choice_loss": losses.label_weights(batch).sum()}
+
+    def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
+        """Returns choice_loss, the cross entropy in nats, and choice_accuracy."""
+        logits_BN = _logits(apply, batch)
+        return losses.classification(
+            "choice", logits_BN, batch["label"], losses.label_weights(batch)
+        )
+
+    def outputs(
+        self, apply: Callable[..., losses.Batch], batch: losses.Batch
+    ) -> dict[str, jax.Array]:
+        """Returns {"scores" float32[B, N]}: the probabilities of the choices."""
+        return {"scores": jax.nn.softmax(_logits(apply, batch))}
+
+    def decode(
+        self, examples: Sequence[Example], encoded: rows.Encoded, outputs: dict[str, np.ndarray]
+    ) -> list[dict[str, Any]]:
+        """Returns {"label", "text", "probabilities": {choice: p}} for each example.
+
+        label, text: index and text of the likeliest choice. probabilities: best first; equal
+        choices are summed.
+        """
+        found = []
+        for example, scores_N in zip(examples, outputs["scores"], strict=True):
+            best = np.argsort(-scores_N[: len(example.choices)], kind="stable")
+            chances = base.summed((example.choices[i], scores_N[i]) for i in best)
+            text = example.choices[best[0]]
+            found.append({"label": int(best[0]), "text": text, "probabilities": chances})
+        return found
+
+    def scores(
+        self, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
+    ) -> dict[str, float]:
+        """Returns the accuracy, 0 to 100, of the examples that have a label; {} if none has one."""
+        pairs = [
+            (example.label, prediction["label"])
+            for example, prediction in zip(examples, predictions, strict=True)
+            if example.label is not None
+        ]
+        return {"accuracy": scores_lib.accuracy(*zip(*pairs, strict=True))} if pairs else {}
+
+
+def _logits(apply: Callable[..., losses.Batch], batch: losses.Batch) -> jax.Array:
+    mask_BN = batch["choice_mask"] > 0
+    outputs = rows.flat(apply)(**losses.inputs(batch, rows.INPUTS))
+    return jnp.where(mask_BN, outputs["class_logits"].reshape(mask_BN.shape), layers.MASKED)

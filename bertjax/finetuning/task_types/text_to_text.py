@@ -1,0 +1,378 @@
+"""Text to text: translation, summaries, answers, and any other task expressed as text (as in T5).
+
+Raffel et al., arXiv 1910.10683, section 2.4. An encoder-decoder reads the source with its encoder
+and generates the target. A decoder reads both as one row, with a loss on the target only (Radford
+et al. 2018, section 3.3); attention within the source may be bidirectional, as in a prefix LM. The
+prediction is generated token by token (answer "write") or is the likeliest label ("choose").
+
+`finetuning.text_rows` makes the rows; `finetuning.text_forms` converts other examples to text.
+
+Shapes: R rows, B batch, L length, T new tokens, V vocabulary, C labels.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import errors, metrics, plugins
+from bertjax.artifact import artifact
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.finetuning import batching, rows, squad_scores, text_forms, text_rows, text_scores
+from bertjax.finetuning import scores as scores_lib
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.finetuning.task_types import base
+from bertjax.inference import generation, pretrained, scoring
+from bertjax.models.common import layers
+from bertjax.objectives.common import losses
+
+Example = examples_lib.Example  # any type; `text_forms` converts all but TextPair
+ANSWERS = ("write", "choose")
+ROWS = 32  # at most, in a batch that is scored
+SUMS = ("log_likelihood", "right", "tokens")  # over each target, from `outputs`
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Options of the conversion to text, and of the prediction."""
+
+    prefix: str = ""  # in front of every source: "translate English to Spanish: "
+    task: str = ""  # what sentences with labels begin with; T5's form and words for tasks of GLUE
+    max_target_length: int = 64  # the most tokens of a target, its end included
+    answer: str = "write"  # write the target, or choose the likeliest of the labels
+    num_beams: int = 1  # of written targets; 1: greedy
+    length_penalty: float = 1.0  # of beams: score / length ** length_penalty
+    separator: str = "\n"  # of source and target for a decoder; no token of its own: end of text
+    reader: str = "encoder"  # what reads the source: encoder, causal, prefix; the model decides
+    decoder_start_id: int = -1  # the first id of T5's decoder, -1: padding; the model decides
+
+    def __post_init__(self):
+        def check(ok: bool, name: str, allowed: str) -> None:
+            errors.check(ok, f"kind.{name}", getattr(self, name), allowed)
+
+        check(self.max_target_length >= 2, "max_target_length", "2 or more")
+        check(self.answer in ANSWERS, "answer", f"one of {', '.join(ANSWERS)}")
+        check(self.reader in text_rows.READERS, "reader", f"one of {', '.join(text_rows.READERS)}")
+        generation.Options(num_beams=self.num_beams, length_penalty=self.length_penalty)
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded(rows.Encoded):
+    """One row per example. choices: for each row, the ids of each choice; () to write."""
+
+    choices: tuple[Sequence[np.ndarray], ...] = ()
+
+
+
+class TaskType(base.TaskType):
+    """Generated or chosen text, by the model's own head "lm"."""
+
+    model_kinds = ("encoder_decoder", "decoder")
+    libraries = ("sacrebleu", "rouge_score", "sklearn")
+    heads = ()  # the model's own "lm"
+    loops = True
+    Config = Config
+
+    def for_model(self, source: artifact.Artifact) -> "TaskType":
+        """Returns the type with the reader and the decoder_start_id of this model.
+
+        Unless the config has one, a decoder's reader is that of its text_to_text task or
+        pretraining (`objectives.prefix_lm`: "prefix"). Raises UserError unless an encoder-decoder's
+        is "encoder".
+        """
+        if plugins.family(source.family).KIND == "encoder_decoder":
+            errors.check(self.config.reader == "encoder", "kind.reader", self.config.reader,
+                         f"'encoder': a {source.family} reads with its encoder")  # fmt: skip
+            own = source.fields.get("decoder_start_id", -1)
+            return self._with(decoder_start_id=own)
+        if self.config.reader != "encoder":
+            return self
+        if source.task is not None and source.task["kind"] == "text_to_text":
+            return self._with(reader=source.task["config"]["reader"])
+        prefix = (source.objective or {"name": ""})["name"] == "prefix_lm"
+        return self._with(reader="prefix" if prefix else "causal")
+
+    def label_names(self, examples: Sequence[Example]) -> list[str]:
+        """Returns the sorted labels of sentences or, to choose, the first targets of pairs."""
+        found: set[Any] = set()
+        for example in examples:
+            if isinstance(example, examples_lib.Sentence):
+                found.add(example.label)
+            elif isinstance(example, examples_lib.TextPair) and self.config.answer == "choose":
+                found.update(example.targets[:1])
+        return sorted(label for label in found if isinstance(label, str))
+
+    def check(self, examples: Sequence[Example]) -> None:
+        """Raises UserError for a label not in `labels`, or for fewer than two to choose from.
+
+        Any label is accepted if `labels` is empty.
+        """
+        known, chooses = set(self.labels), self.config.answer == "choose"
+        for example in examples if self.labels else ():
+            if isinstance(example, examples_lib.TextPair):
+                label = example.targets[0] if example.targets else None
+            else:
+                label = example.label
+            if label is not None and label not in known:
+                raise base.not_trained(example.where or self.task, f"label {label!r}", self.labels)
+        if chooses and len(self.labels) < 2 and not isinstance(examples[0], examples_lib.Choice):
+            raise errors.UserError(
+                f"{self.task}: config.kind.answer = 'choose' needs two labels or more, there are "
+                f"{len(self.labels)}; use 'write'"
+            )
+
+    def features(self) -> dict[str, rows.Feature]:
+        """Returns {name: Feature} of the arrays of a row."""
+        return text_rows.features(self.config.reader)
+
+    def _encode(self, examples: Sequence[Example]) -> Encoded:
+        """Truncates sources and targets at the end. Without a target, the loss weights are 0.
+
+        The first of several targets is used. Raises UserError if the lengths leave a source no
+        room.
+        """
+        form, pairs = self._form(self.tokenizer), self._pairs(examples)
+        room = form.room(self.lengths.length)
+        sources = self.tokenizer.encode_batch([self.config.prefix + pair.source for pair in pairs])
+        targets = form.targets([pair.targets[0] if pair.targets else "" for pair in pairs])
+        encoded, truncated = [], np.zeros(len(pairs), bool)
+        for i, (pair, source, target) in enumerate(zip(pairs, sources, targets, strict=True)):
+            truncated[i] = len(source) > room or len(target) > self.config.max_target_length
+            prompt = form.prompt(source[:room])
+            encoded.append(form.row(prompt, target if pair.targets else None))
+        choices: tuple[Sequence[np.ndarray], ...] = ()
+        if self.config.answer == "choose":
+            shared = form.targets(self.labels)
+            choices = tuple(
+                form.targets(example.choices)
+                if isinstance(example, examples_lib.Choice)
+                else shared
+                for example in examples
+            )
+        return Encoded(encoded, np.arange(len(pairs)), truncated, choices)
+
+    def normalizers(self, batch: losses.Batch) -> dict[str, jax.Array]:
+        """Returns the number of target tokens in the batch, by which the loss sum is divided."""
+        return {"lm_loss": losses.target_weights(batch).sum()}
+
+    def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
+        """Returns lm_loss, the cross entropy in nats, and lm_accuracy, of the target tokens."""
+        return losses.next_tokens(apply, {**batch, "loss_weights": losses.target_weights(batch)})
+
+    def outputs(
+        self, apply: Callable[..., losses.Batch], batch: losses.Batch
+    ) -> dict[str, jax.Array]:
+        """Returns three sums over each row's target: log_likelihood, right and tokens, float32[B].
+
+        right: how many of its `tokens` are the likeliest, given the true tokens before them.
+        """
+        return _sums(apply, batch)
+
+    def predict_loop(self, model: pretrained.Pretrained, encoded: Encoded) -> dict[str, np.ndarray]:
+        """Returns the sums of `outputs` for all rows (0 without a target), and the predictions.
+
+        token_ids int32[R, T], generated, -1 after the end; or choices float32[R, C],
+        log-likelihoods of the choices.
+        """
+        form = self._form(model.tokenizer)
+        made = [text_rows.prompted(row, self.prompt_ids) for row in encoded.rows]
+        found = self._forced(model, made)
+        prompts = [form.prompt_of(row) for row in made]
+        if self.config.answer == "choose":
+            pairs = [(i, k) for i, own in enumerate(encoded.choices) for k in range(len(own))]
+            made = [form.row(prompts[i], encoded.choices[i][k]) for i, k in pairs]
+            sums_RC = np.full((len(prompts), max(map(len, encoded.choices))), -np.inf, np.float32)
+            sums_RC[tuple(np.transpose(pairs))] = self._forced(model, made)["log_likelihood"]
+            return found | {"choices": sums_RC}
+        vocabulary = model.model.config.vocab_size
+        written = generation.generate(
+            model.model,
+            model.params,
+            prompts,
+            generation.Options(
+                max_new_tokens=self.config.max_target_length,
+                num_beams=self.config.num_beams,
+                length_penalty=self.config.length_penalty,
+            ),
+            generation.Ids(form.end, form.pad, min(model.tokenizer.size, vocabulary), form.start),
+            prefix=self.config.reader == "prefix",
+        )
+        ids_RT = np.full((len(written), self.config.max_target_length), -1, np.int32)
+        for row, ids in zip(ids_RT, written, strict=True):
+            row[: len(ids)] = ids
+        return found | {"token_ids": ids_RT}
+
+    def decode(
+        self, examples: Sequence[Example], encoded: rows.Encoded, outputs: dict[str, np.ndarray]
+    ) -> list[dict[str, Any]]:
+        """Returns {"text"}; for sentences and choices also "label", None if the text is no label.
+
+        With answer "choose", also "probabilities": {text: p}, best first. For examples with a
+        target, also "target_tokens" and, of these, "right_tokens", predicted given the true ones
+        before.
+        """
+        if self.config.answer == "choose":
+            pairs = zip(examples, outputs["choices"], strict=True)
+            found = [_chosen(example, sums_C, self.labels) for example, sums_C in pairs]
+        else:
+            names = _by_text(self.tokenizer, self.labels, self.labels)
+            texts = [self.tokenizer.decode(ids).strip() for ids in outputs["token_ids"]]
+            found = [
+                _written(example, text, names, self.tokenizer)
+                for example, text in zip(examples, texts, strict=True)
+            ]
+        for one, tokens, right in zip(found, outputs["tokens"], outputs["right"], strict=True):
+            if tokens:
+                one |= {"target_tokens": int(tokens), "right_tokens": int(right)}
+        return found
+
+    def scores(
+        self, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
+    ) -> dict[str, float]:
+        """Returns the scores of the examples that have a target; all with token_accuracy.
+
+        Pairs: bleu, rouge1, rouge2, rougeL, SQuAD's exact_match and f1, and accuracy, of identical
+        texts. Questions: see `squad_scores`. Sentences: accuracy, macro_f1, mcc; f1 with two
+        labels; pearson and spearman of scores (a text that is no number counts as 0). Words:
+        precision, recall, f1, and accuracy of whole sentences. Choices: accuracy.
+        """
+        pairs = zip(examples, self._pairs(examples), predictions, strict=True)
+        known = [(example, pair, found) for example, pair, found in pairs if pair.targets]
+        if not known:
+            return {}
+        references = [pair.targets for _, pair, _ in known]
+        texts = [found["text"] for _, _, found in known]
+        tokens = sum(found["target_tokens"] for _, _, found in known)
+        right = sum(found["right_tokens"] for _, _, found in known)
+        result = {"token_accuracy": 100.0 * right / tokens}
+        first = known[0][0]
+        if isinstance(first, examples_lib.Question):
+            impossible = any(example.impossible for example, _, _ in known)
+            return squad_scores.scores(references, texts, impossible=impossible) | result
+        if isinstance(first, examples_lib.Words):
+            named = [text_forms.entities(example) for example, _, _ in known]
+            return text_scores.spans(named, list(map(text_forms.read_entities, texts))) | result
+        if not isinstance(first, examples_lib.TextPair):
+            told = [(example.label, found["label"]) for example, _, found in known]
+            return _of_labels(*zip(*told, strict=True), self.labels) | result
+        stripped = [[target.strip() for target in own] for own in references]
+        best = [text if text in own else own[0] for own, text in zip(stripped, texts, strict=True)]
+        return {
+            "bleu": text_scores.bleu(references, texts),
+            **text_scores.rouge(references, texts),
+            **squad_scores.scores(references, texts),
+            "accuracy": scores_lib.accuracy(best, texts),
+            **result,
+        }
+
+    def _forced(
+        self, model: pretrained.Pretrained, made: Sequence[text_rows.Row]
+    ) -> dict[str, np.ndarray]:
+        """Returns the sums of `outputs` for all rows, 0 for rows without a target."""
+        if not any(row["loss_weights"].any() for row in made):
+            return {name: np.zeros(len(made), np.float32) for name in SUMS}
+        table = self.features()
+        longest = int(batching.row_lengths(made, table, "length").max())
+        target_length = self.config.max_target_length
+        length = batching.common(longest, max(longest, model.max_length))
+        lengths = rows.Lengths(length, target_length)
+        scored = target_length if self.config.reader == "encoder" else length
+        width = layers.padded_vocab_size(model.model.config.vocab_size)
+        size = max(1, min(ROWS, scoring.LOGITS // (scored * width)))
+        found: dict[str, np.ndarray] = {}
+        for numbers, batch in batching.Batches(made, table, lengths, size).in_order():
+            given = jax.device_get(_outputs(model.model, model.params, batch))
+            for name, values in given.items():
+                found.setdefault(name, np.zeros(len(made), values.dtype))
+                found[name][numbers] = values[: len(numbers)]
+        return found
+
+    def _pairs(self, examples: Sequence[Example]) -> list[examples_lib.TextPair]:
+        return [text_forms.pair(example, self.config.task) for example in examples]
+
+    def _form(self, tokenizer: tokenizer_lib.Tokenizer) -> text_rows.Form:
+        return text_rows.Form(
+            tokenizer,
+            self.config.reader,
+            self.config.separator,
+            self.config.max_target_length,
+            self.config.decoder_start_id,
+        )
+
+    def lengths_of(self, max_length: int) -> rows.Lengths:
+        """Returns the lengths for rows of at most `max_length` tokens, and for targets."""
+        return rows.Lengths(max_length, self.config.max_target_length)
+
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _outputs(model: Any, params: Any, batch: losses.Batch) -> dict[str, jax.Array]:
+    return _sums(functools.partial(model.apply, {"params": params}), batch)
+
+
+def _sums(apply: Callable[..., losses.Batch], batch: losses.Batch) -> dict[str, jax.Array]:
+    logits_BTV = apply(**losses.inputs(batch, losses.SEQUENCES))["logits"]
+    targets_BT, weights_BT = batch["targets"], batch["loss_weights"]
+    own_BT = losses.log_probs(logits_BTV, targets_BT)
+    right_BT = jnp.argmax(logits_BTV, axis=-1) == targets_BT
+    sums = (own_BT * weights_BT, right_BT * weights_BT, weights_BT)
+    return {name: x_BT.sum(axis=1) for name, x_BT in zip(SUMS, sums, strict=True)}
+
+
+def _chosen(example: Example, sums_C: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
+    texts, names = labels, labels
+    if isinstance(example, examples_lib.Choice):
+        texts, names = example.choices, range(len(example.choices))
+    sums_C = sums_C[: len(texts)]
+    chances_C = np.exp(sums_C - np.logaddexp.reduce(sums_C))
+    order = np.argsort(-chances_C, kind="stable")
+    return {
+        "text": texts[order[0]],
+        "label": names[order[0]],
+        "probabilities": base.summed((texts[i], chances_C[i]) for i in order),
+    }
+
+
+def _by_text(
+    tokenizer: tokenizer_lib.Tokenizer, texts: Sequence[str], values: Sequence[Any]
+) -> dict[str, Any]:
+    """Returns {text: value}, also for the text as decoded: uncased, punctuation apart."""
+    read = [tokenizer.decode(ids).strip() for ids in tokenizer.encode_batch(list(texts))]
+    found: dict[str, Any] = {}
+    for text, value in zip((*texts, *read), (*values, *values), strict=True):
+        found.setdefault(text, value)  # the first of equal texts
+    return found
+
+
+def _written(
+    example: Example, text: str, names: dict[str, str], tokenizer: tokenizer_lib.Tokenizer
+) -> dict[str, Any]:
+    if isinstance(example, examples_lib.Choice):
+        names = _by_text(tokenizer, example.choices, range(len(example.choices)))
+        return {"text": text, "label": names.get(text)}
+    if isinstance(example, examples_lib.Sentence):
+        return {"text": text, "label": names.get(text) if names else text_forms.number(text)}
+    if isinstance(example, examples_lib.Question):
+        return {"text": text, "answer": text}
+    return {"text": text}
+
+
+def _of_labels(
+    targets: Sequence[Any], found: Sequence[Any], labels: Sequence[str]
+) -> dict[str, float]:
+    """Returns the scores of labels, or of numbers if the targets are numbers without labels."""
+    if not labels and isinstance(targets[0], float):
+        numbers = [0.0 if value is None else value for value in found]
+        return scores_lib.correlations(targets, numbers)
+    result = {"accuracy": scores_lib.accuracy(targets, found)}
+    if labels:
+        names = ["" if name is None else name for name in found]
+        result["macro_f1"] = scores_lib.macro_f1(targets, names, labels)
+        result["mcc"] = scores_lib.mcc(targets, names)
+        if len(labels) == 2:
+            result["f1"] = scores_lib.f1(targets, names, labels)
+    return result
