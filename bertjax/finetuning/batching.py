@@ -251,5 +251,5 @@ def by_batch(
 ) -> Iterator[tuple[np.ndarray, Mapping[str, np.ndarray]]]:
     """Yields (row numbers of a batch, the outputs of `step` for it, with those of padding rows)."""
     for numbers, batch in batches.in_order():
-        # Fetching each batch's outputs also avoids a deadlock in collectives of old CPU backends.
+        # Fetched one by one: see `runtime.dispatch`.
         yield numbers, sharding.fetch(step(params, place(batch)))
