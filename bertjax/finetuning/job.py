@@ -122,10 +122,7 @@ class Job:
         return self._finished(params, task_type)
 
     def pretrained(self, trained: Any) -> pretrained_lib.Pretrained:
-        """Returns the model as `bertjax.load` does, sharded over the mesh.
-
-        With several processes it is whole, on the first device of each.
-        """
+        """Returns the model, sharded over the mesh; with several processes, whole on each."""
         if jax.process_count() > 1:
             params = self.strategy.combine(*sharding.fetch((trained, self.frozen)))
         else:
