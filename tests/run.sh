@@ -17,4 +17,4 @@ make_venv .venv-tests "$python" "${packages[@]}"
 .venv-tests/bin/mypy  # mypy.ini names the files
 # A process that dies ends the tests: with a new one in its place, --dist=loadfile waits for ever.
 exec .venv-tests/bin/python -m pytest tests -q --numprocesses="${TEST_PROCESSES:-2}" \
-  --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 "$@"
+  --dist=loadfile --max-worker-restart=0 "$@"

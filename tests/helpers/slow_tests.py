@@ -36,17 +36,11 @@ def configure(config) -> None:
 
 
 def mark(items) -> None:
-    """Marks the tests of tests/slow.txt, and puts the files that have most of them first.
-
-    Parallel processes take a file at a time. Short files at the end keep them all busy.
-    """
+    """Marks the tests of tests/slow.txt."""
     slow = _read()
-    per_file: dict[str, int] = collections.Counter()
     for item in items:
         if _function(item.nodeid) in slow:
             item.add_marker("slow")
-            per_file[_file(item.nodeid)] += 1
-    items.sort(key=lambda item: -per_file[_file(item.nodeid)])
 
 
 def slow_functions(seconds: dict[str, float]) -> set[str]:
