@@ -316,7 +316,7 @@ def use(bench: Bench) -> None:
         bench.attempt(f"resume/{name}", functools.partial(
             _workdir, bench, f"resume/{name}", workdir))
     output = shutil.copytree("tuned/classification", "used/resumed/classification")
-    finished = pathlib.Path(output, "runs").glob("*seed1*")
+    finished = pathlib.Path(output, "runs").glob("*seed1.*")
     for file in (*finished, pathlib.Path(output, "report.json")):
         file.unlink()
     bench.run("resume/finetune", _tune("classification", output))

@@ -123,7 +123,7 @@ def test_two_processes_end_where_one_does(root, whole, tmp_path, mesh):
     ends = _job(root, tmp_path / "out", mesh)
     for _, err, code in ends:
         assert code == 0, err
-    assert "dev" in ends[0][0] and not ends[1][0], "process 0 reports"
+    assert "best seed 0" in ends[0][0] and "best seed" not in ends[1][0], "process 0 reports"
     assert "step 4/30" in ends[0][1] and "step 4/30" not in ends[1][1]
     theirs = artifact.flatten(artifact.read(tmp_path / "out" / "artifact").params)
     ours = artifact.flatten(artifact.read(whole / "artifact").params)

@@ -81,7 +81,7 @@ class TaskType(base.TaskType):
         """Returns the type with the reader and the decoder_start_id of this model.
 
         Unless the config has one, a decoder's reader is that of its text_to_text task or
-        pretraining (`objectives.prefix_lm`: "prefix"). Raises UserError unless an encoder-decoder's
+        pretraining ("prefix" for a prefix LM). Raises UserError unless an encoder-decoder's
         is "encoder".
         """
         if plugins.family(source.family).KIND == "encoder_decoder":
@@ -93,8 +93,7 @@ class TaskType(base.TaskType):
             return self
         if source.task is not None and source.task["kind"] == "text_to_text":
             return self._with(reader=source.task["config"]["reader"])
-        prefix = (source.objective or {"name": ""})["name"] == "prefix_lm"
-        return self._with(reader="prefix" if prefix else "causal")
+        return self._with(reader="prefix" if artifact.reads_prefixes(source) else "causal")
 
     def label_names(self, examples: Sequence[Example]) -> list[str]:
         """Returns the sorted labels of sentences or, to choose, the first targets of pairs."""
