@@ -107,8 +107,9 @@ def run(case: Case, model: str) -> tuple[int, list[str]]:
 def main() -> int:
     """Runs the cases and prints the table; returns 1 if a case failed, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", required=True, help="a small encoder")
-    parser.add_argument("--only", action="append", choices=tuple(CASES), help="may be repeated")
+    parser.add_argument("--model", required=True, help="folder of a small encoder")
+    parser.add_argument("--only", action="append", choices=tuple(CASES),
+                        help="case to run; may be repeated")
     flags = parser.parse_args()
     wrong = 0
     print("| case | exit code | message |\n|---|---|---|", flush=True)

@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("--data", required=True)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the times of the kills")
     flags = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp())
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

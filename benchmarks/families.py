@@ -121,11 +121,12 @@ def draw(rows: list[dict[str, Any]], file: pathlib.Path) -> None:
 def main() -> int:
     """Trains and evaluates every family; prints and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder of `bertjax prepare`")
-    parser.add_argument("--output", required=True, help="folder of the runs")
-    parser.add_argument("--blimp", help="BLiMP as JSONL; without it the column stays empty")
-    parser.add_argument("--max_pairs", type=int, help="pairs of each paradigm of BLiMP")
-    parser.add_argument("--only", action="append", choices=FAMILIES, help="may be repeated")
+    parser.add_argument("--data", required=True, help="prepared data")
+    parser.add_argument("--output", required=True, help="folder for the runs")
+    parser.add_argument("--blimp", help="BLiMP as JSONL; default: an empty column")
+    parser.add_argument("--max_pairs", type=int, help="number of pairs per paradigm of BLiMP")
+    parser.add_argument("--only", action="append", choices=FAMILIES,
+                        help="family to run; may be repeated")
     flags, overrides = parser.parse_known_args()
     rows = []
     for family in flags.only or FAMILIES:

@@ -177,7 +177,7 @@ def table(results: pathlib.Path) -> int:
         tried[row["scenario"]] += 1
         failed[row["scenario"]] += bool(row["wrong"])
         took[row["scenario"]] += row["seconds"]
-    print("| scenario | tried | survived | s a trial |\n|---|---|---|---|")
+    print("| scenario | trials | survived | s per trial |\n|---|---|---|---|")
     for name in tried:
         survived = tried[name] - failed[name]
         print(f"| {name} | {tried[name]:,} | {survived:,} | {took[name] / tried[name]:.2f} |")
@@ -192,13 +192,15 @@ def table(results: pathlib.Path) -> int:
 def main() -> int:
     """Runs the missing trials and prints the table; returns 1 if a trial failed, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--output", type=pathlib.Path, help="folder of the results")
+    parser.add_argument("--output", type=pathlib.Path, help="folder for the results")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--only", action="append", help="a scenario or a kind; may be repeated")
-    parser.add_argument("--count", type=int, help="trials of each scenario; default: the goal's")
-    parser.add_argument("--trial", type=int, help="this one alone")
-    parser.add_argument("--seconds", type=float, default=20, help="more than this is a hang")
+    parser.add_argument("--only", action="append", help="scenario or kind to run; may be repeated")
+    parser.add_argument("--count", type=int,
+                        help="number of trials per scenario; default: the goal")
+    parser.add_argument("--trial", type=int, help="number of the only trial to run")
+    parser.add_argument("--seconds", type=float, default=20,
+                        help="seconds after which a trial counts as hanging")
     parser.add_argument("--table", action="store_true", help="print the table only")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--member", nargs=3, help=argparse.SUPPRESS)

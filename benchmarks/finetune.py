@@ -229,14 +229,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True, help="Hugging Face folder of an encoder")
     parser.add_argument("--data", required=True, help="folder with the files of TASKS")
-    parser.add_argument("--output", required=True, help="folder of the figures")
+    parser.add_argument("--output", required=True, help="folder for the figures")
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     for key, type_ in RECIPE.items():
-        parser.add_argument(f"--{key}", type=type_, help="of the recipe, for all tasks")
+        parser.add_argument(f"--{key}", type=type_, help="value of the recipe, for all tasks")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
-    parser.add_argument("--at_once", action="store_true", help="each on its share of the cores")
+    parser.add_argument("--at_once", action="store_true",
+                        help="run both at once, each on half the cores")
     parser.add_argument("--jax_python", default=sys.executable)
     parser.add_argument("--torch_python", default=sys.executable)
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)

@@ -95,10 +95,10 @@ def timed(work: Callable[[], int]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="prepared folder; default: made-up records")
+    parser.add_argument("--data", help="prepared data; default: synthetic records")
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batch_size", type=int, default=256)
-    parser.add_argument("--batches", type=int, default=400, help="of ours in a round")
+    parser.add_argument("--batches", type=int, default=400, help="number of our batches per round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--masking", choices=mlm.MASKINGS, default="token")
     flags = parser.parse_args()

@@ -218,8 +218,10 @@ def main() -> int:
         return 2
     transformers.utils.logging.disable_progress_bar()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("families", nargs="*", metavar="FAMILY", help="without one, every family")
-    parser.add_argument("--full_width", action="store_true", help="every size as wide as it is")
+    parser.add_argument("families", nargs="*", metavar="FAMILY",
+                        help="families to test; default: all")
+    parser.add_argument("--full_width", action="store_true",
+                        help="test all sizes at their full width")
     flags = parser.parse_args()
     chosen = flags.families
     found = {name: case for name, case in cases().items() if not chosen or name in chosen}

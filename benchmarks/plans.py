@@ -160,9 +160,10 @@ def main() -> int:
     """Makes the missing plans, and writes the table after each."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("table", choices=("configs", "large", "scaling"))
-    parser.add_argument("--output", required=True, help="folder of the plans")
-    parser.add_argument("--only", action="append", help="names of plans; may be repeated")
-    parser.add_argument("--mesh", default="fsdp:8", help="of scaling, but data")
+    parser.add_argument("--output", required=True, help="folder for the plans")
+    parser.add_argument("--only", action="append", help="plan to make; may be repeated")
+    parser.add_argument("--mesh", default="fsdp:8",
+                        help="mesh of the scaling plans, without the axis data")
     flags = parser.parse_args()
     folder = pathlib.Path(flags.output) / flags.table
     folder.mkdir(parents=True, exist_ok=True)

@@ -98,9 +98,12 @@ def measure(label: str, command: list[str], megabytes: float) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--input", required=True, help="JSON lines with a text field")
-    parser.add_argument("--tokenizer", required=True, help="folder or file, WordPiece or BPE")
-    parser.add_argument("--workers", type=int, default=parallel.cpus(), help="default: one a CPU")
-    parser.add_argument("--times", type=int, default=10, help="how large the larger corpus is")
+    parser.add_argument("--tokenizer", required=True,
+                        help="folder or file of a WordPiece or BPE tokenizer")
+    parser.add_argument("--workers", type=int, default=parallel.cpus(),
+                        help="number of processes; default: one per CPU")
+    parser.add_argument("--times", type=int, default=10,
+                        help="factor by which the larger corpus is larger")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.alone:

@@ -241,7 +241,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--family", default="bert", help="a mini of configs/mini.py")
+    parser.add_argument("--family", default="bert", help="family of configs/mini.py")
     parser.add_argument("--parts", default="123")
     flags = parser.parse_args()
     report = Report()

@@ -132,12 +132,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True, help="folder with the files of the tasks")
-    parser.add_argument("--output", required=True, help="folder of the figures")
+    parser.add_argument("--output", required=True, help="folder for the figures")
     parser.add_argument("--tasks", default="banking77,uner_ewt")
-    parser.add_argument("--only", action="append", choices=tuple(ROWS), help="may be repeated")
+    parser.add_argument("--only", action="append", choices=tuple(ROWS),
+                        help="strategy to run; may be repeated")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--max_train", type=int, default=0, help="examples; 0: all")
-    parser.add_argument("--num_epochs", type=int, default=0, help="0: those of the task")
+    parser.add_argument("--max_train", type=int, default=0, help="number of examples; 0: all")
+    parser.add_argument("--num_epochs", type=int, default=0,
+                        help="number of epochs; 0: the task's default")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     flags = parser.parse_args()

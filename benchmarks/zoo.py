@@ -75,7 +75,8 @@ def show(words: dict[table.Cell, str]) -> None:
 def main() -> int:
     """Prints the tables and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("species", nargs="*", metavar="SPECIES", help="without one, every species")
+    parser.add_argument("species", nargs="*", metavar="SPECIES",
+                        help="species to test; default: all")
     parser.add_argument("--python", default=sys.executable, metavar="PATH")
     parser.add_argument("--verbose", action="store_true")
     flags = parser.parse_args()

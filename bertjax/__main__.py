@@ -16,23 +16,23 @@ from bertjax.runtime import backend
 
 VERBS = {
     "tokenizer": "train a tokenizer on text",
-    "prepare": "turn text into sharded token records, once, in parallel",
-    "pretrain": "train a model on prepared data, or go on where a run stopped",
-    "finetune": "train a model on labelled data, with several rates and seeds",
-    "plan": "say what a config takes on a slice of chips: memory, time, money",
+    "prepare": "tokenize text into sharded records, once and in parallel",
+    "pretrain": "train a model on prepared data, or resume a run",
+    "finetune": "fine-tune a model on labelled data, with several learning rates and seeds",
+    "plan": "estimate the memory, time and cost of a config on a slice of chips",
     "evaluate": "score a model on held-out or labelled data",
-    "predict": "fill the [MASK]s of a text, go on with a prompt, or answer a task",
+    "predict": "fill the [MASK]s of a text, continue a prompt, or run a fine-tuned model",
     "export": "write a model as a Hugging Face folder or as an artifact",
-    "import": "turn a Hugging Face folder into an artifact",
-    "inspect": "show what a run, a checkpoint, an artifact or prepared data holds",
+    "import": "convert a Hugging Face folder or a T5X checkpoint to an artifact",
+    "inspect": "show the contents of a run, a checkpoint, an artifact or prepared data",
 }
 _COMPUTES = ("pretrain", "finetune", "evaluate", "predict")
-_GOES_ON = "the same command goes on where it was"
+_GOES_ON = "run the same command again to resume"
 # What the same command does after an interruption, for the message.
 RESUMABLE = {
     "prepare": _GOES_ON,
     "pretrain": _GOES_ON,
-    "finetune": "the same command keeps the runs that are finished and begins this one again",
+    "finetune": "run the same command again: it keeps the finished runs and restarts this one",
 }
 
 
@@ -74,12 +74,12 @@ def _run(verb: str, argv: Sequence[str]) -> None:
         if not (word.startswith("--config.") and "config" in flags):
             raise errors.UserError(_unknown(word, argv, flags, command, parser.prog))
         if not equals:
-            parser.error(f"{word} has no value: give {word}=VALUE")
+            parser.error(f"{word} needs a value: give {word}=VALUE")
         overrides[key] = value
     flags.overrides = overrides
     for name in ("output", "workdir"):
         if getattr(flags, name, None) == "":  # "" would mean the current folder
-            parser.error(f"--{name}= is empty: name a folder")
+            parser.error(f"--{name}= is empty: give a folder")
     command.run(flags)
 
 
@@ -111,13 +111,13 @@ def _unknown(
     place = len(argv) - 1 - argv[::-1].index(word)
     before = [each for each in argv[:place] if each.startswith("--")]
     if not before:
-        return f"{word} belongs to no flag: give --flag={word}{more}"
+        return f"{word} is not the value of a flag: give --flag={word}{more}"
     flag = before[-1].partition("=")[0]
     if isinstance(getattr(flags, flag[2:], None), list):
-        advice = f"repeat {flag} for several; quote a text with spaces or a pattern with *"
+        advice = f"repeat {flag} for several values; quote a text with spaces or a pattern with *"
     else:
-        advice = "quote a text with spaces; several numbers take commas between them"
-    return f"{flag} takes one value, and {word} is a second one: {advice}{more}"
+        advice = "quote a text with spaces; separate several numbers by commas"
+    return f"{flag} takes one value, but {word} is a second one: {advice}{more}"
 
 
 def _hint(word: str, flags: Sequence[str], command: ModuleType) -> str:
@@ -163,7 +163,7 @@ def _main(argv: Sequence[str] | None) -> int:
     verb = argv.pop(0)
     if verb not in VERBS:
         meant = errors.did_you_mean(verb, VERBS)
-        errors.tell(f"error: no verb {verb!r}; {meant}there are {', '.join(VERBS)}")
+        errors.tell(f"error: unknown verb {verb!r}; {meant}the verbs are {', '.join(VERBS)}")
         return errors.EXIT_BAD_INPUT
     if is_program and verb in _COMPUTES:
         backend.start_with_huge_pages()

@@ -173,13 +173,13 @@ class Reader:
         self._manager.wait_until_finished()
         steps = self.steps()
         if not steps:
-            raise errors.UserError(f"no finished checkpoint in {self.folder}: train first")
+            raise errors.UserError(f"{self.folder}: contains no complete checkpoint; train first")
         if step is None:
             step = steps[-1]
         if step not in steps:
             there = ", ".join(map(str, steps))
             raise errors.UserError(
-                f"no checkpoint of step {step} in {self.folder}: there are {there}"
+                f"{self.folder}: contains no checkpoint of step {step}; the steps are {there}"
             )
         damage = self._damage(step, under)
         if not damage:
@@ -187,10 +187,10 @@ class Reader:
         earlier = [other for other in reversed(steps) if other < step]
         good = next((other for other in earlier if not self._damage(other)), None)
         if good is None:
-            remedy = "no earlier one is good: delete that folder to start from the beginning"
+            remedy = "no earlier one is undamaged; delete that folder to start from the beginning"
         else:
             remedy = (
-                f"delete that folder to go on from step {good}, "
+                f"delete that folder to resume from step {good}, "
                 f"or give --model={self.folder / str(good)}"
             )
         raise errors.UserError(
@@ -220,8 +220,8 @@ class Reader:
         misfit = _misfit(stored, {under + path: _raw(leaf) for path, leaf in _by_path(wanted)})
         if misfit:
             raise errors.UserError(
-                f"checkpoint {self.folder / str(step)} does not fit this config: {misfit}; "
-                "use the config that it was made with, or another workdir"
+                f"checkpoint {self.folder / str(step)} does not match this config: {misfit}; use "
+                "the config that it was saved with, or another workdir"
             )
 
 
@@ -278,7 +278,7 @@ class Checkpoints(Reader):
                 if jax.process_index() == 0:
                     errors.tell(
                         f"warning: checkpoint {self.folder / str(step)} is damaged ({damage}): it "
-                        "is not ranked, and stays until you delete it"
+                        "is not ranked, and is kept until you delete it"
                     )
 
     def save(
@@ -350,10 +350,10 @@ class Checkpoints(Reader):
                 raise errors.UserError(f"cannot write to {self.folder}: {reason}") from error
             self._manager.reload()
             latest = self.latest_step()
-            kept = "no earlier one is there" if latest is None else f"step {latest} is complete"
+            kept = "there is no earlier one" if latest is None else f"step {latest} is complete"
             raise errors.UserError(
                 f"cannot write checkpoint {self.folder / str(self._saving)}: {failure or error}; "
-                f"{kept}: make room or mend the disk, then start the same command again"
+                f"{kept}: free space or repair the disk, then run the same command again"
             ) from error
 
 
@@ -381,12 +381,12 @@ def _misfit(stored: Mapping[tuple[str, ...], Any], wanted: Mapping[tuple[str, ..
     """Returns how the first path that differs is stored and how it should be; "" if all match."""
     for path, leaf in wanted.items():
         if path not in stored:
-            return f"it has no {'/'.join(path)}, wanted {_form(leaf)}"
+            return f"it has no {'/'.join(path)}, expected {_form(leaf)}"
         found = stored[path]
         if tuple(found.shape) != tuple(leaf.shape) or not _castable(found.dtype, leaf.dtype):
-            return f"its {'/'.join(path)} is {_form(found)}, wanted {_form(leaf)}"
+            return f"its {'/'.join(path)} is {_form(found)}, expected {_form(leaf)}"
     unwanted = ("/".join(path) for path in stored if path not in wanted)
-    return next((f"it has {path}, which is not wanted" for path in unwanted), "")
+    return next((f"it has an unexpected {path}" for path in unwanted), "")
 
 
 def _castable(found: Any, wanted: Any) -> bool:

@@ -55,7 +55,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
     module = plugins.family(family)
     fields = plugins.variant(family, variant)
     config = ConfigDict()
-    config.family = family  # a file of bertjax/models, or a module of your own: package.module
+    config.family = family  # a file of bertjax/models, or your own module: package.module
     config.model = ConfigDict(layers.fields_of(module.Config(**fields)))
     choose_objective(config, objective)
     if config.objective.name == module.OBJECTIVE["name"]:
@@ -63,37 +63,37 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
 
     config.data = ConfigDict()
     config.data.path = ""  # folder written by `bertjax prepare`
-    config.data.heldout_path = ""  # a folder to score on; "": the held-out split of data.path
-    config.data.length = 128  # tokens a sequence, specials included
+    config.data.heldout_path = ""  # folder to evaluate on; "": the held-out split of data.path
+    config.data.length = 128  # tokens per sequence, including special tokens
 
-    config.batch_size = 256  # sequences a step, over all devices
-    config.micro_batch_size = 0  # sequences a forward pass, over all devices; 0: batch_size
-    config.num_steps = 1_000_000  # both phases together
+    config.batch_size = 256  # sequences per step, over all devices
+    config.micro_batch_size = 0  # sequences per forward pass, over all devices; 0: batch_size
+    config.num_steps = 1_000_000  # steps of both phases together
     config.phase2 = ConfigDict()  # the last steps of the run, on longer sequences
-    config.phase2.num_steps = 0
-    config.phase2.length = 512
-    config.phase2.batch_size = 256
-    config.seed = 0  # decides parameters, order, masks and dropout
+    config.phase2.num_steps = 0  # number of last steps, on longer sequences; 0: no phase 2
+    config.phase2.length = 512  # tokens per sequence in phase 2
+    config.phase2.batch_size = 256  # sequences per step in phase 2
+    config.seed = 0  # determines initial parameters, data order, masks and dropout
 
     config.optimizer = ConfigDict(dataclasses.asdict(optimizer.Config()))
 
-    config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
+    config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on CPUs, else bfloat16
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
-    config.attention = "xla"  # or a kernel of models/common/kernels.py: splash (TPU), cudnn (GPU)
-    config.mesh = "auto"  # or "fsdp:4,tensor:2", also sequence; -1: the devices that are left
-    config.topology = "v5e-16"  # what this config is made for: `bertjax plan` plans it there
+    config.attention = "xla"  # xla, splash (TPU) or cudnn (GPU); see models/common/kernels.py
+    config.mesh = "auto"  # auto, or axis sizes: "data:2,fsdp:4,tensor:2,sequence:2"; -1: the rest
+    config.topology = "v5e-16"  # devices that `bertjax plan` plans for by default
 
-    config.init_from = ""  # artifact, workdir or Hugging Face folder with the first parameters
-    config.init_vocabulary = "same"  # of init_from and the data; shared_pieces: keep those
-    config.log_every = 100  # steps from one line of metrics to the next
+    config.init_from = ""  # artifact, workdir or Hugging Face folder with initial parameters
+    config.init_vocabulary = "same"  # same as init_from's; shared_pieces: copy those embeddings
+    config.log_every = 100  # steps between two lines of metrics
     config.eval = ConfigDict()
-    config.eval.every = 10_000  # steps
-    config.eval.max_samples = 10_000  # of the held-out split, always the same ones
+    config.eval.every = 10_000  # steps between two evaluations
+    config.eval.max_samples = 10_000  # held-out samples to evaluate on, always the same ones
     config.checkpoint = ConfigDict()
-    config.checkpoint.every = 5_000  # steps
-    config.checkpoint.keep_last = 3  # how many of the newest
-    config.checkpoint.keep_best = 1  # how many, by held-out loss; of two phases those of the last
-    config.max_bad_steps = 20  # non-finite steps in a row, each skipped, before the run stops
+    config.checkpoint.every = 5_000  # steps between two checkpoints
+    config.checkpoint.keep_last = 3  # how many of the newest to keep
+    config.checkpoint.keep_best = 1  # how many of the best to keep, by last phase's held-out loss
+    config.max_bad_steps = 20  # consecutive non-finite steps (skipped) after which the run stops
     return config.lock()
 
 
@@ -140,7 +140,9 @@ def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
         config = default(family, next(iter(plugins.family(family).VARIANTS)), objective)
         put(config, stored)
     except (KeyError, TypeError) as error:
-        raise errors.UserError(f"not the config of this version of bertjax: {error}") from error
+        raise errors.UserError(
+            f"the stored config does not match this version of bertjax: {error}"
+        ) from error
     return config
 
 
@@ -177,8 +179,9 @@ def overridden(config: ConfigDict, overrides: Mapping[str, str]) -> ConfigDict:
     config, overrides = config.copy_and_resolve_references(), dict(overrides)
     if "family" in overrides:
         raise errors.UserError(
-            f"config.family = {overrides['family']!r}: decides which keys there are, so it is "
-            f"set in the config file, to one of {', '.join(plugins.families())}"
+            f"config.family = {overrides['family']!r}: cannot be overridden, because it determines "
+            "which other keys exist; set it in the config file, to one of "
+            f"{', '.join(plugins.families())}"
         )
     if "objective.name" in overrides:  # first of all: it decides which other keys there are
         name = overrides.pop("objective.name")
@@ -199,7 +202,7 @@ def of_file(what: str, path: str, kind: type) -> Any:
     name, _, arg = str(path).partition(":")
     file = pathlib.Path(name)
     if not file.is_file():
-        raise errors.UserError(f"{flag}: there is no file {name}")
+        raise errors.UserError(f"{flag}: the file {name} does not exist")
     spec = importlib.util.spec_from_file_location(f"bertjax_{what}_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise errors.UserError(f"{flag}: {name} is not a Python file")
@@ -214,7 +217,7 @@ def of_file(what: str, path: str, kind: type) -> Any:
     except Exception as error:  # the user's own code: whatever it raises, the file is named
         raise errors.UserError(f"{flag}: {type(error).__name__}: {error}") from error
     if not isinstance(found, kind):
-        raise errors.UserError(f"{flag}: {function} returned no {kind.__name__}")
+        raise errors.UserError(f"{flag}: {function} must return a {kind.__name__}")
     return found
 
 
@@ -224,7 +227,7 @@ def choose(config: ConfigDict, arg: str) -> ConfigDict:
     Every file of configs/ returns the result. Raises UserError for another argument.
     """
     if arg not in ("", "smoke"):
-        raise errors.UserError(f"a config takes the argument smoke or none, not {arg!r}")
+        raise errors.UserError(f"the argument of a config must be smoke or absent, not {arg!r}")
     return smoke(config) if arg else config
 
 
@@ -265,7 +268,7 @@ def _read(key: str, text: str, kind: type) -> Any:
             return value
     except (ValueError, SyntaxError):
         pass
-    raise errors.UserError(f"config.{key} = {text!r} is not of type {kind.__name__}")
+    raise errors.UserError(f"config.{key} = {text!r}: must be of type {kind.__name__}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,11 +353,12 @@ def validate(config: ConfigDict) -> None:
         if head not in family.HEADS:
             having = [name for name in plugins.families() if head in plugins.family(name).HEADS]
             raise errors.UserError(
-                f"config.objective reads the head {head!r}, which no {config.family} has; families "
-                f"that have it: {', '.join(having) or 'none'}"
+                f"config.objective.name = {config.objective.name!r}: needs the head {head!r}, "
+                f"which {config.family} does not have; families with it: "
+                f"{', '.join(having) or 'none'}"
             )
         _check(head in config.model.heads, config, "model.heads",
-               f"a tuple with {head!r}, which objective {config.objective.name} reads")  # fmt: skip
+               f"a tuple that contains {head!r}, which {config.objective.name} needs")  # fmt: skip
     _check_one_of(config, "init_vocabulary", ("same", "shared_pieces"))
     optimizer.validate(config.optimizer, config.num_steps)
     if config.mesh != "auto":

@@ -77,7 +77,7 @@ def of_run(file: str | None) -> list[str]:
     """
     config = config_lib.of_file("config", file, ConfigDict) if file else config_lib.default()
     what = f"values of {file}" if file else "defaults"
-    groups = {f"keys of the config, for --config.KEY=VALUE, with the {what}": _general(config)}
+    groups = {f"config keys for --config.KEY=VALUE, with the {what}": _general(config)}
     name, own = config.objective.name, config.objective.to_dict()
     default = plugins.objective(name).Config
     groups[f"with objective.name={name}"] = _known("objective", own, plugins.objective(name))
@@ -89,8 +89,8 @@ def of_run(file: str | None) -> list[str]:
         if other != name:
             group = _known("objective", fields, module)
             groups[f"with objective.name={other}{base}"] = group
-    title = f"of the model, a {config.family}"
-    title += "" if file else "; with --config=FILE --help stands here what that file has"
+    title = f"of the model {config.family}"
+    title += "" if file else "; `--config=FILE --help` shows the values of FILE instead"
     groups[title] = _known("model", config.model.to_dict(), plugins.family(config.family))
     return lines(groups)
 
@@ -102,7 +102,7 @@ def keys_of_run() -> list[str]:
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
     """Declares --print_config, with which a command prints `resolved` and does nothing else."""
-    text = "print every key of the config, with comments and what is not a default, and end"
+    text = "print every config key with its comment (and its default, if it differs), then exit"
     parser.add_argument("--print_config", action="store_true", help=text)
 
 
@@ -120,7 +120,7 @@ def resolved(file: str, config: ConfigDict) -> list[str]:
         f"objective {config.objective.name}": _known(
             "objective", config.objective.to_dict(), objective
         ),
-        f"model, a {config.family}": _known("model", config.model.to_dict(), family),
+        f"model {config.family}": _known("model", config.model.to_dict(), family),
     }
     return lines(
         {

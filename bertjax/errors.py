@@ -130,9 +130,9 @@ def file_to_write(flag: str, path: str | None) -> None:
     Call it before the work, so that the error does not come after it.
     """
     if path and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
-        raise UserError(f"--{flag}={path}: there is no such folder to write to")
+        raise UserError(f"--{flag}={path}: its folder does not exist; create it first")
     if path and os.path.isdir(path):
-        raise UserError(f"--{flag}={path}: is a folder; name a file")
+        raise UserError(f"--{flag}={path}: is a folder; give the name of a file")
 
 
 def check(ok: bool, key: str, value: object, allowed: str) -> None:

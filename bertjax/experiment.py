@@ -170,20 +170,20 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: Any, platform: str | Non
         if size % shards:
             key = "micro_batch_size" if config.micro_batch_size else f"{phase.prefix}batch_size"
             raise errors.UserError(
-                f"config.{key} = {size} does not divide over data x fsdp = {shards} devices: "
-                f"take a multiple of {shards}"
+                f"config.{key} = {size}: must be a multiple of {shards}, the number of devices on "
+                "the mesh axes data x fsdp"
             )
         if phase.length % parts:
             raise errors.UserError(
-                f"config.{phase.prefix or 'data.'}length = {phase.length} does not divide over "
-                f"sequence = {parts} devices: take a multiple of {parts}"
+                f"config.{phase.prefix or 'data.'}length = {phase.length}: must be a multiple of "
+                f"{parts}, the number of devices on the mesh axis sequence"
             )
     kernels.check_mesh(config.attention, mesh, platform)
     tensor = mesh.shape["tensor"]
     if config.model.num_heads % tensor:
         raise errors.UserError(
-            f"config.mesh = {config.mesh!r}: tensor = {tensor} does not divide "
-            f"config.model.num_heads = {config.model.num_heads}"
+            f"config.mesh = {config.mesh!r}: tensor = {tensor} must divide config.model.num_heads "
+            f"= {config.model.num_heads}"
         )
 
 
@@ -234,12 +234,12 @@ def check_vocabulary(config: ml_collections.ConfigDict, vocabulary: Vocabulary) 
     needed, what = _rows_needed(config, vocabulary)
     if needed > config.model.vocab_size:
         raise errors.UserError(
-            f"the tokenizer of config.data.path = {config.data.path} has {needed} {what}, "
-            f"more than config.model.vocab_size = {config.model.vocab_size}: set that high enough"
+            f"the tokenizer of config.data.path = {config.data.path} has {needed} {what}, more "
+            f"than config.model.vocab_size = {config.model.vocab_size}: set that to {needed}"
         )
     if "decoder_start_id" in config.model and config.model.decoder_start_id >= 0:
         raise errors.UserError(
-            f"config.model.decoder_start_id = {config.model.decoder_start_id}: must be -1, since "
+            f"config.model.decoder_start_id = {config.model.decoder_start_id}: must be -1, because "
             "decoders are pretrained with padding as their first token"
         )
     pad = vocabulary.specials.pad

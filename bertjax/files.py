@@ -63,7 +63,9 @@ def sha256(path: str | os.PathLike) -> str:
 def local(path: str | os.PathLike) -> pathlib.Path:
     """Returns `path` as a local path. Raises UserError if it is a remote one (a URL)."""
     if "://" in os.fspath(path):
-        raise errors.UserError(f"{path}: not a local folder; write to one and copy it there")
+        raise errors.UserError(
+            f"{path}: is not a local folder; write to a local one and copy it there"
+        )
     return pathlib.Path(paths.of(path))
 
 
@@ -166,8 +168,8 @@ def _put_in_place(new: pathlib.Path, target: pathlib.Path, aside: pathlib.Path) 
         foreign = sorted(set(os.listdir(target)) - set(os.listdir(new)))
         if foreign:
             raise errors.UserError(
-                f"{target}: holds {foreign[0]}, which would be lost; give another --output or "
-                "remove the folder first"
+                f"{target}: contains {foreign[0]}, which this command would delete; give another "
+                "--output or remove the folder first"
             )
         target.rename(aside)
     try:

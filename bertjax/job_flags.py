@@ -9,27 +9,29 @@ from bertjax.runtime import distributed
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 of a job is")
-    parser.add_argument("--num_processes", type=int, metavar="N", help="of the job")
-    parser.add_argument("--process_id", type=int, metavar="I", help="of this one, 0 to N - 1")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
+    parser.add_argument("--num_processes", type=int, metavar="N", help="number of processes")
+    parser.add_argument(
+        "--process_id", type=int, metavar="I", help="index of this process, 0 to N - 1"
+    )
     parser.add_argument(
         "--distributed",
         action="store_true",
-        help="let TPU metadata or SLURM tell the three of them",
+        help="take these three values from TPU metadata or SLURM",
     )
     parser.add_argument(
         "--heartbeat_seconds",
         type=int,
         default=distributed.HEARTBEAT_SECONDS,
         metavar="S",
-        help="a silent host is given up after so long (%(default)s)",
+        help="seconds of silence after which a process counts as dead; default: %(default)s",
     )
     parser.add_argument(
         "--startup_seconds",
         type=int,
         default=distributed.STARTUP_SECONDS,
         metavar="S",
-        help="all processes must be there after so long (%(default)s)",
+        help="seconds within which all processes must connect; default: %(default)s",
     )
 
 

@@ -24,17 +24,17 @@ class Config:
     """The optimizer's keys; the defaults are those of the BERT paper (appendix A.2)."""
 
     name: str = "adamw"  # adamw, adamw_rms, lamb, adafactor
-    learning_rate: float = 1e-4  # the peak
+    learning_rate: float = 1e-4  # peak learning rate
     schedule: str = "linear"  # constant, linear, cosine, rsqrt, wsd, one_cycle
-    warmup_steps: int = 10_000  # from start_rate up to the peak
-    decay_steps: int = 0  # wsd: the last steps, in which the rate falls
-    start_rate: float = 0.0  # before the first warm-up step
-    end_rate: float = 0.0  # after the last step (rsqrt and constant do not get there)
-    weight_decay: float = 0.01  # of kernels and embeddings; never of biases and norms
-    b1: float = 0.9  # of the first moment; adafactor has none
-    b2: float = 0.999  # of the second one; adafactor has 1 - step**-0.8
-    eps: float = 1e-6  # added to the root of the second moment; adafactor needs none
-    clip_norm: float = 1.0  # of the global gradient; 0: no clipping
+    warmup_steps: int = 10_000  # steps in which the rate rises from start_rate to its peak
+    decay_steps: int = 0  # wsd: number of last steps, in which the rate falls
+    start_rate: float = 0.0  # learning rate before the first warm-up step
+    end_rate: float = 0.0  # learning rate after the last step (rsqrt and constant do not reach it)
+    weight_decay: float = 0.01  # applied to kernels and embeddings, never to biases and norms
+    b1: float = 0.9  # decay of the first moment; adafactor has no first moment
+    b2: float = 0.999  # decay of the second moment; adafactor uses 1 - step**-0.8
+    eps: float = 1e-6  # added to the root of the second moment; not used by adafactor
+    clip_norm: float = 1.0  # maximum norm of the global gradient; 0: no clipping
 
 
 OPTIMIZERS = ("adamw", "adamw_rms", "lamb", "adafactor")
@@ -54,11 +54,12 @@ def validate(config: Any, num_steps: int) -> None:
     check(0 <= config.warmup_steps < num_steps, "warmup_steps",
           f"0 or more and below config.num_steps = {num_steps}")  # fmt: skip
     check(config.schedule != "rsqrt" or config.warmup_steps >= 1, "warmup_steps",
-          "1 or more for the schedule rsqrt, whose scale it is")  # fmt: skip
+          "1 or more for the schedule rsqrt, which it scales")  # fmt: skip
     left = num_steps - config.warmup_steps
-    check(0 <= config.decay_steps <= left, "decay_steps", f"between 0 and {left}, after warm-up")
+    check(0 <= config.decay_steps <= left, "decay_steps",
+          f"between 0 and {left}, the number of steps after the warm-up")  # fmt: skip
     check((config.schedule == "wsd") == (config.decay_steps >= 1), "decay_steps",
-          "1 or more for the schedule wsd, which ends with them, and 0 for others")  # fmt: skip
+          "1 or more for the schedule wsd, and 0 for all other schedules")  # fmt: skip
     for key in ("start_rate", "end_rate", "weight_decay", "clip_norm"):
         check(getattr(config, key) >= 0, key, "0 or more")
     for key in ("b1", "b2"):

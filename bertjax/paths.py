@@ -28,9 +28,9 @@ def of(path: str | os.PathLike) -> epath.Path:
     if not text:
         raise errors.UserError("a path is empty: give the name of a file or folder")
     if "\0" in text or shown != text[:200]:
-        raise errors.UserError(f"{shown}: no path holds such a character; rename the file")
+        raise errors.UserError(f"{shown}: contains an invalid character; rename the file")
     if len(text.split("/")) > MAX_DEPTH:
-        raise errors.UserError(f"{shown}...: is more than {MAX_DEPTH} folders deep; take fewer")
+        raise errors.UserError(f"{shown}...: is more than {MAX_DEPTH} folders deep; use fewer")
     if text.startswith("gs:") and not text.startswith("gs://"):
         raise errors.UserError(f"{shown}: give gs://BUCKET/FOLDER, with two slashes")
     scheme, slashes, rest = text.partition("://")
@@ -38,14 +38,16 @@ def of(path: str | os.PathLike) -> epath.Path:
         if scheme == "file":
             raise errors.UserError(f"{shown}: give a local path without file://")
         if scheme != "gs":
-            raise errors.UserError(f"{shown}: is not read; give a local path or gs://BUCKET/FOLDER")
+            raise errors.UserError(
+                f"{shown}: this scheme is unsupported; give a local path or gs://..."
+            )
         if not rest.strip("/"):
-            raise errors.UserError(f"{shown}: names no bucket; give gs://BUCKET/FOLDER")
+            raise errors.UserError(f"{shown}: contains no bucket name; give gs://BUCKET/FOLDER")
         if not reaches_buckets():
-            raise errors.UserError(f"{shown}: gs:// needs gcsfs: pip install 'bertjax[gcs]'")
+            raise errors.UserError(f"{shown}: gs:// paths need gcsfs: pip install 'bertjax[gcs]'")
     elif _is_device(text):
         raise errors.UserError(
-            f"{shown}: is a device or a pipe, no file: write what it gives to a file first"
+            f"{shown}: is a device or a pipe, not a file; write its output to a file first"
         )
     return epath.Path(text)
 

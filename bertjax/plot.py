@@ -52,7 +52,7 @@ def curves(
 
     loss = next((name for name in LOSSES if _has(metrics, name)), "loss")
     if not _has(metrics, loss):
-        raise errors.UserError(f"no loss to draw for {path}: the run has logged none yet")
+        raise errors.UserError(f"{path}: not drawn, because the run has not logged a loss yet")
     with rc_context(STYLE):
         figure = Figure(figsize=(9.6, 6.4), dpi=130, layout="constrained")
         small = [

@@ -32,22 +32,22 @@ def _module(package: ModuleType, key: str, name: str, parts: Sequence[str]) -> A
     """Imports the plug-in `name`. Raises UserError if that fails or one of `parts` is missing."""
     if "." not in name and name not in _names(package):
         raise errors.UserError(
-            f"config.{key} = {name!r}: there are {', '.join(_names(package))}; your own is the "
-            "dotted name of a module, as my_package.my_module"
+            f"config.{key} = {name!r}: must be one of {', '.join(_names(package))}, or the dotted "
+            "name of your own module, such as my_package.my_module"
         )
     path = name if "." in name else f"{package.__name__}.{name}"
     try:
         module = importlib.import_module(path)
     except Exception as error:  # whatever the author's own code raises
-        searched = "; its folder must be in PYTHONPATH" if isinstance(error, ImportError) else ""
+        searched = "; add its folder to PYTHONPATH" if isinstance(error, ImportError) else ""
         raise errors.UserError(
-            f"config.{key} = {name!r}: the module {path} cannot be loaded: "
-            f"{type(error).__name__}: {error}{searched}"
+            f"config.{key} = {name!r}: cannot import the module {path}: {type(error).__name__}: "
+            f"{error}{searched}"
         ) from error
     missing = [part for part in parts if not hasattr(module, part)]
     if missing:
         raise errors.UserError(
-            f"config.{key} = {name!r}: {module.__file__ or path} has no {', '.join(missing)}"
+            f"config.{key} = {name!r}: {module.__file__ or path} must define {', '.join(missing)}"
         )
     return module
 
@@ -82,7 +82,7 @@ def objective_for(family_name: str, name: str) -> protocols.Objective:
             False,
             "objective.name",
             name,
-            f"one of {', '.join(objectives_of(kind))}, which train a {family_name}",
+            f"one of {', '.join(objectives_of(kind))}, which can train {family_name}",
         )
     return module
 
@@ -115,8 +115,8 @@ def check_objective_keys(config: Any) -> None:
     fields = {field.name for field in dataclasses.fields(objective(config.objective.name).Config)}
     if set(config.objective) - {"name"} != fields:
         raise errors.UserError(
-            f"config.objective.name = {config.objective.name!r}: the other keys are of another "
-            "objective; choose it with --config.objective.name or config.choose_objective"
+            f"config.objective.name = {config.objective.name!r}: its other keys belong to another "
+            "objective; switch with --config.objective.name or config.choose_objective"
         )
 
 
@@ -137,7 +137,7 @@ def variant(family_name: str, name: str) -> dict[str, Any]:
     variants = family(family_name).VARIANTS
     if name not in variants:
         raise errors.UserError(
-            f"no variant {name!r} of {family_name}: there are {', '.join(variants)}"
+            f"{family_name} has no variant {name!r}; its variants are {', '.join(variants)}"
         )
     return variants[name]
 
@@ -151,7 +151,7 @@ def model(family_name: str, fields: dict[str, Any], compute: layers.Compute | No
     known = [field.name for field in dataclasses.fields(module.Config)]
     for name in set(fields) - set(known):
         hint = errors.hint(errors.near(name, known))
-        raise errors.UserError(f"no field {name!r} of the Config of {family_name}{hint}")
+        raise errors.UserError(f"the Config of {family_name} has no field {name!r}{hint}")
     how = dataclasses.asdict(compute or layers.Compute())
     return module.Model(module.Config(**{**fields, **how}))
 

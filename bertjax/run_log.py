@@ -272,7 +272,7 @@ def _lines(path: epath.Path) -> Iterator[tuple[bytes, dict[str, float]]]:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise errors.UserError(f"no metrics: {path} is not there") from error
+        raise errors.UserError(f"{path}: not found, so there are no metrics") from error
     complete = content.endswith(b"\n")
     lines, remedy = content.splitlines(), "delete that line"
     for number, raw in enumerate(lines, start=1):

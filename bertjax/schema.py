@@ -11,7 +11,7 @@ in subclasses of `Open`, for files to which other tools and later versions add k
         records: schema.Count
 
     shard = schema.read("shard.json", Shard, "write it again")
-    # UserError: shard.json: records = -3: must be a whole number, 0 or more; write it again
+    # UserError: shard.json: records = -3: must be an integer, 0 or more; write it again
 
 Our own files are written by `write`, which adds a checksum of the content. `read` verifies the
 checksum if there is one, so that a changed value is not used.
@@ -117,16 +117,16 @@ def read(
     if form is not None:
         found = content.pop("format", None), content.pop("version", None)
         if found[0] != form.format:
-            raise errors.UserError(f"{file}: its format is not {form.format}; {remedy}")
+            raise errors.UserError(f"{file}: its format must be {form.format}; {remedy}")
         if found != (form.format, form.version) or type(found[1]) is not int:
             raise errors.UserError(
-                f"{file}: {form.format} version {short(found[1])}, this bertjax reads "
-                f"{form.version}; install the bertjax that wrote it, or {remedy}"
+                f"{file}: has version {short(found[1])} of {form.format}, but this bertjax reads "
+                f"version {form.version}; install the bertjax that wrote it, or {remedy}"
             )
     result = typed(content, shape, file, remedy)
     if sealed != checksum:
         raise errors.UserError(
-            f"{file}: its checksum is not that of its content, which is damaged or edited: "
+            f"{file}: its checksum does not match its content, which was damaged or edited; "
             f"{remedy}, or delete the key {CHECKSUM!r} to accept the content"
         )
     return result
@@ -152,12 +152,12 @@ def read_object(file: str | os.PathLike, remedy: str) -> dict[str, Any]:
         with epath.Path(file).open("rb") as opened:
             data = opened.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
-        raise errors.UserError(f"{file}: not there; {remedy}") from error
+        raise errors.UserError(f"{file}: not found; {remedy}") from error
     except OSError as error:
         reason = error.strerror or error
         raise errors.UserError(f"{file}: cannot be read ({reason}); {remedy}") from error
     if len(data) > MAX_BYTES:
-        raise errors.UserError(f"{file}: has more than {MAX_BYTES:,} bytes of JSON; {remedy}")
+        raise errors.UserError(f"{file}: contains more than {MAX_BYTES:,} bytes of JSON; {remedy}")
     return parse(data, file, remedy)
 
 
@@ -215,11 +215,11 @@ def short(value: Any, width: int = 60) -> str:
 
 
 _KINDS = {
-    dict: "object", list: "list", str: "text", int: "whole number", float: "number",
+    dict: "object", list: "list", str: "string", int: "integer", float: "number",
     bool: "boolean", type(None): "null",
 }  # fmt: skip
 _NAMES = {
-    dict: "an object", list: "a list", tuple: "a list", str: "a text", int: "a whole number",
+    dict: "an object", list: "a list", tuple: "a list", str: "a string", int: "an integer",
     float: "a number", bool: "true or false", type(None): "null",
 }  # fmt: skip
 
@@ -234,7 +234,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         again = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {short(again)} is there twice")
+        raise ValueError(f"the key {short(again)} occurs twice")
     return found
 
 
@@ -247,7 +247,7 @@ def _strange(content: Any) -> str:
             try:
                 value.encode()
             except UnicodeEncodeError:
-                return f"{short(value)} holds half of a surrogate pair, which is no character"
+                return f"{short(value)} contains an unpaired surrogate, which is no character"
     return ""
 
 
@@ -313,7 +313,7 @@ def _check_number(value: Any, key: str) -> None:
     if type(value) is float and not math.isfinite(value):
         raise _Misfit(key, value, "a finite number")
     if type(value) is int and not -(2**63) <= value < 2**64:
-        raise _Misfit(key, value, "a number of 64 bits")
+        raise _Misfit(key, value, "an integer of at most 64 bits")
 
 
 def _bounded(value: Any, shape: Any, key: str) -> Any:
@@ -346,7 +346,7 @@ def _instance(value: Any, shape: type, key: str) -> Any:
     unknown = [name for name in value if name not in fields]
     if unknown and not issubclass(shape, Open):
         hint = errors.hint(errors.near(unknown[0], list(fields)))
-        raise _Misfit(_join(key, unknown[0]), value[unknown[0]], f"absent: no such key{hint}")
+        raise _Misfit(_join(key, unknown[0]), value[unknown[0]], f"absent: unknown key{hint}")
     return shape(**{
         name: _typed(value[name], inner, _join(key, name))
         for name, (inner, _) in fields.items()

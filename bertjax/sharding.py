@@ -76,7 +76,7 @@ def parse_mesh(text: str) -> dict[str, int]:
     for part in text.split(","):
         axis, _, size = part.strip().partition(":")
         if axis not in MESH_AXES or axis in sizes or not re.fullmatch(r"-1|[1-9]\d*", size):
-            allowed = 'sizes of axes like "fsdp:4,tensor:2", the axes being ' + ", ".join(MESH_AXES)
+            allowed = 'axis sizes such as "fsdp:4,tensor:2", of the axes ' + ", ".join(MESH_AXES)
             errors.check(False, "mesh", text, f"{allowed}; one size may be -1")
         sizes[axis] = int(size)
     data = 1 if -1 in sizes.values() else -1
@@ -95,8 +95,8 @@ def mesh_sizes(text: str, num_devices: int) -> dict[str, int]:
         sizes[open_axes[0]] = num_devices // known
     if math.prod(sizes.values()) != num_devices:
         raise errors.UserError(
-            f"config.mesh = {text!r} does not multiply to the {num_devices} devices there are; "
-            "one of its sizes may be -1"
+            f"config.mesh = {text!r}: the product of its sizes must be {num_devices}, the number "
+            "of devices; one of its sizes may be -1"
         )
     return sizes
 
@@ -122,8 +122,8 @@ def make_mesh(text: str = "data:-1", devices: Sequence[jax.Device] | None = None
         slices = len({getattr(device, "slice_index", 0) for device in devices})
     if sizes["data"] % slices:
         raise errors.UserError(
-            f"config.mesh = {text!r}: data = {sizes['data']} is no multiple of the {slices} slices "
-            "that it goes over"
+            f"config.mesh = {text!r}: data = {sizes['data']} must be a multiple of {slices}, the "
+            "number of slices"
         )
     if slices > 1:
         across = (slices, *(1 for _ in shape[1:]))

@@ -22,14 +22,14 @@ Batch = Mapping[str, np.ndarray]
 COLOURS = {
     "masked": ("#f5a742", "masked"),
     "random": ("#e58a9e", "replaced by another piece"),
-    "kept": ("#8fb8de", "kept as it is, but predicted"),
+    "kept": ("#8fb8de", "unchanged, but predicted"),
     "sentinel": ("#c7b3e5", "sentinel"),
     "prefix": ("#cfe8c6", "prefix, seen by all"),
     "second": ("#f3eed9", "second segment"),
     "special": ("#d9d9d9", "special token"),
     "padding": ("#f2f2f2", "padding"),
     "target": ("#fbe3c0", "predicted"),
-    "edge": ("#ffffff", "edge of a span"),
+    "edge": ("#ffffff", "span boundary"),
     "text": ("#ffffff", ""),
 }
 _SENTINELS = ("#c7b3e5", "#a9dcd3", "#f2c9d4", "#d6dc9a", "#b9cff0", "#e8c4a0", "#c9e6b3")

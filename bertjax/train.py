@@ -31,13 +31,9 @@ from bertjax import (
     step_log,
 )
 from bertjax import config as config_lib
-from bertjax import (
-    experiment as experiment_lib,
-)
+from bertjax import experiment as experiment_lib
 from bertjax import step as step_lib
-from bertjax import (
-    workdir as workdir_lib,
-)
+from bertjax import workdir as workdir_lib
 from bertjax.artifact import artifact, loading, vocabulary_transfer
 from bertjax.data.prepared import store
 from bertjax.objectives.common import hooks
@@ -88,7 +84,7 @@ def train_and_evaluate(
         if jax.process_index() == 0:
             run_header.show(experiment, mesh, train_data, heldout_data, vocabulary, workdir)
         saved = checkpoints.latest_step()
-        with stage("making the first state" if saved is None else f"reading step {saved:,}"):
+        with stage("initialising the state" if saved is None else f"restoring step {saved:,}"):
             state, meta = first_state(experiment, mesh, checkpoints, train_data, frozen)
         frozen_params = place_frozen(mesh, frozen)
         start = int(state.step)
@@ -110,7 +106,7 @@ def train_and_evaluate(
             profiler.StepTrace(traced_steps, epath.Path(workdir) / profiler.FOLDER)
         )
         eval_step = experiment.eval_step()
-        with stage("counting the unigram model"):
+        with stage("computing the unigram baseline"):
             unigram = experiment.unigram(train_data, vocabulary)
         batches = experiment.train_batches(train_data, vocabulary, start, rows)
         phases = config_lib.phases(config)
@@ -157,7 +153,9 @@ def train_and_evaluate(
         if asked and not last:
             if stop.requested == "SIGINT":
                 raise errors.Interrupted
-            raise errors.Preempted(f"asked to stop: saved step {step} in {workdir}; start me again")
+            raise errors.Preempted(
+                f"asked to stop: saved step {step} in {workdir}; run the same command again"
+            )
     return heldout
 
 
@@ -170,7 +168,7 @@ def make_mesh(config: ml_collections.ConfigDict) -> jax.sharding.Mesh:
     """Returns the mesh of `config.mesh`; for "auto", prints the chosen mesh."""
     mesh = auto.mesh_of(config, jax.devices())
     if config.mesh == "auto" and mesh != "data:1" and jax.process_index() == 0:
-        errors.tell(f"mesh {mesh} of {jax.device_count()} devices")
+        errors.tell(f"using mesh {mesh} on {jax.device_count()} devices")
     return sharding.make_mesh(mesh)
 
 
@@ -182,8 +180,8 @@ def open_data(config: ml_collections.ConfigDict) -> tuple[store.Dataset, store.D
     """
     if not config.data.path:
         raise errors.UserError(
-            "config.data.path is not set: give --config.data.path=FOLDER, as `bertjax prepare` "
-            "wrote it"
+            "config.data.path is not set: give --config.data.path=FOLDER, a folder written by "
+            "`bertjax prepare`"
         )
     train = store.open_dataset(config.data.path, "train")
     if config.data.heldout_path:
@@ -192,13 +190,13 @@ def open_data(config: ml_collections.ConfigDict) -> tuple[store.Dataset, store.D
         heldout = store.open_dataset(config.data.path, "heldout")
     if not heldout.num_records:
         raise errors.UserError(
-            f"config.data.path = {config.data.path} holds nothing out: prepare it with "
+            f"config.data.path = {config.data.path}: has no held-out documents; prepare it with "
             "--heldout_fraction above 0, or set config.data.heldout_path"
         )
     if heldout.tokenizer_fingerprint != train.tokenizer_fingerprint:
         raise errors.UserError(
-            f"config.data.heldout_path = {config.data.heldout_path} was prepared with another "
-            f"tokenizer than config.data.path = {config.data.path}"
+            f"config.data.heldout_path = {config.data.heldout_path}: was prepared with another "
+            f"tokenizer than config.data.path = {config.data.path}; prepare both with the same one"
         )
     return train, heldout
 
@@ -286,11 +284,11 @@ def _diverged(checkpoints: checkpoint.Checkpoints, step: int, in_row: int) -> No
     """Raises UserError for `in_row` non-finite steps in a row, up to `step`."""
     checkpoints.wait()
     good = checkpoints.latest_step()
-    kept = "there is no checkpoint yet"
+    kept = "no checkpoint has been saved"
     if good is not None:
         kept = f"the last good checkpoint is {checkpoints.folder / str(good)}"
     raise errors.UserError(
-        f"loss or gradient was not finite in {in_row} steps in a row, up to step {step}; "
+        f"the loss or the gradient was not finite in {in_row} steps in a row, up to step {step}; "
         f"{kept}: lower config.optimizer.learning_rate and start in a new workdir, with "
-        "--config.init_from=CHECKPOINT to keep what was learned"
+        "--config.init_from=CHECKPOINT to keep the learned parameters"
     )

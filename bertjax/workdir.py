@@ -80,7 +80,7 @@ def read(path: str | os.PathLike) -> Identity:
     """Returns the identity stored in a workdir. Raises UserError if it is absent or damaged."""
     file = paths.of(path) / CONFIG
     if not file.exists():
-        raise errors.UserError(f"{file}: not there; {path} is not the workdir of a run")
+        raise errors.UserError(f"{file}: not found, so {path} is not the workdir of a run")
     stored = schema.read(file, Identity, _RESTORE, form=FORM)
     schema.typed(stored.config, _Config, f"{file}: config", _RESTORE)
     return stored
@@ -111,7 +111,7 @@ def _differences(mine: dict[str, Any], stored: dict[str, Any]) -> list[str]:
 
     absent = "absent"
     return [
-        f"{key} = {mine.get(key, absent)!r} (there {stored.get(key, absent)!r})"
+        f"{key} = {mine.get(key, absent)!r} (in the workdir: {stored.get(key, absent)!r})"
         for key in sorted(mine | stored)
         if not free(key) and mine.get(key, absent) != stored.get(key, absent)
     ]
@@ -152,28 +152,28 @@ def claim(path: str | os.PathLike, mine: Identity, save_tokenizer: Any) -> None:
     folder = paths.of(path)
     stored = read(path) if (folder / CONFIG).exists() else None
     if stored and saved_step(path) is not None:
-        other = "; give the run another --workdir, or set these back"
+        other = "; give another --workdir, or restore the old values"
         steps = mine.config["num_steps"], stored.config["num_steps"]
         extends = steps[0] != steps[1] and not _changed_past(path, mine, stored)
         known = stored.config | ({"num_steps": steps[0]} if extends else {})
         differences = _differences(mine.config, known)
         if differences:
             raise errors.UserError(
-                f"{path} belongs to a run with another config: {', '.join(differences)}{other}"
+                f"{path}: belongs to a run with another config: {', '.join(differences)}{other}"
             )
         if stored.tokenizer_fingerprint != mine.tokenizer_fingerprint:
             raise errors.UserError(
-                f"{path} belongs to a run with another tokenizer than that of config.data.path"
-                f" = {mine.config['data']['path']}{other}"
+                f"{path}: belongs to a run with another tokenizer than that of config.data.path = "
+                f"{mine.config['data']['path']}{other}"
             )
         if stored.data_fingerprint != mine.data_fingerprint:
             raise errors.UserError(
-                f"{path} belongs to a run on other data than config.data.path"
-                f" = {mine.config['data']['path']}{other}"
+                f"{path}: belongs to a run on other data than config.data.path = "
+                f"{mine.config['data']['path']}{other}"
             )
         if stored.frozen_fingerprints != mine.frozen_fingerprints:
             names = ", ".join(f"config.objective.{name}" for name in mine.frozen_fingerprints)
-            raise errors.UserError(f"{path} belongs to a run with another {names}{other}")
+            raise errors.UserError(f"{path}: belongs to a run with another {names}{other}")
         if extends and jax.process_index() == 0:
             _write(folder, dataclasses.replace(stored, config=known))
         return
@@ -195,10 +195,10 @@ def _changed_past(path: str | os.PathLike, mine: Identity, stored: Identity) -> 
         return True
     saved = saved_step(path) or 0
     configs = [config_lib.from_dict(each.config) for each in (mine, stored)]
-    where = f"{path}: config.num_steps = {num_steps} (there {before})"
+    where = f"{path}: config.num_steps = {num_steps} (in the workdir: {before})"
     if num_steps < saved:
-        raise errors.UserError(f"{where}: step {saved} is saved already; give {saved} or more")
-    elsewhere = f"; set it back, or start in a new --workdir with --config.init_from={path}"
+        raise errors.UserError(f"{where}: step {saved} is already saved; give {saved} or more")
+    elsewhere = f"; restore the old value, or use a new --workdir with --config.init_from={path}"
     schedule = configs[0].optimizer.schedule
     rates, phases = [], []
     for config in configs:
@@ -214,13 +214,13 @@ def _changed_past(path: str | os.PathLike, mine: Identity, stored: Identity) -> 
     if not np.array_equal(*rates):
         step = int(np.flatnonzero(rates[0] != rates[1])[0])
         raise errors.UserError(
-            f"{where}: with the schedule {schedule} the learning rate of step {step}, which is "
-            f"done, would have been another (constant, rsqrt, and wsd before its decay can be "
-            f"continued){elsewhere}"
+            f"{where}: would change the learning rate of step {step}, which is already done, with "
+            f"the schedule {schedule} (constant, rsqrt, and wsd before its decay can be "
+            f"extended){elsewhere}"
         )
     if phases[0] != phases[1]:
         raise errors.UserError(
-            f"{where}: the second phase has begun, and would have begun later{elsewhere}"
+            f"{where}: would delay the second phase, which has already begun{elsewhere}"
         )
     return False
 

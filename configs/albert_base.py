@@ -1,12 +1,12 @@
-"""ALBERT base (12 x 768, one layer for all, 12M): the recipe of Lan et al., arXiv 1909.11942, 4.1.
+"""ALBERT base (12 x 768, shared layers, 12M): the recipe of Lan et al., arXiv 1909.11942, 4.1.
 
     bertjax pretrain --config=configs/albert_base.py --workdir=run/ --config.data.path=prepared/
 
-125,000 steps of 4,096 sequences of 512 tokens: 262G tokens, 1.5e20 FLOPs. Batch and rate belong
-together: 1.76e-3 does not converge with batches of 512 (google-research/albert #29); with another
-batch scale the rate by the square root of the ratio. The model is version 2 (no dropout), which the
-authors trained longer than the paper says. The tokenizer is SentencePiece, 30,000 pieces:
-bertjax tokenizer --kind=unigram --vocab_size=30000.
+125,000 steps of 4,096 sequences of 512 tokens: 262G tokens, 1.5e20 FLOPs. The learning rate depends
+on the batch size: 1.76e-3 does not converge with batches of 512 (google-research/albert #29); with
+another batch size, scale the rate by the square root of the ratio. The model is version 2 (no
+dropout), which the authors trained longer than the paper says. The tokenizer is SentencePiece with
+30,000 pieces: bertjax tokenizer --kind=unigram --vocab_size=30000.
 TPU v5e-64: 8 hours if it reaches an MFU of 0.4 (arithmetic, not a run).
 """
 
@@ -24,8 +24,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.hidden_size = 768
     config.model.num_heads = 12
     config.model.intermediate_size = 3072
-    config.model.embedding_size = 128  # section 3.1: the tables are narrower than the layers
-    config.model.num_groups = 1  # all layers are one
+    config.model.embedding_size = 128  # section 3.1: embeddings are narrower than the layers
+    config.model.num_groups = 1  # all layers share their parameters
     config.model.vocab_size = 30000
     config.model.max_length = 512
     config.model.type_vocab_size = 2
@@ -45,11 +45,11 @@ def get_config(arg: str = "") -> ConfigDict:
     # Objective: n-gram masking (section 4.1) and sentence order (section 3.1)
     config.objective.mask_rate = 0.15
     config.objective.masking = "ngram"
-    config.objective.max_ngram = 3  # n words have a chance proportional to 1 / n
-    config.objective.mask_token_rate = 0.8  # of the chosen tokens; the rest stay as they are
-    config.objective.random_token_rate = 0.1
+    config.objective.max_ngram = 3  # n words have probability ~ 1 / n
+    config.objective.mask_token_rate = 0.8  # share of the chosen tokens replaced by [MASK]
+    config.objective.random_token_rate = 0.1  # replaced by a random piece; the rest is unchanged
     config.objective.pair = "sop"
-    config.objective.short_rate = 0.1  # a random shorter length
+    config.objective.short_rate = 0.1  # share of samples cut to a random shorter length
 
     # Optimizer: section 4.1
     config.optimizer.name = "lamb"

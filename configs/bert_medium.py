@@ -15,12 +15,12 @@ def get_config(arg: str = "") -> ConfigDict:
     """The config; "smoke" shrinks it to seconds on a CPU."""
     config = config_lib.default("bert", "medium", "mlm")
 
-    # Model: one head for each 64 of the width
+    # Model: one attention head per 64 units of width
     config.model.num_layers = 8
     config.model.hidden_size = 512
     config.model.num_heads = 8
     config.model.intermediate_size = 2048
-    config.model.vocab_size = 30522  # that of the released uncased models
+    config.model.vocab_size = 30522  # as in the released uncased models
     config.model.max_length = 512
     config.model.type_vocab_size = 2
     config.model.activation = "gelu"
@@ -33,7 +33,7 @@ def get_config(arg: str = "") -> ConfigDict:
     # Data and steps: as BERT
     config.data.length = 128
     config.batch_size = 256
-    config.num_steps = 1_000_000  # both phases together
+    config.num_steps = 1_000_000  # steps of both phases together
     config.phase2.num_steps = 100_000  # the last tenth of the steps
     config.phase2.length = 512
     config.phase2.batch_size = 256
@@ -41,11 +41,11 @@ def get_config(arg: str = "") -> ConfigDict:
     # Objective: as BERT
     config.objective.mask_rate = 0.15
     config.objective.masking = "token"
-    config.objective.mask_token_rate = 0.8  # of the chosen tokens; the rest stay as they are
-    config.objective.random_token_rate = 0.1
+    config.objective.mask_token_rate = 0.8  # share of the chosen tokens replaced by [MASK]
+    config.objective.random_token_rate = 0.1  # replaced by a random piece; the rest is unchanged
     config.objective.pair = "nsp"
     config.objective.short_rate = 0.1  # as in the authors' code
-    config.objective.random_next_rate = 0.5  # share of pairs with a B of another document
+    config.objective.random_next_rate = 0.5  # share of pairs with a segment B of another document
 
     # Optimizer: as BERT, with a higher rate
     config.optimizer.name = "adamw"

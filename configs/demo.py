@@ -3,9 +3,9 @@
     bash launch/demo.sh
     bertjax pretrain --config=configs/demo.py --workdir=demo/run --config.data.path=demo/prepared
 
-5,000 steps of 32 sequences of 32 tokens. Made for minutes on two CPU cores, and so unlike the
-paper's recipe in these: short sequences and a small vocabulary, no dropout, a high rate, a wider
-start (0.02 is meant for a width of 768). A TPU v5e-1 would do it in seconds.
+5,000 steps of 32 sequences of 32 tokens. The run takes minutes on two CPU cores, so it differs from
+the paper's recipe: short sequences, a small vocabulary, no dropout, a high learning rate, and a
+larger init_std (0.02 is meant for a width of 768). A TPU v5e-1 would need seconds.
 """
 
 from ml_collections import ConfigDict
@@ -26,10 +26,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.max_length = 128
     config.model.type_vocab_size = 2
     config.model.activation = "gelu"
-    config.model.dropout_rate = 0.0  # no dropout in so short a run
+    config.model.dropout_rate = 0.0  # no dropout, because the run is short
     config.model.attention_dropout_rate = 0.0
     config.model.layer_norm_eps = 1e-12
-    config.model.init_std = 0.08  # wider than BERT's 0.02, which is meant for a width of 768
+    config.model.init_std = 0.08  # larger than BERT's 0.02, which is meant for a width of 768
     config.model.heads = ("pooler", "mlm", "nsp")
 
     # Data and steps
@@ -41,11 +41,11 @@ def get_config(arg: str = "") -> ConfigDict:
     # Objective: as BERT
     config.objective.mask_rate = 0.15
     config.objective.masking = "token"
-    config.objective.mask_token_rate = 0.8  # of the chosen tokens; the rest stay as they are
-    config.objective.random_token_rate = 0.1
+    config.objective.mask_token_rate = 0.8  # share of the chosen tokens replaced by [MASK]
+    config.objective.random_token_rate = 0.1  # replaced by a random piece; the rest is unchanged
     config.objective.pair = "nsp"
     config.objective.short_rate = 0.1
-    config.objective.random_next_rate = 0.5  # share of pairs with a B of another document
+    config.objective.random_next_rate = 0.5  # share of pairs with a segment B of another document
 
     # Optimizer: as BERT, with a higher rate
     config.optimizer.name = "adamw"

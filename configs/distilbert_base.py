@@ -4,12 +4,11 @@
         --config.data.path=prepared/ --config.objective.teacher=bert-base/
 
 The teacher is an artifact, a workdir or a Hugging Face folder; the data must have been prepared
-with its tokenizer. The student starts as six of its layers, 0, 2, 4, 7, 9 and
-11.
-6,400 steps of 4,096 sequences of 512 tokens, three passes over BERT's corpus: 13G tokens, 6.7e18
-FLOPs, of which the teacher's forward pass makes 2.6e18. The paper tells the batch, the losses and
-that there is no next sentence prediction; rate, warm-up, decay, clipping and passes are what the
-authors' script has.
+with its tokenizer. The student is initialised from six of its layers, 0, 2, 4, 7, 9 and 11. 6,400
+steps of 4,096 sequences of 512 tokens, three passes over BERT's corpus: 13G tokens, 6.7e18 FLOPs,
+of which the teacher's forward pass takes 2.6e18. The batch size, the losses and the absence of
+next-sentence prediction are those of the paper; learning rate, warm-up, decay, clipping and number
+of passes are those of the authors' script.
 TPU v5e-8: 3 hours if it reaches an MFU of 0.4 (arithmetic, not a run).
 """
 
@@ -41,18 +40,18 @@ def get_config(arg: str = "") -> ConfigDict:
     config.num_steps = 6_400  # three passes over BERT's corpus
     config.phase2.num_steps = 0  # one phase only
 
-    # Objective: section 2; the weights are of the authors' script
+    # Objective: section 2; the weights are those of the authors' script
     config.objective.mask_rate = 0.15
     config.objective.masking = "token"
-    config.objective.mask_token_rate = 0.8  # of the chosen tokens; the rest stay as they are
-    config.objective.random_token_rate = 0.1
+    config.objective.mask_token_rate = 0.8  # share of the chosen tokens replaced by [MASK]
+    config.objective.random_token_rate = 0.1  # replaced by a random piece; the rest is unchanged
     config.objective.pair = "none"  # no next sentence prediction
-    config.objective.cross_documents = True  # a text continues in the next document
+    config.objective.cross_documents = True  # samples may continue into the next document
     config.objective.packing = False
     config.objective.short_rate = 0.0
-    config.objective.teacher = ""  # no model comes with bertjax: name yours on the command line
+    config.objective.teacher = ""  # bertjax contains no model: give yours on the command line
     config.objective.start_from_teacher = True  # from its layers 0, 2, 4, 7, 9 and 11
-    config.objective.temperature = 2.0  # of both softmaxes of the soft loss
+    config.objective.temperature = 2.0  # temperature of both softmaxes of the soft loss
     config.objective.mlm_weight = 2.0
     config.objective.soft_weight = 5.0
     config.objective.cosine_weight = 1.0

@@ -1,4 +1,4 @@
-"""A published BERT base goes on with the text of a domain, as BioBERT and SciBERT did.
+"""Continues pretraining of a published BERT base on text of a domain, as BioBERT and SciBERT did.
 
     bertjax import --input=bert-base-uncased/ --output=bert/
     bertjax prepare --tokenizer=bert/tokenizer --input='papers/*.jsonl' --output=prepared/
@@ -6,13 +6,13 @@
         --config.data.path=prepared/ --config.init_from=bert/
 
 12,500 steps of 2,048 sequences of 512 tokens: 13G tokens, the budget of Gururangan et al., "Don't
-Stop Pretraining" (arXiv 2004.10964, appendix), with their rate of 5e-4; the task on pairs of
-sentences is left out. TPU v5e-16: 1.7 hours if it reaches an MFU of 0.4 (arithmetic, not a run).
+Stop Pretraining" (arXiv 2004.10964, appendix), with their rate of 5e-4 and without a
+task on sentence pairs. TPU v5e-16: 1.7 hours if it reaches an MFU of 0.4 (arithmetic, not a run).
 
-With a vocabulary of the domain (SciBERT, arXiv 1903.10676): train one, prepare the text with it,
-and add --config.init_vocabulary=shared_pieces --config.model.vocab_size=SIZE. Embeddings of the
-pieces that both vocabularies have are the checkpoint's, the others start fresh. Another checkpoint
-than BERT base: config.family and config.model say what it is, as in its own config file.
+To use a vocabulary of the domain (SciBERT, arXiv 1903.10676), train a tokenizer, prepare the text
+with it, and add --config.init_vocabulary=shared_pieces --config.model.vocab_size=SIZE. Pieces that
+both vocabularies contain keep the checkpoint's embeddings; the others are initialised. For another
+checkpoint than BERT base, set config.family and config.model as in its own config file.
 """
 
 from ml_collections import ConfigDict
@@ -37,7 +37,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.attention_dropout_rate = 0.1
     config.model.layer_norm_eps = 1e-12
     config.model.init_std = 0.02
-    config.model.heads = ("pooler", "mlm")  # what the checkpoint lacks of these starts fresh
+    config.model.heads = ("pooler", "mlm")  # heads missing in the checkpoint are initialised
 
     # Data and steps: arXiv 2004.10964, appendix
     config.data.length = 512
@@ -45,13 +45,13 @@ def get_config(arg: str = "") -> ConfigDict:
     config.num_steps = 12_500
     config.phase2.num_steps = 0  # one phase only
 
-    # Objective: no task on pairs of sentences
+    # Objective: no task on sentence pairs
     config.objective.mask_rate = 0.15
     config.objective.masking = "whole_word"
-    config.objective.mask_token_rate = 0.8  # of the chosen tokens; the rest stay as they are
-    config.objective.random_token_rate = 0.1
+    config.objective.mask_token_rate = 0.8  # share of the chosen tokens replaced by [MASK]
+    config.objective.random_token_rate = 0.1  # replaced by a random piece; the rest is unchanged
     config.objective.pair = "none"
-    config.objective.cross_documents = True  # a text continues in the next document
+    config.objective.cross_documents = True  # samples may continue into the next document
     config.objective.packing = False
     config.objective.short_rate = 0.1
 

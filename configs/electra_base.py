@@ -16,7 +16,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config = config_lib.default("electra", "base", "replaced_token_detection")
 
     # Model: table 6
-    config.model.num_layers = 12  # of the discriminator and of the generator
+    config.model.num_layers = 12  # layers of the discriminator and of the generator
     config.model.hidden_size = 768
     config.model.num_heads = 12
     config.model.intermediate_size = 3072
@@ -24,7 +24,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.generator_hidden_size = 256  # 1/3 of the discriminator
     config.model.generator_num_heads = 4
     config.model.generator_intermediate_size = 1024
-    config.model.vocab_size = 30522  # that of BERT's uncased models
+    config.model.vocab_size = 30522  # as in BERT's uncased models
     config.model.max_length = 512
     config.model.type_vocab_size = 2
     config.model.activation = "gelu"
@@ -46,10 +46,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.objective.mask_token_rate = 1.0  # each chosen token; the generator fills it in
     config.objective.random_token_rate = 0.0
     config.objective.pair = "none"
-    config.objective.cross_documents = True  # a text continues in the next document
+    config.objective.cross_documents = True  # samples may continue into the next document
     config.objective.packing = False
     config.objective.short_rate = 0.1  # as BERT
-    config.objective.rtd_weight = 50.0  # of the discriminator's loss; the generator's has weight 1
+    config.objective.rtd_weight = 50.0  # weight of the discriminator's loss; the generator's is 1
 
     # Optimizer: table 6
     config.optimizer.name = "adamw"

@@ -2,10 +2,10 @@
 
     bertjax pretrain --config=configs/gpt2_small.py --workdir=run/ --config.data.path=prepared/
 
-GPT-2's rates were not published: these are of arXiv 2005.14165, table 2.1 and appendix B. 100,000
-steps of 512 rows of 1,024 tokens, documents packed: 52G tokens, 4.5e19 FLOPs. No dropout, since
-text is read once. The tokenizer is byte BPE: bertjax tokenizer --kind=bpe --vocab_size=50257.
-Attention is the kernel for TPUs; on a GPU give --config.attention=cudnn.
+GPT-2's learning rates were not published; these are from arXiv 2005.14165, table 2.1 and appendix
+B. 100,000 steps of 512 rows of 1,024 tokens of packed documents: 52G tokens, 4.5e19 FLOPs. There is
+no dropout, because text is read only once. The tokenizer is byte BPE: bertjax tokenizer --kind=bpe
+--vocab_size=50257. Attention uses the kernel for TPUs; on a GPU, add --config.attention=cudnn.
 TPU v5e-16: 10 hours if it reaches an MFU of 0.4 (arithmetic, not a run).
 """
 
@@ -26,7 +26,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.vocab_size = 50257
     config.model.max_length = 1024
     config.model.activation = "gelu_tanh"
-    config.model.dropout_rate = 0.0  # no dropout, since text is read once
+    config.model.dropout_rate = 0.0  # no dropout, because text is read once
     config.model.embedding_dropout_rate = 0.0
     config.model.attention_dropout_rate = 0.0
     config.model.layer_norm_eps = 1e-5
@@ -40,7 +40,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.phase2.num_steps = 0  # one phase only
 
     # Objective
-    config.objective.packing = True  # several documents a row, each of which sees only itself
+    config.objective.packing = True  # several documents per row, masked from each other
 
     # Optimizer: arXiv 2005.14165, table 2.1 and appendix B
     config.optimizer.name = "adamw"

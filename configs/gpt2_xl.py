@@ -3,9 +3,9 @@
     bertjax pretrain --config=configs/gpt2_xl.py --workdir=run/ --config.data.path=prepared/
 
 As configs/gpt2_small.py, with the rate of the 1.3B model in arXiv 2005.14165, table 2.1: 100,000
-steps of 512 rows of 1,024 tokens, 52G tokens, 5.4e20 FLOPs. Parameters and moments lie split over
-16 chips, and the layers are recomputed in the backward pass. Attention is the kernel for TPUs; on a
-GPU give --config.attention=cudnn.
+steps of 512 rows of 1,024 tokens, 52G tokens, 5.4e20 FLOPs. Parameters and moments are sharded
+over 16 chips, and the layers are recomputed in the backward pass. Attention uses the kernel for
+TPUs; on a GPU, add --config.attention=cudnn.
 TPU v5e-256: 7 hours if it reaches an MFU of 0.4 (arithmetic, not a run).
 """
 
@@ -26,7 +26,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.vocab_size = 50257
     config.model.max_length = 1024
     config.model.activation = "gelu_tanh"
-    config.model.dropout_rate = 0.0  # no dropout, since text is read once
+    config.model.dropout_rate = 0.0  # no dropout, because text is read once
     config.model.embedding_dropout_rate = 0.0
     config.model.attention_dropout_rate = 0.0
     config.model.layer_norm_eps = 1e-5
@@ -40,7 +40,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.phase2.num_steps = 0  # one phase only
 
     # Objective
-    config.objective.packing = True  # several documents a row, each of which sees only itself
+    config.objective.packing = True  # several documents per row, masked from each other
 
     # Optimizer: arXiv 2005.14165, table 2.1 and appendix B
     config.optimizer.name = "adamw"

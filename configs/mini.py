@@ -1,14 +1,16 @@
-"""Every family at mini size (4 layers x 256), each with its own objective, on the same tokens.
+"""All families at mini size (4 layers x 256), each with its own objective, on the same tokens.
 
     bertjax pretrain --config=configs/mini.py:t5 --workdir=run/ --config.data.path=prepared/
 
-The argument is the family: albert, bert, electra, gpt2, modernbert, roberta, spanbert, t5; without
-one, bert. One recipe for all: 1,000 steps of 64 sequences of 32 tokens, 2.0M tokens, no dropout.
-Made for comparisons in minutes on two CPU cores (benchmarks/families.py), not for good models; a
-TPU v5e-1 needs seconds. The tokenizer of the data has at most 8,192 pieces, and padding with id 0.
+The argument is the family: albert, bert, electra, gpt2, modernbert, roberta, spanbert, t5 (default:
+bert). All use one recipe: 1,000 steps of 64 sequences of 32 tokens, 2.0M tokens, no dropout. It is
+made for comparisons in minutes on two CPU cores (benchmarks/families.py), not for good models; a
+TPU v5e-1 needs seconds. The tokenizer of the data must have at most 8,192 pieces, and padding with
+id 0.
 
-The sequences are short because a masked model first has to find out where its neighbours are: with
-64 tokens, or twice the rate, those with learned positions stay at the unigram loss all the while.
+Sequences are short, because a masked model first has to learn which positions are neighbours: with
+64 tokens, or twice the rate, models with learned positions stay at the unigram loss for the whole
+run.
 """
 
 from ml_collections import ConfigDict
@@ -86,7 +88,7 @@ def get_config(arg: str = "") -> ConfigDict:
     for name in config.model:
         if name.endswith("dropout_rate"):
             config.model[name] = 0.0
-    config.model.update(MODELS.get(family, {}))  # a family of your own has its own sizes
+    config.model.update(MODELS.get(family, {}))  # your own family keeps its own sizes
 
     # Data and steps
     config.data.length = 32
@@ -101,7 +103,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer.name = "adamw"
     config.optimizer.learning_rate = 5e-4
     if family == "t5":
-        # T5's tables start with a deviation of 1: a rate is too low for them or too high for others
+        # T5's embeddings have an initial deviation of 1, so no single rate suits all its parameters
         config.optimizer.name = "adamw_rms"
         config.optimizer.learning_rate = 1e-2
     config.optimizer.schedule = "linear"

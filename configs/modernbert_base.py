@@ -2,14 +2,14 @@
 
     bertjax pretrain --config=configs/modernbert_base.py --workdir=run/ --config.data.path=prepared/
 
-364,000 steps of 4,608 rows of 1,024 tokens, packed with documents that see only themselves: 1.7T
-tokens, 1.4e21 FLOPs. 30% of the tokens are hidden; the rate rises over 3G tokens, stays, and falls
-over the last 50G. The tokenizer is byte BPE of 50,368 pieces.
-Not as in the paper: the batch does not grow over the first 50G tokens; the rate falls here and not
-after 250G tokens of length 8,192 more, and the rotary base of the global layers has from the start
-the value that it got for these; AdamW with clipping stands for StableAdamW, which limits the update
-by its RMS; the output of attention has no dropout. Attention is the kernel for TPUs; on a GPU
-give --config.attention=cudnn.
+364,000 steps of 4,608 rows of 1,024 tokens, packed with documents that are masked from each other:
+1.7T tokens, 1.4e21 FLOPs. 30% of the tokens are masked. The learning rate rises over 3G tokens, is
+constant, and falls over the last 50G. The tokenizer is byte BPE with 50,368 pieces. Differences
+from the paper: the batch does not grow over the first 50G tokens; the rate falls in this phase, not
+after another 250G tokens of length 8,192; the rotary base of the global layers has from the start
+the value that the paper uses for these; AdamW with clipping replaces StableAdamW, which limits the
+update by its RMS; the output of attention has no dropout. Attention uses the kernel for TPUs; on a
+GPU, add --config.attention=cudnn.
 TPU v5e-256: 20 hours if it reaches an MFU of 0.4 (arithmetic, not a run).
 """
 
@@ -26,16 +26,16 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.num_layers = 22
     config.model.hidden_size = 768
     config.model.num_heads = 12
-    config.model.intermediate_size = 1152  # of the gate and of what it multiplies, each
+    config.model.intermediate_size = 1152  # width of the gate, and of the part that it multiplies
     config.model.vocab_size = 50368
-    config.model.max_length = 8192  # of the second phase; this one has data.length
-    config.model.global_every = 3  # layers 0, 3, 6 ... see the whole sequence
-    config.model.local_window = 128  # the others see this many tokens, half of them to either side
+    config.model.max_length = 8192  # for the second phase; this phase uses data.length
+    config.model.global_every = 3  # layers 0, 3, 6 ... attend to the whole sequence
+    config.model.local_window = 128  # tokens that other layers attend to, half on each side
     config.model.global_theta = 160_000.0  # the paper's value for its second phase, of length 8,192
     config.model.local_theta = 10_000.0
     config.model.activation = "gelu"
     config.model.embedding_dropout_rate = 0.0
-    config.model.attention_dropout_rate = 0.0  # the paper's output of attention has 0.1
+    config.model.attention_dropout_rate = 0.0  # the paper uses 0.1 for the attention output
     config.model.mlp_dropout_rate = 0.0
     config.model.layer_norm_eps = 1e-5
     config.model.init_std = 0.02
@@ -43,27 +43,27 @@ def get_config(arg: str = "") -> ConfigDict:
 
     # Data and steps: table 3
     config.data.length = 1024
-    config.batch_size = 4608  # from the first step on
+    config.batch_size = 4608  # constant, from the first step on
     config.num_steps = 364_000
     config.phase2.num_steps = 0  # only the first phase of the paper
 
     # Objective: table 3, no pairs of segments
     config.objective.mask_rate = 0.3
     config.objective.masking = "token"
-    config.objective.mask_token_rate = 0.8  # of the chosen tokens; the rest stay as they are
-    config.objective.random_token_rate = 0.1
+    config.objective.mask_token_rate = 0.8  # share of the chosen tokens replaced by [MASK]
+    config.objective.random_token_rate = 0.1  # replaced by a random piece; the rest is unchanged
     config.objective.pair = "none"
     config.objective.cross_documents = False
-    config.objective.packing = True  # several documents a row, each of which sees only itself
+    config.objective.packing = True  # several documents per row, masked from each other
     config.objective.short_rate = 0.0
 
-    # Optimizer: table 3; AdamW with clipping stands for StableAdamW
+    # Optimizer: table 3; AdamW with clipping instead of StableAdamW
     config.optimizer.name = "adamw"
     config.optimizer.learning_rate = 8e-4
     config.optimizer.schedule = "wsd"
     config.optimizer.start_rate = 0.0
     config.optimizer.warmup_steps = 640  # 3G tokens
-    config.optimizer.decay_steps = 10_600  # 50G tokens, the last ones
+    config.optimizer.decay_steps = 10_600  # the last 50G tokens
     config.optimizer.end_rate = 0.0
     config.optimizer.weight_decay = 1e-5
     config.optimizer.b1 = 0.9

@@ -2,9 +2,9 @@
 
     bertjax pretrain --config=configs/roberta_base.py --workdir=run/ --config.data.path=prepared/
 
-500,000 steps of 8,192 sequences of 512 tokens: 2.1T tokens, 1.3e21 FLOPs. Full sentences that go on
-into the next document, other masks in every pass. The tokenizer is byte BPE, 50,265 pieces:
-bertjax tokenizer --kind=bpe --vocab_size=50265.
+500,000 steps of 8,192 sequences of 512 tokens: 2.1T tokens, 1.3e21 FLOPs. Samples are full
+sentences that may continue into the next document, with other masks in every pass. The tokenizer is
+byte BPE with 50,265 pieces: bertjax tokenizer --kind=bpe --vocab_size=50265.
 TPU v5e-256: 17 hours if it reaches an MFU of 0.4 (arithmetic, not a run).
 """
 
@@ -23,7 +23,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.num_heads = 12
     config.model.intermediate_size = 3072
     config.model.vocab_size = 50265
-    config.model.pad_id = 1  # the tokenizer's id of padding; positions are numbered from pad_id + 1
+    config.model.pad_id = 1  # id of padding in the tokenizer; positions start at pad_id + 1
     config.model.max_length = 512
     config.model.type_vocab_size = 1
     config.model.activation = "gelu"
@@ -42,10 +42,10 @@ def get_config(arg: str = "") -> ConfigDict:
     # Objective: sections 4.1 and 4.2
     config.objective.mask_rate = 0.15
     config.objective.masking = "token"
-    config.objective.mask_token_rate = 0.8  # of the chosen tokens; the rest stay as they are
-    config.objective.random_token_rate = 0.1
+    config.objective.mask_token_rate = 0.8  # share of the chosen tokens replaced by [MASK]
+    config.objective.random_token_rate = 0.1  # replaced by a random piece; the rest is unchanged
     config.objective.pair = "none"  # no next sentence prediction
-    config.objective.cross_documents = True  # full sentences that continue in the next document
+    config.objective.cross_documents = True  # samples may continue into the next document
     config.objective.packing = False
     config.objective.short_rate = 0.0
 

@@ -3,7 +3,7 @@
     bertjax pretrain --config=configs/roberta_large.py --workdir=run/ --config.data.path=prepared/
 
 500,000 steps of 8,192 sequences of 512 tokens: 2.1T tokens, 4.2e21 FLOPs. Input and tokenizer are
-those of configs/roberta_base.py; rate and warm-up are lower and longer.
+those of configs/roberta_base.py; the rate is lower and the warm-up longer.
 TPU v5e-256: 58 hours if it reaches an MFU of 0.4 (arithmetic, not a run).
 """
 
@@ -22,7 +22,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.num_heads = 16
     config.model.intermediate_size = 4096
     config.model.vocab_size = 50265
-    config.model.pad_id = 1  # the tokenizer's id of padding; positions are numbered from pad_id + 1
+    config.model.pad_id = 1  # id of padding in the tokenizer; positions start at pad_id + 1
     config.model.max_length = 512
     config.model.type_vocab_size = 1
     config.model.activation = "gelu"
@@ -41,10 +41,10 @@ def get_config(arg: str = "") -> ConfigDict:
     # Objective: sections 4.1 and 4.2
     config.objective.mask_rate = 0.15
     config.objective.masking = "token"
-    config.objective.mask_token_rate = 0.8  # of the chosen tokens; the rest stay as they are
-    config.objective.random_token_rate = 0.1
+    config.objective.mask_token_rate = 0.8  # share of the chosen tokens replaced by [MASK]
+    config.objective.random_token_rate = 0.1  # replaced by a random piece; the rest is unchanged
     config.objective.pair = "none"  # no next sentence prediction
-    config.objective.cross_documents = True  # full sentences that continue in the next document
+    config.objective.cross_documents = True  # samples may continue into the next document
     config.objective.packing = False
     config.objective.short_rate = 0.0
 

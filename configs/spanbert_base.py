@@ -3,7 +3,7 @@
     bertjax pretrain --config=configs/spanbert_base.py --workdir=run/ --config.data.path=prepared/
 
 2,400,000 steps of 256 sequences of up to 512 tokens of one document: 315G tokens, 1.9e20 FLOPs. The
-paper's tokenizer is BERT's cased one, 28,996 pieces.
+paper's tokenizer is BERT's cased one, with 28,996 pieces.
 TPU v5e-64: 11 hours if it reaches an MFU of 0.4 (arithmetic, not a run).
 """
 
@@ -21,7 +21,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.hidden_size = 768
     config.model.num_heads = 12
     config.model.intermediate_size = 3072
-    config.model.max_span_tokens = 80  # places in a span with an embedding of their own
+    config.model.max_span_tokens = 80  # span positions with their own embedding
     config.model.vocab_size = 28996
     config.model.max_length = 512
     config.model.type_vocab_size = 2
@@ -41,12 +41,12 @@ def get_config(arg: str = "") -> ConfigDict:
     # Objective: sections 3.1 to 3.3
     config.objective.mask_rate = 0.15
     config.objective.masking = "span"
-    config.objective.span_p = 0.2  # n words have a chance proportional to (1 - span_p) ** n
-    config.objective.max_span_words = 10  # longer spans are not drawn
-    config.objective.mask_token_rate = 0.8  # of the spans; the rest stay as they are
-    config.objective.random_token_rate = 0.1
+    config.objective.span_p = 0.2  # n words have probability ~ (1 - span_p) ** n
+    config.objective.max_span_words = 10  # maximum length of a span
+    config.objective.mask_token_rate = 0.8  # share of the spans replaced by [MASK]
+    config.objective.random_token_rate = 0.1  # replaced by a random piece; the rest is unchanged
     config.objective.pair = "none"  # no next sentence prediction
-    config.objective.cross_documents = False  # a sequence is text of one document
+    config.objective.cross_documents = False  # each sequence is from one document
     config.objective.packing = False
     config.objective.short_rate = 0.0
 

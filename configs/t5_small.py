@@ -17,7 +17,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config = config_lib.default("t5", "small", "span_corruption")
 
     # Model: sections 2.1 and 3.7
-    config.model.num_layers = 6  # of the encoder
+    config.model.num_layers = 6  # layers of the encoder
     config.model.num_decoder_layers = 6
     config.model.hidden_size = 512
     config.model.num_heads = 8
@@ -31,10 +31,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.activation = "relu"
     config.model.gated = False
     config.model.tied_embeddings = True
-    config.model.scaled_output = True  # the output's input is divided by sqrt(hidden_size)
+    config.model.scaled_output = True  # divide by sqrt(hidden_size) before the output layer
     config.model.dropout_rate = 0.1
     config.model.layer_norm_eps = 1e-6
-    config.model.init_std = 1.0  # factor on the standard deviation of each matrix
+    config.model.init_std = 1.0  # factor of each matrix's initial standard deviation
     config.model.heads = ("lm",)
 
     # Data and steps: section 3.1.2
@@ -46,10 +46,10 @@ def get_config(arg: str = "") -> ConfigDict:
     # Objective: section 3.3.4
     config.objective.noise_density = 0.15
     config.objective.mean_noise_span_length = 3.0
-    config.objective.packing = True  # several texts a row, each of which sees only itself
+    config.objective.packing = True  # several texts per row, masked from each other
     config.objective.z_loss = 0.0
 
-    # Optimizer: section 3.1.2; Adafactor reads no betas and no eps here
+    # Optimizer: section 3.1.2; Adafactor does not use betas and eps here
     config.optimizer.name = "adafactor"
     config.optimizer.learning_rate = 1e-2  # until step 10,000, then 1 / sqrt(step)
     config.optimizer.schedule = "rsqrt"

@@ -1,12 +1,12 @@
-"""T5 v1.1 base (12 + 12 x 768, 248M): gated units (arXiv 2002.05202), two tables, no dropout.
+"""T5 v1.1 base (12 + 12 x 768, 248M): gated units (arXiv 2002.05202), untied tables, no dropout.
 
     bertjax pretrain --config=configs/t5_v1_1_base.py --workdir=run/ --config.data.path=prepared/
 
 The recipe of Raffel et al., arXiv 1910.10683, section 3.1: 524,288 steps of 128 rows of 512 tokens
-and 114 of targets: 34G tokens, 2.9e19 FLOPs. Adafactor at 1 / sqrt(max(step, 10,000)).
-Plain AdamW diverges on this model. AdamW relative to each matrix does not (arXiv 2309.02373), with
---config.optimizer.name=adamw_rms --config.optimizer.schedule=cosine
---config.optimizer.start_rate=0 --config.optimizer.end_rate=1e-5 --config.optimizer.clip_norm=1
+and 114 of targets: 34G tokens, 2.9e19 FLOPs. Adafactor at 1 / sqrt(max(step, 10,000)). Plain AdamW
+diverges on this model. AdamW scaled by the RMS of each matrix (arXiv 2309.02373) does not:
+--config.optimizer.name=adamw_rms --config.optimizer.schedule=cosine --config.optimizer.start_rate=0
+--config.optimizer.end_rate=1e-5 --config.optimizer.clip_norm=1
 TPU v5e-16: 6.3 hours if it reaches an MFU of 0.4 (arithmetic, not a run).
 """
 
@@ -20,7 +20,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config = config_lib.default("t5", "v1_1_base", "span_corruption")
 
     # Model: version 1.1
-    config.model.num_layers = 12  # of the encoder
+    config.model.num_layers = 12  # layers of the encoder
     config.model.num_decoder_layers = 12
     config.model.hidden_size = 768
     config.model.num_heads = 12
@@ -33,10 +33,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.relative_max_distance = 128
     config.model.activation = "gelu_tanh"
     config.model.gated = True  # arXiv 2002.05202
-    config.model.tied_embeddings = False  # the output has a table of its own
+    config.model.tied_embeddings = False  # the output layer has its own table
     config.model.dropout_rate = 0.0  # none in pretraining
     config.model.layer_norm_eps = 1e-6
-    config.model.init_std = 1.0  # factor on the standard deviation of each matrix
+    config.model.init_std = 1.0  # factor of each matrix's initial standard deviation
     config.model.heads = ("lm",)
 
     # Data and steps: section 3.1.2
@@ -48,10 +48,10 @@ def get_config(arg: str = "") -> ConfigDict:
     # Objective: section 3.3.4
     config.objective.noise_density = 0.15
     config.objective.mean_noise_span_length = 3.0
-    config.objective.packing = True  # several texts a row, each of which sees only itself
+    config.objective.packing = True  # several texts per row, masked from each other
     config.objective.z_loss = 0.0
 
-    # Optimizer: section 3.1.2; Adafactor reads no betas and no eps here
+    # Optimizer: section 3.1.2; Adafactor does not use betas and eps here
     config.optimizer.name = "adafactor"
     config.optimizer.learning_rate = 1e-2  # until step 10,000, then 1 / sqrt(step)
     config.optimizer.schedule = "rsqrt"

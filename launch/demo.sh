@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The whole line on the built-in corpus: text, tokenizer, prepared data, a small BERT, its numbers, and
-# the folders that others load. `bash launch/demo.sh [FOLDER]`; stopped and started again, it goes on.
-# $PYTHON chooses the interpreter; the default is the newest of 3.11 to 3.13 that runs.
+# Runs every step on the built-in corpus: text, tokenizer, prepared data, a small BERT, its scores, and
+# exported folders. Usage: `bash launch/demo.sh [FOLDER]`; after an interruption, run it again to resume.
+# $PYTHON sets the interpreter; the default is the newest working one of 3.11 to 3.13.
 set -euo pipefail
 out="$(realpath -m "${1:-$(dirname "${BASH_SOURCE[0]}")/../demo}")"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-out="$(realpath -m --relative-to=. "$out")"  # short where it lies in the checkout
+out="$(realpath -m --relative-to=. "$out")"  # a short path if it is in the checkout
 source launch/python.sh
 
 python="$(find_python 3.13 3.12 3.11)"

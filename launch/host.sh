@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# What launch/tpu_vm.sh asks of a host by ssh: `bash launch/host.sh VERB`.
+# The commands that launch/tpu_vm.sh runs on a host by ssh: `bash launch/host.sh VERB`.
 #
-#   install         a .venv with bertjax and jax for TPUs
-#   start FLAGS...  launch/train.sh with the flags of `bertjax pretrain`, in the background
-#   stop            a SIGTERM to it: the run saves its step and ends
-#   status          a line: idle, running, done, stopped, failed CODE, or gone (the host restarted)
-#   log BYTE        train.log from that byte on
+#   install         creates a .venv with bertjax and jax for TPUs
+#   start FLAGS...  starts launch/train.sh with the flags of `bertjax pretrain`, in the background
+#   stop            sends it a SIGTERM: the run saves its step and exits
+#   status          prints a line: idle, running, done, stopped, failed CODE, or gone (host restarted)
+#   log BYTE        prints train.log from that byte on
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/python.sh
 
 host="${HOSTNAME:-$(hostname)}"
 case "$host" in
-  *-w-*) worker="${host##*-w-}" ;;  # as Google names the hosts of a slice: t1v-n-1a2b3c4d-w-3
+  *-w-*) worker="${host##*-w-}" ;;  # Google's names for the hosts of a slice: t1v-n-1a2b3c4d-w-3
   *) worker=0 ;;
 esac
 
@@ -43,7 +43,7 @@ running() {
 
 start() {
   if running; then
-    echo "worker $worker: runs already"
+    echo "worker $worker: already running"
     return
   fi
   rm -f train.exit train.pid train.stopped
@@ -72,13 +72,13 @@ stop() {
 
 status() {
   local word
-  if ! running && [[ -e train.pid && ! -e train.exit ]]; then sleep 1; fi  # it may be ending
+  if ! running && [[ -e train.pid && ! -e train.exit ]]; then sleep 1; fi  # it may be about to exit
   if running; then
     word="running, $(($(date +%s) - $(stat -c %Y train.pid))) s"
   elif [[ ! -e train.pid ]]; then
     word=idle
   elif [[ ! -e train.exit ]]; then
-    word="gone: what was started runs no more"
+    word="gone: the started process no longer exists"
   elif [[ "$(<train.exit)" == 0 ]]; then
     word="done"
   elif [[ -e train.stopped ]]; then
@@ -93,5 +93,5 @@ log() { if [[ -e train.log ]]; then tail -c "+$(($1 + 1))" train.log; fi; }
 
 case "${1:-}" in
   install | start | supervise | stop | status | log) "$@" ;;
-  *) echo "host.sh: no verb '${1:-}': install, start, stop, status or log" >&2; exit 2 ;;
+  *) echo "host.sh: unknown verb '${1:-}': must be install, start, stop, status or log" >&2; exit 2 ;;
 esac

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# A TPU slice and the run on it: `bash launch/tpu_vm.sh VERB --pod=FILE [--worker=N] [--dry-run]`.
+# Manages a TPU slice and its run: `bash launch/tpu_vm.sh VERB --pod=FILE [--worker=N] [--dry-run]`.
 #
-#   create    asks for the slice, and waits until it is there
-#   install   this checkout and its Python packages on every host
-#   start     launch/train.sh on every host; hosts that run it already are left alone
-#   logs      follows the log of one host (--worker, by default 0)
-#   status    the slice, and a line for each host
-#   watch     shows the log of host 0 until the run ends; after a preemption makes the slice again
-#   stop      the run saves its step and ends; the slice stays
-#   delete    the slice and the request for it
+#   create    requests the slice, and waits until it is ready
+#   install   installs this checkout and its Python packages on every host
+#   start     starts launch/train.sh on every host, except where it is already running
+#   logs      follows the log of one host (--worker; default: 0)
+#   status    prints the state of the slice, and a line for each host
+#   watch     shows the log of host 0 until the run ends; recreates the slice after a preemption
+#   stop      makes the run save its step and exit; the slice stays
+#   delete    deletes the slice and its request
 #   run       create, install, start, watch, and delete when the run is done
 #
-# FILE is like launch/pod.env, which names and explains its keys. --dry-run prints every command and
-# runs none. Needs gcloud, logged in, and for slices of several hosts the key in the ssh agent:
-# `ssh-add ~/.ssh/google_compute_engine`. Exit code: that of the run; 2 for a bad call or pod file;
-# 1 when a step fails. The commands are those of `gcloud compute tpus`, SDK 528.
+# FILE is a copy of launch/pod.env, which explains the keys. --dry-run prints every command and runs
+# none. Requires gcloud, logged in, and for slices with several hosts the key in the ssh agent:
+# `ssh-add ~/.ssh/google_compute_engine`. Exit code: that of the run; 2 for bad flags or a bad pod
+# file; 1 if a step fails. The commands are those of `gcloud compute tpus`, SDK 528.
 set -euo pipefail
 from="$PWD"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -33,7 +33,7 @@ for word in "$@"; do
     *) bad "unknown word $word: --help lists the verbs and flags" ;;
   esac
 done
-[[ -n "$verb" ]] || bad "no verb: create, install, start, logs, status, watch, stop, delete or run"
+[[ -n "$verb" ]] || bad "the verb is missing: create, install, start, logs, status, watch, stop, delete or run"
 if [[ -n "$pod" && "$pod" != /* ]]; then pod="$from/$pod"; fi
 read_pod "$pod"
 
@@ -49,7 +49,7 @@ readonly MISSES=10  # polls without an answer, in a row, before `watch` gives up
 
 say() { if [[ -n "$dry_run" ]]; then echo "# $*" >&3; else echo "$(date +%H:%M:%S)  $*" >&3; fi; }
 
-# quote WORDS...: as one would type them.
+# quote WORDS...: prints them quoted for a shell.
 quote() {
   local word inner="'\\''" line=""
   for word in "$@"; do
@@ -66,13 +66,13 @@ quote() {
   echo "${line# }"
 }
 
-# call COMMAND...: everything that is done goes through here; in a dry run it is printed instead.
-# What the command writes on stderr is in $tmp/stderr.
+# call COMMAND...: runs a command; in a dry run prints it instead. All commands go through here.
+# The command's stderr is in $tmp/stderr.
 call() {
   if [[ -n "$dry_run" ]]; then echo "\$ $(quote "$@")" >&3; else "$@" 2>"$tmp/stderr" 3>&-; fi
 }
 
-# fail STEP REMEDY: tells what gcloud said, on which hosts, and what to do. Exit code 1.
+# fail STEP REMEDY: prints gcloud's message, the hosts, and what to do. Exit code 1.
 fail() {
   local step="$1" remedy="$2" on="" said
   said="$(grep -E 'ERROR|[Ee]rror|failed|denied' "$tmp/stderr" | grep -v '^#####' | tail -n 1)" \
@@ -83,8 +83,8 @@ fail() {
   exit 1
 }
 
-# blamed_workers: "3" or "0, 3": those whose command failed, and those that ssh could not reach,
-# which gcloud tries again and again.
+# blamed_workers: prints "3" or "0, 3": workers whose command failed, and workers that ssh could not
+# reach (gcloud repeats the attempt).
 blamed_workers() {
   {
     sed -nE 's/.*Command execution on worker ([0-9]+) failed.*/\1/p' "$tmp/stderr"
@@ -92,7 +92,7 @@ blamed_workers() {
   } | sort -nu | paste -sd, - | sed 's/,/, /g'
 }
 
-# on_hosts WORKERS VERB WORDS...: runs host.sh there ("all", or a number); stdout is theirs.
+# on_hosts WORKERS VERB WORDS...: runs host.sh on "all" workers or on one; prints their stdout.
 on_hosts() { remote "$1" "bash $folder/launch/host.sh $(quote "${@:2}")"; }
 
 remote() {
@@ -102,17 +102,17 @@ remote() {
 
 ssh_remedy() {
   if grep -q 'not present in the SSH agent' "$tmp/stderr"; then
-    printf 'ssh-add ~/.ssh/google_compute_engine, which several hosts need; then '
+    printf 'run ssh-add ~/.ssh/google_compute_engine, which several hosts need; then '
   elif grep -qE 'return code \[255\]|timed out|refused' "$tmp/stderr"; then
     printf 'a host did not answer: tpu_vm.sh status shows the slice; allow port 22 in the firewall '
     printf 'of its network (or, from within it, SSH_FLAGS="--internal-ip"), and if none answers, '
     printf 'ssh-add ~/.ssh/google_compute_engine; then '
   fi
-  printf 'run tpu_vm.sh %s --pod=%s again: what is done is not done twice' "$1" "$pod"
+  printf 'run tpu_vm.sh %s --pod=%s again: finished steps are not repeated' "$1" "$pod"
 }
 
-# look: sets $state to absent, waiting, ready or lost, and $word to what Google calls it.
-# Returns 1 when gcloud gave no answer.
+# look: sets $state to absent, waiting, ready or lost, and $word to Google's name of the state.
+# Returns 1 if gcloud does not answer.
 look() {
   if [[ "$CREATE" == queued ]]; then
     ask queued-resources state.state || return 1
@@ -123,7 +123,7 @@ look() {
 }
 
 ask() {
-  state=waiting word="not known"
+  state=waiting word="unknown"
   if ! call gcloud compute tpus "$1" describe "$NAME" "${where[@]}" "--format=value($2)" \
     > "$tmp/answer"; then
     grep -q NOT_FOUND "$tmp/stderr" || return 1
@@ -143,7 +143,7 @@ create() {
   look || fail describe "$(gcloud_remedy "$tmp/stderr")"
   if [[ -n "$dry_run" ]]; then state=absent; fi
   if [[ "$state" == absent ]]; then
-    say "asking for $NAME: $type in $ZONE, $CAPACITY"
+    say "requesting $NAME: $type in $ZONE, $CAPACITY"
     if [[ "$CREATE" == queued ]]; then
       call gcloud compute tpus queued-resources create "$NAME" "--node-id=$NAME" "${where[@]}" \
         "--accelerator-type=$type" "--runtime-version=$runtime" "${create_flags[@]}" \
@@ -156,11 +156,11 @@ create() {
   fi
   local seen="" since=$SECONDS
   while true; do
-    look || true  # a missed answer is asked for again
+    look || true  # without an answer, the loop asks again
     if [[ "$word" != "$seen" ]]; then
       say "$NAME is $word"
       if [[ -z "$seen" && "$state" == waiting ]]; then
-        say "Ctrl-C leaves the request where it is, and the same command waits on"
+        say "Ctrl-C keeps the request; run the same command again to continue waiting"
       fi
       seen="$word"
     fi
@@ -173,7 +173,7 @@ create() {
     fi
     sleep "$POLL"
   done
-  say "$NAME is there after $((SECONDS - since)) s"
+  say "$NAME is ready after $((SECONDS - since)) s"
 }
 
 install() {
@@ -181,7 +181,7 @@ install() {
   local content=(bertjax configs launch setup.py)
   if [[ "$CONFIG" != configs/* ]]; then content+=("${CONFIG%%:*}"); fi
   call tar --exclude=__pycache__ -czf "$archive" "${content[@]}" \
-    || fail "install (packing)" "the checkout must be readable and /tmp have room"
+    || fail "install (packing)" "the checkout must be readable and /tmp must have free space"
   call gcloud compute tpus tpu-vm scp "$archive" "$NAME:" "${where[@]}" "${ssh_flags[@]}" \
     --worker=all || fail "install (copying)" "$(ssh_remedy install)"
   local unpack="mkdir -p $folder && tar -xzf bertjax.tar.gz -C $folder"
@@ -218,34 +218,34 @@ delete() {
   if call gcloud compute tpus "${command[@]}" "${where[@]}" --quiet; then
     if [[ -z "$dry_run" ]]; then say "$NAME is deleted"; fi
   elif grep -q NOT_FOUND "$tmp/stderr"; then
-    say "$NAME is not there"
+    say "$NAME does not exist"
   else
     fail delete "it may still cost money: $(gcloud_remedy "$tmp/stderr")"
   fi
 }
 
-# show_log: what host 0 has written since the last time.
+# show_log: prints the new lines of host 0's log.
 show_log() {
   on_hosts 0 log "$shown" > "$tmp/answer" || return 0
   cat "$tmp/answer" >&3
   shown=$((shown + $(wc -c < "$tmp/answer")))
 }
 
-# bring_up: create, install and start; from the beginning when a preemption comes in between.
+# bring_up: create, install and start; begins again if the slice is preempted meanwhile.
 bring_up() {
-  until (create; install; start); do  # a subshell: what fails there exits only there
+  until (create; install; start); do  # a subshell, so that a failure exits only the subshell
     if ! look || [[ "$state" != lost || "$word" == FAILED ]]; then exit 1; fi
     clear_away
   done
 }
 
-# once_more WHAT: counts what was taken away, and ends where RECREATIONS forbids another time.
+# once_more WHAT: counts recreations, and fails when there are more than RECREATIONS.
 once_more() {
   if ((++recreated > RECREATIONS)); then
-    echo "$1 for the $recreated. time, and RECREATIONS=$RECREATIONS" > "$tmp/stderr"
-    fail watch "raise RECREATIONS, or run tpu_vm.sh $verb again by hand"
+    echo "$1 $recreated times, but RECREATIONS=$RECREATIONS" > "$tmp/stderr"
+    fail watch "increase RECREATIONS, or run tpu_vm.sh $verb again"
   fi
-  say "$1: again, $recreated of at most $RECREATIONS times"
+  say "$1: restarting, $recreated of at most $RECREATIONS times"
 }
 
 clear_away() {
@@ -284,31 +284,31 @@ watch() {
       misses=$((misses + 1))
     fi
     if ((misses >= MISSES)); then
-      fail watch "no answer $misses times in a row. $(ssh_remedy watch). The run itself may go on"
+      fail watch "no answer $misses times in a row. $(ssh_remedy watch). The run may still be running"
     fi
     sleep "$POLL"
   done
 }
 
-# check: one look at the hosts of a slice that is ready. Sets $ended to the exit code of the run
-# when it has ended. Returns 1 when they could not be asked.
+# check: checks the hosts of a ready slice once. Sets $ended to the exit code of the run if it has
+# ended. Returns 1 if the hosts do not answer.
 check() {
   on_hosts all status > "$tmp/answer" || return 1
   grep -E '^worker [0-9]+: ' "$tmp/answer" | sort -V > "$tmp/hosts" || return 1
   show_log
-  # First those that are gone: the others may have failed because they missed them.
+  # Lost processes first: the others may have failed because of them.
   if grep -E ': (gone|idle)' "$tmp/hosts" >&3; then
     once_more "a host lost its process"
     start
   elif grep -E ': failed' "$tmp/hosts" >&2; then
     ended="$(sed -nE 's/.*: failed ([0-9]+).*/\1/p' "$tmp/hosts" | sort -n | head -n 1)"
     on_hosts all stop > /dev/null || true
-    say "the run failed; $NAME still runs and costs money: mend it and start, or delete"
+    say "the run failed; $NAME still runs and costs money: fix the error and start again, or delete it"
   elif ! grep -qvE ': done' "$tmp/hosts"; then
     say "the run is done"
     ended=0
   elif ! grep -qvE ': stopped' "$tmp/hosts"; then
-    say "the run was stopped: start goes on; until delete $NAME costs money"
+    say "the run was stopped: start resumes it; $NAME costs money until delete"
     ended=75
   fi
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What every host of a slice runs: `bash launch/train.sh FLAGS...`, the flags of `bertjax pretrain`.
+# Runs on every host of a slice: `bash launch/train.sh FLAGS...`, with the flags of `bertjax pretrain`.
 #
-# The processes find each other by --distributed, unless the flags name a --coordinator. A run that
-# was preempted or lost a member (exit code 75), or that a signal killed, is started again after
-# $RESTART_PAUSE seconds, at most $RESTARTS times in a row; one that lived ten minutes starts a new
-# row. Bad input (2) and tracebacks (1) are not. A SIGTERM to this script is handed on, and then the
-# end is the end. $PYTHON is the interpreter, by default that of this checkout's .venv.
+# The processes find each other by --distributed, unless the flags contain --coordinator. If a run was
+# preempted, lost another process (exit code 75) or was killed by a signal, it is restarted after
+# $RESTART_PAUSE seconds, at most $RESTARTS times in a row; a run of ten minutes resets this count. It
+# is not restarted after bad input (2) and tracebacks (1). A SIGTERM to this script is passed on to the
+# run, which is then not restarted. $PYTHON is the interpreter (default: that of this checkout's .venv).
 set -euo pipefail
 
 readonly LONG_ENOUGH=600  # seconds
@@ -28,7 +28,7 @@ if [[ " $* " != *" --coordinator"* && " $* " != *" --distributed "* ]]; then
   flags=(--distributed "$@")
 fi
 if ! command -v "$python" >/dev/null; then
-  say "there is no $python: bash launch/host.sh install makes it, or set PYTHON" >&2
+  say "$python not found: run bash launch/host.sh install, or set PYTHON" >&2
   exit 2
 fi
 ulimit -n "$(ulimit -Hn)"  # readers, checkpoints and sockets of a pod need more than 1,024 files
@@ -53,13 +53,13 @@ while true; do
   done
   child="" ended=$SECONDS lived=$((SECONDS - began))
   if ((code == 0)); then
-    say "done after $(spell "$SECONDS"); $(spell "$lost") of that between a stop and a new start"
+    say "done after $(spell "$SECONDS"), of which $(spell "$lost") between stops and restarts"
     exit 0
   elif [[ -n "$stopping" ]]; then
-    say "stopped, exit code $code: the same command goes on"
+    say "stopped, exit code $code: run the same command again to resume"
     exit "$code"
   elif ((code != 75 && (code <= 128 || code == 130))); then
-    say "exit code $code after $(spell "$lived"): not started again" >&2
+    say "exit code $code after $(spell "$lived"): not restarted" >&2
     exit "$code"
   fi
   if ((lived >= LONG_ENOUGH)); then in_row=0; fi
@@ -72,5 +72,5 @@ while true; do
   wait $! || true
   if [[ -n "$stopping" ]]; then exit "$code"; fi
   lost=$((lost + SECONDS - ended))
-  say "starting again; time lost between stops and starts so far: $(spell "$lost")"
+  say "restarting; time lost between stops and restarts so far: $(spell "$lost")"
 done

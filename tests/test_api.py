@@ -25,13 +25,13 @@ def test_a_family_is_built_with_fields_of_ones_own():
     ("words", "message"),
     [
         (("brt",), "family = 'brt'"),
-        (("bert", "enormous"), "no variant 'enormous' of bert: there are tiny, "),
+        (("bert", "enormous"), "bert has no variant 'enormous'; its variants are tiny, "),
     ],
 )
 def test_a_name_that_there_is_not_is_one_line(words, message):
     with pytest.raises(errors.UserError, match=message):
         bertjax.build(*words)
-    with pytest.raises(errors.UserError, match="no field 'num_layer' of the Config of bert; did"):
+    with pytest.raises(errors.UserError, match="the Config of bert has no field 'num_layer'; did"):
         bertjax.build("bert", num_layer=2)
 
 

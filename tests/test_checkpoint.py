@@ -230,7 +230,7 @@ def test_damaged_checkpoint_is_one_line_that_says_where_to_go_on(run, breakage, 
             checkpoints.restore(target)
         message = str(caught.value)
         assert str(run / "20") in message and says in message and "\n" not in message
-        assert f"delete that folder to go on from step 10, or give --model={run / '10'}" in message
+        assert f"delete that folder to resume from step 10, or give --model={run / '10'}" in message
         assert_same(checkpoints.restore(target, 10)[0], make_state(10))
         with pytest.raises(errors.UserError, match="is damaged"):
             checkpoints.restore_params(target.params)
@@ -243,7 +243,7 @@ def test_damaged_checkpoint_is_one_line_that_says_where_to_go_on(run, breakage, 
 def test_damage_of_every_checkpoint_says_so(run):
     truncate(run / "10")
     truncate(run / "20")
-    with pytest.raises(errors.UserError, match="no earlier one is good"):
+    with pytest.raises(errors.UserError, match="no earlier one is undamaged"):
         checkpoint.Reader(run).restore(abstract(make_state(0), make_mesh(1, 1)))
 
 
@@ -256,9 +256,9 @@ def test_meta_reads_and_verifies_the_meta_only(run):
 
 
 def test_missing_checkpoints_are_named(run, tmp_path):
-    with pytest.raises(errors.UserError, match=r"no checkpoint of step 5 in .*: there are 10, 20"):
+    with pytest.raises(errors.UserError, match="no checkpoint of step 5; the steps are 10, 20"):
         checkpoint.Reader(run).meta(5)
-    with pytest.raises(errors.UserError, match="no finished checkpoint in"):
+    with pytest.raises(errors.UserError, match="contains no complete checkpoint"):
         checkpoint.Reader(tmp_path / "none").meta()
     assert not (tmp_path / "none").exists()
 
@@ -278,27 +278,27 @@ def other_dtype(leaf: jax.ShapeDtypeStruct, dtype) -> jax.ShapeDtypeStruct:
 MISFITS = {
     "shape": (
         lambda state: other_params(state, word={"embedding": state.params["dense"]["bias"]}),
-        r"params/word/embedding is float32\[64,16\], wanted float32\[8\]",
+        r"params/word/embedding is float32\[64,16\], expected float32\[8\]",
     ),
     "optimizer shape": (
         lambda state: state.replace(opt_state=jax.eval_shape(lambda: make_state(0, 32)).opt_state),
-        r"opt_state/1/0/mu/dense/kernel is float32\[16,8\], wanted float32\[32,8\]",
+        r"opt_state/1/0/mu/dense/kernel is float32\[16,8\], expected float32\[32,8\]",
     ),
     "absent": (
         lambda state: other_params(state, pooler=state.params["word"]["embedding"]),
-        r"it has no params/pooler, wanted float32\[64,16\]",
+        r"it has no params/pooler, expected float32\[64,16\]",
     ),
     "left over": (
         lambda state: state.replace(params=without(state.params, "dense")),
-        "it has params/dense/bias, which is not wanted",
+        "it has an unexpected params/dense/bias",
     ),
     "dtype": (
         lambda state: state.replace(step=other_dtype(state.step, jnp.float32)),
-        r"its step is int32\[\], wanted float32\[\]",
+        r"its step is int32\[\], expected float32\[\]",
     ),
     "kind of PRNG": (
         lambda state: state.replace(rng=jax.eval_shape(lambda: jax.random.key(0, impl="rbg"))),
-        r"its rng is uint32\[2\], wanted uint32\[4\]",
+        r"its rng is uint32\[2\], expected uint32\[4\]",
     ),
 }
 

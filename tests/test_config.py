@@ -217,7 +217,7 @@ def test_a_group_of_keys_is_no_key():
         ({"model.heads": "('pooler', 'mlm')"}, "model.heads = ('pooler', 'mlm')", "'nsp'"),
         ({"model.heads": "('pooler', 'nsp')"}, "model.heads = ('pooler', 'nsp')", "'mlm'"),
         ({"objective.mask_rate": 1.5}, "objective.mask_rate", "between 0 and 1"),
-        ({"objective.pair": "sop"}, "reads the head 'sop', which no bert has", "have it: albert"),
+        ({"objective.pair": "sop"}, "needs the head 'sop', which bert does not", "with it: albert"),
         ({"objective.pair": "sos"}, "objective.pair = 'sos'", "nsp, sop, none"),
         ({"objective.name": "clm"}, "objective.name = 'clm'", "mlm"),
         ({"family": "bort"}, "family = 'bort'", "bert"),
@@ -316,7 +316,7 @@ def test_broken_file_is_refused_by_name(tmp_path, text, says):
 
 
 def test_absent_file_is_refused_by_name(tmp_path):
-    with pytest.raises(errors.UserError, match=r"there is no file .*none\.py"):
+    with pytest.raises(errors.UserError, match=r"the file .*none\.py does not exist"):
         config_lib.load(f"{tmp_path}/none.py:smoke")
     with pytest.raises(errors.UserError, match="not a Python file"):
         (tmp_path / "notes.txt").write_text("x")

@@ -31,7 +31,7 @@ def test_every_objective_of_the_kind(tmp_path, family, objective):
     )
     load = lambda: config_lib.load(file, {"seed": "3", "objective.name": objective})  # noqa: E731
     if _lacks_a_head(family, objective):
-        message = rf"which no {family} has; families that have it: \w"
+        message = rf"which {family} does not have; families with it: \w"
         with pytest.raises(errors.UserError, match=message):
             load()
         return
@@ -45,7 +45,7 @@ def test_every_objective_of_the_kind(tmp_path, family, objective):
 def test_keys_of_another_objective_are_named():
     config = config_lib.default("t5", "mini")
     config.objective.name = "denoisers"
-    with pytest.raises(errors.UserError, match="the other keys are of another objective"):
+    with pytest.raises(errors.UserError, match="its other keys belong to another objective"):
         config_lib.validate(config)
 
 

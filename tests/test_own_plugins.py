@@ -87,8 +87,8 @@ def test_an_objective_of_another_package_is_chosen_by_one_flag(own_package):
     [
         ("own_package.absent", "No module named 'own_package.absent'; .*PYTHONPATH"),
         ("absent_package.own", "No module named 'absent_package'; .*PYTHONPATH"),
-        ("own_package.", "own_package. cannot be loaded"),
-        ("own_package.own_bert", "own_bert.py has no KINDS, sampling"),
+        ("own_package.", "cannot import the module own_package."),
+        ("own_package.own_bert", "own_bert.py must define KINDS, sampling"),
     ],
 )
 def test_a_module_that_is_no_objective_is_named(own_package, name, message):
@@ -102,7 +102,7 @@ def test_a_module_that_is_no_objective_is_named(own_package, name, message):
         ("def get(:", "SyntaxError"),
         ("import no_such_library", "No module named 'no_such_library'"),
         ("1 / 0", "ZeroDivisionError"),
-        ('KINDS = ("encoder",)', r"unfinished.py has no Config, sampling, .*loss"),
+        ('KINDS = ("encoder",)', r"unfinished.py must define Config, sampling, .*loss"),
     ],
 )
 def test_an_unfinished_file_fails_only_who_names_it(tmp_path, monkeypatch, code, message):

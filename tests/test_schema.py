@@ -74,19 +74,20 @@ def test_what_is_written_is_read(tmp_path):
     [
         ({"shards": {}}, "shards = {}: must be a list"),
         ({"shards": [{"file": "a"}]}, "shards[0] = ['file']: must be an object with the key"),
-        ({"shards": [{"file": "a", "records": -1}]}, "shards[0].records = -1: must be a whole "
-         "number, 0 or more"),
-        ({"shards": [{"file": "a", "records": True}]}, "shards[0].records = True: must be a whole"),
-        ({"shards": [{"file": "a", "records": 1.0}]}, "records = 1.0: must be a whole number"),
-        ({"shards": [{"file": "a", "records": 2**64}]}, "must be a number of 64 bits"),
+        ({"shards": [{"file": "a", "records": -1}]}, "shards[0].records = -1: must be an integer, "
+         "0 or more"),
+        ({"shards": [{"file": "a", "records": True}]}, "shards[0].records = True: must be an "
+                                                       "integer"),
+        ({"shards": [{"file": "a", "records": 1.0}]}, "records = 1.0: must be an integer"),
+        ({"shards": [{"file": "a", "records": 2**64}]}, "must be an integer of at most 64 bits"),
         ({"shards": [{"file": "../a", "records": 1}]}, "'../a': must be the name of a file"),
         ({"shards": [{"file": "a", "records": 1, "rate": 1.5}]}, "must be a number, 0 to 1"),
         ({"shards": [{"file": "a", "records": 1, "rate": float("nan")}]}, "a finite number"),
         ({"kind": "test"}, "kind = 'test': must be 'train' or 'heldout'"),
-        ({"note": 3}, "note = 3: must be a text or null"),
+        ({"note": 3}, "note = 3: must be a string or null"),
         ({"scores": {"f1": "high"}}, "scores.f1 = 'high': must be a number"),
         ({"others": [[float("inf")]]}, "others = inf: must be a finite number"),
-        ({"notes": ""}, "notes = '': must be absent: no such key; did you mean note?"),
+        ({"notes": ""}, "notes = '': must be absent: unknown key; did you mean note?"),
     ],
 )  # fmt: skip
 def test_a_misfit_names_the_key_the_value_and_what_is_expected(change, message):
@@ -108,9 +109,9 @@ def test_an_open_shape_skips_further_keys():
         (b'{"a": 1}\n{"b": 1}', "line 2 is not JSON: Extra data"),
         (b'{"a": "\n\xff"}', "line 2 is not UTF-8"),
         (b"[1]", "is a JSON list, not an object"),
-        (b'{"a": 1, "b": 2, "a": 1}', "the key 'a' is there twice"),
-        (b'{"a": "\\ud83d"}', "holds half of a surrogate pair"),
-        (b'{"\\ude00": 1}', "holds half of a surrogate pair"),
+        (b'{"a": 1, "b": 2, "a": 1}', "the key 'a' occurs twice"),
+        (b'{"a": "\\ud83d"}', "contains an unpaired surrogate"),
+        (b'{"\\ude00": 1}', "contains an unpaired surrogate"),
         (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", "nested more than 64 levels"),
         (b'{"a": ' * 100_000, "nested more than 64 levels"),
         (b'{"a": ' + b"9" * 10_000 + b"}", "is not JSON"),
@@ -129,7 +130,7 @@ def test_what_is_no_file_of_a_size_that_can_be_is_one_line(tmp_path, monkeypatch
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "large").write_text("{" + " " * 100)
     monkeypatch.setattr(schema, "MAX_BYTES", 50)
-    names = {"pipe": "not a file", ".": "not a file", "no": "not there", "loop": "cannot be read",
+    names = {"pipe": "not a file", ".": "not a file", "no": "not found", "loop": "cannot be read",
              "large": "more than 50 bytes", "large/a": "cannot be read"}  # fmt: skip
     for name, message in names.items():
         with pytest.raises(errors.UserError, match=message):
@@ -138,10 +139,10 @@ def test_what_is_no_file_of_a_size_that_can_be_is_one_line(tmp_path, monkeypatch
 
 def test_another_form_is_refused(tmp_path):
     schema.write(tmp_path / "a.json", GOOD, schema.Form("other", 1))
-    with pytest.raises(errors.UserError, match="its format is not test-shards"):
+    with pytest.raises(errors.UserError, match="its format must be test-shards"):
         schema.read(tmp_path / "a.json", Split, REMEDY, form=FORM)
     schema.write(tmp_path / "a.json", GOOD, schema.Form("test-shards", 2))
-    with pytest.raises(errors.UserError, match="version 2, this bertjax reads 1"):
+    with pytest.raises(errors.UserError, match=r"has version 2 of .* reads version 1"):
         schema.read(tmp_path / "a.json", Split, REMEDY, form=FORM)
 
 

@@ -105,9 +105,9 @@ def test_mesh_fills_in_the_size_left_open(asked, shape):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        *((text, "does not multiply to the 8 devices") for text in
+        *((text, "the product of its sizes must be 8") for text in
           ("data:3", "data:16", "data:2,fsdp:2", "data:-1,fsdp:-1", "data:-1,fsdp:3")),
-        *((text, "must be sizes of axes like") for text in
+        *((text, "must be axis sizes such as") for text in
           ("", "8", "fsdp:0", "fsdp:-2", "fsdp:two", "fsdp:2,fsdp:4", "model:2", "fsdp=2")),
     ],
 )  # fmt: skip
@@ -192,13 +192,13 @@ def test_which_axes_the_mesh_in_use_splits():
 @pytest.mark.parametrize(
     ("mesh", "overrides", "said"),
     [
-        ((8, 1, 1), {"batch_size": 12}, "config.batch_size = 12 does not divide over data x fsdp"),
-        ((2, 2, 2), {"micro_batch_size": 2}, "config.micro_batch_size = 2 does not divide over"),
-        ((1, 1, 8), {}, "tensor = 8 does not divide config.model.num_heads = 2"),
+        ((8, 1, 1), {"batch_size": 12}, "config.batch_size = 12: must be a multiple of 8"),
+        ((2, 2, 2), {"micro_batch_size": 2}, "config.micro_batch_size = 2: must be a multiple of"),
+        ((1, 1, 8), {}, "tensor = 8 must divide config.model.num_heads = 2"),
         ((1, 1, 1, 8), {"data.length": 20},
-         "config.data.length = 20 does not divide over sequence = 8"),
+         "config.data.length = 20: must be a multiple of 8"),
         ((1, 1, 1, 8), {"phase2.length": 36, "phase2.num_steps": 5},
-         "config.phase2.length = 36 does not divide over sequence = 8"),
+         "config.phase2.length = 36: must be a multiple of 8"),
     ],
 )  # fmt: skip
 def test_what_a_mesh_cannot_split_is_refused(mesh, overrides, said):

@@ -169,7 +169,7 @@ def test_next_sentences_of_a_single_document_are_refused(data):
     train_data, _ = train.open_data(conf)
     experiment.check_data(conf, train_data)
     train_data.num_documents = 1
-    with pytest.raises(errors.UserError, match=r"pair = 'nsp' .* a single one to train on"):
+    with pytest.raises(errors.UserError, match=r"pair = 'nsp' .* has one training document"):
         experiment.check_data(conf, train_data)
     conf.objective.pair = "none"
     experiment.check_data(conf, train_data)
@@ -190,7 +190,7 @@ def test_warnings_name_rows_that_are_never_trained_and_small_held_out_data(data)
 
 def test_batch_that_does_not_divide_over_the_mesh_is_refused(data, tmp_path):
     conf = _config(data, batch_size=12)
-    with pytest.raises(errors.UserError, match=r"config.batch_size = 12 does not divide"):
+    with pytest.raises(errors.UserError, match=r"config.batch_size = 12: must be a multiple"):
         train.train_and_evaluate(conf, tmp_path / "run")
 
 
@@ -228,10 +228,10 @@ def test_continued_further_ends_bit_equal(data, tmp_path, schedule, decay):
 def test_what_would_change_the_past_is_refused(data, uninterrupted):
     workdir, _, _ = uninterrupted
     with pytest.raises(
-        errors.UserError, match=r"there 12\): with the schedule linear .*init_from="
+        errors.UserError, match=r"in the workdir: 12\): would change.* schedule linear .*init_from="
     ):
         train.train_and_evaluate(_config(data, num_steps=20), workdir)
-    with pytest.raises(errors.UserError, match="step 12 is saved already; give 12 or more"):
+    with pytest.raises(errors.UserError, match="step 12 is already saved; give 12 or more"):
         train.train_and_evaluate(_config(data, num_steps=8), workdir)
 
 
@@ -245,7 +245,7 @@ def test_a_second_phase_that_has_not_begun_may_begin_later(data, tmp_path):
         train.train_and_evaluate(shorter, tmp_path / "run")
     train.train_and_evaluate(longer, tmp_path / "run")
     _assert_equal(_params(tmp_path / "whole", longer), _params(tmp_path / "run", longer))
-    with pytest.raises(errors.UserError, match=r"there 12\): the second phase has begun"):
+    with pytest.raises(errors.UserError, match=r"in the workdir: 12\): would delay the second"):
         train.train_and_evaluate(_config(data, num_steps=14, **keys), tmp_path / "run")
 
 
@@ -274,7 +274,7 @@ def test_evaluate_says_of_how_many_samples_its_numbers_are(data, uninterrupted, 
         assert f", on {samples:,} samples of the heldout split of " in out
         same = f"{'mlm_loss':<16}{heldout['mlm_loss']:>10.4f}" in out
         assert same == (samples == held)
-        assert "reading " in err and "counting the unigram" in err and "scoring batches" in err
+        assert "reading " in err and "computing the unigram" in err and "scoring batches" in err
 
 
 def test_a_line_holds_the_mean_since_the_last_one(data, uninterrupted, tmp_path, capsys):
@@ -330,7 +330,7 @@ def test_signal_saves_and_says_restart_me(data, tmp_path, number, code):
     _, err = process.communicate(timeout=120)
     assert process.returncode == code, err
     assert "Traceback" not in err
-    assert "start me again" in err or "goes on where it was" in err
+    assert "run the same command again" in err
     saved = checkpoint.Reader(tmp_path / "run" / "checkpoints").steps()
     assert len(saved) == 1 and saved[0] >= 1
 

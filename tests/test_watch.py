@@ -88,7 +88,7 @@ def test_a_bad_line_is_named(tmp_path, bad):
 
 
 def test_absent_metrics_are_one_line(tmp_path):
-    with pytest.raises(errors.UserError, match=r"none.jsonl is not there"):
+    with pytest.raises(errors.UserError, match=r"none.jsonl: not found"):
         run_log.read_metrics(tmp_path / "none.jsonl")
 
 

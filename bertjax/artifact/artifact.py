@@ -130,7 +130,7 @@ def abstract_params(family: str, fields: Mapping[str, Any], where: Any) -> Any:
     try:
         return plugins.abstract_params(plugins.model(family, dict(fields)))
     except (errors.UserError, TypeError, ValueError) as error:
-        raise errors.UserError(f"{where}: no model can be built of it: {error}") from error
+        raise errors.UserError(f"{where}: no model can be built from it: {error}") from error
 
 
 def check_tokenizer(
@@ -140,8 +140,8 @@ def check_tokenizer(
     top = max(tokenizer.size - 1, *dataclasses.astuple(tokenizer.specials))
     if top >= vocab_size:
         raise errors.UserError(
-            f"{where}: the tokenizer has ids up to {top}, the model {vocab_size} embeddings; "
-            "take the tokenizer that the model was trained with"
+            f"{where}: the tokenizer has ids up to {top}, but the model has {vocab_size} "
+            "embeddings; use the tokenizer that the model was trained with"
         )
 
 
@@ -149,8 +149,8 @@ def check_fingerprint(tokenizer: Any, fingerprint: str, where: str | os.PathLike
     """Raises UserError naming `where` if the tokenizer has another fingerprint."""
     if tokenizer.fingerprint != fingerprint:
         raise errors.UserError(
-            f"{where}: not the tokenizer that the model was trained with (fingerprint "
-            f"{tokenizer.fingerprint[:12]}, not {fingerprint[:12]}); put the right files back"
+            f"{where}: is not the tokenizer that the model was trained with (fingerprint "
+            f"{tokenizer.fingerprint[:12]}, not {fingerprint[:12]}); restore the right files"
         )
 
 
@@ -222,11 +222,11 @@ def part(model: Artifact, name: str = "") -> Artifact:
     module = plugins.family(model.family)
     if not hasattr(module, "parts"):
         if name:
-            raise errors.UserError(f"--part={name}: a {model.family} has no parts; leave it out")
+            raise errors.UserError(f"--part={name}: {model.family} has no parts; remove the flag")
         return model
     parts = module.parts(model.fields, model.params)
     if name and name not in parts:
-        raise errors.UserError(f"--part={name}: this model has {', '.join(parts)}")
+        raise errors.UserError(f"--part={name}: must be one of {', '.join(parts)}")
     fields, params = parts[name or next(iter(parts))]
     if fields == model.fields:
         return model
@@ -297,13 +297,14 @@ def _read_params(folder: pathlib.Path, abstract: Any, sha256: str, with_params: 
     for path in sorted(wanted.keys() | found.keys()):
         if wanted.get(path) != found.get(path):
             raise errors.UserError(
-                f"{file}: {path} has shape {found.get(path)}, {folder / CONFIG} makes it "
-                f"{wanted.get(path)}; the files are not of one model, {weight_files.AGAIN}"
+                f"{file}: {path} has shape {found.get(path)}, but {wanted.get(path)} by "
+                f"{folder / CONFIG}; the files belong to different models; {weight_files.AGAIN}"
             )
     if not with_params:
         return abstract
     if files.sha256(file) != sha256:
         raise errors.UserError(
-            f"{file}: its checksum is not the one in {CONFIG}; it is corrupt, {weight_files.AGAIN}"
+            f"{file}: its checksum differs from that in {CONFIG}; the file is corrupt; "
+            f"{weight_files.AGAIN}"
         )
     return unflatten(weight_files.read_tensors(file, list(wanted)))

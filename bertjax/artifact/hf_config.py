@@ -90,7 +90,7 @@ def read(file: pathlib.Path) -> tuple[dict[str, Any], str]:
     if family is None:
         known = sorted(own for own, _ in readers())
         raise errors.UserError(
-            f"{file}: model_type {name!r} is not supported; there are {', '.join(known)}"
+            f"{file}: model_type = {name!r} is not supported; must be one of {', '.join(known)}"
         )
     return {**hf_defaults.DEFAULTS.get(name, {}), **content}, family
 
@@ -111,7 +111,7 @@ def fields(
     for key, value in (spec["fixed"] | spec.get("fixed_in_class", {}).get(ending, {})).items():
         if content.get(key, value) != value:
             raise errors.UserError(
-                f"{file}: {key} = {content[key]!r} is not supported, only {value!r} is"
+                f"{file}: {key} = {content[key]!r} is not supported; must be {value!r}"
             )
     default = module.Config()
     found: dict[str, Any] = {"heads": default.heads, "num_labels": 0, "adapter_size": 0}
@@ -124,13 +124,16 @@ def fields(
         if ours == "activation":
             if not isinstance(value, str) or value not in ACTIVATIONS:
                 raise errors.UserError(
-                    f"{file}: {key} {value!r} is not supported, only {', '.join(ACTIVATIONS)}"
+                    f"{file}: {key} = {value!r} is not supported; must be one of "
+                    f"{', '.join(ACTIVATIONS)}"
                 )
             value = ACTIVATIONS[value]
         if type(usual) is float and type(value) is int:
             value = float(value)
         if type(value) is not type(usual):
-            raise errors.UserError(f"{file}: {key} = {value!r} must be like {usual!r}")
+            raise errors.UserError(
+                f"{file}: {key} = {value!r} must be of the same type as {usual!r}"
+            )
         found[ours] = value
     for key, shape in spec.get("types", {}).items():
         if key in content:

@@ -43,18 +43,18 @@ def ending_of(model: artifact.Artifact) -> str:
     flat = artifact.flatten(model.params)
     if any("/adapter/" in path for path in flat):
         raise errors.UserError(
-            f"this {model.family} has adapters, for which a Hugging Face folder has no place: "
-            "export it with --format=artifact"
+            f"this {model.family} has adapters, which a Hugging Face folder cannot contain: export "
+            "it with --format=artifact"
         )
     if model.task is not None and model.task.get("prompt_ids"):
         raise errors.UserError(
             "this model reads a trained prompt in front of every text, which transformers does not "
-            "put there: export it with --format=artifact"
+            "support: export it with --format=artifact"
         )
     if _reader(model) == "prefix":
         raise errors.UserError(
-            f"this {model.family} reads a source in both directions (kind.reader = 'prefix'), and "
-            "transformers' reads it from left to right: export it with --format=artifact"
+            f"this {model.family} reads a source in both directions (kind.reader = 'prefix'), but "
+            "transformers reads it from left to right: export it with --format=artifact"
         )
     found = [head for head in model.fields["heads"] if head in heads_lib.DOWNSTREAM]
     if not found:
@@ -189,8 +189,9 @@ def differs(model: artifact.Artifact) -> str:
         if artifact.reads_prefixes(model):
             return (
                 "this model was trained to read prompts in both directions (objective "
-                f"{model.objective['name']}), and transformers reads them from left to right: its "
-                "continuations will be others"
+                f"{model.objective['name']}), but transformers reads them from left to right, so "
+                "its "
+                "continuations will differ"
             )
     return ""
 
@@ -222,7 +223,9 @@ def objective(content: Mapping[str, Any], where: Any) -> dict[str, Any] | None:
     if found is None:
         return None
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        raise errors.UserError(f"{where}: {KEY}.objective = {found!r} must be one with a name")
+        raise errors.UserError(
+            f"{where}: {KEY}.objective = {found!r} must be an object with a name"
+        )
     return found
 
 
@@ -252,7 +255,9 @@ def read(content: Mapping[str, Any], ending: str, max_length: int, where: Any) -
         if problem == "multi_label_classification":
             raise errors.UserError(f"{where}: problem_type {problem!r} is not supported")
         if problem == "regression" and len(labels) > 1:
-            raise errors.UserError(f"{where}: {problem} to {len(labels)} numbers: 1 is supported")
+            raise errors.UserError(
+                f"{where}: {problem} with {len(labels)} outputs is not supported, only with 1"
+            )
         if problem == "regression" or len(labels) == 1:
             name, labels, config = "regression", [], {"regression": True}
     if ending == "ForTokenClassification":

@@ -33,10 +33,13 @@ def find(folder: pathlib.Path) -> list[pathlib.Path]:
     for name in PICKLES:
         if (folder / name).is_file():
             raise errors.UserError(
-                f"{folder / name}: pickled weights are not read; convert them to {WEIGHTS} with "
-                "transformers: AutoModelForPreTraining.from_pretrained(folder).save_pretrained(...)"
+                f"{folder / name}: pickled weights are not supported; convert them to {WEIGHTS} "
+                "with transformers: "
+                "AutoModelForPreTraining.from_pretrained(folder).save_pretrained(...)"
             )
-    raise errors.UserError(f"{folder}: has no {WEIGHTS} and no {INDEX}; {weight_files.AGAIN}")
+    raise errors.UserError(
+        f"{folder}: contains neither {WEIGHTS} nor {INDEX}; {weight_files.AGAIN}"
+    )
 
 
 def shapes(file: pathlib.Path) -> dict[str, tuple[int, ...]]:

@@ -149,11 +149,13 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
     abstract = artifact.abstract_params(family, fields, folder)
     for name, (_, shape) in _table(module, abstract, vocab_size, ending).items():
         if name not in stored:
-            raise errors.UserError(f"{folder}: its weights lack {name}; {weight_files.AGAIN}")
+            raise errors.UserError(
+                f"{folder}: its weights do not contain {name}; {weight_files.AGAIN}"
+            )
         if shapes[stored[name]] != shape:
             raise errors.UserError(
-                f"{folder}: {stored[name]} has shape {shapes[stored[name]]}, {CONFIG} makes it "
-                f"{shape}; the files are not of one model"
+                f"{folder}: {stored[name]} has shape {shapes[stored[name]]}, but {shape} by "
+                f"{CONFIG}; the files belong to different models"
             )
     tokenizer = tokenizer_lib.load(folder)
     artifact.check_tokenizer(tokenizer, vocab_size, folder)
@@ -308,8 +310,8 @@ def _match(
             unknown.append(source)
     if unknown:
         raise errors.UserError(
-            f"{folder}: does not know what to do with {errors.several(unknown, 3)}: not in the "
-            f"model that {CONFIG} describes; save it from transformers without that part"
+            f"{folder}: contains {errors.several(unknown, 3)}, which is not in the model that "
+            f"{CONFIG} describes; save it from transformers without that part"
         )
     for again, name in _tied(module, table):
         if name not in stored and again in stored:

@@ -51,8 +51,8 @@ def find(path: str | os.PathLike) -> Place:
     folder = paths.of(path)
     if not folder.exists() and not folder.name.isdecimal():
         raise errors.UserError(
-            f"{path}: there is nothing; give {_CHOICES}. Models are not downloaded: `hf download "
-            "NAME --local-dir=FOLDER` gets one of Hugging Face"
+            f"{path}: not found; give {_CHOICES}. Models are not downloaded: `hf download NAME "
+            "--local-dir=FOLDER` downloads one from Hugging Face"
         )
     if (folder / "artifact" / "config.json").exists():  # the output of a fine-tuning
         folder = folder / "artifact"
@@ -64,7 +64,7 @@ def find(path: str | os.PathLike) -> Place:
         run = above.parent if above.name == workdir.CHECKPOINTS else above
         if _kind(run) == "workdir":
             return Place("workdir", os.fspath(run), int(folder.name))
-    raise errors.UserError(f"{path}: no model here; give {_CHOICES}")
+    raise errors.UserError(f"{path}: contains no model; give {_CHOICES}")
 
 
 def load(path: str | os.PathLike, *, with_params: bool = True) -> artifact.Artifact:
@@ -94,8 +94,8 @@ def check_data(
     """
     if dataset.tokenizer_fingerprint != model.tokenizer.fingerprint:
         raise errors.UserError(
-            f"{dataset.path} was prepared with another tokenizer than that of {what}: prepare it "
-            f"with the model's own{otherwise}"
+            f"{dataset.path}: was prepared with another tokenizer than that of {what}: prepare it "
+            f"with the model's own tokenizer{otherwise}"
         )
 
 
@@ -114,8 +114,8 @@ def check_fields(model: artifact.Artifact, fields: Mapping[str, Any]) -> None:
         free = name in _FREE_FIELDS or name.endswith("dropout_rate")
         if not free and name in fields and fields[name] != value:
             raise errors.UserError(
-                f"config.init_from was trained with {name} = {value!r}, config.model.{name} = "
-                f"{fields[name]!r}: set that to {value!r}"
+                f"config.init_from was trained with {name} = {value!r}, but config.model.{name} = "
+                f"{fields[name]!r}: set it to {value!r}"
             )
 
 
@@ -128,14 +128,14 @@ def overlay_params(model: artifact.Artifact, family: str, params: Any) -> Any:
     """
     if model.family != family and not _same_folders(model.family, family):
         raise errors.UserError(
-            f"config.init_from is a {model.family} model, config.family is {family}"
+            f"config.init_from is a {model.family} model, but config.family is {family}"
         )
     found = artifact.flatten(model.params)
     fresh = artifact.flatten(params)
     for name, leaf in fresh.items():
         if name in found and found[name].shape != leaf.shape:
             raise errors.UserError(
-                f"config.init_from has {name} of shape {found[name].shape}, config.model makes it "
+                f"config.init_from has {name} of shape {found[name].shape}, but config.model needs "
                 f"{leaf.shape}"
             )
     return artifact.unflatten({name: found.get(name, leaf) for name, leaf in fresh.items()})
@@ -185,7 +185,7 @@ def load_frozen(
     return model
 
 
-_CHOICES = "a workdir, a step of one, an artifact, a Hugging Face folder or a T5X checkpoint"
+_CHOICES = "a workdir, a checkpoint, an artifact, a Hugging Face folder or a T5X checkpoint"
 
 
 def _kind(folder: epath.Path) -> str | None:
@@ -195,14 +195,14 @@ def _kind(folder: epath.Path) -> str | None:
     content = schema.read_object(file, "restore it from a copy")
     if content.get("format") == FINETUNING:
         raise errors.UserError(
-            f"{folder}: a fine-tuning that is not finished; start the same command again"
+            f"{folder}: contains an unfinished fine-tuning; run the same command again"
         )
     kinds = {workdir.FORM.format: "workdir", artifact.FORM.format: "artifact"}
     if content.get("format") in kinds:
         return kinds[content["format"]]
     if "model_type" not in content and (folder / huggingface.WEIGHTS).exists():
         raise errors.UserError(
-            f"{file}: says no model_type; add the one of the weights, as \"model_type\": \"bert\""
+            f"{file}: has no model_type; add that of the weights, as \"model_type\": \"bert\""
         )
     return "huggingface" if "model_type" in content else None
 
@@ -229,7 +229,9 @@ def _from_workdir(place: Place, with_params: bool) -> artifact.Artifact:
         step = checkpoints.latest_step() if place.step is None else place.step
         if place.step not in (None, *checkpoints.steps()):
             there = ", ".join(map(str, checkpoints.steps())) or "none"
-            raise errors.UserError(f"{run}: has no checkpoint of step {step}; there are: {there}")
+            raise errors.UserError(
+                f"{run}: contains no checkpoint of step {step}; the steps are: {there}"
+            )
         if with_params:
             here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
             target = jax.tree.map(

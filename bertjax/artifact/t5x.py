@@ -76,16 +76,16 @@ def read_checkpoint(file: pathlib.Path) -> tuple[dict[str, Any], Any]:
         fields = _fields(theirs, file)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
         raise errors.UserError(
-            f"{file}: its arrays are not those of a T5 ({error!r:.80}); {weight_files.AGAIN}"
+            f"{file}: its arrays are not those of a T5 model ({error!r:.80}); {weight_files.AGAIN}"
         ) from error
     flat = {}
     for ours, leaf in artifact.flatten(artifact.abstract_params("t5", fields, file)).items():
         name = _their_name(ours)
         if name not in theirs:
-            raise errors.UserError(f"{file}: lacks {name}; {weight_files.AGAIN}")
+            raise errors.UserError(f"{file}: does not contain {name}; {weight_files.AGAIN}")
         flat[ours] = _to_ours(theirs.pop(name), leaf.shape, ours, f"{file}: {name}")
     if theirs:
-        raise errors.UserError(f"{file}: does not know what to do with {', '.join(theirs)}")
+        raise errors.UserError(f"{file}: contains unknown arrays: {', '.join(theirs)}")
     return fields, artifact.unflatten(flat)
 
 
@@ -95,7 +95,9 @@ def _arrays(file: pathlib.Path) -> dict[str, np.ndarray]:
     try:
         target = state["optimizer"]["target"]
     except (KeyError, TypeError) as error:
-        raise errors.UserError(f"{file}: has no optimizer/target, so is not of T5X") from error
+        raise errors.UserError(
+            f"{file}: contains no optimizer/target, so it is not a checkpoint of T5X"
+        ) from error
     found: dict[str, np.ndarray] = {}
 
     def walk(node: Any, prefix: str) -> None:
@@ -141,7 +143,7 @@ def _stacked(arrays: dict[str, np.ndarray], file: pathlib.Path) -> dict[str, np.
     for name, numbered in by_layer.items():
         if set(numbered) != set(range(len(numbered))):
             raise errors.UserError(
-                f"{file}: {name} is there for the layers {sorted(numbered)} only"
+                f"{file}: contains {name} only for the layers {sorted(numbered)}"
             )
         found[name] = np.stack([numbered[i] for i in range(len(numbered))])
     return found
@@ -156,7 +158,9 @@ def _fields(theirs: dict[str, np.ndarray], file: pathlib.Path) -> dict[str, Any]
         wo = theirs["encoder/layers/mlp/wo/kernel"]
         decoder = theirs["decoder/layers/mlp/wo/kernel"]
     except KeyError as error:
-        raise errors.UserError(f"{file}: lacks {error.args[0]}, so is not of a T5") from error
+        raise errors.UserError(
+            f"{file}: does not contain {error.args[0]}, so it is not a T5 model"
+        ) from error
     config = t5.Config(
         vocab_size=table.shape[0],
         hidden_size=table.shape[1],
@@ -191,5 +195,5 @@ def _to_ours(array: np.ndarray, shape: tuple[int, ...], ours: str, where: str) -
     elif ours == "lm_head/kernel":
         array = np.pad(array, ((0, 0), (0, shape[1] - array.shape[1])))
     if array.size != np.prod(shape):
-        raise errors.UserError(f"{where} has shape {array.shape}, not one of {shape}")
+        raise errors.UserError(f"{where} has shape {array.shape}, which does not match {shape}")
     return array.reshape(shape)  # theirs may have heads and head_dim as one axis

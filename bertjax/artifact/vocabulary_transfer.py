@@ -57,7 +57,7 @@ def shared_rows(
     if not pairs:
         raise errors.UserError(
             f"config.init_vocabulary: the data's tokenizer ({new.kind}) shares no piece with that "
-            f"of config.init_from ({old.kind}), so there is nothing to carry over"
+            f"of config.init_from ({old.kind}), so no embedding can be copied"
         )
     roles = {role: i for role, i in vars(old.specials).items() if i >= 0}
     pairs |= {i: roles[role] for role, i in vars(new.specials).items() if role in roles}

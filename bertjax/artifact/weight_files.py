@@ -25,13 +25,14 @@ def read_msgpack(file: pathlib.Path) -> dict[str, Any]:
         while todo:
             inside = todo.pop()
             if not isinstance(inside, dict) or not all(isinstance(key, str) for key in inside):
-                raise ValueError("its keys are no texts")
+                raise ValueError("its keys must be strings")
             todo += [value for value in inside.values() if isinstance(value, dict)]
     except OSError as error:
         raise errors.UserError(f"{file}: cannot be read: {error.strerror}") from error
     except Exception as error:  # the decoder may raise any exception for other bytes
         raise errors.UserError(
-            f"{file}: truncated, corrupt or no msgpack file of arrays ({error!r:.80}); {AGAIN}"
+            f"{file}: is truncated, corrupt or not a msgpack file of arrays ({error!r:.80}); "
+            f"{AGAIN}"
         ) from error
     return content
 
@@ -49,7 +50,7 @@ def write_tensors(file: pathlib.Path, arrays: Mapping[str, Any]) -> None:
         safetensors.numpy.save_file(whole, file, metadata={"format": "pt"})
         os.chmod(file, mode)  # safetensors creates files that only the owner can read
     except safetensors.SafetensorError as error:
-        raise errors.UserError(f"{file.parent}: cannot be written ({error}); make room") from error
+        raise errors.UserError(f"{file.parent}: cannot be written ({error}); free space") from error
 
 
 @contextlib.contextmanager
@@ -58,10 +59,10 @@ def _opened(file: pathlib.Path) -> Iterator[Any]:
         with safetensors.safe_open(file, "numpy") as opened:
             yield opened
     except FileNotFoundError as error:
-        raise errors.UserError(f"{file}: not there; {AGAIN}") from error
+        raise errors.UserError(f"{file}: not found; {AGAIN}") from error
     except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
         raise errors.UserError(
-            f"{file}: truncated, corrupt or no safetensors file ({error}); {AGAIN}"
+            f"{file}: is truncated, corrupt or not a safetensors file ({error}); {AGAIN}"
         ) from error
 
 

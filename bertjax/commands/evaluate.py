@@ -1,8 +1,9 @@
-"""Score a model: the objective's numbers on held-out data, or a task that needs no training.
+"""Score a model with its objective on held-out data, or on a task that needs no training.
 
-Without a task: loss, accuracies and perplexity, beside the loss of a unigram model. blimp:FILE:
-which of two sentences is grammatical, by paradigm. A fine-tuned model is scored on a file of
-labelled examples, by all scores of its kind of task.
+--data prints loss, accuracies and perplexity, and the loss of a unigram model for comparison.
+--task=blimp:FILE measures how often the model prefers the grammatical one of two sentences, for
+each paradigm. A fine-tuned model is scored on a file of labelled examples, with all scores of its
+kind of task.
 
 Example:
   bertjax evaluate --model=run/ --data=prepared/
@@ -40,41 +41,44 @@ OF_TASK = ("max_pairs", "within_word")
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     flag = parser.add_argument
-    flag("--model", required=True, help="workdir, step of one, artifact, HF folder")
-    flag("--data", help="prepared folder, its held-out split or all; of a fine-tuned model a file")
-    flag("--batch_size", type=int, help="sequences of the data at a time; default: 64")
-    flag("--length", type=int, help="tokens a sequence of the data; default: the run's last")
-    flag("--max_samples", type=int, help="of the data; default: 10,000")
+    flag("--model", required=True, help="workdir, checkpoint, artifact or Hugging Face folder")
+    flag("--data",
+         help="prepared data, whose held-out split is scored (train if nothing is held out); for a "
+              "fine-tuned model: file of labelled examples")  # fmt: skip
+    flag("--batch_size", type=int, help="sequences per batch of --data; default: 64")
+    flag("--length", type=int, help="tokens per sequence of --data; default: as in the last phase")
+    flag("--max_samples", type=int, help="maximum number of samples of --data; default: 10,000")
     flag("--mask_rate", type=float,
-         help="share of the data's tokens to predict, to compare runs of different rates; default: "
-         "the run's")
-    flag("--task", help="blimp:FILE instead of data")
-    flag("--max_pairs", type=int, help="of the task, for each paradigm; default: all")
+         help="share of the tokens of --data to predict, to compare runs of different mask rates; "
+              "default: the run's rate")  # fmt: skip
+    flag("--task", help="blimp:FILE, instead of --data")
+    flag("--max_pairs", type=int,
+         help="maximum number of pairs of --task per paradigm; default: all")  # fmt: skip
     flag(
         "--within_word",
         action="store_true",
         default=None,
-        help="of the task: a masked model does not see the rest of a word behind a token either",
+        help="with --task and a masked model: also mask the rest of the word after each token",
     )
-    flag("--json", help="file to write the numbers to as well")
+    flag("--json", help="file to write all numbers to as well")
 
 
 def run(flags: argparse.Namespace) -> None:
     """Scores the model and prints the numbers as a table; writes them to --json."""
     errors.file_to_write("json", flags.json)
     if (flags.data is None) == (flags.task is None):
-        raise errors.UserError("give either --data or --task, what the model is scored on")
+        raise errors.UserError("give either --data or --task, on which the model is scored")
     unread = OF_DATA if flags.task else OF_TASK
     for name in unread:
         if getattr(flags, name) is not None:
             other = "--data" if flags.task else "--task"
-            raise errors.UserError(f"--{name} goes with {other}; leave it out")
+            raise errors.UserError(f"--{name} can only be used with {other}; remove it")
     for name in ("batch_size", "length", "max_samples", "max_pairs"):
         value = getattr(flags, name)
         if value is not None and value < 1:
-            raise errors.UserError(f"--{name}={value}: give a positive number")
+            raise errors.UserError(f"--{name}={value}: must be 1 or more")
     if flags.mask_rate is not None and not 0 < flags.mask_rate <= 1:
-        raise errors.UserError(f"--mask_rate={flags.mask_rate}: give a number above 0, at most 1")
+        raise errors.UserError(f"--mask_rate={flags.mask_rate}: must be above 0 and at most 1")
     if flags.task:
         values = _blimp(flags)
     else:
@@ -89,7 +93,7 @@ def run(flags: argparse.Namespace) -> None:
 def _blimp(flags: argparse.Namespace) -> dict:
     name, _, file = flags.task.partition(":")
     if name != "blimp" or not file:
-        raise errors.UserError(f"--task={flags.task}: there is blimp:FILE")
+        raise errors.UserError(f"--task={flags.task}: must be blimp:FILE")
     pairs = blimp.read(file, flags.max_pairs)
     with progress.stage(f"reading {flags.model}"):
         source = loading.load(flags.model)
@@ -109,7 +113,7 @@ def _title(flags: argparse.Namespace, model: artifact.Artifact) -> str:
 def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str, float]:
     for name in OF_DATA:
         if getattr(flags, name) is not None:
-            raise errors.UserError(f"--{name} is for prepared data; --model is fine-tuned")
+            raise errors.UserError(f"--{name} needs prepared data, but --model is fine-tuned")
     model = predictor.Predictor(source)
     skipped: collections.Counter[str] = collections.Counter()
     examples = tasks.read(model.task, flags.data, "test", skipped=skipped)
@@ -118,13 +122,13 @@ def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str,
     if not tasks.can_be_scored(model.task, examples):
         if not model.task.labelled:
             raise errors.UserError(
-                f"{flags.data}: holds single texts, and pairs are scored; get their vectors with "
-                "`bertjax predict --data`"
+                f"{flags.data}: contains single texts, but only pairs can be scored; get their "
+                "vectors with `bertjax predict --data`"
             )
         there = tasks.columns_there(model.task, flags.data, examples[0].where)
         raise errors.UserError(
-            f"{flags.data}: has no {model.task.columns.label[0]!r} to score against{there}; answer "
-            "it with `bertjax predict --data`"
+            f"{flags.data}: has no {model.task.columns.label[0]!r} to score against{there}; "
+            "predict it with `bertjax predict --data`"
         )
     with progress.stage("scoring examples") as done:
         values = model.evaluate(examples, done)
@@ -138,8 +142,8 @@ def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str,
 def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, float]:
     if os.path.isfile(flags.data):
         raise errors.UserError(
-            f"--data={flags.data} is a file, and --model={flags.model} is not fine-tuned: give a "
-            "folder that `bertjax prepare` wrote, or a model that `bertjax finetune` made"
+            f"--data={flags.data} is a file, but --model={flags.model} is not fine-tuned: give a "
+            "folder that `bertjax prepare` wrote, or a model that `bertjax finetune` wrote"
         )
     config = _config(model, flags)
     config_lib.validate(config)
@@ -154,7 +158,7 @@ def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, f
 
     train_data = store.open_dataset(flags.data, "train")
     with jax.set_mesh(mesh):
-        with progress.stage("counting the unigram model"):
+        with progress.stage("computing the unigram baseline"):
             unigram = experiment.unigram(train_data, vocabulary)
         batches = experiment.eval_batches(dataset, vocabulary, phase, lambda size: slice(None))
         with progress.stage(f"scoring batches of {config.batch_size:,} samples") as done:
@@ -178,7 +182,7 @@ def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, f
         print(f"  {name:<16}{value:>10.4f}")
     gain = values["unigram_loss"] - values[next(iter(experiment.scales))]
     verdict = "better" if gain >= 0 else "worse"
-    print(f"  {abs(gain):.2f} nats a predicted token {verdict} than the unigram model")
+    print(f"  {abs(gain):.2f} nats per predicted token {verdict} than the unigram model")
     small = store.too_small_to_rank(dataset.num_documents, dataset.num_tokens)
     if small:
         print(progress.wrapped(f"  warning: {small}", "    "))
@@ -216,8 +220,8 @@ def _config(model: artifact.Artifact, flags: argparse.Namespace):
         if objective == "mlm":
             if "mlm" not in config.model.heads:
                 raise errors.UserError(
-                    f"--model={flags.model} has no head mlm, so it has no loss on data; ELECTRA's "
-                    "discriminator can be scored with --task=blimp:FILE"
+                    f"--model={flags.model} has no head mlm, so it has no loss on --data; "
+                    "ELECTRA's discriminator can be scored with --task=blimp:FILE"
                 )
         of_objective = hooks.of(plugins.objective(objective))
         config.objective.update(of_objective.fields_for(family.KIND, config.model.heads))
@@ -229,8 +233,8 @@ def _config(model: artifact.Artifact, flags: argparse.Namespace):
     if flags.mask_rate is not None:
         if "mask_rate" not in config.objective:
             raise errors.UserError(
-                f"--mask_rate={flags.mask_rate}: --model={flags.model} learned "
-                f"{config.objective.name}, which masks no tokens of an encoder: leave it out"
+                f"--mask_rate={flags.mask_rate}: --model={flags.model} was trained with "
+                f"{config.objective.name}, which masks no tokens of an encoder: remove the flag"
             )
         config.objective.mask_rate = flags.mask_rate
     return config

@@ -4,8 +4,8 @@ Example:
   bertjax export --model=run/ --output=bert-hf/ --format=hf
   bertjax export --model=electra-run/ --output=generator-hf/ --part=generator
 
-A Hugging Face folder loads in transformers (AutoModel, AutoTokenizer); an artifact is parameters,
-config and tokenizer in bertjax's own layout. --output is replaced where it is an earlier export.
+transformers loads a Hugging Face folder with AutoModel and AutoTokenizer. An artifact contains
+parameters, config and tokenizer in bertjax's own layout. An earlier export at --output is replaced.
 """
 
 import argparse
@@ -18,12 +18,16 @@ WRITERS = {"hf": huggingface.write, "artifact": artifact.write}
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument(
-        "--model", required=True, help="workdir, step of one, artifact or Hugging Face folder"
+        "--model", required=True, help="workdir, checkpoint, artifact or Hugging Face folder"
     )
     parser.add_argument("--output", required=True, help="folder to write")
-    parser.add_argument("--format", choices=WRITERS, default="hf", help="default: %(default)s")
     parser.add_argument(
-        "--part", default="", help="of ELECTRA: generator or discriminator (the default for hf)"
+        "--format", choices=WRITERS, default="hf", help="format to write; default: %(default)s"
+    )
+    parser.add_argument(
+        "--part",
+        default="",
+        help="part of an ELECTRA model: generator or discriminator (the default for hf)",
     )
 
 
@@ -41,4 +45,4 @@ def run(flags: argparse.Namespace) -> None:
         print(f"note: {differs}")
     dropped = huggingface.dropped(model) if flags.format == "hf" else []
     if dropped:
-        print(f"left out, since their model has no place for it: {', '.join(dropped)}")
+        print(f"not exported, because the Hugging Face model lacks it: {', '.join(dropped)}")

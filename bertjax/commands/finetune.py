@@ -1,4 +1,4 @@
-"""Fine-tune a model on labelled data: a sweep of rates, several seeds, honest averages.
+"""Fine-tune a model on labelled data: a sweep of learning rates, with several seeds each.
 
 Examples:
   bertjax finetune --model=run/ --task=sst2 --data=glue/SST-2/ --output=out/
@@ -8,16 +8,16 @@ Examples:
       --config.strategy.rank=16 --config.num_epochs=4 --output=out/
   bertjax finetune --suite=configs/suites/glue.py --model=run/ --data=glue/ --output=out/
 
-Without --dev a tenth of the training data is it. The rate of the best mean on dev is taken, and its
-runs are scored on test, once. --output gets report.md, report.json, scores.png, the predictions and
-the best model, which `bertjax predict`, `evaluate` and `export` take. The same command goes on
-after a stop, within a run too: from its newest checkpoint. Every key of the recipe, listed below,
-is overridden as --config.KEY=VALUE.
+Without --dev, a tenth of the training data is held out as dev. The learning rate with the best mean
+on dev is selected, and its runs are scored on test, once. --output receives report.md, report.json,
+scores.png, the predictions and the best model, which `bertjax predict`, `evaluate` and `export`
+accept. After a stop, run the same command again to resume; an unfinished run resumes from its newest
+checkpoint. --config.KEY=VALUE overrides a key of the recipe; the keys are listed below.
 
-A job of several processes: the same command on every host, with the flags of `bertjax pretrain`.
---output must be a folder that all of them see.
+To run a job of several processes, run the same command on every host, with the flags of
+`bertjax pretrain`. All hosts must see the same --output.
 
-A suite is many tasks in one report; see its file for what it runs.
+A suite runs several tasks and writes one report; its file lists the tasks.
 """
 
 import argparse
@@ -30,26 +30,26 @@ from bertjax.finetuning import run as run_lib
 from bertjax.runtime import backend, signals
 
 FILES = ("train", "dev", "test")
-KEPT = "the runs that are finished are kept"
+KEPT = "finished runs are kept"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     flag = parser.add_argument
-    flag("--model", help="workdir, step of one, artifact or Hugging Face folder")
+    flag("--model", help="workdir, checkpoint, artifact or Hugging Face folder")
     names = ", ".join(sorted(tasks.TASKS))
-    flag("--task", metavar="NAME", help=f"one of {names}; most also as NAME:text_to_text")
-    flag("--output", required=True, help="folder of the results, made where absent")
-    flag("--data", help="folder with the files of the splits, or tfds:NAME")
+    flag("--task", metavar="NAME", help=f"task to train: {names}; most also as NAME:text_to_text")
+    flag("--output", required=True, help="folder for the results; created if it does not exist")
+    flag("--data", help="folder with the files of all splits, or tfds:NAME")
     for split in FILES:
-        flag(f"--{split}", metavar="FILE", help=f"file of the split {split}")
-    flag("--seeds", type=int, metavar="K", help="runs with each rate; default: 1")
+        flag(f"--{split}", metavar="FILE", help=f"file of the {split} split")
+    flag("--seeds", type=int, metavar="K", help="number of runs per learning rate; default: 1")
     flag("--lr", metavar="RATES",
-         help="learning rates; default: what suits task and strategy, 2e-5,3e-5,5e-5 for a whole "
-              "encoder")  # fmt: skip
+         help="learning rates, separated by commas; default: depends on task and strategy, "
+              "2e-5,3e-5,5e-5 for a whole encoder")  # fmt: skip
     flag("--strategy", metavar="NAME",
-         help=f"what is trained: {', '.join(strategies.names())}; default: full")  # fmt: skip
-    flag("--suite", metavar="FILE[:ARG]", help="many tasks, instead of --task")
+         help=f"fine-tuning strategy: {', '.join(strategies.names())}; default: full")  # fmt: skip
+    flag("--suite", metavar="FILE[:ARG]", help="file with several tasks, instead of --task")
     job_flags.add(parser)
     parser.set_defaults(config=None)  # keys are overridden as --config.KEY=VALUE
 
@@ -85,9 +85,9 @@ def _suite(flags: argparse.Namespace, values: dict[str, str]) -> None:
     """Runs every task of a suite and prints the results."""
     for name in ("task", *FILES):
         if getattr(flags, name):
-            raise errors.UserError(f"--{name} is of one task; a suite names its own")
+            raise errors.UserError(f"--{name} cannot be used with --suite; a suite names its own")
     if job_flags.is_one_of_several(flags):
-        raise errors.UserError("--suite runs in one process: run its tasks one by one in this job")
+        raise errors.UserError("--suite must run in one process: run its tasks one by one in this job")
     with signals.sigterm_raises(KEPT):
         print(suite.run(flags.suite, flags.output, flags.data, values))
 
@@ -100,11 +100,11 @@ def _task(flags: argparse.Namespace, values: dict[str, str]) -> None:
     config = recipe.make(flags.task, flags.data, files, values)
     backend.configure(config.dtype)
     if job_flags.is_one_of_several(flags):  # where JAX catches SIGTERM
-        joined = job_flags.joined(flags, lambda: f"{KEPT}, and the last one goes on")
+        joined = job_flags.joined(flags, lambda: f"{KEPT}, run the same command again to resume the last one")
     else:
         joined = signals.sigterm_raises(KEPT)
     with joined:
         done = run_lib.finetune(config, flags.output)
         if jax.process_index() == 0:
-            lines = [*report.summary_lines(done.report), f"all of it: {flags.output}"]
+            lines = [*report.summary_lines(done.report), f"all results: {flags.output}"]
             print("\n".join(lines))

@@ -1,11 +1,11 @@
-"""Turn a Hugging Face folder into an artifact.
+"""Convert a Hugging Face folder or a T5X checkpoint to an artifact.
 
 Example:
   bertjax import --input=bert-base-uncased/ --output=artifact/
 
-The folder holds config.json, model.safetensors (or its shards with their index) and the tokenizer's
-files; or a checkpoint of T5X and a tokenizer's file, such as spiece.model. --output is replaced
-where it is an earlier artifact.
+--input must contain config.json, model.safetensors (or its shards with their index) and the files
+of the tokenizer; or a checkpoint of T5X and a tokenizer file, such as spiece.model. An earlier
+artifact at --output is replaced.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from bertjax.artifact import artifact, loading
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
-    parser.add_argument("--input", required=True, help="Hugging Face folder, or T5X checkpoint")
+    parser.add_argument("--input", required=True, help="Hugging Face folder or T5X checkpoint")
     parser.add_argument("--output", required=True, help="folder to write")
 
 

@@ -1,12 +1,12 @@
-"""Show what a run, a step of one, an artifact, a Hugging Face folder or prepared data holds.
+"""Show the contents of a run, a checkpoint, an artifact, a Hugging Face folder or prepared data.
 
 Example:
   bertjax inspect run/
   bertjax inspect run/ --plot=curves.png
   bertjax inspect prepared/
 
-Of a model: config, step, parameter table, tokenizer, data; what it was fine-tuned for, and its
-labels. --plot draws the curves of a run.
+For a model, prints config, step, table of parameters, tokenizer and data; for a fine-tuned model
+also its task and labels. --plot draws the learning curves of a run.
 """
 
 import argparse
@@ -27,13 +27,13 @@ _WIDTH = 100
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
-    parser.add_argument("path", help="run, step of one, artifact, Hugging Face folder or data")
+    parser.add_argument("path", help="run, checkpoint, artifact, Hugging Face folder or data")
     parser.add_argument(
         "--plot",
         nargs="?",
         const="",
         metavar="FILE.png",
-        help="draw the curves of a run; without a name to curves.png in the run",
+        help="draw the learning curves of a run; default file: curves.png in the run",
     )
 
 
@@ -54,7 +54,7 @@ def draw(path: str, file: str = "") -> str:
     """
     place = loading.find(path)
     if place.kind != "workdir":
-        raise errors.UserError(f"{path}: not the workdir of a run, so it has no curves")
+        raise errors.UserError(f"{path}: is not the workdir of a run, so it has no curves")
     file = file or os.path.join(place.folder, "curves.png")
     metrics = run_log.read_metrics(os.path.join(place.folder, workdir.METRICS))
     unigram = [line["eval/unigram_loss"] for line in metrics if "eval/unigram_loss" in line]

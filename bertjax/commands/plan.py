@@ -1,14 +1,14 @@
-"""Say what a config takes on a slice of chips that is not there: memory, time and money.
+"""Estimate the memory, time and cost of a config on a slice of chips, without the chips.
 
 Example:
   bertjax plan --config=configs/bert_large.py
   bertjax plan --config=configs/bert_large.py --topology=v5p-128 --mesh=fsdp:64 --price=4.2
   bertjax plan --config=configs/t5_3b.py --topology=v5e-256 --search
 
-With libtpu (pip install 'bertjax[tpu]') the real TPU compiler compiles the train step for the
-slice, on any machine; without it, and for GPUs, all is estimated. No data are needed. Topologies
-are Google's names (v5e-16, v5p-128), h100-8 and the like, and cpu-8. --search tries meshes,
-micro-batches and remat policies.
+With libtpu (pip install 'bertjax[tpu]') the TPU compiler compiles the train step for the slice, on
+any machine; without libtpu, and for GPUs, all numbers are estimates. No data is needed. A topology
+is a Google name (v5e-16, v5p-128), a GPU and a number (h100-8), or cpu-8. --search tries meshes,
+micro-batch sizes and remat policies.
 """
 
 import argparse
@@ -30,11 +30,11 @@ config_help, config_keys = config_help_lib.of_run, config_help_lib.keys_of_run
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="config file")
-    parser.add_argument("--topology", help="the slice; without it config.topology")
-    parser.add_argument("--mesh", help="the same as --config.mesh")
-    parser.add_argument("--search", action="store_true", help="look for what fits and is fastest")
-    parser.add_argument("--price", type=float, help="of a chip for an hour")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers there too")
+    parser.add_argument("--topology", help="slice to plan for; default: config.topology")
+    parser.add_argument("--mesh", help="short form of --config.mesh")
+    parser.add_argument("--search", action="store_true", help="find the fastest plan that fits")
+    parser.add_argument("--price", type=float, help="price of one chip for one hour")
+    parser.add_argument("--json", metavar="FILE", help="file to write all numbers to as well")
     config_help_lib.add_flag(parser)
 
 

@@ -1,4 +1,4 @@
-"""Fill the [MASK]s of a text, go on with a prompt, or answer the task of a fine-tuned model.
+"""Fill the [MASK]s of a text, continue a prompt, or predict with a fine-tuned model.
 
 Examples:
   bertjax predict --model=run/ --text='The [MASK] sat on the mat.' --top=5
@@ -7,17 +7,18 @@ Examples:
   bertjax predict --model=t5/ --prompt='The <extra_id_0> sat on the mat.' --num_beams=4
   bertjax predict --model=gpt2/ --prompt='The sky is' --choice=blue --choice=made
 
-Fine-tuned models (labels with probabilities, entities, answers, texts):
+Fine-tuned models predict labels with probabilities, entities, answers or texts:
   bertjax predict --model=out/ --text='I loved this movie'
   bertjax predict --model=out/ --text='A man sleeps.' --pair='Someone is awake.'
   bertjax predict --model=out/ --question='Who wrote it?' --context='Ada wrote it in 1843.'
   bertjax predict --model=out/ --data=test.tsv --output=predictions.jsonl
   bertjax predict --model=out/ --data=texts.txt
 
---text and --prompt may be given several times. Each mask gets the likeliest pieces with their
-probabilities. A prompt goes on with the likeliest token each time, unless --temperature asks for
-draws or --num_beams for a beam search; the text ends with the end-of-text token. With choices it
-gets their log probabilities in nats a token, the likeliest first.
+--text and --prompt may be repeated. For each mask, the most likely pieces are printed with their
+probabilities. A prompt is continued with the most likely token at each step, unless --temperature
+turns on sampling or --num_beams turns on beam search; the end-of-text token ends the continuation.
+With --choice, the choices are printed with their log probabilities in nats per token, the most
+likely first.
 """
 
 import argparse
@@ -33,13 +34,13 @@ from bertjax.inference import pretrained, prompting
 
 # Fields of generation.Options, which has their defaults.
 OPTIONS = {
-    "max_new_tokens": (int, "longest continuation, in tokens, default: 64"),
-    "temperature": (float, "above 0: draw tokens, the lower the likelier; 0: do not draw"),
-    "top_k": (int, "draw of the k likeliest tokens only"),
-    "top_p": (float, "draw of the fewest tokens whose probabilities sum up to this"),
-    "seed": (int, "decides the draws"),
-    "num_beams": (int, "beams of a beam search"),
-    "length_penalty": (float, "exponent of the length that a beam's score is divided by"),
+    "max_new_tokens": (int, "maximum number of tokens to generate; default: 64"),
+    "temperature": (float, "temperature of the sampling; default: 0, no sampling"),
+    "top_k": (int, "sample from the k most likely tokens only; default: 0, off"),
+    "top_p": (float, "sample from the fewest tokens whose probabilities sum to p; default: 1, off"),
+    "seed": (int, "seed of the sampling; default: 0"),
+    "num_beams": (int, "number of beams of a beam search; default: 1, no beam search"),
+    "length_penalty": (float, "exponent of the length that divides a beam's score; default: 1"),
 }
 
 WHAT = ("text", "prompt", "question", "choice", "data")
@@ -58,16 +59,16 @@ ASKED = {"questions": ("question", "--question and --context"),
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     flag = parser.add_argument
-    flag("--model", required=True, help="workdir, step of one, artifact or Hugging Face folder")
-    flag("--text", action="append", help="with masks, or to answer; may be repeated")
-    flag("--prompt", action="append", help="text to go on with; may be repeated")
-    flag("--pair", action="append", help="the second text of each --text, for tasks of pairs")
-    flag("--question", action="append", help="to answer from --context; may be repeated")
-    flag("--context", help="text with the answers, or what the choices are about")
-    flag("--choice", action="append", help="one of several, for --context or --prompt")
-    flag("--data", help="file of examples to answer; .txt: a text a line, or columns of words")
-    flag("--output", help="with --data: file for a line of JSON an example; default: the screen")
-    flag("--top", type=int, help="guesses a mask, or labels (10 at most); default: 5")
+    flag("--model", required=True, help="workdir, checkpoint, artifact or Hugging Face folder")
+    flag("--text", action="append", help="text with masks, or for a task; may be repeated")
+    flag("--prompt", action="append", help="text to continue; may be repeated")
+    flag("--pair", action="append", help="second text of each --text, for tasks on pairs")
+    flag("--question", action="append", help="question to answer from --context; may be repeated")
+    flag("--context", help="text that contains the answers, or that the choices refer to")
+    flag("--choice", action="append", help="one choice for --context or --prompt; repeat it")
+    flag("--data", help="file of examples to predict; .txt: one text per line, or columns of words")
+    flag("--output", help="with --data: file for one JSON line per example; default: stdout")
+    flag("--top", type=int, help="number of pieces per mask, or of labels (10 at most); default: 5")
     options = parser.add_argument_group("with --prompt")
     for name, (kind, summary) in OPTIONS.items():
         options.add_argument(f"--{name}", type=kind, help=summary)
@@ -79,16 +80,16 @@ def run(flags: argparse.Namespace) -> None:
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
         if flags.prompt is None or flags.choice:
-            raise errors.UserError(f"--{name} is for --prompt, without --choice")
+            raise errors.UserError(f"--{name} can only be used with --prompt, without --choice")
     asked = [name for name in WHAT if getattr(flags, name)]
     if asked == ["prompt", "choice"]:
         asked = ["prompt"]
     if len(asked) != 1:
-        raise errors.UserError(f"give one of {_flags(WHAT)}")
+        raise errors.UserError(f"give exactly one of {_flags(WHAT)}")
     for name, owners in WITH.items():
         if getattr(flags, name) is not None and asked[0] not in owners:
             raise errors.UserError(
-                f"--{name} goes with {_flags(owners)}; leave it out beside --{asked[0]}"
+                f"--{name} can only be used with {_flags(owners)}, not with --{asked[0]}"
             )
     errors.file_to_write("output", flags.output)
     if flags.top is not None and flags.top < 1:
@@ -107,7 +108,7 @@ def run(flags: argparse.Namespace) -> None:
             print("  " + text.replace("\n", "\n  "))
     elif asked != ["text"] or flags.pair:
         raise errors.UserError(
-            f"--model={flags.model} is not fine-tuned: it takes --text with masks, or --prompt"
+            f"--model={flags.model} is not fine-tuned: give --text with masks, or --prompt"
         )
     else:
         fills = model.fill_mask(flags.text, top=flags.top or 5)
@@ -131,7 +132,7 @@ def _answer(model: predictor.Predictor, flags: argparse.Namespace) -> None:
         return
     name, needed = ASKED.get(model.task.reader, ("text", "--text"))
     if flags.prompt or not getattr(flags, name):
-        raise errors.UserError(f"the task {model.task.name} answers {needed}, or --data")
+        raise errors.UserError(f"the task {model.task.name} needs {needed}, or --data")
     if flags.question:
         if not (flags.context or "").strip():
             raise errors.UserError("--question needs --context, the text with the answer")
@@ -144,7 +145,7 @@ def _answer(model: predictor.Predictor, flags: argparse.Namespace) -> None:
         inputs, texts = flags.text, flags.text
         if flags.pair:
             if len(flags.pair) != len(flags.text):
-                raise errors.UserError("give as many --pair as --text")
+                raise errors.UserError("give one --pair for each --text")
             inputs = list(zip(flags.text, flags.pair, strict=True))
             texts = [" | ".join(pair) for pair in inputs]
     for text, prediction in zip(texts, model.predict(list(inputs)), strict=True):

@@ -1,7 +1,7 @@
-"""Turns text into sharded token records, once, in parallel.
+"""Tokenize text into sharded token records, once and in parallel.
 
 Reads text files, JSON lines (both also .gz, .zst), ArrayRecord, TFDS and `builtin`, the English
-text of this Python installation. Interrupted or killed, the same command goes on where it was.
+text of this Python installation. After an interruption or a kill, the same command resumes.
 
 Example:
     bertjax prepare --input='corpus/*.jsonl' --tokenizer=tok/ --output=prepared/
@@ -30,50 +30,56 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--input",
         action="append",
         required=True,
-        help="file, folder, glob, tfds:NAME/CONFIG:SPLIT or builtin; may be given several times",
+        help="file, folder, glob, tfds:NAME/CONFIG:SPLIT or builtin; may be repeated",
     )
     parser.add_argument("--tokenizer", required=True, help="folder or file of the tokenizer")
-    parser.add_argument("--output", required=True, help="folder of the prepared data")
-    parser.add_argument("--workers", type=int, help="processes; default: one a CPU")
+    parser.add_argument("--output", required=True, help="folder for the prepared data")
+    parser.add_argument("--workers", type=int, help="number of processes; default: one per CPU")
     parser.add_argument(
         "--splitter",
         choices=tuple(sentences.SPLITTERS),
         default="rules",
-        help="how sentences end: by rules for prose, one a line, or none (a paragraph is one)",
+        help="how to split sentences: by rules for prose, one per line, or none (each paragraph is "
+        "one sentence); default: %(default)s",
     )
     parser.add_argument(
         "--language",
         default=languages.ENGLISH,
         metavar="CODE",
-        help="of the text, whose rules end the sentences (default: en; others need sentencex: pip "
-        f"install 'bertjax[languages]'): {', '.join(languages.LANGUAGES)}",
+        help="language of the text, whose rules split sentences: "
+        f"{', '.join(languages.LANGUAGES)}; all but en need sentencex: "
+        "pip install 'bertjax[languages]'; default: %(default)s",
     )
     parser.add_argument(
         "--heldout_fraction",
         type=float,
         default=0.01,
-        help="share of the documents kept for evaluation, at least one; 0 keeps none (%(default)s)",
+        help="share of the documents held out for evaluation, at least one; 0: none; "
+        "default: %(default)s",
     )
     parser.add_argument(
         "--format",
         choices=("auto", *reader.FILE_FORMATS),
         default="auto",
-        help="format of the files; auto goes by the suffix",
+        help="format of the files; auto: by their suffixes; default: %(default)s",
     )
     parser.add_argument(
-        "--text_field", default="text", help="JSON or TFDS field with the text (%(default)s)"
+        "--text_field",
+        default="text",
+        help="JSON or TFDS field with the text; default: %(default)s",
     )
     parser.add_argument(
         "--text_split",
         choices=reader.TEXT_SPLITS,
         default="file",
-        help="a plain text file is one document, or blank lines separate documents",
+        help="plain text: each file is a document, or blank lines separate documents; "
+        "default: %(default)s",
     )
     parser.add_argument(
         "--on_error",
         choices=reader.ON_ERROR,
         default="stop",
-        help="at bad input: stop with its file and line, or skip and count it",
+        help="bad input: stop with its file and line, or skip and count it; default: %(default)s",
     )
 
 
@@ -131,7 +137,7 @@ def report(manifest: dict[str, Any], share: float, seconds: float) -> list[str]:
         f"tokens: {both['tokens']:,}  unknown: {unknown:.3%}",
         f"held out: {heldout['documents']:,} documents, {heldout['tokens']:,} tokens",
         f"text: {megabytes:,.1f} MB"
-        + ("" if share == 1 else f", {1 - share:.0%} of it prepared before")
+        + ("" if share == 1 else f", {1 - share:.0%} of it prepared earlier")
         + (f"; {share * megabytes / seconds:.1f} MB/s" if share else ""),
     ]
     left_out = manifest["skipped"] | {"empty documents": manifest["empty_documents"]}
@@ -141,7 +147,7 @@ def report(manifest: dict[str, Any], share: float, seconds: float) -> list[str]:
     if unknown > UNKNOWN_LIMIT:
         lines.append(
             f"warning: {unknown:.1%} of the tokens are unknown to the tokenizer; "
-            "was it trained on text like this?"
+            "was it trained on similar text?"
         )
     small = store.too_small_to_rank(heldout["documents"], heldout["tokens"])
     if small and heldout["documents"]:

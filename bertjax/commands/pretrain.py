@@ -1,19 +1,19 @@
-"""Train a model on prepared data, or go on where a run stopped.
+"""Train a model on prepared data, or resume a run.
 
 Example:
   bertjax pretrain --config=configs/bert_base.py --workdir=run/ \\
       --config.data.path=prepared/ --config.batch_size=256
 
-Every key of the config, listed below, is overridden as --config.KEY=VALUE; with --config=FILE
---help lists them with the values of that file, and --print_config prints what a call would run,
-and where it differs from the defaults. FILE:smoke shrinks a config to seconds on a CPU.
-The same command goes on after a stop. Exit code 75 says: preempted, or another process of the job
-is gone: start it again.
+--config.KEY=VALUE overrides a key of the config. The keys are listed below; with --config=FILE,
+--help lists them with the values of that file, and --print_config prints the config that the
+command would run and where it differs from the defaults. FILE:smoke shrinks a config to a run of
+seconds on a CPU. After a stop, run the same command again to resume. Exit code 75 means that the
+run was preempted or that another process of the job died: run the same command again.
 
-A job of several processes: the same command on every host, with --distributed where a TPU pod or
-SLURM tells each its place, else with three flags:
+To run a job of several processes, run the same command on every host, with --distributed if TPU
+metadata or SLURM defines the processes, otherwise with three flags:
   bertjax pretrain ... --coordinator=10.0.0.2:8476 --num_processes=4 --process_id=2
-The hosts of a TPU slice need no flag. --workdir must be a folder that all of them see.
+The hosts of a TPU slice need no flag. All hosts must see the same --workdir.
 """
 
 import argparse
@@ -32,12 +32,12 @@ config_help, config_keys = config_help_lib.of_run, config_help_lib.keys_of_run
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="config file")
-    parser.add_argument("--workdir", required=True, help="folder of the run, made where absent")
+    parser.add_argument("--workdir", required=True, help="folder of the run; created if absent")
     parser.add_argument(
         "--profile",
         metavar="FIRST:LAST",
-        help="trace these steps with jax.profiler, into WORKDIR/profile; process 0 alone writes, "
-        "and a resumed run traces those of the steps that it runs",
+        help="steps to trace with jax.profiler, written to WORKDIR/profile by process 0 only; a "
+        "resumed run traces those of the steps that it runs",
     )
     job_flags.add(parser)
     config_help_lib.add_flag(parser)
@@ -54,7 +54,7 @@ def run(flags: argparse.Namespace) -> None:
 
     def goes_on() -> str:
         step = workdir_lib.saved_step(flags.workdir)
-        return f"the run goes on from step {step or 0} when started again"
+        return f"run the same command again to resume from step {step or 0}"
 
     with job_flags.joined(flags, goes_on):
         heldout = train.train_and_evaluate(config, flags.workdir, traced)

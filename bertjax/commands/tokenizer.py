@@ -1,8 +1,8 @@
-"""Trains a tokenizer on text and writes it as a folder that transformers loads too.
+"""Train a tokenizer on text and write it as a folder that transformers can load too.
 
-Every kind serves every objective: where a vocabulary has no end of text, [SEP] is one, and the
-sentinels of span corruption are ids above the pieces. `bytes` is ByT5's, which needs no training
-and whose sentinels are the last ids of bytes.
+Every kind works with every objective: a vocabulary without an end-of-text token uses [SEP] as one,
+and the sentinels of span corruption are ids above the pieces. The kind `bytes` is ByT5's tokenizer,
+which needs no training; its sentinels are the last ids of bytes.
 
 Example:
   bertjax tokenizer --kind=wordpiece --input='corpus/*.jsonl' --vocab_size=30522 --output=tok/
@@ -30,22 +30,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     flag = parser.add_argument
     flag("--input", action="append",
-         help="file, folder, glob, gs://, tfds:name/config:split or builtin; may be repeated")
+         help="file, folder, glob, gs://, tfds:NAME/CONFIG:SPLIT or builtin; may be repeated")
     flag("--output", required=True, help="folder to write")
-    flag("--vocab_size", type=int, help="pieces, special tokens included")
+    flag("--vocab_size", type=int, help="number of pieces, including special tokens")
     flag("--kind", choices=(*tokenizer.KINDS, "bytes"), default="wordpiece",
-         help="default: %(default)s")
+         help="kind of the tokenizer; default: %(default)s")
     flag("--lowercase", choices=("true", "false"),
-         help="default: true for wordpiece (accents go too), false for the others")
+         help="whether to lowercase; default: true for wordpiece (strips accents too), else false")
     flag("--format", default="auto", choices=("auto", *reader.FILE_FORMATS),
-         help="of the files; auto goes by their names")
-    flag("--text_field", default="text", help="JSON field of the text; default: %(default)s")
+         help="format of the files; auto: by their names; default: %(default)s")
+    flag("--text_field", default="text", help="JSON field with the text; default: %(default)s")
     flag("--text_split", default="file", choices=reader.TEXT_SPLITS,
-         help="plain text: a file is a document, or blank lines part documents")
+         help="plain text: each file is a document, or blank lines separate documents; "
+              "default: %(default)s")
     flag("--on_error", default="stop", choices=reader.ON_ERROR,
-         help="bad records: stop, or skip and count them")
+         help="bad records: stop, or skip and count them; default: %(default)s")
     flag("--max_bytes", type=int,
-         help="of text to train on, spread evenly over the input; default: 256 MiB, unigram 64 MiB")
+         help="bytes of text to train on, taken evenly from the input; default: 256 MiB, but "
+              "64 MiB for unigram")
 
 
 def run(flags: argparse.Namespace) -> None:
@@ -60,11 +62,11 @@ def run(flags: argparse.Namespace) -> None:
         _write(made, output)
     elif present.fingerprint != made.fingerprint:
         raise errors.UserError(
-            f"{output} holds another tokenizer; remove it or give another --output"
+            f"{output}: contains another tokenizer; remove it or give another --output"
         )
     print(f"tokenizer    {made.kind}, {made.size:,} pieces")
     print(f"fingerprint  {made.fingerprint}")
-    print(f"output       {output}" + (" (was there already)" if present else ""))
+    print(f"output       {output}" + (" (already present)" if present else ""))
     print(f"example      {example}")
     print(f"             {' '.join(made.readable(made.encode(example)))}")
 
@@ -74,8 +76,8 @@ def _of_bytes(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
     for name in ("input", "vocab_size", "lowercase"):
         if getattr(flags, name) is not None:
             raise errors.UserError(
-                f"--{name} is of no use with --kind=bytes, whose pieces are the 256 bytes: leave "
-                "it out"
+                f"--{name} cannot be used with --kind=bytes, whose pieces are the 256 bytes: "
+                "remove it"
             )
     return tokenizer.of_bytes(), _BYTES_EXAMPLE
 
@@ -84,9 +86,9 @@ def _trained(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
     """Trains and returns the tokenizer, with an example text; prints what it was trained on."""
     for name in ("input", "vocab_size"):
         if getattr(flags, name) is None:
-            raise errors.UserError(f"--kind={flags.kind} is trained: give --{name}")
+            raise errors.UserError(f"--kind={flags.kind} needs --{name}")
     if flags.vocab_size < 1:
-        raise errors.UserError(f"--vocab_size={flags.vocab_size}: give a positive number")
+        raise errors.UserError(f"--vocab_size={flags.vocab_size}: must be 1 or more")
     skipped: collections.Counter[str] = collections.Counter()
     sources = reader.find(
         flags.input, format=flags.format, on_error=flags.on_error, skipped=skipped
@@ -124,7 +126,7 @@ class Sample:
     ):
         limit = SAMPLE_BYTES[flags.kind] if flags.max_bytes is None else flags.max_bytes
         if limit < 1:
-            raise errors.UserError(f"--max_bytes={limit}: give a positive number")
+            raise errors.UserError(f"--max_bytes={limit}: must be 1 or more")
         size = sum(source.size for source in sources)
         unit_bytes = max(1, min(_UNIT_BYTES, limit // 64))
         units = [
@@ -137,7 +139,7 @@ class Sample:
         self.limit = limit
         self._flags = flags
         self._skipped = skipped
-        self.spread = f", sampled evenly out of {size:,}" if size > limit else ""
+        self.spread = f", sampled evenly from {size:,}" if size > limit else ""
         self.documents = self.bytes = 0
         self.example = ""
 
@@ -147,7 +149,7 @@ class Sample:
         for i, unit in enumerate(self._units, start=1):
             yield from self._texts(unit, self.limit * i // len(self._units))
         if not self.bytes:
-            raise errors.UserError(f"no text in {' '.join(self._flags.input)}")
+            raise errors.UserError(f"--input={' '.join(self._flags.input)}: contains no text")
 
     def _texts(self, unit: reader.Source, budget: int) -> Iterator[str]:
         """Yields the unit's texts while `bytes` is below `budget`; truncates the last one."""
@@ -176,14 +178,14 @@ def _existing(output: epath.Path) -> tokenizer.Tokenizer | None:
     if not output.exists():
         return None
     if not output.is_dir():
-        raise errors.UserError(f"{output} is a file; --output names a folder")
+        raise errors.UserError(f"{output}: is a file; --output must be a folder")
     if not any(output.iterdir()):
         return None
     try:
         return tokenizer.load(str(output))
     except errors.UserError as error:
         raise errors.UserError(
-            f"{output} is not empty and holds no tokenizer; give another --output"
+            f"{output}: is not empty and contains no tokenizer; give another --output"
         ) from error
 
 

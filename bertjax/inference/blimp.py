@@ -52,7 +52,7 @@ def read(file: str | os.PathLike, max_pairs: int | None = None) -> list[Pair]:
     Raises UserError naming the file and the first line that is not a pair.
     """
     if not paths.of(file).is_file():
-        raise errors.UserError(f"{file}: there is no such file; give BLiMP as JSON lines")
+        raise errors.UserError(f"{file}: not found; give BLiMP as JSON lines")
     pairs = []
     taken: collections.Counter[str] = collections.Counter()
     for number, line in corpus_files.text_lines(os.fspath(file)):
@@ -63,7 +63,7 @@ def read(file: str | os.PathLike, max_pairs: int | None = None) -> list[Pair]:
         if max_pairs is None or taken[pair.uid] <= max_pairs:
             pairs.append(pair)
     if not pairs:
-        raise errors.UserError(f"{file}: holds no pairs")
+        raise errors.UserError(f"{file}: contains no pairs")
     return pairs
 
 
@@ -96,7 +96,7 @@ def table(accuracy: Accuracy, pairs: Sequence[Pair]) -> str:
 
 
 def _pair(line: str, file: str | os.PathLike, number: int) -> Pair:
-    record = schema.parse(line, file, "each line is one pair of BLiMP", number=number)
+    record = schema.parse(line, file, "each line must be one pair of BLiMP", number=number)
     values = {}
     for name, original in _ORIGINAL.items():
         value = record[original] if original in record else record.get(name)

@@ -67,10 +67,10 @@ class Options:
         check(1 <= self.num_beams <= MAX_ROWS, "num_beams", f"between 1 and {MAX_ROWS}")
         check(abs(self.length_penalty) < float("inf"), "length_penalty", "finite")
         if not self.sampled:
-            check(self.top_k == 0, "top_k", "left out without a temperature above 0")
-            check(self.top_p == 1.0, "top_p", "left out without a temperature above 0")
+            check(self.top_k == 0, "top_k", "0 unless temperature is above 0")
+            check(self.top_p == 1.0, "top_p", "1 unless temperature is above 0")
         check(not (self.sampled and self.num_beams > 1), "temperature",
-              "0 with num_beams above 1: beams are not sampled")  # fmt: skip
+              "0 if num_beams is above 1, because beams are not sampled")  # fmt: skip
 
     @property
     def sampled(self) -> bool:

@@ -87,8 +87,8 @@ class Pretrained:
             raise errors.UserError(f"pooling = {pooling!r}: must be one of {', '.join(POOLINGS)}")
         if pooling == "cls" and plugins.family_of(self.model).KIND == "decoder":
             raise errors.UserError(
-                f"pooling = 'cls': the first token of a {self.source.family} sees nothing but "
-                "itself, so all texts would have much the same vector; take 'last' or 'mean'"
+                f"pooling = 'cls': the first token of {self.source.family} attends only to itself, "
+                "so all texts would have almost the same vector; use 'last' or 'mean'"
             )
         texts = [texts] if isinstance(texts, str) else list(texts)
         sequences = [
@@ -123,7 +123,9 @@ class Pretrained:
         mask = self.tokenizer.pieces([self.tokenizer.specials.mask])[0]
         for t, found in zip(texts, positions, strict=True):
             if not len(found):
-                raise errors.UserError(f"no {mask} in the text {short(t)}: put one where to guess")
+                raise errors.UserError(
+                    f"the text {short(t)} contains no {mask}: insert one for each guess"
+                )
         top = min(top, int(self._words_V.sum()))
         fills: list[list[list[Fill]]] = [[] for _ in texts]
         for rows, batch in self._batches(sequences):
@@ -164,8 +166,8 @@ class Pretrained:
         kind = plugins.family_of(self.model).KIND
         if kind == "encoder" or "lm" not in self.model.config.heads:
             raise errors.UserError(
-                f"a {self.source.family} model does not write text: load a gpt2 or a t5, or fill "
-                "masks"
+                f"a {self.source.family} model cannot generate text: load a gpt2 or t5 model, or "
+                "use fill_mask"
             )
         specials, ids = self.tokenizer.specials, self._encode(text)
         room = self.max_length
@@ -179,7 +181,8 @@ class Pretrained:
         if len(ids) > room or max_new_tokens > self.max_length:
             raise errors.UserError(
                 f"the prompt {short(text)} has {len(ids)} tokens and max_new_tokens is "
-                f"{max_new_tokens}: the model takes {self.max_length}; shorten one of them"
+                f"{max_new_tokens}, but the model takes at most {self.max_length}: shorten one of "
+                "them"
             )
         return np.array(ids, np.int32)
 
@@ -190,8 +193,8 @@ class Pretrained:
         if above is not None:
             (piece,) = self.tokenizer.pieces([above])
             raise errors.UserError(
-                f"the text {short(text)} holds {piece}, id {above}, and this model has no "
-                f"sentinels, only {self.model.config.vocab_size} ids: leave {piece} out"
+                f"the text {short(text)} contains {piece} with id {above}, but this model has only "
+                f"{self.model.config.vocab_size} ids and no sentinels: remove {piece}"
             )
         return ids
 
@@ -245,7 +248,8 @@ class Pretrained:
         room = self.max_length - len(ends.around([]))
         if len(ids) > room and not truncate:
             raise errors.UserError(
-                f"the text {short(text)} has {len(ids)} tokens, the model takes {room}: shorten it"
+                f"the text {short(text)} has {len(ids)} tokens, but the model takes at most "
+                f"{room}: shorten it"
             )
         return ends.around(ids[:room])
 

@@ -34,7 +34,7 @@ def few_shot(
     """
     if template.count("{text}") != 1 or not template.endswith("{label}"):
         raise errors.UserError(
-            f"template = {template!r}: must hold {{text}} once and end with {{label}}"
+            f"template = {template!r}: must contain {{text}} once and end with {{label}}"
         )
     question = template.removesuffix("{label}").rstrip()
     space = template.removesuffix("{label}")[len(question) :]
@@ -67,17 +67,18 @@ def choose(
     does not generate text, for empty choices and for texts that are too long.
     """
     if isinstance(prompts, str) or isinstance(choices, str):
-        raise errors.UserError("prompts and choices are lists of texts, not one text")
+        raise errors.UserError("prompts and choices must be lists of texts, not one text")
     if all(isinstance(choice, str) for choice in choices):
         lists = [list(choices)] * len(prompts)
     else:
         lists = [list(own) for own in choices]
     if len(lists) != len(prompts):
         raise errors.UserError(
-            f"there are {len(prompts)} prompts and {len(lists)} lists of choices: give one each"
+            f"there are {len(prompts)} prompts and {len(lists)} lists of choices: give one list "
+            "per prompt"
         )
     if not all(choice.strip() for own in lists for choice in own) or not all(lists):
-        raise errors.UserError("a choice is empty: each prompt needs choices, each of some text")
+        raise errors.UserError("each prompt needs choices, and no choice may be empty")
     if not prompts:
         return []
     contexts, answers = [], []

@@ -65,7 +65,7 @@ def log_likelihoods(
     """
     method, _ = _method(model)
     if within_word and method is not _masked:
-        raise errors.UserError("within_word is for a model that fills masks, which this one is not")
+        raise errors.UserError("within_word needs a masked language model, and this model is none")
     if method is _masked:
         return _masked(model, list(texts), within_word)
     return method(model, list(texts))
@@ -89,8 +89,8 @@ def log_likelihood_of_continuations(
     kind = plugins.family_of(model.model).KIND
     if kind == "encoder" or "lm" not in model.model.config.heads:
         raise errors.UserError(
-            f"a {model.source.family} model does not write text: continuations are scored by "
-            "decoders and encoder-decoders"
+            f"a {model.source.family} model cannot generate text: only decoders and "
+            "encoder-decoders score continuations"
         )
     specials, encode = model.tokenizer.specials, model.tokenizer.encode_batch
     if kind == "encoder_decoder":
@@ -206,8 +206,8 @@ def _corrupted(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
     sentinel, start = int(model.tokenizer.sentinels[0]), model.decoder_start()
     if sentinel >= model.model.config.vocab_size:
         raise errors.UserError(
-            f"the model has {model.model.config.vocab_size} embeddings, sentinel 0 is {sentinel}: "
-            "its tokenizer is not one that T5 is trained with"
+            f"the model has {model.model.config.vocab_size} embeddings, but sentinel 0 has id "
+            f"{sentinel}: its tokenizer has no sentinels as in T5"
         )
     ends = special_tokens.of_encoder_decoder(model.tokenizer.specials)
     of_objective, config = model.objective()
@@ -279,8 +279,8 @@ def _check(model: pretrained.Pretrained, texts: Sequence[str], sequences: Ids, r
     for text, sequence in zip(texts, sequences, strict=True):
         if len(sequence) > room:
             raise errors.UserError(
-                f"the text {pretrained.short(text)} has {len(sequence)} tokens with its ends, the "
-                f"model takes {room}: shorten it"
+                f"the text {pretrained.short(text)} has {len(sequence)} tokens with special "
+                f"tokens, but the model takes at most {room}: shorten it"
             )
 
 

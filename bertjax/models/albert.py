@@ -31,8 +31,8 @@ class Config(bert.Config):
     """BERT's fields with the defaults of ALBERT version 2, and a few more."""
 
     vocab_size: int = 30000
-    embedding_size: int = 128
-    num_groups: int = 1  # layer i is that of group i * num_groups // num_layers
+    embedding_size: int = 128  # width of the embeddings
+    num_groups: int = 1  # groups of layers; layer i is group i * num_groups // num_layers
     activation: str = "gelu_tanh"
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0

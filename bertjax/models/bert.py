@@ -25,19 +25,19 @@ class Config(layers.Fields):
     The heads nsp and classifier need the pooler.
     """
 
-    vocab_size: int = 30522  # rows of the embedding table, at least the tokenizer's pieces
-    hidden_size: int = 768  # width of the states
-    num_layers: int = 12
-    num_heads: int = 12  # of attention, in each layer
-    intermediate_size: int = 3072  # width of the feed-forward part
-    max_length: int = 512  # tokens of the longest sequence
-    type_vocab_size: int = 2  # token types, for the two segments
-    activation: str = "gelu"  # a function of models/common/activations.py
-    dropout_rate: float = 0.1  # of the embeddings and of what each layer adds
-    attention_dropout_rate: float = 0.1  # of the attention weights
-    layer_norm_eps: float = 1e-12  # added to the variance
-    init_std: float = 0.02  # standard deviation of fresh kernels and embeddings
-    heads: tuple[str, ...] = ("pooler", "mlm", "nsp")  # what stands on the encoder
+    vocab_size: int = 30522  # rows of the embedding table; at least the number of pieces
+    hidden_size: int = 768  # width of the hidden states
+    num_layers: int = 12  # number of layers
+    num_heads: int = 12  # attention heads per layer
+    intermediate_size: int = 3072  # width of the feed-forward blocks
+    max_length: int = 512  # maximum number of tokens in a sequence
+    type_vocab_size: int = 2  # number of token types (segments)
+    activation: str = "gelu"  # name of a function in models/common/activations.py
+    dropout_rate: float = 0.1  # dropout of the embeddings and of all outputs added to the residual
+    attention_dropout_rate: float = 0.1  # dropout of the attention weights
+    layer_norm_eps: float = 1e-12  # added to the variance in layer norms
+    init_std: float = 0.02  # standard deviation of initial kernels and embeddings
+    heads: tuple[str, ...] = ("pooler", "mlm", "nsp")  # heads on top of the model
 
     def __post_init__(self):
         layers.check_fields(self)

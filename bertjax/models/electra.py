@@ -30,7 +30,7 @@ HEADS = ("mlm", "rtd", *heads.DOWNSTREAM)
 class Config(bert.Config):
     """BERT's fields and a few more. The generator has as many layers as the discriminator."""
 
-    embedding_size: int = 128
+    embedding_size: int = 128  # width of the embeddings
     hidden_size: int = 256
     num_heads: int = 4
     intermediate_size: int = 1024

@@ -39,8 +39,8 @@ class Config(layers.Fields):
     intermediate_size: int = 3072
     max_length: int = 1024
     activation: str = "gelu_tanh"
-    dropout_rate: float = 0.1
-    embedding_dropout_rate: float = 0.1
+    dropout_rate: float = 0.1  # dropout of the outputs that are added to the residual
+    embedding_dropout_rate: float = 0.1  # dropout of the embeddings
     attention_dropout_rate: float = 0.1
     layer_norm_eps: float = 1e-5
     init_std: float = 0.02

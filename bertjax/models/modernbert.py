@@ -37,17 +37,17 @@ class Config(layers.Fields):
     hidden_size: int = 768
     num_layers: int = 22
     num_heads: int = 12
-    intermediate_size: int = 1152  # of the gate and of what it multiplies, each
+    intermediate_size: int = 1152  # width of the gate, and of the part that it multiplies
     max_length: int = 8192
-    global_every: int = 3  # layers 0, 3, 6 ... see everything
-    local_window: int = 128  # the others this many tokens, half of them to either side
+    global_every: int = 3  # period of global attention, in layers 0, 3, 6 ...; others are local
+    local_window: int = 128  # tokens that local layers attend to, half of them on each side
     global_theta: float = 160_000.0  # rotary base of the global layers
-    local_theta: float = 10_000.0  # and of the local ones
+    local_theta: float = 10_000.0  # rotary base of the local layers
     activation: str = "gelu"
-    classifier_pooling: str = "cls"  # what the classifier reads: the first state, or their mean
-    embedding_dropout_rate: float = 0.0
-    attention_dropout_rate: float = 0.0  # of the weights and of what attention adds
-    mlp_dropout_rate: float = 0.0
+    classifier_pooling: str = "cls"  # what the classifier reads: cls (first state) or mean
+    embedding_dropout_rate: float = 0.0  # dropout of the embeddings
+    attention_dropout_rate: float = 0.0  # dropout of attention weights and outputs
+    mlp_dropout_rate: float = 0.0  # dropout of the feed-forward blocks
     layer_norm_eps: float = 1e-5
     init_std: float = 0.02
     heads: tuple[str, ...] = ("mlm",)
@@ -61,8 +61,8 @@ class Config(layers.Fields):
                      self.classifier_pooling, f"one of {', '.join(POOLINGS)}")  # fmt: skip
         if self.head_dim % 2:
             raise errors.UserError(
-                f"config.model.num_heads = {self.num_heads}: makes heads of {self.head_dim}, and "
-                "rotary positions need an even number"
+                f"config.model.num_heads = {self.num_heads}: makes heads of width {self.head_dim}, "
+                "but rotary positions need an even width"
             )
 
     def kernel_std(self, name: str) -> float:
@@ -341,8 +341,8 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
         found["global_every"] = every = [*types[1:], _FULL].index(_FULL) + 1
         if types != [_LOCAL if i % every else _FULL for i in range(len(types))]:
             raise errors.UserError(
-                f"config.json: layer_types = {types} is not supported, only global layers at a "
-                "fixed distance from the first one on"
+                f"config.json: layer_types = {types} is not supported; the first layer and then "
+                "every n-th one must be global"
             )
     if found["local_theta"] is None:  # as in transformers 4
         found["local_theta"] = found["global_theta"]

@@ -30,7 +30,7 @@ class Config(bert.Config):
     vocab_size: int = 50265
     type_vocab_size: int = 1
     layer_norm_eps: float = 1e-5
-    pad_id: int = 1  # the tokenizer's id of padding
+    pad_id: int = 1  # id of padding in the tokenizer
     heads: tuple[str, ...] = ("mlm",)
 
     def __post_init__(self):

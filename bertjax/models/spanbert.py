@@ -27,7 +27,7 @@ class Config(bert.Config):
     """BERT's fields and `max_span_tokens`. The paper's model is cased, with 28,996 pieces."""
 
     vocab_size: int = 28996
-    max_span_tokens: int = 80  # places in a span with an embedding; those beyond share the last
+    max_span_tokens: int = 80  # span positions with an embedding; later ones share the last
     heads: tuple[str, ...] = ("mlm", "sbo")
 
     def __post_init__(self):

@@ -39,29 +39,29 @@ class Config(layers.Fields):
     num_heads: int = 8
     head_dim: int = 64
     intermediate_size: int = 2048
-    max_length: int = 512  # what it was trained for; nothing in the model depends on it
+    max_length: int = 512  # length used in training; the model does not depend on it
     activation: str = "relu"
     gated: bool = False
-    tied_embeddings: bool = True  # the output map is the input table,
-    scaled_output: bool = True  # over sqrt(hidden_size); a map of its own is never scaled
+    tied_embeddings: bool = True  # use the embedding table as the output layer
+    scaled_output: bool = True  # if tied, divide by sqrt(hidden_size) before the output layer
     relative_buckets: int = 32
-    relative_max_distance: int = 128  # of two positions; from there on all share a bucket
+    relative_max_distance: int = 128  # all longer distances share a bucket
     dropout_rate: float = 0.1
     layer_norm_eps: float = 1e-6
-    init_std: float = 1.0  # factor on the standard deviation of every matrix
-    decoder_start_id: int = -1  # the first token that the decoder reads; -1: that of padding
+    init_std: float = 1.0  # factor of the initial standard deviation of every matrix
+    decoder_start_id: int = -1  # first token that the decoder reads; -1: padding
     heads: tuple[str, ...] = ("lm",)
 
     def __post_init__(self):
         layers.check_fields(self)
         errors.check(self.attention == "xla", "attention", self.attention,
-                     "xla, which alone adds t5's bias to the scores")  # fmt: skip
+                     "xla, because no kernel adds t5's bias to the scores")  # fmt: skip
         errors.check(self.heads in ((), HEADS), "model.heads", self.heads, "('lm',) or ()")
         errors.check(self.decoder_start_id < self.vocab_size, "model.decoder_start_id",
-                     self.decoder_start_id, f"less than {self.vocab_size}, the vocabulary")
+                     self.decoder_start_id, f"below {self.vocab_size}, config.model.vocab_size")
         if (self.activation, self.gated) not in t5_files.UNITS.values():
             raise errors.UserError(
-                f"config.model.activation = {self.activation!r}: gated, must be relu or gelu_tanh"
+                f"config.model.activation = {self.activation!r}: must be relu or gelu_tanh if gated"
             )
         if self.relative_buckets < 4 or self.relative_max_distance <= self.relative_buckets // 2:
             raise errors.UserError(

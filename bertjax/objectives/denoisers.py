@@ -36,11 +36,11 @@ DENOISERS = {
 class Config:
     """The mixture's fields. Rates are shares of the rows; by default the seven share equally."""
 
-    r_rate: float = 2 / 7  # regular
-    s_rate: float = 1 / 7  # sequential; the rest is extreme
-    mode_tokens: bool = True  # whether inputs say which denoiser hid something
-    packing: bool = True  # several pieces a row, each seeing only itself; else one, padded
-    z_loss: float = 0.0  # factor of the squared log partition, which keeps logits near 0
+    r_rate: float = 2 / 7  # share of the rows with regular denoising (R)
+    s_rate: float = 1 / 7  # share of the rows with sequential denoising (S); the rest is X
+    mode_tokens: bool = True  # start the inputs with a token that names R, S or X
+    packing: bool = True  # several texts per row, masked from each other; else one, padded
+    z_loss: float = 0.0  # weight of the squared log partition, which keeps logits near 0
 
     def __post_init__(self):
         r_rate, s_rate = self.r_rate, self.s_rate
@@ -56,7 +56,7 @@ def mode_tokens(vocabulary: Vocabulary) -> dict[str, int]:
     The other sentinels are for spans. Raises UserError if there are no others.
     """
     if len(vocabulary.sentinels) <= len(DENOISERS):
-        raise errors.UserError("the tokenizer has too few sentinels: train it with more")
+        raise errors.UserError("the tokenizer has too few sentinels: train one with more")
     return dict(zip(DENOISERS, vocabulary.sentinels[-len(DENOISERS) :].tolist(), strict=True))
 
 

@@ -36,11 +36,11 @@ class Config(mlm.Config):
 
     pair: str = "none"
     teacher: str = ""  # artifact, workdir or Hugging Face folder of a model with an MLM head
-    start_from_teacher: bool = True  # the student's first arrays are the teacher's, layers spread
-    temperature: float = 2.0  # of both softmaxes of soft_loss
-    mlm_weight: float = 2.0
-    soft_weight: float = 5.0
-    cosine_weight: float = 1.0  # 0 for a student of another width than its teacher
+    start_from_teacher: bool = True  # initialise from evenly spread layers of the teacher
+    temperature: float = 2.0  # temperature of both softmaxes of soft_loss
+    mlm_weight: float = 2.0  # weight of mlm_loss
+    soft_weight: float = 5.0  # weight of soft_loss, the divergence from the teacher
+    cosine_weight: float = 1.0  # weight of cosine_loss; 0 if teacher and student differ in width
 
     def __post_init__(self):
         super().__post_init__()
@@ -61,17 +61,17 @@ def check_frozen(
     what = f"config.objective.teacher = {config.teacher}"
     if "mlm" not in fields.get("heads", ()):
         raise errors.UserError(
-            f"{what} has no masked language model head: take a model that has one"
+            f"{what} has no masked language model head: give a model that has one"
         )
     if fields["vocab_size"] != vocab_size:
         raise errors.UserError(
-            f"{what} scores {fields['vocab_size']} pieces: set "
+            f"{what} has a vocabulary of {fields['vocab_size']} pieces: set "
             f"config.model.vocab_size, which is {vocab_size}, to that number"
         )
     if fields["max_length"] < length:
         raise errors.UserError(
-            f"{what} takes {fields['max_length']} tokens: set config.data.length "
-            f"(and phase2.length), up to {length}, to no more"
+            f"{what} takes at most {fields['max_length']} tokens: reduce config.data.length (and "
+            f"phase2.length), now up to {length}"
         )
 
 
@@ -108,8 +108,8 @@ def first_params(
             array = array[spread_layers(len(array), len(leaf))]
         if array.shape != leaf.shape:
             raise errors.UserError(
-                f"config.objective.teacher has {name} of shape {array.shape}, config.model makes "
-                f"it {leaf.shape}: {_student_remedy(fields, teacher.fields)}"
+                f"config.objective.teacher has {name} of shape {array.shape}, but config.model "
+                f"needs {leaf.shape}: {_student_remedy(fields, teacher.fields)}"
             )
         start[name] = array
     return start
@@ -190,8 +190,8 @@ def _cosine(student_BLD: jax.Array, teacher_BLD: jax.Array) -> jax.Array:
     """Returns float32[B, L]: the cosine between the two models' states of each token."""
     if student_BLD.shape != teacher_BLD.shape:
         raise errors.UserError(
-            f"the hidden size of config.objective.teacher is {teacher_BLD.shape[-1]}, that of "
-            f"config.model {student_BLD.shape[-1]}: set config.objective.cosine_weight to 0"
+            f"the hidden size of config.objective.teacher is {teacher_BLD.shape[-1]}, but that of "
+            f"config.model is {student_BLD.shape[-1]}: set config.objective.cosine_weight to 0"
         )
     a_BLD, b_BLD = student_BLD.astype(jnp.float32), teacher_BLD.astype(jnp.float32)
     # The square root is kept away from 0, where its gradient is not finite.

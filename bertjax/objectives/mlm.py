@@ -33,18 +33,18 @@ LABELS = {  # task on pairs -> the feature with its labels
 class Config:
     """Fields that control what is masked and predicted."""
 
-    mask_rate: float = 0.15  # share of a sequence that is predicted
-    masking: str = "token"  # what is chosen: token, whole_word, ngram (ALBERT), span (SpanBERT)
-    max_ngram: int = 3  # words of the longest n-gram; n words have the chance ~ 1 / n
-    span_p: float = 0.2  # a span of n words has the chance ~ (1 - span_p) ** n
-    max_span_words: int = 10  # words of the longest span
-    mask_token_rate: float = 0.8  # of the chosen: replaced by [MASK]
-    random_token_rate: float = 0.1  # of the chosen: replaced by a random piece; the rest stay
+    mask_rate: float = 0.15  # share of a sequence's tokens to predict
+    masking: str = "token"  # units to choose: token, whole_word, ngram (ALBERT), span (SpanBERT)
+    max_ngram: int = 3  # maximum words of an n-gram; n words have probability ~ 1 / n
+    span_p: float = 0.2  # a span of n words has probability ~ (1 - span_p) ** n
+    max_span_words: int = 10  # maximum words of a span
+    mask_token_rate: float = 0.8  # share of the chosen tokens to replace by [MASK]
+    random_token_rate: float = 0.1  # share to replace by a random piece; the rest is unchanged
     pair: str = "nsp"  # nsp: is segment B the next one; sop: are A and B in order; none: one text
-    cross_documents: bool = True  # pair none: a text goes on into the next document
-    packing: bool = False  # pair none: several documents a row, each seeing only itself
-    short_rate: float = 0.1  # share of samples cut for a random shorter length
-    random_next_rate: float = 0.5  # nsp: share of pairs whose second segment is of another document
+    cross_documents: bool = True  # pair none: samples may continue into the next document
+    packing: bool = False  # pair none: several documents per row, masked from each other
+    short_rate: float = 0.1  # share of samples cut to a random shorter length
+    random_next_rate: float = 0.5  # nsp: share of pairs with a second segment of another document
 
     def __post_init__(self):
         def check(ok: bool, name: str, allowed: str) -> None:
@@ -58,12 +58,13 @@ class Config:
         check(self.mask_rate > 0, "mask_rate", "above 0")
         rest = 1 - self.mask_token_rate
         check(self.random_token_rate <= rest + 1e-9, "random_token_rate",
-              f"at most {rest:.3g}, what config.objective.mask_token_rate leaves")  # fmt: skip
+              f"at most {rest:.3g}, the rest after config.objective.mask_token_rate")  # fmt: skip
         for name in ("max_ngram", "max_span_words"):
             check(getattr(self, name) >= 1, name, "1 or more")
         check(self.masking in MASKINGS, "masking", f"one of {', '.join(MASKINGS)}")
         check(self.pair in (*LABELS, "none"), "pair", f"one of {', '.join(LABELS)}, none")
-        check(self.pair == "none" or not self.packing, "packing", "false where there are pairs")
+        check(self.pair == "none" or not self.packing, "packing", "false unless "
+                                                                  "config.objective.pair is none")
 
 
 def fields_for(kind: str, heads: tuple[str, ...]) -> dict[str, str]:
@@ -78,8 +79,8 @@ def check_data(config: Config, path: str, num_documents: int) -> None:
     """
     if config.pair == "nsp" and num_documents == 1:
         raise errors.UserError(
-            "config.objective.pair = 'nsp' draws wrong next sentences from other documents, and "
-            f"config.data.path = {path} has a single one to train on: prepare it with "
+            "config.objective.pair = 'nsp' draws wrong next sentences from other documents, but "
+            f"config.data.path = {path} has one training document: prepare it with "
             "--text_split=blank if blank lines separate its documents, or set "
             "--config.objective.pair=none"
         )
@@ -90,8 +91,8 @@ def heldout_warnings(config: Config, num_documents: int) -> list[str]:
     if config.pair != "nsp" or num_documents != 1:
         return []
     return [
-        "held-out data is one document, so all its pairs are true next sentences: "
-        "nsp_accuracy there says nothing"
+        "held-out data is one document, so all its pairs are true next sentences and its "
+        "nsp_accuracy is meaningless"
     ]
 
 
@@ -145,7 +146,7 @@ def sampling(
             )
     if length < 5:
         raise errors.UserError(
-            f"config.data.length = {length}: must be at least 5, three tokens are special"
+            f"config.data.length = {length}: must be at least 5, because three tokens are special"
         )
     common = length, vocabulary.specials, config.short_rate
     if config.pair == "nsp":

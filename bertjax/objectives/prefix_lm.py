@@ -26,8 +26,8 @@ normalizers, loss = causal_lm.normalizers, causal_lm.loss
 class Config:
     """Fields that control how text is laid out in rows."""
 
-    kind: str = "decoder"  # of the family: what reads the prefix; a family's config sets it
-    packing: bool = True  # several pieces a row, each seeing only itself; else one, padded
+    kind: str = "decoder"  # kind of the family, which reads the prefix; set by the family
+    packing: bool = True  # several texts per row, masked from each other; else one, padded
 
     def __post_init__(self):
         allowed = f"one of {', '.join(KINDS)}"
@@ -41,7 +41,8 @@ def fields_for(kind: str, heads: tuple[str, ...]) -> dict[str, str]:
 
 def check_family(config: Config, family: str, kind: str) -> None:
     """Raises UserError unless `config.kind` is the family's."""
-    errors.check(config.kind == kind, "objective.kind", config.kind, f"{kind}, which {family} is")
+    errors.check(config.kind == kind, "objective.kind", config.kind, f"{kind}, the kind of "
+                                                                     f"{family}")
 
 
 def predictions(config: Config, length: int) -> int:

@@ -39,7 +39,7 @@ class Config(mlm.Config):
     mask_token_rate: float = 1.0
     random_token_rate: float = 0.0
     pair: str = "none"
-    rtd_weight: float = 50.0  # of the discriminator's loss; the generator's has weight 1
+    rtd_weight: float = 50.0  # weight of the discriminator's loss; the generator's has weight 1
 
     def __post_init__(self):
         super().__post_init__()

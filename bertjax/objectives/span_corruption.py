@@ -25,10 +25,10 @@ KINDS = ("encoder_decoder",)
 class Config:
     """Fields that control what is masked."""
 
-    noise_density: float = 0.15  # share of the text
-    mean_noise_span_length: float = 3.0  # tokens of a span, on average
-    packing: bool = True  # several pieces a row, each seeing only itself; else one, padded
-    z_loss: float = 0.0  # factor of the squared log partition, which keeps logits near 0
+    noise_density: float = 0.15  # share of the text's tokens to mask
+    mean_noise_span_length: float = 3.0  # mean number of tokens in a masked span
+    packing: bool = True  # several texts per row, masked from each other; else one, padded
+    z_loss: float = 0.0  # weight of the squared log partition, which keeps logits near 0
 
     def __post_init__(self):
         density, mean = self.noise_density, self.mean_noise_span_length

@@ -32,7 +32,9 @@ def stand_ins(config: ml_collections.ConfigDict) -> dict[str, hooks.StandIn]:
         if not config.objective[name]:
             found[name] = of_objective.stand_in(name, config.model)
             if found[name] is None:
-                raise errors.UserError(f"config.objective.{name} is not set: give a model's folder")
+                raise errors.UserError(
+                    f"config.objective.{name} is not set: give the folder of a model"
+                )
     return found
 
 

@@ -102,7 +102,7 @@ def compile_step(
     process fails.
     """
     if not installed():
-        raise errors.UserError(f"there is no TPU compiler: {INSTALL}")
+        raise errors.UserError(f"the TPU compiler is not installed: {INSTALL}")
     request = {"config": config.to_dict(), "phase": phase, "libtpu": topology.libtpu}
     try:
         child = subprocess.run(
@@ -117,15 +117,15 @@ def compile_step(
         )
     except subprocess.TimeoutExpired:
         return Compiled(
-            error=f"the compiler was not done after {TIMEOUT / 60:.0f} minutes, as happens when a "
-            "step is far from fitting"
+            error=f"the compiler did not finish within {TIMEOUT / 60:.0f} minutes, as happens if "
+            "a step needs far too much memory"
         )
     if child.returncode == 1:  # a Python exception; libtpu's own failures end in a signal
         raise RuntimeError(f"python -m {__name__} failed:\n{child.stderr[-4000:]}")
     if child.returncode:
         said = [line.strip() for line in child.stderr.splitlines() if line.strip()]
-        last = said[-1] if said else "it said nothing"
-        return Compiled(error=f"the compiler died with code {child.returncode}: {last}")
+        last = said[-1] if said else "it printed nothing"
+        return Compiled(error=f"the compiler exited with code {child.returncode}: {last}")
     answer = json.loads(child.stdout.splitlines()[-1])
     if "user_error" in answer:
         raise errors.UserError(answer["user_error"])

@@ -161,7 +161,7 @@ def _phase(
     if use_compiler:
         errors.tell(
             f"compiling the step of {phase.batch_size:,} x {phase.length:,} tokens for "
-            f"{topology.name} on mesh {config.mesh}; this takes up to some minutes"
+            f"{topology.name} on mesh {config.mesh}; this takes up to several minutes"
         )
         compiled = compile.compile_step(config, number, topology)
     if compiled and compiled.fits:
@@ -187,11 +187,11 @@ def _notes(
 ) -> list[str]:
     notes = []
     if not use_compiler:
-        notes.append("all is estimated, nothing compiled")
+        notes.append("all numbers are estimates, nothing is compiled")
         if topology.chip.platform == "tpu" and not compile.installed():
-            notes[-1] += f"; for the TPU compiler: {compile.INSTALL}"
+            notes[-1] += f"; to use the TPU compiler: {compile.INSTALL}"
     for name, assumed in abstract.stand_ins(config).items():
-        notes.append(f"config.objective.{name} is not set: {assumed.description} stands for it")
+        notes.append(f"config.objective.{name} is not set: the plan assumes {assumed.description}")
     if topology.num_slices > 1:
-        notes.append("what slices send each other is estimated: a sum of the gradients")
+        notes.append("traffic between slices is estimated as one sum of the gradients")
     return notes

@@ -102,7 +102,7 @@ def _collectives(phase: PhasePlan, where: str) -> Iterable[str]:
     if not (phase.compiled and phase.compiled.collectives):
         return
     yield ""
-    yield f"collectives of a step{where}: how often x bytes of the array, bytes that a device sends"
+    yield f"collectives of a step{where}: count x bytes of the array, bytes sent by a device"
     for one in merged(phase.compiled.collectives):
         over = "+".join(one.axes) or "-"
         size = f"{one.count:,} x {si(one.bytes)}B"
@@ -132,7 +132,7 @@ def _totals(plan: Plan, price: float | None) -> Iterable[str]:
         (f"at an MFU of {USUAL_MFU}", plan.usual_hours),
     ):
         if hours is None:
-            yield _line(label, "unknown: the chip has no peak in the table")
+            yield _line(label, "unknown: the peak FLOP/s of the chip is not in the table")
         else:
             chip_hours = hours * plan.topology.num_chips
             money = "" if price is None else f", {chip_hours * price:,.2f} at {price:g} each"
@@ -147,15 +147,15 @@ def _warnings(plan: Plan) -> Iterable[str]:
         if phase.compiled.error:
             yield f"error: not compiled: {phase.compiled.error}"
         if phase.compiled.open_loops:
-            yield f"warning: {phase.compiled.open_loops} loops count once: trips unknown"
+            yield f"warning: {phase.compiled.open_loops} loops of unknown length are counted once"
         if phase.compiled.silent_kernels:
             counted = phase.compiled.flops / phase.work.model_flops
             yield (
-                f"note: {phase.compiled.silent_kernels} runs of kernels do not say their FLOPs; "
-                f"the rest is {counted:.3f} of the model's"
+                f"note: {phase.compiled.silent_kernels} kernel calls do not report their FLOPs; "
+                f"the other FLOPs are {counted:.3f} of the model's"
             )
     if not plan.fits:
-        yield "it does not fit: --search looks for a mesh, micro-batches and remat that do"
+        yield "it does not fit: --search looks for a mesh, micro-batch size and remat that fit"
 
 
 def to_json(plan: Plan, price: float | None = None) -> dict[str, Any]:

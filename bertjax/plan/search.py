@@ -92,8 +92,8 @@ def run(
             estimated.append(Candidate(plan))
     if not estimated:
         raise errors.UserError(
-            f"nothing fits {topology.name} by estimate, whatever the mesh, micro-batches and remat:"
-            " take a larger slice"
+            f"config.topology = {topology.name!r}: by estimate the config fits with no mesh, "
+            "micro-batch size and remat: use a larger slice"
         )
     estimated.sort(key=lambda one: one.rank)
     if not (compile.installed() and topology.chip.platform == "tpu"):

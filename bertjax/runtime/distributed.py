@@ -60,14 +60,14 @@ class Place:
             0 < _host_and_port(self.coordinator)[1] < 2**16
         ):
             raise errors.UserError(
-                f"--coordinator={self.coordinator}: must be HOST:PORT of process 0"
+                f"--coordinator={self.coordinator}: must be the HOST:PORT of process 0"
             )
         if self.num_processes < 1:
             raise errors.UserError(f"--num_processes={self.num_processes}: must be 1 or more")
         if not 0 <= self.process_id < self.num_processes:
             raise errors.UserError(
-                f"--process_id={self.process_id}: must be between 0 and "
-                f"{self.num_processes - 1}, --num_processes less one"
+                f"--process_id={self.process_id}: must be between 0 and {self.num_processes - 1}, "
+                "--num_processes minus one"
             )
 
 
@@ -141,7 +141,7 @@ def initialize(where: Place | None, heartbeat_seconds: int, startup_seconds: int
         )
     except ValueError as error:
         raise errors.UserError(
-            "--distributed: neither TPU metadata nor SLURM tell the place of this process: give "
+            "--distributed: neither TPU metadata nor SLURM identifies this process: give "
             "--coordinator=HOST:PORT, --num_processes=N and --process_id=I"
         ) from error
 
@@ -159,7 +159,7 @@ def _bind_address(where: Place) -> str | None:
     except OSError as error:
         raise errors.UserError(
             f"--coordinator={where.coordinator}: process 0 cannot open the port "
-            f"({error.strerror}): take a free one"
+            f"({error.strerror}): use a free port"
         ) from error
     everywhere = any(server.getsockname()[0] in ("::", "0.0.0.0") for server in servers)
     for server in servers:
@@ -187,7 +187,7 @@ def job(
     process has died.
     """
     end = _end_of_process(goes_on)
-    late = f"not all processes of the job came within {startup_seconds} s"
+    late = f"not all processes of the job connected within {startup_seconds} s"
     timer = threading.Timer(startup_seconds, end, (late, errors.EXIT_RESTART))
     timer.daemon = True
     timer.start()
@@ -237,7 +237,7 @@ def _open(line: lifeline.Lifeline, timeout: float, end: Callable[[str, int], Non
         try:
             line.connect(host, address, timeout)
         except OSError as error:
-            gone = f"process 0 of {state.num_processes} is gone"
+            gone = f"process 0 of {state.num_processes} has died"
             end(f"{gone}: its lifeline cannot be reached: {error}", errors.EXIT_RESTART)
     line.wait_for_all(timeout)
 
@@ -283,7 +283,7 @@ def check_same(things: Mapping[str, Any]) -> None:
         other = np.flatnonzero((all_digests != all_digests[0]).any(axis=1))
         if other.size:
             raise errors.UserError(
-                f"process {other[0]} has another {name} than process 0: give all processes the same"
+                f"process {other[0]} has another {name} than process 0: start all with the same"
             )
 
 
@@ -304,6 +304,6 @@ def check_shared(path: os.PathLike, flag: str = "workdir") -> None:
     sees = multihost_utils.process_allgather(np.array(epath.Path(path).exists()))
     if not sees.all():
         raise errors.UserError(
-            f"process {np.flatnonzero(~sees)[0]} does not see {os.fspath(path)}, which process 0 "
-            f"wrote: take a --{flag} that all hosts share, a bucket (gs://...) say"
+            f"process {np.flatnonzero(~sees)[0]} cannot see {os.fspath(path)}, which process 0 "
+            f"wrote: use a --{flag} that all hosts share, such as a bucket (gs://...)"
         )

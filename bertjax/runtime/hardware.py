@@ -155,11 +155,13 @@ def parse_topology(name: str, key: str = "topology") -> Topology:
     kind = found and _ALIASES.get(found[2], found[2])
     if not found or kind not in CHIPS:
         errors.check(False, key, name,
-                     'a name like "v5e-16", "2xv5e-256" (two slices), "h100-8" or "cpu-8", of '
+                     'a name such as "v5e-16", "2xv5e-256" (two slices), "h100-8" or "cpu-8", with '
+                     'a chip of '
                      + ", ".join(CHIPS))  # fmt: skip
     chip, slices, size = CHIPS[kind], int(found[1] or 1), int(found[3])
     if kind not in _SHAPES:
-        errors.check(slices == 1, key, name, "one number of devices: only TPUs come in slices")
+        errors.check(slices == 1, key, name, "a single number of devices, because only TPUs come "
+                                             "in slices")
         return Topology(name, chip, size)
     names = sizes(kind)
     errors.check(f"{kind}-{size}" in names, key, name, f"one of {', '.join(names)}")

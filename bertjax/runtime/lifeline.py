@@ -197,8 +197,8 @@ class Lifeline:
         """Returns when every process has connected. Raises UserError after `timeout` seconds."""
         if self._num_processes > 1 and not self._complete.wait(timeout):
             raise errors.UserError(
-                f"not all of the {self._num_processes} processes came within {timeout:.0f} s: "
-                "look at what the others printed"
+                f"not all of the {self._num_processes} processes connected within {timeout:.0f} s: "
+                "see the messages of the others"
             )
 
     def fail(self, text: str, code: int) -> bool:
@@ -256,7 +256,7 @@ class Lifeline:
                     if now - peer.heard > _HANDSHAKE_SECONDS:
                         self._drop(peer)
                 elif now - peer.heard > self._silence and not peer.left:
-                    self._gone(peer, f"is gone: silent for {self._silence:.0f} s")
+                    self._gone(peer, f"has not responded for {self._silence:.0f} s")
 
     def _read_ready(self) -> None:
         for key, _ in self._selector.select(timeout=_POLL):
@@ -347,7 +347,7 @@ class Lifeline:
         if not data:
             self._drop(peer)
             if not peer.left:
-                self._gone(peer, "is gone")
+                self._gone(peer, "has died")
             return
         peer.heard = time.monotonic()
         for kind, code, text in frames:

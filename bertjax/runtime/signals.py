@@ -39,7 +39,7 @@ def sigterm_raises(what_is_kept: str) -> Iterator[None]:
     """
 
     def stop(*_: object) -> None:
-        raise errors.Preempted(f"asked to stop: {what_is_kept}; start me again")
+        raise errors.Preempted(f"asked to stop: {what_is_kept}; run the same command again")
 
     def repeat(discarded: Any) -> None:
         if isinstance(discarded.exc_value, errors.Preempted):

@@ -1,10 +1,10 @@
-"""GLUE (Wang et al., arXiv 1804.07461): nine tasks, five seeds, three rates.
+"""GLUE (Wang et al., arXiv 1804.07461): nine tasks, five seeds, three learning rates.
 
     bertjax finetune --suite=configs/suites/glue.py --model=run/ --data=glue/ --output=out/
 
 --data: the folder of the GLUE archive, with CoLA/, SST-2/, MRPC/, STS-B/, QQP/, MNLI/, QNLI/, RTE/
-and WNLI/; tasks whose files are not there are left out. `:smoke` is one seed, one rate, one epoch
-and 64 examples of each task; the whole is 135 runs.
+and WNLI/; tasks without files are skipped. `:smoke` uses one seed, one rate, one epoch and 64
+examples of each task; the full suite has 135 runs.
 """
 
 from bertjax import errors
@@ -18,7 +18,7 @@ SMOKE = {
 }
 TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 
-# Of the test server: Matthews' correlation for CoLA, F1 for MRPC and QQP, Spearman's for STS-B.
+# Test server: Matthews' correlation for CoLA, F1 for MRPC and QQP, Spearman's for STS-B.
 PUBLISHED = (
     suite.Published(
         "BERT-base",
@@ -55,12 +55,12 @@ PUBLISHED = (
 def get_suite(arg: str = "") -> suite.Suite:
     """The suite; "smoke" shrinks it to minutes on a CPU."""
     if arg not in ("", "smoke"):
-        raise errors.UserError(f"the suite of GLUE knows no {arg!r}: there is :smoke")
+        raise errors.UserError(f"the argument of the suite must be smoke or absent, not {arg!r}")
     values = SMOKE if arg == "smoke" else {"seeds": 5}
     return suite.Suite(
         "GLUE",
         [suite.Item(task, values) for task in TASKS],
         PUBLISHED,
-        "Published numbers are of the test server, whose labels are not public: dev is the nearest "
-        "that can be scored here.",
+        "Published numbers are from the test server, whose labels are not public; dev is the "
+        "closest split that can be scored here.",
     )

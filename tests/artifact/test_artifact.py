@@ -156,8 +156,8 @@ def test_damaged_config(copy):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": "other"}, ["its format is not bertjax-artifact"]),
-        ({"version": 99}, ["version 99", "reads 1"]),
+        ({"format": "other"}, ["its format must be bertjax-artifact"]),
+        ({"version": 99}, ["version 99", "reads version 1"]),
         ({"family": "bort"}, ["bort"]),
         ({"model": {"vocab_size": 60, "wings": 2}}, ["wings"]),
         ({"model": {"vocab_size": "60"}}, ["no model can be built"]),

@@ -138,7 +138,7 @@ def test_what_a_folder_says_of_labels(tmp_path):
         ({"id2label": {"0": "a", "2": "b"}}, "id2label"),
         ({"id2label": {"0": "a", "1": "b"}}, "classifier"),
         ({"problem_type": "multi_label_classification"}, "multi_label"),
-        ({"problem_type": "regression"}, "regression to [23] numbers: 1 is supported"),
+        ({"problem_type": "regression"}, "regression with [23] outputs is not supported"),
     ):
         huggingface.write(model, tmp_path / "hf")
         _configure(tmp_path / "hf", bertjax=..., **change)
@@ -157,7 +157,7 @@ def test_a_pooler_that_the_class_does_not_read_is_left_out(tmp_path):
     assert huggingface.read(tmp_path / "hf").fields["heads"] == ("token_classifier",)
     del tensors["classifier.weight"]
     safetensors.numpy.save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(errors.UserError, match="lack classifier"):
+    with pytest.raises(errors.UserError, match="do not contain classifier"):
         huggingface.read(tmp_path / "hf")
 
 

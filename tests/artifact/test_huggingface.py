@@ -183,7 +183,7 @@ def test_config_json_reads_other_names_of_one_activation(copy):
         ({"hidden_act": ["gelu"]}, ["hidden_act", "['gelu']"]),
         ({"hidden_size": "16"}, ["hidden_size", "'16'"]),
         ({"num_attention_heads": 3}, ["num_heads", "3"]),
-        ({"num_hidden_layers": 3}, ["encoder.layer.2", "lack"]),
+        ({"num_hidden_layers": 3}, ["encoder.layer.2", "do not contain"]),
         ({"num_hidden_layers": 1}, ["encoder.layer.1"]),
         ({"intermediate_size": 25}, ["intermediate.dense", "(25,"]),
         ({"vocab_size": 61}, ["word_embeddings", "(61, 16)"]),

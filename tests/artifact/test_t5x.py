@@ -127,7 +127,7 @@ def test_what_is_not_a_checkpoint_is_named(tmp_path):
     with pytest.raises(errors.UserError, match="checkpoint: cannot be read"):
         t5x.read_checkpoint(file)
     file.write_bytes(b"\xc1 no msgpack")
-    with pytest.raises(errors.UserError, match="no msgpack"):
+    with pytest.raises(errors.UserError, match="not a msgpack"):
         t5x.read_checkpoint(file)
     file.write_bytes(serialization.msgpack_serialize({"params": {}}))
     with pytest.raises(errors.UserError, match="optimizer/target"):
@@ -135,9 +135,9 @@ def test_what_is_not_a_checkpoint_is_named(tmp_path):
     fields = VERSIONS["1.0"]
     target = _target(_params(fields), fields, scanned=False)
     for change, says in (
-        ({"encoder/encoder_norm/scale": None}, "lacks encoder/encoder_norm/scale"),
+        ({"encoder/encoder_norm/scale": None}, "does not contain encoder/encoder_norm/scale"),
         ({"decoder/extra/scale": np.ones(3)}, "decoder/extra/scale"),
-        ({"encoder/layers_1/mlp/wo/kernel": None}, r"layers \[0, 2\] only"),
+        ({"encoder/layers_1/mlp/wo/kernel": None}, r"only for the layers \[0, 2\]"),
         ({"decoder/decoder_norm/scale": np.ones(3)}, r"decoder_norm/scale has shape \(3,\)"),
     ):
         _write(file, {k: v for k, v in (target | change).items() if v is not None})

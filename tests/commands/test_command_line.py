@@ -81,18 +81,18 @@ def test_the_value_of_a_config_key_may_follow_a_space(monkeypatch):
 
 def test_stray_words_and_missing_values_are_refused_with_the_right_advice(capsys):
     run = ("pretrain", f"--config={SMOKE}", "--workdir=w")
-    assert "--config.seed has no value: give --config.seed=VALUE" in _error(
+    assert "--config.seed needs a value: give --config.seed=VALUE" in _error(
         capsys, *run, "--config.seed"
     )
     assert "did you mean --config.batch_size=..." in _error(capsys, *run, "--batch_size=3")
-    assert "--text takes one value, and b is a second one: repeat --text" in _error(
+    assert "--text takes one value, but b is a second one: repeat --text" in _error(
         capsys, "predict", "--model=m", "--text", "a", "b"
     )
     rates = ("finetune", "--output=o", "--lr", "1e-5", "2e-5")
-    assert "2e-5 is a second one: quote a text with spaces; several numbers take commas" in _error(
+    assert "2e-5 is a second one: quote a text with spaces; separate several numbers by" in _error(
         capsys, *rates
     )
-    assert "lost belongs to no flag" in _error(capsys, "export", "lost", "--model=m", "--output=o")
+    assert "lost is not the value" in _error(capsys, "export", "lost", "--model=m", "--output=o")
 
 
 @pytest.mark.parametrize("verb", ["pretrain", "plan"])
@@ -103,7 +103,7 @@ def test_help_lists_every_key_with_value_and_comment(capsys, verb):
     for key in config.keys(config.default()):
         assert key in ("objective.name",) or f"\n  {key}=" in shown, key
     lines = shown.splitlines()
-    assert "  batch_size=256                    sequences a step, over all devices" in lines
+    assert "  batch_size=256                    sequences per step, over all devices" in lines
     assert "with objective.name=span_corruption:" in lines
     with pytest.raises(SystemExit):
         cli.main([verb, "--help", f"--config={ROOT}/configs/t5_small.py"])
@@ -118,7 +118,7 @@ def test_the_resolved_config_is_printed(verb, capsys):
     assert cli.main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     (decay,) = [line for line in lines if line.startswith("  optimizer.weight_decay=0.02 ")]
-    assert "never of biases" in decay and "[default:" in " ".join(lines)
+    assert "never to biases" in decay and "[default:" in " ".join(lines)
     keys = {line.partition("=")[0].strip() for line in lines if re.match(r"  \S+=", line)}
     assert keys == set(config.keys(config.load(SMOKE))) - {"objective.name"}
     assert not [line for line in lines if "seed=0" in line and "[default" in line]

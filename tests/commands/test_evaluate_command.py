@@ -66,4 +66,4 @@ def test_a_model_that_masks_nothing_has_no_mask_rate(corpus, tmp_path, capsys):
 @pytest.mark.parametrize("rate", ["0", "1.5", "-0.1", "nan"])
 def test_a_rate_is_a_share(rate, capsys):
     assert __main__.main(["evaluate", "--model=m/", "--data=d/", f"--mask_rate={rate}"]) == 2
-    assert "above 0, at most 1" in capsys.readouterr().err
+    assert "must be above 0 and at most 1" in capsys.readouterr().err

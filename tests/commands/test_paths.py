@@ -10,14 +10,14 @@ from bertjax import errors, paths
 from tests.helpers import corpora
 
 ODD = {
-    "http://host/run": "give a local path or gs://BUCKET/FOLDER",
-    "s3://bucket/run": "give a local path or gs://BUCKET/FOLDER",
-    "://": "give a local path or gs://BUCKET/FOLDER",
+    "http://host/run": "give a local path or gs://...",
+    "s3://bucket/run": "give a local path or gs://...",
+    "://": "give a local path or gs://...",
     "file:///run": "without file://",
-    "gs://": "names no bucket",
+    "gs://": "contains no bucket name",
     "gs:/bucket/run": "with two slashes",
-    "a\0b": "a\\0b: no path holds such a character",
-    "\ud800": "no path holds such a character",
+    "a\0b": "a\\0b: contains an invalid character",
+    "\ud800": "contains an invalid character",
     "/".join("d" * 2_000): "folders deep",
     "/dev/zero": "a device or a pipe",
 }
@@ -73,4 +73,4 @@ def test_every_verb_refuses_it_in_one_line(flags, path, tmp_path, monkeypatch, c
 def test_a_superscript_digit_is_no_step(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["inspect", "run/checkpoints/\u00b2"]) == errors.EXIT_BAD_INPUT
-    assert "there is nothing" in capsys.readouterr().err
+    assert "not found; give a workdir" in capsys.readouterr().err

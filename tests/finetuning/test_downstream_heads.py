@@ -251,11 +251,11 @@ def test_what_cannot_start_is_one_line(family, heads, fields, word):
 
 def test_a_classifier_without_its_pooler_is_refused():
     for family in ("bert", "spanbert", "albert"):
-        with pytest.raises(errors.UserError, match="needs pooler"):
+        with pytest.raises(errors.UserError, match="needs the head pooler"):
             plugins.model(family, {"heads": ("classifier",), "num_labels": 2})
 
 
 def test_pooling_of_the_first_parameters_is_not_replaced_in_silence():
     source = encoders.make_artifact("modernbert", classifier_pooling="mean")
-    with pytest.raises(errors.UserError, match=r"classifier_pooling.*set that to 'mean'"):
+    with pytest.raises(errors.UserError, match=r"classifier_pooling.*set it to 'mean'"):
         loading.check_fields(source, source.fields | {"classifier_pooling": "cls"})

@@ -109,7 +109,7 @@ def test_predict_and_evaluate_by_command(root, done, capsys):
     plain = root / "texts.txt"
     plain.write_text("dog ran home\n")
     code, _, err = _command(capsys, "evaluate", f"--model={root / 'out'}", f"--data={plain}")
-    assert code == 2 and "texts.txt: has no 'label' to score against; answer it" in err
+    assert code == 2 and "texts.txt: has no 'label' to score against; predict it" in err
     some = root / "some.tsv"  # labels do not matter: one that is not trained, and none
     some.write_text("sentence\tlabel\ndog ran home\tbird\ncat on mat\t\n")
     words = ("predict", f"--model={root / 'out'}", f"--data={some}")
@@ -137,16 +137,16 @@ def test_predict_and_evaluate_by_command(root, done, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--text=a", "--data=b"), "give one of --text"),
-        (("--question=who",), "the task classification answers --text, or --data"),
-        (("--prompt=a",), "the task classification answers --text, or --data"),
-        (("--text=a", "--pair=b", "--pair=c"), "as many --pair as --text"),
+        (("--text=a", "--data=b"), "give exactly one of --text"),
+        (("--question=who",), "the task classification needs --text, or --data"),
+        (("--prompt=a",), "the task classification needs --text, or --data"),
+        (("--text=a", "--pair=b", "--pair=c"), "one --pair for each --text"),
         (("--text=a", "--pair=b"), "a pair of texts, where the model is trained on a single text"),
-        (("--data=.",), ".: is a folder: name a file in it"),
-        (("--data=a.tsv", "--pair=b"), "--pair goes with --text; leave it out"),
-        (("--text=a", "--context=b"), "--context goes with --question, --choice"),
-        (("--text=a", "--output=b.jsonl"), "--output goes with --data"),
-        (("--data=a.tsv", "--output=none/b.jsonl"), "--output=none/b.jsonl: there is no such"),
+        (("--data=.",), ".: is a folder: give a file in it"),
+        (("--data=a.tsv", "--pair=b"), "--pair can only be used with --text,"),
+        (("--text=a", "--context=b"), "--context can only be used with --question, --choice"),
+        (("--text=a", "--output=b.jsonl"), "--output can only be used with --data"),
+        (("--data=a.tsv", "--output=none/b.jsonl"), "--output=none/b.jsonl: its folder"),
     ],
 )
 def test_predict_says_what_it_lacks(root, done, capsys, words, message):
@@ -188,7 +188,7 @@ def test_sigterm_says_start_me_again(root, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(training, "train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     words = (f"--model={root / 'model'}", "--task=classification", f"--data={root}")
     code, _, err = _command(capsys, "finetune", *words, f"--output={tmp_path / 'out'}")
-    assert code == 75 and "finished are kept; start me again" in err
+    assert code == 75 and "finished runs are kept; run the same command again" in err
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -342,7 +342,7 @@ def test_the_help_lists_every_key_with_what_it_says(capsys):
         ("--epochs=3", "did you mean --config.num_epochs=...? (see `bertjax finetune --help`)"),
         ("--batch=4", "did you mean --config.batch_size=...?"),
         ("--sed=3", "did you mean --seeds or "),
-        ("3e-5", "several numbers take commas between them"),
+        ("3e-5", "separate several numbers by commas"),
     ],
 )
 def test_unknown_flags_have_a_hint(capsys, word, hint):

@@ -162,7 +162,7 @@ def test_vectors_of_texts_that_match(root, tmp_path, capsys):
     assert (tmp_path / "out" / "predictions" / "test.jsonl").read_text().count("vector") == 1
     words = ["evaluate", f"--model={tmp_path / 'out'}", f"--data={tmp_path / 'test.txt'}"]
     assert command_line.main(words) == 2
-    assert "holds single texts, and pairs are scored" in capsys.readouterr().err
+    assert "contains single texts, but only pairs can be scored" in capsys.readouterr().err
 
 
 def test_a_wrong_family_is_named(root):
@@ -344,5 +344,5 @@ def test_the_suite_of_glue_is_one():
     found = suite.load(str(GLUE))
     assert [item.task for item in found.items][:2] == ["cola", "sst2"]
     assert dataclasses.asdict(found)["published"][0]["scores"]["rte"] == {"test": 66.4}
-    with pytest.raises(errors.UserError, match=r"there is no file none\.py"):
+    with pytest.raises(errors.UserError, match=r"the file none\.py does not exist"):
         suite.load("none.py")

@@ -85,7 +85,7 @@ def test_a_sentinel_typed_for_a_model_without_sentinels_is_said(gpt):
     bert = pretrained.Pretrained(tiny_model.make())
     small = _make("t5", "unigram", num_decoder_layers=2, head_dim=8)
     small = dataclasses.replace(small, fields=small.fields | {"vocab_size": small.tokenizer.size})
-    message = r"'the <extra_id_7> \[MASK\]' holds <extra_id_7>.*this model has no sentinels"
+    message = r"'the <extra_id_7> \[MASK\]' contains <extra_id_7>.*and no sentinels"
     for ask in (gpt.generate, pretrained.Pretrained(small).generate, bert.fill_mask):
         with pytest.raises(errors.UserError, match=message):
             ask("the <extra_id_7> [MASK]")
@@ -99,11 +99,11 @@ def test_options_reach_the_decoding(gpt):
 
 def test_what_cannot_be_written_is_said(gpt, t5):
     bert = pretrained.Pretrained(tiny_model.make())
-    with pytest.raises(errors.UserError, match="a bert model does not write text"):
+    with pytest.raises(errors.UserError, match="a bert model cannot generate text"):
         bert.generate("the cat")
     with pytest.raises(errors.UserError, match="has 2 tokens and max_new_tokens is 63"):
         gpt.generate("cat cat", max_new_tokens=63)
-    with pytest.raises(errors.UserError, match="the model takes 64"):
+    with pytest.raises(errors.UserError, match="the model takes at most 64"):
         t5.generate("the cat sat " * 20)
     with pytest.raises(errors.UserError, match="num_beams = 0"):
         gpt.generate("the cat", num_beams=0)
@@ -165,13 +165,13 @@ def test_each_prompt_may_have_its_own_choices(gpt, t5):
 
 
 def test_choices_that_cannot_be_scored(gpt):
-    with pytest.raises(errors.UserError, match="a choice is empty"):
+    with pytest.raises(errors.UserError, match="no choice may be empty"):
         prompting.choose(gpt, ["the cat"], ["sat", " "])
     with pytest.raises(errors.UserError, match="2 prompts and 1 lists"):
         prompting.choose(gpt, ["the cat", "a dog"], [["sat"]])
     with pytest.raises(errors.UserError, match="lists of texts"):
         prompting.choose(gpt, "the cat", ["sat"])
-    with pytest.raises(errors.UserError, match="bert model does not write text"):
+    with pytest.raises(errors.UserError, match="bert model cannot generate text"):
         prompting.choose(pretrained.Pretrained(tiny_model.make()), ["the cat"], ["sat"])
 
 
@@ -207,11 +207,11 @@ def test_predict_tells_which_choice_goes_on(tmp_path, capsys, gpt):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--prompt=the", "--top=3"), "--top goes with --text"),
-        (("--text=the [MASK]", "--num_beams=3"), "--num_beams is for --prompt"),
+        (("--prompt=the", "--top=3"), "--top can only be used with --text"),
+        (("--text=the [MASK]", "--num_beams=3"), "--num_beams can only be used with --prompt"),
         (("--prompt=the", "--choice=cat", "--num_beams=3"), "without --choice"),
         (("--text=the [MASK]",), "no masked language model head"),
-        (("--prompt=the", "--top_p=0.9"), "top_p = 0.9: must be left out"),
+        (("--prompt=the", "--top_p=0.9"), "top_p = 0.9: must be 1 unless temperature"),
     ],
 )
 def test_predict_says_what_does_not_fit(tmp_path, capsys, gpt, words, message):

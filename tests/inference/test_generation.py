@@ -297,7 +297,7 @@ def test_truncation_is_that_of_transformers():
         ({"min_new_tokens": 99}, "min_new_tokens = 99"),
         ({"temperature": -1.0}, "temperature = -1.0"),
         ({"temperature": float("nan")}, "temperature = nan"),
-        ({"top_k": 5}, "top_k = 5: must be left out without a temperature"),
+        ({"top_k": 5}, "top_k = 5: must be 0 unless temperature"),
         ({"temperature": 1.0, "top_p": 0.0}, r"top_p = 0.0"),
         ({"num_beams": 0}, "num_beams = 0"),
         ({"num_beams": 2, "temperature": 1.0}, "beams are not sampled"),

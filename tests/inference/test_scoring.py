@@ -128,7 +128,8 @@ def test_an_encoder_decoder_writes_single_tokens_behind_a_sentinel(kind, objecti
             total = sum(scored.log_softmax(row[1])[i] for row, i in zip(logits, ids, strict=True))
         expected.append(total)
     np.testing.assert_allclose(scoring.log_likelihoods(model, TEXTS), expected, atol=5e-3)
-    with pytest.raises(errors.UserError, match="with its ends, the model takes 60"):
+    with pytest.raises(errors.UserError, match="with special tokens, but the model takes at most "
+                                               "60"):
         scoring.log_likelihoods(model, ["cat " * 70])
 
 
@@ -144,7 +145,8 @@ def test_an_encoder_decoder_that_never_saw_a_sentinel_writes_the_whole_text():
         expected.append(scored.log_softmax(logits)[np.arange(len(ids)), ids].sum())
     np.testing.assert_allclose(scoring.log_likelihoods(model, TEXTS), expected, atol=5e-3)
     assert scoring.describe(model) == "log-likelihood"
-    with pytest.raises(errors.UserError, match="with its ends, the model takes 41"):
+    with pytest.raises(errors.UserError, match="with special tokens, but the model takes at most "
+                                               "41"):
         scoring.log_likelihoods(model, ["the cat sat on the mat " * 10])
 
 
@@ -164,19 +166,21 @@ def test_rows_are_in_one_bucket_each_and_lengths_close(bert):
 
 def test_what_cannot_be_scored_is_said(bert):
     long = "the cat sat on the mat " * 10  # 60 words
-    with pytest.raises(errors.UserError, match="tokens, the model takes 38: shorten it"):
+    with pytest.raises(errors.UserError, match="tokens, but the model takes at most 38: shorten "
+                                               "it"):
         scoring.log_likelihoods(bert, [long])
     for family in ("gpt2", "t5"):
-        with pytest.raises(errors.UserError, match="with its ends, the model takes 4"):
+        with pytest.raises(errors.UserError, match="with special tokens, but the model takes at "
+                                                   "most 4"):
             scoring.log_likelihoods(scored.make(family), [long])
     with pytest.raises(errors.UserError, match="has no head that scores text"):
         scoring.log_likelihoods(scored.make("bert", heads=("pooler",)), ["a"])
-    with pytest.raises(errors.UserError, match="a bert model does not write text"):
+    with pytest.raises(errors.UserError, match="a bert model cannot generate text"):
         scoring.log_likelihood_of_continuations(bert, ["a"], ["b"])
-    with pytest.raises(errors.UserError, match="within_word is for a model that fills masks"):
+    with pytest.raises(errors.UserError, match="within_word needs a masked language model"):
         scoring.log_likelihoods(scored.make("gpt2"), ["a"], within_word=True)
     small = scored.make("t5", "unigram", vocab_size=tiny_model.tokenizer("unigram").size)
-    with pytest.raises(errors.UserError, match="sentinel 0 is 127"):
+    with pytest.raises(errors.UserError, match="sentinel 0 has id 127"):
         scoring.log_likelihoods(small, ["a dog"])
 
 
@@ -261,10 +265,10 @@ def test_the_command(family, bert, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "there is no such file"),
+        (None, "not found; give BLiMP"),
         ("", "the file is empty"),
-        ("\n\n", "holds no pairs"),
-        ('\n{"uid": "\udcff"}', "blimp.jsonl:2: not UTF-8"),
+        ("\n\n", "contains no pairs"),
+        ('\n{"uid": "\udcff"}', "blimp.jsonl:2: is not UTF-8"),
         ('{"uid": "u", "term": "t", "good": "a", "bad": "b"}\n{"uid"\n', "jsonl:2: is not JSON"),
         ("[" * 100_000, "blimp.jsonl:1: is nested more than"),
         ('{"uid": ' + "9" * 5_000 + "}", "blimp.jsonl:1: is not JSON"),
@@ -286,10 +290,10 @@ def test_a_bad_file_is_one_line(content, message, tmp_path, capsys):
     [
         ([], "give either --data or --task"),
         (["--data=d", "--task=blimp:f"], "give either --data or --task"),
-        (["--task=glue"], "--task=glue: there is blimp:FILE"),
-        (["--task=blimp:f", "--max_pairs=0"], "--max_pairs=0: give a positive number"),
-        (["--data=d", "--batch_size=0"], "--batch_size=0: give a positive number"),
-        (["--task=blimp:f", "--length=0"], "--length goes with --data; leave it out"),
+        (["--task=glue"], "--task=glue: must be blimp:FILE"),
+        (["--task=blimp:f", "--max_pairs=0"], "--max_pairs=0: must be 1 or more"),
+        (["--data=d", "--batch_size=0"], "--batch_size=0: must be 1 or more"),
+        (["--task=blimp:f", "--length=0"], "--length can only be used with --data"),
     ],
 )
 def test_bad_flags_are_one_line(flags, message, capsys):
@@ -314,7 +318,7 @@ def test_heldout_data_for_a_model_without_a_run(family, loss, tmp_path, capsys):
     assert code == 0, err
     values = json.loads((tmp_path / "numbers.json").read_text())
     gain = values["unigram_loss"] - values[loss]
-    assert f"{-gain:.2f} nats a predicted token worse" in out  # random parameters
+    assert f"{-gain:.2f} nats per predicted token worse" in out  # random parameters
 
 
 def test_a_student_is_scored_without_its_teacher():

@@ -134,7 +134,7 @@ def test_after_a_preemption_the_slice_is_made_again(cloud):
     cloud.cue("states", "-\n-\n-\n-\nPREEMPT\n")
     cloud.cue("pretrain", 'if (($(grep -c " create " "$FAKE/calls") < 2)); then sleep 30; fi\n')
     done = cloud.succeed("run")
-    assert "pod-1 is SUSPENDED: again, 1 of at most 20 times" in done.stdout
+    assert "pod-1 is SUSPENDED: restarting, 1 of at most 20 times" in done.stdout
     assert "training again" in done.stdout and "s lost" in done.stdout
     assert [call for call in cloud.calls() if "create" in call or "delete" in call] == [
         "queued-resources create", "queued-resources delete",
@@ -145,7 +145,7 @@ def test_preempted_before_the_run_has_begun(cloud):
     cloud.cue("states", "-\nPROVISIONING\nPREEMPT\n")
     cloud.cue("pretrain", "exit 0\n")
     done = cloud.succeed("run")
-    assert "pod-1 is SUSPENDED: again, 1 of at most 20 times" in done.stdout
+    assert "pod-1 is SUSPENDED: restarting, 1 of at most 20 times" in done.stdout
 
 
 def test_too_many_preemptions(cloud):
@@ -160,7 +160,7 @@ def test_too_many_preemptions(cloud):
 @pytest.mark.parametrize(
     ("message", "remedy"),
     [
-        ("ERROR: (gcloud.x) RESOURCE_EXHAUSTED: Quota limit 'TPUV5sLitepod' exceeded", "quota of"),
+        ("ERROR: (gcloud.x) RESOURCE_EXHAUSTED: Quota limit 'TPUV5sLitepod' exceeded", "quota"),
         ("ERROR: (gcloud.x) PERMISSION_DENIED: Cloud TPU API has not been used", "tpu.googleapis"),
         ("ERROR: (gcloud.x) INVALID_ARGUMENT: bad accelerator", "accelerator-types list"),
         ("ERROR: (gcloud.x) There is no more capacity in the zone", "CREATE=queued"),
@@ -203,7 +203,7 @@ def test_a_command_fails_on_one_host(cloud):
     assert "start failed on worker 1" in done.stderr
     (cloud.folder / "broken").unlink()
     again = cloud.tpu_vm("start")
-    assert "worker 0: runs already" in again.stdout and "worker 1: started" in again.stdout
+    assert "worker 0: already running" in again.stdout and "worker 1: started" in again.stdout
     status = cloud.tpu_vm("status").stdout
     assert "worker 0: running" in status and "worker 1: running" in status
 
@@ -222,7 +222,7 @@ def test_bad_input_on_one_host_ends_the_run(cloud):
         "pretrain",
         """
 case "$HOSTNAME" in
-  *-w-1) echo "bertjax: error: config.batch_size = 12 does not divide" >&2; exit 2 ;;
+  *-w-1) echo "bertjax: error: config.batch_size = 12: must be a multiple" >&2; exit 2 ;;
 esac
 trap 'exit 75' TERM
 sleep 30 >/dev/null & wait $!
@@ -230,7 +230,7 @@ sleep 30 >/dev/null & wait $!
     )
     done = cloud.tpu_vm("run")
     assert done.returncode == errors.EXIT_BAD_INPUT, done.stdout + done.stderr
-    line = "worker 1: failed 2: bertjax: error: config.batch_size = 12 does not divide"
+    line = "worker 1: failed 2: bertjax: error: config.batch_size = 12: must be a multiple"
     assert line in done.stderr
     assert "pod-1 still runs and costs money" in done.stdout
     assert (cloud.folder / "state").exists()
@@ -253,7 +253,7 @@ def test_stop_saves_and_start_goes_on(cloud):
     cloud.succeed("create", "install", "start", "stop")
     watched = cloud.tpu_vm("watch")
     assert watched.returncode == errors.EXIT_RESTART
-    assert "saved" in watched.stdout and "start goes on" in watched.stdout
+    assert "saved" in watched.stdout and "start resumes it" in watched.stdout
     cloud.cue("pretrain", "exit 0\n")
     assert "worker 1: started" in cloud.tpu_vm("start").stdout
     cloud.succeed("watch")
@@ -265,10 +265,10 @@ def test_stop_saves_and_start_goes_on(cloud):
         ({"ZONES": "x"}, "line 11: unknown key ZONES"),
         ({"PROJECT": ""}, "PROJECT is not set"),
         ({"ACCELERATOR_TYPE": "h100-8"}, "ACCELERATOR_TYPE=h100-8"),
-        ({"ACCELERATOR_TYPE": "tpu7x-8"}, "only in GKE"),
+        ({"ACCELERATOR_TYPE": "tpu7x-8"}, "in GKE only"),
         ({"CONFIG": "configs/none.py"}, "CONFIG=configs/none.py"),
         ({"WORKDIR": "run/"}, "must be gs://"),
-        ({"BUCKET": "gs://b", "WORKDIR": "gs://$BUCKET/run"}, "BUCKET=gs://b: give its name alone"),
+        ({"BUCKET": "gs://b", "WORKDIR": "gs://$BUCKET/run"}, "BUCKET=gs://b: give only the name"),
         ({"PROJECT": "my-project"}, "PROJECT=my-project is the example's"),
         ({"BUCKET": "my-bucket", "WORKDIR": "gs://$BUCKET/run"}, "set BUCKET to your own"),
         ({"CAPACITY": "cheap"}, "CAPACITY=cheap"),
@@ -349,7 +349,7 @@ sleep 300
 """,
     )
     assert done.returncode == 7
-    assert "process 1 ended" in done.stdout and "2 still there 1 s later" in done.stdout
+    assert "process 1 exited" in done.stdout and "2 still running 1 s later" in done.stdout
     for pid in (cloud.folder / "pids").read_text().split():
         status = pathlib.Path(f"/proc/{pid}/status")
         assert not status.exists() or "State:\tZ" in status.read_text()

@@ -366,5 +366,5 @@ def test_export_writes_the_part_that_is_asked_for(tmp_path):
         tiny_model.assert_same_params(
             found.params, electra.parts(fields, params)[part or "discriminator"][1]
         )
-    with pytest.raises(errors.UserError, match="this model has discriminator, generator"):
+    with pytest.raises(errors.UserError, match="must be one of discriminator, generator"):
         artifact.part(loading.load(tmp_path / "both"), "teacher")

@@ -209,7 +209,7 @@ def test_a_mesh_that_splits_the_length_is_refused():
     params, x_BLD = _inputs()
     with (
         jax.set_mesh(meshes.of(1, 1, 1, 2)),
-        pytest.raises(errors.UserError, match="xla on a mesh with sequence"),
+        pytest.raises(errors.UserError, match="xla if the mesh has the axis sequence"),
     ):
         _value_and_grad("splash", masks.Mask(), params, x_BLD, True)
 
@@ -223,7 +223,7 @@ def test_a_bias_or_dropout_is_refused_in_the_module_too(inputs):
     if "deterministic" in inputs:
         config = dataclasses.replace(config, attention_dropout_rate=0.1)
     module = attention.Attention(config, use_bias=False)
-    with pytest.raises(errors.UserError, match="xla for a bias or for dropout"):
+    with pytest.raises(errors.UserError, match="xla with a bias or with dropout"):
         module.apply(
             {"params": params}, x_BLD, masks.Mask(), inputs.get("deterministic", True),
             bias=inputs.get("bias"), rngs={"dropout": jax.random.key(0)},
@@ -233,7 +233,7 @@ def test_a_bias_or_dropout_is_refused_in_the_module_too(inputs):
 @pytest.mark.parametrize("mask", [masks.prefix(_segments()), masks.causal(np.int32(3))])
 def test_a_mask_that_splash_does_not_have_is_refused(mask):
     query_BLNH = jnp.zeros((B, L, 2, 16))
-    with pytest.raises(errors.UserError, match="must be xla for a prefix or a cache"):
+    with pytest.raises(errors.UserError, match="must be xla with a prefix or a cache"):
         kernels.attend("splash", query_BLNH, query_BLNH, query_BLNH, mask)
 
 

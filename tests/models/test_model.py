@@ -244,7 +244,7 @@ def test_layer_norm_is_float32_inside():
 def test_fields_are_checked_where_a_model_is_made():
     with pytest.raises(errors.UserError, match=r"config.model.num_heads = 3: must be a divisor"):
         plugins.model("bert", {**FIELDS, "num_heads": 3})
-    with pytest.raises(errors.UserError, match=r"config.family = 'nope': there are albert, bert"):
+    with pytest.raises(errors.UserError, match=r"config.family = 'nope': must be one of albert,"):
         plugins.family("nope")
 
 

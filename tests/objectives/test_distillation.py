@@ -108,7 +108,7 @@ def _load_teacher(path, dataset, vocab_size):
         ({}, tiny_model.tokenizer().fingerprint, None),
         ({}, "another", "was prepared with another tokenizer than that of config.objective.teach"),
         ({"heads": ("pooler",)}, tiny_model.tokenizer().fingerprint, "no masked language model he"),
-        ({"vocab_size": 77}, tiny_model.tokenizer().fingerprint, "scores 77 pieces"),
+        ({"vocab_size": 77}, tiny_model.tokenizer().fingerprint, "has a vocabulary of 77 pieces"),
     ],
 )
 def test_teachers_that_do_not_fit_are_refused(tmp_path, fields, data, message):

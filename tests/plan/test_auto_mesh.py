@@ -45,7 +45,7 @@ def test_of_two_phases_both_batches_are_divided():
 def test_what_nothing_divides_is_refused_by_the_run_with_the_numbers():
     conf = _config(batch_size=3)
     assert auto.choose(conf, 8, None) == "data:8"
-    with pytest.raises(errors.UserError, match=r"config.batch_size = 3 does not divide"):
+    with pytest.raises(errors.UserError, match=r"config.batch_size = 3: must be a multiple"):
         experiment.check_mesh(conf, sharding.make_mesh("data:8"))
 
 

@@ -253,7 +253,7 @@ def test_a_plan_of_two_phases_adds_them_up():
     first, second = plan.phases
     assert plan.tokens == 16_000 * 64 * 128 + 4_000 * 32 * 512
     assert plan.hours == pytest.approx((16_000 * first.seconds + 4_000 * second.seconds) / 3600)
-    with pytest.raises(errors.UserError, match="does not divide"):
+    with pytest.raises(errors.UserError, match="tensor = 8 must divide"):
         plan_lib.make(tiny(mesh="tensor:8"), plan.topology, use_compiler=False)
 
 

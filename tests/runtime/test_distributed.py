@@ -82,12 +82,12 @@ def members(count, fate, fated):
 @pytest.mark.parametrize(
     ("count", "fated", "fate", "code", "said"),
     [
-        (3, 1, "killed", 75, "process 1 of 3 is gone: from step 0"),
-        (2, 0, "killed", 75, "process 0 of 2 is gone: from step 0"),
-        (2, 1, "frozen", 75, f"process 1 of 2 is gone: silent for {HEARTBEAT} s: from step 0"),
+        (3, 1, "killed", 75, "process 1 of 3 has died: from step 0"),
+        (2, 0, "killed", 75, "process 0 of 2 has died: from step 0"),
+        (2, 1, "frozen", 75, f"process 1 of 2 has not responded for {HEARTBEAT} s: from step 0"),
         (3, 2, "bad input", 2, "process 2 of 3 stopped: no such file"),
         (2, 0, "bug", 1, "process 0 of 2 stopped: ZeroDivisionError: of mine"),
-        (2, 1, "late", 75, "not all processes of the job came within 2 s: from step 0"),
+        (2, 1, "late", 75, "not all processes of the job connected within 2 s: from step 0"),
     ],
 )
 def test_the_end_of_one_is_the_end_of_all(count, fated, fate, code, said):
@@ -125,12 +125,12 @@ def test_a_place_is_all_three_flags_or_none():
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        (("localhost", 2, 0), r"--coordinator=localhost: must be HOST:PORT"),
-        ((":8476", 2, 0), r"--coordinator=:8476: must be HOST:PORT"),
-        (("h:99999", 2, 0), r"--coordinator=h:99999: must be HOST:PORT"),
-        (("h:8\u00b2", 2, 0), r"must be HOST:PORT"),
-        (("a b:1", 2, 0), r"must be HOST:PORT"),
-        (("h\0:1", 2, 0), r"must be HOST:PORT"),
+        (("localhost", 2, 0), r"--coordinator=localhost: must be the HOST:PORT"),
+        ((":8476", 2, 0), r"--coordinator=:8476: must be the HOST:PORT"),
+        (("h:99999", 2, 0), r"--coordinator=h:99999: must be the HOST:PORT"),
+        (("h:8\u00b2", 2, 0), r"must be the HOST:PORT"),
+        (("a b:1", 2, 0), r"must be the HOST:PORT"),
+        (("h\0:1", 2, 0), r"must be the HOST:PORT"),
         (("h:1", 0, 0), r"--num_processes=0: must be 1 or more"),
         (("h:1", 4, 4), r"--process_id=4: must be between 0 and 3"),
     ],

@@ -46,9 +46,9 @@ def test_each_size_of_a_kind_is_a_slice_with_as_many_chips_as_it_says():
     ("name", "said"),
     [
         ("v5e-12", "must be one of v5e-1, v5e-4, v5e-8, v5e-16"),
-        ("v5p-64x", 'must be a name like "v5e-16"'),
+        ("v5p-64x", 'must be a name such as "v5e-16"'),
         ("v9-8", "of v2, v3, v4, v5e"),
-        ("v5e:4x4", 'must be a name like "v5e-16"'),
+        ("v5e:4x4", 'must be a name such as "v5e-16"'),
         ("2xh100-8", "only TPUs come in slices"),
     ],
 )

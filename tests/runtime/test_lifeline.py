@@ -112,7 +112,7 @@ def test_a_dead_process_ends_all_others_with_a_restart(job, dead):
     others = [process for process in range(4) if process != dead]
     made.lines[dead].close()  # what the kernel does
     made.wait_for_ends(*others)
-    expected = (f"process {dead} of 4 is gone", errors.EXIT_RESTART)
+    expected = (f"process {dead} of 4 has died", errors.EXIT_RESTART)
     assert [made.ends[process] for process in others] == [expected] * 3
 
 
@@ -151,7 +151,7 @@ def test_a_silent_process_is_gone(waiting):
         mute.sendall(hello(challenge, waiting._token))
         waiting.wait_for_all(SECONDS)
         assert waiting.told.wait(SECONDS)
-    assert waiting.ends == [("process 1 of 2 is gone: silent for 0 s", errors.EXIT_RESTART)]
+    assert waiting.ends == [("process 1 of 2 has not responded for 0 s", errors.EXIT_RESTART)]
 
 
 def test_beats_keep_a_quiet_job_alive(job):
@@ -165,7 +165,7 @@ def test_beats_keep_a_quiet_job_alive(job):
 
 
 def test_a_process_that_never_comes_is_an_error_in_time(waiting):
-    with pytest.raises(errors.UserError, match=r"not all of the 2 processes came within 0 s"):
+    with pytest.raises(errors.UserError, match=r"not all of the 2 processes connected within 0 s"):
         waiting.wait_for_all(0.01)
 
 
@@ -304,7 +304,7 @@ def test_a_member_that_sends_garbage_is_gone(waiting, words):
         waiting.wait_for_all(SECONDS)
         line.sendall(words)
         assert waiting.told.wait(SECONDS)
-    assert waiting.ends == [("process 1 of 2 is gone", errors.EXIT_RESTART)]
+    assert waiting.ends == [("process 1 of 2 has died", errors.EXIT_RESTART)]
 
 
 def test_a_member_that_dies_in_the_middle_of_a_frame_is_gone(waiting):
@@ -313,7 +313,7 @@ def test_a_member_that_dies_in_the_middle_of_a_frame_is_gone(waiting):
         line.sendall(hello(challenge, waiting._token) + half)
         waiting.wait_for_all(SECONDS)
     assert waiting.told.wait(SECONDS)
-    assert waiting.ends == [("process 1 of 2 is gone", errors.EXIT_RESTART)]
+    assert waiting.ends == [("process 1 of 2 has died", errors.EXIT_RESTART)]
 
 
 def test_a_member_comes_through_a_flood(job, monkeypatch):

@@ -28,7 +28,7 @@ def _wait():
 @pytest.mark.parametrize("send", [Finalized, lambda: os.kill(os.getpid(), signal.SIGTERM)])
 def test_sigterm_ends_the_block_wherever_it_arrives(send):
     hook, handler = sys.unraisablehook, signal.getsignal(signal.SIGALRM)
-    with pytest.raises(errors.Preempted, match="all is kept; start me again"):
+    with pytest.raises(errors.Preempted, match="all is kept; run the same command again"):
         with signals.sigterm_raises("all is kept"):
             send()
             _wait()

@@ -39,10 +39,10 @@ class Corruption:
 
     def __post_init__(self):
         if not len(self.sentinels):
-            raise errors.UserError("the tokenizer has too few sentinels: train it with more")
+            raise errors.UserError("the tokenizer has too few sentinels: train one with more")
         if self.limits.min() < 2:
             raise errors.UserError(
-                f"config.data.length = {self.length}: too short for text and its sentinels"
+                f"config.data.length = {self.length}: is too short for text and its sentinels"
             )
 
     @functools.cached_property

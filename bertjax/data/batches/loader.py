@@ -54,7 +54,9 @@ class Windows:
 
     def __init__(self, dataset: Dataset, sampling: Sampling, seed: int, window_tokens: int):
         if dataset.num_records == 0:
-            raise errors.UserError("the dataset has no text in this split: prepare a larger corpus")
+            raise errors.UserError(
+                "this split of the dataset contains no text: prepare a larger corpus"
+            )
         self.sampling = sampling
         self._dataset = dataset
         self._seed = seed
@@ -77,7 +79,7 @@ class Windows:
         table = self.sampling.segment(window, rng)
         if not len(table):
             raise errors.UserError(
-                f"{len(records)} records of the dataset give no sample: its documents are too "
+                f"{len(records)} records of the dataset give no sample: their documents are too "
                 "short for this objective (a pair in order needs two tokens)"
             )
         return window, table[rng.permutation("window/samples", len(table))[0]]

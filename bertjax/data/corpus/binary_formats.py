@@ -12,8 +12,8 @@ _PANDAS = (
     "convert it to JSON lines, for example with pandas.{reader}(PATH).to_json('data.jsonl', "
     "orient='records', lines=True)"
 )
-_UNPACK = "unpack it and give the files in it"
-_RENAME = "give its name the suffix {suffix}, as in data.jsonl{suffix}"
+_UNPACK = "unpack it and give the files inside"
+_RENAME = "rename it to end in {suffix}, as in data.jsonl{suffix}"
 # (first bytes, the format's name, what to do)
 _FORMATS = (
     (b"PAR1", "Parquet", _PANDAS.format(reader="read_parquet")),
@@ -24,7 +24,7 @@ _FORMATS = (
     (b"Obj\x01", "Avro", "convert it to JSON lines"),
     (b"\x89HDF\r\n", "HDF5", _PANDAS.format(reader="read_hdf")),
     (b"SQLite format 3\0", "SQLite", "export its table as JSON lines"),
-    (b"\x93NUMPY", "NumPy", "text is read, no arrays: write the text as JSON lines"),
+    (b"\x93NUMPY", "NumPy", "arrays are not read: write the text as JSON lines"),
     (b"\xd0\xcf\x11\xe0", "old Office", "save it as plain text, or a table as tab separated text"),
     (b"%PDF-", "PDF", "extract its text, for example with pdftotext"),
     (b"\x1f\x8b", "gzip", _RENAME.format(suffix=".gz")),
@@ -47,7 +47,7 @@ def check(path: str, head: bytes) -> None:
     found = _format(head)
     if found is not None:
         name, advice = found
-        raise errors.UserError(f"{path}: is a {name} file, and text is expected: {advice}")
+        raise errors.UserError(f"{path}: is a {name} file, but must be text: {advice}")
 
 
 def _format(head: bytes) -> tuple[str, str] | None:

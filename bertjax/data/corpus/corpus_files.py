@@ -56,7 +56,7 @@ def opened(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     except _CORRUPT as error:
         raise errors.UserError(f"{path}: truncated or corrupt ({error})") from error
     except IsADirectoryError as error:
-        raise errors.UserError(f"{path}: is a folder: name a file in it") from error
+        raise errors.UserError(f"{path}: is a folder: give a file in it") from error
     except OSError as error:
         raise errors.UserError(f"{path}: cannot be read ({error.strerror or error})") from error
 
@@ -87,17 +87,17 @@ def text_lines(path: str) -> Iterator[tuple[int, str]]:
                 line = data.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise errors.UserError(
-                    f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the "
+                    f"{path}:{number}: is not UTF-8 ({error.reason} at byte {error.start} of the "
                     "line); convert the file to UTF-8"
                 ) from error
             if "\0" in line:
                 raise errors.UserError(
-                    f"{path}:{number}: holds a NUL character; the file is no text, or damaged"
+                    f"{path}:{number}: contains a NUL character; the file is not text, or damaged"
                 )
             line = line.rstrip("\r\n")
             if number == 1 and "\r" in line:
                 raise errors.UserError(
-                    f"{path}: its lines end with a carriage return alone; make it a line feed"
+                    f"{path}: its lines end with a carriage return only; convert them to line feeds"
                 )
             yield number, line
     if not number:
@@ -108,8 +108,8 @@ def check_document(size: int, where: Callable[[], str]) -> None:
     """Raises UserError if a document of `size` bytes is above MAX_DOCUMENT; where: names it."""
     if size > MAX_DOCUMENT:
         raise errors.UserError(
-            f"{where()}: a document of more than {MAX_DOCUMENT >> 20} MiB, which is held whole: "
-            "cut it into several documents (of plain text, with --text_split=blank)"
+            f"{where()}: the document has more than {MAX_DOCUMENT >> 20} MiB and must fit in "
+            "memory: split it into several documents (for plain text: --text_split=blank)"
         )
 
 
@@ -141,7 +141,7 @@ class _ZstdFile(io.RawIOBase):
             data = self._left or self._raw.read(_PIECE // 256)
             if not data:
                 if self._frame:
-                    raise EOFError("it ends within a zstd frame")
+                    raise EOFError("the file ends within a zstd frame")
                 return 0
             frame = self._frame or _decompressor().decompressobj()
             self._ready = memoryview(frame.decompress(data))

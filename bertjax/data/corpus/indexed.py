@@ -20,7 +20,9 @@ def opened(path: str) -> Sequence[Any]:
     """
     records = _tfds(path) if path.startswith("tfds:") else _ArrayRecord(path)
     if not len(records):
-        raise errors.UserError(f"{path}: holds no record: empty, truncated or another format")
+        raise errors.UserError(
+            f"{path}: contains no record: it is empty, truncated or not ArrayRecord"
+        )
     return records
 
 
@@ -28,13 +30,17 @@ class _ArrayRecord:
     def __init__(self, path: str):
         self._path = path
         if "://" in path:
-            raise errors.UserError(f"{path}: ArrayRecord is read from local disks only; copy it")
+            raise errors.UserError(
+                f"{path}: ArrayRecord can only be read from local disks; copy it"
+            )
         try:
             options = "readahead_buffer_size:0"
             self._reader = array_record_module.ArrayRecordReader(path, options=options)
             self._length = self._reader.num_records() if self._reader.ok() else 0
         except RuntimeError as error:
-            raise errors.UserError(f"{path}: not a readable ArrayRecord file ({error})") from error
+            raise errors.UserError(
+                f"{path}: is not a readable ArrayRecord file ({error})"
+            ) from error
 
     def __len__(self) -> int:
         return self._length
@@ -55,8 +61,8 @@ def _tfds(path: str) -> Any:
     except Exception as error:  # TFDS raises many types
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise errors.UserError(
-            f"{path}: cannot be read ({reason}); without TensorFlow, TFDS reads what was built "
-            "with file_format=array_record and lies in $TFDS_DATA_DIR"
+            f"{path}: cannot be read ({reason}); without TensorFlow, TFDS reads only data sets "
+            "built with file_format=array_record in $TFDS_DATA_DIR"
         ) from error
 
 

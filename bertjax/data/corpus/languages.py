@@ -43,13 +43,13 @@ def splitter(name: str, language: str) -> Callable[[str], list[str]]:
     "rules" (the others have no language), or if sentencex is not installed.
     """
     if language not in LANGUAGES:
-        raise errors.UserError(f"language is {language!r}: use one of {', '.join(LANGUAGES)}")
+        raise errors.UserError(f"language = {language!r}: must be one of {', '.join(LANGUAGES)}")
     if language == ENGLISH:
         return sentences.SPLITTERS[name]
     if name != "rules":
         raise errors.UserError(
-            f"language is {language!r} and splitter {name!r}, which is the same in every language: "
-            "leave one of them out"
+            f"language = {language!r}: cannot be used with the splitter {name!r}, which is the "
+            "same in every language: remove one of them"
         )
     library, goes_on = _library(language), _GOES_ON.get(language)
 

@@ -95,7 +95,7 @@ def find(
                     if kind.startswith("arrayrecord"):
                         indexed.opened(path)
     if not found:
-        raise errors.UserError(f"nothing to read in {', '.join(inputs) or 'an empty --input'}")
+        raise errors.UserError(f"--input={','.join(inputs)}: nothing can be read")
     return list(found.values())
 
 
@@ -266,7 +266,7 @@ def _json_text(line: bytes, text_field: str, place: Callable[[], str]) -> str:
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise errors.UserError(f"{place()}: not UTF-8; convert the file to UTF-8") from error
+        raise errors.UserError(f"{place()}: is not UTF-8; convert the file to UTF-8") from error
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else error
         raise errors.UserError(
@@ -274,7 +274,7 @@ def _json_text(line: bytes, text_field: str, place: Callable[[], str]) -> str:
         ) from error
     if not isinstance(record, dict):
         kind = type(record).__name__
-        raise errors.UserError(f"{place()}: a JSON {kind}, but one object a line is read")
+        raise errors.UserError(f"{place()}: is a JSON {kind}; each line must be an object")
     return _field(record, text_field, place)
 
 
@@ -282,18 +282,21 @@ def _field(record: dict[str, Any], text_field: str, place: Callable[[], str]) ->
     if text_field not in record:
         fields = ", ".join(record) or "none"
         raise errors.UserError(
-            f"{place()}: no field {text_field!r}; it has {fields}: name one as --text_field"
+            f"{place()}: has no field {text_field!r}, but {fields}: give one of them as "
+            "--text_field"
         )
     text = record[text_field]
     if isinstance(text, bytes):
         return _decode(text, lambda _: place(), 0)
     if not isinstance(text, str):
-        raise errors.UserError(f"{place()}: field {text_field!r} is no text but {text!r:.40}")
+        raise errors.UserError(
+            f"{place()}: field {text_field!r} must be a string, but is {text!r:.40}"
+        )
     if not text.isascii():
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise errors.UserError(f"{place()}: holds half of a surrogate pair") from error
+            raise errors.UserError(f"{place()}: contains an unpaired surrogate") from error
     return text
 
 
@@ -303,7 +306,7 @@ def _decode(data: bytes, place: Callable[[int], str], first: int) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = first + data.count(b"\n", 0, error.start)
-        raise errors.UserError(f"{place(line)}: not UTF-8; convert the file to UTF-8") from error
+        raise errors.UserError(f"{place(line)}: is not UTF-8; convert the file to UTF-8") from error
     return text.replace("\r\n", "\n") if "\r" in text else text
 
 
@@ -320,7 +323,7 @@ def _format_of(path: str) -> str:
         with corpus_files.opened(path):
             pass  # raises an error that names the format if the file is binary
         raise errors.UserError(
-            f"{path}: its suffix tells no format; pass --format={'|'.join(FILE_FORMATS)}"
+            f"{path}: the suffix is unknown; pass --format={'|'.join(FILE_FORMATS)}"
         )
     return _known_format(path)
 

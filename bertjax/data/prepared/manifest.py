@@ -122,8 +122,8 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     file = paths.of(path) / FILE
     if not file.exists():
         raise errors.UserError(
-            f"{file}: not there; {path} is no prepared folder, or preparing it was not finished: "
-            "run `bertjax prepare` (again)"
+            f"{file}: not found; {path} is not a prepared folder, or its preparation was not "
+            "finished: run `bertjax prepare` (again)"
         )
     found = schema.read(file, Manifest, _AGAIN, form=FORM)
     for name, split in vars(found.splits).items():

@@ -110,8 +110,8 @@ def _death(pipe: connection.Connection, team: dict[connection.Connection, Any]) 
     code = team[pipe].exitcode
     how = f"was killed by signal {-code} (out of memory?)" if code < 0 else f"exited with {code}"
     return errors.UserError(
-        f"a worker process {how}; the same command goes on with what is not finished yet, "
-        "fewer --workers need less memory"
+        f"a worker process {how}; run the same command again to resume; fewer --workers need less "
+        "memory"
     )
 
 

@@ -90,7 +90,9 @@ def prepare(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise errors.UserError(f"{output}: not a folder to write to ({error.strerror})") from error
+        raise errors.UserError(
+            f"{output}: is not a folder that can be written to ({error.strerror})"
+        ) from error
     workers = workers or parallel.cpus()
     on_begin(plan, workers)
     job = prepare_unit.Job(
@@ -120,13 +122,13 @@ def _validate(options: dict[str, Any], workers: int | None, on_error: str) -> No
     }
     for name, (value, allowed) in choices.items():
         if value not in allowed:
-            raise errors.UserError(f"{name} is {value!r}: use one of {', '.join(allowed)}")
+            raise errors.UserError(f"{name} = {value!r}: must be one of {', '.join(allowed)}")
     languages.splitter(options["splitter"], options["language"])
     if not 0 <= options["heldout_fraction"] < 1:
         fraction = options["heldout_fraction"]
-        raise errors.UserError(f"heldout_fraction is {fraction}: use 0 or more, less than 1")
+        raise errors.UserError(f"heldout_fraction = {fraction}: must be 0 or more and below 1")
     if options["shard_bytes"] < 1 or (workers is not None and workers < 1):
-        raise errors.UserError("workers and shard_bytes are at least 1")
+        raise errors.UserError("workers and shard_bytes must be 1 or more")
 
 
 
@@ -231,10 +233,11 @@ def _check_documents(folder: epath.Path, manifest: dict[str, Any]) -> None:
         (folder / shard["file"]).unlink(missing_ok=True)
     if heldout["documents"]:
         raise errors.UserError(
-            "the corpus is one document, held out for evaluation, and nothing is left to train on: "
-            "give more documents, or --text_split=blank for plain text, or --heldout_fraction=0"
+            "the corpus has one document, which is held out for evaluation, so there is no "
+            "training data: give more documents, or --text_split=blank for plain text, or "
+            "--heldout_fraction=0"
         )
     raise errors.UserError(
-        f"there is no text in the input: {manifest['empty_documents']} empty documents, "
-        f"skipped: {manifest['skipped'] or 'none'}"
+        f"--input contains no text: {manifest['empty_documents']} empty documents, skipped: "
+        f"{manifest['skipped'] or 'none'}"
     )

@@ -37,7 +37,9 @@ def locked(output: str) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(handle)
-        raise errors.UserError(f"{output}: another process is preparing data there") from error
+        raise errors.UserError(
+            f"{output}: another process is writing prepared data to it"
+        ) from error
     except OSError:
         pass  # no locks in this file system: at worst, two calls write the same bytes twice
     try:
@@ -66,7 +68,7 @@ def existing(
     _check_same(folder, manifest, plan)
     if job.on_error == "stop" and manifest["skipped"]:
         raise errors.UserError(
-            f"{folder}: was prepared with on_error=skip and left out {manifest['skipped']}; "
+            f"{folder}: was prepared with on_error=skip, which skipped {manifest['skipped']}; "
             "choose another --output or delete the folder"
         )
     texts = dict(enumerate(manifest["texts"]))
@@ -147,21 +149,21 @@ def _check_texts(
             if digest != texts.get(unit.index):
                 named = errors.several(dict.fromkeys(source.path for source in unit.sources), 3)
                 raise errors.UserError(
-                    f"{job.output}: holds data prepared from other sources: the text of {named} "
-                    "has changed since; choose another --output or delete the folder"
+                    f"{job.output}: contains data prepared from other sources: the text of {named} "
+                    "has changed; choose another --output or delete the folder"
                 )
 
 
 def _check_same(folder: epath.Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    differences = [f"other {key}" for key in new if key != "options" and old[key] != new[key]]
+    differences = [f"another {key}" for key in new if key != "options" and old[key] != new[key]]
     for key, value in new["options"].items():
         before = (manifest_lib.EARLIER_OPTIONS | old["options"]).get(key)
         if before != value:
             differences.append(f"{key}={before!r} instead of {value!r}")
     if differences:
         raise errors.UserError(
-            f"{folder}: holds data prepared with {', '.join(differences)}; "
-            "choose another --output or delete the folder"
+            f"{folder}: contains data prepared with {', '.join(differences)}; choose another "
+            "--output or delete the folder"
         )
 
 

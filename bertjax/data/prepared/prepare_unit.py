@@ -103,7 +103,7 @@ def _work(
             raise
         raise OSError(
             error.errno,
-            "the disk is full; make room and start the same command again, finished parts are kept",
+            "the disk is full; free space and run the same command again, finished parts are kept",
             job.output,
         ) from error
     finally:

@@ -86,13 +86,13 @@ def decode_record(data: bytes) -> Record:
     """Decodes `encode_record` without copying. Raises ValueError if `data` is no complete record.
     """
     if len(data) < _HEADER_BYTES:
-        raise ValueError("these bytes are no token record")
+        raise ValueError("these bytes are not a token record")
     header = np.frombuffer(data, "<u4", count=6).tolist()
     magic, itemsize, documents, sentences, tokens, _ = header
     if magic != _MAGIC or itemsize not in (2, 4):
-        raise ValueError("these bytes are no token record")
+        raise ValueError("these bytes are not a token record")
     if len(data) != _HEADER_BYTES + 12 * documents + 4 * sentences + itemsize * tokens:
-        raise ValueError("the record has another length than its header says")
+        raise ValueError("the length of the record differs from that in its header")
     offset = _HEADER_BYTES
     arrays = []
     for dtype, count in (
@@ -222,9 +222,9 @@ class Dataset:
         tokenizer = tokenizer_lib.load(self.tokenizer_path)
         if tokenizer.fingerprint != self.tokenizer_fingerprint:
             raise errors.UserError(
-                f"{self.tokenizer_path}: not the tokenizer that the data was prepared with "
+                f"{self.tokenizer_path}: is not the tokenizer that the data was prepared with "
                 f"(fingerprint {tokenizer.fingerprint[:12]}, not "
-                f"{self.tokenizer_fingerprint[:12]}); put the right files back"
+                f"{self.tokenizer_fingerprint[:12]}); restore the right files"
             )
         return tokenizer
 
@@ -259,7 +259,9 @@ class Dataset:
                     f"{self._path(shard)}: record {record} is corrupt ({error}); "
                     "delete the folder and prepare the data again"
                 ) from error
-        raise errors.UserError(f"{self._path(shard)}: reads differ; is the disk failing?")
+        raise errors.UserError(
+            f"{self._path(shard)}: two reads of the same records differ; check the disk"
+        )
 
     def _path(self, shard: int) -> str:
         return os.fspath(epath.Path(self.path) / self._shards[shard]["file"])
@@ -285,11 +287,11 @@ class Dataset:
             )
             found = reader.num_records() if reader.ok() else 0
         except RuntimeError as error:
-            raise errors.UserError(f"{path}: not readable as ArrayRecord ({error})") from error
+            raise errors.UserError(f"{path}: cannot be read as ArrayRecord ({error})") from error
         if found != expected:
             raise errors.UserError(
-                f"{path}: holds {found} records, the manifest says {expected}; "
-                "it is truncated or corrupt: delete the folder and prepare the data again"
+                f"{path}: contains {found} records, but the manifest lists {expected}; it is "
+                "truncated or corrupt: delete the folder and prepare the data again"
             )
         return reader
 
@@ -298,8 +300,8 @@ class Dataset:
         for shard, entry in enumerate(self._shards):
             if files.sha256(self._path(shard)) != entry["sha256"]:
                 raise errors.UserError(
-                    f"{self._path(shard)}: its checksum is not the manifest's; "
-                    "the file is corrupt: delete the folder and prepare the data again"
+                    f"{self._path(shard)}: its checksum differs from the manifest's; the file is "
+                    "corrupt: delete the folder and prepare the data again"
                 )
 
 
@@ -311,7 +313,9 @@ def open_dataset(path: str | os.PathLike, split: str) -> Dataset:
     """
     manifest = manifest_lib.read(path)
     if split not in manifest["splits"]:
-        raise errors.UserError(f"{path}: no split {split!r}; there are {list(manifest['splits'])}")
+        raise errors.UserError(
+            f"{path}: contains no split {split!r}, only {list(manifest['splits'])}"
+        )
     for shard in manifest["splits"][split]["shards"]:
         check_size(epath.Path(path) / shard["file"], shard["bytes"])
     return Dataset(os.fspath(path), manifest, split)
@@ -336,8 +340,9 @@ def too_small_to_rank(documents: int, tokens: int) -> str | None:
     few = "is too little" if documents == 1 else "are too few"
     return (
         f"{found} of {tokens:,} tokens {few} to rank models by small "
-        f"differences in loss (from about {RANKING_DOCUMENTS} documents and {RANKING_TOKENS:,} "
-        "tokens on they are enough): hold out more with `bertjax prepare --heldout_fraction`"
+        f"differences in loss, which takes about {RANKING_DOCUMENTS} documents and "
+        f"{RANKING_TOKENS:,} "
+        "tokens: hold out more with `bertjax prepare --heldout_fraction`"
     )
 
 
@@ -346,11 +351,11 @@ def check_size(file: epath.Path, size: int) -> None:
     try:
         found = file.stat().length
     except OSError as error:
-        raise errors.UserError(f"{file}: missing, but the manifest lists it") from error
+        raise errors.UserError(f"{file}: not found, but the manifest lists it") from error
     if found != size:
         raise errors.UserError(
-            f"{file}: {found} bytes, the manifest says {size}; "
-            "it is truncated or corrupt: delete the folder and prepare the data again"
+            f"{file}: has {found} bytes, but the manifest lists {size}; it is truncated or "
+            "corrupt: delete the folder and prepare the data again"
         )
 
 
@@ -366,6 +371,8 @@ def _localise(path: str, digest: str) -> str:
         epath.Path(path).copy(partial)
         if files.sha256(partial) != digest:
             partial.unlink()
-            raise errors.UserError(f"{path}: its checksum is not the manifest's; prepare it again")
+            raise errors.UserError(
+                f"{path}: its checksum differs from the manifest's; prepare it again"
+            )
         os.replace(partial, local)
     return os.fspath(local)

@@ -80,8 +80,8 @@ def read(folder: epath.Path, config: Mapping[str, Any], pipeline: Mapping[str, A
             ):
                 other = ids[token.content] if ids[token.content] != i else found[i].content
                 raise errors.UserError(
-                    f"{where}: the added token {token.content!r} has id {i}, which another list "
-                    f"of the folder gives as {other!r}; {AGAIN}"
+                    f"{where}: the added token {token.content!r} has id {i}, but another list in "
+                    f"the folder has {other!r}; {AGAIN}"
                 )
     return dict(sorted(found.items()))
 
@@ -100,8 +100,8 @@ def declare(library: tokenizers.Tokenizer, added: Added, where: Any) -> None:
         found = library.token_to_id(token.content)
         if found != i:
             raise errors.UserError(
-                f"{where}: the added token {token.content!r} has id {i}, the vocabulary makes it "
-                f"{found}; {AGAIN}"
+                f"{where}: the added token {token.content!r} has id {i}, but {found} in the "
+                f"vocabulary; {AGAIN}"
             )
 
 

@@ -311,8 +311,8 @@ def _ids_of_pieces(proto: sentencepiece_model_pb2.ModelProto, layout: Layout) ->
     for piece in proto.pieces[:skipped]:
         if piece.piece not in head or piece.type not in (_CONTROL, _UNKNOWN):
             raise ValueError(
-                f"its pieces do not begin with {skipped} special ones, as they do where fairseq "
-                f"numbers them: {piece.piece!r}"
+                f"its first {skipped} pieces must be special, as in models of fairseq, but one is "
+                f"{piece.piece!r}"
             )
     own = range(len(head), len(head) + len(proto.pieces) - skipped)
     ids = [*(head.index(piece.piece) for piece in proto.pieces[:skipped]), *own]
@@ -339,13 +339,13 @@ def _extended(pieces: list[str], added: added_tokens.Added) -> list[str]:
     for i, token in sorted(added.items()):
         name = f"the added token {token.content!r} has id {i}"
         if i > len(extended):
-            raise ValueError(f"{name}, and no token has id {len(extended)}")
+            raise ValueError(f"{name}, but no token has id {len(extended)}")
         if ids.get(token.content, i) != i:
-            raise ValueError(f"{name}, but is the piece {ids[token.content]}")
+            raise ValueError(f"{name}, but is also the piece {ids[token.content]}")
         if i == len(extended):
             extended.append(token.content)
         elif extended[i] != token.content:
-            raise ValueError(f"{name}, which is that of {extended[i]!r}")
+            raise ValueError(f"{name}, which is already the id of {extended[i]!r}")
     return extended
 
 

@@ -93,8 +93,8 @@ def _check_symbols(proto: sentencepiece_model_pb2.ModelProto) -> None:
         ):
             raise NotRepeatable(
                 f"the symbol {text!r} of this SentencePiece model is changed by the model's own "
-                "normalization, which transformers cannot leave out: train the model with a symbol "
-                f"that stays as it is, {table.normalize(text)!r} say"
+                "normalization, which transformers always applies: train the model with a symbol "
+                f"that it does not change, such as {table.normalize(text)!r}"
             )
 
 
@@ -106,8 +106,8 @@ def _model(
     kind = _TYPES.get(trainer.model_type)
     if kind is None:
         raise NotRepeatable(
-            "a SentencePiece model of words cannot be written for transformers, which has no "
-            "unknown piece for several words"
+            "a SentencePiece model of words cannot be exported to transformers, which has no "
+            "unknown piece that spans several words"
         )
     if kind == "unigram":
         scores = dict(zip(ids, (_score(piece, proto) for piece in proto.pieces), strict=True))

@@ -38,8 +38,8 @@ def end_of_text(specials: vocabulary.Specials) -> int:
     """Returns the id that ends a text: eos, else sep. Raises UserError if neither exists."""
     if specials.end < 0:
         raise errors.UserError(
-            "the tokenizer has neither an end of text nor a sep token, which language modelling "
-            "needs: train or choose another tokenizer"
+            "the tokenizer has no end-of-text token and no sep token, but language modelling needs "
+            "one: train or choose another tokenizer"
         )
     return specials.end
 

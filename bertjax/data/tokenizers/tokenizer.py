@@ -209,8 +209,8 @@ class Tokenizer:
                 (target / name).write_bytes(data)
             except OSError as error:  # a write that fails late raises an error without file name
                 raise errors.UserError(
-                    f"{target / name}: cannot be written ({error.strerror}); mend that and start "
-                    "the same command again"
+                    f"{target / name}: cannot be written ({error.strerror}); fix that and run the "
+                    "same command again"
                 ) from error
 
     def _fingerprint(self, options: tokenizer_files.Options, specials: dict[str, int]) -> str:

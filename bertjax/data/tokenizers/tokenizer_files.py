@@ -84,7 +84,7 @@ def one_line(file: epath.Path) -> Iterator[None]:
     except BaseException as error:
         # A panic of a library in Rust is a BaseException of a class that cannot be imported.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise errors.UserError(f"{file}: not a tokenizer that can be read: {error}") from error
+            raise errors.UserError(f"{file}: cannot be read as a tokenizer: {error}") from error
         raise
 
 
@@ -184,14 +184,14 @@ def _text(file: epath.Path) -> str:
 def _read_bytes(file: epath.Path, folder: Folder) -> byte_model.ByteModel:
     if folder.known is not tokenizer_classes.BYTES:  # e.g. a class of kind "any"
         raise errors.UserError(
-            f"{file}: holds no vocabulary; it needs one of {tokenizer_folder.forms()}"
+            f"{file}: contains no vocabulary; the folder needs one of {tokenizer_folder.forms()}"
         )
     sentinel = SENTINEL.split("{", 1)[0]
     for i, token in folder.added.items():
         if i >= len(byte_model.ByteModel.pieces) and not token.content.startswith(sentinel):
             raise errors.UserError(
-                f"{file}: the added token {token.content!r} is not supported: the pieces of "
-                "ByT5Tokenizer are the bytes and its sentinels; remove it"
+                f"{file}: the added token {token.content!r} is not supported: ByT5Tokenizer has "
+                "only bytes and sentinels; remove the token"
             )
     return byte_model.of_config(folder.config, file, folder.added)
 
@@ -211,7 +211,7 @@ def _read_wordpiece(file: epath.Path, folder: Folder) -> library_model.LibraryMo
     first_line: dict[str, int] = {}
     for number, piece in enumerate(pieces, start=1):
         if not piece.strip():
-            raise errors.UserError(f"{file}: line {number} is blank; a line holds one piece")
+            raise errors.UserError(f"{file}: line {number} is blank; remove the line")
         if piece in first_line:
             raise errors.UserError(
                 f"{file}: line {number} repeats the piece {piece!r} of line {first_line[piece]}"
@@ -219,7 +219,7 @@ def _read_wordpiece(file: epath.Path, folder: Folder) -> library_model.LibraryMo
         first_line[piece] = number
     unk = special_names(set(pieces), options).get("unk")
     if unk is None:
-        raise errors.UserError(f"{file}: no line holds [UNK], the piece for unknown words; add it")
+        raise errors.UserError(f"{file}: contains no [UNK], the piece for unknown words; add it")
     if options.do_lower_case is None:
         cased = any(piece != piece.lower() for piece in pieces if piece[0] not in "[<")
         options = dataclasses.replace(options, do_lower_case=not cased)
@@ -232,7 +232,7 @@ def _read_byte_level(file: epath.Path, folder: Folder) -> library_model.LibraryM
     )
     merges_file = file.parent / "merges.txt"
     if not merges_file.exists():
-        raise errors.UserError(f"{file}: merges.txt is not beside it; byte-level BPE needs both")
+        raise errors.UserError(f"{file}: byte-level BPE also needs merges.txt in this folder")
     pairs = []
     for number, line in enumerate(_text(merges_file).split("\n"), start=1):
         if not line.strip() or (number == 1 and line.startswith("#version")):
@@ -240,7 +240,7 @@ def _read_byte_level(file: epath.Path, folder: Folder) -> library_model.LibraryM
         pair = tuple(line.rstrip("\r").split(" "))
         if len(pair) != 2 or any(piece not in ids for piece in (*pair, "".join(pair))):
             raise errors.UserError(
-                f"{merges_file}: line {number} merges no two pieces of {file.name}: {line!r}"
+                f"{merges_file}: line {number} must merge two pieces of {file.name}: {line!r}"
             )
         pairs.append(pair)
     return _extended(byte_level(ids, pairs, folder.options), file, folder)
@@ -251,7 +251,7 @@ def _read_pipeline(file: epath.Path, folder: Folder) -> library_model.LibraryMod
     kind = library_model.model_type(spec.get("model"))
     if kind not in tuple(library_model.KINDS):
         known = ", ".join(library_model.KINDS)
-        raise errors.UserError(f"{file}: its model is {kind!r}; bertjax reads {known}")
+        raise errors.UserError(f"{file}: its model is {kind!r}; must be one of {known}")
     spec["model"] = spec["model"] | {"type": kind}
     for part, type_name, rules in (
         ("normalizer", "BertNormalizer", _bert_rules(folder)),

@@ -106,7 +106,7 @@ class Folder:
             piece = piece.get("content") if isinstance(piece, dict) else piece
             if piece and not isinstance(piece, str):
                 raise errors.UserError(
-                    f"{where}: {role}_token = {schema.short(piece)}: must be a text; {_AGAIN}"
+                    f"{where}: {role}_token = {schema.short(piece)}: must be a string; {_AGAIN}"
                 )
             names += [(role, piece)] if piece else []
         return dataclasses.replace(options, names=tuple(names))
@@ -116,28 +116,28 @@ def find(path: epath.Path, said: dict[str, bool]) -> tuple[epath.Path, Folder]:
     """Returns the vocabulary file and its folder. Raises UserError if there is none, or if its
     tokenizer class is unknown or does not read such a file."""
     if not path.exists():
-        raise errors.UserError(f"{path}: no such tokenizer; give a folder or one of {forms()}")
+        raise errors.UserError(f"{path}: not found; give a folder or one of {forms()}")
     folder = _folder(path if path.is_dir() else path.parent, said)
     if folder.known is None:
         raise errors.UserError(
             f"{path}: its tokenizer class is {folder.class_name} ({folder.source}), which bertjax "
-            f"does not know; save it from transformers as a fast tokenizer, with {PIPELINE}"
+            f"does not support; save it from transformers as a fast tokenizer, with {PIPELINE}"
         )
     candidates = _vocabularies(path, folder) if path.is_dir() else [path]
     if not candidates:
-        raise errors.UserError(f"{path}: no tokenizer in this folder; it needs one of {forms()}")
+        raise errors.UserError(f"{path}: contains no tokenizer; the folder needs one of {forms()}")
     kinds = (folder.known.kind, "pipeline")
     fitting = [file for file in candidates if "any" in kinds or kind(file) in kinds]
     if not fitting:
         reads = [_FILES[name] for name in dict.fromkeys(kinds)]
         raise errors.UserError(
-            f"{path}: its class is {folder.class_name or 'not known'}, which needs one of "
-            f"{', '.join(reads)}, not {candidates[0].name}; the class is by {folder.source}"
+            f"{path}: its class is {folder.class_name or 'unknown'}, which needs one of "
+            f"{', '.join(reads)}, not {candidates[0].name}; the class comes from {folder.source}"
         )
     if fitting[0].name == FAIRSEQ and folder.known.layout == "plain":
         raise errors.UserError(
-            f"{fitting[0]}: its ids follow from the model that it is for, XLM-R or CamemBERT; put "
-            f"the {MODEL_CONFIG} of the model beside it"
+            f"{fitting[0]}: its ids depend on its model, XLM-R or CamemBERT; copy the model's "
+            f"{MODEL_CONFIG} to the same folder"
         )
     file = os.fspath(fitting[0])  # NOTE: epath treats a device as a file
     if "://" not in file and fitting[0].exists() and not os.path.isfile(file):

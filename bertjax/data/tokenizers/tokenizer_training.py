@@ -34,7 +34,9 @@ def train(
 ) -> tuple[tokenizer_files.Model, tokenizer_files.Options]:
     """Trains the model and options of a tokenizer; see `tokenizer.train`."""
     if kind not in KINDS:
-        raise errors.UserError(f"no tokenizer kind {kind!r}; there are {', '.join(KINDS)}")
+        raise errors.UserError(
+            f"unknown tokenizer kind {kind!r}; must be one of {', '.join(KINDS)}"
+        )
     if strip_accents is not None and kind != "wordpiece":
         raise errors.UserError(f"strip_accents is an option of wordpiece, not of {kind}")
     lowercase = kind == "wordpiece" if lowercase is None else lowercase

@@ -103,7 +103,7 @@ class Attention(nn.Module):
             mixed_BLNH = mix(query_BLNH, key_BSNH, value_BSNH, mask, bias, seed)
         elif bias is not None or not (deterministic or self.dropout.rate == 0.0):
             raise errors.UserError(
-                f"config.attention = {kernel!r}: must be xla for a bias or for dropout"
+                f"config.attention = {kernel!r}: must be xla with a bias or with dropout"
             )
         else:
             mixed_BLNH = kernels.attend(kernel, query_BLNH, key_BSNH, value_BSNH, mask)

@@ -72,14 +72,16 @@ def check(config: Any, known: tuple[str, ...]) -> None:
     errors.check(ordered, "model.heads", names, f"a tuple of {', '.join(known)}, in this order")
     labelled = {"classifier", "token_classifier"} & set(names)
     errors.check(not labelled or config.num_labels > 0, "model.num_labels", config.num_labels,
-                 f"1 or more for the heads {names}")  # fmt: skip
+                 f"1 or more with the heads {names}")  # fmt: skip
 
 
 def check_pooled(config: Any, *names: str) -> None:
     """Raises UserError if `config.heads` has one of `names`, which need "pooler", but no pooler."""
     for name in names:
         if name in config.heads and "pooler" not in config.heads:
-            raise errors.UserError(f"config.model.heads = {config.heads!r}: {name} needs pooler")
+            raise errors.UserError(
+                f"config.model.heads = {config.heads!r}: {name} needs the head pooler"
+            )
 
 
 def gather_positions(x_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:

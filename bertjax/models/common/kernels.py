@@ -47,7 +47,9 @@ def attend(
     does not support the mask, or if the mesh shards the length.
     """
     if sharding.splits("length"):
-        raise errors.UserError(f"config.attention = {name!r}: must be xla on a mesh with sequence")
+        raise errors.UserError(
+            f"config.attention = {name!r}: must be xla if the mesh has the axis sequence"
+        )
     arrays = {"query": query_BLNH, "key": key_BSNH, "value": value_BSNH}
     function, extra = _KERNELS[name](mask, *query_BLNH.shape[:2], key_BSNH.shape[1])
     return sharding.map_shards(function, arrays | extra, _AXES, like="query")
@@ -59,7 +61,7 @@ def _splash(mask: masks.Mask, batch: int, queries: int, keys: int) -> tuple[Call
     from jax.experimental.pallas.ops.tpu import splash_attention
 
     if mask.prefix is not None or mask.start is not None:
-        raise errors.UserError("config.attention = 'splash': must be xla for a prefix or a cache")
+        raise errors.UserError("config.attention = 'splash': must be xla with a prefix or a cache")
     rows, columns = _block(queries), _block(keys)
     sizes = splash_attention.BlockSizes(
         block_q=rows, block_kv=columns, block_kv_compute=columns,
@@ -166,18 +168,18 @@ def check(
     here = f"with config.attention = {name!r}"
     rate = model.attention_dropout_rate
     errors.check(rate == 0.0, "model.attention_dropout_rate", rate,
-                 f"0.0 {here}, which has no dropout: xla has")  # fmt: skip
+                 f"0.0 {here}, which has no dropout; xla has it")  # fmt: skip
     if name == "splash":
         errors.check("prefix_mask" not in features, "attention", name,
                      "xla for an objective with a prefix mask")  # fmt: skip
         for key, length in lengths.items():
             errors.check(length % LENGTH_MULTIPLE == 0, key, length,
-                         f"a multiple of {LENGTH_MULTIPLE} {here}: xla takes any")  # fmt: skip
+                         f"a multiple of {LENGTH_MULTIPLE} {here} (xla: any)")  # fmt: skip
     else:
         errors.check(dtype != "float32", "dtype", dtype, f"bfloat16 {here}")
         fits = model.head_dim % 8 == 0 and model.head_dim <= 128
         errors.check(fits, "model.num_heads", model.num_heads,
-                     f"such that heads are 8, 16, ... or 128 wide {here}")  # fmt: skip
+                     f"such that the width of heads is 8, 16, ... or 128 {here}")  # fmt: skip
 
 
 def check_mesh(name: str, mesh: Any, platform: str | None = None) -> None:
@@ -190,4 +192,5 @@ def check_mesh(name: str, mesh: Any, platform: str | None = None) -> None:
     have = platform or mesh.devices.flat[0].platform
     there = ["xla", *(kernel for kernel, runs_on in _PLATFORMS.items() if runs_on == have)]
     errors.check(name in there, "attention", name, f"{' or '.join(there)} on a {have}")
-    errors.check(mesh.shape["sequence"] == 1, "attention", name, "xla on a mesh with sequence")
+    errors.check(mesh.shape["sequence"] == 1, "attention", name, "xla if the mesh has the axis "
+                                                                 "sequence")

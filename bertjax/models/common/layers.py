@@ -71,8 +71,8 @@ class Fields(Compute):
     adapter_size: width of the adapters in every layer; 0: no adapters.
     """
 
-    num_labels: int = 0
-    adapter_size: int = 0
+    num_labels: int = 0  # size of the heads classifier and token_classifier
+    adapter_size: int = 0  # width of the adapters in every layer; 0: no adapters
 
 
 def fields_of(config: Any) -> dict[str, Any]:

@@ -65,15 +65,16 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
     units = content["feed_forward_proj"]
     if units not in UNITS:
         raise errors.UserError(
-            f"feed_forward_proj = {units!r} is not supported, only {', '.join(UNITS)}"
+            f"config.json: feed_forward_proj = {units!r} is not supported; must be one of "
+            f"{', '.join(UNITS)}"
         )
     within = _UNITS_WITHIN.get(units, units.removeprefix("gated-"))
     activation, gated = UNITS[units]
     for key, made in (("dense_act_fn", within), ("is_gated_act", gated)):
         if content.get(key, made) != made:
             raise errors.UserError(
-                f"config.json: {key} = {content[key]!r} is not supported: feed_forward_proj = "
-                f"{units!r} makes it {made!r}"
+                f"config.json: {key} = {content[key]!r} is not supported; must be {made!r}, "
+                f"because feed_forward_proj = {units!r}"
             )
     scaled = _scales_output(content)
     bare = (content.get("architectures") or [""])[0].endswith("Model")

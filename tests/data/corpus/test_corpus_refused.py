@@ -35,9 +35,9 @@ BINARY = {
 @pytest.mark.parametrize("file", ["a.txt", "a.jsonl", "a.txt.gz", "a.parquet"])
 def test_a_binary_format_is_named_with_what_to_do(tmp_path, name, file):
     path = _write(tmp_path / file, BINARY[name])
-    with pytest.raises(errors.UserError, match=rf"{file}: is an? {name}.* file, and text is exp"):
+    with pytest.raises(errors.UserError, match=rf"{file}: is an? {name}.* file, but must be"):
         reader.find([path])
-    with pytest.raises(errors.UserError, match=rf"is an? {name}.* file, and text is expected"):
+    with pytest.raises(errors.UserError, match=rf"is an? {name}.* file, but must be text"):
         list(corpus_files.text_lines(path))
 
 
@@ -74,5 +74,5 @@ def test_a_document_above_the_limit_is_refused_not_held(tmp_path, monkeypatch, e
     long = _line(5000) if kind == "jsonl" else (b"x" * 500 + b"\n") * 9
     path = _write(tmp_path / (name + ending), whole + long)
     documents = reader.documents(reader.find([path])[0], text_split=text_split)
-    with pytest.raises(errors.UserError, match=rf"{name}.*: a document of more than"):
+    with pytest.raises(errors.UserError, match=rf"{name}.*: the document has more than"):
         list(documents)

@@ -112,9 +112,10 @@ def test_data_of_earlier_versions_is_english(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--language=nb"], "language is 'nb': use one of en, am, ar, bg"),
-        (["--language="], "language is '': use one of en"),
-        (["--language=de", "--splitter=lines"], "language is 'de' and splitter 'lines'"),
+        (["--language=nb"], "language = 'nb': must be one of en, am, ar, bg"),
+        (["--language="], "language = '': must be one of en"),
+        (["--language=de", "--splitter=lines"], "language = 'de': cannot be used with the "
+                                                "splitter 'lines'"),
     ],
 )
 def test_impossible_languages_are_one_line(flags, message, tmp_path, capsys):

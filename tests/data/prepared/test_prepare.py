@@ -316,7 +316,7 @@ def test_a_full_disk_is_one_line_and_nothing_finished_is_lost(
         return real(path, options)
 
     monkeypatch.setattr(store.array_record_module, "ArrayRecordWriter", writer)
-    with pytest.raises(OSError, match="the disk is full; make room") as caught:
+    with pytest.raises(OSError, match="the disk is full; free space") as caught:
         preparing.run(corpus_path, tok_path, out)
     assert caught.value.errno == errno.ENOSPC
     assert not [path for path in out.rglob("*") if path.name.startswith(".")]
@@ -387,7 +387,7 @@ def test_one_preparation_at_a_time(tmp_path, corpus_path, tok_path):
     (tmp_path / "out").mkdir()
     handle = os.open(tmp_path / "out", os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    with pytest.raises(errors.UserError, match="another process is preparing"):
+    with pytest.raises(errors.UserError, match="another process is writing"):
         preparing.run(corpus_path, tok_path, tmp_path / "out")
     os.close(handle)
     preparing.run(corpus_path, tok_path, tmp_path / "out")

@@ -37,7 +37,7 @@ def test_a_bad_line_stops_everything_or_is_counted(tmp_path, corpus_path, tok_pa
     assert manifest["skipped"] == {"bad JSON lines": 1}
     documents = [manifest["splits"][split]["documents"] for split in ("train", "heldout")]
     assert sum(documents) == len(TEXTS) - 1
-    with pytest.raises(errors.UserError, match="prepared with on_error=skip and left out"):
+    with pytest.raises(errors.UserError, match="prepared with on_error=skip, which skipped"):
         preparing.run(corpus_path, tok_path, out, workers=workers)
 
 
@@ -51,20 +51,20 @@ def test_skipped_files_are_counted_too(tmp_path, corpus_path, tok_path):
 
 def test_an_output_that_is_a_file_is_named(tmp_path, corpus_path, tok_path):
     (tmp_path / "out").touch()
-    with pytest.raises(errors.UserError, match=r"out: not a folder to write to"):
+    with pytest.raises(errors.UserError, match=r"out: is not a folder that can be written to"):
         preparing.run(corpus_path, tok_path, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("only one document.", {}, "the corpus is one document"),
-        (" \n \n", {}, "no text in the input: 1 empty documents"),
-        ("a. b.", {"splitter": "magic"}, "splitter is 'magic': use one of rules, lines, none"),
-        ("a. b.", {"text_split": "page"}, "text_split is 'page': use one of file, blank"),
-        ("a. b.", {"on_error": "cry"}, "on_error is 'cry': use one of stop, skip"),
-        ("a. b.", {"heldout_fraction": 1}, "heldout_fraction is 1: use 0 or more, less than 1"),
-        ("a. b.", {"workers": 0}, "workers and shard_bytes are at least 1"),
+        ("only one document.", {}, "the corpus has one document"),
+        (" \n \n", {}, "--input contains no text: 1 empty documents"),
+        ("a. b.", {"splitter": "magic"}, "splitter = 'magic': must be one of rules, lines, none"),
+        ("a. b.", {"text_split": "page"}, "text_split = 'page': must be one of file, blank"),
+        ("a. b.", {"on_error": "cry"}, "on_error = 'cry': must be one of stop, skip"),
+        ("a. b.", {"heldout_fraction": 1}, "heldout_fraction = 1: must be 0 or more and below 1"),
+        ("a. b.", {"workers": 0}, "workers and shard_bytes must be 1 or more"),
     ],
 )
 def test_impossible_calls_are_one_line(tmp_path, tok_path, text, options, message):
@@ -109,7 +109,8 @@ def test_the_command_fails_in_one_line(tmp_path, corpus_path, tok_path):
     header, _, error = done.stderr.partition("bertjax: ")
     assert header.startswith("prepare\nreads ")
     assert error == (
-        f"error: {corpus_path} line 2: no field 'text'; it has title: name one as --text_field\n"
+        f"error: {corpus_path} line 2: has no field 'text', but title: give one of them as "
+        "--text_field\n"
     )
 
 

@@ -201,12 +201,12 @@ def test_a_corrupt_record_is_named_and_the_others_are_read(folder):
 def _truncate(folder, manifest):
     file = folder / "train-00000-of-00002.array_record"
     file.write_bytes(file.read_bytes()[:-1])
-    return "train-00000-of-00002.array_record: .* bytes, the manifest says"
+    return "train-00000-of-00002.array_record: .* bytes, but the manifest lists"
 
 
 def _remove_shard(folder, manifest):
     (folder / "train-00001-of-00002.array_record").unlink()
-    return "train-00001-of-00002.array_record: missing"
+    return "train-00001-of-00002.array_record: not found"
 
 
 def _hollow(folder, manifest):
@@ -219,7 +219,7 @@ def _hollow(folder, manifest):
 
 def _no_manifest(folder, manifest):
     (folder / "manifest.json").unlink()
-    return r"manifest\.json: not there.*bertjax prepare"
+    return r"manifest\.json: not found.*bertjax prepare"
 
 
 def _half_manifest(folder, manifest):
@@ -229,12 +229,12 @@ def _half_manifest(folder, manifest):
 
 def _other_version(folder, manifest):
     (folder / "manifest.json").write_text(json.dumps(manifest | {"version": 99}))
-    return r"manifest\.json: bertjax-prepared version 99, this bertjax reads 1"
+    return r"manifest\.json: has version 99 of bertjax-prepared, .* reads version 1"
 
 
 def _other_json(folder, manifest):
     (folder / "manifest.json").write_text('{"a": 1}')
-    return r"manifest\.json: its format is not bertjax-prepared"
+    return r"manifest\.json: its format must be bertjax-prepared"
 
 
 DAMAGES = [

@@ -94,7 +94,7 @@ def test_thirty_six_languages_have_native_ids_in_transformers(
 
 
 def test_what_the_library_cannot_repeat_is_refused(tmp_path):
-    with pytest.raises(errors.UserError, match="SentencePiece model of words cannot be written"):
+    with pytest.raises(errors.UserError, match="SentencePiece model of words cannot be exported"):
         trained(tmp_path, model_type="word", vocab_size=20).save(tmp_path / "word", exported=True)
     cased = {"user_defined_symbols": ["<SEP>"], "normalization_rule_name": "nmt_nfkc_cf"}
     with pytest.raises(errors.UserError, match="the symbol '<SEP>' of this SentencePiece model"):

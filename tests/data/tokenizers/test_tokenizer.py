@@ -276,13 +276,13 @@ def test_transformers_loads_the_folder(trained, kind, tmp_path):
         ("vocab.txt", b"", "vocab.txt: the file is empty"),
         ("vocab.txt", b"[UNK]\nthe\ncat\nthe\n", "line 4 repeats the piece 'the' of line 2"),
         ("vocab.txt", b"[UNK]\n\nthe\n", "line 2 is blank"),
-        ("vocab.txt", b"the\ncat\n", r"no line holds \[UNK\]"),
+        ("vocab.txt", b"the\ncat\n", r"contains no \[UNK\]"),
         ("vocab.txt", b"[UNK]\nthe\n\xff\xfe\n", "line 3 is not UTF-8"),
-        ("vocab.json", b'{"a": 0}', "merges.txt is not beside it"),
+        ("vocab.json", b'{"a": 0}', "also needs merges.txt"),
         ("tokenizer.json", b'{"a": \n0', "tokenizer.json: line 2 is not JSON"),
         ("tokenizer.json", b'{"model": {"type": "WordLevel"}}', "its model is 'WordLevel'"),
-        ("tokenizer.json", b'{"model": {"type": "BPE"}}', "not a tokenizer that can be read"),
-        ("spiece.model", b"nonsense", "spiece.model: not a tokenizer that can be read"),
+        ("tokenizer.json", b'{"model": {"type": "BPE"}}', "cannot be read as a tokenizer"),
+        ("spiece.model", b"nonsense", "spiece.model: cannot be read as a tokenizer"),
     ],
 )
 def test_bad_files_are_one_line(tmp_path, name, data, message):
@@ -308,9 +308,9 @@ def test_a_bad_merge_is_named_by_its_line(tmp_path):
 
 
 def test_a_folder_without_a_tokenizer(tmp_path):
-    with pytest.raises(errors.UserError, match="no tokenizer in this folder"):
+    with pytest.raises(errors.UserError, match="contains no tokenizer"):
         tokenizer.load(tmp_path)
-    with pytest.raises(errors.UserError, match="no such tokenizer"):
+    with pytest.raises(errors.UserError, match="absent: not found; give a folder"):
         tokenizer.load(tmp_path / "absent")
 
 
@@ -343,13 +343,13 @@ def test_the_command(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["text.jsonl", "tok"]
 
     again = bertjax(*flags, "--vocab_size=120")
-    assert again.returncode == 0 and "was there already" in again.stdout
+    assert again.returncode == 0 and "already present" in again.stdout
     other = bertjax(*flags, "--vocab_size=110")
     assert other.returncode == 2
     progress, error = other.stderr.splitlines()
     assert progress.startswith("bertjax: training a wordpiece tokenizer on 0.0 MB of 1 source")
     assert error == (
-        f"bertjax: error: {output} holds another tokenizer; remove it or give another --output"
+        f"bertjax: error: {output}: contains another tokenizer; remove it or give another --output"
     )
     assert tokenizer.load(output).fingerprint == fingerprint
 

@@ -233,15 +233,15 @@ _ROW = '{"question": "Q?", "choices": ["A.", "B."], "label": %s}\n'
          "'sentence' is empty"),
         ("classification", "a.tsv", "sentence\nA.\n", "a.tsv:2: no 'label'"),
         ("classification", "a.tsv", "sentence\tlabel\nA.\tx\nB.\t\n", "a.tsv:3: no 'label'"),
-        ("classification", "a.tsv", b"sentence\tlabel\ncaf\xe9\tx\n", "a.tsv:2: not UTF-8"),
-        ("classification", "a.tsv", b"sentence\tlabel\nA\0.\tx\n", "a.tsv:2: holds a NUL"),
+        ("classification", "a.tsv", b"sentence\tlabel\ncaf\xe9\tx\n", "a.tsv:2: is not UTF-8"),
+        ("classification", "a.tsv", b"sentence\tlabel\nA\0.\tx\n", "a.tsv:2: contains a NUL"),
         ("classification", "a.csv", "sentence,label\n", "a.csv: .csv is not read"),
         ("classification", "a.jsonl", '{"sentence": "A."\n', "a.jsonl:1: is not JSON"),
         ("classification", "a.jsonl", "\n" + "[" * 100_000, "a.jsonl:2: is nested more than"),
         ("classification", "a.jsonl", '{"label": ' + "9" * 5_000 + "}", "a.jsonl:1: is not JSON"),
-        ("classification", "a.jsonl", '{"text": "\\ud800"}', "a.jsonl:1: '\\ud800' holds half of"),
+        ("classification", "a.jsonl", '{"text": "\\ud800"}', "a.jsonl:1: '\\ud800' contains"),
         ("classification", "a.jsonl", "[1]\n", "a.jsonl:1: is a JSON list"),
-        ("classification", "a.jsonl", '{"text": "A.", "text": "B."}\n', "'text' is there twice"),
+        ("classification", "a.jsonl", '{"text": "A.", "text": "B."}\n', "'text' occurs twice"),
         ("classification", "a.tsv", "sentence\tlabel\rA.\tx\r", "end with a carriage return"),
         ("classification", "a.jsonl", '{"sentence": ["A."], "label": 1}\n', "'sentence' is not a "
          "text but list"),
@@ -297,7 +297,7 @@ def test_a_text_a_line_needs_no_labels(tmp_path):
         _read("classification", path, "dev")
     header = _write(tmp_path / "b.txt", "sentence\nA.\n")
     assert _bare(_read("classification", header, "test")) == [Sentence(("A.",))]
-    with pytest.raises(errors.UserError, match="is a folder: name a file in it"):
+    with pytest.raises(errors.UserError, match="is a folder: give a file in it"):
         _read("classification", tmp_path)
 
 
