@@ -32,7 +32,7 @@ _GOES_ON = "run the same command again to resume"
 RESUMABLE = {
     "prepare": _GOES_ON,
     "pretrain": _GOES_ON,
-    "finetune": "run the same command again: it keeps the finished runs and restarts this one",
+    "finetune": "run the same command again: it keeps the finished runs and resumes this one",
 }
 
 

@@ -11,8 +11,8 @@ Examples:
 Without --dev, a tenth of the training data is held out as dev. The learning rate with the best mean
 on dev is selected, and its runs are scored on test, once. --output receives report.md, report.json,
 scores.png, the predictions and the best model, which `bertjax predict`, `evaluate` and `export`
-accept. After a stop, run the same command again to resume; an unfinished run resumes from its newest
-checkpoint. --config.KEY=VALUE overrides a key of the recipe; the keys are listed below.
+accept. After a stop, run the same command again to resume; an unfinished run resumes from its
+newest checkpoint. --config.KEY=VALUE overrides a key of the recipe; the keys are listed below.
 
 To run a job of several processes, run the same command on every host, with the flags of
 `bertjax pretrain`. All hosts must see the same --output.
@@ -87,7 +87,9 @@ def _suite(flags: argparse.Namespace, values: dict[str, str]) -> None:
         if getattr(flags, name):
             raise errors.UserError(f"--{name} cannot be used with --suite; a suite names its own")
     if job_flags.is_one_of_several(flags):
-        raise errors.UserError("--suite must run in one process: run its tasks one by one in this job")
+        raise errors.UserError(
+            "--suite must run in one process: run its tasks one by one in this job"
+        )
     with signals.sigterm_raises(KEPT):
         print(suite.run(flags.suite, flags.output, flags.data, values))
 
@@ -100,7 +102,7 @@ def _task(flags: argparse.Namespace, values: dict[str, str]) -> None:
     config = recipe.make(flags.task, flags.data, files, values)
     backend.configure(config.dtype)
     if job_flags.is_one_of_several(flags):  # where JAX catches SIGTERM
-        joined = job_flags.joined(flags, lambda: f"{KEPT}, run the same command again to resume the last one")
+        joined = job_flags.joined(flags, lambda: f"{KEPT}; run the same command again to resume")
     else:
         joined = signals.sigterm_raises(KEPT)
     with joined:
