@@ -153,7 +153,7 @@ def truncate(logits_BV: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Ar
     ordered_BV = jnp.where(jnp.arange(width) < kept, ordered_BV, layers.MASKED)
     probabilities_BV = jax.nn.softmax(ordered_BV, axis=-1)
     before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV
-    inside_BV = (before_BV < top_p) & (jnp.arange(width) < kept)
+    inside_BV = (before_BV < top_p) & (jnp.arange(width)[None] < kept)
     least_B1 = jnp.min(jnp.where(inside_BV, ordered_BV, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(logits_BV >= least_B1, logits_BV, layers.MASKED)
 
@@ -258,7 +258,7 @@ def _beams(
         "last": jnp.repeat(first_B[:, None], num_beams, axis=1),
         "tokens": tokens_BKT,
         # All beams are equal at the start, so only the first may be extended.
-        "sums": jnp.where(jnp.arange(num_beams) == 0, 0.0, none) + jnp.zeros((count, 1)),
+        "sums": jnp.where(jnp.arange(num_beams)[None] == 0, 0.0, none) + jnp.zeros((count, 1)),
         "done": tokens_BKT,
         "worth": jnp.full((count, num_beams), none),
         "open": live_B,

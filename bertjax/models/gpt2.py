@@ -202,8 +202,8 @@ class Model(heads.Model):
 
     def _logits(self, x_BLD: jax.Array) -> jax.Array:
         logits_BLV = self.embeddings.word.attend(x_BLD).astype(jnp.float32)
-        real_V = jnp.arange(logits_BLV.shape[-1]) < self.config.vocab_size
-        logits_BLV += jnp.where(real_V, 0.0, layers.MASKED)
+        real_11V = jnp.arange(logits_BLV.shape[-1])[None, None] < self.config.vocab_size
+        logits_BLV += jnp.where(real_11V, 0.0, layers.MASKED)
         return sharding.constrain(logits_BLV, ("batch", "length", "vocab"))
 
     def start_cache(self, batch_size: int, length: int) -> dict[str, jax.Array]:

@@ -236,8 +236,8 @@ class Model(nn.Module):
             logits_BTV = self.embeddings.word.attend(x_BTD * scale)
         else:
             logits_BTV = self.lm_head(x_BTD)
-        real_V = jnp.arange(logits_BTV.shape[-1]) < config.vocab_size
-        logits_BTV = logits_BTV.astype(jnp.float32) + jnp.where(real_V, 0.0, layers.MASKED)
+        real_11V = jnp.arange(logits_BTV.shape[-1])[None, None] < config.vocab_size
+        logits_BTV = logits_BTV.astype(jnp.float32) + jnp.where(real_11V, 0.0, layers.MASKED)
         return sharding.constrain(logits_BTV, ("batch", "length", "vocab"))
 
     def start_cache(

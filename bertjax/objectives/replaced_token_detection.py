@@ -129,7 +129,7 @@ def place(
     input_ids: jax.Array, positions_BP: jax.Array, weights_BP: jax.Array, ids_BP: jax.Array
 ) -> jax.Array:
     """Returns int32[B, L]: the input with `ids_BP` at the positions of used slots (weight > 0)."""
-    column_L = jnp.arange(input_ids.shape[1])
-    here_BPL = (positions_BP[:, :, None] == column_L) & (weights_BP[:, :, None] > 0)
+    column_11L = jnp.arange(input_ids.shape[1])[None, None]
+    here_BPL = (positions_BP[:, :, None] == column_11L) & (weights_BP[:, :, None] > 0)
     new_BL = jnp.sum(jnp.where(here_BPL, ids_BP[:, :, None], 0), axis=1)
     return jnp.where(here_BPL.any(axis=1), new_BL, input_ids)

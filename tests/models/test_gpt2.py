@@ -173,7 +173,7 @@ def test_hidden_states_begin_with_the_embeddings_and_end_with_the_norm(model, pa
     assert out["hidden_states"].shape == (4, 2, L, 16)
     np.testing.assert_array_equal(out["hidden_states"][-1], out["last_hidden_state"])
     tables = params["embeddings"]
-    first = tables["word"]["embedding"][_ids(2)] + tables["position"]["embedding"][:L]
+    first = tables["word"]["embedding"][_ids(2)] + tables["position"]["embedding"][None, :L]
     np.testing.assert_allclose(out["hidden_states"][0], first, rtol=1e-6)
 
 

@@ -49,7 +49,7 @@ def apply(model):
             states_BLD = x["last_hidden_state"]
             # A plain sum over D is zero after a layer norm, and so is its gradient.
             weights_D = jnp.arange(states_BLD.shape[-1])
-            return (states_BLD * weights_D * mask[:, :, None]).sum(), x
+            return (states_BLD * weights_D[None, None] * mask[:, :, None]).sum(), x
 
         (_, whole), grads = jax.value_and_grad(states, has_aux=True)(params)
         chosen = model.apply({"params": params}, ids, mask, types, masked_positions=positions)
@@ -132,7 +132,7 @@ def test_hidden_states_go_from_the_embeddings_to_the_last_layer(apply, louder):
     np.testing.assert_array_equal(states[-1], whole["last_hidden_state"])
     embeddings = louder["embeddings"]
     x = embeddings["word"]["embedding"][ids] + embeddings["token_type"]["embedding"][types]
-    x = np.asarray(x + embeddings["position"]["embedding"][:L])
+    x = np.asarray(x + embeddings["position"]["embedding"][None, :L])
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
     np.testing.assert_allclose(states[0], x, rtol=1e-4, atol=1e-5)
     for i in range(3):
@@ -212,8 +212,9 @@ def test_norms_have_the_slopes_of_their_formula(centred, use_bias):
 
     def formula(x, scale, bias):
         wide = x - x.mean(-1, keepdims=True) if centred else x
-        normed = wide / jnp.sqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-6) * scale
-        return normed if bias is None else normed + bias
+        size = jnp.sqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-6)
+        normed = wide / size * scale[None, None]
+        return normed if bias is None else normed + bias[None, None]
 
     def ours(x, scale, bias):
         return norms.normalize(x, scale, bias, 1e-6, centred)

@@ -93,7 +93,8 @@ def gather_positions(x_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:
 
 def last_position(mask: jax.Array) -> jax.Array:
     """Returns int32[...]: the index of the last token of mask [..., L]; 0 if there is none."""
-    return jnp.max(jnp.arange(mask.shape[-1]) * (mask > 0), axis=-1)
+    places = jax.lax.broadcasted_iota(jnp.int32, mask.shape, mask.ndim - 1)
+    return jnp.max(places * (mask > 0), axis=-1)
 
 
 def pool(states: jax.Array, mask: jax.Array, pooling: str) -> jax.Array:
@@ -140,7 +141,7 @@ class MlmHead(nn.Module):
         bias_V = self.param("bias", nn.initializers.zeros, (rows,), jnp.float32)
         # Masking the bias, not the logits, avoids a select over B * P * V in the backward pass.
         bias_V = jnp.where(jnp.arange(rows) < config.vocab_size, bias_V, layers.MASKED)
-        logits_BPV = word_embedding.attend(x_BPD).astype(jnp.float32) + bias_V
+        logits_BPV = word_embedding.attend(x_BPD).astype(jnp.float32) + bias_V[None, None]
         return sharding.constrain(logits_BPV, ("batch", "length", "vocab"))
 
 

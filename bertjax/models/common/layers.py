@@ -206,7 +206,7 @@ class Dense(nn.Module):
         x = jax.checkpoint(product, prevent_cse=False)(x, kernel)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
-            x = x + bias.reshape(-1).astype(self.dtype)
+            x = x + bias.reshape(*(1,) * (x.ndim - 1), -1).astype(self.dtype)
         return x.reshape(*outer, *self.features)
 
 

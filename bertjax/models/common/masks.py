@@ -80,7 +80,8 @@ class Mask:
             parts.append((queries_BL1 == keys_B1S) & (keys_B1S > 0))
         if self.causal or self.window:
             first = 0 if self.start is None else self.start
-            distance_1LS = (jnp.arange(keys) - (first + jnp.arange(queries))[:, None])[None]
+            places_1L1 = first + jnp.arange(queries)[None, :, None]
+            distance_1LS = jnp.arange(keys)[None, None] - places_1L1
         if self.causal:
             before = distance_1LS <= 0
             parts.append(

@@ -28,9 +28,9 @@ def _forward(x, scale, bias, epsilon, centred):
     mean = jnp.mean(wide, axis=-1, keepdims=True) if centred else None
     wide = wide - mean if centred else wide
     factor = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
-    normed = wide * factor * scale
+    normed = wide * factor * _rows(scale, x.ndim)
     if bias is not None:
-        normed += bias
+        normed += _rows(bias, x.ndim)
     return normed.astype(x.dtype), (x, scale, bias, mean, factor)
 
 
@@ -39,12 +39,16 @@ def _backward(epsilon, centred, kept, slope):
     wide, slope = x.astype(jnp.float32), slope.astype(jnp.float32)
     unit = (wide - mean if centred else wide) * factor
     rows = tuple(range(x.ndim - 1))
-    inner = slope * scale
+    inner = slope * _rows(scale, x.ndim)
     outer = inner - unit * jnp.mean(inner * unit, axis=-1, keepdims=True)
     if centred:
         outer -= jnp.mean(inner, axis=-1, keepdims=True)
     of_bias = None if bias is None else jnp.sum(slope, axis=rows)
     return (outer * factor).astype(x.dtype), jnp.sum(slope * unit, axis=rows), of_bias
+
+
+def _rows(x_D: jax.Array, ndim: int) -> jax.Array:
+    return x_D.reshape(*(1,) * (ndim - 1), -1)
 
 
 normalize.defvjp(_forward, _backward)

@@ -16,7 +16,7 @@ def rotary_tables(
     Dimension i is paired with i + H / 2, at the frequency theta ** (-2 i / H).
     """
     frequency = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    angle_BLH = jnp.tile(position_ids[..., None] * frequency, 2)
+    angle_BLH = jnp.tile(position_ids[..., None] * frequency[None, None], 2)
     return jnp.cos(angle_BLH), jnp.sin(angle_BLH)
 
 

@@ -25,7 +25,8 @@ def classification(
     """
     # The label's logit is a masked sum, not a gather: C may be sharded, and a gather would need all
     # of it on each device.
-    own = jnp.arange(logits.shape[-1]) == labels[..., None]
+    classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    own = classes == labels[..., None]
     nll = jax.nn.logsumexp(logits, axis=-1) - jnp.sum(jnp.where(own, logits, 0.0), axis=-1)
     right = jnp.argmax(logits, axis=-1) == labels
     total = weights.sum()
