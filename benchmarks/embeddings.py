@@ -27,7 +27,6 @@ from bertjax.artifact import loading
 from bertjax.data.corpus import sentences
 from bertjax.finetuning import predictor, task_types
 from bertjax.finetuning import scores as scores_lib
-from bertjax.finetuning.examples import squad
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.inference import pretrained
 from bertjax.runtime import backend
@@ -44,7 +43,7 @@ def pairs(file: pathlib.Path) -> list[tuple[str, str]]:
     removes, so that the sentence is not found in the paragraph.
     """
     found = []
-    for question in squad.read(str(file), impossible=False):
+    for question in examples_lib.Question.of_squad(str(file), impossible=False):
         _, start = question.answers[0]
         place = 0
         for sentence in sentences.SPLITTERS["rules"](question.context):

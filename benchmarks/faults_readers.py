@@ -15,7 +15,8 @@ from bertjax.data.corpus import reader
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import output_folder as folder_lib
-from bertjax.finetuning.examples import conll, readers, squad
+from bertjax.finetuning import tasks
+from bertjax.finetuning.examples import types
 from bertjax.inference import blimp
 
 SQUAD = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": "Ada wrote it.",
@@ -50,9 +51,11 @@ def _prepared(folder: pathlib.Path) -> None:
 
 def _sentences(folder: pathlib.Path) -> None:
     (path,) = folder.iterdir()
-    columns = readers.Columns((("sentence",), ("text",)))
-    found = readers.records(str(path))
-    list(readers.sentences(found, columns, lambda record, value: str(value)))
+    tasks.read(tasks.find("classification"), str(path), "test")
+
+
+def _questions(path: str) -> None:
+    types.Question.of_squad(path, impossible=True)
 
 
 def _tensors(folder: pathlib.Path) -> None:
@@ -108,8 +111,8 @@ READERS: dict[str, tuple[str | dict[str, str], Callable[[pathlib.Path], object]]
     "blimp": ({"b.jsonl": json.dumps(PAIR) + "\n"}, _file(blimp.read)),
     "tsv": ({"t.tsv": TSV}, _sentences),
     "jsonl": ({"t.jsonl": '{"sentence": "a", "label": "x"}\n'}, _sentences),
-    "conll": ({"t.conll": CONLL}, _file(lambda path: conll.read(path, entities=True))),
-    "squad": ({"t.json": json.dumps(SQUAD)}, _file(lambda path: squad.read(path, impossible=True))),
+    "conll": ({"t.conll": CONLL}, _file(lambda path: types.Words.of_conll(path, entities=True))),
+    "squad": ({"t.json": json.dumps(SQUAD)}, _file(_questions)),
 }
 
 

@@ -51,9 +51,6 @@ WITH = {
     "output": ("data",),
     "top": ("text", "question", "choice"),
 }
-# Reader of a task whose examples are not texts -> (flag of WHAT, the flags it needs).
-ASKED = {"questions": ("question", "--question and --context"),
-         "choices": ("choice", "--choice, several times, and --context")}  # fmt: skip
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +127,7 @@ def _answer(model: predictor.Predictor, flags: argparse.Namespace) -> None:
     if flags.data:
         _answer_file(model, flags.data, flags.output)
         return
-    name, needed = ASKED.get(model.task.reader, ("text", "--text"))
+    name, needed = examples_lib.TYPES[model.task.reader].FLAGS
     if flags.prompt or not getattr(flags, name):
         raise errors.UserError(f"the task {model.task.name} needs {needed}, or --data")
     if flags.question:
@@ -156,7 +153,7 @@ def _answer(model: predictor.Predictor, flags: argparse.Namespace) -> None:
 
 def _answer_file(model: predictor.Predictor, data: str, output: str | None) -> None:
     examples = tasks.read(model.task, data, "test", scored=False)
-    unlabelled = [examples_lib.unlabelled(example) for example in examples]
+    unlabelled = [example.unlabelled() for example in examples]
     with progress.stage("predicting") as done:
         _, predictions = model.answer(unlabelled, done)
     lines = output_folder.prediction_lines(examples, predictions)

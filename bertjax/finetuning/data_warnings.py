@@ -13,6 +13,7 @@ import numpy as np
 from bertjax import errors
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import rows as rows_lib
+from bertjax.finetuning.examples import base as examples_base
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.task_types import base
 
@@ -63,8 +64,8 @@ def labels(train: Sequence[Example], names: Sequence[str], *, weigh: bool = Fals
 
     names: all labels. weigh: whether the type has class weights, which the warning then suggests.
     """
-    found = [e.label for e in train if isinstance(e, examples_lib.Sentence)]
-    counts = collections.Counter(label for label in found if isinstance(label, str))
+    found = [example.class_name() for example in train]
+    counts = collections.Counter(name for name in found if name)
     if not counts:
         return []
     absent = [name for name in names if name not in counts]
@@ -161,7 +162,7 @@ def quotes(train: Sequence[Example]) -> list[str]:
 
     TSV has no quoting, so the quotation marks are read as part of the text.
     """
-    quoted = [any(text[:1] == text[-1:] == '"' for text in _texts(e)) for e in _some(train)]
+    quoted = [any(text[:1] == text[-1:] == '"' for text in e.all_texts()) for e in _some(train)]
     share = float(np.mean(quoted))
     if share <= QUOTED:
         return []
@@ -176,7 +177,7 @@ def tokens(train: Sequence[Example], tokenizer: tokenizer_lib.Tokenizer) -> list
 
     It warns of many unknown tokens, and of an uncased tokenizer for entities in cased text.
     """
-    texts = [text[:_CHARACTERS] for example in _some(train) for text in _texts(example)]
+    texts = [text[:_CHARACTERS] for example in _some(train) for text in example.all_texts()]
     result = []
     share = _unknown(texts, tokenizer)
     if share > UNKNOWN:
@@ -217,22 +218,8 @@ def _unknown(texts: Sequence[str], tokenizer: tokenizer_lib.Tokenizer) -> float:
 
 
 def _squeezed(example: Example) -> str:
-    return "\n".join(map(examples_lib.squeezed, _texts(example)))
+    return "\n".join(map(examples_base.squeezed, example.all_texts()))
 
 
 def _some(train: Sequence[Example]) -> Sequence[Example]:
     return train[:: max(1, len(train) // _SAMPLE)]
-
-
-def _texts(example: Example) -> list[str]:
-    match example:
-        case examples_lib.Sentence():
-            return list(example.texts)
-        case examples_lib.Words():
-            return [" ".join(example.words)]
-        case examples_lib.Question():
-            return [example.question, example.context]
-        case examples_lib.TextPair():
-            return [example.source]
-        case examples_lib.Choice():
-            return [example.context, *example.choices]

@@ -23,6 +23,7 @@ from bertjax.inference import pretrained
 from bertjax.models.common import layers
 
 BATCH_SIZE = 32
+_LISTS = {name for kind in examples_lib.TYPES.values() for name in kind.LISTS}
 Input = str | Sequence[str] | Mapping[str, Any] | examples_lib.Example
 
 
@@ -102,52 +103,24 @@ class Predictor(pretrained.Pretrained):
 
     def example(self, given: Input) -> examples_lib.Example:
         """Returns an input as an example of the task. Raises UserError if it does not fit."""
-        reader = self.task.reader
-        if isinstance(given, examples_lib.Example):
+        if isinstance(given, tuple(examples_lib.TYPES.values())):
             return given
-        if isinstance(given, str) and reader in ("sentences", "words", "text_pairs"):
-            fields = {
-                "sentences": lambda: {"texts": (given,)},
-                "words": lambda: examples_lib.cut(given)._asdict(),
-                "text_pairs": lambda: {"source": given},
-            }[reader]()
-        elif isinstance(given, tuple) and reader == "sentences":
-            fields = {"texts": given}
-        elif isinstance(given, Mapping):
+        fields = {}
+        if isinstance(given, Mapping):
             fields = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-            fields = ({"id": ""} if reader == "questions" else {}) | fields
-        else:
-            fields = {}
         for name in _LISTS & fields.keys():
             if isinstance(fields[name], str):
                 raise errors.UserError(
                     f"{name!r} is a list of texts, not {pretrained.short(given)}"
                 )
+        kind = examples_lib.TYPES[self.task.reader]
         try:
-            return _TYPES[reader](**fields)
+            return kind.from_input(fields if isinstance(given, Mapping) else given)
         except TypeError:
             raise errors.UserError(
-                f"the task {self.task.name} answers {_NEEDS[reader]}, not {pretrained.short(given)}"
+                f"the task {self.task.name} answers {kind.INPUT}, not {pretrained.short(given)}"
             ) from None
 
     @functools.cached_property
     def _step(self) -> Callable[..., dict[str, jax.Array]]:
         return jax.jit(self.task_type.predict_step(self.model))
-
-
-_TYPES: dict[str, type] = {
-    "sentences": examples_lib.Sentence,
-    "words": examples_lib.Words,
-    "questions": examples_lib.Question,
-    "text_pairs": examples_lib.TextPair,
-    "choices": examples_lib.Choice,
-}
-_LISTS = {"texts", "words", "tags", "targets", "choices", "answers"}
-_NEEDS = {
-    "sentences": "a text, or a pair of texts",
-    "words": "a text, or words",
-    "questions": "a question on a context",
-    "text_pairs": "a text",
-    "choices": "a context with choices",
-}
-

@@ -5,6 +5,7 @@
     encoded.splits["train"].rows
 """
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -57,14 +58,47 @@ def read(config: ml_collections.ConfigDict, source: artifact.Artifact) -> Labell
         scores_lib.library(name)
     task_type = task_type.for_model(source)
     notes: list[str] = []
-    examples = splits.read(config, notes)
+    examples = _examples(config, notes)
     train = examples["train"]
     labels = tuple(task.labels or task_type.label_names(train))
     examples["train"] = splits.sample(train, config.data.max_train)
-    task_type = dataclasses.replace(
-        task_type, labels=labels, num_texts=0 if task.any_texts else len(train[0].texts)
-    )
+    num_texts = None if task.any_texts else train[0].num_texts()
+    task_type = dataclasses.replace(task_type, labels=labels, num_texts=num_texts or 0)
     return Labelled(task_type, examples, tuple(notes))
+
+
+def _examples(
+    config: ml_collections.ConfigDict, notes: list[str]
+) -> dict[str, list[examples_lib.Example]]:
+    """Returns the examples of every split with a file in the config. Holds out dev if it has none.
+
+    Reads all of "train", whatever config.data.max_train is. notes: gets a line for each kind of row
+    skipped in damaged files of train and dev; such a row in a test file is an error. Raises
+    UserError without a train file, for bad files, and if train cannot be split.
+    """
+    task = tasks.find(config.task)
+    if not config.data.train:
+        raise errors.UserError("config.data.train is not set: give --data=FOLDER or --train=FILE")
+    found = {}
+    for split in recipe.splits(task):
+        if config.data[split]:
+            skipped: collections.Counter[str] = collections.Counter()
+            answered = split.startswith("test")
+            found[split] = tasks.read(
+                task, config.data[split], split, skipped=None if answered else skipped
+            )
+            notes += [f"{config.data[split]}: {n} {why}, left out" for why, n in skipped.items()]
+    if "dev" not in found:
+        found["train"], found["dev"] = splits.held_out(found["train"], config.data.dev_fraction)
+        if not (found["train"] and found["dev"]):
+            whole = found["train"] + found["dev"]
+            labels = {label for example in whole for label in example.classes()}
+            several = f" with {len(labels):,} labels" if labels else ""
+            raise errors.UserError(
+                f"{config.data.train} cannot be cut into train and dev: {len(whole):,} examples"
+                f"{several}; give --dev=FILE" + " (is the label in its own column?)" * bool(labels)
+            )
+    return found
 
 
 def encode(

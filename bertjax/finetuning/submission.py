@@ -8,7 +8,6 @@ from typing import Any
 
 from bertjax import errors, files
 from bertjax.finetuning import task as task_lib
-from bertjax.finetuning import tasks
 from bertjax.finetuning.examples import types as examples_lib
 
 
@@ -29,9 +28,8 @@ def write(
         raise errors.UserError(f"--task={task.name}: no leaderboard takes a file of its {split}")
     path = pathlib.Path(folder) / task.submissions[split]
     pairs = list(zip(examples, predictions, strict=True))
-    if task.reader == "questions":
-        key = "text" if task.kind == tasks.WRITTEN else "answer"
-        content = json.dumps({e.id: p[key] for e, p in pairs}, ensure_ascii=False)
+    if path.suffix == ".json":
+        content = json.dumps({e.id: p["answer"] for e, p in pairs}, ensure_ascii=False)
     else:
         rows = [
             (example.id or str(number), _spelled(task, prediction["label"]))

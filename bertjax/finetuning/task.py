@@ -18,7 +18,8 @@ class Task:
 
     name: as in --task.
     kind: a task type, module of finetuning/task_types.
-    reader: the type of its examples: sentences, words, questions, text_pairs or choices.
+    reader: the type of its examples, module of finetuning/examples: sentences, words, questions,
+        text_pairs or choices.
     columns: the columns of a record that hold the parts of an example.
     metrics: the task type's scores that are reported; the first one selects the best model.
     options: fields of the task type's Config that differ from their defaults.
@@ -55,8 +56,5 @@ class Task:
 
     @property
     def any_texts(self) -> bool:
-        """Whether examples may have any number of texts.
-
-        That is so for embeddings, which are computed for each text, and for other than sentences.
-        """
-        return self.reader != "sentences" or self.kind == "embeddings"
+        """Whether sentences may have any number of texts; embeddings are computed for each text."""
+        return self.kind == "embeddings"

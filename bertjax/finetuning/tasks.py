@@ -10,9 +10,8 @@ predicts by writing text.
 
 import collections
 import dataclasses
-import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from etils import epath
@@ -21,33 +20,16 @@ from bertjax import errors, paths
 from bertjax.data.corpus import indexed
 from bertjax.finetuning import glue
 from bertjax.finetuning import task as task_lib
-from bertjax.finetuning.examples import conll, readers, squad
+from bertjax.finetuning.examples import readers, sentences
 from bertjax.finetuning.examples import types as examples_lib
 
 Task = task_lib.Task
-_TEXT = (("sentence",), ("text",))
-_PAIRS = (
-    ("sentence1", "sentence2"),
-    ("text1", "text2"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-    ("source", "target"),
-    ("anchor", "positive"),
-)
+_TEXT, _PAIRS = sentences.TEXT, sentences.PAIRS
 _STEMS = {
     "train": ("train",),
     "dev": ("dev", "validation", "valid", "val"),
     "test": ("test",),
 }
-_SUFFIXES = {
-    "sentences": (".tsv", ".jsonl"),
-    "words": (".conll", ".iob2", ".bio", ".txt", ".tsv", ".jsonl"),
-    "questions": (".json", ".jsonl"),
-    "text_pairs": (".jsonl", ".tsv"),
-    "choices": (".jsonl",),
-}
-_KEPT_BACK = -1  # the label in files of a test split whose labels are not published
 _TFDS_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 _WORDS = readers.Columns((("words",), ("tokens",)), ("tags", "ner_tags", "ner"))
 _SPANS = readers.Columns((("question", "context"),), ("answers",))
@@ -55,12 +37,6 @@ _SOURCE = readers.Columns((("source",),), ("targets", "target"))
 _ENTITY_SCORES = ("f1", "precision", "recall", "accuracy")
 _SQUAD_SCORES = ("f1", "exact_match")
 WRITTEN = "text_to_text"
-_SCORES_OF_TEXT = {
-    "sentences": ("accuracy", "macro_f1", "f1", "mcc", "spearman", "pearson"),
-    "words": ("f1", "precision", "recall"),
-    "questions": _SQUAD_SCORES,
-    "choices": ("accuracy",),
-}
 _ROUGE = ("rougeL", "rouge1", "rouge2")
 
 
@@ -130,7 +106,7 @@ def find(name: str) -> Task:
         name=name,
         kind=kind,
         options={"task": known} if known in glue.TASKS else {},
-        metrics=tuple(score for score in task.metrics if score in _SCORES_OF_TEXT[task.reader]),
+        metrics=tuple(score for score in task.metrics if score in _type(task).TEXT_SCORES),
     )
 
 
@@ -141,12 +117,11 @@ def answered(name: str, *, any_texts: bool) -> Task:
     single texts, as for a model of embeddings, or one that does not store the number of texts.
     """
     task = find(name)
-    if task.reader == "questions":  # some may have no answer
-        return dataclasses.replace(task, options={**task.options, "impossible": True})
-    if any_texts and task.reader == "sentences":
-        columns = task.columns._replace(texts=(*_PAIRS, *_TEXT))
-        return dataclasses.replace(task, columns=columns)
-    return task
+    return _type(task).for_prediction(task, any_texts=any_texts)
+
+
+def _type(task: Task) -> type[examples_lib.Example]:
+    return examples_lib.TYPES[task.reader]
 
 
 def files(task: Task, folder: str) -> dict[str, str]:
@@ -157,7 +132,7 @@ def files(task: Task, folder: str) -> dict[str, str]:
     and "ax" are, if found. Raises UserError if the folder or its train file does not exist.
     """
     wanted = dict(task.files) or {
-        split: tuple(stem + suffix for stem in stems for suffix in _SUFFIXES[task.reader])
+        split: tuple(stem + suffix for stem in stems for suffix in _type(task).SUFFIXES)
         for split, stems in _STEMS.items()
     }
     if folder.startswith("tfds:"):
@@ -230,101 +205,11 @@ def _read(
     scored: bool,
 ) -> list[examples_lib.Example]:
     training = split == "train" or split.startswith("dev")
-    if task.reader == "questions":
-        many = task.kind == "text_to_text" or "impossible" in task.options
-        found = squad.read(path, impossible=many)
-    elif not training and _is_plain(task, path, scored=scored):
-        return _of_plain_text(task, path)
-    elif task.reader == "words" and not readers.has_fields(path):
-        found = conll.read(path, entities=_marks_entities(task) if task.columns.label else None)
-    else:
-        left_out = skipped if task.damaged else None
-        records = readers.records(path, headerless=task.headerless, skipped=left_out)
-        found = _examples(task, records, left_out, keep_empty=task.damaged)
+    skipped = skipped if task.damaged else None
+    found = _type(task).read(task, path, training=training, scored=scored, skipped=skipped)
     needed = training and task.labelled
     _check_labels(task, path, found, needed=needed, all_or_none=scored)
     return found
-
-
-def _is_plain(task: Task, path: str, *, scored: bool) -> bool:
-    if task.reader == "words":  # to be scored, every row needs a tag
-        return not scored and conll.is_plain(path, entities=_marks_entities(task))
-    return readers.is_plain(path, task.columns)
-
-
-def _of_plain_text(task: Task, path: str) -> list[examples_lib.Example]:
-    if task.reader == "text_pairs":
-        return [examples_lib.TextPair(text, where=where) for where, text in readers.plain(path)]
-    if task.reader == "words":
-        return [examples_lib.cut(text, where) for where, text in readers.plain(path)]
-    several = all(len(names) > 1 for names in task.columns.texts) and not task.any_texts
-    if several or task.reader == "choices":
-        needed = [*task.columns.texts[0], *["choices"] * (task.reader == "choices")]
-        raise errors.UserError(
-            f"{path}: lines of text, and the task {task.name} reads more than one text: give "
-            f"JSON lines with {', '.join(map(repr, needed))}"
-        )
-    return [examples_lib.Sentence((text,), where=where) for where, text in readers.plain(path)]
-
-
-def _examples(
-    task: Task,
-    records: Iterable[readers.Record],
-    skipped: collections.Counter[str] | None,
-    *,
-    keep_empty: bool,
-) -> list[examples_lib.Example]:
-    if task.reader == "sentences":
-        label = functools.partial(_number if task.numbers else _name, task)
-        found = readers.sentences(
-            records, task.columns, label, skipped=skipped, keep_empty=keep_empty
-        )
-    elif task.reader == "text_pairs":
-        found = readers.text_pairs(records, task.columns)
-    elif task.reader == "choices":
-        found = readers.choices(records, task.columns)
-    else:
-        found = _in_bio2(task, list(readers.words(records, task.columns)))
-    return list(found)
-
-
-def _number(task: Task, record: readers.Record, value: Any) -> float | None:
-    score = readers.number(record, value)
-    of_glue = task.name.partition(":")[0] in glue.TASKS or record.where.startswith("tfds:glue/")
-    return None if of_glue and score == _KEPT_BACK else score
-
-
-def _name(task: Task, record: readers.Record, value: Any) -> str | None:
-    if type(value) is int and task.labels and _KEPT_BACK <= value < len(task.labels):
-        return None if value == _KEPT_BACK else task.labels[value]  # as in Hugging Face's datasets
-    label = readers.name(record, value)
-    if task.labels and label == str(_KEPT_BACK):
-        return None
-    spelled = {text: name for name, text in task.spelling.items()}
-    label = spelled[label] if label in spelled else label
-    if task.labels and label not in task.labels:
-        known = ", ".join([*task.labels, *spelled])
-        raise errors.UserError(
-            f"{record.where}: label {label!r:.40} is not one of the task {task.name}: {known}; "
-            "other labels are --task=classification or --task=pair"
-        )
-    return label
-
-
-def _in_bio2(task: Task, found: list[examples_lib.Words]) -> list[examples_lib.Words]:
-    tags = conll.bio2(
-        [example.tags or () for example in found],
-        lambda sentence, word: f"{found[sentence].where} word {word + 1}",
-        entities=_marks_entities(task),
-    )
-    return [
-        example if example.tags is None else example._replace(tags=own)
-        for example, own in zip(found, tags, strict=True)
-    ]
-
-
-def _marks_entities(task: Task) -> bool:
-    return task.name.startswith("ner")
 
 
 def _check_labels(
@@ -337,7 +222,7 @@ def _check_labels(
 ) -> None:
     if not found:
         raise errors.UserError(f"{path}: holds no example")
-    bare = [example for example in found if not examples_lib.is_labelled(example)]
+    bare = [example for example in found if not example.is_labelled()]
     if bare and (needed or (all_or_none and len(bare) < len(found))):
         why = "training and dev data need one" if needed else "others in the file have one"
         there = columns_there(task, path, bare[0].where)
@@ -352,8 +237,8 @@ def can_be_scored(task: Task, examples: Sequence[examples_lib.Example]) -> bool:
     They need labels; for a task without labels, they need more than one text.
     """
     if task.labelled:
-        return examples_lib.is_labelled(examples[0])
-    return len(examples[0].texts) > 1  # a single text only has its vector
+        return examples[0].is_labelled()
+    return examples[0].num_texts() != 1  # a single text only has its vector
 
 
 def columns_there(task: Task, path: str, where: str) -> str:
@@ -361,9 +246,7 @@ def columns_there(task: Task, path: str, where: str) -> str:
 
     Returns "" if the label's column is one of them, and for a file without named columns.
     """
-    if task.reader == "questions" or readers.is_plain(path, task.columns):
-        return ""
-    if task.reader == "words" and not readers.has_fields(path):
+    if not _type(task).has_columns(path) or readers.is_plain(path, task.columns):
         return ""
     ignored: collections.Counter[str] = collections.Counter()
     records = readers.records(path, headerless=task.headerless, skipped=ignored)

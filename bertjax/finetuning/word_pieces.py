@@ -55,7 +55,7 @@ def of_texts(
     texts = [example.text or " ".join(example.words) for example in examples]
     encoded = tokenizer.encode_with_offsets(texts)
     for example, text, (ids, offsets) in zip(examples, texts, encoded, strict=True):
-        places = examples_lib.places(example._replace(text=text))
+        places = example._replace(text=text).places()
         blank = [
             not piece.strip(_SPACES) or not text[start:stop].strip()
             for piece, (start, stop) in zip(tokenizer.pieces(ids), offsets, strict=True)

@@ -4,7 +4,6 @@ import pytest
 
 from bertjax import errors
 from bertjax.finetuning import scores, squad_scores, text_forms, text_scores
-from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.examples.types import Choice, Question, Sentence, TextPair, Words
 
 NER = Words(
@@ -44,7 +43,7 @@ NER = Words(
 def test_examples_in_words(example, task, source, targets):
     pair = text_forms.pair(example, task)
     assert (pair.source, pair.targets) == (source, targets)
-    assert bool(pair.targets) == examples_lib.is_labelled(example)
+    assert bool(pair.targets) == example.is_labelled()
 
 
 def test_numbers_in_words():

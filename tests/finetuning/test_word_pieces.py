@@ -10,7 +10,7 @@ from bertjax import errors
 from bertjax.artifact import huggingface, loading
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import output_folder, predictor, rows, word_pieces
-from bertjax.finetuning.examples import conll, readers, types
+from bertjax.finetuning.examples import readers, types
 from bertjax.finetuning.task_types import tokens
 from tests.helpers import downstream, tiny_model, toy_tasks
 from tests.helpers.task_types import bind
@@ -96,12 +96,12 @@ def test_lone_spaces_and_bytes_are_before_and_in_the_first_character(tokenizers)
 def test_raw_text_comes_with_the_words(tmp_path):
     file = tmp_path / "a.conll"
     file.write_text("# text = (cat)s\n(\tO\ncat\tB-X\n)s\tO\n\n# text = another\ndog\tO\n\na\tO\n")
-    found = conll.read(str(file), entities=True)
+    found = types.Words.of_conll(str(file), entities=True)
     assert [example.text for example in found] == ["(cat)s", "", ""], "only of its words"
     columns = readers.Columns((("words",),), ("tags",))
     record = readers.Record("f:1", {"words": ["(", "cat"], "text": "(cat "})
-    (example,) = readers.words([record], columns)
-    assert example.text == "(cat " and types.places(example) == [(0, 1), (1, 4)]
+    example = types.Words.of_record(record, columns)
+    assert example.text == "(cat " and example.places() == [(0, 1), (1, 4)]
 
 
 # --- predictions ---------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_transformers_gives_each_word_the_same_tag(tokenizers, name, tmp_path):
         (found,) = model.predict([text])
         visible = [token for token in pipeline(text) if token["word"].strip("\u2581\u0120")]
         for (start, _), tag, probability in zip(
-            types.places(types.cut(text)), found["tags"], found["probabilities"], strict=True
+            types.Words.cut(text).places(), found["tags"], found["probabilities"], strict=True
         ):
             first = next(token for token in visible if token["end"] > start)
             assert (first["entity"], first["score"]) == (tag, pytest.approx(probability, abs=1e-4))

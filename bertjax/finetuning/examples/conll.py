@@ -15,45 +15,29 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from bertjax import errors
 from bertjax.data.corpus import corpus_files
-from bertjax.finetuning.examples import types
 
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
 _BIO2 = {"O": "O", "B": "B", "I": "I", "E": "I", "S": "B", "L": "I", "U": "B"}
 _TEXT = "# text = "
 _COMMENT = re.compile(r"#[^\t]* = |# new(doc|par)$")  # as in Universal Dependencies
 
-Line = tuple[str, str, int]  # word, tag ("" if there is none), line number
+class Line(NamedTuple):
+    """A word and its tag, "" if there is none. number: of the line in the file."""
+
+    word: str
+    tag: str
+    number: int
 
 
-def read(path: str, *, entities: bool | None) -> list[types.Words]:
-    """Returns the sentences of a file, at least one; without tags if no line has a tag.
+class Sentence(NamedTuple):
+    """The lines of a sentence, at least one, and its raw text, "" if there is none."""
 
-    entities: see `bio2`; None discards all tags. Raises UserError for a file without sentences, for
-    tags that `bio2` rejects, lines with unequal numbers of columns, an empty word, and a word
-    without a tag among words with tags.
-    """
-    with_texts = list(_sentences(path))
-    if not with_texts:
-        raise errors.UserError(f"{path}: holds no sentence")
-    sentences = [sentence for _, sentence in with_texts]
-    tagged = [None] * len(sentences)
-    if entities is not None and any(tag for sentence in sentences for _, tag, _ in sentence):
-        for word, tag, line in (line for sentence in sentences for line in sentence):
-            if not tag:
-                raise errors.UserError(f"{path}:{line}: no tag beside {word!r:.40}")
-        tagged = bio2(
-            [[tag for _, tag, _ in sentence] for sentence in sentences],
-            lambda sentence, word: f"{path}:{sentences[sentence][word][2]}",
-            entities=entities,
-        )
-    found = [
-        types.Words(tuple(word for word, _, _ in sentence), tags, f"{path}:{sentence[0][2]}")
-        for sentence, tags in zip(sentences, tagged, strict=True)
-    ]
-    return [types.with_text(e, text) for e, (text, _) in zip(found, with_texts, strict=True)]
+    text: str
+    lines: list[Line]
 
 
 def is_plain(path: str, *, entities: bool) -> bool:
@@ -77,14 +61,17 @@ def _ends_sentence(line: str) -> bool:
     return not line.strip(" \t") or line.startswith("-DOCSTART-")
 
 
-def _sentences(path: str) -> Iterator[tuple[str, list[Line]]]:
-    """Yields the raw text of each sentence ("" if there is none) and its lines."""
+def sentences(path: str) -> Iterator[Sentence]:
+    """Yields the sentences of a file.
+
+    Raises UserError for lines with unequal numbers of columns, and for an empty word.
+    """
     text, columns = "", 0
     sentence: list[Line] = []
     for number, line in corpus_files.text_lines(path):
         if _ends_sentence(line):
             if sentence:
-                yield text, sentence
+                yield Sentence(text, sentence)
                 text = ""
             sentence = []
         elif line.startswith(_TEXT):
@@ -98,9 +85,10 @@ def _sentences(path: str) -> Iterator[tuple[str, list[Line]]]:
                 )
             if not (cells and cells[0]):
                 raise errors.UserError(f"{path}:{number}: the first column, the word, is empty")
-            sentence.append((cells[0], cells[-1].strip() if columns > 1 else "", number))
+            tag = cells[-1].strip() if columns > 1 else ""
+            sentence.append(Line(cells[0], tag, number))
     if sentence:
-        yield text, sentence
+        yield Sentence(text, sentence)
 
 
 def bio2(

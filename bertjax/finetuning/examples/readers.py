@@ -1,24 +1,23 @@
-"""Reads labelled files (TSV with a header, JSON lines, TFDS) as records, and as examples.
+"""Reads labelled files (TSV with a header, JSON lines, TFDS) as records.
 
     .jsonl .json .ndjson    one JSON object per line
     tfds:NAME/CONFIG:SPLIT  a TFDS dataset in ArrayRecord files, read without TensorFlow
     anything else           TSV: a header line, cells split at tabs, no quoting (as GLUE's)
 
-Files may be .gz or .zst, local or gs://. `sentences`, `text_pairs`, `words` and `choices` convert
-records to examples. They find columns by name, try several names for each, and ignore the other
-columns. Bad input raises a UserError that names the file and the line.
+Files may be .gz or .zst, local or gs://. The types of examples convert records to examples. They
+find columns by name, try several names for each, and ignore the other columns. Bad input raises a
+UserError that names the file and the line.
 """
 
 import collections
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bertjax import errors, schema
 from bertjax.data.corpus import corpus_files, indexed, reader
-from bertjax.finetuning.examples import types
 
 
 class Record(NamedTuple):
@@ -176,7 +175,7 @@ def columns_there(record: Record) -> str:
     return ", ".join(map(repr, list(record.fields)[:12]))[:200]
 
 
-def _absent(record: Record, name: str, known: str = "") -> errors.UserError:
+def absent(record: Record, name: str, known: str = "") -> errors.UserError:
     """Returns the error for a missing column. known: names that are accepted."""
     rename = f": rename what is meant to {known}" if known else ""
     return errors.UserError(
@@ -202,49 +201,22 @@ def plain(path: str) -> list[tuple[str, str]]:
     return found
 
 
-def sentences(
-    found: Iterable[Record],
-    columns: Columns,
-    label: Callable[[Record, Any], str | float | None],
-    *,
-    skipped: collections.Counter[str] | None = None,
-    keep_empty: bool = False,
-) -> Iterator[types.Sentence]:
-    """Yields examples of one or more texts; `label` converts (record, value of the label column).
+def alternative(record: Record, texts: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    """Returns the first of the alternatives whose columns the record has; see `Columns`.
 
-    skipped: counts rows with an empty text, which are skipped. If it is None, they raise UserError
-    unless keep_empty. Raises UserError for a column in columns.refused.
+    Raises UserError if there is none.
     """
-    for record in found:
-        names = _alternative(record, columns.texts)
-        if skipped is not None and not all(str(record.fields[name]).strip() for name in names):
-            skipped["rows with an empty text"] += 1
-            continue
-        for name in set(columns.refused) & record.fields.keys():
-            raise errors.UserError(
-                f"{record.where}: has a {name!r}, which this task does not read: --task=similarity "
-                "and --task=regression do"
-            )
-        value = column(record, columns.label)
-        yield types.Sentence(
-            tuple(text(record, name, empty=keep_empty) for name in names),
-            None if value is None or str(value).strip() == "" else label(record, value),
-            _id(record, columns),
-            record.where,
-        )
-
-
-def _alternative(record: Record, texts: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
     for names in texts:
         if all(name in record.fields for name in names):
             return names
     # Name the missing column of the alternative with the most columns present.
     best = max(texts, key=lambda names: sum(name in record.fields for name in names))
     known = " or ".join(" and ".join(names) for names in texts[:3]) if len(texts) > 1 else ""
-    raise _absent(record, next(name for name in best if name not in record.fields), known)
+    raise absent(record, next(name for name in best if name not in record.fields), known)
 
 
-def _id(record: Record, columns: Columns) -> str:
+def record_id(record: Record, columns: Columns) -> str:
+    """Returns the id of a record; "" if it has none."""
     value = column(record, columns.id)
     return "" if value is None else str(value)
 
@@ -267,78 +239,3 @@ def number(record: Record, value: Any) -> float:
     if isinstance(value, bool) or not math.isfinite(score):
         raise errors.UserError(f"{record.where}: label {value!r:.40} is not a number")
     return score
-
-
-def text_pairs(found: Iterable[Record], columns: Columns) -> Iterator[types.TextPair]:
-    """Yields examples of a source and its targets: a text, a list of texts, or none.
-
-    Raises UserError for targets of another type or with a blank text.
-    """
-    for record in found:
-        (source,) = _alternative(record, columns.texts)
-        value = column(record, columns.label)
-        targets = [] if value is None or value == "" else value
-        targets = [targets] if isinstance(targets, str) else targets
-        texts = isinstance(targets, list) and all(isinstance(t, str) for t in targets)
-        if not texts or not all(t.strip() for t in targets):
-            raise errors.UserError(
-                f"{record.where}: the target is not a text, or a list of texts, that holds anything"
-            )
-        yield types.TextPair(
-            text(record, source), tuple(targets), _id(record, columns), record.where
-        )
-
-
-def words(found: Iterable[Record], columns: Columns) -> Iterator[types.Words]:
-    """Yields examples of words and tags, two lists of equal length; raw text: column "text".
-
-    Raises UserError for values that are not non-empty lists of texts, blank words, and lists of
-    unequal lengths.
-    """
-    for record in found:
-        (tokens,) = _alternative(record, columns.texts)
-        cells, tags = record.fields[tokens], column(record, columns.label)
-        for value in (cells, *([] if tags is None else [tags])):
-            if not (isinstance(value, list) and value and all(isinstance(v, str) for v in value)):
-                raise errors.UserError(
-                    f"{record.where}: words and tags are lists of texts; tags that are numbers are "
-                    "to be written by their names (B-PER, O, ...)"
-                )
-        if not all(word.strip() for word in cells):
-            raise errors.UserError(f"{record.where}: a word of {tokens!r} is empty")
-        if tags is not None and len(tags) != len(cells):
-            raise errors.UserError(f"{record.where}: {len(cells)} words and {len(tags)} tags")
-        text, own = record.fields.get("text"), None if tags is None else tuple(tags)
-        example = types.Words(tuple(cells), own, record.where)
-        yield types.with_text(example, text) if isinstance(text, str) else example
-
-
-def choices(found: Iterable[Record], columns: Columns) -> Iterator[types.Choice]:
-    """Yields examples of a context or question (or both), "choices", and a label, an index from 0.
-
-    Raises UserError for fewer than two choices, a blank choice, and a label that is no index.
-    """
-    for record in found:
-        names = _alternative(record, columns.texts)
-        options, label = record.fields.get("choices"), column(record, columns.label)
-        if options is None:
-            raise _absent(record, "choices")
-        if not (isinstance(options, list) and all(isinstance(c, str) for c in options)):
-            raise errors.UserError(f"{record.where}: 'choices' is not a list of texts")
-        if len(options) < 2 or not all(choice.strip() for choice in options):
-            raise errors.UserError(f"{record.where}: 'choices' needs two texts or more, none empty")
-        whole = isinstance(label, int) and not isinstance(label, bool)
-        if label is not None and not (whole and 0 <= label < len(options)):
-            raise errors.UserError(
-                f"{record.where}: label {label!r:.40} is not the number of a choice, "
-                f"0 to {len(options) - 1}"
-            )
-        texts = [text(record, name) for name in names]
-        yield types.Choice(
-            " ".join(texts),
-            tuple(options),
-            label,
-            _id(record, columns),
-            record.where,
-            texts[0] if len(texts) > 1 else "",
-        )

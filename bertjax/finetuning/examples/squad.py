@@ -5,43 +5,40 @@
          "is_impossible": false}]}]}]}
 
 or one question per record, in JSON lines or TFDS: id, question, context, answers: {"text": [...],
-"answer_start": [...]}. Raises UserError unless every answer is in its context at answer_start.
+"answer_start": [...]}. `questions` checks that the answers are in their contexts.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertjax import errors, schema
 from bertjax.data.corpus import corpus_files
-from bertjax.finetuning.examples import readers, types
+from bertjax.finetuning.examples import readers
 
 
-def read(path: str, *, impossible: bool) -> list[types.Question]:
-    """Returns the questions of a file, in its order.
+class Entry(NamedTuple):
+    """A question as it stands in a file. answers: (text, start) of each."""
 
-    impossible: whether questions without an answer are allowed (v2.0). In records, as published
-    ones do, an empty list of answers means that the question has no answer. In SQuAD's own format,
-    where "is_impossible" says this, it means that the answer is unknown.
+    where: str
+    id: str
+    question: str
+    context: str
+    answers: list[tuple[str, int]]
+    impossible: bool
 
-    Raises UserError for bad files, files without questions, and repeated ids.
+
+def entries(path: str) -> Iterator[Entry]:
+    """Yields the questions of a file, in its order. Raises UserError for other forms of files.
+
+    In records, as published ones do, an empty list of answers means that the question has no
+    answer. In SQuAD's own format, where "is_impossible" says this, it means that the answer is
+    unknown.
     """
     records = path.startswith("tfds:") or corpus_files.suffix(path) in (".jsonl", ".ndjson")
-    found = list(_flat(path) if records else _nested(path))
-    if not found:
-        raise errors.UserError(f"{path}: holds no question")
-    seen: set[str] = set()
-    for question in found:
-        if question.id in seen:
-            raise errors.UserError(f"{question.where}: the id stands twice in the file")
-        seen.add(question.id)
-        if question.impossible and not impossible:
-            raise errors.UserError(
-                f"{question.where}: has no answer in its context; such files are --task=squad_v2"
-            )
-    return found
+    yield from _flat(path) if records else _nested(path)
 
 
-def _nested(path: str) -> Iterator[types.Question]:
+def _nested(path: str) -> Iterator[Entry]:
     content = "\n".join(line for _, line in corpus_files.text_lines(path))
     whole = schema.parse(content, path, "questions are JSON in SQuAD's form")
     for a, article in enumerate(_get(whole, "data", list, path)):
@@ -57,12 +54,11 @@ def _nested(path: str) -> Iterator[types.Question]:
                         text = _get(answer, "text", str, where)
                         starts.append((text, _get(answer, "answer_start", int, where)))
                 unanswerable = "is_impossible" in qa and _get(qa, "is_impossible", bool, where)
-                yield _question(
-                    where, qa["id"], _get(qa, "question", str, where), context, starts, unanswerable
-                )
+                question = _get(qa, "question", str, where)
+                yield Entry(where, qa["id"], question, context, starts, unanswerable)
 
 
-def _flat(path: str) -> Iterator[types.Question]:
+def _flat(path: str) -> Iterator[Entry]:
     for record in readers.records(path):
         place = record.where
         name, question, context = (
@@ -84,7 +80,7 @@ def _flat(path: str) -> Iterator[types.Question]:
         unanswerable = given and not starts
         if "is_impossible" in record.fields:
             unanswerable = _get(record.fields, "is_impossible", bool, where)
-        yield _question(where, name, question, context, starts, unanswerable)
+        yield Entry(where, name, question, context, starts, unanswerable)
 
 
 def _get(value: Any, key: str, kind: type, where: str) -> Any:
@@ -97,29 +93,3 @@ def _get(value: Any, key: str, kind: type, where: str) -> Any:
 
 
 _NAMES = {str: "string", int: "integer", list: "list", dict: "object", bool: "true or false"}
-
-
-def _question(
-    where: str,
-    name: str,
-    question: str,
-    context: str,
-    answers: list[tuple[str, int]],
-    unanswerable: bool,
-) -> types.Question:
-    for what, text in (("question", question), ("context", context)):
-        if not text.strip():
-            raise errors.UserError(f"{where}: the {what} is empty")
-    if unanswerable and answers:
-        raise errors.UserError(f"{where}: is_impossible, and has an answer; one of them is wrong")
-    for text, start in answers:
-        if not text.strip():
-            raise errors.UserError(f"{where}: an answer is empty; is_impossible says there is none")
-        if start < 0 or context[start : start + len(text)] != text:
-            at = context.find(text)
-            found = f"it stands at {at}" if at >= 0 else "it stands nowhere in it"
-            raise errors.UserError(
-                f"{where}: the answer {text!r:.60} is not in its context at character {start}, "
-                f"where {context[max(0, start) :][: len(text)]!r:.60} is; {found}"
-            )
-    return types.Question(name, question, context, tuple(answers), unanswerable, where)

@@ -29,7 +29,6 @@ from bertjax import errors, metrics
 from bertjax.artifact import artifact
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import batching, feature_cache, rows
-from bertjax.finetuning.examples import types as examples_lib
 from bertjax.inference import pretrained
 
 Apply = Callable[..., dict[str, jax.Array]]
@@ -115,15 +114,14 @@ class TaskType(abc.ABC):
         for example in examples:
             if not self._fits(example):
                 raise errors.UserError(
-                    f"{example.where or f'task {self.task}'}: {_texts(len(example.texts))}, where "
+                    f"{example.where or f'task {self.task}'}: {_texts(example.num_texts())}, where "
                     f"the model is trained on {_texts(self.num_texts)}"
                 )
         self.check(examples)
         return self._encode(examples)
 
     def _fits(self, example: Any) -> bool:
-        sentence = self.num_texts and isinstance(example, examples_lib.Sentence)
-        return not sentence or len(example.texts) == self.num_texts
+        return not self.num_texts or example.num_texts() in (None, self.num_texts)
 
     def batches(self, encoded: rows.Encoded, batch_size: int, passes: int = 0) -> batching.Batches:
         """Returns the rows in batches. passes: how often they will be read; 0: unknown."""

@@ -318,7 +318,7 @@ def _known(
     pairs = [
         ([text for text, _ in example.answers], prediction)
         for example, prediction in zip(examples, predictions, strict=True)
-        if examples_lib.is_labelled(example)
+        if example.is_labelled()
     ]
     return [answers for answers, _ in pairs], [prediction for _, prediction in pairs]
 

@@ -336,7 +336,7 @@ def _inner(target: int, labels: Sequence[str]) -> int:
 
 
 def _entities(example: Example, found: Sequence[Span]) -> list[dict[str, Any]]:
-    places = examples_lib.places(example) if example.text else []
+    places = example.places() if example.text else []
     entities = []
     for span in found:
         entity = {"type": span.type, "start": span.start, "stop": span.stop}

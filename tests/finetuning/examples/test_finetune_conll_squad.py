@@ -7,14 +7,13 @@ import pytest
 
 from bertjax import errors
 from bertjax.finetuning import tasks
-from bertjax.finetuning.examples import conll
 from bertjax.finetuning.examples.types import Words
 
 
 def _words(tmp_path, *lines, entities=True):
     path = tmp_path / "a.conll"
     path.write_text("".join(f"{line}\n" for line in lines))
-    return conll.read(os.fspath(path), entities=entities)
+    return Words.of_conll(os.fspath(path), entities=entities)
 
 
 def _tags(tmp_path, tags, **options):
@@ -127,7 +126,7 @@ def test_words_in_json_lines(tmp_path):
     ],
 )
 def test_real_entities(shared_data, file, sentences, entities):
-    found = conll.read(os.fspath(shared_data / "ner" / f"{file}.conll"), entities=True)
+    found = Words.of_conll(os.fspath(shared_data / "ner" / f"{file}.conll"), entities=True)
     assert len(found) == sentences
     assert sum(tag.startswith("B-") for one in found for tag in one.tags) == entities
 

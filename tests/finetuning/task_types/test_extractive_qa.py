@@ -10,7 +10,6 @@ import pytest
 from bertjax import errors
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import batching, rows, squad_scores
-from bertjax.finetuning.examples import squad
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.task_types import extractive_qa
 from tests.helpers import task_types, tiny_model
@@ -82,7 +81,8 @@ def test_real_predictions_score_as_the_official_scorers_say(
     shared_data, data, predictions, impossible, exact, f1
 ):
     """Figures of ORACLES.md, section 8."""
-    examples = squad.read(str(shared_data / "qa" / f"{data}.json"), impossible=impossible)
+    path = str(shared_data / "qa" / f"{data}.json")
+    examples = examples_lib.Question.of_squad(path, impossible=impossible)
     said = json.loads((shared_data / "oracle" / f"{predictions}.json").read_text())
     references = [[text for text, _ in example.answers] for example in examples]
     found = squad_scores.scores(references, [said[e.id] for e in examples], impossible=impossible)
@@ -367,7 +367,8 @@ def test_a_model_learns_where_the_answers_are():
 
 def test_alignment_on_real_questions(shared_data):
     """What the gold tokens cover is the answer, but for words that a piece goes beyond."""
-    examples = squad.read(str(shared_data / "qa/squad11_dev.json"), impossible=False)
+    path = str(shared_data / "qa/squad11_dev.json")
+    examples = examples_lib.Question.of_squad(path, impossible=False)
     tokenizer = tokenizer_lib.load(str(shared_data / "vocab/bert-base-uncased-vocab.txt"))
     config = Config()
     encoded = _encode(config, examples, tokenizer, length=384)

@@ -10,7 +10,6 @@ import pytest
 from bertjax import errors
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import batching, rows
-from bertjax.finetuning.examples import conll
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.task_types import tokens
 from tests.helpers import task_types, tiny_model
@@ -280,7 +279,7 @@ def test_text_is_cut_into_words():
     assert examples_lib.cut(text).words == (
         "Ms", "Br\u00fchl", "'", "s", "U", ".", "N", ".", "flat", ",", "3rd", "floor",
     )  # fmt: skip
-    places = examples_lib.places(examples_lib.cut(text))
+    places = examples_lib.Words.cut(text).places()
     assert text[places[1][0] : places[3][1]] == "Br\u00fchl's"
 
 
@@ -324,7 +323,7 @@ def test_a_model_learns_the_tags():
 @pytest.mark.parametrize("length", [16, 128])
 def test_real_sentences_come_back(shared_data, length):
     pytest.importorskip("seqeval")
-    examples = conll.read(str(shared_data / "ner/wnut17/dev.conll"), entities=True)
+    examples = examples_lib.Words.of_conll(str(shared_data / "ner/wnut17/dev.conll"), entities=True)
     tokenizer = tokenizer_lib.load(str(shared_data / "vocab/bert-base-uncased-vocab.txt"))
     labels = bind(tokens, Config()).label_names(examples)
     assert len(labels) == 13

@@ -1,0 +1,128 @@
+"""Examples of a context (or question) and several choices, one of which is right.
+
+    Choice("It rained. Why?", ("Clouds.", "Sun."), 0, passage="It rained.")
+
+Files are JSON lines, whose "choices" is a list.
+"""
+
+import collections
+from collections.abc import Collection, Hashable
+from typing import Any, NamedTuple, Self
+
+from bertjax import errors
+from bertjax.finetuning import task as task_lib
+from bertjax.finetuning.examples import base, readers
+
+
+class Choice(NamedTuple):
+    """A context (or question), its continuations or answers, and the index of the right one.
+
+    passage: the passage, if the context is a passage and a question; other questions may share it.
+    """
+
+    context: str
+    choices: tuple[str, ...]
+    label: int | None = None
+    id: str = ""
+    where: str = ""
+    passage: str = ""
+
+    SUFFIXES = (".jsonl",)
+    LISTS = ("choices",)
+    INPUT = "a context with choices"
+    FLAGS = ("choice", "--choice, several times, and --context")
+    TEXT_SCORES = ("accuracy",)
+
+    @classmethod
+    def read(
+        cls,
+        task: task_lib.Task,
+        path: str,
+        *,
+        training: bool,
+        scored: bool,
+        skipped: collections.Counter[str] | None,
+    ) -> list[Self]:
+        """Returns the examples of a file. Raises UserError for a text per line."""
+        del scored
+        if not training and readers.is_plain(path, task.columns):
+            raise base.lines_of_text(task, path, [*task.columns.texts[0], "choices"])
+        records = readers.records(path, headerless=task.headerless, skipped=skipped)
+        return [cls.of_record(record, task.columns) for record in records]
+
+    @classmethod
+    def of_record(cls, record: readers.Record, columns: readers.Columns) -> Self:
+        """Returns the example of a context or question (or both), "choices", and a label.
+
+        The label is an index from 0. Raises UserError for fewer than two choices, a blank choice,
+        and a label that is no index.
+        """
+        names = readers.alternative(record, columns.texts)
+        options = record.fields.get("choices")
+        label = readers.column(record, columns.label)
+        if options is None:
+            raise readers.absent(record, "choices")
+        if not (isinstance(options, list) and all(isinstance(c, str) for c in options)):
+            raise errors.UserError(f"{record.where}: 'choices' is not a list of texts")
+        if len(options) < 2 or not all(choice.strip() for choice in options):
+            raise errors.UserError(f"{record.where}: 'choices' needs two texts or more, none empty")
+        whole = isinstance(label, int) and not isinstance(label, bool)
+        if label is not None and not (whole and 0 <= label < len(options)):
+            raise errors.UserError(
+                f"{record.where}: label {label!r:.40} is not the number of a choice, "
+                f"0 to {len(options) - 1}"
+            )
+        texts = [readers.text(record, name) for name in names]
+        return cls(
+            " ".join(texts),
+            tuple(options),
+            label,
+            readers.record_id(record, columns),
+            record.where,
+            texts[0] if len(texts) > 1 else "",
+        )
+
+    @classmethod
+    def has_columns(cls, path: str) -> bool:
+        """Returns True: a file has named fields unless it has one text per line."""
+        del path
+        return True
+
+    @classmethod
+    def for_prediction(cls, task: task_lib.Task, *, any_texts: bool) -> task_lib.Task:
+        """Returns the task unchanged."""
+        del any_texts
+        return task
+
+    @classmethod
+    def from_input(cls, given: Any) -> Self:
+        """Returns the example of a dict of fields."""
+        return cls(**given)
+
+    def is_labelled(self) -> bool:
+        """Returns whether the right choice is known."""
+        return self.label is not None
+
+    def unlabelled(self) -> Self:
+        """Returns the example without the index of the right choice."""
+        return self._replace(label=None)
+
+    def class_name(self) -> str:
+        """Returns "": an index is no class."""
+        return ""
+
+    def classes(self) -> Collection[str]:
+        """Returns nothing: an index is no class."""
+        return ()
+
+    def all_texts(self) -> list[str]:
+        """Returns the context and the choices."""
+        return [self.context, *self.choices]
+
+    def num_texts(self) -> int | None:
+        """Returns None: there is always one context."""
+        return None
+
+    def group(self) -> Hashable:
+        """Returns the passage, or else the context."""
+        return self.passage or self.context or None

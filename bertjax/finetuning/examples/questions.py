@@ -1,0 +1,143 @@
+"""Examples of questions about a context, as in SQuAD. `squad` describes the files.
+
+    Question("q1", "Who wrote it?", "Ada wrote it.", (("Ada", 0),))
+"""
+
+import collections
+import dataclasses
+from collections.abc import Collection, Hashable
+from typing import Any, NamedTuple, Self
+
+from bertjax import errors
+from bertjax.finetuning import task as task_lib
+from bertjax.finetuning.examples import squad
+
+
+class Question(NamedTuple):
+    """A question about a context.
+
+    answers: (text, start) of each, where context[start : start + len(text)] == text; annotators in
+    any order. () if the answer is unknown, or `impossible`: the context has none.
+    """
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[tuple[str, int], ...] = ()
+    impossible: bool = False
+    where: str = ""
+
+    SUFFIXES = (".json", ".jsonl")
+    LISTS = ("answers",)
+    INPUT = "a question on a context"
+    FLAGS = ("question", "--question and --context")
+    TEXT_SCORES = ("f1", "exact_match")
+
+    @classmethod
+    def read(
+        cls,
+        task: task_lib.Task,
+        path: str,
+        *,
+        training: bool,
+        scored: bool,
+        skipped: collections.Counter[str] | None,
+    ) -> list[Self]:
+        """Returns the questions of a file. They may lack an answer if the task allows that."""
+        del training, scored, skipped
+        impossible = task.kind == "text_to_text" or "impossible" in task.options
+        return cls.of_squad(path, impossible=impossible)
+
+    @classmethod
+    def of_squad(cls, path: str, *, impossible: bool) -> list[Self]:
+        """Returns the questions of a file, in its order.
+
+        impossible: whether questions without an answer are allowed (v2.0). Raises UserError for bad
+        files, files without questions, and repeated ids.
+        """
+        found = [cls._of_entry(entry) for entry in squad.entries(path)]
+        if not found:
+            raise errors.UserError(f"{path}: holds no question")
+        seen: set[str] = set()
+        for question in found:
+            if question.id in seen:
+                raise errors.UserError(f"{question.where}: the id stands twice in the file")
+            seen.add(question.id)
+            if question.impossible and not impossible:
+                raise errors.UserError(
+                    f"{question.where}: has no answer in its context; such files are "
+                    "--task=squad_v2"
+                )
+        return found
+
+    @classmethod
+    def _of_entry(cls, entry: squad.Entry) -> Self:
+        """Returns the question of an entry. Raises UserError unless all answers are in context."""
+        where, context = entry.where, entry.context
+        for what, text in (("question", entry.question), ("context", context)):
+            if not text.strip():
+                raise errors.UserError(f"{where}: the {what} is empty")
+        if entry.impossible and entry.answers:
+            raise errors.UserError(
+                f"{where}: is_impossible, and has an answer; one of them is wrong"
+            )
+        for text, start in entry.answers:
+            if not text.strip():
+                raise errors.UserError(
+                    f"{where}: an answer is empty; is_impossible says there is none"
+                )
+            if start < 0 or context[start : start + len(text)] != text:
+                at = context.find(text)
+                found = f"it stands at {at}" if at >= 0 else "it stands nowhere in it"
+                raise errors.UserError(
+                    f"{where}: the answer {text!r:.60} is not in its context at character {start}, "
+                    f"where {context[max(0, start) :][: len(text)]!r:.60} is; {found}"
+                )
+        return cls(
+            entry.id, entry.question, context, tuple(entry.answers), entry.impossible, where
+        )
+
+    @classmethod
+    def has_columns(cls, path: str) -> bool:
+        """Returns False: an answer that is missing is not a misnamed column."""
+        del path
+        return False
+
+    @classmethod
+    def for_prediction(cls, task: task_lib.Task, *, any_texts: bool) -> task_lib.Task:
+        """Returns the task that also reads questions without an answer."""
+        del any_texts
+        return dataclasses.replace(task, options={**task.options, "impossible": True})
+
+    @classmethod
+    def from_input(cls, given: Any) -> Self:
+        """Returns the example of a dict of fields, which may lack the id."""
+        return cls(**({"id": ""} | given))
+
+    def is_labelled(self) -> bool:
+        """Returns whether the answer is known, or known to be missing."""
+        return bool(self.answers) or self.impossible
+
+    def unlabelled(self) -> Self:
+        """Returns the question without its answers."""
+        return self._replace(answers=(), impossible=False)
+
+    def class_name(self) -> str:
+        """Returns "": an answer is no class."""
+        return ""
+
+    def classes(self) -> Collection[str]:
+        """Returns nothing: an answer is no class."""
+        return ()
+
+    def all_texts(self) -> list[str]:
+        """Returns the question and the context."""
+        return [self.question, self.context]
+
+    def num_texts(self) -> int | None:
+        """Returns None: there is always a question and a context."""
+        return None
+
+    def group(self) -> Hashable:
+        """Returns the context."""
+        return self.context or None

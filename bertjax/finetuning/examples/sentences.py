@@ -1,0 +1,157 @@
+"""Examples of one or more texts and a label, as in GLUE.
+
+    Sentence(("How so?", "Why?"), "duplicate")
+
+Files are tables or JSON lines with a column for each text, or one text per line.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Collection, Hashable
+from typing import Any, NamedTuple, Self
+
+from bertjax import errors
+from bertjax.finetuning import task as task_lib
+from bertjax.finetuning.examples import base, readers
+
+# The columns of a single text, and of two.
+TEXT = (("sentence",), ("text",))
+PAIRS = (
+    ("sentence1", "sentence2"),
+    ("text1", "text2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("source", "target"),
+    ("anchor", "positive"),
+)
+_KEPT_BACK = -1  # the label in files of a test split whose labels are not published
+
+
+class Sentence(NamedTuple):
+    """One or two texts and a label: a class name, or a score (also of similarity).
+
+    id: the id that the file gives the line, "" if none; submissions to a benchmark repeat it.
+    """
+
+    texts: tuple[str, ...]
+    label: str | float | None = None
+    id: str = ""
+    where: str = ""
+
+    SUFFIXES = (".tsv", ".jsonl")
+    LISTS = ("texts",)
+    INPUT = "a text, or a pair of texts"
+    FLAGS = ("text", "--text")
+    TEXT_SCORES = ("accuracy", "macro_f1", "f1", "mcc", "spearman", "pearson")
+
+    @classmethod
+    def read(
+        cls,
+        task: task_lib.Task,
+        path: str,
+        *,
+        training: bool,
+        scored: bool,
+        skipped: collections.Counter[str] | None,
+    ) -> list[Self]:
+        """Returns the examples of a table or of a text per line. Counts rows with an empty text."""
+        del scored
+        columns = task.columns
+        if not training and readers.is_plain(path, columns):
+            if all(len(names) > 1 for names in columns.texts) and not task.any_texts:
+                raise base.lines_of_text(task, path, columns.texts[0])
+            return [cls((text,), where=where) for where, text in readers.plain(path)]
+        found = []
+        for record in readers.records(path, headerless=task.headerless, skipped=skipped):
+            names = readers.alternative(record, columns.texts)
+            if skipped is not None and not all(str(record.fields[name]).strip() for name in names):
+                skipped["rows with an empty text"] += 1
+                continue
+            for name in set(columns.refused) & record.fields.keys():
+                raise errors.UserError(
+                    f"{record.where}: has a {name!r}, which this task does not read: "
+                    "--task=similarity and --task=regression do"
+                )
+            texts = tuple(readers.text(record, name, empty=task.damaged) for name in names)
+            label = _label(task, record)
+            found.append(cls(texts, label, readers.record_id(record, columns), record.where))
+        return found
+
+    @classmethod
+    def has_columns(cls, path: str) -> bool:
+        """Returns True: a file has named columns unless it has one text per line."""
+        del path
+        return True
+
+    @classmethod
+    def for_prediction(cls, task: task_lib.Task, *, any_texts: bool) -> task_lib.Task:
+        """Returns the task; with any_texts, it reads pairs as well as single texts."""
+        if not any_texts:
+            return task
+        return dataclasses.replace(task, columns=task.columns._replace(texts=(*PAIRS, *TEXT)))
+
+    @classmethod
+    def from_input(cls, given: Any) -> Self:
+        """Returns the example of a text, a tuple of texts or a dict of fields."""
+        if isinstance(given, str):
+            return cls((given,))
+        return cls(given) if isinstance(given, tuple) else cls(**given)
+
+    def is_labelled(self) -> bool:
+        """Returns whether the example has a label."""
+        return self.label is not None
+
+    def unlabelled(self) -> Self:
+        """Returns the example without its label."""
+        return self._replace(label=None)
+
+    def class_name(self) -> str:
+        """Returns the label; "" if it is a score or missing."""
+        return self.label if isinstance(self.label, str) else ""
+
+    def classes(self) -> Collection[str]:
+        """Returns the class name, if there is one."""
+        return [self.class_name()] if self.class_name() else []
+
+    def all_texts(self) -> list[str]:
+        """Returns the texts."""
+        return list(self.texts)
+
+    def num_texts(self) -> int | None:
+        """Returns the number of texts."""
+        return len(self.texts)
+
+    def group(self) -> Hashable:
+        """Returns the first text, without its case and spacing."""
+        return base.squeezed(self.texts[0])
+
+
+def _label(task: task_lib.Task, record: readers.Record) -> str | float | None:
+    value = readers.column(record, task.columns.label)
+    if value is None or str(value).strip() == "":
+        return None
+    return _number(task, record, value) if task.numbers else _name(task, record, value)
+
+
+def _number(task: task_lib.Task, record: readers.Record, value: Any) -> float | None:
+    score = readers.number(record, value)
+    of_leaderboard = bool(task.submissions) or record.where.startswith("tfds:glue/")
+    return None if of_leaderboard and score == _KEPT_BACK else score
+
+
+def _name(task: task_lib.Task, record: readers.Record, value: Any) -> str | None:
+    if type(value) is int and task.labels and _KEPT_BACK <= value < len(task.labels):
+        return None if value == _KEPT_BACK else task.labels[value]  # as in Hugging Face's datasets
+    label = readers.name(record, value)
+    if task.labels and label == str(_KEPT_BACK):
+        return None
+    spelled = {text: name for name, text in task.spelling.items()}
+    label = spelled[label] if label in spelled else label
+    if task.labels and label not in task.labels:
+        known = ", ".join([*task.labels, *spelled])
+        raise errors.UserError(
+            f"{record.where}: label {label!r:.40} is not one of the task {task.name}: {known}; "
+            "other labels are --task=classification or --task=pair"
+        )
+    return label

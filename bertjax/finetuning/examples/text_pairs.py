@@ -1,0 +1,107 @@
+"""Examples of a source text and its target texts, as for translation.
+
+    TextPair("Hi.", ("Hola.", "Buenas."))
+"""
+
+import collections
+from collections.abc import Collection, Hashable
+from typing import Any, NamedTuple, Self
+
+from bertjax import errors
+from bertjax.finetuning import task as task_lib
+from bertjax.finetuning.examples import readers
+
+
+class TextPair(NamedTuple):
+    """A source text and its targets. Training uses the first; scores use the best of all."""
+
+    source: str
+    targets: tuple[str, ...] = ()
+    id: str = ""
+    where: str = ""
+
+    SUFFIXES = (".jsonl", ".tsv")
+    LISTS = ("targets",)
+    INPUT = "a text"
+    FLAGS = ("text", "--text")
+    TEXT_SCORES = ()
+
+    @classmethod
+    def read(
+        cls,
+        task: task_lib.Task,
+        path: str,
+        *,
+        training: bool,
+        scored: bool,
+        skipped: collections.Counter[str] | None,
+    ) -> list[Self]:
+        """Returns the examples of a table or of a text per line."""
+        del scored
+        if not training and readers.is_plain(path, task.columns):
+            return [cls(text, where=where) for where, text in readers.plain(path)]
+        records = readers.records(path, headerless=task.headerless, skipped=skipped)
+        return [cls.of_record(record, task.columns) for record in records]
+
+    @classmethod
+    def of_record(cls, record: readers.Record, columns: readers.Columns) -> Self:
+        """Returns the example of a source and its targets: a text, a list of texts, or none.
+
+        Raises UserError for targets of another type or with a blank text.
+        """
+        (source,) = readers.alternative(record, columns.texts)
+        value = readers.column(record, columns.label)
+        targets = [] if value is None or value == "" else value
+        targets = [targets] if isinstance(targets, str) else targets
+        texts = isinstance(targets, list) and all(isinstance(t, str) for t in targets)
+        if not texts or not all(t.strip() for t in targets):
+            raise errors.UserError(
+                f"{record.where}: the target is not a text, or a list of texts, that holds anything"
+            )
+        name = readers.record_id(record, columns)
+        return cls(readers.text(record, source), tuple(targets), name, record.where)
+
+    @classmethod
+    def has_columns(cls, path: str) -> bool:
+        """Returns True: a file has named columns unless it has one text per line."""
+        del path
+        return True
+
+    @classmethod
+    def for_prediction(cls, task: task_lib.Task, *, any_texts: bool) -> task_lib.Task:
+        """Returns the task unchanged."""
+        del any_texts
+        return task
+
+    @classmethod
+    def from_input(cls, given: Any) -> Self:
+        """Returns the example of a text or a dict of fields."""
+        return cls(given) if isinstance(given, str) else cls(**given)
+
+    def is_labelled(self) -> bool:
+        """Returns whether there is a target."""
+        return bool(self.targets)
+
+    def unlabelled(self) -> Self:
+        """Returns the example without its targets."""
+        return self._replace(targets=())
+
+    def class_name(self) -> str:
+        """Returns "": a target is no class."""
+        return ""
+
+    def classes(self) -> Collection[str]:
+        """Returns nothing: a target is no class."""
+        return ()
+
+    def all_texts(self) -> list[str]:
+        """Returns the source."""
+        return [self.source]
+
+    def num_texts(self) -> int | None:
+        """Returns None: there is always one source."""
+        return None
+
+    def group(self) -> Hashable:
+        """Returns the source."""
+        return self.source

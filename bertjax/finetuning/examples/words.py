@@ -1,0 +1,194 @@
+"""Examples of sentences split into words, and a tag for each word.
+
+    Words(("Ada", "spoke"), ("B-PER", "O"))
+
+Files are CoNLL columns (see `conll`) or JSON lines with two lists and, if wanted, the raw text as
+"text". To predict on, a .txt file may have one text per line.
+"""
+
+import collections
+import re
+from collections.abc import Collection, Hashable
+from typing import Any, NamedTuple, Self
+
+from bertjax import errors
+from bertjax.finetuning import task as task_lib
+from bertjax.finetuning.examples import conll, readers
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+class Words(NamedTuple):
+    """A sentence split into words, and a tag for each word, in the BIO2 scheme or any other.
+
+    text: the raw text that the words come from; "" if the file has only the words.
+    """
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...] | None = None
+    where: str = ""
+    text: str = ""
+
+    SUFFIXES = (".conll", ".iob2", ".bio", ".txt", ".tsv", ".jsonl")
+    LISTS = ("words", "tags")
+    INPUT = "a text, or words"
+    FLAGS = ("text", "--text")
+    TEXT_SCORES = ("f1", "precision", "recall")
+
+    @classmethod
+    def read(
+        cls,
+        task: task_lib.Task,
+        path: str,
+        *,
+        training: bool,
+        scored: bool,
+        skipped: collections.Counter[str] | None,
+    ) -> list[Self]:
+        """Returns the examples of CoNLL columns, of a table or of a text per line.
+
+        A text per line is read only if nothing is scored: to be scored, every row needs a tag.
+        """
+        entities = task.name.startswith("ner")
+        if not training and not scored and conll.is_plain(path, entities=entities):
+            return [cls.cut(text, where) for where, text in readers.plain(path)]
+        if not readers.has_fields(path):
+            return cls.of_conll(path, entities=entities if task.columns.label else None)
+        records = readers.records(path, headerless=task.headerless, skipped=skipped)
+        found = [cls.of_record(record, task.columns) for record in records]
+        tags = conll.bio2(
+            [example.tags or () for example in found],
+            lambda sentence, word: f"{found[sentence].where} word {word + 1}",
+            entities=entities,
+        )
+        return [
+            example if example.tags is None else example._replace(tags=own)
+            for example, own in zip(found, tags, strict=True)
+        ]
+
+    @classmethod
+    def of_conll(cls, path: str, *, entities: bool | None) -> list[Self]:
+        """Returns the sentences of CoNLL columns, at least one; without tags if no line has one.
+
+        entities: see `conll.bio2`; None discards all tags. Raises UserError for bad files, and for
+        a word without a tag among words with tags.
+        """
+        found = list(conll.sentences(path))
+        if not found:
+            raise errors.UserError(f"{path}: holds no sentence")
+        lines = [sentence.lines for sentence in found]
+        tags: list[Any] = [None] * len(found)
+        if entities is not None and any(line.tag for own in lines for line in own):
+            for line in (line for own in lines for line in own):
+                if not line.tag:
+                    raise errors.UserError(f"{path}:{line.number}: no tag beside {line.word!r:.40}")
+            tags = conll.bio2(
+                [[line.tag for line in own] for own in lines],
+                lambda sentence, word: f"{path}:{lines[sentence][word].number}",
+                entities=entities,
+            )
+        examples = [
+            cls(tuple(line.word for line in own), its_tags, f"{path}:{own[0].number}")
+            for own, its_tags in zip(lines, tags, strict=True)
+        ]
+        return [e.with_text(sentence.text) for e, sentence in zip(examples, found, strict=True)]
+
+    @classmethod
+    def of_record(cls, record: readers.Record, columns: readers.Columns) -> Self:
+        """Returns the example of words and tags, two lists of equal length; raw text: "text".
+
+        Raises UserError for values that are not non-empty lists of texts, blank words, and lists of
+        unequal lengths.
+        """
+        (tokens,) = readers.alternative(record, columns.texts)
+        cells, tags = record.fields[tokens], readers.column(record, columns.label)
+        for value in (cells, *([] if tags is None else [tags])):
+            if not (isinstance(value, list) and value and all(isinstance(v, str) for v in value)):
+                raise errors.UserError(
+                    f"{record.where}: words and tags are lists of texts; tags that are numbers are "
+                    "to be written by their names (B-PER, O, ...)"
+                )
+        if not all(word.strip() for word in cells):
+            raise errors.UserError(f"{record.where}: a word of {tokens!r} is empty")
+        if tags is not None and len(tags) != len(cells):
+            raise errors.UserError(f"{record.where}: {len(cells)} words and {len(tags)} tags")
+        example = cls(tuple(cells), None if tags is None else tuple(tags), record.where)
+        text = record.fields.get("text")
+        return example.with_text(text) if isinstance(text, str) else example
+
+    @classmethod
+    def cut(cls, text: str, where: str = "") -> Self:
+        """Splits a raw text into words: runs of letters and digits, and single other marks."""
+        return cls(tuple(_WORD.findall(text)), where=where, text=text)
+
+    @classmethod
+    def has_columns(cls, path: str) -> bool:
+        """Returns whether the file is JSON lines or TFDS; CoNLL columns have no names."""
+        return readers.has_fields(path)
+
+    @classmethod
+    def for_prediction(cls, task: task_lib.Task, *, any_texts: bool) -> task_lib.Task:
+        """Returns the task unchanged."""
+        del any_texts
+        return task
+
+    @classmethod
+    def from_input(cls, given: Any) -> Self:
+        """Returns the example of a text or a dict of fields."""
+        return cls.cut(given) if isinstance(given, str) else cls(**given)
+
+    def is_labelled(self) -> bool:
+        """Returns whether the words have tags."""
+        return self.tags is not None
+
+    def unlabelled(self) -> Self:
+        """Returns the example without its tags."""
+        return self._replace(tags=None)
+
+    def class_name(self) -> str:
+        """Returns "": a sentence has no class of its own."""
+        return ""
+
+    def classes(self) -> Collection[str]:
+        """Returns the different tags."""
+        return set(self.tags or ())
+
+    def all_texts(self) -> list[str]:
+        """Returns the words as one text."""
+        return [" ".join(self.words)]
+
+    def num_texts(self) -> int | None:
+        """Returns None: there is always one text."""
+        return None
+
+    def group(self) -> Hashable:
+        """Returns the words."""
+        return self.words
+
+    def with_text(self, text: str) -> Self:
+        """Returns the example with its raw text; unchanged unless the text is just the words."""
+        try:
+            spans = self._replace(text=text).places()
+        except errors.UserError:
+            return self
+        bounds = [0, *(bound for span in spans for bound in span), len(text)]
+        between = "".join(text[a:b] for a, b in zip(bounds[::2], bounds[1::2], strict=True))
+        return self if between.strip() else self._replace(text=text)
+
+    def places(self) -> list[tuple[int, int]]:
+        """Returns the characters [start, stop) of each word in the raw text.
+
+        Raises UserError for a word that is not in the text after the word before it.
+        """
+        found, end = [], 0
+        for word in self.words:
+            start = self.text.find(word, end)
+            if start < 0:
+                where = f"{self.where}: " if self.where else ""
+                raise errors.UserError(
+                    f"{where}the word {word!r:.40} is not in {self.text[end:]!r:.40}, the text "
+                    "behind the word before it: give the words in the order of the text, or no text"
+                )
+            end = start + len(word)
+            found.append((start, end))
+        return found
