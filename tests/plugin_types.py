@@ -2,6 +2,7 @@
 
 from bertjax import protocols
 from bertjax.data.tokenizers import byte_model, library_model, model, sentencepiece_model
+from bertjax.finetuning.examples import base, choices, questions, sentences, text_pairs, words
 from bertjax.models import (
     albert,
     bert,
@@ -73,4 +74,11 @@ TOKENIZER_MODELS: list[type[model.Model]] = [
     byte_model.ByteModel,
     library_model.LibraryModel,
     sentencepiece_model.UnigramModel,
+]
+EXAMPLES: list[type[base.Example]] = [
+    sentences.Sentence,
+    words.Words,
+    questions.Question,
+    text_pairs.TextPair,
+    choices.Choice,
 ]

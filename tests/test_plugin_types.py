@@ -1,6 +1,7 @@
 """Every plug-in of the package is in the file that mypy compares with the protocols."""
 
 from bertjax import plugins
+from bertjax.finetuning.examples import types
 from bertjax.objectives.common import hooks
 from tests import plugin_types
 
@@ -12,6 +13,11 @@ def _names(modules):
 def test_every_family_and_objective_is_compared():
     assert _names(plugin_types.FAMILIES) == sorted(plugins.families())
     assert _names(plugin_types.OBJECTIVES) == sorted(plugins.objectives_there())
+
+
+def test_every_type_of_example_is_compared_and_named_as_its_file():
+    assert list(types.TYPES.values()) == plugin_types.EXAMPLES
+    assert list(types.TYPES) == ["sentences", "words", "questions", "text_pairs", "choices"]
 
 
 def test_every_hook_of_an_objective_is_compared():

@@ -276,7 +276,7 @@ def test_nothing_found_scores_zero_and_other_tags_have_an_accuracy():
 
 def test_text_is_cut_into_words():
     text = "Ms Br\u00fchl's U.N. flat, 3rd floor"
-    assert examples_lib.cut(text).words == (
+    assert examples_lib.Words.cut(text).words == (
         "Ms", "Br\u00fchl", "'", "s", "U", ".", "N", ".", "flat", ",", "3rd", "floor",
     )  # fmt: skip
     places = examples_lib.Words.cut(text).places()
