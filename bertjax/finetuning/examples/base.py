@@ -4,11 +4,12 @@
     examples = kind.read(task, "train.tsv", training=True, scored=True, skipped=None)
     example = kind.from_input("I loved this movie")
 
-A type of example is a NamedTuple in a file of its own. The file is named as in `Task.reader`, and
-`types.TYPES` lists the types. An example without its label has None in that field, or () in fields
-that hold several.
+A type of example is a named tuple that inherits the protocol, in a file of its own. The file is
+named as in `Task.reader`, and `types.TYPES` lists the types. An example without its label has None
+in that field, or () in fields that hold several.
 """
 
+import abc
 import collections
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any, ClassVar, Protocol, Self
@@ -27,6 +28,8 @@ class Example(Protocol):
     TEXT_SCORES: the metrics of a task that also exist in its text-to-text form.
     """
 
+    __slots__ = ()  # the fields of the tuple are all that an example has
+
     SUFFIXES: ClassVar[tuple[str, ...]]
     LISTS: ClassVar[tuple[str, ...]]
     INPUT: ClassVar[str]
@@ -34,12 +37,14 @@ class Example(Protocol):
     TEXT_SCORES: ClassVar[tuple[str, ...]]
 
     @property
+    @abc.abstractmethod
     def where(self) -> str:
         """The place "file:line" or "file question ID", which begins error messages; may be ""."""
 
     # Files and inputs
 
     @classmethod
+    @abc.abstractmethod
     def read(
         cls,
         task: task_lib.Task,
@@ -57,13 +62,21 @@ class Example(Protocol):
 
     @classmethod
     def has_columns(cls, path: str) -> bool:
-        """Returns whether a file of such examples has named columns."""
+        """Returns whether a file of such examples has named columns.
+
+        A file of one text per line has none in any case.
+        """
+        del path
+        return True
 
     @classmethod
     def for_prediction(cls, task: task_lib.Task, *, any_texts: bool) -> task_lib.Task:
         """Returns the task for inputs of forms that train may not have; see `tasks.answered`."""
+        del any_texts
+        return task
 
     @classmethod
+    @abc.abstractmethod
     def from_input(cls, given: Any) -> Self:
         """Returns the example of a text, a tuple of texts or a dict of fields.
 
@@ -72,26 +85,33 @@ class Example(Protocol):
 
     # Labels
 
+    @abc.abstractmethod
     def is_labelled(self) -> bool:
         """Returns whether the example has a label."""
 
+    @abc.abstractmethod
     def unlabelled(self) -> Self:
         """Returns the example without its label."""
 
     def class_name(self) -> str:
         """Returns the name of the class; "" if the label is none, as a score or an index."""
+        return ""
 
     def classes(self) -> Collection[str]:
         """Returns every class that the example has: its class name, or its tags."""
+        return [self.class_name()] if self.class_name() else []
 
     # Texts
 
+    @abc.abstractmethod
     def all_texts(self) -> list[str]:
         """Returns the texts that a model reads."""
 
     def num_texts(self) -> int | None:
         """Returns the number of texts; None for a type that always has the same number."""
+        return None
 
+    @abc.abstractmethod
     def group(self) -> Hashable:
         """Returns a key that is equal for all examples about one text; None if there is no text."""
 

@@ -6,7 +6,7 @@ Files are JSON lines, whose "choices" is a list.
 """
 
 import collections
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from typing import Any, NamedTuple, Self
 
 from bertjax import errors
@@ -14,18 +14,22 @@ from bertjax.finetuning import task as task_lib
 from bertjax.finetuning.examples import base, readers
 
 
-class Choice(NamedTuple):
-    """A context (or question), its continuations or answers, and the index of the right one.
-
-    passage: the passage, if the context is a passage and a question; other questions may share it.
-    """
-
+class _Fields(NamedTuple):
     context: str
     choices: tuple[str, ...]
     label: int | None = None
     id: str = ""
     where: str = ""
     passage: str = ""
+
+
+class Choice(_Fields, base.Example):
+    """A context (or question), its continuations or answers, and the index of the right one.
+
+    passage: the passage, if the context is a passage and a question; other questions may share it.
+    """
+
+    __slots__ = ()
 
     SUFFIXES = (".jsonl",)
     LISTS = ("choices",)
@@ -83,18 +87,6 @@ class Choice(NamedTuple):
         )
 
     @classmethod
-    def has_columns(cls, path: str) -> bool:
-        """Returns True: a file has named fields unless it has one text per line."""
-        del path
-        return True
-
-    @classmethod
-    def for_prediction(cls, task: task_lib.Task, *, any_texts: bool) -> task_lib.Task:
-        """Returns the task unchanged."""
-        del any_texts
-        return task
-
-    @classmethod
     def from_input(cls, given: Any) -> Self:
         """Returns the example of a dict of fields."""
         return cls(**given)
@@ -107,21 +99,9 @@ class Choice(NamedTuple):
         """Returns the example without the index of the right choice."""
         return self._replace(label=None)
 
-    def class_name(self) -> str:
-        """Returns "": an index is no class."""
-        return ""
-
-    def classes(self) -> Collection[str]:
-        """Returns nothing: an index is no class."""
-        return ()
-
     def all_texts(self) -> list[str]:
         """Returns the context and the choices."""
         return [self.context, *self.choices]
-
-    def num_texts(self) -> int | None:
-        """Returns None: there is always one context."""
-        return None
 
     def group(self) -> Hashable:
         """Returns the passage, or else the context."""

@@ -5,27 +5,31 @@
 
 import collections
 import dataclasses
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from typing import Any, NamedTuple, Self
 
 from bertjax import errors
 from bertjax.finetuning import task as task_lib
-from bertjax.finetuning.examples import squad
+from bertjax.finetuning.examples import base, squad
 
 
-class Question(NamedTuple):
-    """A question about a context.
-
-    answers: (text, start) of each, where context[start : start + len(text)] == text; annotators in
-    any order. () if the answer is unknown, or `impossible`: the context has none.
-    """
-
+class _Fields(NamedTuple):
     id: str
     question: str
     context: str
     answers: tuple[tuple[str, int], ...] = ()
     impossible: bool = False
     where: str = ""
+
+
+class Question(_Fields, base.Example):
+    """A question about a context.
+
+    answers: (text, start) of each, where context[start : start + len(text)] == text; annotators in
+    any order. () if the answer is unknown, or `impossible`: the context has none.
+    """
+
+    __slots__ = ()
 
     SUFFIXES = (".json", ".jsonl")
     LISTS = ("answers",)
@@ -122,21 +126,9 @@ class Question(NamedTuple):
         """Returns the question without its answers."""
         return self._replace(answers=(), impossible=False)
 
-    def class_name(self) -> str:
-        """Returns "": an answer is no class."""
-        return ""
-
-    def classes(self) -> Collection[str]:
-        """Returns nothing: an answer is no class."""
-        return ()
-
     def all_texts(self) -> list[str]:
         """Returns the question and the context."""
         return [self.question, self.context]
-
-    def num_texts(self) -> int | None:
-        """Returns None: there is always a question and a context."""
-        return None
 
     def group(self) -> Hashable:
         """Returns the context."""

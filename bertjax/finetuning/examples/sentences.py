@@ -7,7 +7,7 @@ Files are tables or JSON lines with a column for each text, or one text per line
 
 import collections
 import dataclasses
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from typing import Any, NamedTuple, Self
 
 from bertjax import errors
@@ -28,16 +28,20 @@ PAIRS = (
 _KEPT_BACK = -1  # the label in files of a test split whose labels are not published
 
 
-class Sentence(NamedTuple):
+class _Fields(NamedTuple):
+    texts: tuple[str, ...]
+    label: str | float | None = None
+    id: str = ""
+    where: str = ""
+
+
+class Sentence(_Fields, base.Example):
     """One or two texts and a label: a class name, or a score (also of similarity).
 
     id: the id that the file gives the line, "" if none; submissions to a benchmark repeat it.
     """
 
-    texts: tuple[str, ...]
-    label: str | float | None = None
-    id: str = ""
-    where: str = ""
+    __slots__ = ()
 
     SUFFIXES = (".tsv", ".jsonl")
     LISTS = ("texts",)
@@ -79,12 +83,6 @@ class Sentence(NamedTuple):
         return found
 
     @classmethod
-    def has_columns(cls, path: str) -> bool:
-        """Returns True: a file has named columns unless it has one text per line."""
-        del path
-        return True
-
-    @classmethod
     def for_prediction(cls, task: task_lib.Task, *, any_texts: bool) -> task_lib.Task:
         """Returns the task; with any_texts, it reads pairs as well as single texts."""
         if not any_texts:
@@ -109,10 +107,6 @@ class Sentence(NamedTuple):
     def class_name(self) -> str:
         """Returns the label; "" if it is a score or missing."""
         return self.label if isinstance(self.label, str) else ""
-
-    def classes(self) -> Collection[str]:
-        """Returns the class name, if there is one."""
-        return [self.class_name()] if self.class_name() else []
 
     def all_texts(self) -> list[str]:
         """Returns the texts."""

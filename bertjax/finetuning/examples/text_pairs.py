@@ -4,21 +4,25 @@
 """
 
 import collections
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from typing import Any, NamedTuple, Self
 
 from bertjax import errors
 from bertjax.finetuning import task as task_lib
-from bertjax.finetuning.examples import readers
+from bertjax.finetuning.examples import base, readers
 
 
-class TextPair(NamedTuple):
-    """A source text and its targets. Training uses the first; scores use the best of all."""
-
+class _Fields(NamedTuple):
     source: str
     targets: tuple[str, ...] = ()
     id: str = ""
     where: str = ""
+
+
+class TextPair(_Fields, base.Example):
+    """A source text and its targets. Training uses the first; scores use the best of all."""
+
+    __slots__ = ()
 
     SUFFIXES = (".jsonl", ".tsv")
     LISTS = ("targets",)
@@ -62,18 +66,6 @@ class TextPair(NamedTuple):
         return cls(readers.text(record, source), tuple(targets), name, record.where)
 
     @classmethod
-    def has_columns(cls, path: str) -> bool:
-        """Returns True: a file has named columns unless it has one text per line."""
-        del path
-        return True
-
-    @classmethod
-    def for_prediction(cls, task: task_lib.Task, *, any_texts: bool) -> task_lib.Task:
-        """Returns the task unchanged."""
-        del any_texts
-        return task
-
-    @classmethod
     def from_input(cls, given: Any) -> Self:
         """Returns the example of a text or a dict of fields."""
         return cls(given) if isinstance(given, str) else cls(**given)
@@ -86,21 +78,9 @@ class TextPair(NamedTuple):
         """Returns the example without its targets."""
         return self._replace(targets=())
 
-    def class_name(self) -> str:
-        """Returns "": a target is no class."""
-        return ""
-
-    def classes(self) -> Collection[str]:
-        """Returns nothing: a target is no class."""
-        return ()
-
     def all_texts(self) -> list[str]:
         """Returns the source."""
         return [self.source]
-
-    def num_texts(self) -> int | None:
-        """Returns None: there is always one source."""
-        return None
 
     def group(self) -> Hashable:
         """Returns the source."""

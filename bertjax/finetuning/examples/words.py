@@ -13,21 +13,25 @@ from typing import Any, NamedTuple, Self
 
 from bertjax import errors
 from bertjax.finetuning import task as task_lib
-from bertjax.finetuning.examples import conll, readers
+from bertjax.finetuning.examples import base, conll, readers
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
-class Words(NamedTuple):
+class _Fields(NamedTuple):
+    words: tuple[str, ...]
+    tags: tuple[str, ...] | None = None
+    where: str = ""
+    text: str = ""
+
+
+class Words(_Fields, base.Example):
     """A sentence split into words, and a tag for each word, in the BIO2 scheme or any other.
 
     text: the raw text that the words come from; "" if the file has only the words.
     """
 
-    words: tuple[str, ...]
-    tags: tuple[str, ...] | None = None
-    where: str = ""
-    text: str = ""
+    __slots__ = ()
 
     SUFFIXES = (".conll", ".iob2", ".bio", ".txt", ".tsv", ".jsonl")
     LISTS = ("words", "tags")
@@ -127,12 +131,6 @@ class Words(NamedTuple):
         return readers.has_fields(path)
 
     @classmethod
-    def for_prediction(cls, task: task_lib.Task, *, any_texts: bool) -> task_lib.Task:
-        """Returns the task unchanged."""
-        del any_texts
-        return task
-
-    @classmethod
     def from_input(cls, given: Any) -> Self:
         """Returns the example of a text or a dict of fields."""
         return cls.cut(given) if isinstance(given, str) else cls(**given)
@@ -145,10 +143,6 @@ class Words(NamedTuple):
         """Returns the example without its tags."""
         return self._replace(tags=None)
 
-    def class_name(self) -> str:
-        """Returns "": a sentence has no class of its own."""
-        return ""
-
     def classes(self) -> Collection[str]:
         """Returns the different tags."""
         return set(self.tags or ())
@@ -156,10 +150,6 @@ class Words(NamedTuple):
     def all_texts(self) -> list[str]:
         """Returns the words as one text."""
         return [" ".join(self.words)]
-
-    def num_texts(self) -> int | None:
-        """Returns None: there is always one text."""
-        return None
 
     def group(self) -> Hashable:
         """Returns the words."""
