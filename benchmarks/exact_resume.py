@@ -1,10 +1,12 @@
 """Kills a run at random moments and compares its final state with that of an undisturbed run.
 
     python benchmarks/exact_resume.py --data=prepared/ [--kills=10] [--steps=200]
+    python benchmarks/exact_resume.py --model=run/ --task=sst2 --data=glue/SST-2/ [--kills=10]
 
-Each kill is SIGKILL to the whole process group at a random moment after the start, while the run
-imports, compiles, trains or saves. The parameters, the optimizer's moments and the metrics of the
-last step must be equal bit for bit. Exits with 1 if they are not.
+With --model it is a fine-tuning. Each kill is SIGKILL to the whole process group at a random moment
+after the start, while the run imports, compiles, trains or saves; with --sigterm every second one
+is SIGTERM. The parameters, the optimizer's moments and the metrics must be equal bit for bit; of a
+fine-tuning, the model, its scores and its curve. Exits with 1 if they are not.
 """
 
 import argparse
@@ -24,11 +26,19 @@ import numpy as np
 
 from bertjax import checkpoint, experiment, run_log, sharding
 from bertjax import config as config_lib
+from bertjax.artifact import artifact
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def _command(flags: argparse.Namespace, workdir: pathlib.Path) -> list[str]:
+    if flags.model:
+        return [
+            sys.executable, "-m", "bertjax", "finetune", f"--model={flags.model}",
+            f"--task={flags.task}", f"--data={flags.data}", f"--output={workdir}", "--lr=1e-4",
+            "--config.num_epochs=2", "--config.checkpoint_every=5", "--config.log_every=1",
+            f"--config.data.max_train={16 * flags.steps}", "--config.max_length=32",
+        ]  # fmt: skip
     return [
         sys.executable, "-m", "bertjax", "pretrain", f"--config={ROOT}/configs/bert_tiny.py:smoke",
         f"--workdir={workdir}", f"--config.data.path={flags.data}", "--config.phase2.num_steps=0",
@@ -47,8 +57,21 @@ def state(workdir: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _end(workdir: pathlib.Path) -> dict[str, object]:
-    """Returns every array of the last checkpoint, and the last line of the metrics."""
+    """Returns every array that must be equal, and the metrics."""
+    if (workdir / "artifact").exists():
+        return _end_of_finetuning(workdir)
     return {**state(workdir), "metrics": run_log.read_metrics(workdir / "metrics.jsonl")[-1]}
+
+
+def _end_of_finetuning(output: pathlib.Path) -> dict[str, object]:
+    """Returns the arrays of the model, and the scores and curve of the run, without times."""
+    (run,) = (output / "runs").glob("*.json")
+    lines = run_log.read_metrics(run.with_suffix("") / "metrics.jsonl")
+    found = [json.loads(run.read_text()), *lines]
+    for each in found:
+        for name in ("seconds", "checksum", "tokens_per_second"):
+            each.pop(name, None)
+    return {**artifact.flatten(artifact.read(output / "artifact").params), "run": found}
 
 
 def _different(a: dict[str, object], b: dict[str, object]) -> list[str]:
@@ -59,6 +82,9 @@ def main() -> int:
     """Runs and kills, prints the comparison; returns 0 if everything is equal, else 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True)
+    parser.add_argument("--model", help="of a fine-tuning")
+    parser.add_argument("--task", default="classification", help="of a fine-tuning")
+    parser.add_argument("--sigterm", action="store_true", help="every second kill is SIGTERM")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="seed of the times of the kills")
@@ -88,12 +114,17 @@ def main() -> int:
             print(f"  end {ends}: {different or 'all equal'}", flush=True)
             shutil.rmtree(folder / "killed")
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            sent = signal.SIGTERM if flags.sigterm and killed % 2 else signal.SIGKILL
+            os.killpg(process.pid, sent)
             process.wait()
             killed += 1
-            saved = folder / "killed" / "checkpoints"
-            steps = sorted(int(p.name) for p in saved.glob("*") if p.name.isdigit())
-            print(f"  kill {killed} after {wait:.1f} s, checkpoints {steps[-3:]}", flush=True)
+            saved = (folder / "killed").glob("**/checkpoints/*")
+            steps = sorted(int(p.name) for p in saved if p.name.isdigit())
+            print(
+                f"  {sent.name} {killed} after {wait:.1f} s, exit code {process.returncode}, "
+                f"checkpoints {steps[-3:]}",
+                flush=True,
+            )
     print(f"{killed} kills, {ends} ends, {len(whole)} arrays and the last metrics compared bit for "
           f"bit at each: {unequal} differ")  # fmt: skip
     shutil.rmtree(folder)
