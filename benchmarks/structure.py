@@ -5,8 +5,9 @@
 Prints for the checkout: files and code lines; rooms (folders and top-level modules), the arrows
 between them (imports at any level) and the circles among those; and, of each traced path, the
 files, functions and code lines of the package that ran; the hops: pairs of functions in different
-files of which one called the other; and how often that happened (calls). Lines without docstrings, comments and blanks are
-code. The paths run through the command line, on a made-up text, in one process each:
+files of which one called the other; and how often that happened (calls). Lines without docstrings,
+comments and blanks are code. The paths run through the command line, on a made-up text, in one
+process each:
 
     pretrain   prepare (one worker), then two steps of a small BERT
     finetune   a TSV file, strategy full, one epoch

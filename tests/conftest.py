@@ -30,11 +30,7 @@ import pytest  # noqa: E402
 
 from tests.helpers import slow_tests  # noqa: E402
 
-EXACT_RANKS = (
-    "tests/models/", "tests/objectives/", "tests/finetuning/kinds/", "tests/finetuning/strategies/",
-    "tests/test_step.py", "tests/test_optimizer", "tests/test_metrics.py", "tests/test_sharding.py",
-)  # fmt: skip
-
+jax.config.update("jax_numpy_rank_promotion", "raise")  # axes added in silence hide wrong shapes
 
 def pytest_addoption(parser):
     slow_tests.add_options(parser)
@@ -48,13 +44,6 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     slow_tests.mark(items)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_axes_added_in_silence(request):
-    # They hide wrong shapes.
-    exact = request.node.nodeid.startswith(EXACT_RANKS)
-    jax.config.update("jax_numpy_rank_promotion", "raise" if exact else "allow")
 
 
 @pytest.fixture(scope="module", autouse=True)
