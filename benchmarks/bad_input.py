@@ -67,7 +67,7 @@ CASES = dict(
         lines("no label", TRAIN + "a film\t\n", TRAIN, 2, "train.tsv:10"),
         lines("no rows", "sentence\tlabel\n", TRAIN, 2, "train.tsv"),
         lines("not text", TRAIN + "a \0 film\tgood\n", TRAIN, 2, "train.tsv:10"),
-        lines("10,000 words", TRAIN + f"{LONG}\tgood\n" * 3, TRAIN, 0, "lose text"),
+        lines("10,000 words", TRAIN + f"{LONG}\tgood\n" * 3, TRAIN, 0, "are cut after"),
         lines("dev text in train", TRAIN, TRAIN, 0, "are in train too"),
         lines("BIO error", ENTITIES + "Rome\tI-LOC\n", ENTITIES, 2, "train.conll:21", "ner"),
         lines("no entity's tag", ENTITIES + "Rome\tX-LOC\n", ENTITIES, 2, "train.conll:21", "ner"),

@@ -55,7 +55,7 @@ def overlap(train: Sequence[Example], other: Sequence[Example], split: str) -> l
         return []
     return [
         f"{len(shared)} of {len(other)} examples of {split} ({len(shared) / len(other):.1%}) are "
-        f"in train too, the first at {shared[0].where}: their scores say nothing of new text"
+        f"in train too, the first at {shared[0].where}: their scores say little about new text"
     ]
 
 
@@ -72,8 +72,8 @@ def labels(train: Sequence[Example], names: Sequence[str], *, weigh: bool = Fals
     result = []
     if len(counts) > max(len(found) / 2, SKEW):
         result.append(
-            f"train has {len(counts):,} different labels in {len(found):,} examples: is the label "
-            "in its own column?"
+            f"train has {len(counts):,} different labels in {len(found):,} examples: check "
+            "that the label has its own column"
         )
     if absent:
         shown = errors.several(map(repr, absent))
@@ -85,7 +85,7 @@ def labels(train: Sequence[Example], names: Sequence[str], *, weigh: bool = Fals
     if many > SKEW * few:
         result.append(
             f"labels are skewed: train has {many} of {most!r} and {few} of {least!r}; accuracy "
-            "hides the rare ones: look at macro_f1"
+            "says little about rare labels: look at macro_f1"
             + ", or set --config.kind.class_weights=true" * weigh
         )
     return result
@@ -109,15 +109,15 @@ def truncation(
         return []
     if question_length:
         return [
-            f"{share:.1%} of the questions of {split} lose their end behind {question_length} "
+            f"{share:.1%} of the questions of {split} are cut after {question_length} "
             "tokens: raise --config.kind.max_query_length"
         ]
     keys = ["max_length"] * (lengths.length != most)
     keys += ["kind.max_target_length"] * bool(lengths.target_length)
     raise_it = f": raise --config.{' or --config.'.join(keys)}" if keys else ""
     target = lengths.target_length
-    behind = f"{lengths.length} tokens" + f", or of their target behind {target}" * bool(target)
-    return [f"{share:.1%} of the examples of {split} lose text behind {behind}{raise_it}"]
+    behind = f"{lengths.length} tokens" + f", or targets after {target}" * bool(target)
+    return [f"{share:.1%} of the examples of {split} are cut after {behind}{raise_it}"]
 
 
 def unread(truncated: np.ndarray, task_type: base.TaskType) -> list[str]:
@@ -125,11 +125,11 @@ def unread(truncated: np.ndarray, task_type: base.TaskType) -> list[str]:
     count = int(np.sum(truncated))
     if not count:
         return []
-    lost, read = "text", f"rows of {task_type.lengths.length}"
+    lost, read = "inputs", f"{task_type.lengths.length}"
     if task_type.question_length:
-        lost, read = "the end of their question", f"questions of {task_type.question_length}"
+        lost, read = "questions", f"{task_type.question_length}"
     return [
-        f"{count:,} of {len(truncated):,} examples lose {lost}: the model was fine-tuned to read "
+        f"{count:,} of {len(truncated):,} {lost} are cut: the model was fine-tuned on at most "
         f"{read} tokens"
     ]
 
@@ -145,14 +145,14 @@ def results(
     """
     found = []
     if len(means) > 1 and len(set(means.values())) == 1:
-        found.append("all rates score the same on dev: nothing tells which is better")
+        found.append("all rates have the same score on dev, so none of them is the best")
     elif len(means) > 1 and chosen == max(means):
-        found.append(f"the best rate, {chosen:g}, is the highest that was tried: try higher ones")
+        found.append(f"the best rate, {chosen:g}, is the highest one tried: try higher rates")
     answers = {str(each["label"]) for each in predictions if "label" in each}
     if len(answers) == 1 < len(predictions):
         found.append(
-            f"every answer on dev is {answers.pop()!r}: nothing was learned; try higher rates or "
-            "more epochs"
+            f"every prediction on dev is {answers.pop()!r}: the model learned nothing; try higher "
+            "rates or more epochs"
         )
     return found
 
@@ -167,8 +167,8 @@ def quotes(train: Sequence[Example]) -> list[str]:
     if share <= QUOTED:
         return []
     return [
-        f"{share:.0%} of the examples of train have a text in quotation marks, which are read as a "
-        "part of it: TSV has no quoting"
+        f"{share:.0%} of the examples of train have a text in quotation marks, which are read as "
+        "part of the text: TSV has no quoting"
     ]
 
 
@@ -183,17 +183,17 @@ def tokens(train: Sequence[Example], tokenizer: tokenizer_lib.Tokenizer) -> list
     if share > UNKNOWN:
         lowered = _unknown([text.lower() for text in texts], tokenizer)
         why = (
-            "in lower case they are known: the vocabulary is uncased, the tokenizer is not"
+            "lower-cased they are known, so the vocabulary is uncased and the tokenizer is not"
             if lowered < share / 2
-            else "is it of another language, or another checkpoint's?"
+            else "check that the tokenizer is the checkpoint's own and of the right language"
         )
         result.append(f"{share:.1%} of the tokens of train are unknown to the tokenizer: {why}")
     if isinstance(train[0], examples_lib.Words) and any(map(_is_entity, train)):
         upper, lower = tokenizer.encode_batch(["Paris", "paris"])
         if upper == lower and any(text != text.lower() for text in texts):
             result.append(
-                "the tokenizer is uncased, and capital letters tell names: the field takes a "
-                "cased checkpoint for entities (Devlin et al., arXiv 1810.04805, section 5.3)"
+                "the tokenizer is uncased, and capital letters mark names: a cased checkpoint is "
+                "usual for entities (Devlin et al., arXiv 1810.04805, section 5.3)"
             )
     return result
 
@@ -203,8 +203,8 @@ def table(tokenizer: tokenizer_lib.Tokenizer, rows: int) -> list[str]:
     if rows - tokenizer.size <= SPARE:
         return []
     return [
-        f"the tokenizer has {tokenizer.size:,} pieces and the model embeddings of {rows:,}: is it "
-        "another checkpoint's?"
+        f"the tokenizer has {tokenizer.size:,} pieces and the model has {rows:,} embeddings: check "
+        "that the tokenizer is the checkpoint's own"
     ]
 
 

@@ -82,8 +82,8 @@ def _heads(
     unknown = set(heads) - {*module.HEADS, "pooler"}
     if unknown:
         raise errors.UserError(
-            f"a {source.family} has no head {', '.join(sorted(unknown))}: take a task of text to "
-            "text for it, or an encoder for this one"
+            f"a {source.family} has no head {', '.join(sorted(unknown))}: choose a text-to-text "
+            "task for this model, or an encoder for this task"
         )
     wanted = set(heads)
     if "classifier" in heads and module.Model.layouts["classifier"].pooled:

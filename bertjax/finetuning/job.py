@@ -371,8 +371,8 @@ def _keep_features(made: Job) -> tuple[str, ...]:
     size, most = feature_cache.size(made.head, made.model, own), feature_cache.MOST
     if size > most:
         return (
-            f"what the head reads takes {size / 2**30:,.1f} GiB, and {most / 2**30:g} "
-            "are kept at most: every step computes it again",
+            f"the encoder's features take {size / 2**30:,.1f} GiB, more than the {most / 2**30:g} "
+            "GiB that are cached: every step computes them again",
         )
     step = jax.jit(feature_cache.step(made.task_type, made.model, made.head))
     params = _put(made.mesh, made.first)

@@ -107,10 +107,10 @@ class Folder:
         file = self._file(learning_rate, seed, "json")
         if not file.exists():
             return None
-        again = "remove it, and it is trained again"
+        again = "remove the file to train the run again"
         run = schema.read(file, training.Run, again)
         if not 0 <= run.best < len(run.evaluations) or run.main not in run.dev:
-            raise errors.UserError(f"{file}: has no best evaluation; {again}")
+            raise errors.UserError(f"{file}: contains no best evaluation; {again}")
         return run
 
     def left_out(self, rates: Sequence[float], seeds: Sequence[int]) -> list[tuple[float, int]]:
@@ -174,13 +174,13 @@ class Folder:
 
         Raises UserError for a line without one.
         """
-        file, again = self._predictions(split), "remove it, and it is written again"
+        file, again = self._predictions(split), "remove the file to have it written again"
         found = []
         for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
             if line:
                 prediction = schema.parse(line, file, again, number=number).get("prediction")
                 if not isinstance(prediction, dict):
-                    raise errors.UserError(f"{file}:{number}: has no prediction; {again}")
+                    raise errors.UserError(f"{file}:{number}: contains no prediction; {again}")
                 found.append(prediction)
         return found
 
@@ -189,7 +189,7 @@ class Folder:
         file = self.path / REPORT
         if not (file.exists() and (self.path / ARTIFACT).exists()):
             return False
-        best = schema.read(file, _Report, "remove it, and it is written again").best
+        best = schema.read(file, _Report, "remove the file to have it written again").best
         same = (best.learning_rate, best.seed) == (run.learning_rate, run.seed)
         return same and all(self._predictions(split).exists() for split in splits)
 
@@ -245,7 +245,8 @@ def _check_own(path: pathlib.Path) -> None:
     there = [name for name in own if (path / name).exists()]
     if there and not (path / CONFIG).exists():
         raise errors.UserError(
-            f"{path}: holds {', '.join(there)}, which would be lost; give another --output"
+            f"{path}: contains {', '.join(there)}, which would be "
+            "overwritten; give another --output"
         )
 
 

@@ -50,7 +50,7 @@ def read(config: ml_collections.ConfigDict, source: artifact.Artifact) -> Labell
     found = plugins.family(source.family).KIND
     if found not in task_type.model_kinds:
         raise errors.UserError(
-            f"config.task = {config.task!r} is for models of the kind "
+            f"config.task = {config.task!r} needs a model of the kind "
             f"{' or '.join(task_type.model_kinds)}, and config.model = {config.model} is a "
             f"{source.family}, of the kind {found}"
         )

@@ -119,11 +119,11 @@ def make(
     config.data.update({split: os.fspath(path) for split, path in files.items() if path})
     for key, value in values.items():
         if key == "task":
-            raise errors.UserError(f"config.task = {value}: the task is given by --task={value}")
+            raise errors.UserError(f"config.task = {value}: give the task as --task={value}")
         if key.split(".")[-1] in ("lr", "learning_rate"):
-            raise errors.UserError(f"config.{key}: rates are given by --lr={value}")
+            raise errors.UserError(f"config.{key}: give the learning rates as --lr={value}")
         if key in FORMER_KEYS:
-            errors.tell(f"warning: config.{key} does nothing any more: {FORMER_KEYS[key]}")
+            errors.tell(f"warning: config.{key} no longer has an effect: {FORMER_KEYS[key]}")
             continue
         if key == "learning_rates":
             config.learning_rates = rates(value)
@@ -176,10 +176,10 @@ def validate(config: ConfigDict) -> None:
     check(config.head_rate_factor > 0, "head_rate_factor", "above 0")
     check(0 <= config.optimizer.warmup_rate < 1, "optimizer.warmup_rate", "in [0, 1)")
     check(config.optimizer.schedule != "wsd", "optimizer.schedule",
-          "another one: wsd is for a run that will go on")  # fmt: skip
+          "a schedule that decays to its end: wsd does not decay")  # fmt: skip
     check(config.dtype in ("auto", "float32", "bfloat16"), "dtype", "auto, float32 or bfloat16")
     check(config.attention in ("xla", "cudnn"), "attention",
-          "xla or cudnn; splash needs lengths in multiples of 128, as batches here seldom have")
+          "xla or cudnn; splash needs lengths that are multiples of 128")
     check(config.remat in layers.REMAT_POLICIES, "remat", ", ".join(layers.REMAT_POLICIES))
     sharding.parse_mesh(config.mesh)
     optimizer.validate(run_optimizer(config, 1e-5, 1000), 1000)
@@ -229,12 +229,12 @@ def guard_rails(config: ConfigDict, model_kind: str) -> list[str]:
     field = _field(model_kind)
     if config.strategy.name in ("full", "layerwise", "gradual") and highest > field.risky:
         found.append(
-            f"a rate of {highest:g} for the whole model: above {field.risky:g} what was pretrained "
-            f"is often lost; the field takes {field.usual}"
+            f"learning rate {highest:g} for the whole model: rates above {field.risky:g} often "
+            f"destroy the pretrained weights; usual rates are {field.usual}"
         )
     if config.num_epochs > 10:
         found.append(
-            f"{config.num_epochs} epochs: the field takes 2 to 4; more than 10 mostly overfit, "
-            "unless config.early_stopping ends them"
+            f"{config.num_epochs} epochs: 2 to 4 are usual, and more than 10 mostly overfit unless "
+            "config.early_stopping ends the run"
         )
     return found

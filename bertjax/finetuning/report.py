@@ -115,7 +115,7 @@ def table(content: Mapping[str, Any]) -> str:
         lines += ["", note]
     others = [split for split in content["splits"] if split != "dev"]
     header = " | ".join(["rate", "seed", f"best dev {main}", "after epoch", *others, "seconds"])
-    lines += ["", "All runs; the first of a call waits for compilation:", ""]
+    lines += ["", "All runs (the first one of a call includes the compilation):", ""]
     lines += [f"| {header} |", "|---:" * (5 + len(others)) + "|"]
     for run in content["runs"]:
         scores = run["scores"]

@@ -75,7 +75,7 @@ def finetune(
         left_out = out.left_out(config.learning_rates, seeds)
         if left_out:
             names = errors.several(f"rate {rate:g} seed {seed}" for rate, seed in left_out)
-            tell(f"finished runs that --lr and --seeds leave out, and are not compared: {names}")
+            tell(f"finished runs that --lr and --seeds leave out are not compared: {names}")
         for line in progress.lines(header(job, config, mesh, out, missing), before=errors.BEFORE):
             tell(line)
         train = Trainer(job, out, tell)
@@ -94,7 +94,7 @@ def finetune(
 
         late = [
             f"rate {run.learning_rate:g}, seed {run.seed}: {run.skipped} of {job.num_steps} "
-            "steps were not finite and changed nothing; lower the rate"
+            "steps were not finite and were skipped; lower the rate"
             for run in itertools.chain.from_iterable(runs.values())
             if run.skipped
         ]
@@ -143,7 +143,7 @@ def header(
     They give the model, devices, strategy, task, examples, runs and output folder.
     """
     sizes = ", ".join(f"{split} {len(own):,}" for split, own in job.examples.items())
-    cut = "" if config.data.dev else f", dev being {config.data.dev_fraction:g} of train"
+    cut = "" if config.data.dev else f" (dev is {config.data.dev_fraction:g} of train)"
     rates = ", ".join(f"{rate:g}" for rate in missing)
     count = sum(map(len, missing.values()))
     return {
@@ -153,7 +153,7 @@ def header(
         "strategy": report.what_moves(config.strategy.name, job.counts, job.memory),
         "task": config.task,
         "examples": sizes + cut,
-        "runs": f"{count}, of {job.num_steps:,} steps, at rates {rates}; the first one compiles"
+        "runs": f"{count}, of {job.num_steps:,} steps, at rates {rates}; the first run compiles"
         if count
         else "all are finished",
         "writes to": os.fspath(out.path),
@@ -197,14 +197,14 @@ def finish(
     again = trained is None  # an earlier call had another best run
     if again:
         what = f"rate {run.learning_rate:g}, seed {run.seed}"
-        tell(f"{what}: trained again for its scores, since its parameters were not kept")
+        tell(f"{what}: trained again to score it, because its parameters were not kept")
         _, trained = train(run.learning_rate, run.seed)
     placed = job.place_trained(trained)
     task_type, found, dev = job.on_dev(placed)
     if again and not math.isclose(dev[run.main], run.score, abs_tol=0.01):
         tell(
             f"warning: {what}: dev {run.main} is {dev[run.main]:.2f} now and was {run.score:.2f}: "
-            "on another machine or mesh; what is scored now is the model of now"
+            "another machine or mesh gives slightly other numbers; the new model is scored"
         )
     predictions = {"dev": found}
     for split in others if is_best else scored:

@@ -20,7 +20,7 @@ def library(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise errors.UserError(
-            f"{name.partition('.')[0]} is not installed, which this needs: "
+            f"{name.partition('.')[0]} is not installed and is needed to compute the scores: "
             "pip install 'bertjax[eval]'"
         ) from error
 

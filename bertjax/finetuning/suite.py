@@ -77,7 +77,7 @@ def run(
     if not configs:
         name, why = next(iter(absent.items()))
         raise errors.UserError(
-            f"--data={data}: has the files of none of the suite's tasks; of {name}: {why}"
+            f"--data={data}: contains the files of no task of the suite; for example {name}: {why}"
         )
     backend.configure(next(iter(configs.values())).dtype)  # once, before the first device
     reports: dict[str, Mapping[str, Any]] = {}

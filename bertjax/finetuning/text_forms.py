@@ -80,8 +80,8 @@ def entities(example: types.Words) -> list[Entity]:
             found[-1][1].append(one)
         elif tag != "O":
             raise errors.UserError(
-                f"{example.where}: tag {tag!r} is not O, B-TYPE or I-TYPE, and only entities are "
-                "put in words; take a model with an encoder for tags"
+                f"{example.where}: tag {tag!r} is not O, B-TYPE or I-TYPE, and text-to-text "
+                "writes entities only; choose a model with an encoder for other tags"
             )
         running = name
     return [(name, " ".join(words)) for name, words in found]
@@ -117,7 +117,8 @@ def _of_choice(example: types.Choice) -> str:
     letters = string.ascii_lowercase
     if len(example.choices) > len(letters):
         raise errors.UserError(
-            f"{example.where}: {len(example.choices)} choices, at most {len(letters)} have a letter"
+            f"{example.where}: {len(example.choices)} choices; give at most {len(letters)}, one "
+            "per letter"
         )
     listed = [f"({a}) {text}" for a, text in zip(letters, example.choices, strict=False)]
     return " ".join([example.context, *listed])

@@ -73,7 +73,7 @@ class Form:
         taken += self._target_length * (self._reader != "encoder")
         if length <= taken:
             raise errors.UserError(
-                f"config.max_length = {length}: leaves no room for a source beside {taken} other "
+                f"config.max_length = {length} leaves no room for the source beside {taken} other "
                 "tokens; raise it or lower config.kind.max_target_length"
             )
         return length - taken

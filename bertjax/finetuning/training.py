@@ -134,7 +134,7 @@ def train(
             run = schema.typed(meta["run"], Run, checkpoints.folder, "remove it")
             seconds, unlogged = meta["seconds"], meta[step_log.UNLOGGED]
             losses = _Losses(*meta["losses"])
-            tell(f"{name}: goes on from step {int(state.step):,} of {job.num_steps:,}")
+            tell(f"{name}: resumes from step {int(state.step):,} of {job.num_steps:,}")
         start = int(state.step)
         tell(f"{name}: compiling the train step, {job.num_steps:,} steps")
         compiling = time.perf_counter()
@@ -193,7 +193,8 @@ def train(
             if stop.requested == "SIGINT":
                 raise errors.Interrupted
             raise errors.Preempted(
-                f"asked to stop: {name} is saved at step {step} of {job.num_steps}; start me again"
+                f"asked to stop: {name} is saved at step {step} of {job.num_steps}; start the same "
+                "command again"
             )
     return run, sharding.fetch(best)
 

@@ -283,10 +283,10 @@ def test_summaries_of_seeds():
 
 
 def test_the_task_is_no_key_of_the_config():
-    with pytest.raises(errors.UserError, match="the task is given by --task=ner"):
+    with pytest.raises(errors.UserError, match="give the task as --task=ner"):
         recipe.make("sst2", None, {}, {"task": "ner"})
     assert "task" not in keys.names()
-    with pytest.raises(errors.UserError, match=r"optimizer\.lr: rates are given by --lr=1e-4"):
+    with pytest.raises(errors.UserError, match=r"optimizer\.lr: give the learning rates as --lr=1e-4"):
         recipe.make("sst2", None, {}, {"optimizer.lr": "1e-4"})
 
 

@@ -49,7 +49,7 @@ def _squad(answer, start):
         ("classification", "tsv", {"train": "text1\tlabel\na dog\tyes\n"},
          "train.tsv:2: no column 'sentence'; there are 'text1', 'label'"),
         ("classification", "tsv", {"train": GOOD, "dev": "sentence\tlabel\na dog\tmaybe\n"},
-         "dev.tsv:2: label 'maybe' is not one that is trained: no, yes"),
+         "dev.tsv:2: label 'maybe' is not one of the labels of the training data (no, yes)"),
         ("sst2", "tsv", {"train": GOOD}, "train.tsv:2: label 'yes' is not one of the task sst2"),
         ("classification", "tsv", {"train": GOOD + " \tyes\n"},
          "train.tsv:4: the text of 'sentence' is empty"),
@@ -83,7 +83,7 @@ def test_what_is_only_suspicious_is_warned_of_and_trained_on(finetune, tmp_path)
     text = "\n".join(line for line in lines if "warning" in line)
     assert "1 of 2 labels never occur in the " in text and "learned: 'negative'" in text
     assert f"1 of 2 examples of dev (50.0%) are in train too, the first at {tmp_path}" in text
-    assert "50.0% of the examples of train lose text behind 16 tokens" in text
+    assert "50.0% of the examples of train are cut after 16 tokens" in text
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["labels"] == ["negative", "positive"] and len(report["warnings"]) >= 3
 

@@ -25,7 +25,7 @@ def root(tmp_path_factory):
 
 def test_the_report_tells_what_moves_and_what_never_does(root):
     report = json.loads((root / "out" / "report.json").read_text())
-    assert any("the embeddings never move" in line for line in report["warnings"])
+    assert any("the embeddings are never trained" in line for line in report["warnings"])
     counts = report["parameters"]
     said = f"Strategy gradual: {counts['trained']:,} of {counts['total']:,} parameters are trained"
     table = (root / "out" / "report.md").read_text()
@@ -48,7 +48,7 @@ def test_transformers_reads_as_much_of_a_text_and_says_the_same(root, capsys):
         words = ["predict", f"--model={root / name}", f"--data={root / 'long.txt'}"]
         assert command_line.main(words) == 0
         captured = capsys.readouterr()
-        assert "1 of 1 examples lose text: " in captured.err and "of 12 tokens" in captured.err
+        assert "1 of 1 inputs are cut: " in captured.err and "at most 12 tokens" in captured.err
         ours = json.loads(captured.out)["prediction"]["probabilities"]
         assert ours == pytest.approx(theirs, abs=1e-5)
 

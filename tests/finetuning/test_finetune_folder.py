@@ -83,7 +83,7 @@ def test_what_has_no_labels_is_answered_by_the_best_seed_alone(root, tmp_path, m
 def test_a_folder_of_something_else_is_left_alone(root, tmp_path):
     (tmp_path / "out" / "predictions").mkdir(parents=True)
     (tmp_path / "out" / "report.md").write_text("mine")
-    with pytest.raises(errors.UserError, match=r"holds predictions, report\.md, which would"):
+    with pytest.raises(errors.UserError, match=r"contains predictions, report\.md, which would"):
         run.finetune(_config(root), tmp_path / "out")
     assert (tmp_path / "out" / "report.md").read_text() == "mine"
     assert not (tmp_path / "out" / "config.json").exists()
@@ -94,7 +94,7 @@ def test_what_will_be_trained_and_what_is_left_out_is_told(root, tmp_path):
     run.finetune(_config(root, learning_rates="1e-3"), tmp_path / "out", told.append)
     assert "examples    train 24, dev 8, test 8" in told
     assert any(line.startswith("strategy    full: ") for line in told)
-    assert "runs        1, of 3 steps, at rates 0.001; the first one compiles" in told
+    assert "runs        1, of 3 steps, at rates 0.001; the first run compiles" in told
     for label in ("model ", "devices ", "task ", "writes to "):
         assert any(line.startswith(label) for line in told)
     rows = [line for line in told if line.startswith(("strategy", " "))]
@@ -140,7 +140,7 @@ def test_what_is_trained_again_for_a_new_test_file_is_told(root, tmp_path):
     without.data.test = ""
     run.finetune(without, tmp_path / "out")
     found = run.finetune(_config(root, seeds=2), tmp_path / "out", told.append)
-    again = [line for line in told if "trained again for its scores" in line]
+    again = [line for line in told if "trained again to score it" in line]
     assert len(again) == 2 and not any("warning: rate" in line for line in told)
     assert len(found.report["splits"]["test"]["accuracy"]["values"]) == 2
 
@@ -179,7 +179,7 @@ def test_what_only_the_cut_of_dev_needs_is_not_written():
 @pytest.mark.parametrize(
     ("line", "expected"),
     [("[" * 2_000, "is nested more than"), ('{"prediction": ' + "9" * 5_000 + "}", "is not JSON"),
-     ('{"example": {}}', "has no prediction"), ('{"prediction": [0]}', "has no prediction")],
+     ('{"example": {}}', "contains no prediction"), ('{"prediction": [0]}', "contains no prediction")],
 )  # fmt: skip
 def test_a_damaged_line_of_predictions_is_named(tmp_path, line, expected):
     out = object.__new__(output_folder.Folder)
@@ -190,7 +190,7 @@ def test_a_damaged_line_of_predictions_is_named(tmp_path, line, expected):
     with pytest.raises(errors.UserError) as caught:
         out.predictions("dev")
     assert f"{file}:2: {expected}" in str(caught.value)
-    assert "remove it, and it is written again" in str(caught.value)
+    assert "remove the file to have it written again" in str(caught.value)
 
 
 @pytest.mark.parametrize("done", [0, 1])

@@ -74,7 +74,7 @@ def test_killed_at_any_step_it_ends_bit_equal(root, whole, tmp_path, monkeypatch
     told = []
     run.finetune(_config(root), tmp_path / "out", told.append)
     newest = (steps[-1] - 1) // 5 * 5
-    goes_on = f"rate 0.01, seed 0: goes on from step {newest} of {STEPS}"
+    goes_on = f"rate 0.01, seed 0: resumes from step {newest} of {STEPS}"
     assert (goes_on in told) == (newest > 0)
     assert _content(tmp_path / "out") == _content(whole)
 
@@ -138,5 +138,5 @@ def test_a_key_of_earlier_versions_is_accepted(root, tmp_path, capsys):
     words += [f"--output={tmp_path / 'out'}", "--config.num_epochs=0"]
     assert command_line.main([*words, "--config.seeds_at_once=2"]) == 2
     err = capsys.readouterr().err
-    assert "config.seeds_at_once does nothing any more: seeds are trained one after" in err
+    assert "config.seeds_at_once no longer has an effect: seeds are trained one after" in err
     assert "config.num_epochs = 0" in err

@@ -149,7 +149,7 @@ def test_vectors_of_texts_that_match(root, tmp_path, capsys):
     assert vector == [float(f"{x:.6g}") for x in loaded.predict("the dog ran")["vector"]]
     assert loaded.encode("the dog ran", normalize=True)[0] == pytest.approx(vector, abs=1e-5)
     loaded.predict("the dog ran home " * 20)
-    assert "1 of 1 examples lose text: the model" in capsys.readouterr().err
+    assert "1 of 1 inputs are cut: the model" in capsys.readouterr().err
     loaded.task_type = dataclasses.replace(loaded.task_type, prompt_ids=(5,))
     with pytest.raises(errors.UserError, match="behind a trained prompt: take those of `predict`"):
         loaded.encode("the dog ran")

@@ -69,7 +69,7 @@ def config_of(config: Mapping[str, Any]) -> Any:
     knobs = {key: value for key, value in config.items() if key != "name"}
     if knobs.keys() != {field.name for field in dataclasses.fields(module.Config)}:
         raise errors.UserError(
-            f"config.strategy.name = {config['name']!r}: the other keys are of another strategy"
+            f"config.strategy.name = {config['name']!r}: the other keys belong to another strategy"
         )
     return module.Config(**knobs)
 

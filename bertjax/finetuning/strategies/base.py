@@ -111,7 +111,8 @@ class Strategy(abc.ABC):
 
     def needs(self, found: bool, what: str) -> None:
         """Raises UserError that the model has no `what` to train, unless `found`."""
-        errors.check(found, "strategy.name", self.name, f"another one: the model has no {what}")
+        allowed = f"another strategy: the model has no {what}"
+        errors.check(found, "strategy.name", self.name, allowed)
 
 
 def heights(path: str, shape: tuple[int, ...], num_layers: int) -> np.ndarray:

@@ -42,7 +42,7 @@ class Strategy(full.Strategy):
             return []
         layers = f" and the lowest {lowest} of {num_layers} layers" * (lowest > 0)
         return [
-            f"strategy gradual: the embeddings{layers} never move, for the epochs are too few: "
+            f"strategy gradual: the embeddings{layers} are never trained in so few epochs: "
             "raise --config.strategy.layers_per_epoch or --config.num_epochs"
         ]
 

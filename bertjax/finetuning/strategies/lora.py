@@ -71,7 +71,7 @@ class Strategy(base.Strategy):
             there.issuperset(self.config.names),
             "strategy.targets",
             self.config.targets,
-            f"some of {', '.join(n for n in KERNELS if n in there)}, which the model's layers have",
+            f"some of the model's kernels, {', '.join(n for n in KERNELS if n in there)}",
         )
         chosen = [path for path in flat if path.split("/")[-2] in self.config.names]
         new = {}

@@ -51,7 +51,7 @@ class Strategy(base.Strategy):
             if count > 0:
                 frozen[path] = stack[:count]
         errors.check(bool(trained), "strategy.frozen_layers", count,
-                     "less: nothing is left to train")  # fmt: skip
+                     "fewer, so that parameters are left to train")  # fmt: skip
         return artifact.unflatten(trained), artifact.unflatten(frozen)
 
     def combine(self, trained: Any, frozen: Any) -> Any:
@@ -65,5 +65,5 @@ class Strategy(base.Strategy):
             self.config.frozen_layers <= num_layers,
             "strategy.frozen_layers",
             self.config.frozen_layers,
-            f"at most {num_layers}, the layers of the {stack} (one that is used again is one)",
+            f"at most {num_layers}, the layers of the {stack} (a shared layer counts once)",
         )

@@ -33,7 +33,7 @@ def of_artifact(source: artifact.Artifact) -> base.TaskType:
     task = source.task
     if task is None:
         raise errors.UserError(
-            "this model is not fine-tuned, so it answers no task: fine-tune it with "
+            "this model is not fine-tuned for a task: fine-tune it with "
             "`bertjax finetune`"
         )
     found = load(task["kind"])

@@ -241,8 +241,8 @@ class TaskType(abc.ABC):
 def not_trained(place: str, what: str, known: Sequence[str]) -> errors.UserError:
     """Returns the error for a label or a tag that is not one of the trained ones, `known`."""
     return errors.UserError(
-        f"{place}: {what} is not one that is trained: {errors.several(known)}; correct it, or add "
-        "examples of it to the training data"
+        f"{place}: {what} is not one of the labels of the training data "
+        f"({errors.several(known)}); correct it, or add examples of it to the training data"
     )
 
 

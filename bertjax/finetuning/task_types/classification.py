@@ -69,16 +69,16 @@ class TaskType(base.TaskType):
         """
         if not self.config.regression and len(self.labels) < 2:
             raise errors.UserError(
-                f"{self.task}: {errors.several(self.labels) or 'no label'} is all that is trained: "
-                "two labels or more can be told apart"
+                f"{self.task}: the training data has {errors.several(self.labels) or 'no label'} "
+                "alone; at least two labels are needed"
             )
         known = set(self.labels)
         for example in examples:
             place = example.where or self.task
             if len(example.texts) != len(examples[0].texts):
                 raise errors.UserError(
-                    f"{place}: {len(example.texts)} texts, the first line has "
-                    f"{len(examples[0].texts)}: give each as many"
+                    f"{place}: {len(example.texts)} texts, and the first line has "
+                    f"{len(examples[0].texts)}: every line must have the same number"
                 )
             if len(example.texts) > 2:
                 raise errors.UserError(f"{place}: {len(example.texts)} texts: give one or two")

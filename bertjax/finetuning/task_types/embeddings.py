@@ -83,7 +83,7 @@ class TaskType(base.TaskType):
             if self.config.loss == "cosine" and example.label is None:
                 raise errors.UserError(
                     f"{example.where or 'train'}: no score, which config.kind.loss = 'cosine' "
-                    "learns; leave it at 'ranking' for pairs that match"
+                    "needs; for pairs that match use 'ranking'"
                 )
         return []
 

@@ -70,8 +70,8 @@ class TaskType(base.TaskType):
         for example in examples:
             if example.impossible and not self.config.impossible:
                 raise errors.UserError(
-                    f"{example.where or self.task}: has no answer in its context: take "
-                    "--task=squad_v2, or leave the question out"
+                    f"{example.where or self.task}: has no answer in its context: use "
+                    "--task=squad_v2, or remove the question"
                 )
 
     def features(self) -> dict[str, rows.Feature]:
@@ -226,7 +226,7 @@ class TaskType(base.TaskType):
         """Returns a line on the threshold that was tuned on dev, if it was."""
         if not (self.config.impossible and self.config.tune_threshold):
             return []
-        return ["Above which threshold there is no answer is chosen on dev: its F1 flatters."]
+        return ["The threshold for no answer is tuned on dev, so the F1 on dev is too high."]
 
 
 def windows(length: int, room: int, stride: int) -> Iterator[tuple[int, int]]:

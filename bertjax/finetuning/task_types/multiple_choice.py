@@ -49,7 +49,7 @@ class TaskType(base.TaskType):
                 raise errors.UserError(f"{place}: {count} choices: give two or more")
             if example.label is not None and not 0 <= example.label < count:
                 raise errors.UserError(
-                    f"{place}: label {example.label} is the number of no choice: give one of 0 to "
+                    f"{place}: label {example.label} is not the number of a choice: give 0 to "
                     f"{count - 1}"
                 )
 

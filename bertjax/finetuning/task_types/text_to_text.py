@@ -120,8 +120,8 @@ class TaskType(base.TaskType):
                 raise base.not_trained(example.where or self.task, f"label {label!r}", self.labels)
         if chooses and len(self.labels) < 2 and not isinstance(examples[0], examples_lib.Choice):
             raise errors.UserError(
-                f"{self.task}: config.kind.answer = 'choose' needs two labels or more, there are "
-                f"{len(self.labels)}; use 'write'"
+                f"{self.task}: config.kind.answer = 'choose' needs at least two labels, and there "
+                f"are {len(self.labels)}; use 'write'"
             )
 
     def features(self) -> dict[str, rows.Feature]:

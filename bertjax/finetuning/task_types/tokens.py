@@ -128,7 +128,7 @@ class TaskType(base.TaskType):
         room = self.lengths.length - form.overhead(1)
         if room < 1:
             raise errors.UserError(
-                f"config.max_length: {self.lengths.length} tokens hold no word; raise it"
+                f"config.max_length = {self.lengths.length} leaves no room for a word; raise it"
             )
         number = {tag: i for i, tag in enumerate(self.labels)}
         split = word_pieces.of_texts if self.config.encoding == "text" else word_pieces.of_words

@@ -120,7 +120,7 @@ def test_a_trained_model_is_a_plain_artifact_whose_kernels_differ_by_the_rank(tm
     ("family", "knobs", "said"),
     [
         ("bert", {"targets": "query,wi_gate"}, "targets = 'query,wi_gate': must be some of query, "
-         "key, value, out, wi, wo, which the model's layers have"),
+         "some of the model's kernels, query, key, value, out, wi, wo"),
         ("bert", {"targets": "query,keys"}, "targets = 'query,keys': must be names of query, key"),
         ("bert", {"targets": ""}, "targets = '': must be names of query"),
         ("bert", {"rank": 0}, "rank = 0: must be 1 or more"),

@@ -200,8 +200,8 @@ def test_layers_begin_to_move_at_their_epoch():
 def test_what_never_moves_is_told():
     method = strategy_runs.make("gradual")
     _, params = strategy_runs.model_of(method)  # of three layers
-    assert "the embeddings never move" in method.notes(params, 3)[0]
-    assert "the embeddings and the lowest 2 of 3 layers never move" in method.notes(params, 1)[0]
+    assert "the embeddings are never trained" in method.notes(params, 3)[0]
+    assert "embeddings and the lowest 2 of 3 layers are never trained" in method.notes(params, 1)[0]
     assert method.notes(params, 4) == strategy_runs.make("full").notes(params, 1) == []
 
 
@@ -318,7 +318,7 @@ def test_nothing_to_train_is_refused():
             "albert",
             {},
             "frozen_layers = 2: must be at most 1, the layers of the encoder "
-            "(one that is used again is one)",
+            "(a shared layer counts once)",
         ),
         ("partial", "bert", {"frozen_layers": -1}, "frozen_layers = -1: must be 0 or more"),
         ("layerwise", "bert", {"decay": 0.0}, "decay = 0.0: must be above 0 and at most 1"),
@@ -326,8 +326,8 @@ def test_nothing_to_train_is_refused():
         ("gradual", "bert", {"layers_per_epoch": 0}, "layers_per_epoch = 0: must be 1 or more"),
         ("adapters", "bert", {"adapter_size": 0}, "adapter_size = 0: must be 1 or more"),
         ("prompts", "bert", {"length": 0}, "length = 0: must be 1 or more"),
-        ("bitfit", "t5", {}, "name = 'bitfit': must be another one: the model has no biases"),
-        ("features", "t5", {}, "name = 'features': must be another one: the model has no head"),
+        ("bitfit", "t5", {}, "name = 'bitfit': must be another strategy: the model has no biases"),
+        ("features", "t5", {}, "name = 'features': must be another strategy: the model has no head"),
     ],
 )
 def test_what_cannot_be_is_refused_by_the_name_of_its_key(name, family, knobs, said):
@@ -341,5 +341,5 @@ def test_what_cannot_be_is_refused_by_the_name_of_its_key(name, family, knobs, s
 def test_unknown_names_and_knobs_are_refused():
     with pytest.raises(errors.UserError, match=r"config.strategy.name = 'Lora': must be one of ad"):
         strategies.default("Lora")
-    with pytest.raises(errors.UserError, match="'lora': the other keys are of another strategy"):
+    with pytest.raises(errors.UserError, match="'lora': the other keys belong to another strategy"):
         strategies.make({"name": "lora", **strategies.default("partial")}, encoders.FIELDS)

@@ -137,7 +137,7 @@ def test_word_without_a_piece_and_word_beyond_a_row_have_their_tag():
         assert max(len(row["input_ids"]) for row in encoded.rows) <= 10
         (found,) = _decode(config, [example], encoded, _told(encoded))
         assert tuple(found["tags"]) == example.tags and found["probabilities"] == [0.75] * 4
-    with pytest.raises(errors.UserError, match=r"config.max_length: 2 tokens hold no word"):
+    with pytest.raises(errors.UserError, match=r"config.max_length = 2 leaves no room for a word"):
         _encode(Config(), [example], length=2)
 
 
@@ -164,7 +164,7 @@ def test_unknown_tag_is_named_with_its_place():
     with pytest.raises(errors.UserError) as raised:
         bind(tokens, Config(), LABELS, task="dev.conll").check([*SENTENCES, example])
     assert str(raised.value) == (
-        "dev.conll:7: tag 'B-Z' of 'cat' is not one that is trained: O, B-X, I-X, B-Y, I-Y; "
+        "dev.conll:7: tag 'B-Z' of 'cat' is not one of the labels of the training data (O, B-X, I-X, B-Y, I-Y); "
         "correct it, or add examples of it to the training data"
     )
     bind(tokens, Config(), LABELS, task="dev.conll").check(
