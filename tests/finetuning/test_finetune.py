@@ -286,7 +286,7 @@ def test_the_task_is_no_key_of_the_config():
     with pytest.raises(errors.UserError, match="give the task as --task=ner"):
         recipe.make("sst2", None, {}, {"task": "ner"})
     assert "task" not in keys.names()
-    with pytest.raises(errors.UserError, match=r"optimizer\.lr: give the learning rates as --lr=1e-4"):
+    with pytest.raises(errors.UserError, match=r"\.lr: give the learning rates as --lr=1e-4"):
         recipe.make("sst2", None, {}, {"optimizer.lr": "1e-4"})
 
 

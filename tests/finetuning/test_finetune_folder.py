@@ -179,7 +179,7 @@ def test_what_only_the_cut_of_dev_needs_is_not_written():
 @pytest.mark.parametrize(
     ("line", "expected"),
     [("[" * 2_000, "is nested more than"), ('{"prediction": ' + "9" * 5_000 + "}", "is not JSON"),
-     ('{"example": {}}', "contains no prediction"), ('{"prediction": [0]}', "contains no prediction")],
+     ('{"example": {}}', "contains no predict"), ('{"prediction": [0]}', "contains no predict")],
 )  # fmt: skip
 def test_a_damaged_line_of_predictions_is_named(tmp_path, line, expected):
     out = object.__new__(output_folder.Folder)

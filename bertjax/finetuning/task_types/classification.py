@@ -68,9 +68,9 @@ class TaskType(base.TaskType):
         example.
         """
         if not self.config.regression and len(self.labels) < 2:
+            found = f"only the label {self.labels[0]!r}" if self.labels else "no label"
             raise errors.UserError(
-                f"{self.task}: the training data has {errors.several(self.labels) or 'no label'} "
-                "alone; at least two labels are needed"
+                f"{self.task}: the training data has {found}; at least two are needed"
             )
         known = set(self.labels)
         for example in examples:

@@ -327,7 +327,7 @@ def test_nothing_to_train_is_refused():
         ("adapters", "bert", {"adapter_size": 0}, "adapter_size = 0: must be 1 or more"),
         ("prompts", "bert", {"length": 0}, "length = 0: must be 1 or more"),
         ("bitfit", "t5", {}, "name = 'bitfit': must be another strategy: the model has no biases"),
-        ("features", "t5", {}, "name = 'features': must be another strategy: the model has no head"),
+        ("features", "t5", {}, "'features': must be another strategy: the model has no head"),
     ],
 )
 def test_what_cannot_be_is_refused_by_the_name_of_its_key(name, family, knobs, said):

@@ -120,7 +120,7 @@ def test_labels_are_in_order():
 @pytest.mark.parametrize(
     "config, line, says",
     [
-        (CONFIG, ("a", "maybe"), "dev.tsv:3: label 'maybe' is not one of the labels of the training"),
+        (CONFIG, ("a", "maybe"), "dev.tsv:3: label 'maybe' is not one of the labels of the "),
         (CONFIG, ("a", "b", "no"), "dev.tsv:3: 2 texts, the first line has 1"),
         (NUMBERS, ("a", "no"), "dev.tsv:3: label 'no' is not a number"),
         (NUMBERS, ("a", float("nan")), "is not a number"),
@@ -138,7 +138,7 @@ def test_bad_labels_are_named(config, line, says):
 
 
 def test_one_label_is_nothing_to_learn():
-    with pytest.raises(errors.UserError, match="train: the training data has no alone; at least two"):
+    with pytest.raises(errors.UserError, match="has only the label 'no'; at least two are"):
         bind(classification, CONFIG, ["no"], task="train").check(sentences(("a", "no")))
 
 

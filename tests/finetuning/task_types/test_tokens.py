@@ -164,7 +164,8 @@ def test_unknown_tag_is_named_with_its_place():
     with pytest.raises(errors.UserError) as raised:
         bind(tokens, Config(), LABELS, task="dev.conll").check([*SENTENCES, example])
     assert str(raised.value) == (
-        "dev.conll:7: tag 'B-Z' of 'cat' is not one of the labels of the training data (O, B-X, I-X, B-Y, I-Y); "
+        "dev.conll:7: tag 'B-Z' of 'cat' is not one of the labels of the training data "
+        "(O, B-X, I-X, B-Y, I-Y); "
         "correct it, or add examples of it to the training data"
     )
     bind(tokens, Config(), LABELS, task="dev.conll").check(
