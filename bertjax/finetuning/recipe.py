@@ -58,39 +58,40 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
     found = tasks.find(task)
     kind_config = task_types.load(found.kind).Config(**found.options)
     config = ConfigDict()
-    config.model = ""  # what starts: artifact, workdir, Hugging Face folder
-    config.task = task  # a name of finetuning/tasks.py
-    config.kind = ConfigDict(dataclasses.asdict(kind_config))  # how the model answers
+    config.model = ""  # model to start from: artifact, workdir or Hugging Face folder
+    config.task = task  # name of the task, see finetuning/tasks.py
+    config.kind = ConfigDict(dataclasses.asdict(kind_config))  # options of the task type
 
     config.data = ConfigDict()
     for split in splits(found):
-        config.data[split] = ""  # its file; without one of dev a part of train is held out
-    config.data.dev_fraction = 0.1  # of the examples of train, where dev has no file
-    config.data.max_train = 0  # examples, the same share of every label; 0: all
-    config.max_length = found.max_length  # tokens a row, specials included
+        config.data[split] = ""  # file of the split; without a dev file, part of train is held out
+    config.data.dev_fraction = 0.1  # share of train that is held out if dev has no file
+    config.data.max_train = 0  # training examples to use, label shares kept; 0: all
+    config.max_length = found.max_length  # tokens per row, special tokens included
 
     config.num_epochs = 3  # passes over the training data
-    config.batch_size = 32  # rows a step, over all devices
-    config.learning_rates = ()  # the best on dev is taken; (): those that suit strategy and model
+    config.batch_size = 32  # rows per step, over all devices
+    config.learning_rates = ()  # rates to try, the best on dev counts; (): the usual ones
     config.optimizer = ConfigDict(dataclasses.asdict(optimizer.Config()))
-    config.optimizer.warmup_rate = 0.1  # of the steps
+    config.optimizer.warmup_rate = 0.1  # share of the steps
     for key in ("learning_rate", "warmup_steps", "decay_steps"):
         del config.optimizer[key]  # set for each run, by its rate and length
-    config.head_rate_factor = 1.0  # times the rate, for the head
-    config.strategy = ConfigDict({"name": strategy, **strategies.default(strategy)})  # what moves
-    config.dropout_rate = -1.0  # everywhere in the model; -1: as the checkpoint has it
+    config.head_rate_factor = 1.0  # factor on the learning rate of the head
+    options = {"name": strategy, **strategies.default(strategy)}
+    config.strategy = ConfigDict(options)  # what is trained
+    config.dropout_rate = -1.0  # all dropout rates of the model; -1: those of the checkpoint
 
-    config.seeds = 1  # how many, each a run with each rate
-    config.seed = 0  # the first; decides head, order and dropout
-    config.early_stopping = 0  # evaluations without a gain before a run ends; 0: never
-    config.evals_per_epoch = 1  # on dev; the best one counts
-    config.log_every = 10  # steps from one line of a run's metrics to the next
-    config.checkpoint_every = 500  # steps; a run that is stopped goes on from the newest checkpoint
+    config.seeds = 1  # runs per learning rate, each with its own seed
+    config.seed = 0  # first seed; it determines the head, the order of examples and dropout
+    config.early_stopping = 0  # evaluations without improvement before a run ends; 0: never
+    config.evals_per_epoch = 1  # evaluations on dev per epoch; the best one counts
+    config.log_every = 10  # steps between two lines of a run's metrics
+    config.checkpoint_every = 500  # steps between two checkpoints of a run
 
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
-    config.attention = "xla"  # or a kernel: cudnn on GPUs; see models/common/kernels.py
-    config.mesh = "data:-1"  # or "fsdp:4,tensor:2", also sequence; -1: the devices that are left
+    config.attention = "xla"  # xla, or the kernel cudnn on GPUs; see models/common/kernels.py
+    config.mesh = "data:-1"  # axes data, fsdp, tensor, sequence: "fsdp:4,tensor:2"; -1: the rest
     return config.lock()
 
 

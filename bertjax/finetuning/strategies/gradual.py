@@ -22,7 +22,7 @@ from bertjax.finetuning.strategies import base, full
 class Config:
     """How many layers to unfreeze per epoch; raise it if there are fewer epochs than layers."""
 
-    layers_per_epoch: int = 1  # that join, from the top
+    layers_per_epoch: int = 1  # layers that start training per epoch, from the top
 
     def __post_init__(self):
         errors.check(self.layers_per_epoch >= 1, "strategy.layers_per_epoch",

@@ -17,7 +17,7 @@ from bertjax.finetuning.strategies import full
 class Config:
     """The paper found 0.95 best at a rate of 2e-5; ELECTRA uses 0.8 and 0.9 (arXiv 2003.10555)."""
 
-    decay: float = 0.9  # of the rate, from a layer to the one below
+    decay: float = 0.9  # factor on the learning rate from each layer to the one below
 
     def __post_init__(self):
         errors.check(0 < self.decay <= 1, "strategy.decay", self.decay, "above 0 and at most 1")

@@ -27,8 +27,8 @@ class Config:
     """Section 7.1 of the paper: at equal size, query and value together are the best targets."""
 
     rank: int = 8  # columns of A, rows of B
-    alpha: float = 16.0  # alpha / rank is the factor of A B
-    targets: str = "query,value"  # kernels of the layers, with commas between them
+    alpha: float = 16.0  # A B is scaled by alpha / rank
+    targets: str = "query,value"  # kernels of the layers, separated by commas
 
     def __post_init__(self):
         errors.check(self.rank >= 1, "strategy.rank", self.rank, "1 or more")

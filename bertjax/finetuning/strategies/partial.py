@@ -20,7 +20,7 @@ from bertjax.finetuning.strategies import base
 class Config:
     """How many bottom layers are frozen; in an encoder-decoder, in both stacks."""
 
-    frozen_layers: int = 2  # from the bottom; 0: the embeddings alone
+    frozen_layers: int = 2  # lowest layers that are not trained; 0: only the embeddings are frozen
 
     def __post_init__(self):
         errors.check(self.frozen_layers >= 0, "strategy.frozen_layers", self.frozen_layers,

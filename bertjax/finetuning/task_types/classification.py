@@ -30,8 +30,8 @@ TOP = 10  # a prediction lists the probabilities of at most this many labels
 class Config:
     """Options: labels or numbers, and class weights."""
 
-    regression: bool = False  # a number instead of a label
-    class_weights: bool = False  # rare labels count more: each label as much as any other
+    regression: bool = False  # predict a number instead of a label
+    class_weights: bool = False  # weigh the labels so that rare ones count as much as frequent ones
 
     def __post_init__(self):
         errors.check(not (self.regression and self.class_weights), "kind.class_weights",

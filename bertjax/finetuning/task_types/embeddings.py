@@ -44,9 +44,9 @@ class Config:
     """Options of the pooling and of the loss."""
 
     loss: str = "ranking"  # ranking: pairs that match; cosine: pairs with scores
-    pooling: str = "mean"  # of the last states: mean of all tokens, or cls, that of the first
-    scale: float = 20.0  # ranking: factor of the cosines, the inverse of a temperature
-    max_score: float = 5.0  # cosine: the score of a pair of one meaning; STS-B goes to 5
+    pooling: str = "mean"  # of the last hidden states: mean of all tokens, or cls, the first token
+    scale: float = 20.0  # ranking: factor of the cosines (inverse temperature)
+    max_score: float = 5.0  # cosine: the highest score of a pair; 5 in STS-B
 
     def __post_init__(self):
         def check(ok: bool, name: str, allowed: str) -> None:

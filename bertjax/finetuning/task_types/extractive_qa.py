@@ -36,13 +36,13 @@ Example = examples_lib.Question
 class Config:
     """Options of the windows and of the search for answers."""
 
-    doc_stride: int = 128  # tokens from one window to the next, at most half a window
-    max_query_length: int = 64  # tokens of a question; the rest is cut off
-    max_answer_length: int = 30  # tokens
-    n_best: int = 20  # answers that a prediction tells, and that share the probability
+    doc_stride: int = 128  # tokens between the starts of two windows, at most half a window
+    max_query_length: int = 64  # tokens of a question; longer questions are cut
+    max_answer_length: int = 30  # tokens of an answer
+    n_best: int = 20  # answers that a prediction lists, and that share the probability
     impossible: bool = False  # questions may have no answer
-    tune_threshold: bool = True  # choose null_threshold on dev, so that its F1 is best there
-    null_threshold: float = 0.0  # null odds above which there is no answer, where it is not chosen
+    tune_threshold: bool = True  # choose the null_threshold with the best F1 on dev
+    null_threshold: float = 0.0  # null odds above which there is no answer, if it is not tuned
 
     def __post_init__(self):
         for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best"):

@@ -40,15 +40,15 @@ SUMS = ("log_likelihood", "right", "tokens")  # over each target, from `outputs`
 class Config:
     """Options of the conversion to text, and of the prediction."""
 
-    prefix: str = ""  # in front of every source: "translate English to Spanish: "
-    task: str = ""  # what sentences with labels begin with; T5's form and words for tasks of GLUE
-    max_target_length: int = 64  # the most tokens of a target, its end included
-    answer: str = "write"  # write the target, or choose the likeliest of the labels
-    num_beams: int = 1  # of written targets; 1: greedy
-    length_penalty: float = 1.0  # of beams: score / length ** length_penalty
-    separator: str = "\n"  # of source and target for a decoder; no token of its own: end of text
-    reader: str = "encoder"  # what reads the source: encoder, causal, prefix; the model decides
-    decoder_start_id: int = -1  # the first id of T5's decoder, -1: padding; the model decides
+    prefix: str = ""  # text in front of every source: "translate English to Spanish: "
+    task: str = ""  # text in front of labelled sentences; GLUE tasks have T5's form and words
+    max_target_length: int = 64  # tokens of a target, end included
+    answer: str = "write"  # write: generate the target; choose: take the likeliest label
+    num_beams: int = 1  # beams of the search; 1: greedy
+    length_penalty: float = 1.0  # beams are ranked by score / length ** length_penalty
+    separator: str = "\n"  # between source and target of a decoder; if not one token: end of text
+    reader: str = "encoder"  # what reads the source: encoder, causal, prefix; set by the model
+    decoder_start_id: int = -1  # first id of T5's decoder; -1: padding; set by the model
 
     def __post_init__(self):
         def check(ok: bool, name: str, allowed: str) -> None:

@@ -40,11 +40,11 @@ OUTSIDE = "O"
 class Config:
     """Options of pieces, windows and tags."""
 
-    label_pieces: str = "first"  # of a word that are trained: first, or all of them
-    long_sentences: str = "windows"  # windows, or truncate: no tag for words behind max_length
+    label_pieces: str = "first"  # pieces of a word that are trained: first, or all
+    long_sentences: str = "windows"  # windows, or truncate: words after max_length get no tag
     overlap: int = 32  # pieces that two windows share, at most half a window
-    repair: bool = False  # an I that continues nothing becomes a B
-    encoding: str = "text"  # of a sentence: its whole text, or words: each word alone
+    repair: bool = False  # turn an I that continues no entity into a B
+    encoding: str = "text"  # encode the whole text of a sentence (text), or each word alone (words)
 
     def __post_init__(self):
         for name, allowed in (
