@@ -308,7 +308,7 @@ def test_warm_up_is_a_share_of_the_steps():
         ("learning_rates", (1e-5, float("inf")), "rates above 0"),
         ("mesh", "rows:2", "config.mesh = 'rows:2'"),
         ("head_rate_factor", 0.0, "config.head_rate_factor = 0.0: must be above 0"),
-        ("optimizer.schedule", "wsd", "wsd is for a run that will go on"),
+        ("optimizer.schedule", "wsd", "wsd does not decay"),
         ("strategy.rank", 0, "config.strategy.rank = 0: must be 1 or more"),
         ("kind.max_target_length", 0, "config.kind.max_target_length = 0"),
     ],
@@ -326,7 +326,7 @@ def test_the_help_lists_every_key_with_what_it_says(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "  num_epochs=3                      passes over the training data" in lines
     text = " ".join(" ".join(lines).split())
-    assert "specials included; 384 with squad, squad_v2, qa; 512 with summarization" in text
+    assert "special tokens included; 384 with squad, squad_v2, qa; 512 with summarization" in text
     assert "questions may have no answer; True with squad_v2" in text
     config = recipe.default("classification")
     for key in keys.names():

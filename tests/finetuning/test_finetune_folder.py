@@ -53,7 +53,7 @@ def test_what_a_folder_holds_of_a_run_is_read_or_named(root, tmp_path):
     file = out / "runs" / "lr1e-05-seed0.json"
     for damaged in ("{", "{}", json.dumps(json.loads(file.read_text()) | {"more": 1})):
         file.write_text(damaged)
-        with pytest.raises(errors.UserError, match=r"lr1e-05-seed0\.json: .*; remove it, and"):
+        with pytest.raises(errors.UserError, match=r"lr1e-05-seed0\.json: .*; remove the file"):
             run.finetune(_config(root, learning_rates="1e-5"), out)
 
 

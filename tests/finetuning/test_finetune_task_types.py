@@ -86,7 +86,7 @@ def test_answers_and_the_threshold_of_none(root, tmp_path, capsys):
     assert command_line.main(["predict", f"--model={tmp_path / 'out'}", *words]) == 0
     assert "best: " in capsys.readouterr().out
     table = (tmp_path / "out" / "report.md").read_text()
-    assert "is chosen on dev" in table
+    assert "is tuned on dev" in table
     assert "| dev | has_answer_f1 |" in table and "| dev | no_answer_accuracy |" in table
     words = ["evaluate", f"--model={tmp_path / 'out'}", f"--data={tmp_path / 'dev.json'}"]
     assert command_line.main(words) == 0
@@ -216,7 +216,7 @@ def test_features_are_computed_once_and_change_nothing(
     monkeypatch.setattr(feature_cache, "MOST", 0)
     computed, second, other = _trained(root, *given, **values)
     assert not kept.keys() & next(computed.train_batches.epoch(0, 0)).keys()
-    assert any("every step computes it again" in note for note in computed.notes)
+    assert any("every step computes them again" in note for note in computed.notes)
     for a, b in zip(first.evaluations, second.evaluations, strict=True):
         assert a.loss == pytest.approx(b.loss, rel=1e-4) and a.dev == pytest.approx(b.dev)
     source = artifact.flatten(loading.load(root / "model").params)
@@ -315,7 +315,7 @@ def test_a_suite_runs_what_it_lacks_and_reports_all(root, tmp_path, monkeypatch,
     monkeypatch.setattr(training, "train", lambda *_: pytest.fail("trained again"))
     assert command_line.main(words) == 0 and capsys.readouterr().out == table
     assert command_line.main([*words, "--data=glu/"]) == 2
-    assert "of classification: glu/: no such folder" in capsys.readouterr().err
+    assert "for example classification: glu/: no such folder" in capsys.readouterr().err
     file.write_text(SUITE.replace('Item("ner"', 'Item("nre"'))
     assert command_line.main(words) == 2
     assert "--task=nre: did you mean rte? there are" in capsys.readouterr().err

@@ -121,7 +121,7 @@ def test_labels_are_in_order():
     "config, line, says",
     [
         (CONFIG, ("a", "maybe"), "dev.tsv:3: label 'maybe' is not one of the labels of the "),
-        (CONFIG, ("a", "b", "no"), "dev.tsv:3: 2 texts, the first line has 1"),
+        (CONFIG, ("a", "b", "no"), "dev.tsv:3: 2 texts, and the first line has 1"),
         (NUMBERS, ("a", "no"), "dev.tsv:3: label 'no' is not a number"),
         (NUMBERS, ("a", float("nan")), "is not a number"),
     ],
