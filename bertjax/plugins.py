@@ -1,4 +1,4 @@
-"""Loads the model families and objectives that a config names: name = file, without a registry.
+"""Loads the families, objectives and task types that are named: name = file, without a registry.
 
 A name with a dot is a module of another package: `config.family = "my_package.my_bert"` imports
 that module, which must be on Python's path.
@@ -118,6 +118,22 @@ def check_objective_keys(config: Any) -> None:
             f"config.objective.name = {config.objective.name!r}: its other keys belong to another "
             "objective; switch with --config.objective.name or config.choose_objective"
         )
+
+
+def task_type(name: str) -> Any:
+    """Returns the class of a task type. Raises UserError for a name without a file."""
+    return _task_types().load(name)
+
+
+def task_types() -> list[Any]:
+    """Returns the classes of all task types, by name."""
+    package = _task_types()
+    return [package.load(name) for name in package.names()]
+
+
+def _task_types() -> Any:
+    # NOTE: by string, because task types are of a higher layer, which imports this module.
+    return importlib.import_module("bertjax.finetuning.task_types")
 
 
 def compute(config: Any, platform: str | None = None) -> layers.Compute:

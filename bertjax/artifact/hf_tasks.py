@@ -3,7 +3,8 @@
 A class is identified by the end of its name, such as "ForSequenceClassification". These endings are
 the keys of a family's `HF_HEADS`, whose values map our modules to theirs. In config.json the labels
 are `id2label`. The complete task of a fine-tuned model and the objective of pretraining are stored
-under the key "bertjax", which transformers preserves but does not read.
+under the key "bertjax", which transformers preserves but does not read. What depends on the type of
+the task is in its file in `finetuning/task_types`, in the names that begin with `hf_`.
 """
 
 import contextlib
@@ -19,14 +20,6 @@ from bertjax.models.common import heads as heads_lib
 KEY = "bertjax"
 _NumLabels = Annotated[int, schema.Between(1, 2**20)]
 
-# Ending of a class -> (kind of task, the general task of that kind).
-_TASKS = {
-    "ForSequenceClassification": ("classification", "classification"),
-    "ForTokenClassification": ("tokens", "tokens"),
-    "ForQuestionAnswering": ("extractive_qa", "qa"),
-    "ForMultipleChoice": ("multiple_choice", "multiple_choice"),
-}
-_LABELLED = ("ForSequenceClassification", "ForTokenClassification")
 _LEAVES = {
     "kernel": ("weight", "transpose"),
     "bias": ("bias", "same"),
@@ -51,25 +44,25 @@ def ending_of(model: artifact.Artifact) -> str:
             "this model reads a trained prompt in front of every text, which transformers does not "
             "support: export it with --format=artifact"
         )
-    if _reader(model) == "prefix":
-        raise errors.UserError(
-            f"this {model.family} reads a source in both directions (kind.reader = 'prefix'), but "
-            "transformers reads it from left to right: export it with --format=artifact"
-        )
+    refusal = "" if model.task is None else _type(model.task).hf_refusal(model)
+    if refusal:
+        raise errors.UserError(f"{refusal}: export it with --format=artifact")
     found = [head for head in model.fields["heads"] if head in heads_lib.DOWNSTREAM]
     if not found:
         return ""
     module = plugins.family(model.family)
-    choices = model.task is not None and model.task["kind"] == "multiple_choice"
     own = {path.rpartition("/")[0] for path in flat if path.split("/")[0] in found}
-    for ending, names in module.HF_HEADS.items():
-        fits = set(names) == own and choices == (ending == "ForMultipleChoice")
-        if fits and set(heads(module, ending)) == set(model.fields["heads"]):
-            return ending
+    # Several classes may have one head; without a task, the first of them is the usual one.
+    sharing = [ending for ending, names in module.HF_HEADS.items() if set(names) == own]
+    wanted = "" if model.task is None else _type(model.task).hf_class
+    ending = wanted or (sharing[0] if sharing else "")
+    if ending in sharing and set(heads(module, ending)) == set(model.fields["heads"]):
+        return ending
+    other = bool(sharing) and ending not in sharing  # only classes for other types of task
+    purpose = f" for {model.task['kind'].replace('_', ' ')}" if other and model.task else ""
     raise errors.UserError(
         f"transformers has no class of {model.family} with the heads "
-        f"{', '.join(model.fields['heads'])}{' for multiple choice' if choices else ''}: export it "
-        "with --format=artifact"
+        f"{', '.join(model.fields['heads'])}{purpose}: export it with --format=artifact"
     )
 
 
@@ -88,7 +81,7 @@ def ending_in(module: ModuleType, content: Mapping[str, Any]) -> str:
 def heads(module: ModuleType, ending: str) -> tuple[str, ...]:
     """Returns our heads that the class has, in the order of the family's HEADS."""
     (head,) = {ours.split("/")[0] for ours in module.HF_HEADS[ending]}
-    pooled = module.Model.layouts[head].pooled or ending == "ForMultipleChoice"
+    pooled = module.Model.layouts[head].pooled or _of_class(ending, {}).hf_pooled
     return tuple(h for h in module.HEADS if h == head or (pooled and h == "pooler"))
 
 
@@ -106,23 +99,16 @@ def lines(module: ModuleType, ending: str) -> tuple[tuple[str, str, str], ...]:
 def to_config(model: artifact.Artifact, ending: str) -> dict[str, Any]:
     """Returns the keys of config.json that describe the task and the objective."""
     content: dict[str, Any] = {}
-    if ending in _LABELLED:
-        count = model.fields["num_labels"]
-        names = [] if model.task is None else model.task["labels"]
-        names = names or [f"LABEL_{i}" for i in range(count)]
-        content["id2label"] = {str(i): name for i, name in enumerate(names)}
-        content["label2id"] = {name: i for i, name in enumerate(names)}
-    if ending == "ForSequenceClassification":
-        problem = "regression" if count == 1 else "single_label_classification"
-        content["problem_type"] = problem
-        # transformers classifies a decoder's text at the last token before the padding
-        if plugins.family(model.family).KIND == "decoder":
-            specials = model.tokenizer.specials
-            end = ends_lib.end_of_text(specials)
-            content["pad_token_id"] = specials.pad if specials.pad >= 0 else end
-    if model.task is not None:
-        if model.task["config"].get("prefix"):
-            content["prefix"] = model.task["config"]["prefix"]
+    found = None if model.task is None else _type(model.task)
+    if found is None or found.hf_class != ending:
+        found = _of_class(ending, {})
+    if found is not None:
+        if found.hf_labelled:
+            names = [] if model.task is None else model.task["labels"]
+            names = names or [f"LABEL_{i}" for i in range(model.fields["num_labels"])]
+            content["id2label"] = {str(i): name for i, name in enumerate(names)}
+            content["label2id"] = {name: i for i, name in enumerate(names)}
+        content |= found.hf_config(model)
     own = {"task": model.task, "objective": model.objective}
     own = {name: value for name, value in own.items() if value is not None}
     return content | ({KEY: own} if own else {})
@@ -136,14 +122,9 @@ def generation_config(model: artifact.Artifact, content: Mapping[str, Any]) -> d
     """
     if "lm" not in model.fields["heads"]:
         return {}
-    how, top = {}, artifact.top_of_text(model)
-    if model.task is not None and model.task["kind"] == "text_to_text":
-        config, top = model.task["config"], model.tokenizer.size  # suppresses sentinels too
-        how = {
-            "max_new_tokens": config["max_target_length"],
-            "num_beams": config["num_beams"],
-            "length_penalty": config["length_penalty"],
-        }
+    how = {} if model.task is None else _type(model.task).hf_generation(model.task)
+    # A model that is trained to generate also generates the sentinels of its pretraining.
+    top = model.tokenizer.size if how else artifact.top_of_text(model)
     if top < model.fields["vocab_size"]:  # padding of the vocabulary is never generated
         how["suppress_tokens"] = list(range(top, model.fields["vocab_size"]))
     if not how:
@@ -155,16 +136,10 @@ def generation_config(model: artifact.Artifact, content: Mapping[str, Any]) -> d
 def max_length(model: artifact.Artifact) -> int:
     """Returns the length, in tokens, to which the tokenizer of transformers truncates a text.
 
-    This is the task's max_length, or the model's if it has no task. A token task that splits long
-    sentences has the model's too, because transformers does not split them. A causal decoder's
-    length excludes its output, which shares the row with the source.
+    This is the task's max_length, or the model's if it has no task.
     """
     task, most = model.task, model.fields["max_length"]
-    if task is None:
-        return most
-    windows = task["kind"] == "tokens" and task["config"].get("long_sentences") != "truncate"
-    written = task["config"]["max_target_length"] if _reader(model) == "causal" else 0
-    return most if windows else min(task["max_length"], most) - written
+    return most if task is None else _type(task).hf_max_length(task, most)
 
 
 def ends(model: artifact.Artifact) -> ends_lib.Ends | None:
@@ -176,11 +151,9 @@ def ends(model: artifact.Artifact) -> ends_lib.Ends | None:
     task = model.task
     if task is None and artifact.starts_texts(model):
         return ends_lib.Ends(head=(ends_lib.start_of_text(model.tokenizer.specials),))
-    if task is None or "num_texts" not in task or _reader(model) == "encoder":
+    if task is None or "num_texts" not in task:
         return None
-    if task["kind"] == "text_to_text":
-        return ends_lib.of_source(model.tokenizer, task["config"]["separator"])
-    return ends_lib.of_rows(model.tokenizer)
+    return _type(task).hf_ends(task, model.tokenizer)
 
 
 def differs(model: artifact.Artifact) -> str:
@@ -190,27 +163,38 @@ def differs(model: artifact.Artifact) -> str:
             return (
                 "this model was trained to read prompts in both directions (objective "
                 f"{model.objective['name']}), but transformers reads them from left to right, so "
-                "its "
-                "continuations will differ"
+                "its continuations will differ"
             )
     return ""
 
 
-def _reader(model: artifact.Artifact) -> str:
-    """Returns `reader` of a text-to-text task's config; "" for other tasks or without a task."""
-    if model.task is None or model.task["kind"] != "text_to_text":
-        return ""
-    return model.task["config"]["reader"]
+def _type(task: Mapping[str, Any]) -> Any:
+    """Returns the class of a task's type. Raises UserError for an unknown type."""
+    return plugins.task_type(task["kind"])
+
+
+def _of_class(ending: str, content: Mapping[str, Any], where: Any = "") -> Any:
+    """Returns the type of task that a class of transformers has; None if `ending` is "".
+
+    Raises UserError naming `where` if no type reads this content of config.json.
+    """
+    if not ending:
+        return None
+    for found in plugins.task_types():
+        if found.hf_class == ending and found.hf_reads(content):
+            return found
+    raise errors.UserError(
+        f"{where}: problem_type {content.get('problem_type')!r} is not supported"
+    )
 
 
 def num_labels(content: Mapping[str, Any], ending: str, where: Any) -> int:
-    """Returns the model's num_labels: 1 for multiple choice, 0 for question answering.
+    """Returns the model's num_labels.
 
     Raises UserError naming `where` if the labels in config.json are invalid.
     """
-    if ending in _LABELLED:
-        return len(_labels(content, where))
-    return 1 if ending == "ForMultipleChoice" else 0
+    found = _of_class(ending, content, where)
+    return len(_labels(content, where)) if found.hf_labelled else found.hf_num_labels
 
 
 def objective(content: Mapping[str, Any], where: Any) -> dict[str, Any] | None:
@@ -242,26 +226,14 @@ def read(content: Mapping[str, Any], ending: str, max_length: int, where: Any) -
         artifact.check_task(own, f"{where}: {KEY}.task")
     if not ending:
         return own
-    kind, name = _TASKS[ending]
-    labels, config = [], {}
-    if ending in _LABELLED:
-        labels = _labels(content, where)
+    found = _of_class(ending, content, where)
+    kind = found.__module__.rpartition(".")[2]
+    labels = _labels(content, where) if found.hf_labelled else []
     if own is not None and own["kind"] == kind:
         unnamed = not own["labels"] and len(labels) < 2  # regression
         if own["labels"] == labels or unnamed:
             return own
-    if ending == "ForSequenceClassification":
-        problem = content.get("problem_type") or "single_label_classification"
-        if problem == "multi_label_classification":
-            raise errors.UserError(f"{where}: problem_type {problem!r} is not supported")
-        if problem == "regression" and len(labels) > 1:
-            raise errors.UserError(
-                f"{where}: {problem} with {len(labels)} outputs is not supported, only with 1"
-            )
-        if problem == "regression" or len(labels) == 1:
-            name, labels, config = "regression", [], {"regression": True}
-    if ending == "ForTokenClassification":
-        config = {"encoding": "text"}  # as transformers' pipelines read it
+    name, labels, config = found.hf_derived(content, labels, where)
     return {"name": name, "kind": kind, "config": config, "labels": labels,
             "max_length": max_length}  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Scores of generated text against reference texts, 0 to 100: BLEU, ROUGE, named entities.
+"""Scores of generated text against reference texts, 0 to 100: BLEU, ROUGE, named entities, labels.
 
     bleu([["the cat sat on the mat"]], ["the cat sat on the mat"])      # 100.0
 
@@ -7,6 +7,7 @@ Each prediction has one or more references.
 
 import collections
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -59,3 +60,23 @@ def spans(targets: Entities, predictions: Entities) -> dict[str, float]:
         "f1": 200.0 * right / max(found + wanted, 1),
         "accuracy": 100.0 * whole / max(len(targets), 1),
     }
+
+
+def of_labels(
+    targets: Sequence[Any], found: Sequence[Any], labels: Sequence[str]
+) -> dict[str, float]:
+    """Returns the scores of labels, or of numbers if the targets are numbers without labels.
+
+    None stands for a prediction that is not a label.
+    """
+    if not labels and isinstance(targets[0], float):
+        numbers = [0.0 if value is None else value for value in found]
+        return scores.correlations(targets, numbers)
+    result = {"accuracy": scores.accuracy(targets, found)}
+    if labels:
+        names = ["" if name is None else name for name in found]
+        result["macro_f1"] = scores.macro_f1(targets, names, labels)
+        result["mcc"] = scores.mcc(targets, names)
+        if len(labels) == 2:
+            result["f1"] = scores.f1(targets, names, labels)
+    return result

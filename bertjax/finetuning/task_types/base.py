@@ -27,6 +27,7 @@ import numpy as np
 
 from bertjax import errors, metrics
 from bertjax.artifact import artifact
+from bertjax.data.tokenizers import special_tokens
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import batching, feature_cache, rows
 from bertjax.inference import pretrained
@@ -236,6 +237,63 @@ class TaskType(abc.ABC):
     def lengths_of(self, max_length: int) -> rows.Lengths:
         """Returns the lengths for rows of at most `max_length` tokens."""
         return rows.Lengths(max_length)
+
+    # Hugging Face folders, which `artifact.hf_tasks` reads and writes. `task`: `Artifact.task`;
+    # `content`: of config.json. A task from elsewhere may lack keys of its config.
+
+    hf_class: ClassVar[str] = ""  # end of the class name in transformers; "": there is no own class
+    hf_task: ClassVar[str] = ""  # the task's name for a folder that bertjax did not write
+    hf_labelled: ClassVar[bool] = False  # whether config.json has the labels, as id2label
+    hf_num_labels: ClassVar[int] = 0  # the model's num_labels if config.json has no labels
+    hf_pooled: ClassVar[bool] = False  # whether the class has a pooler in every family that has one
+
+    @classmethod
+    def hf_reads(cls, content: Mapping[str, Any]) -> bool:
+        """Returns whether the folder is of this type. Several types may share a class."""
+        del content
+        return True
+
+    @classmethod
+    def hf_derived(
+        cls, content: Mapping[str, Any], labels: list[str], where: Any
+    ) -> tuple[str, list[str], dict[str, Any]]:
+        """Returns (name, labels, config) of the task of a folder that bertjax did not write.
+
+        Raises UserError naming `where` if the task is not supported.
+        """
+        del content, where
+        return cls.hf_task, labels, {}
+
+    @classmethod
+    def hf_config(cls, model: artifact.Artifact) -> dict[str, Any]:
+        """Returns the keys of config.json that describe the task, without the labels."""
+        del model
+        return {}
+
+    @classmethod
+    def hf_generation(cls, task: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the options of generation_config.json; {} for a type that generates no text."""
+        del task
+        return {}
+
+    @classmethod
+    def hf_max_length(cls, task: Mapping[str, Any], most: int) -> int:
+        """Returns the tokens to which transformers truncates a text. most: of the model."""
+        return min(task["max_length"], most)
+
+    @classmethod
+    def hf_ends(
+        cls, task: Mapping[str, Any], tokenizer: tokenizer_lib.Tokenizer
+    ) -> special_tokens.Ends | None:
+        """Returns the special tokens around a text; None: those that are usual for the model."""
+        del task
+        return special_tokens.of_rows(tokenizer)
+
+    @classmethod
+    def hf_refusal(cls, model: artifact.Artifact) -> str:
+        """Returns why transformers has no place for the model; "" if it has one."""
+        del model
+        return ""
 
 
 def not_trained(place: str, what: str, known: Sequence[str]) -> errors.UserError:

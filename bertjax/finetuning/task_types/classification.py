@@ -8,14 +8,16 @@ Shapes: B batch, C labels.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax import errors, metrics
+from bertjax import errors, metrics, plugins
+from bertjax.artifact import artifact
+from bertjax.data.tokenizers import special_tokens
 from bertjax.finetuning import rows
 from bertjax.finetuning import scores as scores_lib
 from bertjax.finetuning.examples import types as examples_lib
@@ -194,6 +196,48 @@ class TaskType(base.TaskType):
             result["f1"] = scores_lib.f1(targets, found, self.labels)
             result |= scores_lib.auc([target == positive for target in targets], chances)
         return result
+
+    hf_class = "ForSequenceClassification"
+    hf_task = "classification"
+    hf_labelled = True
+
+    @classmethod
+    def hf_reads(cls, content: Mapping[str, Any]) -> bool:
+        """Returns whether each text has one label, or a number."""
+        return content.get("problem_type") != "multi_label_classification"
+
+    @classmethod
+    def hf_derived(
+        cls, content: Mapping[str, Any], labels: list[str], where: Any
+    ) -> tuple[str, list[str], dict[str, Any]]:
+        """Returns (name, labels, config) of a task from elsewhere; a single label is a number."""
+        number = content.get("problem_type") == "regression"
+        if number and len(labels) > 1:
+            raise errors.UserError(
+                f"{where}: regression with {len(labels)} outputs is not supported, only with 1"
+            )
+        if number or len(labels) == 1:
+            return "regression", [], {"regression": True}
+        return cls.hf_task, labels, {}
+
+    @classmethod
+    def hf_config(cls, model: artifact.Artifact) -> dict[str, Any]:
+        """Returns problem_type, and the padding after which a decoder's last token stands."""
+        one = model.fields["num_labels"] == 1
+        found = {"problem_type": "regression" if one else "single_label_classification"}
+        return found | hf_padding(model)
+
+
+def hf_padding(model: artifact.Artifact) -> dict[str, Any]:
+    """Returns pad_token_id for a decoder; {} for other models.
+
+    transformers classifies a decoder's text at the last token before the padding.
+    """
+    if plugins.family(model.family).KIND != "decoder":
+        return {}
+    specials = model.tokenizer.specials
+    end = special_tokens.end_of_text(specials)
+    return {"pad_token_id": specials.pad if specials.pad >= 0 else end}
 
 
 def _is_int(name: str) -> bool:

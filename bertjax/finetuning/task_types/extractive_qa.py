@@ -64,6 +64,8 @@ class TaskType(base.TaskType):
     model_kinds = ("encoder",)
     heads = ("span",)
     Config = Config
+    hf_class = "ForQuestionAnswering"
+    hf_task = "qa"
 
     def check(self, examples: Sequence[Example]) -> None:
         """Raises UserError for a question without an answer, unless `impossible`."""

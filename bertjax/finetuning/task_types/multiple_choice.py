@@ -36,6 +36,10 @@ class TaskType(base.TaskType):
     model_kinds = ("encoder", "decoder")
     heads = ("pooler", "classifier")  # a family without a pooler omits it
     Config = Config
+    hf_class = "ForMultipleChoice"
+    hf_task = "multiple_choice"
+    hf_num_labels = 1
+    hf_pooled = True
 
     def num_labels(self) -> int:
         """Returns 1: the score of a choice."""

@@ -12,7 +12,7 @@ Shapes: R rows, B batch, L length, T new tokens, V vocabulary, C labels.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ import numpy as np
 
 from bertjax import errors, metrics, plugins
 from bertjax.artifact import artifact
+from bertjax.data.tokenizers import special_tokens
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import batching, rows, squad_scores, text_forms, text_rows, text_scores
 from bertjax.finetuning import scores as scores_lib
@@ -65,7 +66,6 @@ class Encoded(rows.Encoded):
     """One row per example. choices: for each row, the ids of each choice; () to write."""
 
     choices: tuple[Sequence[np.ndarray], ...] = ()
-
 
 
 class TaskType(base.TaskType):
@@ -257,7 +257,7 @@ class TaskType(base.TaskType):
             return text_scores.spans(named, list(map(text_forms.read_entities, texts))) | result
         if not isinstance(first, examples_lib.TextPair):
             told = [(example.label, found["label"]) for example, _, found in known]
-            return _of_labels(*zip(*told, strict=True), self.labels) | result
+            return text_scores.of_labels(*zip(*told, strict=True), self.labels) | result
         stripped = [[target.strip() for target in own] for own in references]
         best = [text if text in own else own[0] for own, text in zip(stripped, texts, strict=True)]
         return {
@@ -306,6 +306,46 @@ class TaskType(base.TaskType):
         """Returns the lengths for rows of at most `max_length` tokens, and for targets."""
         return rows.Lengths(max_length, self.config.max_target_length)
 
+    @classmethod
+    def hf_config(cls, model: artifact.Artifact) -> dict[str, Any]:
+        """Returns the prefix of a source, if there is one."""
+        prefix = model.task["config"].get("prefix")
+        return {"prefix": prefix} if prefix else {}
+
+    @classmethod
+    def hf_generation(cls, task: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns how a target is generated."""
+        return {
+            "max_new_tokens": task["config"]["max_target_length"],
+            "num_beams": task["config"]["num_beams"],
+            "length_penalty": task["config"]["length_penalty"],
+        }
+
+    @classmethod
+    def hf_max_length(cls, task: Mapping[str, Any], most: int) -> int:
+        """Returns the tokens of a source. A causal decoder's share the row with the target."""
+        causal = task["config"]["reader"] == "causal"
+        written = task["config"]["max_target_length"] if causal else 0
+        return min(task["max_length"], most) - written
+
+    @classmethod
+    def hf_ends(
+        cls, task: Mapping[str, Any], tokenizer: tokenizer_lib.Tokenizer
+    ) -> special_tokens.Ends | None:
+        """Returns the special tokens around a source; None: those of an encoder-decoder."""
+        if task["config"]["reader"] == "encoder":
+            return None
+        return special_tokens.of_source(tokenizer, task["config"]["separator"])
+
+    @classmethod
+    def hf_refusal(cls, model: artifact.Artifact) -> str:
+        """Returns why transformers has no place for a prefix LM; "" for other models."""
+        if model.task["config"]["reader"] != "prefix":
+            return ""
+        return (
+            f"this {model.family} reads a source in both directions (kind.reader = 'prefix'), but "
+            "transformers reads it from left to right"
+        )
 
 
 @functools.partial(jax.jit, static_argnames="model")
@@ -358,20 +398,3 @@ def _written(
     if isinstance(example, examples_lib.Question):
         return {"text": text, "answer": text}
     return {"text": text}
-
-
-def _of_labels(
-    targets: Sequence[Any], found: Sequence[Any], labels: Sequence[str]
-) -> dict[str, float]:
-    """Returns the scores of labels, or of numbers if the targets are numbers without labels."""
-    if not labels and isinstance(targets[0], float):
-        numbers = [0.0 if value is None else value for value in found]
-        return scores_lib.correlations(targets, numbers)
-    result = {"accuracy": scores_lib.accuracy(targets, found)}
-    if labels:
-        names = ["" if name is None else name for name in found]
-        result["macro_f1"] = scores_lib.macro_f1(targets, names, labels)
-        result["mcc"] = scores_lib.mcc(targets, names)
-        if len(labels) == 2:
-            result["f1"] = scores_lib.f1(targets, names, labels)
-    return result

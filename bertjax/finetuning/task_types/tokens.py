@@ -18,7 +18,7 @@ import bisect
 import dataclasses
 import itertools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -86,6 +86,22 @@ class TaskType(base.TaskType):
     former = types.MappingProxyType({"encoding": "words"})
     heads = ("token_classifier",)
     Config = Config
+    hf_class = "ForTokenClassification"
+    hf_task = "tokens"
+    hf_labelled = True
+
+    @classmethod
+    def hf_derived(
+        cls, content: Mapping[str, Any], labels: list[str], where: Any
+    ) -> tuple[str, list[str], dict[str, Any]]:
+        """Returns (name, labels, config): the whole text is encoded, as in their pipelines."""
+        return cls.hf_task, labels, {"encoding": "text"}
+
+    @classmethod
+    def hf_max_length(cls, task: Mapping[str, Any], most: int) -> int:
+        """Returns the model's length if long sentences are split, which transformers does not."""
+        windows = task["config"].get("long_sentences") != "truncate"
+        return most if windows else super().hf_max_length(task, most)
 
     def label_names(self, examples: Sequence[Example]) -> list[str]:
         """Returns the tags that occur: O first, then sorted. An entity type gets both B and I."""
