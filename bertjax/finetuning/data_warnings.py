@@ -64,8 +64,8 @@ def labels(train: Sequence[Example], names: Sequence[str], *, weigh: bool = Fals
 
     names: all labels. weigh: whether the type has class weights, which the warning then suggests.
     """
-    found = [example.class_name() for example in train]
-    counts = collections.Counter(name for name in found if name)
+    found = [example.class_names() for example in train]
+    counts = collections.Counter(name for own in found for name in own)
     if not counts:
         return []
     absent = [name for name in names if name not in counts]
@@ -148,7 +148,8 @@ def results(
         found.append("all rates have the same score on dev, so none of them is the best")
     elif len(means) > 1 and chosen == max(means):
         found.append(f"the best rate, {chosen:g}, is the highest one tried: try higher rates")
-    answers = {str(each["label"]) for each in predictions if "label" in each}
+    keys = ("label", "labels")
+    answers = {str(each[key]) for each in predictions for key in keys if key in each}
     if len(answers) == 1 < len(predictions):
         found.append(
             f"every prediction on dev is {answers.pop()!r}: the model learned nothing; try higher "

@@ -254,7 +254,7 @@ class Job:
         """Returns (task type with what is tuned on dev, predictions, scores)."""
         outputs = self.outputs(trained, "dev")
         found = self.predictions(outputs, "dev", self.task_type)
-        tuned = self.task_type.tuned(self.examples["dev"], found)
+        tuned = self.task_type.tuned(self.examples["dev"], found, outputs)
         if tuned != self.task_type:
             found = self.predictions(outputs, "dev", tuned)
         return tuned, found, tuned.scores(self.examples["dev"], found)

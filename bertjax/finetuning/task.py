@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from bertjax import plugins
 from bertjax.finetuning.examples import readers
 
 
@@ -27,6 +28,7 @@ class Task:
     labels: names in the order of the head's outputs; (): those of train.
     spelling: label -> its spelling in files, if that is not its name.
     numbers: whether labels are numbers.
+    text_form: whether it also exists as NAME:text_to_text.
     labelled: whether every training example needs a label.
     headerless: columns of TSV files that have no header.
     damaged: whether the published files have broken rows, which are skipped and counted.
@@ -46,6 +48,7 @@ class Task:
     labels: tuple[str, ...] = ()
     spelling: Mapping[str, str] = dataclasses.field(default_factory=dict)
     numbers: bool = False
+    text_form: bool = True
     labelled: bool = True
     headerless: tuple[str, ...] = ()
     damaged: bool = False
@@ -55,6 +58,11 @@ class Task:
     submissions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
+    def type(self) -> Any:
+        """The class of the task type."""
+        return plugins.task_type(self.kind)
+
+    @property
     def any_texts(self) -> bool:
-        """Whether sentences may have any number of texts; embeddings are computed for each text."""
-        return self.kind == "embeddings"
+        """Whether sentences may have any number of texts, as for embeddings of each text."""
+        return self.type.any_texts

@@ -57,7 +57,7 @@ TASKS: dict[str, Task] = glue.TASKS | {
              options={"impossible": True}, **_squad("v2.0")),
         Task("qa", "extractive_qa", "questions", _SPANS, _SQUAD_SCORES, max_length=384),
         Task("ner", "tokens", "words", _WORDS, _ENTITY_SCORES),
-        Task("tokens", "tokens", "words", _WORDS, ("accuracy",)),
+        Task("tokens", "tokens", "words", _WORDS, ("accuracy",), text_form=False),
         Task("classification", "classification", "sentences", readers.Columns(_TEXT),
              ("accuracy", "macro_f1")),
         Task("pair", "classification", "sentences", readers.Columns(_PAIRS),
@@ -76,7 +76,7 @@ TASKS: dict[str, Task] = glue.TASKS | {
              max_length=512),
         Task("embeddings", "embeddings", "sentences",
              readers.Columns(_PAIRS, refused=("score",)),
-             ("accuracy_at_1", "mrr"), labelled=False),
+             ("accuracy_at_1", "mrr"), labelled=False, text_form=False),
         Task("similarity", "embeddings", "sentences",
              readers.Columns(_PAIRS, ("score", "label")), ("spearman", "pearson"),
              numbers=True, options={"loss": "cosine"}),
@@ -99,7 +99,7 @@ def find(name: str) -> Task:
     task = TASKS[known]
     if not kind or task.kind == kind:
         return task
-    if known in ("embeddings", "tokens"):
+    if not task.text_form:
         raise errors.UserError(f"--task={name}: {known} are not answered by text")
     return dataclasses.replace(
         task,

@@ -93,13 +93,13 @@ class Example(Protocol):
     def unlabelled(self) -> Self:
         """Returns the example without its label."""
 
-    def class_name(self) -> str:
-        """Returns the name of the class; "" if the label is none, as a score or an index."""
-        return ""
+    def class_names(self) -> tuple[str, ...]:
+        """Returns the names of the classes; () if the label is none, as a score or an index."""
+        return ()
 
     def classes(self) -> Collection[str]:
-        """Returns every class that the example has: its class name, or its tags."""
-        return [self.class_name()] if self.class_name() else []
+        """Returns every class that the example has: its class names, or its tags."""
+        return self.class_names()
 
     # Texts
 

@@ -26,17 +26,19 @@ PAIRS = (
     ("anchor", "positive"),
 )
 _KEPT_BACK = -1  # the label in files of a test split whose labels are not published
+# A class name, a score, or several class names; None if it is unknown.
+Label = str | float | tuple[str, ...] | None
 
 
 class _Fields(NamedTuple):
     texts: tuple[str, ...]
-    label: str | float | None = None
+    label: Label = None
     id: str = ""
     where: str = ""
 
 
 class Sentence(_Fields, base.Example):
-    """One or two texts and a label: a class name, or a score (also of similarity).
+    """One or two texts and a label: a class name, several, or a score (also of similarity).
 
     id: the id that the file gives the line, "" if none; submissions to a benchmark repeat it.
     """
@@ -104,9 +106,11 @@ class Sentence(_Fields, base.Example):
         """Returns the example without its label."""
         return self._replace(label=None)
 
-    def class_name(self) -> str:
-        """Returns the label; "" if it is a score or missing."""
-        return self.label if isinstance(self.label, str) else ""
+    def class_names(self) -> tuple[str, ...]:
+        """Returns the names in the label; () if it is a score or missing."""
+        if isinstance(self.label, tuple):
+            return self.label
+        return (self.label,) if isinstance(self.label, str) else ()
 
     def all_texts(self) -> list[str]:
         """Returns the texts."""
@@ -121,8 +125,10 @@ class Sentence(_Fields, base.Example):
         return base.squeezed(self.texts[0])
 
 
-def _label(task: task_lib.Task, record: readers.Record) -> str | float | None:
-    value = readers.column(record, task.columns.label)
+def _label(task: task_lib.Task, record: readers.Record) -> Label:
+    value, read_label = readers.column(record, task.columns.label), task.type.read_label
+    if value is not None and read_label is not None:
+        return read_label(record, value)
     if value is None or str(value).strip() == "":
         return None
     return _number(task, record, value) if task.numbers else _name(task, record, value)

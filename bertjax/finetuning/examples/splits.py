@@ -45,18 +45,29 @@ def held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example
 def sample(examples: Sequence[Example], count: int) -> list[Example]:
     """Returns `count` of the examples, in their order; all if `count` is 0.
 
-    Takes one example of each label first, then keeps the shares of the labels. Every call returns
-    the same sample.
+    Takes one example of each label first, then keeps the shares of the labels. An example with
+    several labels counts as one of its rarest label. Every call returns the same sample.
     """
     if not count or count >= len(examples):
         return list(examples)
     order = _permutation("finetune sample", len(examples))
-    labels = _numbered([example.class_name() for example in examples])[order]
+    counts = collections.Counter(name for example in examples for name in example.class_names())
+    rarest = [min(e.class_names(), key=counts.__getitem__, default="") for e in examples]
+    labels = _numbered(rarest)[order]
     sizes, seen = np.bincount(labels), collections.Counter()
     ranks = np.zeros(len(order))
     for place, label in enumerate(labels):
         ranks[place] = seen[label] / sizes[label]  # the first of a label has rank 0
         seen[label] += 1
+    first: dict[str, int] = {}
+    for place in np.argsort(ranks, kind="stable"):
+        for name in examples[order[place]].class_names():
+            first.setdefault(name, int(place))
+    lacking = set(counts)
+    for name in sorted(counts, key=counts.__getitem__):  # some are the rarest label of no example
+        if name in lacking:
+            ranks[first[name]] = -1
+            lacking -= set(examples[order[first[name]]].class_names())
     chosen = order[np.argsort(ranks, kind="stable")[:count]]
     return [examples[i] for i in sorted(chosen)]
 

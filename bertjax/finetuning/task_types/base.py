@@ -30,6 +30,7 @@ from bertjax.artifact import artifact
 from bertjax.data.tokenizers import special_tokens
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import batching, feature_cache, rows
+from bertjax.finetuning.examples import readers
 from bertjax.inference import pretrained
 
 Apply = Callable[..., dict[str, jax.Array]]
@@ -63,6 +64,10 @@ class TaskType(abc.ABC):
     heads: ClassVar[tuple[str, ...]]  # of the model that the loss reads; (): its own "lm", if any
     libraries: ClassVar[tuple[str, ...]] = ()  # modules that `scores` needs; maybe not installed
     Config: ClassVar[type]
+    any_texts: ClassVar[bool] = False  # whether one model reads single texts and pairs
+    # Converts (record, value of its label column) to a label; None: to a name or a number, as the
+    # task says. Raises UserError for an invalid value.
+    read_label: ClassVar[Callable[[readers.Record, Any], Any] | None] = None
     # Fields that configs stored by earlier versions lack, and the value that those versions had.
     former: ClassVar[Mapping[str, Any]] = {}
     across_rows: ClassVar[bool] = False  # whether the loss of a row depends on other rows
@@ -183,9 +188,17 @@ class TaskType(abc.ABC):
         They are 0 to 100 where that is usual (accuracy, F1, BLEU).
         """
 
-    def tuned(self, examples: Sequence[Any], predictions: Sequence[Prediction]) -> Self:
-        """Returns the type with what it tunes on labelled examples of dev, such as a threshold."""
-        del examples, predictions
+    def tuned(
+        self,
+        examples: Sequence[Any],
+        predictions: Sequence[Prediction],
+        outputs: Mapping[str, np.ndarray],
+    ) -> Self:
+        """Returns the type with what it tunes on labelled examples of dev, such as a threshold.
+
+        predictions: from `decode` of these outputs.
+        """
+        del examples, predictions, outputs
         return self
 
     def asked(self, examples: Sequence[Any]) -> Self:

@@ -8,7 +8,7 @@ Shapes: B batch, C labels.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -57,10 +57,7 @@ class TaskType(base.TaskType):
         """Returns the labels that occur: integers by value, then other names; [] for regression."""
         if self.config.regression:
             return []
-        found = {str(example.label) for example in examples if example.label is not None}
-        return sorted(
-            found, key=lambda name: (int(name), name) if _is_int(name) else (np.inf, name)
-        )
+        return in_order(str(example.label) for example in examples if example.label is not None)
 
     def check(self, examples: Sequence[Example]) -> None:
         """Raises UserError if there are fewer than two labels, or an example is invalid.
@@ -75,15 +72,9 @@ class TaskType(base.TaskType):
                 f"{self.task}: the training data has {found}; at least two are needed"
             )
         known = set(self.labels)
+        check_texts(self.task, examples)
         for example in examples:
             place = example.where or self.task
-            if len(example.texts) != len(examples[0].texts):
-                raise errors.UserError(
-                    f"{place}: {len(example.texts)} texts, and the first line has "
-                    f"{len(examples[0].texts)}: every line must have the same number"
-                )
-            if len(example.texts) > 2:
-                raise errors.UserError(f"{place}: {len(example.texts)} texts: give one or two")
             if example.label is None:
                 continue
             if self.config.regression:
@@ -226,6 +217,26 @@ class TaskType(base.TaskType):
         one = model.fields["num_labels"] == 1
         found = {"problem_type": "regression" if one else "single_label_classification"}
         return found | hf_padding(model)
+
+
+def check_texts(task: str, examples: Sequence[Example]) -> None:
+    """Raises UserError unless all examples have one text, or all have two."""
+    for example in examples:
+        place = example.where or task
+        if len(example.texts) != len(examples[0].texts):
+            raise errors.UserError(
+                f"{place}: {len(example.texts)} texts, and the first line has "
+                f"{len(examples[0].texts)}: every line must have the same number"
+            )
+        if len(example.texts) > 2:
+            raise errors.UserError(f"{place}: {len(example.texts)} texts: give one or two")
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Returns the different labels in order: integers by value, then other names."""
+    return sorted(
+        set(labels), key=lambda name: (int(name), name) if _is_int(name) else (np.inf, name)
+    )
 
 
 def hf_padding(model: artifact.Artifact) -> dict[str, Any]:

@@ -62,6 +62,7 @@ class TaskType(base.TaskType):
     """Vectors of texts; there is no head."""
 
     model_kinds = ("encoder",)
+    any_texts = True
     across_rows = True  # the loss compares a row with the other rows of its batch
     heads = ()  # the vectors are pooled from the last hidden states
     Config = Config

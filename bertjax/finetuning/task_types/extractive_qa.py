@@ -14,7 +14,7 @@ Shapes: B batch, L length, T tokens of a window.
 
 import dataclasses
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -203,12 +203,16 @@ class TaskType(base.TaskType):
         return self._with(impossible=impossible)
 
     def tuned(
-        self, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
+        self,
+        examples: Sequence[Example],
+        predictions: Sequence[dict[str, Any]],
+        outputs: Mapping[str, np.ndarray],
     ) -> "TaskType":
         """Returns the type with the null threshold that has the best F1 on these questions (dev).
 
         Unchanged unless `impossible` and `tune_threshold`.
         """
+        del outputs
         if not (self.config.impossible and self.config.tune_threshold):
             return self
         best = _best_thresholds(*_known(examples, predictions))["f1"]

@@ -305,13 +305,13 @@ def test_tuned_threshold_gives_the_best_f1():
     found = _decode(config, examples, encoded, outputs)
     scores = bind(extractive_qa, config).scores(examples, found)
     assert scores["f1"] == 40 and scores["best_f1"] == 100
-    config = bind(extractive_qa, config).tuned(examples, found).config
+    config = bind(extractive_qa, config).tuned(examples, found, {}).config
     assert config.null_threshold == scores["best_f1_threshold"] == pytest.approx(5.0)
     given = dataclasses.replace(config, tune_threshold=False, null_threshold=-3.0)
-    assert bind(extractive_qa, given).tuned(examples, found).config == given
+    assert bind(extractive_qa, given).tuned(examples, found, {}).config == given
     found = _decode(config, examples, encoded, outputs)
     assert bind(extractive_qa, config).scores(examples, found)["f1"] == 100
-    assert bind(extractive_qa, Config()).tuned(examples, found).config == Config()
+    assert bind(extractive_qa, Config()).tuned(examples, found, {}).config == Config()
 
 
 def test_context_without_a_token_has_no_answer():
