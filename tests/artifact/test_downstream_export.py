@@ -137,7 +137,6 @@ def test_what_a_folder_says_of_labels(tmp_path):
     for change, word in (
         ({"id2label": {"0": "a", "2": "b"}}, "id2label"),
         ({"id2label": {"0": "a", "1": "b"}}, "classifier"),
-        ({"problem_type": "multi_label_classification"}, "multi_label"),
         ({"problem_type": "regression"}, "regression with [23] outputs is not supported"),
     ):
         huggingface.write(model, tmp_path / "hf")

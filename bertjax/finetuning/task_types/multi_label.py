@@ -1,0 +1,263 @@
+"""Predicts any number of labels for one or two texts.
+
+The head is that of `classification`. Its outputs are independent: each label has a probability of
+its own, the sigmoid of its logit, and a threshold above which it is predicted. The loss is binary
+cross entropy (Nam et al., arXiv 1312.5419). The thresholds are tuned on dev, each for the F1 of its
+label (the strategy SCut of Yang, "A Study on Thresholding Strategies for Text Categorization",
+SIGIR 2001, with a fallback for rare labels, where it overfits).
+
+Shapes: B batch, N examples, C labels.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from bertjax import errors, metrics
+from bertjax.artifact import artifact
+from bertjax.finetuning import rows
+from bertjax.finetuning import scores as scores_lib
+from bertjax.finetuning.examples import readers
+from bertjax.finetuning.examples import types as examples_lib
+from bertjax.finetuning.task_types import base, classification
+from bertjax.objectives.common import losses
+
+Example = examples_lib.Sentence
+RARE = 10  # examples on dev; the threshold of a label with fewer is not tuned
+_PROBLEM = "multi_label_classification"  # in config.json of transformers
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Options of the thresholds."""
+
+    tune_thresholds: bool = True  # a threshold for each label, of the best F1 on dev
+    threshold: float = 0.5  # probability above which a label is predicted, if it is not tuned
+    thresholds: tuple[float, ...] = ()  # of all labels, in their order; set by the tuning
+
+    def __post_init__(self):
+        for name, values in (("threshold", [self.threshold]), ("thresholds", self.thresholds)):
+            errors.check(all(0 <= value <= 1 for value in values), f"kind.{name}",
+                         getattr(self, name), "in [0, 1]")  # fmt: skip
+
+
+class TaskType(base.TaskType):
+    """Any number of labels, by the head "classifier"."""
+
+    model_kinds = ("encoder", "decoder")
+    libraries = ("sklearn",)
+    heads = ("classifier",)
+    Config = Config
+
+    @staticmethod
+    def read_label(record: readers.Record, value: Any) -> tuple[str, ...]:
+        """Returns the labels of a list, or of a text in which commas separate them.
+
+        () for an empty list and a blank text. Raises UserError for an empty label, and for a label
+        that is neither a name nor an integer.
+        """
+        parts = value if isinstance(value, list) else [value]
+        if isinstance(value, str):
+            parts = value.split(",") if value.strip() else []
+        names = [readers.name(record, part) for part in parts]
+        if not all(names):
+            raise errors.UserError(
+                f"{record.where}: an empty label in {value!r:.60}; commas separate labels"
+            )
+        return tuple(dict.fromkeys(names))
+
+    def label_names(self, examples: Sequence[Example]) -> list[str]:
+        """Returns the labels that occur: integers by value, then other names."""
+        return classification.in_order(name for e in examples for name in e.class_names())
+
+    def check(self, examples: Sequence[Example]) -> None:
+        """Raises UserError if there is no label, or an example is invalid.
+
+        An example is invalid if one of its labels is not in `labels`, if it has more than two
+        texts, or if it has another number of texts than the first example.
+        """
+        if not self.labels:
+            raise errors.UserError(
+                f"{self.task}: no example of train has a label; there must be one or more"
+            )
+        count = len(self.config.thresholds)
+        errors.check(count in (0, len(self.labels)), "kind.thresholds", self.config.thresholds,
+                     f"() or {len(self.labels)} numbers, one for each label")  # fmt: skip
+        classification.check_texts(self.task, examples)
+        known = set(self.labels)
+        for example in examples:
+            for name in example.class_names():
+                if name not in known:
+                    place = example.where or self.task
+                    raise base.not_trained(place, f"label {name!r}", self.labels)
+
+    def features(self) -> dict[str, rows.Feature]:
+        """Returns {name: Feature} of the arrays of a row; "label" is float32[C], 0 or 1."""
+        label = rows.Feature(np.float32, "")
+        return {**rows.FEATURES, "label": label, "label_weight": label}
+
+    def _encode(self, examples: Sequence[Example]) -> rows.Encoded:
+        """Encodes each example as one row. An example whose labels are unknown has weight 0."""
+        form = rows.Form(self.tokenizer)
+        ids = rows.encode(self.tokenizer, [example.texts for example in examples])
+        encoded, truncated = [], np.zeros(len(examples), bool)
+        targets_NC = self._targets(examples)
+        for i, (example, texts) in enumerate(zip(examples, ids, strict=True)):
+            row, *_, truncated[i] = form.enclose(texts, self.lengths.length)
+            row["label"] = targets_NC[i].astype(np.float32)
+            row["label_weight"] = np.array(example.label is not None, np.float32)
+            encoded.append(row)
+        return rows.Encoded(encoded, np.arange(len(examples)), truncated)
+
+    def normalizers(self, batch: losses.Batch) -> dict[str, jax.Array]:
+        """Returns the weight of the loss over the batch, by which its sum is divided."""
+        return {"label_loss": losses.label_weights(batch).sum()}
+
+    def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
+        """Returns label_loss: binary cross entropy in nats, the mean over the labels."""
+        logits_BC = self._logits(apply, batch)
+        loss_B = optax.sigmoid_binary_cross_entropy(logits_BC, batch["label"]).mean(axis=-1)
+        weights_B = losses.label_weights(batch)
+        return {"label_loss": ((loss_B * weights_B).sum(), weights_B.sum())}
+
+    def outputs(
+        self, apply: Callable[..., losses.Batch], batch: losses.Batch
+    ) -> dict[str, jax.Array]:
+        """Returns {"scores" float32[B, C]}: the probability of each label."""
+        return {"scores": jax.nn.sigmoid(self._logits(apply, batch))}
+
+    def _logits(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> jax.Array:
+        logits_BC = apply(**losses.inputs(batch, rows.INPUTS))["class_logits"]
+        return logits_BC.astype(jnp.float32)
+
+    def decode(
+        self,
+        examples: Sequence[Example],
+        encoded: rows.Encoded,
+        outputs: Mapping[str, np.ndarray],
+    ) -> list[dict[str, Any]]:
+        """Returns {"labels": those above their thresholds, "probabilities": {label: p}} for each.
+
+        Both are best first. "probabilities" holds the `classification.TOP` likeliest labels.
+        """
+        thresholds_C, found = self._thresholds(), []
+        for scores_C in outputs["scores"]:
+            order, above_C = np.argsort(-scores_C, kind="stable"), scores_C > thresholds_C
+            names = [self.labels[i] for i in order if above_C[i]]
+            best = {self.labels[i]: float(scores_C[i]) for i in order[: classification.TOP]}
+            found.append({"labels": names, "probabilities": best})
+        return found
+
+    def scores(
+        self, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
+    ) -> dict[str, float]:
+        """Returns the scores of the examples whose labels are known; {} if there are none.
+
+        F1, precision and recall of all (example, label) together are "micro"; "macro_f1" is the
+        mean F1 of the labels, where a label that never occurs and is never predicted has F1 0.
+        "subset_accuracy": the share of examples with exactly the right labels.
+        """
+        pairs = zip(examples, predictions, strict=True)
+        pairs = [(e, e._replace(label=tuple(p["labels"]))) for e, p in pairs if e.label is not None]
+        if not pairs:
+            return {}
+        targets_NC, found_NC = (self._targets(side) for side in zip(*pairs, strict=True))
+        # NOTE: scikit-learn reads a single column as one label with the classes 0 and 1.
+        labels = range(len(self.labels)) if len(self.labels) > 1 else [1]
+        of_average = scores_lib.library("sklearn.metrics").precision_recall_fscore_support
+        precision, recall, micro_f1, _ = of_average(
+            targets_NC, found_NC, labels=labels, average="micro", zero_division=0.0
+        )
+        *_, macro_f1, _ = of_average(
+            targets_NC, found_NC, labels=labels, average="macro", zero_division=0.0
+        )
+        result = {
+            "micro_f1": micro_f1,
+            "macro_f1": macro_f1,
+            "subset_accuracy": (targets_NC == found_NC).all(axis=1).mean(),
+            "micro_precision": precision,
+            "micro_recall": recall,
+        }
+        return {name: 100.0 * float(value) for name, value in result.items()}
+
+    def tuned(
+        self,
+        examples: Sequence[Example],
+        predictions: Sequence[dict[str, Any]],
+        outputs: Mapping[str, np.ndarray],
+    ) -> "TaskType":
+        """Returns the type with the threshold of each label that has its best F1 (on dev).
+
+        A label with less than RARE examples has `threshold`. Unchanged unless `tune_thresholds`.
+        """
+        known_N = np.array([example.label is not None for example in examples], bool)
+        if not (self.config.tune_thresholds and known_N.any()):
+            return self
+        targets_NC = self._targets(examples)[known_N] > 0
+        scores_NC = outputs["scores"][known_N]
+        usual = self.config.threshold
+        found = [
+            best_threshold(scores_N, targets_N, usual) if targets_N.sum() >= RARE else usual
+            for scores_N, targets_N in zip(scores_NC.T, targets_NC.T, strict=True)
+        ]
+        return self._with(thresholds=tuple(found))
+
+    def lines(self, prediction: dict[str, Any], top: int) -> list[str]:
+        """Returns the labels, and the probabilities of the likeliest ones."""
+        return [", ".join(prediction["labels"]) or "(no label)", *super().lines(prediction, top)]
+
+    def report_notes(self) -> list[str]:
+        """Returns a line on the thresholds that were tuned on dev, if they were."""
+        if not self.config.tune_thresholds:
+            return []
+        return ["The threshold of each label is chosen on dev: the scores of dev flatter."]
+
+    def _targets(self, examples: Sequence[Example]) -> np.ndarray:
+        """Returns int32[N, C]: 1 for the labels of each example."""
+        number = {name: i for i, name in enumerate(self.labels)}
+        targets_NC = np.zeros((len(examples), len(self.labels)), np.int32)
+        for n, example in enumerate(examples):
+            targets_NC[n, [number[name] for name in example.class_names()]] = 1
+        return targets_NC
+
+    def _thresholds(self) -> np.ndarray:
+        """Returns float64[C], the threshold of each label."""
+        usual = [self.config.threshold] * len(self.labels)
+        return np.array(self.config.thresholds or usual, np.float64)
+
+    hf_class = "ForSequenceClassification"
+    hf_task = "multi_label"
+    hf_labelled = True
+
+    @classmethod
+    def hf_reads(cls, content: Mapping[str, Any]) -> bool:
+        """Returns whether each text has any number of labels."""
+        return content.get("problem_type") == _PROBLEM
+
+    @classmethod
+    def hf_config(cls, model: artifact.Artifact) -> dict[str, Any]:
+        """Returns problem_type, and the padding that `classification.hf_padding` describes."""
+        return {"problem_type": _PROBLEM, **classification.hf_padding(model)}
+
+
+def best_threshold(scores_N: np.ndarray, targets_N: np.ndarray, usual: float) -> float:
+    """Returns the threshold of one label with the best F1; at least one target is true.
+
+    scores_N: probabilities. targets_N: bool[N]. The threshold is the midpoint between two
+    neighbouring scores, 0 being the lowest one, so that it does not depend on rounding. Of
+    thresholds with the same F1, the nearest to `usual` is taken.
+    """
+    order = np.argsort(-scores_N, kind="stable")
+    down_N = np.append(scores_N[order].astype(float), 0.0)
+    right_N = np.cumsum(targets_N[order])
+    predicted_N = np.arange(1, len(order) + 1)
+    f1_N = 2 * right_N / (predicted_N + targets_N.sum())
+    f1_N[down_N[:-1] == down_N[1:]] = -1.0  # equal scores are on the same side
+    middle_N = (down_N[:-1] + down_N[1:]) / 2
+    best_M = middle_N[f1_N == f1_N.max()]
+    return float(best_M[np.argmin(np.abs(best_M - usual))])
