@@ -83,7 +83,7 @@ class TaskType(base.TaskType):
         """
         if not self.labels:
             raise errors.UserError(
-                f"{self.task}: no example of train has a label; there must be one or more"
+                f"{self.task}: the training data has no label; at least one is needed"
             )
         count = len(self.config.thresholds)
         errors.check(count in (0, len(self.labels)), "kind.thresholds", self.config.thresholds,
