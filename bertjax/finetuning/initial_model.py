@@ -26,6 +26,7 @@ def model(
     key: jax.Array,
     kind: str = "",
     labels: Sequence[str] = (),
+    output_bias: float = 0.0,
 ) -> tuple[str, dict[str, Any], Any]:
     """Returns (family, fields, params): the source's parameters, and new ones for what it lacks.
 
@@ -34,6 +35,7 @@ def model(
     fields: model fields that differ from the source's (num_labels, adapter_size, dropout rates,
     vocab_size). key: initializes the new parameters.
     kind, labels: of the task; a head of the source is kept only if it was trained for both.
+    output_bias: the bias of each output of a new head, if the head has biases.
 
     Of an ELECTRA with generator and discriminator, takes the discriminator. The returned fields are
     all of the family's Config except those of `Compute`; params are on the host, float32. Raises
@@ -60,6 +62,9 @@ def model(
         if name not in found or (pieces > rows and "vocab" in sharding.param_axes(name))
     )
     params = found | (jax.device_get(_draw(made, lacking, key)) if lacking else {})
+    for name in lacking:
+        if name in {f"{head}/logits/bias" for head in heads}:
+            params[name] = np.full_like(params[name], output_bias)
     for name in found.keys() & set(lacking):
         params[name] = _more_rows(name, found[name], np.array(params[name]), rows)
     for name, shape in shapes.items():

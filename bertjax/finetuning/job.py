@@ -347,7 +347,9 @@ def _first_params(
     heads, fields = task_type.heads, strategy.fields()
     with sharding.alone():  # every process draws the same
         key = _key(seed, "heads")
-        return initial_model.model(source, heads, fields, key, task_type.name, task_type.labels)
+        return initial_model.model(
+            source, heads, fields, key, task_type.name, task_type.labels, task_type.output_bias()
+        )
 
 
 def _split(strategy: strategies_base.Strategy, params: Any, seed: int) -> tuple[Any, Any]:

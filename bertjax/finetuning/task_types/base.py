@@ -98,6 +98,10 @@ class TaskType(abc.ABC):
         """Returns the size of the head."""
         return len(self.labels)
 
+    def output_bias(self) -> float:
+        """Returns the bias of each output of a new head, before training."""
+        return 0.0
+
     # Examples to rows
 
     @abc.abstractmethod

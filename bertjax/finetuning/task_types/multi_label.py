@@ -10,6 +10,7 @@ Shapes: B batch, N examples, C labels.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -74,6 +75,15 @@ class TaskType(base.TaskType):
     def label_names(self, examples: Sequence[Example]) -> list[str]:
         """Returns the labels that occur: integers by value, then other names."""
         return classification.in_order(name for e in examples for name in e.class_names())
+
+    def output_bias(self) -> float:
+        """Returns the logit of the probability 1 / C, as if each text had one label.
+
+        With a bias of 0, the first steps only lower all logits. At the rates of fine-tuning a bias
+        is too slow for that, so the body would learn to do it and forget the texts (Lin et al.,
+        arXiv 1708.02002, section 3.3, use such a prior for stability).
+        """
+        return -math.log(max(len(self.labels) - 1, 1))
 
     def check(self, examples: Sequence[Example]) -> None:
         """Raises UserError if there is no label, or an example is invalid.

@@ -13,7 +13,7 @@ import bertjax
 from bertjax import __main__ as command_line
 from bertjax import errors
 from bertjax.artifact import huggingface
-from bertjax.finetuning import data_warnings, rows, run, tasks
+from bertjax.finetuning import data_warnings, initial_model, rows, run, tasks
 from bertjax.finetuning.examples import splits
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.task_types import multi_label
@@ -165,6 +165,17 @@ def test_the_loss_is_the_mean_binary_cross_entropy_in_float32():
         scores = typed(["a", "b"]).outputs(apply, batch)["scores"]
         assert scores.dtype == jnp.float32
         np.testing.assert_allclose(scores, p, rtol=1e-5)
+
+
+def test_a_new_head_starts_at_the_share_of_one_label():
+    task_type = typed([f"l{i}" for i in range(39)])
+    found = initial_model.model(
+        tiny_model.make(), ("classifier",), {"num_labels": 39}, jax.random.key(0),
+        output_bias=task_type.output_bias(),
+    )[2]  # fmt: skip
+    bias = found["classifier"]["logits"]["bias"]
+    np.testing.assert_allclose(1 / (1 + np.exp(-bias)), np.full(39, 1 / 39), rtol=1e-5)
+    assert typed(["a"]).output_bias() == 0.0
 
 
 def test_a_model_learns_labels():
