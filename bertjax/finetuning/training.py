@@ -24,7 +24,7 @@ from etils import epath
 from bertjax import checkpoint, errors, schema, sharding, step_log
 from bertjax import workdir as workdir_lib
 from bertjax.finetuning import job as job_lib
-from bertjax.runtime import signals
+from bertjax.runtime import distributed, signals
 
 
 @dataclasses.dataclass
@@ -161,7 +161,7 @@ def train(
             with log.paused() if scores or saves else contextlib.nullcontext():
                 if scores:
                     log.note("evaluating")
-                    _, _, dev = job.on_dev(state.params)
+                    dev = distributed.of_first(job.on_dev(state.params)[-1])
                     epoch = step / job.train_batches.steps_per_epoch
                     run.skipped = int(state.skipped)
                     if run.add(Evaluation(epoch, losses.mean(), dev)):

@@ -293,6 +293,14 @@ def wait(what: str) -> None:
         multihost_utils.sync_global_devices(what)
 
 
+def of_first(values: Mapping[str, float]) -> dict[str, float]:
+    """Returns the values that process 0 has, so that all processes decide by the same numbers."""
+    if jax.process_count() == 1:
+        return dict(values)
+    found = multihost_utils.broadcast_one_to_all(np.array(list(values.values()), np.float32))
+    return dict(zip(values, found.tolist(), strict=True))
+
+
 def check_shared(path: os.PathLike, flag: str = "workdir") -> None:
     """Raises UserError, in every process, unless all find the file that process 0 has written.
 
