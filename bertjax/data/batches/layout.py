@@ -1,13 +1,14 @@
 """Lays out rows of pieces as the input features and targets of a model.
 
-A row holds pieces of text from its first column on, then padding. Packed rows have segment_ids (1,
-2 ... by piece, 0 on padding) and position_ids that restart at 0 in each piece. Rows of one piece
-have an attention_mask instead. The layouts are those of seqio's feature converters.
+A row consists of pieces of text followed by padding. Packed rows have several pieces, with
+segment_ids (1 in the first piece, 2 in the second ..., 0 in padding) and position_ids (which start
+at 0 in each piece). Other rows have one piece, with an attention_mask. The layouts are those of
+seqio's feature converters.
 
     lay_out(tokens=[7, 8, 1, 9, 1], sizes=[[3, 2]], length=6, pad=0, packing=True)
     # input_ids 7 8 1 9 1 0, segment_ids 1 1 1 2 2 0, position_ids 0 1 2 0 1 0
 
-Shapes: B rows, L length, K maximum pieces per row, T tokens of all pieces, in their order.
+Shapes: B rows, L length, K maximum pieces per row, P pieces, T tokens of all pieces, in order.
 """
 
 import numpy as np
@@ -17,7 +18,7 @@ FeatureTable = dict[str, tuple[tuple[int, ...], type]]
 
 
 def pieces_of(batch: Batch) -> np.ndarray:
-    """Returns int32[T]: the tokens of an assembled batch without padding."""
+    """Returns int32[T]: the tokens of a batch made by `packing.assemble`, without padding."""
     ids_BW = batch["input_ids"]
     return ids_BW[np.arange(ids_BW.shape[1]) < batch["piece_sizes"].sum(axis=1)[:, None]]
 
@@ -25,10 +26,10 @@ def pieces_of(batch: Batch) -> np.ndarray:
 def lay_out(
     tokens_T: np.ndarray, sizes_BK: np.ndarray, length: int, pad: int, *, packing: bool
 ) -> Batch:
-    """Returns the features of rows of pieces, int32[B, L]: input_ids, and segment_ids and
+    """Returns the features of rows of pieces, int32[B, L]: input_ids, and also segment_ids and
     position_ids if `packing`, else attention_mask.
 
-    tokens_T: tokens of all pieces in order. sizes_BK: piece sizes, 0 after a row's last piece.
+    tokens_T: tokens of all pieces in order. sizes_BK: sizes of the pieces of each row, then zeros.
     """
     real_BL = np.arange(length) < sizes_BK.sum(axis=1)[:, None]
     ids_BL = np.full(real_BL.shape, pad, np.int32)
@@ -56,10 +57,11 @@ def lay_out_targets(
     prefix: str = "",
 ) -> Batch:
     """Returns the features of a decoder that predicts pieces: targets int32[B, L], loss_weights
-    float32[B, L], and those of `lay_out`, with input_ids shifted right by one in each piece.
+    float32[B, L], and the features of `lay_out`, in which input_ids are the targets of each piece
+    shifted right by one.
 
     start: the id that each piece of input_ids starts with.
-    prefix: prepended to the names of the decoder's inputs, as in decoder_input_ids.
+    prefix: prepended to the names of the features of `lay_out`, as in decoder_input_ids.
     """
     row = lay_out(tokens_T, sizes_BK, length, pad, packing=packing)
     targets_BL = row["input_ids"]
@@ -75,7 +77,7 @@ def lay_out_targets(
 
 
 def features(length: int, packing: bool, prefix: str = "") -> FeatureTable:
-    """Returns name -> (shape without the batch axis, dtype) of the features of `lay_out`."""
+    """Returns {feature: (shape without the batch axis, dtype)} for the batches of `lay_out`."""
     names = ("input_ids", "segment_ids", "position_ids") if packing else (
         "input_ids", "attention_mask"
     )  # fmt: skip
@@ -83,7 +85,7 @@ def features(length: int, packing: bool, prefix: str = "") -> FeatureTable:
 
 
 def target_features(length: int, packing: bool, prefix: str = "") -> FeatureTable:
-    """Returns name -> (shape without the batch axis, dtype) of those of `lay_out_targets`."""
+    """Returns {feature: (shape without the batch axis, dtype)} for batches of `lay_out_targets`."""
     targets = {"targets": ((length,), np.int32), "loss_weights": ((length,), np.float32)}
     return features(length, packing, prefix) | targets
 
@@ -91,9 +93,9 @@ def target_features(length: int, packing: bool, prefix: str = "") -> FeatureTabl
 def ended(
     tokens_T: np.ndarray, sizes_P: np.ndarray, real_BK: np.ndarray, end: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Appends `end` to each piece; returns the tokens and the sizes as [B, K].
+    """Appends the id `end` to each piece; returns (tokens of all pieces, piece sizes int64[B, K]).
 
-    real_BK: bool, true in the P slots that hold a piece.
+    sizes_P: sizes of the pieces without `end`. real_BK: bool, true in the P slots with a piece.
     """
     sizes_BK = np.zeros(real_BK.shape, np.int64)
     sizes_BK[real_BK] = sizes_P + 1
@@ -110,7 +112,9 @@ def encoder_decoder(
 ) -> Batch:
     """Returns the features of an encoder that reads `inputs` and a decoder that predicts `targets`.
 
-    Both are (tokens_T, sizes_BK), with rows of `lengths`. The decoder starts with `pad`, as in T5.
+    inputs, targets: (tokens_T, sizes_BK), as in `lay_out`.
+    lengths: length of the rows of the encoder and of the decoder.
+    The first input of the decoder is `pad`, as in T5.
     """
     return lay_out(*inputs, lengths[0], pad, packing=packing) | lay_out_targets(
         *targets, lengths[1], pad, start=pad, packing=packing, prefix="decoder_"
@@ -118,5 +122,5 @@ def encoder_decoder(
 
 
 def encoder_decoder_features(lengths: tuple[int, int], packing: bool) -> FeatureTable:
-    """Returns name -> (shape without the batch axis, dtype) of those of `encoder_decoder`."""
+    """Returns {feature: (shape without the batch axis, dtype)} for batches of `encoder_decoder`."""
     return features(lengths[0], packing) | target_features(lengths[1], packing, "decoder_")

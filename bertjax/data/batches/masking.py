@@ -4,8 +4,8 @@ This module chooses single tokens and whole words; `data.batches.span_masking` c
 words. All functions are vectorised over the batch. The rules are those of BERT (Devlin et al. 2019,
 section 3.1, and its create_pretraining_data.py): a row of n tokens, specials included, gets
 min(P, max(1, round(rate * n))) predictions; [CLS], [SEP] and padding are never chosen; 80% of the
-chosen tokens become [MASK], 10% a random piece, 10% stay. Every row has P slots; slots beyond its
-count hold position 0 with weight 0.
+chosen tokens become [MASK], 10% become a random piece, 10% stay. Every row has P slots; unused
+slots have position 0 and weight 0.
 
 Shapes: B rows, L length, P predictions per row.
 """
@@ -54,11 +54,12 @@ def choose_words(
     """Chooses whole words, at most counts_B positions in each row.
 
     Words are tried in random order. A word that would exceed the count is skipped, and a later,
-    shorter one may take its place. A row in which every word exceeds the count has no prediction.
+    shorter word may be chosen instead. A row in which every word exceeds the count has no
+    prediction.
 
     Args:
-      continues_BL: bool, true where a token continues the word of the token before it. Ignored
-        after a position that is no candidate ([CLS], [SEP]): a word always starts there.
+      continues_BL: bool, true where a token continues the word of the token before it. It is
+        ignored if the position before is not a candidate ([CLS], [SEP]): a new word starts there.
       The other arguments and the result are as in `choose_tokens`.
     """
     b, length = candidates_BL.shape
@@ -81,12 +82,13 @@ def choose_words(
 def words(candidates_BL: np.ndarray, continues_BL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns bool[B, L], true where a word of candidates starts, and the word sizes, int64[B * L].
 
-    The sizes are flat over the batch: 0 inside a word; 1 at a position that is no candidate.
+    The sizes are those of the flattened batch: the size of a word at its first token, 0 at its
+    other tokens, and 1 at a position that is not a candidate.
     """
     inside_BL = continues_BL & candidates_BL
     inside_BL[:, 1:] &= candidates_BL[:, :-1]
     inside_BL[:, 0] = False
-    # Flat over the batch: every position that does not continue a word ends the one before it.
+    # Indices into the flattened batch: the positions that start a word or are not a candidate.
     starts = np.flatnonzero(~inside_BL)
     sizes = np.zeros(inside_BL.size, np.int64)
     sizes[starts] = np.diff(starts, append=inside_BL.size)
@@ -96,9 +98,12 @@ def words(candidates_BL: np.ndarray, continues_BL: np.ndarray) -> tuple[np.ndarr
 def slots(
     starts: np.ndarray, sizes: np.ndarray, counts_B: np.ndarray, shape: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Converts ascending runs, flat over the batch, to positions and weights as in `choose_tokens`.
+    """Converts runs of positions to the positions and weights that `choose_tokens` returns.
 
-    counts_B: total positions in the runs of each row; shape: (L, P).
+    Args:
+      starts, sizes: the runs of all rows, ascending; starts are indices into the flattened [B, L].
+      counts_B: number of positions in the runs of each row.
+      shape: the pair (L, P).
     """
     length, limit = shape
     before = np.cumsum(sizes) - sizes
@@ -125,11 +130,13 @@ def apply(
     """Masks the chosen positions.
 
     Args:
-      random_ids: int[R], the ids from which a random piece is drawn.
-      mask_token_rate, random_token_rate: shares of the chosen positions that become `mask_id` or a
-        random piece; the others keep their token.
-      deciders_BP: int, for each slot, the slot whose draw decides between mask, random and keep.
-        With the first slot of each span, a span is masked as a whole. None: each slot's own draw.
+      positions_BP, weights_BP: the chosen positions, as returned by `choose_tokens`.
+      random_ids: int[R], the ids from which random pieces are drawn.
+      mask_token_rate, random_token_rate: shares of the chosen positions that become `mask_id` and
+        a random piece; the others keep their token.
+      deciders_BP: int, for each slot, the slot whose draw decides between mask, random and keep. If
+        this is the first slot of the span, the whole span is masked, random or kept. If None, each
+        slot uses its own draw.
 
     Returns:
       The masked input_ids, int32[B, L], a new array, and masked_ids int32[B, P], the original
@@ -143,7 +150,7 @@ def apply(
         action_BP = np.take_along_axis(action_BP, deciders_BP, axis=1)
     seen_BP = np.where(action_BP < mask_token_rate + random_token_rate, drawn_BP, truth_BP)
     seen_BP = np.where(action_BP < mask_token_rate, mask_id, seen_BP)
-    # Unused slots point at position 0, which is never chosen: they write back its own token.
+    # Unused slots have position 0, which is never chosen; they write the token that is there.
     seen_BP = np.where(used_BP, seen_BP, truth_BP)
     hidden_BL = input_ids_BL.copy()
     np.put_along_axis(hidden_BL, positions_BP, seen_BP.astype(hidden_BL.dtype), axis=1)
@@ -153,8 +160,8 @@ def apply(
 def shuffled(candidates_BL: np.ndarray, rng: RowRandom) -> np.ndarray:
     """Returns int32[B, L]: the columns of each row, the candidates first and in random order.
 
-    Score and column share a 32-bit word. So no two values tie, the order does not depend on the
-    sort algorithm, and sorting values is several times faster than argsort.
+    Score and column are packed into one 32-bit word. So no two values are equal, the order does not
+    depend on the sort algorithm, and sorting these values is several times faster than argsort.
     """
     length = candidates_BL.shape[1]
     low = np.uint32((1 << (length - 1).bit_length()) - 1)

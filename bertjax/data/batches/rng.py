@@ -19,9 +19,9 @@ _WORD = 2**64 - 1
 
 
 def row_keys(seed: int, epoch: int | np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Returns the key of each row: uint64[B], distinct for distinct indices of one epoch.
+    """Returns uint64[B]: the key of each row; rows of one epoch with different indices differ.
 
-    epoch: one number or int64[B]; index: int64[B].
+    epoch: one number or int64[B]. index: int64[B], the index of each row's sample in its epoch.
     """
     index = np.asarray(index)
     key = np.full(index.shape, (seed + int(_GOLDEN)) & _WORD, np.uint64)
@@ -54,7 +54,8 @@ class RowRandom:
     ) -> np.ndarray:
         """Returns int64[B, n] in [low, high); low and high are numbers or broadcast against [B, n].
 
-        An empty range gives low. The probabilities of two numbers differ by at most 2**-32.
+        The result is `low` where the range is empty. The probabilities of any two numbers in the
+        range differ by at most 2**-32.
         """
         span = np.subtract(high, low).astype(np.uint64)
         return ((self.bits(stream, n) * span) >> np.uint64(32)).astype(np.int64) + low

@@ -51,25 +51,27 @@ def choose_spans(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Chooses runs of whole words, at most counts_B positions in each row.
 
-    Every word of a row is tried once as a start, in random order. The run of the next length that
-    starts there is accepted if it holds consecutive candidates only and keeps its distance from the
-    accepted runs. Otherwise the same length is tried at the next start, so that no length is
-    favoured. A run is shortened, to whole words, only if it exceeds what is left of the count; so
-    the last run of a row may be shorter than drawn.
+    The words of a row are tried as starts in random order, each at most once. A run of the next
+    length in lengths_BK, starting there, is accepted if all its words are consecutive candidates
+    and it is at least `gap` positions away from the accepted runs. Otherwise the same length is
+    tried at the next start, so that no length is favoured. A run is shortened, to whole words, only
+    if the row has fewer positions left than the run needs; so only the last runs accepted in a row
+    may be shorter than drawn.
 
     Args:
       candidates_BL, continues_BL, counts_B, limit: as in `masking.choose_words`.
-      lengths_BK: lengths of the runs in words, in the order of their placement; K >= limit.
-      gap: minimum number of positions between two runs. With 1 no runs touch, so that the
-        neighbours of a run are never masked; with 0 runs may be adjacent.
+      lengths_BK: lengths of the runs in words, in the order in which they are placed; K >= limit.
+      gap: minimum number of positions between two runs. With gap=1 no two runs touch, so the
+        positions next to a run are never masked; with gap=0 runs may be adjacent.
 
     Returns:
       positions int32[B, P], ascending, and weights float32[B, P], 1 where a slot is used.
     """
     b, length = candidates_BL.shape
     first_BL, sizes = masking.words(candidates_BL, continues_BL)
-    # Flat over the batch: where words start and end, and for each word the number of the word
-    # before which a run starting here must stop: the row ends or a non-candidate intervenes there.
+    # Starts and ends of words are indices into the flattened batch. `stops` has, for each word, the
+    # number of the first word that a run starting at this word cannot contain, because the row ends
+    # or a position that is not a candidate is in between.
     starts = np.flatnonzero(first_BL)
     ends = starts + sizes[starts]
     broken = np.append((starts[1:] != ends[:-1]) | (starts[1:] % length == 0), True)
@@ -81,7 +83,7 @@ def choose_spans(
     words_B = first_BL.sum(axis=1)
     left_B = counts_B.copy()
     taken_B = np.zeros(b, np.int64)
-    from_BP, to_BP = np.full((2, b, limit), -1)  # the runs taken, the ends excluded
+    from_BP, to_BP = np.full((2, b, limit), -1)  # the accepted runs; ends are exclusive
     rows = np.flatnonzero((words_B > 0) & (left_B > 0))
     rank = 0
     while len(rows):
@@ -90,7 +92,8 @@ def choose_spans(
         size = np.minimum(wanted, np.searchsorted(ends, start + left, side="right") - word)
         whole = (size > 0) & (word + size <= stops[word])
         end = ends[np.where(whole, word + size - 1, word)]
-        # Fewer words than wanted because the count holds no more, not because none follow.
+        # Fewer words than wanted are accepted if the count allows no more, but not if no more
+        # candidates follow.
         whole &= (size == wanted) | (word + size < stops[word]) | (end - start == left)
         used = slice(taken.max() + 1)
         before = end[:, None] + gap <= from_BP[rows, used]
@@ -108,10 +111,11 @@ def choose_spans(
 
 
 def runs(positions_BP: np.ndarray, weights_BP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns two int64[B, P]: the slots of the first and of the last position of each slot's run.
+    """Returns, for each slot, the first and the last slot of its run, as two int64[B, P].
 
-    A run is a maximal sequence of consecutive chosen positions. With a gap, the runs are those of
-    `choose_spans`; without a gap, adjacent n-grams form one run. An unused slot is its own run.
+    A run is a maximal sequence of consecutive chosen positions. With gap >= 1 these are the runs
+    placed by `choose_spans`; with gap=0 adjacent n-grams form one run. An unused slot is a run of
+    its own.
     """
     slots_P = np.arange(positions_BP.shape[1])
     goes_on_BP = np.diff(positions_BP, axis=1, prepend=-2) == 1

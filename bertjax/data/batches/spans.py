@@ -26,8 +26,9 @@ _NO_LIMIT = 2**31 - 1
 class Noise:
     """A kind of noise: how many tokens are noise, and how long the noise spans are.
 
-    density: share of noise tokens, above 0 and below 1. mean_length: average tokens per span, 1 or
-    more; if infinite, the only span is the end of the piece, so that the rest is a prefix.
+    density: share of noise tokens, above 0 and below 1.
+    mean_length: average number of tokens in a span, at least 1. If it is infinite, a piece has one
+        span, at its end, and the text before the span is a prefix.
     """
 
     density: float
@@ -38,7 +39,7 @@ class Noise:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the numbers of noise tokens and of spans, int64, for pieces of `sizes` tokens.
 
-        The token of a one-token piece is never noise; the piece counts as one span of 0 tokens.
+        A piece of one token has no noise token and one span, which is empty.
         """
         tokens = np.clip(np.rint(sizes * self.density).astype(np.int64), 1, np.maximum(1, sizes))
         tokens = np.minimum(tokens, np.maximum(sizes - 1, 0))
@@ -49,14 +50,18 @@ class Noise:
     def lengths(
         self, sizes: np.ndarray, max_spans: int = _NO_LIMIT
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens of the inputs and of the targets, with sentinels and an EOS each."""
+        """Returns the numbers of tokens in the inputs and in the targets of corrupted pieces.
+
+        Both include the sentinels and one EOS.
+        """
         tokens, spans = self.counts(sizes, max_spans)
         return sizes - tokens + np.where(tokens > 0, spans, 0) + 1, tokens + spans + 1
 
     def longest_piece(
         self, inputs_length: int, targets_length: int | None = None, max_spans: int = _NO_LIMIT
     ) -> int:
-        """Returns the tokens of the longest piece whose corrupted form fits; 0 if none does."""
+        """Returns the number of tokens in the longest piece whose inputs and targets, with at most
+        max_spans spans, do not exceed these lengths; 0 if there is none."""
         sizes = np.arange(1, int(inputs_length / (1 - self.density)) + 2)
         inputs, targets = self.lengths(sizes, max_spans)
         fits = inputs <= inputs_length
@@ -66,10 +71,10 @@ class Noise:
 
 
 def random_spans_lengths(inputs_length: int, density: float, mean_length: float) -> tuple[int, int]:
-    """Returns the tokens of text that fill inputs of a length once corrupted, and their targets.
+    """Returns (number of text tokens before corruption, length of the targets) for inputs_length.
 
-    random_spans_helper of T5's preprocessors with an EOS in inputs and targets: (568, 114) for
-    inputs of 512 with density 0.15 and spans of 3.
+    Same as random_spans_helper in T5's preprocessors, which counts an EOS in inputs and targets:
+    (568, 114) for inputs_length 512, density 0.15 and mean_length 3.
     """
     noise = Noise(density, mean_length)
     tokens_length = noise.longest_piece(inputs_length)
@@ -85,11 +90,11 @@ def noise_mask(
 ) -> np.ndarray:
     """Returns bool[T]: the noise mask of all pieces.
 
-    The noise_BK noise tokens of a piece are divided into spans_BK spans, and so are its other
-    tokens; all divisions are equally likely. Then text spans and noise spans alternate, as in
-    random_spans_noise_mask of T5.
+    The noise_BK noise tokens of a piece are divided into spans_BK spans, and its other tokens into
+    as many text spans; all divisions are equally likely. Text spans and noise spans alternate, as
+    in random_spans_noise_mask of T5.
 
-    rng: random numbers of the B rows.
+    sizes_BK: numbers of tokens in the pieces. rng: random numbers of the B rows.
     """
     # The noise tokens and the other tokens of each piece form two groups. The spans of a group
     # start at its first token and at random later tokens: those with the lowest random scores.
@@ -98,13 +103,13 @@ def noise_mask(
     row_sizes_B = groups_BG.sum(axis=1)
     before_G = np.cumsum(sizes_G) - sizes_G
     group_BG = np.broadcast_to(np.arange(groups_BG.shape[1], dtype=np.uint64), groups_BG.shape)
-    group_T = np.repeat(group_BG.ravel(), sizes_G)  # within its row
+    group_T = np.repeat(group_BG.ravel(), sizes_G)  # number of the group within its row
 
     width = int(row_sizes_B.max(initial=0))
     real_BW = np.arange(width) < row_sizes_B[:, None]
     score_T = rng.bits("spans/score", width)[real_BW].astype(np.uint64)
     score_T[before_G[sizes_G > 0]] = 0
-    # Group, score and column share a word, so that one sort of a row sorts each of its groups.
+    # Group, score and column are packed into one word: sorting a row then sorts within its groups.
     column_BW = np.broadcast_to(np.arange(width, dtype=np.uint64), real_BW.shape)
     words_BW = np.full(real_BW.shape, np.uint64(2**64 - 1))
     words_BW[real_BW] = group_T << np.uint64(48) | score_T << np.uint64(16) | column_BW[real_BW]
@@ -128,10 +133,10 @@ def noise_mask(
 def noise_span_to_unique_sentinel(
     tokens_T: np.ndarray, noise_T: np.ndarray, sizes_P: np.ndarray, sentinels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Replaces each noise span of a piece by one sentinel, its first span by sentinels[0].
+    """Replaces noise span n of each piece, counted from 0, by sentinels[n].
 
-    noise_T: bool. sizes_P: all positive, with at most len(sentinels) spans per piece.
-    Returns int32 tokens of all pieces, and the size of each, int64[P].
+    noise_T: bool. sizes_P: piece sizes, all positive; a piece has at most len(sentinels) spans.
+    Returns the tokens of all pieces, int32, and the size of each piece, int64[P].
     """
     piece_starts = np.cumsum(sizes_P) - sizes_P
     before_T = np.zeros_like(noise_T)
@@ -149,5 +154,8 @@ def noise_span_to_unique_sentinel(
 def nonnoise_span_to_unique_sentinel(
     tokens_T: np.ndarray, noise_T: np.ndarray, sizes_P: np.ndarray, sentinels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Replaces each text span by a sentinel and keeps the noise; returns the targets, see above."""
+    """Returns the targets: replaces the text spans by sentinels instead of the noise spans.
+
+    Arguments and results are as in `noise_span_to_unique_sentinel`.
+    """
     return noise_span_to_unique_sentinel(tokens_T, ~noise_T, sizes_P, sentinels)
