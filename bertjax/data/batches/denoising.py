@@ -1,8 +1,9 @@
 """Text-to-text denoising: the encoder reads corrupted text, the decoder predicts the noise spans.
 
-Each piece of a row is corrupted on its own; its inputs and its targets both end with an EOS. The
-kind of noise decides how much text fills a row. Each document therefore draws its kind when rows
-are built, and all pieces of a row share it. The noise positions are drawn from the row's own key.
+Each piece of a row is corrupted independently, and its inputs and its targets both end with an EOS.
+How much text fits into a row depends on the kind of noise. Therefore the kind is drawn once per
+document, before rows are filled, and all pieces of a row have the same kind. The noise positions
+are drawn later, from the key of the row (`data.batches.rng`).
 """
 
 import dataclasses
@@ -18,13 +19,13 @@ from bertjax.data.batches.rng import RowRandom
 
 @dataclasses.dataclass(frozen=True)
 class Corruption:
-    """Sampling (see `data.batches.packing`) that also corrupts the text of its rows.
+    """Samples rows of pieces, like the classes of `data.batches.packing`, and corrupts their text.
 
-    length, targets_length: tokens in a row of the encoder and of the decoder.
-    noises, rates: kinds of noise, and the share of the rows that has each; the rates sum to 1.
-    sentinels: int32 ids; their number limits the noise spans of a piece.
-    end, pad: token ids; the decoder starts with pad.
-    modes: for each kind of noise, the token id that its inputs start with; empty: no such token.
+    length, targets_length: number of tokens in a row of the encoder and of the decoder.
+    noises: the N kinds of noise. rates: for each kind, its share of the rows; the rates sum to 1.
+    sentinels: int32 ids; a piece has at most as many noise spans as there are sentinels.
+    end: the id at the end of each piece. pad: the id of padding and the decoder's first input.
+    modes: for each kind of noise, the id that its inputs start with; empty: no such id.
     """
 
     length: int
@@ -47,18 +48,19 @@ class Corruption:
 
     @functools.cached_property
     def limits(self) -> np.ndarray:
-        """int64: for each kind of noise, the tokens of the longest piece of text that fits."""
+        """int64[N]: for each kind of noise, the size of the longest piece of text that fits a row.
+        """
         room = self.length - self.front, self.targets_length, len(self.sentinels)
         return np.array([noise.longest_piece(*room) for noise in self.noises])
 
     @property
     def front(self) -> int:
-        """Number of tokens before the text of the inputs: 1 with modes, else 0."""
+        """Number of tokens in front of the text of a piece in the inputs: 1 with modes, else 0."""
         return 1 if self.modes else 0
 
     @property
     def width(self) -> int:
-        """Maximum tokens of text in a row: each ends up in the inputs or in the targets."""
+        """Maximum number of text tokens in a row; each will be in the inputs or in the targets."""
         return self.length + self.targets_length
 
     def window(self, records: Sequence) -> packing.Window:
@@ -66,9 +68,12 @@ class Corruption:
         return packing.join(records)
 
     def segment(self, window: packing.Window, rng: RowRandom) -> np.ndarray:
-        """Returns a table of rows that holds each token once; rng has one row: the window's."""
+        """Returns a table of rows whose pieces cover each token once.
+
+        rng: random numbers of the window, which is its only row.
+        """
         # The rates are shares of the rows, but how many rows a document fills depends on its kind
-        # of noise. So a kind is drawn with weight rate / rows the document would fill with it.
+        # of noise. So a kind has the weight: rate / number of rows that the document would fill.
         if self.packing:
             rows_DN = 1 / np.tile(self.limits, (len(window.edges) - 1, 1))
         else:
@@ -100,12 +105,15 @@ class Corruption:
 
     def assemble(self, window: packing.Window, table: np.ndarray) -> packing.Batch:
         """Returns input_ids int32[B, width] with pieces back to back, piece_sizes int32[B, K] and
-        noise int32[B], the index in `noises` of each row's kind."""
+        noise int32[B], the index in `noises` of the kind of noise of each row."""
         batch = packing.assemble(window, table, self.width, self.pad)
         return batch | {"noise": table["noise"][:, 0]}
 
     def corrupt(self, batch: packing.Batch, rng: RowRandom) -> packing.Batch:
-        """Returns the features (`layout.encoder_decoder`) of an assembled batch; rng: its rows'."""
+        """Corrupts a batch of `assemble`; returns its features, see `layout.encoder_decoder`.
+
+        rng: random numbers of the rows of the batch.
+        """
         tokens, sizes_BK = layout.pieces_of(batch), batch["piece_sizes"]
         counts_BK, spans_BK = np.zeros_like(sizes_BK), np.zeros_like(sizes_BK)
         for i, noise in enumerate(self.noises):

@@ -1,16 +1,16 @@
-"""Loads batches: batch `step` is a pure function of the seed and the step, on any host, in any
-order.
+"""Loads batches: a batch depends only on the dataset, the settings, the seed and its step, not on
+the host or on earlier batches.
 
-An epoch is a random permutation of the dataset's records, cut into windows of `window_tokens` or
-so. In each epoch a window's text is segmented into samples anew, and the samples are shuffled. The
-number of samples of a window is fixed beforehand: its records times the samples per record, which
-is measured once on the first window. So sample i is located without reading earlier windows. A
-window with more samples skips some at random; one with fewer repeats some, with new masks. (With
-one window the first epoch is exact.)
+An epoch is a random permutation of the dataset's records, cut into windows of about `window_tokens`
+tokens. In each epoch the text of a window is segmented into samples anew, and these are shuffled.
+The number of samples used from a window is fixed beforehand: its number of records times the
+samples per record in the first window. So sample i is located without reading earlier windows. If
+a window yields more samples, some are skipped at random; if it yields fewer, some are repeated,
+with new masks. (If there is only one window, each sample of the first epoch is used exactly once.)
 
     stream = Stream(dataset, sampling, transform, batch_size=256, seed=0)
     stream.batch(step)                          # {"input_ids": int32[256, L], ...}
-    stream.batch(step, rows=slice(0, 128))      # its first half, the same bytes
+    stream.batch(step, rows=slice(0, 128))      # the first half of the same batch
     for batch in train_batches(stream, start_step, stop_step): ...
 """
 
@@ -42,7 +42,7 @@ class Dataset(Protocol):
 
 
 class Sampling(Protocol):
-    """The interface that turns records into samples (see `data.batches.samples`)."""
+    """The interface of the classes that turn records into samples (see `data.batches.samples`)."""
 
     def window(self, records: list): ...
     def segment(self, window, rng: RowRandom) -> np.ndarray: ...
@@ -50,7 +50,10 @@ class Sampling(Protocol):
 
 
 class Windows:
-    """The windows of each epoch: window w holds its records edges[w] to edges[w + 1] - 1."""
+    """The windows of each epoch.
+
+    Window w contains the records edges[w] to edges[w + 1] - 1 of the epoch's permutation.
+    """
 
     def __init__(self, dataset: Dataset, sampling: Sampling, seed: int, window_tokens: int):
         if dataset.num_records == 0:
@@ -69,9 +72,9 @@ class Windows:
         return len(self.edges) - 1
 
     def read(self, epoch: int, w: int) -> tuple[object, np.ndarray]:
-        """Returns the text of window w of an epoch, and its sample table in shuffled order.
+        """Returns window w of an epoch (see `Sampling.window`) and its table of samples, shuffled.
 
-        Raises UserError if its records yield no sample.
+        Raises UserError if the records of the window yield no sample.
         """
         records = self._permutation(epoch)[self.edges[w] : self.edges[w + 1]]
         window = self.sampling.window(self._dataset.read(records))
@@ -93,9 +96,10 @@ class Stream:
     """An endless stream of training batches, indexed by step.
 
     Args:
-      dataset, sampling: the source of the records, and what turns them into samples.
-      transform: (batch, random numbers of its rows) -> batch.
-      batch_size: rows of the global batch.
+      dataset: the prepared records.
+      sampling: turns records into samples.
+      transform: called with a batch and the random numbers of its rows; returns the final batch.
+      batch_size: number of rows in the global batch.
       seed: determines the order, the segmentation and the masking.
       window_tokens: samples are shuffled within windows of this many tokens; memory grows with it.
 
@@ -177,8 +181,9 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Yields each sample once, or only the first max_samples, in an order fixed by the seed.
 
-    A batch has example_weights float32[B] besides the features of `transform`. They are 0 for the
-    padding rows of the last batch, which are all zeros but for attention_mask[0] = 1, if it exists.
+    A batch has the features of `transform` and example_weights float32[B]. The last batch is padded
+    with rows of weight 0. All their features are 0, except that the first entry of attention_mask,
+    if there is one, is 1.
     """
     windows = Windows(dataset, sampling, seed, window_tokens)
 
@@ -209,7 +214,10 @@ def eval_batches(
 
 
 class _ReadAhead:
-    """Windows by number, counted across epochs; caches the latest `keep` and reads one ahead."""
+    """Reads windows by number, counted across epochs, and the next one in the background.
+
+    keep: how many of the most recent windows are cached.
+    """
 
     def __init__(self, windows: Windows, keep: int = 3):
         self._windows = windows
@@ -235,7 +243,8 @@ class _ReadAhead:
 
 
 def _merge(parts: list[tuple[np.ndarray, Batch]], rows: int) -> Batch:
-    """Merges parts (row indices in the batch, rows) into one batch."""
+    """Merges parts into one batch of `rows` rows. A part: (indices of its rows in the batch, rows).
+    """
     whole = {
         name: np.empty((rows, *value.shape[1:]), value.dtype) for name, value in parts[0][1].items()
     }
@@ -246,7 +255,7 @@ def _merge(parts: list[tuple[np.ndarray, Batch]], rows: int) -> Batch:
 
 
 def _fill(batch: Batch, batch_size: int) -> Batch:
-    """Pads the batch to batch_size with harmless rows of zero weight."""
+    """Adds example_weights, and pads the batch to batch_size with rows of weight 0."""
     size = len(batch["input_ids"])
     batch = batch | {"example_weights": np.ones(size, np.float32)}
     if size == batch_size:
@@ -255,6 +264,6 @@ def _fill(batch: Batch, batch_size: int) -> Batch:
         name: np.pad(value, [(0, batch_size - size)] + [(0, 0)] * (value.ndim - 1))
         for name, value in batch.items()
     }
-    if "attention_mask" in full:  # packed rows have none: their padding attends to nothing
+    if "attention_mask" in full:  # packed rows have no mask: their padding attends to nothing
         full["attention_mask"][size:, 0] = 1
     return full

@@ -1,18 +1,20 @@
 """Cuts documents into pieces and puts pieces into rows: several per row (packed) or one per row.
 
 A piece is a run of tokens of one document. Both ways of filling rows use the same pieces, and no
-piece attends to another of its row (`data.batches.layout`), so the loss is the same either way.
+piece attends to another piece of its row (`data.batches.layout`), so the loss is the same either
+way.
 
-`Documents`, `Prefixes` and `Enclosed` are samplings as in `data.batches.samples`;
-`data.batches.denoising` has another. Each row of their tables describes one row of the batch: the
-start and the size of each of its pieces.
+`Documents`, `Prefixes`, `Enclosed` and `denoising.Corruption` have the same methods as the classes
+of `data.batches.samples`. An entry of their tables describes one row of the batch: the start and
+the size of each piece in the row.
 
     sampling = Documents(length=128, end=1, pad=0, packing=True)
     window = sampling.window(records)
     table = sampling.segment(window, rng)
     batch = sampling.assemble(window, table[rows])  # input_ids [B, 128], piece_sizes [B, K]
 
-Shapes: B rows, L length, K maximum pieces per row, D documents or capacities of a row, P pieces.
+Shapes: B rows, L length, K maximum pieces per row, P pieces, D documents, or in `best_fit` and
+its callers the capacities of a row.
 """
 
 import dataclasses
@@ -25,7 +27,7 @@ from bertjax.data.batches.rng import RowRandom
 
 Batch = dict[str, np.ndarray]
 
-_TOKENS_A_SLOT = 8  # a row has one slot per 8 tokens; if pieces are shorter, rows stay less full
+_TOKENS_A_SLOT = 8  # a row has one slot per 8 tokens; rows of shorter pieces cannot be filled
 _MAX_COSTS = 2048  # up to this many distinct costs, `best_fit` is fast
 
 
@@ -39,9 +41,10 @@ def slots(length: int, packing: bool) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Documents back to back. tokens: uint16 or uint32 [T]; edges: int64[D + 1], ends with T.
+    """The documents of some records, back to back.
 
-    The part of a document in one record counts as a document, because records are shuffled.
+    tokens: uint16 or uint32 [T]. edges: int64[D + 1], the first token of each document, then T.
+    A document that continues in the next record counts as two, because records are shuffled.
     """
 
     tokens: np.ndarray
@@ -49,7 +52,7 @@ class Window:
 
 
 def join(records: Sequence, end: int | None = None) -> Window:
-    """Joins the documents of records of `data.prepared.store`, each followed by `end` if given."""
+    """Joins records of `data.prepared.store`; appends `end`, if given, to each document."""
     tokens = np.concatenate([record.tokens for record in records])
     sentences = np.concatenate([record.tokens_per_sentence for record in records])
     counts = np.concatenate([record.sentences_per_document for record in records])
@@ -64,8 +67,8 @@ def join(records: Sequence, end: int | None = None) -> Window:
 def cut(window: Window, limit: int | np.ndarray, rng: RowRandom) -> tuple[np.ndarray, np.ndarray]:
     """Cuts documents into pieces of `limit` tokens (a number or int[D]).
 
-    One piece of each document, at a random place among its pieces, holds the remaining tokens.
-    Returns the first token of each piece and its size, int64[P], in the order of the text.
+    If the size of a document is not a multiple of `limit`, one piece, at random, is shorter.
+    Returns the first token and the size of each piece, two int64[P], in the order of the text.
     """
     sizes = np.diff(window.edges)
     counts = -(-sizes // limit)
@@ -82,8 +85,9 @@ def cut(window: Window, limit: int | np.ndarray, rng: RowRandom) -> tuple[np.nda
 def best_fit(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
     """Returns int64[P]: the row of each piece, by best-fit decreasing bin packing.
 
-    A piece is placed in the row where it leaves the least room, or in a new row if it fits nowhere.
-    costs_DP: how much of each capacity of a row a piece takes, int, from 1 to the capacity.
+    A piece is placed in the row where it leaves the least room, or in a new row if no row has room.
+    capacity: the D capacities of a row, such as the tokens of its inputs and of its targets.
+    costs_DP: int, the amount of each capacity that a piece uses, from 1 to the capacity.
     Pieces of equal cost are placed together, so the time grows with the number of distinct costs.
     """
     capacity_D = np.array(capacity, np.int64)[:, None]
@@ -96,7 +100,7 @@ def best_fit(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
 
     rows_P = np.empty(costs_DP.shape[1], np.int64)
     left_DR = np.empty_like(costs_DP, np.int64)
-    opened, room = 0, np.zeros(0, np.int64)  # rows so far, and which of them are not full
+    opened, room = 0, np.zeros(0, np.int64)  # number of rows so far; rows that may not be full
     for kind in np.argsort(-(cost_DC * scale_D).max(axis=0), kind="stable"):
         cost_D, pieces = cost_DC[:, kind, None], members[kind]
         room = room[(left_DR[:, room] > 0).all(axis=0)]
@@ -122,7 +126,7 @@ def best_fit(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
 
 
 def coarse(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
-    """Returns the costs, rounded up until at most _MAX_COSTS distinct ones remain."""
+    """Returns costs_DP, rounded up so far that at most _MAX_COSTS distinct costs remain."""
     capacity_D, unit = np.array(capacity)[:, None], 1
     rounded_DP = costs_DP
     while len(np.unique(_codes(rounded_DP, capacity))) > _MAX_COSTS:
@@ -132,9 +136,10 @@ def coarse(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
 
 
 def tabulate(rows_P: np.ndarray, slots: int, **columns: np.ndarray) -> np.ndarray:
-    """Returns a structured table, one entry per row: each column int32[slots], 0 in empty slots.
+    """Returns a structured array, one entry per row: each column int32[slots], 0 in empty slots.
 
-    The pieces of a row keep their input order.
+    rows_P: the row of each piece. columns: int[P], one value per piece.
+    The pieces of a row keep their order.
     """
     order = np.argsort(rows_P, kind="stable")
     row = rows_P[order]
@@ -156,7 +161,8 @@ def arrange(
 ) -> np.ndarray:
     """Shuffles pieces and returns their table: packed into rows, or one per row if `slots` is 1.
 
-    costs_DP, capacity: as in `best_fit`. columns: the table's columns, int[P], a value per piece.
+    costs_DP, capacity: as in `best_fit`. columns: as in `tabulate`.
+    stream: the name of the random numbers to draw from rng.
     """
     order = rng.permutation(stream, costs_DP.shape[1])[0]
     columns = {name: column[order] for name, column in columns.items()}
@@ -169,7 +175,7 @@ def arrange(
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """Samples plain documents, each ended by `end`, in pieces of at most `length` tokens."""
+    """Samples documents, each followed by the token `end`, in pieces of at most `length` tokens."""
 
     length: int
     end: int
@@ -181,7 +187,10 @@ class Documents:
         return join(records, self.end)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """Returns a table of rows that holds each token once; rng has one row: the window's."""
+        """Returns a table of rows whose pieces cover each token once.
+
+        rng: random numbers of the window, which is its only row.
+        """
         start, size = cut(window, self.length, rng)
         k = slots(self.length, self.packing)
         return arrange(size[None], (self.length,), k, rng, "packing/pieces", start=start, size=size)
@@ -195,9 +204,10 @@ class Documents:
 class Prefixes:
     """Samples pieces of documents, each split at a random point into a prefix and a rest.
 
-    Prefix and rest each end with one extra token, and a row has room for `length` tokens of either.
-    The split decides which pieces fit together, so it is drawn here, per window. Pieces have at
-    most `length` - 4 tokens: two of `length`, with their four end tokens, would never share a row.
+    Prefix and rest each get one end token, and a row has room for `length` tokens of prefixes and
+    `length` tokens of rests. `segment` draws the split, because it decides which pieces fit into
+    one row. Pieces have at most `length` - 4 tokens: two pieces of `length` tokens, with their four
+    end tokens, would never fit into one row.
     """
 
     length: int
@@ -209,7 +219,10 @@ class Prefixes:
         return join(records)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """Returns a table of rows that holds each token once; rng has one row: the window's."""
+        """Returns a table of rows whose pieces cover each token once.
+
+        rng: random numbers of the window, which is its only row.
+        """
         start, size = cut(window, self.length - 4, rng)
         prefix = rng.integers("packing/prefix", np.minimum(1, size - 1), size, len(size))[0]
         return arrange(
@@ -232,7 +245,7 @@ class Prefixes:
 
 @dataclasses.dataclass(frozen=True)
 class Enclosed:
-    """Samples pieces between `first` and `last`, as the input of an encoder: [CLS] piece [SEP].
+    """Samples pieces for an encoder, each between the tokens `first` and `last`: [CLS] piece [SEP].
 
     A piece has at most `length` tokens, including these two.
     """
@@ -248,7 +261,10 @@ class Enclosed:
         return join(records)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """Returns a table of rows that holds each token once; rng has one row: the window's."""
+        """Returns a table of rows whose pieces cover each token once.
+
+        rng: random numbers of the window, which is its only row.
+        """
         start, size = cut(window, self.length - 2, rng)
         k = slots(self.length, self.packing)
         return arrange(
@@ -270,7 +286,10 @@ class Enclosed:
 
 
 def assemble(window: Window, table: np.ndarray, width: int, pad: int) -> Batch:
-    """Returns input_ids int32[B, width], the pieces back to back, and piece_sizes int32[B, K]."""
+    """Returns input_ids int32[B, width], with pieces back to back, and piece_sizes int32[B, K].
+
+    pad: the id after the last piece of a row.
+    """
     sizes_BK = table["size"]
     sizes_P = sizes_BK[sizes_BK > 0]
     shift_P = table["start"][sizes_BK > 0] - (np.cumsum(sizes_P) - sizes_P)

@@ -3,14 +3,14 @@
 A window is some records of the prepared dataset as flat arrays. `Pairs`, `OrderedPairs` and
 `FullSentences` have the same three methods, all of them vectorised and pure:
 
-    window = sampling.window(records)               # flat arrays, over-long sentences cut in pieces
+    window = sampling.window(records)               # flat arrays; very long sentences are cut
     table = sampling.segment(window, rng)           # every sample of the window, as spans of tokens
-    batch = sampling.assemble(window, table[rows])  # the rows as padded arrays
+    batch = sampling.assemble(window, table[rows])  # these samples as padded arrays
 
-A sample depends only on the draws of its first sentence; every sentence draws as if a sample
-started there. So a window is segmented in two steps: compute for every sentence where the next
-sample would start, then follow these links from the first sentence. A link never crosses the end
-of a document, where the next document starts, so one chain visits all documents.
+Random numbers are drawn for every sentence, as if a sample started there; a sample uses those of
+its first sentence. So a window is segmented in two steps: compute for every sentence where the next
+sample would start, then follow these links from the first sentence. Unless samples may cross
+documents, no link jumps over the start of a document, so the links visit all documents.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ import numpy as np
 from bertjax.data.batches.rng import RowRandom
 from bertjax.data.tokenizers.vocabulary import Specials
 
-# One sample: two spans of the window's tokens. label is 1 if B is from another document (Pairs) or
-# precedes A in the text (OrderedPairs).
+# One sample: two spans of the window's tokens, as first token and size. label is 1 if B is from
+# another document (Pairs) or precedes A in the text (OrderedPairs).
 SAMPLE = np.dtype(
     [("a", np.int32), ("a_size", np.int32), ("b", np.int32), ("b_size", np.int32),
      ("label", np.int32)]
@@ -32,12 +32,14 @@ SAMPLE = np.dtype(
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Text of some records: S sentences of D parts; a part is what one record has of a document.
+    """The text of some records: T tokens in S sentences in D parts.
+
+    A part consists of the sentences of one document that are in one record.
 
     tokens: uint16 or uint32 [T].
-    sentences: int32[S + 1], the token at which each sentence starts, then T.
-    parts: int32[D + 1], the sentence at which each part starts, then S.
-    document_ids: uint64[D]; all parts of a document have the same id.
+    sentences: int32[S + 1], the index of the first token of each sentence, then T.
+    parts: int32[D + 1], the index of the first sentence of each part, then S.
+    document_ids: uint64[D], for each part; all parts of a document have the same id.
     """
 
     tokens: np.ndarray
@@ -48,7 +50,10 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class TwoSegments:
-    """Base class of samples [CLS] A [SEP] B [SEP]; `spans` of a subclass chooses A, B and label."""
+    """Base class for samples [CLS] A [SEP] B [SEP]; a subclass has `spans`, which chooses A and B.
+
+    short_rate: the share of samples for which a shorter target length is drawn.
+    """
 
     length: int
     specials: Specials
@@ -66,7 +71,10 @@ class TwoSegments:
         return _cut(_join(records), self.max_tokens)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """Returns SAMPLE[N] in the order of the text; rng has one row: the window's."""
+        """Returns SAMPLE[N] in the order of the text.
+
+        rng: random numbers of the window, which is its only row.
+        """
         table = self.spans(window, rng)
         return truncate(table, self.max_tokens, rng.uniform("pairs/front", len(table))[0])
 
@@ -90,12 +98,13 @@ class TwoSegments:
         }
 
     def _chunks(self, window: Window, rng: RowRandom) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns, for a sample starting at each sentence: its end, the end of A, its target size.
+        """Returns, for a sample that starts at each sentence, its end, the end of A, and its target
+        size.
 
-        The ends are sentence numbers, exclusive; the target is in tokens.
+        The ends are sentence numbers, exclusive; the target size is in tokens.
         """
         sentences, n = window.sentences, len(window.sentences) - 1
-        end = np.repeat(window.parts[1:], np.diff(window.parts))  # of the part of each sentence
+        end = np.repeat(window.parts[1:], np.diff(window.parts))  # end of each sentence's part
         target = _targets(self.short_rate, self.max_tokens, n, rng)
         chunk_end = np.minimum(_reach(sentences, sentences[:-1] + target), end)
         size = chunk_end - np.arange(n)
@@ -104,7 +113,10 @@ class TwoSegments:
 
 @dataclasses.dataclass(frozen=True)
 class Pairs(TwoSegments):
-    """Samples pairs whose second segment is at random from another document: next_sentence_label.
+    """Samples pairs in which B follows A or is from another document, for next_sentence_label.
+
+    random_next_rate: the probability that B is from another document. A sample of one sentence
+        always gets such a B.
 
     Like create_instances_from_document in BERT's create_pretraining_data.py, with two differences:
     the target length is drawn per sample, not once per document, and a sentence longer than a
@@ -116,10 +128,12 @@ class Pairs(TwoSegments):
     label = "next_sentence_label"
 
     def spans(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """Returns SAMPLE[N] before truncation to max_tokens; A and true next segments tile the
-        text."""
+        """Returns SAMPLE[N] before truncation to max_tokens.
+
+        The segments A, and the segments B that follow them, cover the text without overlap.
+        """
         sentences, n = window.sentences, len(window.sentences) - 1
-        end = np.repeat(window.parts[1:], np.diff(window.parts))  # of the part of each sentence
+        end = np.repeat(window.parts[1:], np.diff(window.parts))  # end of each sentence's part
         chunk_end, a_end, target = self._chunks(window, rng)
         size = chunk_end - np.arange(n)
         if np.all(window.document_ids == window.document_ids[0]):
@@ -146,15 +160,15 @@ class Pairs(TwoSegments):
 class OrderedPairs(TwoSegments):
     """Samples two consecutive segments of one document, half of them swapped: sentence_order_label.
 
-    Sentence order prediction (ALBERT, arXiv 1909.11942, section 3.1). A chunk of a single sentence,
-    which ALBERT's data script pairs with another document's text, is cut in two here; a sentence of
-    a single token is skipped.
+    Sentence order prediction (ALBERT, arXiv 1909.11942, section 3.1). If a sample consists of a
+    single sentence, it is cut in two, whereas ALBERT's data script adds text from another document.
+    If that sentence is a single token, the sample is skipped.
     """
 
     label = "sentence_order_label"
 
     def spans(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """Returns SAMPLE[N] before truncation to max_tokens; label 1: B comes first in the text."""
+        """Returns SAMPLE[N] before truncation to max_tokens; label 1: B precedes A in the text."""
         sentences = window.sentences
         chunk_end, a_end, _ = self._chunks(window, rng)
         s = follow(chunk_end)
@@ -175,10 +189,12 @@ class OrderedPairs(TwoSegments):
 
 @dataclasses.dataclass(frozen=True)
 class FullSentences:
-    """Samples of as many whole sentences as fit: [CLS] text [SEP].
+    """Samples as many whole sentences as fit: [CLS] text [SEP].
 
-    cross_documents: whether a sample continues into the next document, after a separating [SEP], as
-    the FULL-SENTENCES input of RoBERTa (section 4.2) does; else it ends there, as in SpanBERT.
+    short_rate: the share of samples for which a shorter target length is drawn.
+    cross_documents: whether a sample may continue with the next document, after a [SEP], as in the
+        FULL-SENTENCES format of RoBERTa (section 4.2); if not, it ends with the document, as in
+        SpanBERT.
     """
 
     length: int
@@ -192,14 +208,17 @@ class FullSentences:
         return self.length - 2
 
     def window(self, records: Sequence) -> Window:
-        """Joins records into a window; with cross_documents each part ends with a [SEP]."""
+        """Joins records into a window; with cross_documents, appends a [SEP] to each part."""
         window = _join(records)
         if self.cross_documents:
             window = _close_parts(window, self.specials.sep)
         return _cut(window, self.max_tokens)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """Returns SAMPLE[N] in the order of the text, B empty; rng has one row: the window's."""
+        """Returns SAMPLE[N] in the order of the text, with empty B.
+
+        rng: random numbers of the window, which is its only row.
+        """
         sentences, n = window.sentences, len(window.sentences) - 1
         target = _targets(self.short_rate, self.max_tokens, n, rng)
         last = np.searchsorted(sentences, sentences[:-1] + target, side="right") - 1
@@ -210,12 +229,12 @@ class FullSentences:
         table = np.zeros(len(s), SAMPLE)
         table["a"], table["a_size"] = sentences[s], sentences[end[s]] - sentences[s]
         if self.cross_documents:
-            # The [SEP] that closes a sample is also the one between documents.
+            # A document's [SEP] at the end of a sample is omitted: `assemble` adds that [SEP].
             table["a_size"] -= np.isin(end[s], window.parts)
         return table
 
     def assemble(self, window: Window, table: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns input_ids, attention_mask int32[B, L]."""
+        """Returns input_ids and attention_mask, int32[B, L]."""
         size = table["a_size"][:, None]
         column = np.arange(self.length, dtype=np.int32)
         real = column < size + 2
@@ -230,7 +249,10 @@ class FullSentences:
 
 
 def follow(following: np.ndarray) -> np.ndarray:
-    """Returns int64: the sentences visited from 0 by s -> following[s] > s, until the end."""
+    """Returns int64: the sentences 0, following[0], following[following[0]] ..., until the end.
+
+    following: for each sentence s, the first sentence of the next sample, above s.
+    """
     links = following.tolist()  # iterating over a list is much faster than over an array
     met, s = [], 0
     while s < len(links):
@@ -243,7 +265,7 @@ def truncate(table: np.ndarray, max_tokens: int, front: np.ndarray) -> np.ndarra
     """Truncates pairs to max_tokens: removes tokens from the longer segment (B at a tie) until
     both fit.
 
-    front: float[N] in [0, 1), the share of the removed tokens that is removed at the front.
+    front: float[N] in [0, 1), the share of the removed tokens that are removed from the front.
     """
     a, b = table["a_size"], table["b_size"]
     b_keep = np.minimum(b, np.maximum(max_tokens - a, max_tokens // 2))
@@ -256,8 +278,11 @@ def truncate(table: np.ndarray, max_tokens: int, front: np.ndarray) -> np.ndarra
 
 
 def _targets(short_rate: float, max_tokens: int, n: int, rng: RowRandom) -> np.ndarray:
-    """Returns int32[n]: target sizes in tokens; with probability short_rate uniform from 2 to
-    max_tokens, else max_tokens."""
+    """Returns int32[n]: target sizes in tokens.
+
+    With probability short_rate a size is drawn uniformly from 2 to max_tokens; else it is
+    max_tokens.
+    """
     short = rng.uniform("samples/short", n)[0] < short_rate
     size = rng.integers("samples/target", 2, max_tokens + 1, n)[0]
     return np.where(short, size, max_tokens).astype(np.int32)
@@ -269,7 +294,10 @@ def _reach(sentences: np.ndarray, token: np.ndarray) -> np.ndarray:
 
 
 def _elsewhere(window: Window, part: np.ndarray, rng: RowRandom) -> np.ndarray:
-    """Returns for each part a random sentence of a random part of another document."""
+    """Returns for each part (see `Window`) the index of a random sentence in another document.
+
+    The sentence is from a part drawn at random.
+    """
     # Sorted by document id, the parts of a document form one range: draw outside that range.
     order = np.argsort(window.document_ids, kind="stable")
     ids, own = window.document_ids[order], window.document_ids[part]
