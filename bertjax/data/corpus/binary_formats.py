@@ -43,7 +43,7 @@ _OFFICE = {
 
 
 def check(path: str, head: bytes) -> None:
-    """Raises UserError if `head`, the first HEAD bytes of a file, is of a known binary format."""
+    """Raises UserError if the first HEAD bytes of a file, `head`, show a known binary format."""
     found = _format(head)
     if found is not None:
         name, advice = found

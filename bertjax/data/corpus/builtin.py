@@ -26,7 +26,8 @@ ENOUGH_BYTES = 6_000_000  # whole packages are added in order until there is thi
 MAX_BYTES = 10_000_000  # a package that would exceed this total is skipped
 MIN_DOCUMENT = 200  # characters
 MIN_WORDS = 6  # per paragraph
-# Parsing takes half of the time: a file is parsed only if this share of it is in triple quotes.
+# A file is parsed only if at least this share of it is in triple quotes, because parsing is slow:
+# it takes half of the time.
 _DOCSTRING_SHARE = 0.2
 
 _SKIPPED_FOLDERS = frozenset(
@@ -69,8 +70,11 @@ _COMMON = frozenset(
 
 
 def documents() -> Iterator[str]:
-    """Returns the corpus. A document is a reference topic or the docstrings of a module, with blank
-    lines between paragraphs. It has 5 to 10 MB where bertjax's dependencies are installed."""
+    """Returns the documents: reference topics, and for each module its docstrings as one document.
+
+    Blank lines separate paragraphs. The corpus has 5 to 10 MB if bertjax's dependencies are
+    installed.
+    """
     return iter(_corpus())
 
 
@@ -87,7 +91,7 @@ def write(path: str | os.PathLike) -> dict[str, int]:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Yields the paragraphs of a docstring that read like sentences, as lines without markup."""
+    """Yields the paragraphs of a docstring that are prose, each as one line without markup."""
     for block in re.split(r"\n\s*\n", text):
         if block.lstrip().startswith(">>>"):
             continue
@@ -116,7 +120,7 @@ def _corpus() -> tuple[str, ...]:
 
 
 def _packages() -> Iterator[Iterable[list[str]]]:
-    """Yields, for the topics, the standard library and each package, the texts of its documents.
+    """Yields the documents of each source: pydoc's topics, the standard library, each package.
 
     A document is a list of texts.
     """
@@ -171,7 +175,10 @@ def _walk(node: ast.Module | _HOLDS_DOCSTRINGS) -> Iterator[str]:
 
 
 def _document(texts: list[str], seen: set[str]) -> str:
-    """Joins the paragraphs of the texts not yet in `seen`; "" if that is under MIN_DOCUMENT."""
+    """Joins the paragraphs that are not in `seen`, and adds them to it.
+
+    Returns "" if the result has fewer than MIN_DOCUMENT characters.
+    """
     kept = []
     for paragraph in itertools.chain.from_iterable(map(paragraphs, texts)):
         key = "".join(filter(str.isalpha, paragraph)).lower()
@@ -183,7 +190,10 @@ def _document(texts: list[str], seen: set[str]) -> str:
 
 
 def _parts(lines: list[str]) -> Iterator[list[str]]:
-    """Splits a block's lines into paragraphs, one per list item; drops headings and type lines."""
+    """Splits the lines of a block into paragraphs; each list item is a paragraph.
+
+    Drops headings, directives and lines that only name a parameter and its type.
+    """
     part: list[str] = []
     indent = 0
     measured = [
@@ -208,7 +218,7 @@ def _parts(lines: list[str]) -> Iterator[list[str]]:
 def _sentences(paragraph: str) -> str:
     """Removes markup; capitalises the first letter and adds a full stop if they are missing.
 
-    Returns "" if these changes do not suffice for a paragraph of whole sentences.
+    Returns "" if the result still cannot be a paragraph of whole sentences.
     """
     if any(mark in paragraph for mark in "`*["):
         for pattern, replacement in _MARKUP:

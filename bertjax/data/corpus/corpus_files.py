@@ -1,8 +1,8 @@
 """Finds the files of a corpus, opens them decompressed and splits them at lines.
 
-Every failure to open or read a file is a UserError that names the file. So are devices and pipes,
-which may never end, binary formats, and a document above MAX_DOCUMENT, which a small compressed
-file can hold. Paths are local or gs://.
+Raises UserError, with the name of the file, if a file cannot be opened or read. The same holds for
+devices and pipes, which may never end, for binary formats, and for a document of more than
+MAX_DOCUMENT bytes, which a small compressed file may contain. Paths are local or gs://.
 """
 
 import contextlib
@@ -36,16 +36,17 @@ def is_compressed(path: str) -> bool:
 
 
 def suffix(path: str) -> str:
-    """Returns the suffix of the format, in lower case: ".jsonl" of "a/b.jsonl.gz"."""
+    """Returns the suffix for the format, in lower case: ".jsonl" for "a/b.jsonl.gz"."""
     stem = path.rpartition(".")[0] if is_compressed(path) else path
     return os.path.splitext(stem)[1].lower()
 
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Opens a file as (decompressed file, file on disk): one object if it is not compressed.
+    """Opens a file as (decompressed file, file on disk), the same object if it is not compressed.
 
-    Raises UserError if it is unreadable, corrupt or binary, also for errors while reading it.
+    Raises UserError if the file is unreadable, corrupt or binary, also if this is noticed only
+    while the file is read in the body of the `with` statement.
     """
     try:
         with paths.of(path).open("rb") as raw:
@@ -62,9 +63,9 @@ def opened(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 
 def lines(file: BinaryIO, where: Callable[[int], str]) -> Iterator[bytes]:
-    """Yields the lines of a file. Raises UserError if one is above MAX_DOCUMENT.
+    """Yields the lines of a file. Raises UserError if a line has more than MAX_DOCUMENT bytes.
 
-    where: names line n, from 0, in the message.
+    where: called with the number of that line, from 0; returns its name for the message.
     """
     for number in itertools.count():
         line = file.readline(MAX_DOCUMENT + 1)
@@ -75,9 +76,10 @@ def lines(file: BinaryIO, where: Callable[[int], str]) -> Iterator[bytes]:
 
 
 def text_lines(path: str) -> Iterator[tuple[int, str]]:
-    """Yields (number from 1, line without its end).
+    """Yields (line number from 1, line without its line break).
 
-    Raises UserError for a file that is empty, is not UTF-8, has a NUL, or ends lines with "\\r".
+    Raises UserError if the file is empty, is not UTF-8, contains a NUL character, or ends its lines
+    with "\\r" only.
     """
     number = 0
     with opened(path) as (file, _):
@@ -105,7 +107,10 @@ def text_lines(path: str) -> Iterator[tuple[int, str]]:
 
 
 def check_document(size: int, where: Callable[[], str]) -> None:
-    """Raises UserError if a document of `size` bytes is above MAX_DOCUMENT; where: names it."""
+    """Raises UserError if `size`, the bytes of a document, is above MAX_DOCUMENT.
+
+    where: returns the document's name for the message.
+    """
     if size > MAX_DOCUMENT:
         raise errors.UserError(
             f"{where()}: the document has more than {MAX_DOCUMENT >> 20} MiB and must fit in "
@@ -137,7 +142,7 @@ class _ZstdFile(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:
         while not self._ready:
-            # Few bytes at a time: repetitive text expands to 30,000 times its compressed size.
+            # Reads few bytes at a time: repetitive text expands to 30,000 times its size on disk.
             data = self._left or self._raw.read(_PIECE // 256)
             if not data:
                 if self._frame:
@@ -152,7 +157,7 @@ class _ZstdFile(io.RawIOBase):
 
 
 def checked_size(path: str) -> int:
-    """Returns the bytes on disk. Raises UserError if the file is empty or cannot be read."""
+    """Returns the size on disk, in bytes. Raises UserError if the file is empty or unreadable."""
     with opened(path) as (_, raw):
         if not raw.read(1):
             raise errors.UserError(f"{path}: the file is empty")
@@ -160,9 +165,12 @@ def checked_size(path: str) -> int:
 
 
 def boundary(file: BinaryIO, position: int, *, blank: bool) -> int:
-    """Returns the first line start after `position`; if `blank`, the first after a blank line."""
+    """Returns the position of the next line start after `position`.
+
+    blank: only line starts that follow a blank line count.
+    """
     file.seek(position)
-    at_start = False  # whether `line` starts at a line start: long lines are read in pieces
+    at_start = False  # whether `line` starts a line: long lines are read in pieces
     while line := file.readline(_PIECE):
         ended = line.endswith(b"\n")
         if ended and (not blank or (at_start and line.isspace())):
@@ -173,7 +181,8 @@ def boundary(file: BinaryIO, position: int, *, blank: bool) -> int:
 
 @functools.lru_cache(maxsize=4)
 def lines_before(path: str, position: int) -> int:
-    """Returns how many lines end before `position`. Reads them all: use it for messages only."""
+    """Returns how many lines end before `position`. Slow: it reads all of them; for messages only.
+    """
     count = 0
     if position:
         with opened(path) as (file, _):
@@ -184,10 +193,10 @@ def lines_before(path: str, position: int) -> int:
 
 
 def expand(pattern: str, known: Callable[[str], bool]) -> list[str]:
-    """Returns the files of a path, folder or glob, sorted. Raises UserError if there are none.
+    """Returns the files that a path, folder or glob stands for, sorted. UserError if there is none.
 
-    A folder is expanded to the files for which `known` is true: at any depth, or for a remote
-    folder only directly in it (epath lists buckets level by level).
+    A folder stands for its files for which `known` is true. Local folders are searched at any
+    depth, remote folders only at their top level, because epath lists buckets level by level.
     """
     folder = paths.of(pattern).is_dir()
     if "://" in pattern:

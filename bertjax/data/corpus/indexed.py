@@ -14,9 +14,10 @@ from bertjax import errors
 
 @functools.lru_cache(maxsize=4)
 def opened(path: str) -> Sequence[Any]:
-    """Opens records by index: bytes for ArrayRecord, feature dicts for "tfds:NAME/CONFIG:SPLIT".
+    """Opens a container as a sequence of records.
 
-    Raises UserError if it cannot be read or is empty.
+    A record is bytes in an ArrayRecord file, and a dict of features in "tfds:NAME/CONFIG:SPLIT".
+    Raises UserError if the container cannot be read or is empty.
     """
     records = _tfds(path) if path.startswith("tfds:") else _ArrayRecord(path)
     if not len(records):
@@ -67,7 +68,8 @@ def _tfds(path: str) -> Any:
 
 
 def tfds_bytes(path: str) -> int:
-    """Returns the total bytes of the examples, estimated from the mean over all splits."""
+    """Estimates the size in bytes of a TFDS split, from the mean size of an example of all splits.
+    """
     data = opened(path)
     info = data.dataset_info
     examples = info.splits.total_num_examples

@@ -3,10 +3,10 @@
     languages.splitter("rules", "de")("Er kam am 3. Mai. Dr. Ott, d.h. sein Arzt, kam auch.")
     # ['Er kam am 3. Mai.', 'Dr. Ott, d.h. sein Arzt, kam auch.']
 
-sentencex (https://github.com/wikimedia/sentencex) accepts any code and falls back to a related
-language or to English where it has no rules. LANGUAGES therefore lists the codes with rules of
-their own. As in English, a blank line always ends a sentence and a line break alone does not.
-Unlike in English, the sentences inside one pair of quotation marks stay together.
+sentencex (https://github.com/wikimedia/sentencex) accepts any language code: if it has no rules for
+a language, it uses those of a related language or of English. LANGUAGES therefore lists only the
+languages for which it has rules. As in English, a blank line always ends a sentence and a line
+break alone does not. Unlike in English, sentences inside one pair of quotation marks stay together.
 """
 
 import importlib.metadata
@@ -28,8 +28,9 @@ LANGUAGES = (
 # Maximum characters passed to the library at once: it takes quadratic time if quotation marks are
 # opened and never closed.
 _LIMIT = 8192
-# Ends of a piece after which a sentence continues, although the library splits there: in the novels
-# of ELTeC it splits "M. Dupont" in every 60th French sentence, and German ordinals before nouns.
+# Abbreviations and ordinals after which the library ends a sentence by mistake, at the end of a
+# piece. In the novels of ELTeC it splits every 60th French sentence, as in "M. Dupont", and German
+# sentences between an ordinal and its noun.
 _GOES_ON = {
     "de": re.compile(r"(?<![\w.])(?:\d{1,2}|Fa|Hrn?|Frl)\.\s*\Z"),
     "fr": re.compile(r"(?<![\w.])(?:MM?|Mgr|Dr|Me|Mmes?|Mlles?|Ste?)\.\s*\Z"),
@@ -40,7 +41,8 @@ def splitter(name: str, language: str) -> Callable[[str], list[str]]:
     """Returns the splitter `name` of `sentences.SPLITTERS` with the rules of `language`.
 
     Raises UserError if `language` is not in LANGUAGES, if it is not English and the splitter is not
-    "rules" (the others have no language), or if sentencex is not installed.
+    "rules" (the other splitters do not depend on the language), or if sentencex is needed but not
+    installed.
     """
     if language not in LANGUAGES:
         raise errors.UserError(f"language = {language!r}: must be one of {', '.join(LANGUAGES)}")

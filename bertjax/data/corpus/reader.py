@@ -1,4 +1,4 @@
-"""Reads a corpus: finds the sources of file patterns and yields their documents.
+"""Reads a corpus: finds the sources that match file patterns and yields their documents.
 
     .txt            a file is a document, or (text_split="blank") blank lines separate documents
     .jsonl .json    one JSON object per line; its `text_field` is the document
@@ -12,9 +12,9 @@ Text and JSON may be compressed (.gz, .zst). Paths are local or gs://, and may b
         for text in reader.documents(source):
             ...
 
-A `Source` is a small value. `split` divides it into parts that other processes can read; together
-the parts give each document exactly once. Bad input raises UserError that names the file and the
-line; with on_error="skip" it is skipped and counted.
+A `Source` is a small object. `split` divides it into parts that other processes can read; together
+the parts yield each document exactly once. Bad input raises UserError with the file and the line;
+with on_error="skip" bad input is skipped and counted.
 """
 
 import collections
@@ -57,7 +57,8 @@ class Source:
     path: file, "tfds:NAME/CONFIG:SPLIT" or "builtin".
     format: one of FILE_FORMATS, "tfds" or "builtin".
     size: bytes of this part on disk; an estimate for parts of compressed files and for TFDS.
-    start, stop: the part, in bytes for text and JSON, in records otherwise; stop=None is the end.
+    start, stop: the range of the part, in bytes for text and JSON, else in records; stop=None: to
+        the end.
     stride: (i, n) keeps documents i, i + n, ... of a file that must be read from its beginning.
     """
 
@@ -76,7 +77,9 @@ def find(
     on_error: str = "stop",
     skipped: collections.Counter[str] | None = None,
 ) -> list[Source]:
-    """Returns the sources that match the patterns, each once, in their order; sorted per pattern.
+    """Returns the sources that match the patterns, each once.
+
+    They are in the order of the patterns; the matches of one pattern are sorted.
 
     Raises UserError if a pattern matches nothing, if a file's suffix implies no format, or if a
     file is empty or unreadable (with on_error="skip" such files are counted in `skipped`).
@@ -131,10 +134,10 @@ def documents(
     on_error: str = "stop",
     skipped: collections.Counter[str] | None = None,
 ) -> Iterator[str]:
-    """Yields the documents of one source (or part), in order; holds one document at a time.
+    """Yields the documents of one source (or part), in order; one at a time is in memory.
 
     text_field: the field of a JSON line, JSON record or TFDS example that is the document.
-    text_split: documents of plain text: "file" (one per file) or "blank" (blank lines separate).
+    text_split: a document in plain text is a whole file ("file") or ends at a blank line ("blank").
     on_error: "stop" raises UserError at bad input; "skip" skips it and counts it in `skipped`.
     """
     progress = read(
@@ -151,7 +154,7 @@ def read(
     on_error: str,
     skipped: collections.Counter[str] | None,
 ) -> Iterator[tuple[str, int]]:
-    """Yields (document, bytes of `source.size` read so far); see `documents`."""
+    """Yields (document, how many of the `source.size` bytes have been read); see `documents`."""
     guard = functools.partial(_guard, on_error, skipped)
     if source.format == "builtin":
         return _read_builtin(source)
@@ -166,7 +169,10 @@ def read(
 def _guard(
     on_error: str, skipped: collections.Counter[str] | None, what: str
 ) -> Iterator[None]:
-    """Raises a UserError of its body if on_error is "stop"; else counts it under `what`."""
+    """Suppresses a UserError in the body of the `with` statement, unless on_error is "stop".
+
+    Counts it in `skipped` under the name `what`.
+    """
     try:
         yield
     except errors.UserError:
@@ -247,7 +253,7 @@ def _read_records(source: Source, text_field: str, guard: Guard) -> Iterator[tup
 
 
 def _lines(source: Source, guard: Guard) -> Iterator[tuple[int, bytes, int]]:
-    """Yields (number of the line in this part from 0, line, bytes of the part read so far)."""
+    """Yields (line number in this part, from 0; line; bytes of the part read so far)."""
     done, parts = 0, source.stride[1]
     with guard("unreadable files"), corpus_files.opened(source.path) as (file, raw):
         if source.start:
@@ -301,7 +307,11 @@ def _field(record: dict[str, Any], text_field: str, place: Callable[[], str]) ->
 
 
 def _decode(data: bytes, place: Callable[[int], str], first: int) -> str:
-    """Decodes UTF-8; `place` names the line of an error, counted from `first` at the start."""
+    """Decodes UTF-8.
+
+    place: called with a line number; returns its name for messages. first: the number of the first
+    line of `data`.
+    """
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,23 +1,26 @@
-"""Sentence splitters, by name: each is a function from a document to its sentences.
+"""Sentence splitters, by name: functions that split a document into sentences.
 
     sentences.SPLITTERS["rules"]('"Stop!" cried Mr. Pott. He ran.')
     # ['"Stop!" cried Mr. Pott.', 'He ran.']
 
 Sentences are never empty and have single spaces in place of line breaks. A blank line always ends a
 sentence. "rules" is made for prose in languages that end sentences with . ! ? or the CJK marks; its
-abbreviations are English. One regular expression finds the candidates; for a full stop, the words
-before and after it decide.
+abbreviations are English. One regular expression finds the possible ends of sentences; whether a
+full stop is one is decided by the words before and after it.
 """
 
 import re
 from collections.abc import Callable, Iterator
 
-# One character class first: the regex engine then skips to the next candidate quickly. A candidate
-# is a blank line; or an ender with its closing quotes, brackets and footnote marks, then white
-# space, then no lower-case ASCII letter; or a CJK ender, which needs no space. NOTE: quantifiers
-# are possessive (*+, ++), because the engine would otherwise backtrack over a space to satisfy the
-# look-ahead. A run of enders is tried from its first one only: else a million dots would take a
-# million squared steps.
+# The pattern begins with a character class, so that the regex engine quickly skips to the next
+# candidate. A candidate is one of these:
+# - a blank line;
+# - a mark such as . ! ? with the closing quotes, brackets and footnote marks after it, then white
+#   space, and then neither a lower-case ASCII letter nor one of , ; : . ? !
+# - a CJK mark, which needs no space after it.
+# NOTE: quantifiers are possessive (*+, ++), because the engine would otherwise backtrack over a
+# space to satisfy the look-ahead. A run of marks matches from its first mark only: otherwise a
+# million dots would take a million squared steps.
 _CANDIDATE = re.compile(
     r"""[\n.!?\u2026\u3002\uff01\uff1f\uff0e\u0964\u061f\u06d4]
     (?: (?<=\n) [^\S\n]*+ \n \s*+
@@ -30,7 +33,7 @@ _CANDIDATE = re.compile(
     )""",
     re.VERBOSE,
 )
-_MARKS = ("\n\n", "\n", ". ", "\u3002", " ")  # where long text is cut, best first
+_MARKS = ("\n\n", "\n", ". ", "\u3002", " ")  # ends at which long text is cut, best first
 _BLANK = re.compile(r"\n\s*\n")
 _WORD_BEFORE = re.compile(r"[\w.'\u2019&]+\Z")
 _WORD_AFTER = re.compile(r"[\"'`\u201c\u2018\u00ab(\[]*(\w+)(\.?)")
@@ -78,12 +81,12 @@ def rules(document: str) -> list[str]:
 
 
 def lines(document: str) -> list[str]:
-    """Splits a document into lines: one sentence per line."""
+    """Splits a document at line breaks: each line is a sentence."""
     return clean(document.splitlines())
 
 
 def paragraphs(document: str) -> list[str]:
-    """Splits a document at blank lines: one sentence per paragraph."""
+    """Splits a document at blank lines: each paragraph is a sentence."""
     return clean(_BLANK.split(document))
 
 
@@ -108,7 +111,7 @@ def chopped(text: str, limit: int) -> Iterator[str]:
 
 
 def clean(pieces: list[str]) -> list[str]:
-    """Strips the pieces, puts each on one line and drops empty ones."""
+    """Strips the pieces, joins the lines of each piece by spaces and drops empty pieces."""
     stripped = (piece.strip() for piece in pieces)
     return [" ".join(s.split()) if "\n" in s else s for s in stripped if s]
 
@@ -117,13 +120,13 @@ def _ends(text: str, start: int, candidate: re.Match[str]) -> bool:
     """Returns whether the candidate ends the sentence that starts at `start`."""
     space = candidate["space"]
     if space is None:  # a blank line or a CJK ender
-        # "..!" he said: the sentence continues after a quotation, unless that ends in a full stop.
+        # "...!" he said: the sentence continues after a quotation, unless a full stop ends it.
         closers = candidate["cjk_closers"]
         return not closers or candidate[0][0] == "\u3002" or candidate[0][-1].isspace()
     if "\n" in space and _BLANK.search(space):
         return True
     after = candidate.end()
-    if after == len(text) or text[after].islower():  # lower-case letters beyond ASCII
+    if after == len(text) or text[after].islower():  # the pattern checks only ASCII letters
         return after == len(text)
     dot = candidate.start()
     if text[dot] != "." or text[dot + 1 : dot + 2] == "." or '"' in candidate["closers"]:
@@ -144,12 +147,12 @@ def _full_stop_ends(text: str, start: int, dot: int, after: int) -> bool:
     following = _WORD_AFTER.match(text, after)
     next_word = following[1] if following else ""
     if lower in _BEFORE_NUMBER:
-        # The I of "No. I will not." is no numeral; that of "Vol. I" is.
+        # In "No. I will not." the I is not a numeral; in "Vol. I" it is.
         return not (_NUMERAL.match(next_word) and (lower != "no" or next_word != "I"))
     single = len(word) == 1 and word.isalpha()
     if match.start() - start < 4 and _LABEL.match(word):
         if not text[start : match.start()].strip("\"'(\u201c\u2018 \n"):
-            return False  # "1. First", "IV. The": the number of the text that follows
+            return False  # "1. First", "IV. The": it numbers the text after it
     if single or lower in _MAY_END or _ACRONYM.match(word):
         usual = next_word.lower() in _FIRST_WORDS and not (following and following[2])
         return usual and not (single and word.islower())

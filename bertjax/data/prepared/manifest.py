@@ -1,8 +1,8 @@
 """Schemas of the manifest of prepared data and of the files of an unfinished preparation.
 
-    manifest.json     the contents of a finished folder; a folder with one is complete
+    manifest.json     the contents of a finished folder; only a finished folder has this file
     plan.json         the first part of the manifest, while the data is being prepared
-    units/00003.json  a finished unit of the work: its shards, which `prepare` sums up
+    units/00003.json  the counts and shards of a finished unit; `prepare` adds up the counts
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from bertjax import errors, paths, schema
 
 FILE = "manifest.json"
-EARLIER_OPTIONS = {"language": "en"}  # options missing from folders of earlier versions
+EARLIER_OPTIONS = {"language": "en"}  # the values of options that earlier versions did not write
 FORM = schema.Form("bertjax-prepared", 1)
 _AGAIN = "delete the folder and prepare the data again"
 
@@ -74,7 +74,7 @@ class Split(Counts):
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """The two splits. heldout: has no shards if nothing is held out."""
+    """The two splits. heldout has no shards if nothing is held out."""
 
     train: Split
     heldout: Split

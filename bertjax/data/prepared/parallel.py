@@ -32,8 +32,8 @@ def run(
 ) -> Iterator[tuple[Any, Any]]:
     """Yields (task, result) as tasks finish; calls `on_progress(task, amount)` for each report.
 
-    With one process (or task), runs the tasks in this process. An exception in a worker is raised
-    here; if a worker dies, raises UserError. Either way all other workers are stopped at once.
+    With one process or one task, runs in this process. An exception in a worker is raised here; if
+    a worker process dies, UserError is raised. In both cases all other workers are stopped at once.
     """
     if min(processes, len(tasks)) <= 1:
         work = make_work(*arguments) if tasks else None
@@ -71,8 +71,9 @@ def _start(
 ) -> dict[connection.Connection, Any]:
     context = multiprocessing.get_context("spawn")
     team = {}
-    # Ctrl-C signals the whole process group. Workers inherit the blocked signal, so only the parent
-    # receives it, and stops them. The tracker starts first, because starting it unblocks SIGINT.
+    # Ctrl-C signals the whole process group. Workers inherit the blocked SIGINT, so only the parent
+    # receives it and then stops them. The resource tracker of multiprocessing is started before
+    # that, because starting it unblocks SIGINT.
     resource_tracker.ensure_running()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -55,7 +55,7 @@ def prepare(
 ) -> dict[str, Any]:
     """Prepares a corpus and returns the manifest; resumes if an earlier call was interrupted.
 
-    inputs: patterns of `reader.find`. tokenizer_path: anything that `tokenizer.load` takes.
+    inputs: patterns for `reader.find`. tokenizer_path: a file or folder for `tokenizer.load`.
     workers: number of processes; None: one per CPU. splitter: a name in `sentences.SPLITTERS`.
     language: the language of the text, one of `languages.LANGUAGES`, for the sentence rules.
     heldout_fraction: share of the documents to hold out for evaluation, at least one if not 0.
@@ -64,7 +64,8 @@ def prepare(
     on_begin: called before the work with the first part of the manifest and the number of workers.
     on_progress: called with (bytes done, total bytes) of the sources.
 
-    Raises UserError at bad input, or if `output` holds data from other inputs or options.
+    Raises UserError if the input is bad, or if `output` contains data prepared from other inputs or
+    with other options.
     """
     options = {
         "splitter": splitter,
@@ -135,7 +136,10 @@ def _validate(options: dict[str, Any], workers: int | None, on_error: str) -> No
 def _units(
     sources: Sequence[reader.Source], shard_bytes: int, text_split: str, threshold: int
 ) -> list[prepare_unit.Unit]:
-    """Splits large sources and groups small ones. Depends on the arguments only."""
+    """Makes units by splitting large sources and grouping small ones.
+
+    The result depends only on the arguments.
+    """
     unit_bytes = max(shard_bytes, sum(source.size for source in sources) // MAX_UNITS)
     groups: list[list[reader.Source]] = []
     room = 0
@@ -188,7 +192,8 @@ def _hold_one_out(
 ) -> dict[int, dict[str, Any]]:
     """Holds out the document with the smallest hash if no hash is below the threshold.
 
-    This happens only in a small corpus. Returns the counts after repeating the units it is in.
+    This happens only in a small corpus. Repeats the units that contain the document, and returns
+    the counts with the new ones of these units.
     """
     hashes = [c["smallest_hash"] for c in counts.values() if c["smallest_hash"] is not None]
     least = min(hashes, default=0)
@@ -223,8 +228,7 @@ def _totals(
 
 
 def _check_documents(folder: epath.Path, manifest: dict[str, Any]) -> None:
-    """Raises UserError if there is nothing to train on; first removes all files but the tokenizer.
-    """
+    """If there is no train document, removes all files but the tokenizer and raises UserError."""
     train, heldout = (manifest["splits"][split] for split in prepare_unit.SPLITS)
     if train["documents"]:
         return

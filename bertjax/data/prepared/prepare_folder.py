@@ -1,4 +1,4 @@
-"""The output folder of a preparation: locks it, and checks what is finished and still valid.
+"""Locks the output folder of `prepare`, and checks which parts of it are finished and valid.
 
 An interrupted call leaves the plan, the counts of the finished units and their shards. The next
 call reuses them only if the plan and the text are the same and the files are undamaged.
@@ -24,10 +24,10 @@ _SECOND = 10**9  # nanoseconds
 
 @contextlib.contextmanager
 def locked(output: str) -> Iterator[None]:
-    """Locks a local folder for one preparation; the lock ends with the process.
+    """Locks a local folder while its data is prepared. If the process dies, the lock is released.
 
-    Raises UserError if another process holds it. Removes partial files before and after. Remote
-    folders are not locked.
+    Raises UserError if another process holds the lock. Removes partial files at the start and at
+    the end. Remote folders are not locked.
     """
     if "://" in output:
         yield
@@ -63,7 +63,10 @@ def existing(
     units: Sequence[prepare_unit.Unit],
     workers: int,
 ) -> dict[str, Any]:
-    """Returns the manifest of a finished folder; UserError if this job would write another one."""
+    """Returns the manifest of a finished folder.
+
+    Raises UserError if this job would prepare different data, or if a shard has the wrong size.
+    """
     folder, manifest = epath.Path(job.output), manifest_lib.read(job.output)
     _check_same(folder, manifest, plan)
     if job.on_error == "stop" and manifest["skipped"]:
@@ -139,7 +142,10 @@ def _check_texts(
     changed: set[str],
     workers: int,
 ) -> None:
-    """Raises UserError if a unit that reads `changed` files no longer has its digest in `texts`."""
+    """Raises UserError if the text of a unit has changed: its digest differs from that in `texts`.
+
+    Checks only units that read `changed` files.
+    """
     again = [unit for unit in units if _reads(unit, changed)]
     work = parallel.run(
         again, prepare_unit.make_digest, (job,), processes=workers, on_progress=lambda *_: None
@@ -168,8 +174,10 @@ def _check_same(folder: epath.Path, old: dict[str, Any], new: dict[str, Any]) ->
 
 
 def clear(folder: epath.Path) -> None:
-    """Removes the files that only an unfinished preparation needs. NOTE: the plan is removed first,
-    because without a plan the counts are ignored."""
+    """Removes the plan and the counts of units, which only an unfinished preparation needs.
+
+    NOTE: the plan is removed first, because without a plan the counts are ignored.
+    """
     (folder / _PLAN).unlink(missing_ok=True)
     if (folder / prepare_unit.UNITS).exists():
         (folder / prepare_unit.UNITS).rmtree()
@@ -178,8 +186,9 @@ def clear(folder: epath.Path) -> None:
 def counts_of(job: prepare_unit.Job, unit: prepare_unit.Unit) -> dict[str, Any] | None:
     """Returns the counts of a finished unit; None if it is unfinished or its files are damaged.
 
-    Also None if it skipped input but on_error is "stop", or held out too few documents. Of a remote
-    shard only the size is compared, because object stores verify the bytes.
+    Also returns None if the unit skipped input but on_error is "stop", or if its threshold for
+    held-out documents was lower. The checksum of a remote shard is not compared, only its size,
+    because object stores verify the bytes.
     """
     try:
         file = prepare_unit.counts_file(job.output, unit.index)

@@ -48,7 +48,10 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """Shard `index` of `count`. Documents whose hash is below `threshold` are held out."""
+    """The sources of shard `index` of `count`.
+
+    Documents whose hash is below `threshold` are held out.
+    """
 
     index: int
     count: int
@@ -72,7 +75,10 @@ def counts_file(output: str, index: int) -> epath.Path:
 
 
 def texts_digest(job: Job, unit: Unit, report: Callable[[int], None]) -> str:
-    """Returns the digest of the documents of a unit, the same as in the counts of `_work`."""
+    """Returns the digest of the documents of a unit, which is also in the unit's counts file.
+
+    report: called with the bytes of the sources read so far.
+    """
     digest = hashlib.sha256()
     for text, position in _texts(job, unit, collections.Counter()):
         digest.update(_hash(text.encode("utf-8")))
@@ -182,7 +188,7 @@ class _Batch:
 
     def _clear(self) -> None:
         self._sentences: list[str] = []
-        self._documents: list[tuple[int, bool, int]] = []  # document id, held out, sentences
+        self._documents: list[tuple[int, bool, int]] = []  # id, held out, number of sentences
         self.letters = 0
 
     def add(self, found: list[str], document: int, held_out: bool, letters: int) -> None:
@@ -249,7 +255,7 @@ class _Shard:
             self._unknown += int((tokens == self._unknown_id).sum())
 
     def publish(self) -> dict[str, Any] | None:
-        """Moves the complete file to its final name; returns its manifest entry, None if empty."""
+        """Moves the file to its final name and returns its manifest entry; None if it is empty."""
         if self._writer is None:
             self._final.unlink(missing_ok=True)
             return None

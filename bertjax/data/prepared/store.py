@@ -47,10 +47,10 @@ _READER_OPTIONS = "readahead_buffer_size:0"
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """D documents (or parts of documents) of S sentences and T tokens, back to back.
+    """D documents (or parts of documents) with S sentences and T tokens in all, back to back.
 
-    document_ids: uint64[D]; sentences_per_document: uint32[D], sums to S;
-    tokens_per_sentence: uint32[S], all > 0, sums to T; tokens: uint16[T] or uint32[T].
+    document_ids: uint64[D]; sentences_per_document: uint32[D], its sum is S;
+    tokens_per_sentence: uint32[S], all > 0, its sum is T; tokens: uint16[T] or uint32[T].
     """
 
     document_ids: np.ndarray
@@ -60,7 +60,7 @@ class Record:
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype:
-    """Returns the smallest dtype that holds every id: uint16 or uint32."""
+    """Returns uint16 if it can represent every id of the vocabulary, else uint32."""
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
 
@@ -83,8 +83,7 @@ def encode_record(
 
 
 def decode_record(data: bytes) -> Record:
-    """Decodes `encode_record` without copying. Raises ValueError if `data` is no complete record.
-    """
+    """Decodes a record of `encode_record` without copying. Raises ValueError if it is damaged."""
     if len(data) < _HEADER_BYTES:
         raise ValueError("these bytes are not a token record")
     header = np.frombuffer(data, "<u4", count=6).tolist()
@@ -120,16 +119,18 @@ class ShardWriter:
     def __init__(self, path: str | os.PathLike, dtype: np.dtype):
         self._dtype = dtype
         self._writer = array_record_module.ArrayRecordWriter(os.fspath(path), _WRITER_OPTIONS)
-        self._ids = np.zeros(0, np.uint64)  # [S]; these three: the record that is not full yet
+        # The sentences of the record that is not full yet:
+        self._ids = np.zeros(0, np.uint64)  # [S]
         self._lengths = np.zeros(0, np.int64)  # [S]
         self._tokens = np.zeros(0, dtype)  # [T]
         self._last_id: int | None = None
         self.records = self.documents = self.sentences = self.tokens = 0
 
     def add(self, document_ids: np.ndarray, lengths: np.ndarray, tokens: np.ndarray) -> None:
-        """Appends S sentences: document_ids uint64[S], lengths int[S] (tokens, all > 0), tokens[T].
+        """Appends S sentences.
 
-        The sentences of a document must be consecutive, in this call or continued in the next ones.
+        document_ids: uint64[S]. lengths: int[S], tokens in each sentence, all > 0. tokens: [T].
+        The sentences of a document must be consecutive; the next calls may continue a document.
         """
         ids = np.concatenate([self._ids, document_ids])
         lengths = np.concatenate([self._lengths, lengths])
@@ -158,7 +159,7 @@ class ShardWriter:
         self._last_id = int(ids[-1])
 
     def close(self) -> None:
-        """Writes the last, shorter record and the index."""
+        """Writes the last record, which is shorter, and ArrayRecord's index; closes the file."""
         if len(self._lengths):
             self._write(self._ids, self._lengths, self._tokens)
             self._lengths = self._lengths[:0]
@@ -168,7 +169,10 @@ class ShardWriter:
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Converts RuntimeError, ArrayRecord's only error, to OSError with the errno of a full disk."""
+    """Converts RuntimeError, the only error of ArrayRecord, to OSError.
+
+    The errno is ENOSPC if the disk is full, EDQUOT if the quota is exceeded, else EIO.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -218,7 +222,7 @@ class Dataset:
         return self.num_records
 
     def load_tokenizer(self) -> tokenizer_lib.Tokenizer:
-        """Returns the tokenizer of the data. Raises UserError if the folder holds another one."""
+        """Returns the tokenizer of the data. Raises UserError if the folder has a different one."""
         tokenizer = tokenizer_lib.load(self.tokenizer_path)
         if tokenizer.fingerprint != self.tokenizer_fingerprint:
             raise errors.UserError(
@@ -231,7 +235,7 @@ class Dataset:
     def read(self, record_indices: Sequence[int]) -> list[Record]:
         """Returns the records in the given order. Raises UserError that names the shard and the
         record if one is corrupt, and IndexError if an index is out of range."""
-        wanted = collections.defaultdict(list)  # shard -> [(place in the result, record in shard)]
+        wanted = collections.defaultdict(list)  # {shard: [(index in the result, record)]}
         for place, index in enumerate(record_indices):
             index = int(index)
             if not 0 <= index < self.num_records:
@@ -274,7 +278,8 @@ class Dataset:
                 self._readers[shard] = self._open(shard)
             self._readers.move_to_end(shard)
             if len(self._readers) > MAX_OPEN_SHARDS:
-                # Not closed here: another thread may be reading. It closes with its last reference.
+                # Not closed here, because another thread may still use it. It is closed when the
+                # last reference to it is dropped.
                 self._readers.popitem(last=False)
             return self._readers[shard]
 
@@ -296,7 +301,7 @@ class Dataset:
         return reader
 
     def verify(self) -> None:
-        """Compares the checksum of every shard. Raises UserError that names the first bad file."""
+        """Compares every shard with its checksum. Raises UserError for the first that differs."""
         for shard, entry in enumerate(self._shards):
             if files.sha256(self._path(shard)) != entry["sha256"]:
                 raise errors.UserError(
@@ -309,7 +314,7 @@ def open_dataset(path: str | os.PathLike, split: str) -> Dataset:
     """Opens `split` ("train" or "heldout") of a prepared folder; checks that every shard exists.
 
     Raises UserError if the folder has no manifest (preparing was not finished), if the manifest is
-    invalid, or if a shard is missing or has another size.
+    invalid, or if a shard is missing or has the wrong size.
     """
     manifest = manifest_lib.read(path)
     if split not in manifest["splits"]:
@@ -360,7 +365,7 @@ def check_size(file: epath.Path, size: int) -> None:
 
 
 def _localise(path: str, digest: str) -> str:
-    """Returns a local path to the same bytes; copies remote files once, named by their checksum."""
+    """Returns a path on the local disk; a remote file is copied once, named by its checksum."""
     if "://" not in path:
         return path
     cache = epath.Path(tempfile.gettempdir()) / f"bertjax-cache-{os.getuid()}"

@@ -48,10 +48,10 @@ class _Numbered(_Entry):
 
 
 def read(folder: epath.Path, config: Mapping[str, Any], pipeline: Mapping[str, Any]) -> Added:
-    """Returns id -> token of the files of a folder; the flags of tokenizer.json take precedence.
+    """Returns {id: added token} from the files of a folder; tokenizer.json's flags override others.
 
     config: content of tokenizer_config.json. pipeline: content of tokenizer.json; empty if absent.
-    Raises UserError if the files give a token two ids, or an id two tokens, or an empty token.
+    Raises UserError if a token has two ids, if an id has two tokens, or if a token is empty.
     """
     lists = []
     entries = pipeline.get("added_tokens") or []
@@ -87,12 +87,18 @@ def read(folder: epath.Path, config: Mapping[str, Any], pipeline: Mapping[str, A
 
 
 def parse(stated: Mapping[str, Any], where: Any) -> tokenizers.AddedToken:
-    """Returns the special token that `stated` describes. Raises UserError that names `where`."""
+    """Returns the special token that the JSON object `stated` describes.
+
+    where: the place of the object, for UserErrors.
+    """
     return schema.typed({**stated, "special": True}, _Entry, where, AGAIN).token()
 
 
 def declare(library: tokenizers.Tokenizer, added: Added, where: Any) -> None:
-    """Adds the tokens to the library. Raises UserError if one cannot have its id of the files."""
+    """Adds the tokens to the library. Raises UserError if a token gets another id than in `added`.
+
+    where: the file with the tokens, for that error.
+    """
     known = {token.content for token in library.get_added_tokens_decoder().values()}
     for i, token in sorted(added.items()):
         if token.content not in known:
@@ -106,14 +112,15 @@ def declare(library: tokenizers.Tokenizer, added: Added, where: Any) -> None:
 
 
 def entry(token: tokenizers.AddedToken) -> dict[str, Any]:
-    """Returns the token as tokenizer_config.json lists it under DECODER."""
+    """Returns the JSON object for the token under the key DECODER of tokenizer_config.json."""
     return {field.name: getattr(token, field.name) for field in dataclasses.fields(_Entry)}
 
 
 class Splitter:
-    """Splits texts at tokens, as the `tokenizers` library does at added tokens.
+    """Splits texts at the given tokens, as the `tokenizers` library does at added tokens.
 
-    normalizer: the vocabulary's; tokens with the flag `normalized` match the normalised text.
+    tokens: pairs (id, token).
+    normalizer: the one of the vocabulary; tokens with the flag `normalized` match normalised text.
     """
 
     def __init__(
@@ -121,7 +128,7 @@ class Splitter:
         tokens: Iterable[tuple[int, tokenizers.AddedToken]],
         normalizer: normalizers.Normalizer | None = None,
     ):
-        # Every text without added tokens is one unknown piece.
+        # With this model, text between added tokens is one unknown piece.
         self._library = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
         if normalizer is not None:
             self._library.normalizer = normalizer

@@ -9,9 +9,10 @@ import unicodedata
 class AlbertRules:
     """Text cleaning of ALBERT (google-research/albert, tokenization.py: `preprocess_text`).
 
-    White space runs become one space, and ``x'' quotes become "x". Optionally, accents are removed
-    (NFKD without combining marks) and letters are lowercased. Besides, the model splits a piece
-    that ends in a digit and a comma again, without the comma.
+    A run of white space becomes one space, and the quotes in ``x'' become "x". Optionally, accents
+    are removed (NFKD without combining marks) and letters are lowercased. In addition, the model
+    (`sentencepiece_model`) splits off the comma of a piece that ends in a digit and a comma, and
+    encodes the rest of the piece again.
     """
 
     lowercase: bool

@@ -21,19 +21,19 @@ SPARE = FIRST + 0xF5  # ids from here on are bytes that never occur in UTF-8
 NUM_ABOVE = 125  # ids above the pieces: with them the published models have 384 embeddings
 SENTINELS = np.arange(SIZE - 1, SIZE - 101, -1, dtype=np.int32)
 KEY = "first_sentinel"  # key of tokenizer_config.json: decides between the two kinds of sentinels
-# Keys that transformers writes, and earlier versions of bertjax did not.
+# Keys that transformers writes but earlier versions of bertjax did not write.
 _THEIRS = {"additional_special_tokens", "added_tokens_decoder", "extra_special_tokens"}
 _SPACES = b" \t\n\r\x0b\x0c"
 _ROLES = ("pad", "eos", "unk")  # roles of the special tokens, by id
 
 
 class ByteModel:
-    """Encodes a text as its UTF-8 bytes plus FIRST.
+    """Encodes a text as its UTF-8 bytes: the id of a byte is the byte + FIRST.
 
     kind: "bytes".
     pieces: the three special tokens, then each byte as transformers writes it: chr(byte).
     sentinels: int32 ids of the sentinels.
-    declared: id -> special token, for the tokens whose flags are in the files.
+    declared: {id: special token} for the special tokens whose flags are in the files.
     """
 
     kind = "bytes"
@@ -48,7 +48,7 @@ class ByteModel:
         self.declared = declared or {}
 
     def options(self) -> dict[str, Any]:
-        """Returns the model's entries of tokenizer_config.json."""
+        """Returns the model's entries for tokenizer_config.json."""
         above = self.sentinels[0] >= SIZE
         entries = {str(i): added_tokens.entry(token) for i, token in self.declared.items()}
         return {
@@ -63,14 +63,14 @@ class ByteModel:
         return [[byte + FIRST for byte in text.encode()] for text in texts]
 
     def encode_behind(self, text: str) -> list[int]:
-        """Returns the ids of a text after a special token; the same as anywhere else."""
+        """Returns the ids of a text that follows a special token, the same as of any other text."""
         return self.encode_batch([text])[0]
 
     def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
-        """Returns id -> special token.
+        """Returns {id: special token}.
 
-        By default each absorbs the white space around it, as in ByT5Tokenizer; flags in the files
-        override this.
+        By default a special token absorbs the white space around it, as in ByT5Tokenizer; flags in
+        the files override this.
         """
         usual = {
             i: tokenizers.AddedToken(self.pieces[i], special=True, lstrip=True, rstrip=True)
@@ -98,7 +98,7 @@ class ByteModel:
         return self.pieces[i] if i < FIRST else text_of(bytes([i - FIRST]))
 
     def continuations(self) -> np.ndarray:
-        """Returns bool[size]: False for white space, which starts a word as in byte-level BPE."""
+        """Returns bool[size]: False only for white space, which starts a word (byte-level BPE)."""
         return np.array([i < FIRST or i - FIRST not in _SPACES for i in range(len(self.pieces))])
 
     def rules(self) -> dict:
@@ -121,9 +121,10 @@ def sentinels_above(count: int = NUM_ABOVE) -> np.ndarray:
 def of_config(
     content: Mapping[str, Any], where: Any, added: added_tokens.Added | None = None
 ) -> ByteModel:
-    """Returns the model of a tokenizer_config.json. Raises UserError that names `where`.
+    """Returns the model for a tokenizer_config.json with this content.
 
-    added: the added tokens of the folder; their flags take precedence over those of `content`.
+    where: the file, for UserErrors.
+    added: the added tokens of the folder; their flags override those in `content`.
     """
     first = content.get(KEY)
     if first is None:

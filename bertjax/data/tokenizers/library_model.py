@@ -1,4 +1,4 @@
-"""WordPiece, byte-level BPE and Unigram by a `tokenizers.Tokenizer`, with a cache of words."""
+"""Runs WordPiece, byte-level BPE and Unigram by a `tokenizers.Tokenizer`, with a word cache."""
 
 import functools
 import json
@@ -13,13 +13,13 @@ from bertjax.data.tokenizers import byte_model, word_cache
 KINDS = {"WordPiece": "wordpiece", "BPE": "bpe", "Unigram": "unigram"}
 SPACE = {"bpe": "\u0120", "unigram": "\u2581"}  # marks a piece that starts a word
 
-# GPT-2's alphabet of bytes: bytes that are no visible character map to U+0100 and up, in order.
+# GPT-2's alphabet of bytes: bytes without a visible character map to U+0100 and up, in order.
 _VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _HIDDEN = sorted({*range(256)} - {*_VISIBLE})
 _BYTES = {chr(byte): byte for byte in _VISIBLE}
 _BYTES |= {chr(0x100 + n): byte for n, byte in enumerate(_HIDDEN)}
 
-# Keys that `_settings` omits: `rules` adds vocab and merges itself; the others change no id.
+# Keys that `_settings` drops: `rules` adds vocab and merges itself; the others change no id.
 _SILENT = ("vocab", "merges", "trim_offsets", "fuse_unk", "dropout")
 PREPEND = "prepend_scheme"  # key of tokenizer_config.json where there is no tokenizer.json
 _PROBE = "\ufdd0"  # a noncharacter, which does not occur in text
@@ -31,8 +31,8 @@ class LibraryModel:
     kind: wordpiece, bpe, or unigram (a tokenizer.json without its SentencePiece model).
     pieces: the vocabulary in the order of ids, without T5's sentinels at its end.
     num_sentinels: the number of these sentinels; <extra_id_0> is the last one.
-    prefix_once: whether a space is prepended at the start of a text only, not after each special
-        token too. Always true for a pipeline in the form of `prefixed_once`.
+    prefix_once: whether a space is prepended only at the start of a text; if false, also after each
+        special token. Always true for a pipeline in the form that `prefixed_once` returns.
     """
 
     def __init__(self, library: tokenizers.Tokenizer, *, prefix_once: bool = False):
@@ -79,11 +79,11 @@ class LibraryModel:
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def encode_behind(self, text: str) -> list[int]:
-        """Returns the ids of a text after a special token; see `prefix_once`."""
+        """Returns the ids of a text that follows a special token; see `prefix_once`."""
         return _ids(self._behind_probe, [_PROBE + text.replace(_PROBE, "\ufffd")])[0][1:]
 
     def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
-        """Returns id -> special token, as declared in the library."""
+        """Returns {id: special token}, as declared in the library."""
         return {
             token["id"]: tokenizers.AddedToken(**{k: v for k, v in token.items() if k != "id"})
             for token in self._spec["added_tokens"]
@@ -130,12 +130,12 @@ class LibraryModel:
 
     @property
     def spec(self) -> dict:
-        """The library's JSON, without `prefix_once`; see `pipeline`."""
+        """The JSON of the library, in which `prefix_once` is not applied; see `pipeline`."""
         return self._spec
 
     @property
     def pipeline(self) -> dict:
-        """The JSON for the `tokenizers` library, with `prefix_once`."""
+        """The JSON of the library after applying `prefix_once`, for export."""
         return self._completed(self._spec)
 
     def _completed(self, spec: dict) -> dict:
@@ -143,7 +143,7 @@ class LibraryModel:
 
     @functools.cached_property
     def _behind_probe(self) -> tokenizers.Tokenizer:
-        """The pipeline with an added token, _PROBE, in place of any special token."""
+        """The pipeline with the added token _PROBE, which stands for any special token."""
         spec = self._completed(json.loads(self.library.to_str()))
         library = tokenizers.Tokenizer.from_str(json.dumps(spec))
         library.encode_special_tokens = True
@@ -158,7 +158,7 @@ class LibraryModel:
         return _ids(self.library, texts)
 
     def _word_cache(self) -> word_cache.WordCache | None:
-        """Returns the cache if it is known where the pipeline splits texts, else None."""
+        """Returns a cache, or None for a pipeline for which `word_cache` has no splitter."""
         if any(not token["special"] for token in self._spec["added_tokens"]):
             return None
         normalizer, cutter = self._spec["normalizer"], self._spec["pre_tokenizer"] or {}
@@ -185,10 +185,11 @@ class LibraryModel:
         return None
 
     def _encode_words(self, words: Sequence[str]) -> Iterable[Sequence[int]]:
-        """Returns the ids of chunks from `word_cache.wordpiece_chunks`; 3x as fast as single calls.
+        """Returns the ids of chunks from `word_cache.wordpiece_chunks`.
 
-        The chunks are joined to one text with full stops between them: no other chunk contains one,
-        and no word yields the id of a full stop. The number of full stops is checked nevertheless.
+        Joins the chunks to one text, with a full stop after each, which is 3x as fast as encoding
+        each chunk. No other chunk contains a full stop, and no word yields its id; nevertheless the
+        number of full stops is checked.
         """
         stop = self._plain(["."])[0]
         plain = [word for word in words if word != "."]
@@ -222,10 +223,10 @@ def merges(model: dict) -> list:
 
 
 def prefixed_once(spec: dict) -> dict:
-    """Changes the pipeline to prepend a space at the start of a text but not after special tokens.
+    """Returns a pipeline that prepends a space at the start of a text but not after special tokens.
 
-    The library's ByteLevel prepends one after each special token too. Pipelines that prepend no
-    space are returned unchanged.
+    The library's ByteLevel also prepends a space after each special token. Pipelines whose
+    ByteLevel prepends no space are returned unchanged.
     """
     cutter = spec["pre_tokenizer"] or {}
     if cutter.get("type") != "ByteLevel" or not cutter["add_prefix_space"]:
@@ -236,7 +237,7 @@ def prefixed_once(spec: dict) -> dict:
 def begins_words_behind_specials(pipeline: dict) -> bool:
     """Returns whether a pipeline of tokenizer.json prepends a space to text after a special token.
 
-    Those of ALBERT, T5 and XLM-R do: their Metaspace has the prepend_scheme "always".
+    The pipelines of ALBERT, T5 and XLM-R do: their Metaspace has the prepend_scheme "always".
     """
     model = {"type": "WordLevel", "vocab": {"": 0, "a": 1}, "unk_token": ""}
     parts = {part: pipeline.get(part) for part in ("normalizer", "pre_tokenizer")}
@@ -250,9 +251,9 @@ def _probe() -> tokenizers.AddedToken:
 
 
 def _plain(library: tokenizers.Tokenizer, spec: dict) -> tokenizers.Tokenizer:
-    """Returns a library that finds no special tokens in text; renames them if needed.
+    """Returns a library that does not match special tokens in text; renames them if needed.
 
-    In a Unigram vocabulary control pieces would match like any other piece.
+    Without this, control pieces of a Unigram vocabulary would match like any other piece.
     """
     specials = {token["content"]: token["id"] for token in spec["added_tokens"] if token["special"]}
     rows = zip(_ids(library, list(specials)), specials.values(), strict=True)
@@ -313,7 +314,10 @@ def count_sentinels(pieces: list[str]) -> int:
 
 
 def _settings(section: dict | None) -> dict:
-    """Drops settings that are false, None or empty, which depend on the library's version."""
+    """Drops the keys in _SILENT, and settings that are False, None or empty.
+
+    Whether the latter are written at all depends on the version of the library.
+    """
     return {
         key: value
         for key, value in (section or {}).items()

@@ -1,6 +1,6 @@
-"""The contract of a tokenizer's model: what `Tokenizer` needs of whatever turns text into ids.
+"""The interface of a tokenizer's model, the part of a `Tokenizer` that turns text into ids.
 
-`LibraryModel`, `UnigramModel` and `ByteModel` satisfy it.
+`LibraryModel`, `UnigramModel` and `ByteModel` implement it.
 """
 
 from collections.abc import Sequence
@@ -38,16 +38,16 @@ class Model(Protocol):
         """Returns the ids of each text, and the character span [start, stop) of each id."""
 
     def encode_behind(self, text: str) -> list[int]:
-        """Returns the ids of a text after a special token."""
+        """Returns the ids of a text that follows a special token."""
 
     def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
-        """Returns id -> special token."""
+        """Returns {id: special token}."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of the ids."""
 
     def readable(self, i: int) -> str:
-        """Returns the piece `i` in readable form."""
+        """Returns the piece with id `i` in readable form, see `Tokenizer.readable`."""
 
     def continuations(self) -> np.ndarray:
         """Returns bool[size]: true for pieces that continue the word before them."""

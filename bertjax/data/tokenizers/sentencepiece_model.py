@@ -1,5 +1,7 @@
-"""SentencePiece models, run by the native library, with ALBERT's cleaning, fairseq's ids and added
-tokens."""
+"""Encodes text with SentencePiece models, by the native library.
+
+Supports ALBERT's text cleaning, fairseq's ids and added tokens.
+"""
 
 import dataclasses
 import functools
@@ -32,9 +34,10 @@ _COMMA_AFTER_DIGIT = re.compile(r".*\d,", re.DOTALL).fullmatch
 class Layout(NamedTuple):
     """The assignment of ids to the pieces of a SentencePiece model.
 
-    head, tail: pieces before and after those of the model. skipped: how many pieces at the start of
-    the model take the ids of their equals in `head`; they must be control or unknown pieces. unk:
-    the piece of `head` for unknown text; "": the model's own.
+    head, tail: additional pieces before and after those of the model.
+    skipped: how many pieces at the start of the model are also in `head` and have their ids there;
+        they must be control or unknown pieces.
+    unk: the piece of `head` for unknown text; "": the model's own unknown piece.
     """
 
     head: tuple[str, ...] = ()
@@ -55,15 +58,16 @@ LAYOUTS = {
 
 
 class UnigramModel:
-    """Encodes text by a SentencePiece model.
+    """Encodes text with a SentencePiece model.
 
     kind: "unigram".
     pieces: the vocabulary in the order of ids, without T5's sentinels at its end.
     num_sentinels: the number of added sentinels; <extra_id_0> is the last one.
-    layout: a key of LAYOUTS. added: tokens by id; those above the pieces have no gap between them.
-    prefix_once: whether a space is prepended at the start of a text only, not after each special
-        token too. Always false if added tokens match in plain text: a word starts after each.
-    Raises ValueError if the tokens or the layout do not fit the model.
+    layout: a key of LAYOUTS.
+    added: {id: added token}; ids above the pieces must follow them without a gap.
+    prefix_once: whether a space is prepended only at the start of a text; if false, also after each
+        special token. Always false if added tokens match in plain text: a word starts after each.
+    Raises ValueError if the added tokens or the layout do not fit the model.
     """
 
     kind = "unigram"
@@ -130,7 +134,7 @@ class UnigramModel:
         ]
 
     def encode_behind(self, text: str) -> list[int]:
-        """Returns the ids of a text after a special token; see `prefix_once`."""
+        """Returns the ids of a text that follows a special token; see `prefix_once`."""
         rules = self._proto.normalizer_spec
         suffix = self._proto.trainer_spec.treat_whitespace_as_suffix
         if not self.prefix_once or not rules.add_dummy_prefix or suffix:
@@ -147,7 +151,7 @@ class UnigramModel:
         return self._unprefixed.encode_batch([text])[0]
 
     def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
-        """Returns id -> special token, for the added tokens only."""
+        """Returns {id: special token}, for added tokens only."""
         return {i: token for i, token in self.added.items() if token.special}
 
     def encode_with_offsets(
@@ -196,8 +200,8 @@ class UnigramModel:
             "extra_whitespaces": normalizer.remove_extra_whitespaces,
             "albert": self.albert and dataclasses.asdict(self.albert),
         }
-        # These keys are younger than the first fingerprints: they are added only if not default,
-        # so that old fingerprints stay valid.
+        # The first fingerprints did not include these keys: they are added only if they are not the
+        # default, so that old fingerprints stay valid.
         if self.layout != "plain":
             rules["layout"] = self.layout
         added = [
@@ -210,19 +214,19 @@ class UnigramModel:
         return rules
 
     def normalized(self, text: str) -> str:
-        """Returns the text after cleaning and the model's normalisation, as its pieces spell it."""
+        """Returns the text after cleaning and normalisation, as it is matched with the pieces."""
         return self._processor.normalize(self.albert.clean(text) if self.albert else text)
 
     def options(self) -> dict[str, Any]:
-        """Returns the model's entries of tokenizer_config.json if there is no tokenizer.json."""
+        """Returns the entries for tokenizer_config.json in a folder without tokenizer.json."""
         listed = {str(i): added_tokens.entry(token) for i, token in self.added.items()}
         options = {added_tokens.DECODER: listed} if listed else {}
         return options if self.prefix_once else options | {library_model.PREPEND: "always"}
 
     def library(self) -> tokenizers.Tokenizer:
-        """Returns the pipeline of the `tokenizers` library with the same ids, for transformers.
+        """Returns a pipeline of the `tokenizers` library with the same ids, for transformers.
 
-        Raises `sentencepiece_pipeline.NotRepeatable` if there is none.
+        Raises `sentencepiece_pipeline.NotRepeatable` if there is no such pipeline.
         """
         library = self._plain_library()
         added_tokens.declare(library, self.added, "the tokenizer")
@@ -247,7 +251,7 @@ class UnigramModel:
         )
 
     def _encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of texts without matching added tokens."""
+        """Returns the ids of texts, without looking for added tokens in them."""
         if self.albert is None:
             rows = self._processor.encode(list(texts))
         else:
@@ -286,7 +290,8 @@ class UnigramModel:
         return ids, offsets
 
     def _encode_plain_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Returns the model's own piece numbers (before `layout`), and their character spans."""
+        """Returns the piece numbers in the model itself, not in `layout`, and the character spans.
+        """
         if self.albert is None:
             found = self._processor.encode_as_offset_mapping(text)
             return found["ids"], found["offsets"]
@@ -326,14 +331,14 @@ def _ids_of_pieces(proto: sentencepiece_model_pb2.ModelProto, layout: Layout) ->
 def _scores(
     proto: sentencepiece_model_pb2.ModelProto, layout: Layout
 ) -> list[tuple[str, float]]:
-    """Returns (piece, score) of the whole layout, in the order of ids."""
+    """Returns (piece, score) for every piece of the layout, in the order of ids."""
     head, skipped, tail, _ = layout
     own = [(piece.piece, piece.score) for piece in proto.pieces[skipped:]]
     return [*((piece, 0.0) for piece in head), *own, *((piece, 0.0) for piece in tail)]
 
 
 def _extended(pieces: list[str], added: added_tokens.Added) -> list[str]:
-    """Returns the pieces, then the added tokens. Raises ValueError if an added id does not fit."""
+    """Returns the pieces followed by the added tokens. Raises ValueError if an id does not fit."""
     extended = list(pieces)
     ids = {piece: i for i, piece in enumerate(pieces)}
     for i, token in sorted(added.items()):
@@ -366,7 +371,7 @@ def pieces_of(model_bytes: bytes, layout: str) -> list[str]:
 
 
 def same_scores(model_bytes: bytes, layout: str, scores: Sequence[float]) -> bool:
-    """Returns whether the normal pieces have these scores, which are in the order of ids.
+    """Returns whether the normal pieces have these scores, which are sorted by id.
 
     Ignores pieces that end in a digit and a comma: transformers lowers their scores for ALBERT.
     """

@@ -5,12 +5,12 @@ pipeline reproduces its ids in these steps:
 
     clean      ALBERT's `preprocess_text`, if the model has it
     normalize  the model's character table, applied to the units that SentencePiece matches
-    space      runs and ends of white space, the space in front of a text, as the model defines
-    segment    Unigram or BPE over whole words; over the whole text if pieces span words
+    space      merges, strips and prepends spaces, as the model defines
+    segment    Unigram or BPE, applied to each word, or to the whole text if pieces span words
 
-Raises NotRepeatable for models of words (a run of unknown words is one unknown piece) and for
-symbols that the model's own table changes. NOTE: character tables are assumed to be close to NFKC;
-this is not checked.
+Raises NotRepeatable for models of words, in which a run of unknown words is one unknown piece, and
+for models with a symbol that their own character table changes. NOTE: character tables are assumed
+to be close to NFKC; this is not checked.
 """
 
 import functools
@@ -36,7 +36,8 @@ _ENDS = rf"[ {SPACE}]+\z"
 # Separates units inside the normalizer. Never part of a grapheme, never composed or reordered, and
 # not assigned to any character.
 _BREAK = "\ufff0"
-# Characters that the library's table would join with the character before, which would be lost.
+# The library treats such a character and the one before it as one unit. If its table has the
+# character before, these characters would be lost.
 _JOINING = "\\p{M}\u200c\u200d\uff9e\uff9f\U0001f3fb-\U0001f3ff\u1160-\u11ff\n"
 
 _CONTROLS = [
@@ -57,13 +58,13 @@ def build(
     prefix_once: bool,
     cut: bool = False,
 ) -> tokenizers.Tokenizer:
-    """Returns the pipeline of a model.
+    """Returns the pipeline for the SentencePiece model `proto`.
 
     albert: `albert_rules.AlbertRules`, or None.
     pieces: the vocabulary in the order of ids. ids: the id of each piece of the model.
-    prefix_once: whether a space is prepended at the start of a text only, not after each special
-        token too.
-    cut: whether added tokens will split texts after normalisation.
+    prefix_once: whether a space is prepended only at the start of a text; if false, also after each
+        special token.
+    cut: whether texts will be split at added tokens after normalisation.
     Raises NotRepeatable, with a message that does not name the file.
     """
     library = tokenizers.Tokenizer(_model(proto, pieces, ids))
@@ -81,7 +82,7 @@ def build(
 
 
 def _check_symbols(proto: sentencepiece_model_pb2.ModelProto) -> None:
-    """Raises NotRepeatable if the model's own table would change one of its symbols."""
+    """Raises NotRepeatable if the model's character table would change one of its own symbols."""
     spec = proto.normalizer_spec.SerializeToString()
     table = sentencepiece.SentencePieceNormalizer(
         normalizer_spec=spec, add_dummy_prefix=False, escape_whitespaces=False
@@ -131,7 +132,8 @@ def _score(piece, proto) -> float:
 
 
 def _merges(proto: sentencepiece_model_pb2.ModelProto) -> list[tuple[str, str]]:
-    """Returns every pair of pieces that forms a piece, best-scored piece first."""
+    """Returns every pair of pieces that together form a piece, in order of its score, best first.
+    """
     scores = {p.piece: p.score for p in proto.pieces if p.type == _PIECE.NORMAL}
     found = []
     for piece in sorted(scores, key=scores.get, reverse=True):
@@ -157,10 +159,11 @@ def _albert(rules) -> list[normalizers.Normalizer]:
 
 
 def _removed(characters: str) -> list[normalizers.Normalizer]:
-    """Returns steps that remove the characters of a class; at the start of a text, by a space.
+    """Returns steps that remove the characters of a regex class.
 
-    NOTE: if the first character of a text is removed, the library loses the start of the text and
-    its table panics. The space is harmless: it merges with the one prepended to the text.
+    At the start of a text they are replaced by a space instead. NOTE: if the first character of a
+    text is removed, the library loses the start of the text and its table panics. The space is
+    harmless: it merges with the one prepended to the text.
     """
     return [
         normalizers.Replace(Regex(rf"\A[{characters}]+"), " "),
@@ -171,8 +174,8 @@ def _removed(characters: str) -> list[normalizers.Normalizer]:
 def _table(charsmap: bytes) -> list[normalizers.Normalizer]:
     """Returns the steps that apply the model's character table.
 
-    The library's table looks up characters one by one. For its sequences of several characters,
-    which are those of NFKC, `_composed` runs first.
+    The library looks up characters one by one. The table's sequences of several characters, which
+    are those of NFKC, are therefore replaced before that, by the steps of `_composed`.
     """
     spec = sentencepiece_model_pb2.NormalizerSpec(precompiled_charsmap=charsmap)
     table = sentencepiece.SentencePieceNormalizer(
@@ -193,10 +196,10 @@ def _table(charsmap: bytes) -> list[normalizers.Normalizer]:
 
 @functools.cache
 def _composed(charsmap: bytes) -> tuple[normalizers.Normalizer, ...]:
-    """Returns steps that compose the marks that the table composes and keep the order of others.
+    """Returns steps that compose letters with marks as the table does, and leave other marks alone.
 
-    SentencePiece replaces the longest sequence in its table. NFKC would reorder and compose all
-    marks after a letter, so a break is inserted after every sequence of the table.
+    SentencePiece replaces the longest sequence that is in its table. NFKC would reorder and compose
+    all marks after a letter, so a break is inserted after every sequence that is in the table.
     """
     spec = sentencepiece_model_pb2.NormalizerSpec(precompiled_charsmap=charsmap)
     table = sentencepiece.SentencePieceNormalizer(normalizer_spec=spec.SerializeToString())
@@ -230,7 +233,7 @@ def _spaces(proto, *, prefix_once: bool, cut: bool):
         steps += [normalizers.Replace(" ", SPACE)]
     if suffix and prefix:
         steps += [normalizers.Replace(Regex(r"(?<=(?m:.))\z"), SPACE)]
-    # A part of a text before an added token may still end with spaces.
+    # The text before an added token may still end with spaces.
     cutters = [pre_tokenizers.Split(Regex(_ENDS), "removed")] if strip and cut else []
     scheme = "first" if once else "always"
     if prefix and not suffix:
@@ -244,7 +247,7 @@ def _spaces(proto, *, prefix_once: bool, cut: bool):
     else:
         cutters += [pre_tokenizers.Metaspace(SPACE, prepend_scheme="never", split=words)]
     if trainer.byte_fallback and not any("<0" in name for name in names):
-        # the name of a byte in a text, such as <0x41>, must not match as that byte
+        # a text that contains the name of a byte piece, such as <0x41>, must not match that piece
         cutters += [pre_tokenizers.Split(Regex(r"(?<=<)(?=0x[0-9A-F]{2}>)"), "isolated")]
     symbols = [p.piece for p in proto.pieces if p.type == _PIECE.USER_DEFINED]
     if symbols and trainer.model_type != _TRAINER.UNIGRAM:
@@ -270,7 +273,7 @@ def _decoder(proto):
 
 
 def _ranges(points: list[int]) -> str:
-    """Returns the inside of a regex character class of these code points (ascending)."""
+    """Returns these code points (ascending) as the inside of a regex character class."""
     spans = []
     for point in points:
         if spans and spans[-1][1] == point - 1:

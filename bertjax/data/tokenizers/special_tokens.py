@@ -1,9 +1,9 @@
-"""The special tokens around texts: every place that puts them there takes them from this module.
+"""Defines the special tokens around texts, for all other modules.
 
     of_encoder(specials)             [CLS] A [SEP]    [CLS] A [SEP] B [SEP]
     of_decoder(specials)             <start> A <end>
     of_encoder_decoder(specials)     A <end>
-    of_rows(tokenizer)               the inputs of a fine-tuned model, see there
+    of_rows(tokenizer)               for the inputs of a fine-tuned model, see its docstring
     of_source(tokenizer, "\\n")       <start> A SEPARATOR
 
     ends = special_tokens.of_encoder(tokenizer.specials)
@@ -60,12 +60,16 @@ def padding(specials: vocabulary.Specials) -> int:
 
 
 def decoder_start(specials: vocabulary.Specials, own: int) -> int:
-    """Returns the first input id of an encoder-decoder's decoder: `own`, or padding if it is -1."""
+    """Returns the first input id of an encoder-decoder's decoder: `own`, or padding if own is -1.
+    """
     return padding(specials) if own < 0 else own
 
 
 def encoder_ends(cls: int, sep: int, *, between: int = 1) -> Ends:
-    """Returns the ends of [CLS] A [SEP] B [SEP], with `between` [SEP] after A; omits ids of -1."""
+    """Returns the ends of [CLS] A [SEP] B [SEP]. Tokens whose id is -1 are omitted.
+
+    between: how many [SEP] to put between A and B.
+    """
     tail = (sep,) if sep >= 0 else ()
     return Ends((cls,) if cls >= 0 else (), tail * between, tail)
 
@@ -83,20 +87,22 @@ def of_encoder_decoder(specials: vocabulary.Specials) -> Ends:
 def of_decoder(specials: vocabulary.Specials, start: int | None = None) -> Ends:
     """Returns the ends of a whole text that a decoder predicts: <start> A <end>.
 
-    start: see `decoder_start`, for the decoder of an encoder-decoder; default: the start of text.
+    start: the first id, for an encoder-decoder from `decoder_start`; default: `start_of_text`.
     """
     start = start_of_text(specials) if start is None else start
     return Ends(head=(start,), tail=(end_of_text(specials),))
 
 
 def of_rows(tokenizer: "Tokenizer") -> Ends:
-    """Returns the special tokens around one text or two that a fine-tuned model reads.
+    """Returns the special tokens around the text, or pair of texts, that a fine-tuned model reads.
 
-    [CLS] A [SEP] B [SEP] as BERT; <s> A </s></s> B </s> as RoBERTa and XLM-R, whose cls token is
-    <s>; A <end> B if the tokenizer has neither a cls nor a sep token, like GPT-2's. Pretraining
-    rows with two token types nevertheless have one </s> between two texts. The tokenizer that is
-    exported with the model adds the same tokens (`Tokenizer.save`). Raises UserError if the
-    tokenizer has no token to put between two texts.
+        [CLS] A [SEP] B [SEP]      as in BERT
+        <s> A </s></s> B </s>      as in RoBERTa and XLM-R: if the cls token is <s>
+        A <end> B                  if there is no cls and no sep token, as in GPT-2
+
+    NOTE: pretraining rows with two token types always have a single </s> between two texts. The
+    tokenizer that is exported with the model adds the same tokens (`Tokenizer.save`). Raises
+    UserError if the tokenizer has no token to put between two texts.
     """
     specials = tokenizer.specials
     roberta = specials.cls >= 0 and tokenizer.pieces([specials.cls]) == ["<s>"]
@@ -105,10 +111,10 @@ def of_rows(tokenizer: "Tokenizer") -> Ends:
 
 
 def of_source(tokenizer: "Tokenizer", separator: str) -> Ends:
-    """Returns the tokens around the source that a decoder reads: <start> source SEPARATOR.
+    """Returns the tokens around the source text that a decoder reads: <start> source SEPARATOR.
 
-    The separator is encoded as text; if it has no ids, the end of text is used. Raises UserError
-    if the tokenizer has no start token, or if it needs the end of text and has none.
+    The separator is encoded as text; if this yields no ids, `end_of_text` is used instead. Raises
+    UserError if the tokenizer has no token to start a text, or lacks a needed end-of-text token.
     """
     specials = tokenizer.specials
     separating = tuple(tokenizer.encode(separator)) or (end_of_text(specials),)

@@ -41,8 +41,8 @@ class Tokenizer:
     size: number of pieces, specials included.
     specials: ids of the special tokens; -1 if the vocabulary has none.
     sentinels: int32, ids of T5's <extra_id_0>, <extra_id_1> ...: see `Vocabulary`.
-    reserved_sentinels: int32, the sentinels with ids that no text has: all of them, except in ByT5,
-        where later sentinels are bytes that occur in text.
+    reserved_sentinels: int32, the sentinels whose ids never occur in text: all sentinels, except in
+        ByT5, where later sentinels are bytes that occur in text.
     fingerprint: hex sha256 of everything that determines the ids (vocabulary, merges, rules,
         specials, sentinels).
     """
@@ -118,7 +118,10 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids with sentinels as words; skips special tokens and unused ids."""
+        """Returns the text of ids, with sentinels such as <extra_id_0> as words.
+
+        Skips special tokens and ids without a piece.
+        """
         parts: list[str] = []
         run: list[int] = []
         for i in map(int, ids):
@@ -166,7 +169,7 @@ class Tokenizer:
         return self.encode_batch([" a"]) != self.encode_batch(["a"])
 
     def vocabulary(self) -> Vocabulary:
-        """Returns the tables that batches need, without the rules."""
+        """Returns the parts of the tokenizer that are needed to make batches, without the rules."""
         return Vocabulary(
             self.size, self.specials, self.continuations(), self.special_mask(), self.sentinels
         )
@@ -184,13 +187,15 @@ class Tokenizer:
         """Writes every file form of the tokenizer's kind; transformers' AutoTokenizer can load it.
 
         exported: raise UserError if transformers cannot reproduce the ids, as for SentencePiece
-        models of words. Otherwise only `load` can read the folder in that case.
+        models of words. If false, such a tokenizer is written in a form that only `load` can read.
 
-        The other arguments configure how transformers prepares a text for the model:
-        kind: the kind of the model: "encoder" adds [CLS] and [SEP] around a text, "decoder"
-        nothing, "encoder_decoder" the end of text after it. token_types: whether the model
-        distinguishes two texts by token types. max_length: its longest input.
-        ends: the special tokens around the texts of a fine-tuned model, which override `kind`'s.
+        The other arguments configure how transformers prepares a text for the model.
+        kind: the kind of the model. For an "encoder", [CLS] and [SEP] are put around a text; for an
+        "encoder_decoder", the end-of-text token is put after it; for a "decoder", nothing is added.
+        token_types: whether the model distinguishes two texts by token types.
+        max_length: the longest input of the model.
+        ends: the special tokens around the texts of a fine-tuned model; they override those of
+        `kind`.
         """
         target = paths.of(folder)
         target.mkdir(parents=True, exist_ok=True)
@@ -214,8 +219,8 @@ class Tokenizer:
                 ) from error
 
     def _fingerprint(self, options: tokenizer_files.Options, specials: dict[str, int]) -> str:
-        # Fields younger than the first fingerprints are included only if the pieces do not imply
-        # their values, so that old fingerprints stay valid.
+        # The first fingerprints did not include start, end and sentinels. They are included only if
+        # they do not follow from the pieces, so that old fingerprints stay valid.
         named = {role: i for role, i in specials.items() if role not in ("bos", "eos")}
         content = {"kind": self.kind, "rules": self._model.rules(), "specials": named}
         usual, sentinels = tokenizer_files.of_pieces(self._model, options)
@@ -228,7 +233,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _splitter(self) -> added_tokens.Splitter:
-        """Matches the special tokens in a text, with the flags with which they are exported."""
+        """Splits texts at special tokens, which have the same flags as in exported files."""
         declared = self._model.special_tokens()
         # if pieces include the space before them, so do mask and sentinels, which replace pieces
         greedy = {self.specials.mask, *self.reserved_sentinels.tolist()}
@@ -248,13 +253,13 @@ def load(
 ) -> Tokenizer:
     """Loads a tokenizer from a folder or a file: see `tokenizer_files` for the forms.
 
-    lowercase, strip_accents: override the files. A SentencePiece model for which either is given
-    (or whose tokenizer_config.json is ALBERT's) gets ALBERT's text cleaning.
-    Raises UserError that names the file and, if known, the line.
+    lowercase, strip_accents: override the settings in the files. If either is given, or if
+    tokenizer_config.json is ALBERT's, a SentencePiece model gets ALBERT's text cleaning.
+    Raises UserError with the file and, if known, the line.
     """
     with tokenizer_files.one_line(path):
         loaded = Tokenizer(*tokenizer_files.read(path, lowercase, strip_accents))
-        ids, _ = loaded.encode_with_offsets([_TRIAL])[0]  # so that a damaged one fails here
+        ids, _ = loaded.encode_with_offsets([_TRIAL])[0]  # a damaged one fails here
         loaded.decode([*loaded.encode(_TRIAL), *ids])
     return loaded
 
@@ -267,12 +272,12 @@ def train(
     lowercase: bool | None = None,
     strip_accents: bool | None = None,
 ) -> Tokenizer:
-    """Trains a tokenizer of exactly `vocab_size` pieces. Deterministic.
+    """Trains a tokenizer with exactly `vocab_size` pieces. The result is deterministic.
 
     kind: wordpiece, bpe or unigram.
     lowercase: None means True for wordpiece and False for the others.
     strip_accents: WordPiece only; None means the value of `lowercase`.
-    Raises UserError if the text cannot give so few or so many pieces.
+    Raises UserError if `vocab_size` is too small or too large for the text.
     """
     return Tokenizer(
         *tokenizer_training.train(

@@ -1,11 +1,11 @@
-"""The tokenizer classes of transformers: the vocabulary that each reads, the defaults of its rules.
+"""The tokenizer classes of transformers: the vocabulary files they read and their default options.
 
-A folder names its class in tokenizer_config.json or config.json, or has that of its model_type.
-Options missing from the files take the defaults of the class: albert-base-v2, for example, is
-lowercased by AlbertTokenizer, although no file of the folder sets this.
+The class is named in tokenizer_config.json or config.json; otherwise it follows from the model_type
+in config.json. Options missing from the files have the defaults of the class: albert-base-v2, for
+example, is lowercased by AlbertTokenizer, although no file of the folder sets this.
 
-Sources: transformers 4.57 and 5, models/auto/tokenization_auto.py for MODEL_TYPES, the arguments of
-models/*/tokenization_*.py for the defaults. The names omit a final "Fast".
+Sources: transformers 4.57 and 5. MODEL_TYPES is from models/auto/tokenization_auto.py, the defaults
+are the arguments in models/*/tokenization_*.py. Names are without a final "Fast".
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 class Class(NamedTuple):
     """The properties of a tokenizer class.
 
-    kind: of its vocabulary: wordpiece (vocab.txt), bpe (vocab.json and merges.txt), sentencepiece,
-        bytes (none), pipeline (none but tokenizer.json, which holds all rules), or any.
+    kind: the kind of its vocabulary: wordpiece (vocab.txt), bpe (vocab.json and merges.txt),
+        sentencepiece, bytes (no file), pipeline (only tokenizer.json, which contains all rules),
+        or any.
     defaults: the defaults of its options, under transformers' names.
     layout: how ids follow from SentencePiece's pieces, see `sentencepiece_model.LAYOUTS`.
     """
@@ -49,10 +50,10 @@ CLASSES: dict[str, Class] = {
     "BartTokenizer": _BYTE_LEVEL,
     "LongformerTokenizer": _BYTE_LEVEL,
     "ByT5Tokenizer": BYTES,
-    # No rules of their own: the files hold all rules.
+    # These classes have no rules of their own: all rules are in the files.
     "PreTrainedTokenizerFast": ANY,
     "TokenizersBackend": ANY,
-    # Their vocabulary files are not read; tokenizer.json holds their rules.
+    # The vocabulary files of these classes are not read: all rules are in tokenizer.json.
     **dict.fromkeys(
         ("CodeLlamaTokenizer", "CohereTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer",
          "GPTNeoXTokenizer", "GemmaTokenizer", "LlamaTokenizer", "MPNetTokenizer",
@@ -91,7 +92,7 @@ MODEL_TYPES = {
 def find(name: str) -> Class | None:
     """Returns the class called `name`, with or without "Fast" at its end; None if it is unknown.
 
-    For a fast class that is not in the table, returns PIPELINE: tokenizer.json holds its rules.
+    For a fast class that is not in the table, returns PIPELINE: its rules are in tokenizer.json.
     """
     if name in CLASSES:
         return CLASSES[name]

@@ -2,11 +2,11 @@
 
 The special tokens that transformers adds to a text depend on the model that the tokenizer is for:
 
-    encoder            [CLS] text [SEP]    the roles that the vocabulary has; T5's: text </s>
+    encoder            [CLS] text [SEP]    without missing tokens: text </s> with a vocabulary of T5
     decoder            text
-    encoder_decoder    text </s>           eos, or sep where there is none; sentinels are declared
+    encoder_decoder    text </s>           eos, or sep if there is no eos; sentinels are declared
 
-A fine-tuned model defines its own (`data.tokenizers.special_tokens`).
+For a fine-tuned model they are those of its inputs (`data.tokenizers.special_tokens`).
 """
 
 import json
@@ -36,10 +36,10 @@ def contents(
     ends: special_tokens.Ends | None,
     exported: bool,
 ) -> dict[str, bytes]:
-    """Returns file name -> bytes of every form, for transformers 4 and 5.
+    """Returns {file name: content} for every form, for transformers 4 and 5.
 
-    names: role -> piece. sentinels: their ids. kind, token_types, max_length, ends: of the model
-    that the tokenizer is for, see `Tokenizer.save`.
+    names: {role: piece}. sentinels: ids. kind, token_types, max_length, ends: properties of the
+        model that the tokenizer is for, see `Tokenizer.save`.
     exported: raise UserError if transformers cannot reproduce the ids, instead of omitting
         tokenizer.json.
     """
@@ -104,10 +104,11 @@ def _put(
     kind: str,
     token_types: bool,
 ) -> None:
-    """Configures the library to add `ends` around texts, or the special tokens of `kind` if None.
+    """Configures the library to add `ends` around texts; if None, the special tokens of `kind`.
 
-    An existing post-processor is kept if it already adds `ends`, or if `ends` is None and it is an
-    encoder's own. It may do more: RoBERTa's also handles the spaces before words.
+    Keeps an existing post-processor that already adds `ends`; if `ends` is None, keeps that of an
+    encoder unless it is the generic one. Such a post-processor may do more than add tokens:
+    RoBERTa's also handles the spaces before words.
     """
     if ends is not None:
         if not _puts(library, ends, token_types=token_types):
@@ -175,8 +176,8 @@ def _template(
 
 
 def _class_options(model: tokenizer_files.Model, pipeline: dict, kind: str) -> dict:
-    """Returns the entries of tokenizer_config.json for the rules, and for the class if it has one.
-    """
+    """Returns the entries of tokenizer_config.json for the rules, and the tokenizer class if it is
+    not the generic one."""
     options, name = {}, None
     normalizer = pipeline.get("normalizer") or {}
     if isinstance(model, sentencepiece_model.UnigramModel):
@@ -199,7 +200,7 @@ def _class_options(model: tokenizer_files.Model, pipeline: dict, kind: str) -> d
             "strip_accents": normalizer["strip_accents"],
             "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
         }
-    # This class builds a pipeline of its own, with an encoder's ends.
+    # BertTokenizer builds its own pipeline, which adds an encoder's special tokens.
     return options | ({"tokenizer_class": name} if name and kind == "encoder" else {})
 
 

@@ -7,10 +7,10 @@
     sentencepiece.bpe.model         SentencePiece with fairseq's ids, as in XLM-R and CamemBERT
     tokenizer_config.json alone     ByT5Tokenizer's bytes
 
-In a folder with several forms, the vocabulary is the first of `tokenizer_folder.FORMS` that its
-tokenizer class reads (`tokenizer_classes`); the other files hold the rules and the added tokens.
-spiece.model encodes plain text only if tokenizer.json beside it has the same pieces; otherwise only
-tokenizer.json is used, as in transformers. Paths may be gs://.
+In a folder with several forms, the vocabulary is the first one in `tokenizer_folder.FORMS` that the
+folder's tokenizer class reads (`tokenizer_classes`); rules and added tokens are in the other files.
+If a folder has both spiece.model and tokenizer.json but their pieces differ, only tokenizer.json is
+used, as in transformers. Paths may be gs://.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ from bertjax.data.tokenizers import (
 )
 from bertjax.data.tokenizers.tokenizer_folder import Folder, Options
 
-# Default names of the roles, if tokenizer_config.json has none: those of BERT, of RoBERTa and T5,
-# of GPT-2, and names in BERT's style.
+# Default pieces for the roles that tokenizer_config.json does not name: as in BERT, as in RoBERTa
+# and T5, as in GPT-2, and pieces in BERT's style.
 NAMES = (
     {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>",
@@ -57,12 +57,12 @@ Model = library_model.LibraryModel | sentencepiece_model.UnigramModel | byte_mod
 
 
 def read(path: str, lowercase: bool | None, strip_accents: bool | None) -> tuple[Model, Options]:
-    """Returns the model of a file or folder, and its options.
+    """Returns the model in a file or folder, and its options.
 
-    lowercase, strip_accents: None takes the value of the files, or else transformers' default for
-    the class. If no file names a class, vocab.txt is uncased unless it has upper-case pieces, and
-    SentencePiece applies only its own rules.
-    Raises UserError that names the file and, if known, the line.
+    lowercase, strip_accents: if None, the value in the files or, if they have none, transformers'
+    default for the class. If no file names a class, vocab.txt is uncased unless it has upper-case
+    pieces, and a SentencePiece model applies only its own rules.
+    Raises UserError with the file and, if known, the line.
     """
     said = {}
     if lowercase is not None:
@@ -76,7 +76,7 @@ def read(path: str, lowercase: bool | None, strip_accents: bool | None) -> tuple
 
 @contextlib.contextmanager
 def one_line(file: epath.Path) -> Iterator[None]:
-    """Converts the errors of the libraries for an unreadable file to a UserError."""
+    """Converts errors of the libraries that read `file` to a UserError."""
     try:
         yield
     except (errors.UserError, OSError, MemoryError):
@@ -89,7 +89,7 @@ def one_line(file: epath.Path) -> Iterator[None]:
 
 
 def special_names(pieces: set[str], options: Options) -> dict[str, str]:
-    """Returns role -> piece, for the roles that the vocabulary has."""
+    """Returns {role: piece} for the roles that have a piece in the vocabulary."""
     tables = (dict(options.names), *NAMES)
     found = {}
     for role in ROLES:
@@ -99,9 +99,10 @@ def special_names(pieces: set[str], options: Options) -> dict[str, str]:
 
 
 def sentinels(model: Model, options: Options) -> np.ndarray:
-    """Returns int32 ids of <extra_id_0>, <extra_id_1> ...: as many as the files say, else default.
+    """Returns int32 ids of <extra_id_0>, <extra_id_1> ...; the files or a default set their number.
 
-    If they are not pieces, they are above the pieces, counting down as in T5. ByT5's are bytes.
+    If sentinels are not pieces, their ids are above the pieces and count down as in T5. In ByT5
+    they are the ids of bytes.
     """
     if isinstance(model, byte_model.ByteModel):
         return model.sentinels
@@ -109,7 +110,7 @@ def sentinels(model: Model, options: Options) -> np.ndarray:
 
 
 def of_pieces(model: Model, options: Options) -> tuple[vocabulary.Specials, np.ndarray]:
-    """Returns (specials, sentinels) without the files' bos, eos and number of sentinels."""
+    """Returns (specials, sentinels), ignoring bos, eos and the number of sentinels in the files."""
     kept = tuple((role, piece) for role, piece in options.names if role not in ("bos", "eos"))
     names = special_names(set(model.pieces), dataclasses.replace(options, names=kept))
     ids = {role: model.pieces.index(piece) for role, piece in names.items()}
@@ -117,7 +118,7 @@ def of_pieces(model: Model, options: Options) -> tuple[vocabulary.Specials, np.n
 
 
 def _sentinels(model: Model, count: int) -> np.ndarray:
-    """Returns sentinel ids: pieces, or else `count` ids above them (0: the default number)."""
+    """Returns the ids of sentinel pieces, or else `count` ids above the pieces (0: the default)."""
     ids = {piece.removeprefix(sentencepiece_model.SPACE): i for i, piece in enumerate(model.pieces)}
     names = map(SENTINEL.format, itertools.count())
     declared = [ids[name] for name in itertools.takewhile(ids.__contains__, names)]
@@ -130,7 +131,7 @@ def _sentinels(model: Model, count: int) -> np.ndarray:
 
 
 def wordpiece(pieces: list[str], options: Options, unk: str = "[UNK]") -> tokenizers.Tokenizer:
-    """Returns BERT's pipeline for a vocabulary."""
+    """Returns BERT's pipeline with this vocabulary."""
     ids = {piece: i for i, piece in enumerate(pieces)}
     library = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=unk))
     library.normalizer = _bert_normalizer(options)
@@ -142,7 +143,7 @@ def wordpiece(pieces: list[str], options: Options, unk: str = "[UNK]") -> tokeni
 def byte_level(
     ids: dict[str, int], pairs: list[tuple[str, str]], options: Options
 ) -> tokenizers.Tokenizer:
-    """Returns GPT-2's pipeline for a vocabulary and its merges."""
+    """Returns GPT-2's pipeline with this vocabulary and these merges."""
     unk = dict(options.names).get("unk") or NAMES[1]["unk"]
     model = models.BPE(ids, pairs, unk_token=unk if unk in ids else None)
     library = tokenizers.Tokenizer(model)
@@ -264,7 +265,7 @@ def _read_pipeline(file: epath.Path, folder: Folder) -> library_model.LibraryMod
 
 
 def _bert_rules(folder: Folder) -> dict[str, bool | None]:
-    """Returns the normalizer settings that override tokenizer.json: all for a WordPiece class."""
+    """Returns the settings that override tokenizer.json's normalizer: all for WordPiece classes."""
     options = folder.options
     wanted = {
         "lowercase": options.do_lower_case,
@@ -321,9 +322,9 @@ def _read_sentencepiece(
 
 
 def _albert_rules(folder: Folder) -> albert_rules.AlbertRules | None:
-    """Returns ALBERT's cleaning if the class has it, or the caller or a generic folder sets it.
+    """Returns ALBERT's cleaning if the class has it, or if the caller or the options request it.
 
-    bertjax's own folders, which have a generic class, are recognised by the option keep_accents.
+    The folders of bertjax, which have a generic class, request it by the option keep_accents.
     """
     options = folder.options
     wanted = "keep_accents" in folder.known.defaults or folder.said
@@ -338,9 +339,9 @@ def _albert_rules(folder: Folder) -> albert_rules.AlbertRules | None:
 
 
 def _common_layout(data: bytes, folder: Folder) -> str | None:
-    """Returns the layout that gives the SentencePiece model the pieces and ids of tokenizer.json.
+    """Returns the layout with which the SentencePiece model has the vocabulary of tokenizer.json.
 
-    tokenizer.json may have added tokens after them. None if the two vocabularies differ.
+    Ignores added tokens at the end of tokenizer.json. None if the two vocabularies differ.
     """
     vocab = folder.pipeline.get("model", {}).get("vocab", [])
     scores: list[float] = []
@@ -375,7 +376,7 @@ def _bare(text: str) -> str:
 
 
 def _with_sentinels(folder: Folder, size: int) -> added_tokens.Added:
-    """Returns the added tokens, plus T5's unlisted sentinels if there is a gap of their number."""
+    """Returns the added tokens, and T5's sentinels if there is a gap for them above the pieces."""
     above = [i for i in folder.added if i >= size]
     count = folder.options.extra_ids or vocabulary.NUM_SENTINELS
     if not above or min(above) != size + count:

@@ -30,9 +30,9 @@ _FILES = {
 
 @dataclasses.dataclass(frozen=True)
 class Options(schema.Open):
-    """The options of tokenizer_config.json, under transformers' names; None for missing ones.
+    """The options of tokenizer_config.json, under transformers' names; None if missing.
 
-    names: (role, piece) of each role that it names.
+    names: (role, piece) for each role that has a piece in the file.
     """
 
     do_lower_case: bool | None = None
@@ -47,12 +47,13 @@ class Options(schema.Open):
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """The information of the files beside a vocabulary that is needed to read it.
+    """A tokenizer's folder, with the settings in it that are needed to read the vocabulary.
 
-    config: content of tokenizer_config.json, completed by special_tokens_map.json; empty without
-        these files.
-    said: the options given by the caller, which override every file.
-    class_name: the tokenizer class; "" if unknown. source: the file and key that names it.
+    config: content of tokenizer_config.json, completed by special_tokens_map.json; empty if the
+        folder has neither.
+    said: the options given by the caller, which override those in the files.
+    class_name: the tokenizer class; "" if unknown. source: the file and the key that name the
+        class, for messages.
     """
 
     path: epath.Path
@@ -63,8 +64,8 @@ class Folder:
 
     @functools.cached_property
     def known(self) -> tokenizer_classes.Class | None:
-        """The properties of the class; None if it is named but not in the table."""
-        if not self.class_name:  # the model_type is not in the table, or missing
+        """The properties of the class; None if the files name a class that is not in the table."""
+        if not self.class_name:  # the model_type is missing or not in the table
             return tokenizer_classes.PIPELINE if self.source else tokenizer_classes.ANY
         return tokenizer_classes.find(self.class_name)
 
@@ -76,15 +77,15 @@ class Folder:
 
     @functools.cached_property
     def added(self) -> added_tokens.Added:
-        """Id -> added token of the files."""
+        """The added tokens in the files, {id: token}."""
         return added_tokens.read(self.path, self.config, self.pipeline)
 
     @functools.cached_property
     def prefix_once(self) -> bool:
-        """Whether a space is prepended at the start of a text only, not after special tokens too.
+        """Whether a space is prepended only at the start of a text, not also after special tokens.
 
-        The SentencePiece classes of transformers 5 prepend one after special tokens, whatever is in
-        tokenizer.json; transformers 4 follows tokenizer.json.
+        False for SentencePiece classes: in transformers 5 they prepend one after special tokens,
+        even if tokenizer.json does not. (transformers 4 follows tokenizer.json.)
         """
         if self.known.kind == "sentencepiece":
             return False
@@ -94,7 +95,7 @@ class Folder:
 
     @functools.cached_property
     def options(self) -> Options:
-        """The options: the caller's first, then those of the files, then the class's defaults."""
+        """The options: the caller's, else those in the files, else the defaults of the class."""
         where = self.path / CONFIG
         stated = {key: value for key, value in self.config.items() if value is not None}
         stated.pop("names", None)
@@ -113,8 +114,10 @@ class Folder:
 
 
 def find(path: epath.Path, said: dict[str, bool]) -> tuple[epath.Path, Folder]:
-    """Returns the vocabulary file and its folder. Raises UserError if there is none, or if its
-    tokenizer class is unknown or does not read such a file."""
+    """Returns the vocabulary file at `path`, a file or folder, and its folder.
+
+    Raises UserError if there is none, or if the tokenizer class is unknown or cannot read the file.
+    """
     if not path.exists():
         raise errors.UserError(f"{path}: not found; give a folder or one of {forms()}")
     folder = _folder(path if path.is_dir() else path.parent, said)
@@ -165,7 +168,7 @@ def _folder(path: epath.Path, said: dict[str, bool]) -> Folder:
 
 
 def _vocabularies(path: epath.Path, folder: Folder) -> list[epath.Path]:
-    """Returns the files of the folder that may hold its vocabulary, in order of preference."""
+    """Returns the files of the folder that may contain its vocabulary, in order of preference."""
     found = [path / form for form in FORMS if (path / form).exists()]
     others = sorted(file for file in path.glob("*.model") if file.name not in FORMS)
     found += others if len(others) == 1 else []

@@ -17,7 +17,7 @@ KINDS = ("wordpiece", "bpe", "unigram")
 MIN_FREQUENCY = 2  # a pair that occurs once is not merged
 ALPHABET = 1000  # maximum number of single characters; rarer ones become [UNK]
 _BATCH = 1000
-_THREADS = 16  # fixed, because another order of sums could give another model
+_THREADS = 16  # fixed, because the model may depend on the order of sums
 _LINE_BYTES = 4000  # sentencepiece skips lines over 4192 bytes
 
 _BERT_NAMES, _ROBERTA_NAMES = tokenizer_files.NAMES[:2]
@@ -61,7 +61,7 @@ def _wordpiece(
     library = tokenizer_files.wordpiece(specials, options)
     alphabet, inner = _alphabet(texts, library)
     # The library numbers the `##x` characters in the order of a hash table, which differs between
-    # runs, and breaks ties between merges by number. Declared as specials they have fixed numbers.
+    # runs, and breaks ties between merges by number. As declared specials they have fixed numbers.
     declared = [*specials, *alphabet, *(f"##{char}" for char in inner)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
@@ -77,7 +77,8 @@ def _wordpiece(
 
 
 def _alphabet(texts: Iterable[str], library: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
-    """Returns the most frequent characters after normalisation, and those that can be in a word."""
+    """Returns the most frequent characters of the normalised texts, and those of them that do not
+    split a word."""
     raw: collections.Counter[str] = collections.Counter()
     for text in texts:
         raw.update(text)
@@ -139,7 +140,10 @@ def _unigram(
 
 
 def _kept_errors(texts: Iterable[str], raised: list[Exception]) -> Iterator[str]:
-    """Yields the texts; keeps an exception of reading them, which sentencepiece turns into text."""
+    """Yields the texts. Appends an exception from reading them to `raised`.
+
+    Otherwise it would be lost: sentencepiece raises a RuntimeError with the message only.
+    """
     try:
         yield from texts
     except Exception as error:
@@ -185,7 +189,8 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Yields the lines of the texts, split at white space if sentencepiece would skip them."""
+    """Yields the lines of the texts. Lines that sentencepiece would skip are split at white space.
+    """
     for text in texts:
         for line in text.splitlines():
             if len(line.encode("utf-8", "replace")) <= _LINE_BYTES:

@@ -1,4 +1,4 @@
-"""The tables of a tokenizer that batches need: sizes, special ids and masks, as plain NumPy."""
+"""The parts of a tokenizer that are needed to make batches: size, special ids, masks (NumPy)."""
 
 import dataclasses
 
@@ -9,9 +9,9 @@ NUM_SENTINELS = 100  # as in T5, where 32,000 pieces and 100 sentinels make 32,1
 
 @dataclasses.dataclass(frozen=True)
 class Specials:
-    """Ids of the special tokens; -1 if the vocabulary has none.
+    """Ids of the special tokens; -1 if the vocabulary has no such token.
 
-    A piece may have two roles: </s> of RoBERTa is sep and eos, <|endoftext|> of GPT-2 bos and eos.
+    A piece may have two roles: RoBERTa's </s> is sep and eos, GPT-2's <|endoftext|> is bos and eos.
     """
 
     pad: int
@@ -37,12 +37,12 @@ class Specials:
 class Vocabulary:
     """A tokenizer without its rules: cheap to create, to compare and to send to a worker.
 
-    size: number of real pieces, specials included.
+    size: number of pieces, specials included; sentinels above the pieces do not count.
     continuations: bool[size], True where a piece continues the word before it.
     special_mask: bool[size], True for special tokens.
-    sentinels: int32[NUM_SENTINELS, or as many as the tokenizer declares], the ids of <extra_id_0>,
-        <extra_id_1> ...; they may be above the pieces, and then the model needs embeddings for
-        them. ByT5's are ids of bytes.
+    sentinels: int32, the ids of <extra_id_0>, <extra_id_1> ...: NUM_SENTINELS of them, or as many
+        as the tokenizer declares. If they are above the pieces, the model needs embeddings for
+        them. In ByT5 they are ids of bytes.
     """
 
     size: int
