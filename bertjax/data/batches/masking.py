@@ -18,7 +18,8 @@ _LAST = np.uint32(2**31)  # greater than the score of any candidate
 
 
 def counts(lengths_B: np.ndarray, rate: float, limit: int) -> np.ndarray:
-    """Returns int64[B]: predictions per row, rounded half to even like Python's `round`."""
+    """Returns int64[B]: predictions per row, for rows of lengths_B tokens; at least 1, at most
+    `limit`, rounded half to even like Python's `round`."""
     return np.clip(np.rint(lengths_B * rate), 1, limit).astype(np.int64)
 
 

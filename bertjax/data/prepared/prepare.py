@@ -10,8 +10,8 @@ in the same split, wherever they are in the corpus.
 
     prepare.prepare(["books/*.jsonl"], "tok/", "prepared/")
 
-Memory: a worker holds one document and one batch of tokens; nothing grows with the corpus.
-A document that is one line of JSON, or one file of plain text, is held in memory as a whole.
+A worker has one document and one batch of tokens in memory at a time, so the memory does not grow
+with the corpus. NOTE: a whole line of JSON, or a whole file of plain text, is one document.
 """
 
 import collections

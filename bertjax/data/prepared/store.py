@@ -337,7 +337,7 @@ def too_small_to_rank(documents: int, tokens: int) -> str | None:
 
     A rule of thumb: if the losses of predicted tokens have a standard deviation of 2.5 nats and a
     seventh of RANKING_TOKENS is predicted, the standard error of their mean is about 0.05 nats.
-    Tokens of one document are not independent, hence also RANKING_DOCUMENTS.
+    Since tokens of one document are not independent, RANKING_DOCUMENTS documents are needed too.
     """
     if documents >= RANKING_DOCUMENTS and tokens >= RANKING_TOKENS:
         return None

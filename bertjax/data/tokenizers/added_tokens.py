@@ -15,8 +15,8 @@ from tokenizers import models, normalizers
 
 from bertjax import errors, schema
 
-DECODER = "added_tokens_decoder"  # key of tokenizer_config.json: id -> token
-FILE = "added_tokens.json"  # content -> id, as transformers wrote it before version 4.34
+DECODER = "added_tokens_decoder"  # key of tokenizer_config.json, for {id: token}
+FILE = "added_tokens.json"  # {content: id}, as transformers wrote it before version 4.34
 AGAIN = "copy the tokenizer's files again"
 MAX_ID = 1 << 24
 

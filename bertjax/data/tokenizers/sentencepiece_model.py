@@ -234,7 +234,7 @@ class UnigramModel:
 
     @functools.cached_property
     def _unprefixed(self) -> "UnigramModel":
-        """The same model, but without a space prepended to a text."""
+        """The same model, but it prepends no space to a text."""
         proto = sentencepiece_model_pb2.ModelProto.FromString(self.model_bytes)
         proto.normalizer_spec.add_dummy_prefix = False
         return UnigramModel(proto.SerializeToString(), self.albert, layout=self.layout)

@@ -45,7 +45,10 @@ def end_of_text(specials: vocabulary.Specials) -> int:
 
 
 def start_of_text(specials: vocabulary.Specials) -> int:
-    """Returns the id a decoder reads first: bos, else eos, else cls. UserError if none exists."""
+    """Returns the first input id of a decoder: bos, else eos, else cls.
+
+    Raises UserError if there is none of these.
+    """
     if specials.start < 0:
         raise errors.UserError(
             "the tokenizer has no bos, eos or cls token to start a text with, which language "

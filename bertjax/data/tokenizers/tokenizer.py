@@ -39,7 +39,7 @@ class Tokenizer:
 
     kind: wordpiece, bpe, unigram or bytes.
     size: number of pieces, specials included.
-    specials: ids of the special tokens; -1 if the vocabulary has none.
+    specials: ids of the special tokens; -1 if the vocabulary has no such token.
     sentinels: int32, ids of T5's <extra_id_0>, <extra_id_1> ...: see `Vocabulary`.
     reserved_sentinels: int32, the sentinels whose ids never occur in text: all sentinels, except in
         ByT5, where later sentinels are bytes that occur in text.

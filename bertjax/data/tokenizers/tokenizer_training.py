@@ -77,8 +77,8 @@ def _wordpiece(
 
 
 def _alphabet(texts: Iterable[str], library: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
-    """Returns the most frequent characters of the normalised texts, and those of them that do not
-    split a word."""
+    """Returns two lists: the most frequent characters of the normalised texts, and the characters
+    among these at which a word is not split."""
     raw: collections.Counter[str] = collections.Counter()
     for text in texts:
         raw.update(text)
