@@ -1,1 +1,1 @@
-"""Formats for sharing a model: our artifact and the Hugging Face folder; T5X is read only."""
+"""Formats for sharing a model: artifacts, Hugging Face folders and, for reading only, T5X."""

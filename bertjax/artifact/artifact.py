@@ -1,7 +1,8 @@
 """The artifact: our format for sharing a model (parameters, config and tokenizer).
 
-    artifact/params.safetensors    every parameter by its path, float32, layers stacked
-    artifact/config.json           family, fields of the model, fingerprint of the tokenizer, step
+    artifact/params.safetensors    every parameter under its path, float32, layers stacked
+    artifact/config.json           family, fields of the model, fingerprint of the tokenizer, step,
+                                   checksum of the parameters, configs of the run and the task
     artifact/tokenizer/            the tokenizer's files
 
 `read` verifies what it loads: the checksum of the parameter file, the shape of every array, and
@@ -34,7 +35,7 @@ TOKENIZER = "tokenizer"
 
 @dataclasses.dataclass(frozen=True)
 class _Task(schema.Open):
-    """The keys that the task of every fine-tuned artifact has."""
+    """The keys of `task` that all types of tasks share; a key with a default may be absent."""
 
     name: str
     kind: str
@@ -47,7 +48,7 @@ class _Task(schema.Open):
 
 @dataclasses.dataclass(frozen=True)
 class _Config(schema.Open):
-    """The content of an artifact's config.json. Earlier versions wrote no `task`."""
+    """The content of an artifact's config.json. Files of earlier versions lack the key `task`."""
 
     family: str
     model: dict[str, Any]
@@ -64,11 +65,11 @@ class Artifact:
     """A model in memory, with everything needed to use it.
 
     fields: the fields of the family's Config, except those of `layers.Compute`.
-    params: nested dict of float32 arrays on the host, or of their ShapeDtypeStructs.
-    step, objective, config: those of the training run; None if unknown.
-    task: the task that the model was fine-tuned for, as a JSON object: {"name", "kind", "config"
-    of the kind, "labels", "max_length", ...}; None if the model was not fine-tuned.
-    origin: the format that the model was read from, as printed for people.
+    params: nested dict of float32 arrays on the host, or of ShapeDtypeStructs.
+    step, objective, config: from the training run; None if unknown.
+    task: the task that the model was fine-tuned for, as a JSON object with the keys of `_Task`
+    and others of its type; None if the model was not fine-tuned.
+    origin: a readable name of the format that the model was read from; "" if it was not read.
     """
 
     family: str
@@ -101,12 +102,12 @@ class Artifact:
 
 
 def flatten(params: Any) -> dict[str, Any]:
-    """Returns the leaves by path: {"encoder/layers/mlp/wi/kernel": leaf}."""
+    """Returns {path: leaf}, with paths such as "encoder/layers/mlp/wi/kernel"."""
     return traverse_util.flatten_dict(params, sep="/")
 
 
 def unflatten(flat: Mapping[str, Any]) -> Any:
-    """Returns the nested dict of a dict by path; the inverse of `flatten`."""
+    """Returns a nested dict made from {path: leaf}; the inverse of `flatten`."""
     return traverse_util.unflatten_dict(dict(flat), sep="/")
 
 
@@ -123,9 +124,9 @@ def num_params(params: Any, vocab_size: int) -> int:
 
 
 def abstract_params(family: str, fields: Mapping[str, Any], where: Any) -> Any:
-    """Returns the parameters of a model with these fields as ShapeDtypeStructs.
+    """Returns the shapes and dtypes (ShapeDtypeStructs) of the parameters of a model.
 
-    Raises UserError naming `where` if no such model can be built.
+    Raises UserError naming `where` if no model can be built with these fields.
     """
     try:
         return plugins.abstract_params(plugins.model(family, dict(fields)))
@@ -136,7 +137,7 @@ def abstract_params(family: str, fields: Mapping[str, Any], where: Any) -> Any:
 def check_tokenizer(
     tokenizer: tokenizer_lib.Tokenizer, vocab_size: int, where: str | os.PathLike
 ) -> None:
-    """Raises UserError naming `where` if an id of the tokenizer exceeds the embedding table."""
+    """Raises UserError naming `where` if the tokenizer has an id of `vocab_size` or more."""
     top = max(tokenizer.size - 1, *dataclasses.astuple(tokenizer.specials))
     if top >= vocab_size:
         raise errors.UserError(
@@ -146,7 +147,7 @@ def check_tokenizer(
 
 
 def check_fingerprint(tokenizer: Any, fingerprint: str, where: str | os.PathLike) -> None:
-    """Raises UserError naming `where` if the tokenizer has another fingerprint."""
+    """Raises UserError naming `where` if the tokenizer's fingerprint is not `fingerprint`."""
     if tokenizer.fingerprint != fingerprint:
         raise errors.UserError(
             f"{where}: is not the tokenizer that the model was trained with (fingerprint "
@@ -155,12 +156,12 @@ def check_fingerprint(tokenizer: Any, fingerprint: str, where: str | os.PathLike
 
 
 def check_task(content: Any, where: Any) -> None:
-    """Raises UserError naming `where` if a task's required key is missing or has a wrong type."""
+    """Raises UserError naming `where` if a key of `_Task` is wrong or a required one missing."""
     schema.typed(content, _Task, where, weight_files.AGAIN)
 
 
 def fingerprint(model: Artifact) -> str:
-    """Returns the hex sha256 of the parameters; equal models have equal ones in any format."""
+    """Returns the hex sha256 of the parameters; it does not depend on the format of the files."""
     digest = hashlib.sha256()
     for path, array in sorted(flatten(model.params).items()):
         digest.update(path.encode())
@@ -169,7 +170,7 @@ def fingerprint(model: Artifact) -> str:
 
 
 def has_token_types(fields: Mapping[str, Any]) -> bool:
-    """Returns whether a model with these fields has token types for two texts."""
+    """Returns whether a model with these fields has token types that tell two texts apart."""
     return fields.get("type_vocab_size", 0) >= 2
 
 
@@ -198,7 +199,10 @@ def objective(model: Artifact) -> tuple[Any, Any]:
 
 
 def reads_prefixes(model: Artifact) -> bool:
-    """Returns whether the model is a decoder trained as a prefix LM: bidirectional prefixes."""
+    """Returns whether the model is a decoder trained as a prefix LM.
+
+    Such a model attends bidirectionally within a prefix.
+    """
     if model.objective is None or plugins.family(model.family).KIND != "decoder":
         return False
     module, config = objective(model)
@@ -206,7 +210,11 @@ def reads_prefixes(model: Artifact) -> bool:
 
 
 def top_of_text(model: Artifact) -> int:
-    """Returns the first id that is never generated: above all pieces and, for T5, sentinels."""
+    """Returns the upper limit, exclusive, of the ids that the model may generate.
+
+    It lies above all pieces of the tokenizer and, for an encoder-decoder, above the sentinels, but
+    is at most vocab_size.
+    """
     top = model.tokenizer.size
     if plugins.family(model.family).KIND == "encoder_decoder":  # sentinels may lie above
         top = max(top, *(model.tokenizer.sentinels + 1))
@@ -214,10 +222,11 @@ def top_of_text(model: Artifact) -> int:
 
 
 def part(model: Artifact, name: str = "") -> Artifact:
-    """Returns one part of a model that consists of several; "" selects the first part.
+    """Returns part `name` of a model that consists of several models; "" selects the first part.
 
-    For example ELECTRA's generator. The module of such a family has a function `parts`. A model of
-    any other family is returned as it is. Raises UserError if there is no part `name`.
+    For example, a part of ELECTRA is its generator. The module of such a family has a function
+    `parts`. A model of any other family is returned unchanged if `name` is "". Raises UserError if
+    there is no part `name`.
     """
     module = plugins.family(model.family)
     if not hasattr(module, "parts"):
@@ -234,7 +243,7 @@ def part(model: Artifact, name: str = "") -> Artifact:
 
 
 def write(model: Artifact, folder: str | os.PathLike) -> None:
-    """Writes `folder` atomically; replaces an earlier artifact there."""
+    """Writes the artifact to `folder` atomically; replaces an artifact that is there."""
     with files.new_folder(folder) as new:
         weight_files.write_tensors(new / PARAMS, flatten(jax.device_get(model.params)))
         model.tokenizer.save(new / TOKENIZER, token_types=has_token_types(model.fields))
@@ -252,10 +261,11 @@ def write(model: Artifact, folder: str | os.PathLike) -> None:
 
 
 def read(folder: str | os.PathLike, *, with_params: bool = True) -> Artifact:
-    """Returns the artifact in `folder`; without `with_params` its params are shapes only.
+    """Returns the artifact in `folder`. If not `with_params`, `params` contains only shapes.
 
-    Raises UserError naming the file that is missing, damaged, of another version, or inconsistent
-    with the others. NOTE: the checksum is verified only if the parameters are read.
+    Raises UserError naming the file if one is missing, damaged, written in another version of the
+    format or inconsistent with the other files. NOTE: the checksum is verified only if
+    `with_params`.
     """
     folder = pathlib.Path(folder)
     file = folder / CONFIG
@@ -281,7 +291,7 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> Artifact:
 
 
 def model_fields(content: Any, where: Any) -> dict[str, Any]:
-    """Returns a model's fields read from JSON, with lists converted to tuples.
+    """Returns `content`, a model's fields from JSON, with lists converted to tuples.
 
     Raises UserError naming `where` if `content` is not an object.
     """

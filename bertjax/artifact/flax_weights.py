@@ -1,7 +1,8 @@
-"""Reads the weights of transformers' Flax classes (until 4.57) under their PyTorch names.
+"""Reads weights saved by the Flax classes of transformers (up to 4.57), with PyTorch names.
 
-flax_model.msgpack holds a tree of modules. A path joined with dots is the PyTorch name except for
-the leaf: PyTorch calls kernel, scale and embedding "weight", and its kernels are transposed.
+flax_model.msgpack contains a nested dict. The keys of a path, joined with dots, are the PyTorch
+name of the tensor, except that the last key is "weight" in PyTorch instead of kernel, scale or
+embedding. PyTorch's kernels are transposed.
 """
 
 import pathlib
@@ -17,7 +18,7 @@ _LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
 
 
 def read(file: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns PyTorch name -> array of every tensor. Raises UserError if the file is damaged."""
+    """Returns {PyTorch name: array}. Raises UserError if the file is damaged."""
     flat = traverse_util.flatten_dict(weight_files.read_msgpack(file))
     for path, array in flat.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiuV":

@@ -1,14 +1,21 @@
 """Converts between the config.json of transformers and the fields of our models.
 
-A family's `HF_MODEL_TYPES` are the values of "model_type" that it reads, each of one family only.
-Its `HF_CONFIG` has the one that it writes, and maps other keys to our fields. It also lists the
-keys that must have one value ("fixed"; "fixed_in_class" for the classes of a task), and has these
-entries for anything that is not one key for one field:
+A family's `HF_MODEL_TYPES` lists the values of "model_type" that the family can read; no other
+family reads them. Its `HF_CONFIG` is a dict with these entries:
 
-    "read": (content, names of the tensors) -> fields
-    "types": key -> type, for `schema.typed`, of the keys that "read" uses
-    "write": fields -> keys
-    "repeated": fields -> names in HF_TIED that the file must nevertheless contain
+    "model_type": the value that is written
+    "architectures": {our heads: transformers' class name}, for models without a task
+    "fields": {key in config.json: our field}; names of activations are converted
+    "fixed": {key: the only supported value}
+    "fixed_in_class": like "fixed", for one class: {end of the class name: {key: value}}
+    "import_heads": the sets of heads that a file may contain, see `huggingface`
+
+All other fields and keys are computed by functions:
+
+    "read": function (content, names of the tensors) -> fields
+    "types": {key: type for `schema.typed`} for the keys that "read" uses
+    "write": function (fields) -> keys
+    "repeated": function (fields) -> names in HF_TIED that are written although they are duplicates
 """
 
 import contextlib
@@ -21,7 +28,7 @@ from bertjax import errors, plugins, schema
 from bertjax.artifact import artifact, hf_defaults, hf_tasks, weight_files
 from bertjax.data.tokenizers import special_tokens
 
-ACTIVATIONS = {  # theirs -> ours; of two names for the same activation we write the first
+ACTIVATIONS = {  # {transformers' name: ours}; if two have the same value, the first is written
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
@@ -30,10 +37,11 @@ ACTIVATIONS = {  # theirs -> ours; of two names for the same activation we write
 
 
 def readers(first: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (model_type of a config.json, family that reads it), from HF_MODEL_TYPES.
+    """Yields (model_type, name of the family that reads it), from every HF_MODEL_TYPES.
 
-    first: the family to import first, so that a match with it imports no other. Skips files that
-    cannot be loaded, so that a broken file fails only what names it.
+    first: the name of the family to import first. A caller that stops at a match with it imports
+    no other family. Skips families whose files cannot be loaded, so that a broken file does not
+    affect models of other families.
     """
     for family in sorted(plugins.families(), key=lambda name: name != first):
         model_types = ()
@@ -44,9 +52,9 @@ def readers(first: str = "") -> Iterator[tuple[str, str]]:
 
 
 def of_model(module: ModuleType, model: artifact.Artifact, ending: str) -> dict[str, Any]:
-    """Returns the content of config.json.
+    """Returns the content of the config.json for `model`.
 
-    ending: the end of the class name, as returned by `hf_tasks.ending_of`.
+    ending: the end of the transformers class name, as returned by `hf_tasks.ending_of`.
     """
     spec = module.HF_CONFIG
     content = {theirs: model.fields[ours] for theirs, ours in spec["fields"].items()}
@@ -78,9 +86,9 @@ def of_model(module: ModuleType, model: artifact.Artifact, ending: str) -> dict[
 
 
 def read(file: pathlib.Path) -> tuple[dict[str, Any], str]:
-    """Returns the content of config.json, completed with transformers' defaults, and our family.
+    """Returns (the content of config.json with transformers' defaults, the name of our family).
 
-    Raises UserError if the file is missing or damaged, or if no family has its model_type.
+    Raises UserError if the file is missing or damaged, or if no family reads its model_type.
     """
     content = schema.read_object(file, weight_files.AGAIN)
     classes = content.get("architectures")
@@ -102,10 +110,17 @@ def fields(
     tensors: Collection[str],
     file: pathlib.Path,
 ) -> dict[str, Any]:
-    """Returns the model's fields, with the heads of its class or of the family's default Config.
+    """Returns the fields of the family's Config, converted from config.json.
 
-    ending: the end of the class name for a task, or "". tensors: the tensor names in the files.
-    Raises UserError naming `file` and the key if our model does not support a value.
+    The heads are those of the transformers class if it is one for a task, else those of the
+    family's default Config. Raises UserError naming `file` and the key if our model does not
+    support a value.
+
+    Args:
+        content: the content of config.json.
+        ending: the end of the class name if the class is for a task, else "".
+        tensors: the names of the tensors in the files.
+        file: the path of config.json, for error messages.
     """
     spec = module.HF_CONFIG
     for key, value in (spec["fixed"] | spec.get("fixed_in_class", {}).get(ending, {})).items():

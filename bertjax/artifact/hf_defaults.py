@@ -1,11 +1,12 @@
-"""The defaults of transformers for keys that are missing from a config.json, by model_type.
+"""Transformers' default values for the keys of config.json: {model_type: {key: value}}.
 
 Source: the defaults of the configuration class of each model_type in transformers 5.23
-(`transformers/models/*/configuration_*.py`). They are not the values of the published models:
-`AlbertConfig()` has 64 attention heads, `RobertaConfig()` a layer norm epsilon of 1e-12. The table
-contains every key that `huggingface.read` uses. A test compares it with the installed transformers.
+(`transformers/models/*/configuration_*.py`). The published models have other values: for example,
+`AlbertConfig()` has 64 attention heads, and the layer norm epsilon of `RobertaConfig()` is 1e-12.
+The table contains every key that `huggingface.read` uses. A test compares the table with the
+installed transformers.
 
-Version 4.57 has the same values, except that `tie_word_embeddings` of mt5 is False there.
+Transformers 4.57 has the same values, except that its `tie_word_embeddings` is False for mt5.
 """
 
 from collections.abc import Mapping

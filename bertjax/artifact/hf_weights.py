@@ -16,13 +16,13 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 @dataclasses.dataclass(frozen=True)
 class _Index(schema.Open):
-    """The content of model.safetensors.index.json. weight_map: tensor -> file."""
+    """The content of model.safetensors.index.json. weight_map: {tensor name: file name}."""
 
     weight_map: dict[str, schema.FileName]
 
 
 def find(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files with the tensors. Raises UserError if there is none in a known format."""
+    """Returns the files that contain the weights. Raises UserError if no format is supported."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
@@ -43,16 +43,16 @@ def find(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def shapes(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
-    """Returns name -> shape of every tensor in `file`. Raises UserError if it is damaged."""
+    """Returns {name: shape} for the tensors in `file`. Raises UserError if it is damaged."""
     if file.name == flax_weights.FILE:
         return {name: array.shape for name, array in flax_weights.read(file).items()}
     return weight_files.tensor_shapes(file)
 
 
 def read(where: Mapping[str, pathlib.Path], stored: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Returns name -> tensor.
+    """Reads tensors from their files. Returns {full name: tensor}.
 
-    stored: name -> name in the files. where: name in the files -> its file.
+    stored: {full name: name in the files}. where: {name in the files: file}.
     """
     tensors: dict[str, np.ndarray] = {}
     for file in sorted(set(where.values())):

@@ -1,11 +1,20 @@
 """Reads and writes Hugging Face folders, without torch or transformers.
 
-The family's module lists which tensor is which. A line of `HF_NAMES` has our path, their name, the
-conversion between the arrays and, if their tensor is the concatenation of several of ours, which
-part ours is: (number, count, axis of theirs). Under "/layers/" our arrays are stacked; theirs are
-one per layer: "{}" is the layer's number, "{+1}" that of the next, and the last layer has the name
-after the "|". The rest is in `HF_CONFIG`, `HF_MODEL_TYPES`, `HF_TIED`, `HF_SKIPPED` and
-`HF_PREFIX`. Every tensor of a file is used or listed as skipped; any other raises an error.
+Here "their" refers to Hugging Face tensors and "our" to bertjax parameters. Each line of a family's
+`HF_NAMES` has our path, their name, the name of the conversion and, if their tensor concatenates
+several of our arrays, the part that this array is: (number, count, axis of their tensor).
+
+Our arrays under "/layers/" contain all layers; their tensors contain one layer each. In their name
+"{}" is the number of the layer and "{+1}" that of the next layer; the last layer has the name after
+the "|", if there is one. The family also defines
+
+    HF_CONFIG, HF_MODEL_TYPES    see `hf_config`
+    HF_TIED       {their tensor: the tensor that it duplicates}
+    HF_SKIPPED    patterns of names of tensors that are not read
+    HF_PREFIX     prefix of the names, which files of the bare body lack
+    HF_DROPPED    beginnings of our paths that `write` omits (optional)
+
+`read` raises an error for a tensor that is neither used, nor tied, nor skipped.
 
     model = huggingface.read("bert-base-uncased/")
     huggingface.write(model, "bert-hf/")
@@ -31,10 +40,11 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 WEIGHTS = hf_weights.WEIGHTS
 
-_OLD_ENDINGS = {"gamma": "weight", "beta": "bias"}  # of layer norms converted from TensorFlow
+_OLD_ENDINGS = {"gamma": "weight", "beta": "bias"}  # in layer norms converted from TensorFlow
 
-# The conversions of HF_NAMES from ours to theirs. Their linear maps are [out, in] ("conv*": [in,
-# out]); ours are [in, out] with separate axes for heads. Their vocabulary has no padding rows.
+# The conversions that HF_NAMES names, from our arrays to their tensors. Their linear maps are
+# [out, in] ("conv*": [in, out]); ours are [in, out] with separate axes for heads. Their vocabulary
+# has no padding rows.
 TO_THEIRS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "same": lambda array, vocab_size: array,
     "transpose": lambda array, vocab_size: array.T,
@@ -47,7 +57,7 @@ TO_THEIRS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "vocab_rows": lambda array, vocab_size: array[:vocab_size],
     "vocab_columns": lambda array, vocab_size: array[:, :vocab_size].T,
 }
-# The conversions from theirs to ours, given our shape.
+# The inverse conversions, from their tensors to our arrays of a given shape.
 TO_OURS: dict[str, Callable[[np.ndarray, tuple[int, ...]], np.ndarray]] = {
     "same": lambda array, shape: array,
     "transpose": lambda array, shape: array.T,
@@ -75,7 +85,7 @@ class Line(NamedTuple):
     part: tuple[int, int, int] = (0, 1, 0)
 
     def names(self, array: Any) -> Iterator[tuple[str, Any]]:
-        """Yields (their name, our array) for each layer, or once if the array is not stacked."""
+        """Yields (Hugging Face name, array in our layout) per layer; once if not stacked."""
         if "{" not in self.theirs:
             yield self.theirs, array
             return
@@ -86,9 +96,10 @@ class Line(NamedTuple):
 
 
 def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
-    """Writes a folder that transformers 4.57 and 5 load; replaces an earlier one there.
+    """Writes a folder that transformers 4.57 and 5 can load; replaces an earlier folder.
 
-    Raises UserError if no class of transformers can hold the model (`hf_tasks.ending_of`).
+    Raises UserError if transformers has no class for the model (see `hf_tasks.ending_of`), or if
+    the family has no tables for Hugging Face.
     """
     module = plugins.family(model.family)
     if not hasattr(module, "HF_CONFIG"):
@@ -122,10 +133,11 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
 
 
 def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Artifact:
-    """Returns the model in a Hugging Face folder, with float32 parameters or only their shapes.
+    """Returns the model in a Hugging Face folder, with float32 parameters.
 
-    The heads are those of the class if it is one for a task, else those whose tensors are present.
-    Raises UserError naming the file, key or tensor that is missing, damaged or not supported.
+    If not `with_params`, `params` contains only shapes. If the class in config.json is for a task,
+    the heads are those of the class; otherwise they are the heads whose tensors are present. Raises
+    UserError naming the file, key or tensor that is missing, damaged or not supported.
     """
     folder = pathlib.Path(folder)
     content, family = hf_config.read(folder / CONFIG)
@@ -178,7 +190,7 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
 def to_tensors(
     module: ModuleType, params: Any, vocab_size: int, ending: str = ""
 ) -> dict[str, np.ndarray]:
-    """Returns their tensors by name, converted from our parameters on the host.
+    """Converts our parameters, on the host, to Hugging Face tensors. Returns {name: tensor}.
 
     ending: the end of the class name, as returned by `hf_tasks.ending_of`.
     """
@@ -204,7 +216,7 @@ def to_tensors(
 def from_tensors(
     module: ModuleType, abstract: Any, tensors: Mapping[str, np.ndarray], ending: str = ""
 ) -> Any:
-    """Returns our parameters, with the shapes of `abstract`, from their tensors by full name."""
+    """Converts Hugging Face tensors, {full name: tensor}, to parameters shaped like `abstract`."""
     lines, flat = _lines(module, ending), {}
     for path, leaf in artifact.flatten(abstract).items():
         line = lines[path]
@@ -217,7 +229,7 @@ def from_tensors(
 
 
 def dropped(model: artifact.Artifact) -> list[str]:
-    """Returns the paths of the parameters that `write` omits, as their model lacks them."""
+    """Returns the paths of the parameters that `write` omits: the transformers model lacks them."""
     beginnings = _dropped(plugins.family(model.family))
     return [path for path in artifact.flatten(model.params) if path.startswith(beginnings)]
 
@@ -231,16 +243,16 @@ def _lines(module: ModuleType, ending: str) -> dict[str, Line]:
 
 
 def _head(path: str) -> str:
-    """Returns a parameter's head: "mlm_head/bias" -> "mlm", "pooler/..." -> "pooler"."""
+    """Returns the head that a parameter belongs to: "mlm" for "mlm_head/bias"."""
     return path.split("/")[0].removesuffix("_head")
 
 
 def _table(
     module: ModuleType, abstract: Any, vocab_size: int, ending: str
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Returns their name -> (our path, their shape) of the tensors of these parameters.
+    """Returns {tensor name: (our path, tensor shape)} for the tensors of these parameters.
 
-    Where several of ours form one tensor, the path is that of the last.
+    If a tensor concatenates several of our arrays, the path is that of the last one.
     """
     lines, table = _lines(module, ending), {}
     for path, leaf in artifact.flatten(abstract).items():
@@ -261,10 +273,10 @@ def _likeliest_heads(
     ending: str,
     file: pathlib.Path,
 ) -> tuple[tuple[str, ...], dict[str, tuple[str, tuple[int, ...]]]]:
-    """Returns the heads that account for most tensors, and the table of a model with these heads.
+    """Returns the heads that match the most tensor names, and `_table` for these heads.
 
-    A family whose files contain one of several sets of heads lists these as "import_heads". A
-    class for a task has fixed heads.
+    The sets of heads to choose from are "import_heads" in the family's HF_CONFIG. Without this
+    entry, and for a class for a task, the only choice is `fields["heads"]`.
     """
     choices = module.HF_CONFIG.get("import_heads", (fields["heads"],))
     if ending:
@@ -286,7 +298,7 @@ def _match(
     ending: str,
     folder: pathlib.Path,
 ) -> dict[str, str]:
-    """Returns full name -> name in the files, including tied tensors.
+    """Returns {full name: name in the files} for the tensors that are used, tied ones included.
 
     Raises UserError if a name is neither in the table nor tied nor skipped.
     """
@@ -320,7 +332,7 @@ def _match(
 
 
 def _tied(module: ModuleType, table: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns (tensor, the one it repeats), without those that are separate parameters of ours."""
+    """Returns pairs (tensor, tensor that it duplicates), without our separate parameters."""
     return [(again, name) for again, name in module.HF_TIED.items() if again not in table]
 
 

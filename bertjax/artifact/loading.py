@@ -1,12 +1,12 @@
-"""Loads a model from a workdir, one of its steps, an artifact, a Hugging Face folder or T5X.
+"""Loads a model from a workdir, an artifact, a Hugging Face folder or a T5X checkpoint.
 
 `--model=` and `bertjax.load` accept the same paths:
 
-loading.load("run/")                    # the newest checkpoint of a run
-loading.load("run/checkpoints/1000")    # or run/1000: one step of it
-loading.load("artifact/")                # or the output folder of a fine-tuning, which has one
-loading.load("bert-base-uncased/")      # config.json, model.safetensors, tokenizer files
-loading.load("checkpoint_1000000/")     # of T5X, with its spiece.model
+    loading.load("run/")                    # the newest checkpoint of a run
+    loading.load("run/checkpoints/1000")    # the checkpoint of step 1000; also "run/1000"
+    loading.load("artifact/")               # also an output folder of fine-tuning with an artifact
+    loading.load("bert-base-uncased/")      # config.json, model.safetensors, tokenizer files
+    loading.load("checkpoint_1000000/")     # a T5X checkpoint, with a copy of its spiece.model
 """
 
 import contextlib
@@ -31,10 +31,10 @@ from bertjax.objectives.common import hooks
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The location and format of a model, as found by `find`.
+    """The location and format of a model, as returned by `find`.
 
-    kind: "workdir" or a key of READERS. folder: where its files are. step: the requested step of a
-    workdir; None for the newest, and for formats without steps.
+    kind: the format, "workdir" or a key of READERS. folder: the folder with the model's files.
+    step: the requested step of a workdir; None for the newest step and for formats without steps.
     """
 
     kind: str
@@ -42,19 +42,19 @@ class Place:
     step: int | None = None
 
 
-FINETUNING = "bertjax-finetuning"  # the format of the output folder of a fine-tuning
+FINETUNING = "bertjax-finetuning"  # "format" in the config.json of fine-tuning's output folder
 READERS = {"artifact": artifact.read, "huggingface": huggingface.read, "t5x": t5x.read}
 
 
 def find(path: str | os.PathLike) -> Place:
-    """Returns the kind and folder of the model at `path`. Raises UserError if there is none."""
+    """Returns the `Place` of the model at `path`. Raises UserError if there is no model."""
     folder = paths.of(path)
     if not folder.exists() and not folder.name.isdecimal():
         raise errors.UserError(
             f"{path}: not found; give {_CHOICES}. Models are not downloaded: `hf download NAME "
             "--local-dir=FOLDER` downloads one from Hugging Face"
         )
-    if (folder / "artifact" / "config.json").exists():  # the output of a fine-tuning
+    if (folder / "artifact" / "config.json").exists():  # the output folder of fine-tuning
         folder = folder / "artifact"
     kind = _kind(folder)
     if kind:
@@ -68,9 +68,9 @@ def find(path: str | os.PathLike) -> Place:
 
 
 def load(path: str | os.PathLike, *, with_params: bool = True) -> artifact.Artifact:
-    """Returns the model at `path`, on the host; without `with_params` its params are shapes only.
+    """Returns the model at `path`, on the host. If not `with_params`, `params` has only shapes.
 
-    Raises UserError naming the file that is missing, damaged or inconsistent with the others.
+    Raises UserError naming the file if one is missing, damaged or inconsistent with the others.
     """
     place = find(path)
     if place.kind == "workdir":
@@ -88,9 +88,9 @@ def steps(folder: str | os.PathLike) -> list[int]:
 def check_data(
     model: artifact.Artifact, dataset: store.Dataset, what: str, otherwise: str = ""
 ) -> None:
-    """Raises UserError, naming the model as `what`, if another tokenizer prepared the data.
+    """Raises UserError if the data was prepared with another tokenizer than the model's.
 
-    otherwise: appended to the message, for a caller that offers an alternative.
+    what: the model's name in the message. otherwise: an alternative to append to the message.
     """
     if dataset.tokenizer_fingerprint != model.tokenizer.fingerprint:
         raise errors.UserError(
@@ -99,14 +99,14 @@ def check_data(
         )
 
 
-# Fields that may differ: they do not change what the arrays of a checkpoint compute.
+# Fields that may differ: they do not change what the copied arrays compute.
 _FREE_FIELDS = (
     "vocab_size", "max_length", "heads", "num_labels", "init_std", "pad_id", "decoder_start_id",
 )  # fmt: skip
 
 
 def check_fields(model: artifact.Artifact, fields: Mapping[str, Any]) -> None:
-    """Raises UserError if `fields` (config.model) differ from those of `model` (init_from).
+    """Raises UserError if `fields` (config.model) differ from the fields of `model` (init_from).
 
     Fields that do not affect the computation may differ (`_FREE_FIELDS` and dropout rates).
     """
@@ -120,11 +120,11 @@ def check_fields(model: artifact.Artifact, fields: Mapping[str, Any]) -> None:
 
 
 def overlay_params(model: artifact.Artifact, family: str, params: Any) -> Any:
-    """Returns `params` with every array replaced that `model` has too.
+    """Returns `params` with each array replaced by the array of `model` with the same path.
 
-    Arrays that `model` lacks (a head that is trained from scratch) stay; arrays that only `model`
-    has are ignored. Raises UserError if families or shapes differ; families with the same Hugging
-    Face model_type, such as BERT and SpanBERT, are compatible.
+    Arrays that `model` lacks, such as a head that is trained from scratch, are not replaced. Arrays
+    that only `model` has are ignored. Raises UserError if families or shapes differ; families with
+    the same Hugging Face model_type, such as BERT and SpanBERT, are compatible.
     """
     if model.family != family and not _same_folders(model.family, family):
         raise errors.UserError(
@@ -153,7 +153,7 @@ def _same_folders(one: str, other: str) -> bool:
 def frozen_artifacts(
     config: ml_collections.ConfigDict, dataset: store.Dataset
 ) -> dict[str, artifact.Artifact]:
-    """Returns the frozen models that the objective needs, by its names for them."""
+    """Returns {name: model} for the frozen models in the objective's FROZEN, such as "teacher"."""
     length = max(phase.length for phase in config_lib.phases(config))
     objective = plugins.objective_config(config)
     of_objective = hooks.of(plugins.objective(config.objective.name))
@@ -171,10 +171,10 @@ def load_frozen(
     name: str,
     check: Callable[[Mapping[str, Any]], None],
 ) -> artifact.Artifact:
-    """Returns the model at `path`, the value of `config.objective.NAME`, for a run on `dataset`.
+    """Returns the frozen model at `path`, the value of `config.objective.NAME`.
 
-    check: called with the model's fields; raises UserError if they do not fit. Raises UserError if
-    the path is not set, or if the data was prepared with another tokenizer.
+    check: called with the model's fields; must raise UserError if they do not fit the run. Raises
+    UserError if the path is not set, or if `dataset` was prepared with another tokenizer.
     """
     what = f"config.objective.{name}"
     if not path:

@@ -1,7 +1,7 @@
 """Reads T5X checkpoints: a msgpack file, with large arrays possibly in folders beside it.
 
-Reads both layouts of layers: one by one (layers_0, layers_1, ...) and scanned (stacked on axis 1).
-T5X does not save the tokenizer: copy the tokenizer's file into the folder.
+The layers may be saved one by one (layers_0, layers_1, ...) or scanned (arrays of all layers,
+stacked on axis 1). T5X does not save the tokenizer: copy the tokenizer's file into the folder.
 
     model = t5x.read("t5_1_1_base/checkpoint_1000000")
 """
@@ -20,9 +20,10 @@ from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.models import t5
 from bertjax.models.common import layers
 
-FILE = "checkpoint"  # in the folder of a checkpoint
+FILE = "checkpoint"  # the name of the msgpack file in the folder
 
-# Our name -> their name of each part of a layer.
+# {our name: T5X name} for the parts of a layer (_UNITS: for the kernels of its MLP) and, in
+# _OTHERS, for the parameters outside the layers.
 _ENCODER = {
     "attention": "attention",
     "attention_norm": "pre_attention_layer_norm",
@@ -53,9 +54,10 @@ _OTHERS = {
 
 
 def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Artifact:
-    """Returns the model in a checkpoint's folder, which needs a tokenizer file (spiece.model, say).
+    """Returns the model in the folder of a T5X checkpoint.
 
-    Raises UserError naming the file that is damaged, missing or not of a T5.
+    The folder must also contain a tokenizer file, such as spiece.model. Raises UserError naming the
+    file if one is damaged or missing, or is not a T5 model.
     """
     fields, params = read_checkpoint(pathlib.Path(folder) / FILE)
     tokenizer = tokenizer_lib.load(os.fspath(folder))
@@ -66,10 +68,11 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
 
 
 def read_checkpoint(file: pathlib.Path) -> tuple[dict[str, Any], Any]:
-    """Returns (fields of the family t5, float32 parameters) of a msgpack file.
+    """Reads a msgpack file and the array folders beside it.
 
-    Also reads the array folders beside it. The file does not record the activation: gated units
-    are assumed to use gelu_tanh, others relu. Raises UserError if the file is not a complete T5.
+    Returns (fields of the family t5, nested dict of float32 parameters). The file does not record
+    the activation; it is assumed to be gelu_tanh in gated MLPs and relu in others. Raises UserError
+    if the file is not a complete T5 model.
     """
     try:
         theirs = _stacked(_arrays(file), file)
@@ -90,7 +93,7 @@ def read_checkpoint(file: pathlib.Path) -> tuple[dict[str, Any], Any]:
 
 
 def _arrays(file: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns every parameter in float32, by their path."""
+    """Returns {T5X path: float32 array} for all parameters."""
     state = weight_files.read_msgpack(file)
     try:
         target = state["optimizer"]["target"]
@@ -114,9 +117,9 @@ def _arrays(file: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _tensorstore(spec: Mapping[str, Any], file: pathlib.Path) -> np.ndarray:
-    """Returns an array stored in a folder beside the file.
+    """Reads the array that `spec` describes from its folder beside the file.
 
-    Reads it from the local disk, whatever storage (such as a bucket) the spec was written for.
+    Always reads from the local disk, even if the spec names other storage, such as a bucket.
     """
     folder = file.parent / spec["kvstore"]["path"]
     store = {"driver": spec["driver"], "kvstore": {"driver": "file", "path": f"{folder}/"}}
@@ -127,7 +130,11 @@ def _tensorstore(spec: Mapping[str, Any], file: pathlib.Path) -> np.ndarray:
 
 
 def _stacked(arrays: dict[str, np.ndarray], file: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns `arrays` with one array [layers, ...] per "STACK/layers/NAME" for all layers."""
+    """Stacks the arrays of the layers.
+
+    Returns {name: array}. The array of all layers of a stack (encoder or decoder) is named
+    "STACK/layers/NAME" and has shape [layers, ...]; other arrays are unchanged.
+    """
     found: dict[str, np.ndarray] = {}
     by_layer: dict[str, dict[int, np.ndarray]] = {}
     for name, array in arrays.items():
@@ -196,4 +203,4 @@ def _to_ours(array: np.ndarray, shape: tuple[int, ...], ours: str, where: str) -
         array = np.pad(array, ((0, 0), (0, shape[1] - array.shape[1])))
     if array.size != np.prod(shape):
         raise errors.UserError(f"{where} has shape {array.shape}, which does not match {shape}")
-    return array.reshape(shape)  # theirs may have heads and head_dim as one axis
+    return array.reshape(shape)  # T5X may have one axis for heads and head_dim

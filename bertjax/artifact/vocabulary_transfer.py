@@ -1,4 +1,4 @@
-"""Moves a model to another tokenizer; pieces that both tokenizers have keep their parameters.
+"""Adapts a model to another tokenizer; pieces that both tokenizers have keep their parameters.
 
     model = vocabulary_transfer.carry_over(model, tokenizer, fresh_params, vocab_size=8000)
 """
@@ -18,12 +18,14 @@ from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 def carry_over(
     model: artifact.Artifact, tokenizer: tokenizer_lib.Tokenizer, fresh: Any, vocab_size: int
 ) -> artifact.Artifact:
-    """Returns the model for `tokenizer`: arrays with a vocab axis get that tokenizer's rows.
+    """Returns a copy of the model for `tokenizer`, with rows reordered for its ids.
 
-    These arrays are the word embeddings and the output's bias and kernel. A piece that both
-    tokenizers have keeps the model's row; all others get the row of `fresh`, the parameters of a
-    model with `vocab_size` embeddings. Other arrays, and those whose width differs from `fresh`,
-    are not changed, nor are `model.fields`. Raises UserError if no piece is shared.
+    Arrays with a vocab axis (the word embeddings, the output's bias and kernel) are replaced by
+    those of `fresh`, except that each piece which both tokenizers have keeps the model's row. Not
+    changed are arrays without a vocab axis, arrays that `fresh` lacks, arrays whose other axes have
+    other sizes in `fresh`, and `model.fields`. Raises UserError if no piece is shared.
+
+    fresh: newly initialized parameters of a model with `vocab_size` embeddings.
     """
     old_rows, new_rows = shared_rows(
         model.tokenizer, tokenizer, model.fields["vocab_size"], vocab_size
@@ -45,12 +47,14 @@ def carry_over(
 def shared_rows(
     old: tokenizer_lib.Tokenizer, new: tokenizer_lib.Tokenizer, old_size: int, new_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (old ids, new ids), int[N] each: the ids of each shared piece in the two tokenizers.
+    """Returns (ids in `old`, ids in `new`) of the N pieces that both tokenizers have, int[N] each.
 
-    Special tokens are matched by role, whatever their names, and sentinels by number. Other pieces
-    match if they have the same text and both begin a word or both continue one. old_size,
-    new_size: the number of embeddings of the models, which may have none for the sentinels.
-    Raises UserError if no ordinary piece is shared.
+    Special tokens match if they have the same role, whatever their text. Sentinels match if they
+    have the same number. Other pieces match if they have the same text and both begin a word or
+    both continue one. Raises UserError if none of the other pieces match.
+
+    old_size, new_size: the numbers of embeddings of the two models. Pieces without an embedding,
+    which sentinels may be, are left out.
     """
     ids = _ordinary(old)
     pairs = {i: ids[piece] for piece, i in _ordinary(new).items() if piece in ids}
@@ -69,7 +73,7 @@ def shared_rows(
 
 
 def _ordinary(tokenizer: tokenizer_lib.Tokenizer) -> dict[tuple[str, bool], int]:
-    """Returns (text, whether it begins a word) -> id of all pieces that are not special."""
+    """Returns {(text, whether it begins a word): id} for all pieces that are not special."""
     space = library_model.SPACE.get(tokenizer.kind)
     ids = {}
     for i in np.flatnonzero(~tokenizer.special_mask()).tolist():

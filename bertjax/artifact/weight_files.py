@@ -1,4 +1,4 @@
-"""Reads and writes files of arrays: safetensors, and Flax msgpack."""
+"""Reads and writes safetensors files, and reads Flax msgpack files."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def read_msgpack(file: pathlib.Path) -> dict[str, Any]:
             todo += [value for value in inside.values() if isinstance(value, dict)]
     except OSError as error:
         raise errors.UserError(f"{file}: cannot be read: {error.strerror}") from error
-    except Exception as error:  # the decoder may raise any exception for other bytes
+    except Exception as error:  # the decoder may raise any exception for invalid bytes
         raise errors.UserError(
             f"{file}: is truncated, corrupt or not a msgpack file of arrays ({error!r:.80}); "
             f"{AGAIN}"
@@ -38,9 +38,9 @@ def read_msgpack(file: pathlib.Path) -> dict[str, Any]:
 
 
 def write_tensors(file: pathlib.Path, arrays: Mapping[str, Any]) -> None:
-    """Writes host or device arrays to a safetensors file; equal arrays give equal bytes.
+    """Writes {name: array} to a safetensors file; equal arrays give identical files.
 
-    Raises UserError if the file cannot be written.
+    The arrays may be on the host or on a device. Raises UserError if the file cannot be written.
     """
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     try:
@@ -50,7 +50,9 @@ def write_tensors(file: pathlib.Path, arrays: Mapping[str, Any]) -> None:
         safetensors.numpy.save_file(whole, file, metadata={"format": "pt"})
         os.chmod(file, mode)  # safetensors creates files that only the owner can read
     except safetensors.SafetensorError as error:
-        raise errors.UserError(f"{file.parent}: cannot be written ({error}); free space") from error
+        raise errors.UserError(
+            f"{file.parent}: cannot be written ({error}); free some disk space"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -67,7 +69,7 @@ def _opened(file: pathlib.Path) -> Iterator[Any]:
 
 
 def tensor_shapes(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
-    """Returns name -> shape of every tensor, read from the header.
+    """Returns {name: shape} for the tensors in a safetensors file; reads only its header.
 
     Raises UserError if the file is missing or damaged.
     """
@@ -76,6 +78,6 @@ def tensor_shapes(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_tensors(file: pathlib.Path, names: list[str]) -> dict[str, np.ndarray]:
-    """Returns the named tensors; raises the same errors as `tensor_shapes`."""
+    """Returns {name: tensor} for `names`. Raises UserError if the file is missing or damaged."""
     with _opened(file) as opened:
         return {name: opened.get_tensor(name) for name in names}
