@@ -1,1 +1,1 @@
-"""Inference with a trained model: vectors, filled masks, generated texts, scores of texts."""
+"""Inference with a trained model: text vectors, mask filling, text generation, text scores."""

@@ -1,4 +1,4 @@
-"""Pads sequences of many lengths to few shapes, so that few shapes are compiled.
+"""Pads sequences to a small number of shapes, to limit the number of compilations.
 
     for rows in batching.longest_first(sequences, lambda longest: 32):
         chosen = [sequences[row] for row in rows]
@@ -33,9 +33,10 @@ def power_of_two_within(count: int) -> int:
 def longest_first(
     sequences: Sequence[np.ndarray], batch_size: Callable[[int], int]
 ) -> Iterator[list[int]]:
-    """Yields the indices of each batch of sequences of similar length, the longest first.
+    """Yields batches of sequences of similar length, as lists of indices, the longest first.
 
-    batch_size: returns how many sequences a batch has whose longest one has this many tokens.
+    batch_size: a function from the length of a batch's longest sequence to the number of sequences
+    in the batch.
     """
     order = sorted(range(len(sequences)), key=lambda row: -len(sequences[row]))
     while order:
@@ -47,9 +48,11 @@ def longest_first(
 def padded(
     sequences: Sequence[np.ndarray], shape: tuple[int, int], pad: int, *, left: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (ids int32[B, L], real bool[B, L]) of one sequence or more; real: False for padding.
+    """Pads one or more sequences. Returns (ids int32[B, L], real bool[B, L]).
 
-    shape: (B, L); rows after the last sequence are padding. left: pads on the left.
+    `real` is False for padding. Rows after the last sequence contain only padding.
+
+    shape: the pair (B, L). pad: the id of padding. left: whether to pad on the left.
     """
     size_B = np.zeros(shape[0], int)
     size_B[: len(sequences)] = [len(sequence) for sequence in sequences]
@@ -63,10 +66,13 @@ def padded(
 def buckets(
     columns: Sequence[Sequence[np.ndarray]], limit: int, pad: int
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]]:
-    """Yields (rows, ids, real) for rows of similar length; ids and real: one array for each column.
+    """Groups rows by the rounded lengths of their sequences. Yields (rows, ids, real) per group.
 
-    columns: R sequences each, of at most `limit` tokens. Lengths are rounded up by less than a
-    quarter, or to a multiple of 4. See `padded` for the arrays.
+    rows are the indices of the rows in the group; ids and real contain the arrays of `padded`, one
+    for each column. Lengths are rounded up by less than a quarter, or to a multiple of 4, but not
+    above `limit`.
+
+    columns: for each column, the R sequences of the rows, of at most `limit` tokens each.
     """
     sizes = [np.array([len(sequence) for sequence in column], int) for column in columns]
     lengths_RC = np.stack([_rounded(size_R, limit) for size_R in sizes], axis=1)

@@ -1,8 +1,9 @@
-"""Evaluates on BLiMP (Warstadt et al. 2020, arXiv 1912.00582): which sentence is grammatical?
+"""Evaluates on BLiMP (Warstadt et al. 2020, arXiv 1912.00582): pairs of sentences.
 
-A pair is right if the model gives the good sentence the higher score; chance is 0.5. Each line of a
-file is a pair: {"uid": paradigm, "term": phenomenon, "good": sentence, "bad": sentence}. The keys
-of the original files are accepted too: UID, linguistics_term, sentence_good and sentence_bad.
+One sentence of each pair is grammatical. The model is right on a pair if it gives this sentence the
+higher score; random scores have an accuracy of 0.5. Each line of a file is a pair, {"uid":
+paradigm, "term": phenomenon, "good": sentence, "bad": sentence}. The keys of the original files are
+accepted too: UID, linguistics_term, sentence_good and sentence_bad.
 
     pairs = read("blimp.jsonl", max_pairs=100)
     evaluate(bertjax.load("run/"), pairs).overall
@@ -29,7 +30,10 @@ _ORIGINAL = {
 
 
 class Pair(NamedTuple):
-    """A grammatical and an ungrammatical sentence that differ minimally."""
+    """Two minimally different sentences: `good` is grammatical, `bad` is not.
+
+    uid: the paradigm. term: the linguistic phenomenon, which has several paradigms.
+    """
 
     uid: str
     term: str
@@ -47,9 +51,9 @@ class Accuracy(NamedTuple):
 
 
 def read(file: str | os.PathLike, max_pairs: int | None = None) -> list[Pair]:
-    """Returns the pairs of a file, at most the first `max_pairs` of each paradigm.
+    """Returns the pairs of a file; only the first `max_pairs` of each paradigm if it is not None.
 
-    Raises UserError naming the file and the first line that is not a pair.
+    Raises UserError if the file is missing or has no pairs, or naming a line that is not a pair.
     """
     if not paths.of(file).is_file():
         raise errors.UserError(f"{file}: not found; give BLiMP as JSON lines")
@@ -70,9 +74,9 @@ def read(file: str | os.PathLike, max_pairs: int | None = None) -> list[Pair]:
 def evaluate(
     model: pretrained.Pretrained, pairs: Sequence[Pair], *, within_word: bool = False
 ) -> Accuracy:
-    """Returns the accuracy of `model`. See `scoring.log_likelihoods` for the scores.
+    """Returns the accuracy of `model` on `pairs`, by the scores of `scoring.log_likelihoods`.
 
-    A pair counts as right only if the good sentence has the strictly higher score.
+    A tie counts as wrong. within_word: see `scoring.log_likelihoods`.
     """
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     scores = scoring.log_likelihoods(model, texts, within_word=within_word).reshape(-1, 2)
@@ -86,7 +90,7 @@ def evaluate(
 
 
 def table(accuracy: Accuracy, pairs: Sequence[Pair]) -> str:
-    """Formats the accuracies as lines: all, then each phenomenon and its paradigms below it."""
+    """Formats the accuracies as lines: all pairs, then each phenomenon above its paradigms."""
     terms = sorted({(pair.term, pair.uid) for pair in pairs})
     lines = [f"{'all ' + format(accuracy.pairs, ',') + ' pairs':<60}{accuracy.overall:>7.4f}"]
     for term, members in itertools.groupby(terms, key=lambda member: member[0]):

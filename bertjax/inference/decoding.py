@@ -1,6 +1,7 @@
 """Decoding loops on the device, with cached keys and values, for `bertjax.inference.generation`.
 
-A family's model has `start_cache` and `decode_step`; the arrays of a cache are [layers, B, ...].
+The model must have the methods `start_cache` and `decode_step`. The arrays of a cache have shape
+[layers, B, ...].
 
 Shapes: B prompts, K beams, R = B * K rows, L length of prompts, S slots of a cache, T new tokens,
 C candidates, V vocabulary.
@@ -22,7 +23,7 @@ Step = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
 
 def is_decoder(model: Any) -> bool:
-    """Returns whether the model is a decoder, which reads the prompts itself (T5: the encoder)."""
+    """Returns whether the model is a decoder, not an encoder-decoder such as T5."""
     return plugins.family_of(model).KIND == "decoder"
 
 
@@ -41,12 +42,18 @@ def decode(
     cut: bool,
     prefix: bool,
 ) -> jax.Array:
-    """Returns the new tokens, int32[B, T], T = slots, with padding after eos.
+    """Returns the new tokens, int32[B, T] with T = slots; after eos they are padding.
 
-    batch: input_ids and attention_mask int32[B, L], padded on the left for a decoder; row int32[B],
-    the index of each prompt; live bool[B], False for rows that only fill the batch. numbers: arrays
-    that `generation.generate` makes from its options. sampled: sampling or, if False, greedy. cut:
-    whether top_k or top_p is used. prefix: whether attention in the prompt is bidirectional.
+    Args:
+        model, params: a decoder or encoder-decoder and its parameters.
+        batch: input_ids and attention_mask int32[B, L], padded on the left for a decoder; row
+            int32[B], the index of each prompt; live bool[B], False for rows that fill up the batch.
+        numbers: the options as arrays, made by `generation.generate`.
+        slots: the number of new tokens to allocate, at least max_new_tokens.
+        num_beams: above 1, beam search.
+        sampled: whether to sample tokens; if False, the likeliest token is chosen.
+        cut: whether top_k or top_p is used.
+        prefix: whether attention within the prompt is bidirectional.
     """
     inputs = model, params, batch, numbers, slots, num_beams
     if is_decoder(model):
@@ -70,14 +77,14 @@ def decode(
 
 
 def _known(logits_RV: jax.Array, numbers: dict[str, jax.Array]) -> jax.Array:
-    """Masks the logits of ids that the tokenizer lacks."""
+    """Masks the logits of ids that must not be generated: those >= `Ids.vocabulary`."""
     return jnp.where(
         jnp.arange(logits_RV.shape[-1]) < numbers["vocabulary"], logits_RV, layers.MASKED
     )
 
 
 def _long_enough(scores: jax.Array, t: jax.Array, numbers: dict[str, jax.Array]) -> jax.Array:
-    """Masks eos in the scores [..., V] of step t while there are too few new tokens."""
+    """Masks eos in the scores [..., V] of step t if t is below min_new_tokens."""
     early_V = jnp.arange(scores.shape[-1]) == numbers["eos"]
     return jnp.where(early_V & (t < numbers["min_new_tokens"]), layers.MASKED, scores)
 
@@ -91,11 +98,12 @@ def _start_decoder(
     num_beams: int,
     prefix: bool,
 ) -> tuple[Step, Any, jax.Array]:
-    """Returns (step, cache, last token of each prompt); the cache has all other prompt tokens.
+    """Returns (step function, cache of the prompts, last token of each prompt).
 
-    Slots of the cache: those of the prompts, then one for each new token but the last. In a prefix
-    LM the other tokens attend to the prompt's last token too. It is therefore in the cache as well,
-    and is read again for its logits.
+    The cache has L slots for the prompts, then one for each new token except the last. The last
+    token of a prompt is not in the cache: the first step adds it and computes its logits. In a
+    prefix LM the prompt's other tokens attend to it too, so there it is already in the cache, and
+    the first step computes it again.
     """
     apply = functools.partial(model.apply, {"params": params}, method="decode_step")
     ids_BL, mask_BL = batch["input_ids"], batch["attention_mask"]
@@ -124,7 +132,7 @@ def _start_encoder_decoder(
     slots: int,
     num_beams: int,
 ) -> tuple[Step, Any, jax.Array]:
-    """Returns (step, cache with the encoder's output for the prompts, start token of each)."""
+    """Returns (step function, cache with the encoder's output, the decoder's start tokens)."""
     apply = functools.partial(model.apply, {"params": params})
     cache = apply(batch["input_ids"], slots, batch["attention_mask"], method="start_cache")
 
@@ -142,10 +150,10 @@ def _repeat(cache: Any, num_beams: int) -> Any:
 
 
 def truncate(logits_BV: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
-    """Masks all logits but the `top_k` largest (0: keeps all), then applies top-p to the rest.
+    """Masks the logits that top-k and then top-p sampling exclude.
 
-    Top-p keeps the fewest tokens whose probabilities sum to `top_p`. Ties with the smallest kept
-    logit are kept too.
+    Top-k keeps the `top_k` largest logits (0: all). Of these, top-p keeps the fewest tokens whose
+    probabilities sum to at least `top_p`. Logits equal to the smallest kept one are kept too.
     """
     width = logits_BV.shape[-1]
     ordered_BV = -jnp.sort(-logits_BV, axis=-1)
@@ -159,7 +167,7 @@ def truncate(logits_BV: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Ar
 
 
 def _draw(logits_BV: jax.Array, seed: jax.Array, row_B: jax.Array, t: jax.Array) -> jax.Array:
-    """Samples a token for each row; the random key depends only on seed, prompt index and step."""
+    """Samples a token per row; its random key depends only on seed, prompt index and step."""
 
     def one(logits_V: jax.Array, row: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), row), t)
@@ -202,15 +210,15 @@ def _beams(
     slots: int,
     num_beams: int,
 ) -> jax.Array:
-    """Returns the best finished beam of each prompt, with the rules of transformers' beam search.
+    """Returns the best finished beam of each prompt, by the rules of transformers' beam search.
 
-    At most K of the 2 K best continuations end at a step, so that K beams can continue. Those among
-    the first K that end compete with the K finished beams. A prompt is done when it has K finished
-    beams and, without early stopping, no running beam at its present length is worth more than the
-    worst of them.
+    Each step computes the 2 K best continuations. At most K of them end with eos, so at least K are
+    left as running beams. Of the best K continuations, those that end compete with the K finished
+    beams. A prompt is done when it has K finished beams and either early stopping is on, or no
+    running beam at its current length is worth more than the worst finished beam.
     """
     count = len(first_B)
-    none = -jnp.inf  # the worth of an absent beam
+    none = -jnp.inf  # the worth of a finished beam that does not exist yet
 
     def running(carry: dict) -> jax.Array:
         return (carry["t"] < numbers["max_new_tokens"]) & carry["open"].any()

@@ -3,12 +3,14 @@
     options = Options(max_new_tokens=20, num_beams=4)
     generate(model, params, [prompt_ids, other_ids], options, Ids(eos=2, pad=0, vocabulary=32000))
 
-The continuation of a prompt depends only on the prompt, the options and its index in the list. A
-decoder reads prompts padded on the left, with each prompt's positions counted from its start. An
-encoder-decoder reads them with its encoder, and its decoder starts with the token `Ids.start`.
-Lengths are rounded up and the rows are padded to a power of two, so that few shapes are compiled.
-All other numbers are arguments of the compiled function. Greedy and beam search choose the same
-tokens as transformers 5.
+The continuation of a prompt depends only on the prompt, its index in the list and the options, not
+on the other prompts. For a decoder, prompts are padded on the left, and positions are counted from
+the start of the prompt. For an encoder-decoder, the prompts are the input of the encoder, and the
+decoder starts with the token `Ids.start`. Greedy decoding and beam search choose the same tokens as
+transformers 5.
+
+To compile few shapes, lengths are rounded up, rows are padded to a power of two, and the options
+that are numbers, except num_beams, are arguments of the compiled function.
 
 Shapes: B prompts, L length of prompts, T new tokens.
 """
@@ -30,16 +32,20 @@ MAX_TOKENS = 8192  # largest number of tokens in these rows
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of decoding; the default is greedy, the likeliest token at each step.
+    """Options of decoding; by default it is greedy: each step picks the likeliest token.
 
     max_new_tokens: length of the longest continuation, including the end-of-text token.
-    min_new_tokens: number of tokens before the end of the text is allowed.
-    temperature: above 0, tokens are sampled from softmax(logits / temperature); `top_k` keeps
-        the k likeliest (0: all), then `top_p` the fewest whose probabilities sum to it (Holtzman
-        et al., arXiv 1904.09751). seed: of the samples.
-    num_beams: above 1, beam search. length_penalty: a finished beam is worth the sum of its log
-        probabilities / length ** length_penalty. early_stopping: stop at `num_beams` finished
-        beams; otherwise stop when no running beam, at its present length, is worth more.
+    min_new_tokens: number of tokens that must precede the end-of-text token.
+    temperature: above 0, tokens are sampled from softmax(logits / temperature); 0: greedy.
+    top_k: sampling is limited to this many of the likeliest tokens; 0: no limit.
+    top_p: of these, sampling is limited to the fewest tokens whose probabilities sum to at least
+        top_p (Holtzman et al., arXiv 1904.09751).
+    seed: the random seed of sampling.
+    num_beams: above 1, beam search with this many beams.
+    length_penalty: a finished beam is worth (sum of log probabilities) / length ** length_penalty.
+    early_stopping: whether beam search stops once `num_beams` beams have finished; if not, it stops
+        when, in addition, no running beam at its current length is worth more than the worst of
+        these.
     """
 
     max_new_tokens: int = 64
@@ -79,10 +85,10 @@ class Options:
 
 
 class Ids(NamedTuple):
-    """Token ids for decoding: eos ends a text (-1: there is none), pad fills rows.
+    """Token ids for decoding.
 
-    vocabulary: only ids below this number are generated. start: the first input of an
-    encoder-decoder's decoder.
+    eos: ends a text; -1: there is none. pad: fills up rows. vocabulary: only ids below this number
+    are generated. start: the first input of an encoder-decoder's decoder.
     """
 
     eos: int
@@ -102,12 +108,12 @@ def generate(
 ) -> list[np.ndarray]:
     """Returns the continuation of each prompt, int32[1 .. max_new_tokens], including a final eos.
 
-    prompts: int arrays of 1 token or more, the input of the decoder, or of T5's encoder. NOTE: the
-    caller must check that prompts and new tokens fit into the model. prefix: whether a decoder
-    attends bidirectionally within a prompt, as in a prefix LM.
+    prompts: arrays of at least one token id: the input of a decoder, or of an encoder-decoder's
+    encoder. prefix: whether a decoder attends bidirectionally within a prompt, as in a prefix LM.
+    NOTE: the caller must check that prompts and new tokens fit the model's maximum length.
     """
     slots = batching.round_up(options.max_new_tokens, NEW_MULTIPLE)
-    # Computed in float64, as in Python. An array, like all numbers here, to avoid recompilation.
+    # Computed in float64, as in Python. Options are arrays, so that new values do not recompile.
     penalty_T = np.arange(1, slots + 1, dtype=np.float64) ** options.length_penalty
     numbers = {
         "max_new_tokens": np.int32(options.max_new_tokens),
@@ -141,7 +147,7 @@ def generate(
 
 
 def _batch_size(length: int, num_beams: int) -> int:
-    """Returns the prompts per batch: a power of two, so that full batches have one shape."""
+    """Returns the prompts per batch: a power of two, so that full batches have no padding rows."""
     rows = min(MAX_ROWS, MAX_TOKENS // length)
     return batching.power_of_two_within(max(rows // num_beams, 1))
 

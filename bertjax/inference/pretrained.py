@@ -7,10 +7,10 @@
     gpt = bertjax.load("gpt2/")
     gpt.generate(["The cat sat on"], max_new_tokens=8, num_beams=4)      # [" the mat and ..."]
 
-`inference.batching` sorts sequences by length and pads them, and batches to a power of two rows, so
-that few shapes are compiled.
+Sequences are sorted by length, their lengths are rounded up and the number of rows of a batch is a
+power of two (`inference.batching`), so that few shapes are compiled.
 
-Shapes: B batch, L length, P masks of a text, D model, V vocabulary, K best.
+Shapes: B batch, L length, P mask tokens of a text, D model, V vocabulary, K likeliest pieces.
 """
 
 import functools
@@ -33,7 +33,7 @@ POOLINGS = ("mean", "cls", "last")
 
 
 class Fill(NamedTuple):
-    """One prediction for a masked token. piece: as formatted by `Tokenizer.readable`."""
+    """One prediction for a mask token. piece: the text, as returned by `Tokenizer.readable`."""
 
     piece: str
     id: int
@@ -44,9 +44,9 @@ class Pretrained:
     """A model with its parameters and tokenizer.
 
     model: the Linen module; `model.apply({"params": params}, input_ids, ...)` returns all outputs.
-    params: nested dict of arrays; arrays that are on devices already are not moved.
-    tokenizer: `bertjax.data.tokenizers.tokenizer.Tokenizer`.
-    source: the artifact that it was built from (family, fields, step, config of the run).
+    params: nested dict of arrays; arrays that are already on a device are not moved.
+    tokenizer: a `bertjax.data.tokenizers.tokenizer.Tokenizer`.
+    source: the artifact that the model was built from (family, fields, step, config of the run).
     """
 
     def __init__(self, source: artifact.Artifact, compute: layers.Compute | None = None):
@@ -74,13 +74,15 @@ class Pretrained:
     ) -> np.ndarray:
         """Returns one vector for each text: float32[B, D].
 
-        pooling: "mean" of the last hidden states of all tokens, including [CLS] and [SEP]; "cls",
-        the last hidden state of the first token; "last", that of the last token; "", the pooling
-        with which embeddings were trained, otherwise "mean". normalize: to length 1. truncate: cut
-        texts that are too long for the model.
+        pooling: how a vector is computed from the hidden states of the last layer. "mean": their
+            mean over all tokens, including [CLS] and [SEP]; "cls": the state of the first token;
+            "last": the state of the last token; "": the pooling that the model was fine-tuned with
+            for embeddings, or else "mean".
+        normalize: whether to scale the vectors to length 1.
+        truncate: whether to truncate texts that are too long for the model.
 
-        Raises UserError if a text is too long and not truncated, for an unknown pooling, and for
-        "cls" with a decoder, whose first token attends only to itself.
+        Raises UserError if a text is too long and `truncate` is False, if the pooling is unknown,
+        and if it is "cls" for a decoder, whose first token attends only to itself.
         """
         pooling = self._pooling(pooling)
         if pooling not in POOLINGS:
@@ -104,17 +106,18 @@ class Pretrained:
         return vectors
 
     def _pooling(self, asked: str) -> str:
-        """Returns the pooling for `encode`, where `asked` may be "" for the default."""
+        """Returns `asked`, the argument of `encode`, or the default pooling if it is ""."""
         return asked or "mean"
 
     def fill_mask(
         self, text: str | Sequence[str], top: int = 5
     ) -> list[list[Fill]] | list[list[list[Fill]]]:
-        """Returns the `top` likeliest pieces, best first, for each mask token of a text in order.
+        """Returns a list with the `top` likeliest pieces, best first, for each mask token in order.
 
-        For a list of texts, returns a list of such lists. Special tokens are never predicted;
-        probabilities are over all pieces of the vocabulary. Raises UserError for a text without a
-        mask token, a text that is too long for the model, and a model without the "mlm" head.
+        If `text` is a list, returns a list of the results for its texts. Special tokens are never
+        predicted, but the probabilities of all pieces, including these, sum to 1. Raises UserError
+        if a text has no mask token or is too long for the model, if `top` is below 1, and if the
+        model has no "mlm" head or no mask token.
         """
         self._check_can_fill(top)
         texts = [text] if isinstance(text, str) else list(text)
@@ -147,11 +150,13 @@ class Pretrained:
         """Returns each prompt's continuation (decoder) or output text (encoder-decoder).
 
         options: fields of `generation.Options` (max_new_tokens, num_beams, temperature, top_p, seed
-        ...); by default decoding is greedy. Special tokens in a prompt are parsed as such. For a
-        decoder trained with bertjax, where every text begins with the start of text, that token is
-        put before the prompt; for other decoders only if the prompt is empty, as in transformers.
-        Raises UserError for a model that does not generate text, a prompt that leaves no room for
-        max_new_tokens, and impossible options.
+        ...); by default decoding is greedy. The names of special tokens in a prompt are encoded as
+        these tokens. The start-of-text token is inserted before the prompt if the model is a
+        decoder pretrained with bertjax and the prompt lacks it. For other decoders it is inserted
+        only if the prompt is empty, as in transformers.
+
+        Raises UserError if the model does not generate text, if prompt and max_new_tokens exceed
+        the model's maximum length, and if an option is invalid.
         """
         how = generation.Options(**options)
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -162,7 +167,7 @@ class Pretrained:
         return [self.tokenizer.decode(ids) for ids in found]
 
     def _prompt(self, text: str, max_new_tokens: int) -> np.ndarray:
-        """Returns a prompt's ids. Raises UserError unless they and the new tokens fit the model."""
+        """Returns a prompt's ids. Raises UserError if they and the new tokens are too many."""
         kind = plugins.family_of(self.model).KIND
         if kind == "encoder" or "lm" not in self.model.config.heads:
             raise errors.UserError(
@@ -187,7 +192,7 @@ class Pretrained:
         return np.array(ids, np.int32)
 
     def _encode(self, text: str) -> list[int]:
-        """Returns a text's ids, parsing special tokens. Raises UserError for ids >= vocab_size."""
+        """Returns a text's ids, parsing special tokens. Raises UserError if an id >= vocab_size."""
         ids = self.tokenizer.encode(text, specials_in_text=True)
         above = next((i for i in ids if i >= self.model.config.vocab_size), None)
         if above is not None:
@@ -199,12 +204,12 @@ class Pretrained:
         return ids
 
     def objective(self) -> tuple[hooks.Hooks, Any]:
-        """Returns (hooks, Config) of the model's objective; the Config is None if it is unknown."""
+        """Returns (hooks, Config) of the model's objective; defaults and None if it is unknown."""
         module, config = artifact.objective(self.source)
         return hooks.of(module), config
 
     def reads_prefixes(self) -> bool:
-        """Returns whether the model is a decoder trained as a prefix LM: bidirectional prefixes."""
+        """Returns whether the model is a decoder trained as a prefix LM."""
         return artifact.reads_prefixes(self.source)
 
     def _ids(self) -> generation.Ids:
@@ -240,9 +245,10 @@ class Pretrained:
             raise errors.UserError(f"top = {top}: must be 1 or more")
 
     def with_ends(self, ids: Sequence[int], text: str, truncate: bool) -> np.ndarray:
-        """Returns the ids of [CLS] text [SEP], at most `max_length`.
+        """Returns `ids` with special tokens around them, [CLS] text [SEP].
 
-        Truncates a longer text if `truncate`, otherwise raises UserError quoting `text`.
+        If the result is longer than `max_length`, truncates the text if `truncate`, otherwise
+        raises UserError. text: the text of `ids`, for the error message.
         """
         ends = special_tokens.of_encoder(self.tokenizer.specials)
         room = self.max_length - len(ends.around([]))
@@ -256,7 +262,7 @@ class Pretrained:
     def _batches(
         self, sequences: Sequence[np.ndarray]
     ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-        """Yields (rows, batch) until all sequences are used; rows past `len(rows)` are padding."""
+        """Yields (indices of the sequences, batch); a batch may end with padding rows."""
         pad = special_tokens.padding(self.tokenizer.specials)
         for rows in batching.longest_first(sequences, lambda longest: BATCH_SIZE):
             chosen = [sequences[row] for row in rows]
@@ -288,7 +294,10 @@ def _fill(
     words_V: jax.Array,
     top: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns (probabilities, ids), both [B, P, K]."""
+    """Returns (probabilities, ids) of the `top` likeliest pieces per mask token, both [B, P, K].
+
+    real_V is False for ids without a piece; words_V is False for these and for special tokens.
+    """
     logits_BPV = model.apply({"params": params}, **batch)["mlm_logits"]
     probabilities_BPV = jax.nn.softmax(jnp.where(real_V, logits_BPV, layers.MASKED))
     return jax.lax.top_k(jnp.where(words_V, probabilities_BPV, -1.0), top)

@@ -1,10 +1,10 @@
-"""Few-shot prompting: builds prompts of labelled examples, and picks the likeliest answer.
+"""Few-shot prompting: builds prompts with labelled examples, and picks the likeliest answer.
 
     shown = [("2 + 2", "4"), ("3 + 5", "8")]
     prompt = prompting.few_shot(shown, "1 + 6")
     prompting.choose(bertjax.load("gpt2/"), [prompt], ["7", "9"])[0].text        # "7"
 
-(Brown et al., arXiv 2005.14165, section 2.4.)
+See Brown et al., arXiv 2005.14165, section 2.4.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,12 @@ def few_shot(
     template: str = TEMPLATE,
     separator: str = "\n\n",
 ) -> str:
-    """Returns a prompt: the instruction, each example (text, label), and `text` without its label.
+    """Returns a prompt: the instruction, each example, and `text` without a label.
 
-    template: the form of an example; must contain {text} once and end with {label}. separator:
-    between the examples. The prompt does not end with white space, which belongs to the label.
-    Raises UserError for an invalid template.
+    examples: pairs (text, label). template: the format of an example; must contain {text} once and
+    end with {label}. separator: the text between two parts of the prompt. White space before the
+    label belongs to the label, so the prompt does not end with it. Raises UserError for an invalid
+    template.
     """
     if template.count("{text}") != 1 or not template.endswith("{label}"):
         raise errors.UserError(
@@ -44,7 +45,7 @@ def few_shot(
 
 
 class Choice(NamedTuple):
-    """The best choice, its index, and the scores of all choices."""
+    """The result of `choose`: the best choice, its index, and the scores of all choices."""
 
     text: str
     index: int
@@ -60,11 +61,15 @@ def choose(
 ) -> list[Choice]:
     """Returns for each prompt the choice that is its likeliest continuation.
 
-    choices: one list for all prompts, or one list for each prompt. A space is inserted between
-    prompt and choice if there is no white space. Scores are log probabilities in nats. normalize:
-    divides them by the number of scored tokens (white space at the end of the prompt is scored
-    too), so that long choices are not penalised for their length. Raises UserError for a model that
-    does not generate text, for empty choices and for texts that are too long.
+    A space is inserted between prompt and choice if there is no white space. Scores are log
+    probabilities in nats.
+
+    choices: one list for all prompts, or one list for each prompt. normalize: whether to divide a
+    score by the number of scored tokens, so that long choices are not penalised. With a decoder,
+    white space at the end of the prompt is scored too.
+
+    Raises UserError if the model does not generate text, if a choice is empty or a prompt has no
+    choices, and if a text is too long.
     """
     if isinstance(prompts, str) or isinstance(choices, str):
         raise errors.UserError("prompts and choices must be lists of texts, not one text")
@@ -89,7 +94,7 @@ def choose(
             answers.append(choice if joined else " " + choice)
     scores, counts = scoring.log_likelihood_of_continuations(model, contexts, answers)
     if normalize:
-        scores = scores / np.maximum(counts, 1)  # 0: the choice's characters have no token
+        scores = scores / np.maximum(counts, 1)  # 0: the choice adds no token
     edges = np.cumsum([len(own) for own in lists])[:-1]
     return [
         Choice(own[int(part.argmax())], int(part.argmax()), tuple(map(float, part)))

@@ -5,24 +5,27 @@
 The kind of score depends on the model; scores of different kinds cannot be compared:
 
     encoder with the head mlm    pseudo-log-likelihood (Salazar et al., arXiv 1910.14659): the sum
-                                 of the log probabilities of each token when it alone is masked
+                                 over the tokens of the log probability of a token when only this
+                                 token is masked
     encoder with the head rtd    the discriminator of ELECTRA: the sum over the tokens of the log
-                                 probability that it is the original one, in one pass
-    decoder                      log-likelihood, including the end of the text
-    encoder_decoder              pseudo-log-likelihood by span corruption: a sentinel replaces one
-                                 token, which the decoder predicts after the sentinel; if the
-                                 objective denoisers trained the model with mode tokens, the one
-                                 for regular spans precedes the text
-    ... trained by prefix_lm     log-likelihood: the model has seen no sentinels, so the decoder
-                                 predicts the whole text and its end, and the encoder reads only
-                                 an end of text
+                                 probability that a token is the original one, from one pass
+    decoder                      log-likelihood of the text and the end-of-text token
+    encoder_decoder              pseudo-log-likelihood by span corruption: the sum over the tokens
+                                 of the log probability of a token when a sentinel replaces only
+                                 this token. If the model was trained by the objective denoisers
+                                 with mode tokens, the mode token for regular spans is put in front
+                                 of the text
+    the same, trained by         log-likelihood of the text and the end-of-text token in the
+    prefix_lm                    decoder, as the model has not seen sentinels; the encoder's input
+                                 is only an end-of-text token
 
-A decoder trained by prefix_lm attends bidirectionally within the context of a continuation.
+Given a context and its continuation, a decoder trained by prefix_lm attends bidirectionally within
+the context.
 
-Natural logarithms. Texts of similar length are padded to the same length, and batches are full, so
-that few shapes are compiled.
+All logarithms are natural. Texts of similar length are padded to the same length, and each batch is
+filled up, so that few shapes are compiled.
 
-Shapes: R texts, B batch, L length, T length of the decoder, V vocabulary.
+Shapes: R texts, B batch, L length, T length of the decoder's input, V vocabulary.
 """
 
 import functools
@@ -38,8 +41,8 @@ from bertjax.inference import batching, pretrained
 from bertjax.models.common import layers
 from bertjax.objectives.common import losses
 
-TOKENS = 2048  # largest number in a batch; stays in the caches of a CPU
-LOGITS = 1 << 25  # largest number in a batch: 128 MiB
+TOKENS = 2048  # largest number of tokens in a batch; small enough for the caches of a CPU
+LOGITS = 1 << 25  # largest number of logits in a batch: 128 MiB
 
 Batch = dict[str, np.ndarray]
 Ids = list[np.ndarray]
@@ -48,7 +51,9 @@ Ids = list[np.ndarray]
 class Continuations(NamedTuple):
     """Scores of continuations.
 
-    sums: float64[R], log probabilities in nats. counts: int64[R], numbers of scored tokens."""
+    sums: float64[R], the log probabilities of the continuations in nats. counts: int64[R], the
+    numbers of scored tokens.
+    """
 
     sums: np.ndarray
     counts: np.ndarray
@@ -57,11 +62,11 @@ class Continuations(NamedTuple):
 def log_likelihoods(
     model: pretrained.Pretrained, texts: Sequence[str], *, within_word: bool = False
 ) -> np.ndarray:
-    """Returns float64[R]: the score of each text, of the kind in the module's docstring.
+    """Returns the score of each text, float64[R]; the module's docstring lists the kinds of scores.
 
-    within_word: when a token is masked, also mask the later tokens of its word, so that they do not
-    reveal it (Kauf & Ivanova, arXiv 2305.10588); only for masked language models. Raises UserError
-    for a model without a head that can score, and for a text that is too long for the model.
+    within_word: when a token is masked, whether to mask the later tokens of its word too, so that
+    they do not reveal it (Kauf & Ivanova, arXiv 2305.10588); only for masked language models.
+    Raises UserError if the model has no head that can score texts, or if a text is too long for it.
     """
     method, _ = _method(model)
     if within_word and method is not _masked:
@@ -81,10 +86,10 @@ def log_likelihood_of_continuations(
 ) -> Continuations:
     """Returns the log probability of each continuation, given its context.
 
-    A decoder reads them as one text. White space between them, and a token that spans both, belong
-    to the continuation. An encoder-decoder reads the context with its encoder, and scores the end
-    of the text after the continuation too. Raises UserError for a model that does not generate text
-    and for a text that is too long.
+    For a decoder, context and continuation are one text. White space between the two, and a token
+    that spans both, count as continuation. For an encoder-decoder, the context is the input of the
+    encoder, and the end-of-text token after the continuation is scored too. Raises UserError if the
+    model does not generate text, or if a text is too long.
     """
     kind = plugins.family_of(model.model).KIND
     if kind == "encoder" or "lm" not in model.model.config.heads:
@@ -177,14 +182,15 @@ def _discriminated(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray
 def _causal(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
     ends = special_tokens.of_decoder(model.tokenizer.specials)
     sequences = [ends.around(ids) for ids in model.tokenizer.encode_batch(texts)]
-    _check(model, texts, sequences, model.max_length + 1)  # the end is not read
+    _check(model, texts, sequences, model.max_length + 1)  # + 1: the last token is only predicted
     return _next_tokens(model, sequences, [0] * len(texts))
 
 
 def _next_tokens(model: pretrained.Pretrained, sequences: Ids, known: Sequence[int]) -> np.ndarray:
-    """Returns sums of a decoder's token log probabilities, without the first `known` + 1 tokens.
+    """Returns the sum of a decoder's token log probabilities for each sequence.
 
-    In a prefix LM these tokens are the prefix.
+    known: for each sequence, the number of tokens after the start-of-text token that are not
+    scored. In a prefix LM the start-of-text token and these tokens are the prefix.
     """
     scores, known, prefix = np.zeros(len(sequences)), np.array(known), model.reads_prefixes()
     for rows, (ids_RL,), (real_RL,) in _buckets(model, sequences):
@@ -217,7 +223,7 @@ def _corrupted(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
     _check(model, texts, sequences, model.max_length)
     scores = np.zeros(len(texts))
     for rows, (ids_RL,), (real_RL,) in _buckets(model, sequences):
-        hidden_RL = real_RL[:, 1:].copy()  # tokens to hide one by one: all but the end
+        hidden_RL = real_RL[:, 1:].copy()  # tokens to replace, one a row: all but the last
         hidden_RL[:, : len(front)] = False
         row, place = np.nonzero(hidden_RL)
         if not len(row):
@@ -240,13 +246,13 @@ def _written(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
     specials = model.tokenizer.specials
     ends = special_tokens.of_decoder(specials, model.decoder_start())
     sequences = [ends.around(ids) for ids in model.tokenizer.encode_batch(texts)]
-    _check(model, texts, sequences, model.max_length + 1)  # the end is not read
+    _check(model, texts, sequences, model.max_length + 1)  # + 1: the last token is only predicted
     source = special_tokens.of_encoder_decoder(specials).around([])
     return _answers(model, [source] * len(texts), sequences)
 
 
 def _answers(model: pretrained.Pretrained, sources: Ids, targets: Ids) -> np.ndarray:
-    """Returns sums of the targets' log probabilities given the sources; skips each first token."""
+    """Returns the log probability of each target given its source; first tokens are not scored."""
     scores = np.zeros(len(sources))
     for rows, (ids_RL, ids_RT), (real_RL, real_RT) in _buckets(model, sources, targets):
         found = []
@@ -285,13 +291,13 @@ def _check(model: pretrained.Pretrained, texts: Sequence[str], sequences: Ids, r
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """Returns the length of the common prefix of `a` and `b`."""
+    """Returns the length of the longest common prefix of `a` and `b`."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def _text(model: pretrained.Pretrained, real_RL: np.ndarray) -> np.ndarray:
-    """Returns bool[R, L]: the tokens of [CLS] text [SEP] that belong to the text."""
+    """Returns bool[R, L]: True for the tokens of [CLS] text [SEP] that belong to the text."""
     ends = special_tokens.of_encoder(model.tokenizer.specials)
     text_RL = real_RL.copy()
     if ends.tail:
@@ -304,7 +310,7 @@ def _text(model: pretrained.Pretrained, real_RL: np.ndarray) -> np.ndarray:
 def _buckets(
     model: pretrained.Pretrained, *columns: Ids
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]]:
-    """Yields (rows, ids, real) for sequences of similar length; see `batching.buckets`."""
+    """Yields (rows, ids, real) for rows of similar length, as `batching.buckets` does."""
     # A decoder's input is one token shorter than the sequence.
     limit = model.max_length + (plugins.family_of(model.model).KIND != "encoder")
     yield from batching.buckets(columns, limit, special_tokens.padding(model.tokenizer.specials))
@@ -313,7 +319,7 @@ def _buckets(
 def _slices(count: int, length: int, logits: int) -> Iterator[np.ndarray]:
     """Yields the row indices of each batch; the last batch is filled up with the first rows.
 
-    length, logits: how many tokens and logits a row has.
+    count: the number of rows. length, logits: the number of tokens and of logits per row.
     """
     most = max(1, min(TOKENS // length, LOGITS // logits))
     size = min(batching.power_of_two_within(most), batching.power_of_two(count))
@@ -329,12 +335,12 @@ def _width(model: pretrained.Pretrained) -> int:
 def _log_probs(
     model: Any, params: Any, name: str, features: dict[str, jax.Array], targets: jax.Array
 ) -> jax.Array:
-    """Returns float32 log probabilities, shaped like `targets`, under the output `name`."""
+    """Returns float32 log probabilities of `targets` under the logits that are output `name`."""
     logits = model.apply({"params": params}, **features)[name]
     return losses.log_probs(logits, targets)
 
 
 @functools.partial(jax.jit, static_argnames=("model",))
 def _original(model: Any, params: Any, features: dict[str, jax.Array]) -> jax.Array:
-    """Returns float32[B, L]: the log probability that each token is the original one."""
+    """Returns float32[B, L]: the log probability of each token to be the original one."""
     return jax.nn.log_sigmoid(-model.apply({"params": params}, **features)["rtd_logits"])
