@@ -1,4 +1,4 @@
-"""The experiment of a config as it would run on another platform, as shapes and dtypes only."""
+"""Builds the experiment of a config for any platform, with shapes and dtypes instead of arrays."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,18 +14,18 @@ from bertjax.objectives.common import hooks
 
 
 def experiment(config: ml_collections.ConfigDict, platform: str) -> experiment_lib.Experiment:
-    """Returns the experiment on tpu, gpu or cpu; dtype "auto" is resolved for that platform.
+    """Returns the experiment of `config` on tpu, gpu or cpu, for which dtype "auto" is resolved.
 
-    If a frozen model of the objective is set, its files are read, but not its arrays. If it is not
-    set, the objective's stand-in is assumed.
+    If the path of one of the objective's frozen models is set, the model's config and shapes are
+    read, but not its arrays. If it is not set, the objective's stand-in replaces the model.
     """
     return experiment_lib.Experiment(config, _frozen_models(config, platform), platform)
 
 
 def stand_ins(config: ml_collections.ConfigDict) -> dict[str, hooks.StandIn]:
-    """Returns the models that stand for the frozen models whose path is not set, by name.
+    """Returns {name: stand-in} for the frozen models whose path is not set in the config.
 
-    Raises UserError for one that the objective has no stand-in for.
+    Raises UserError if the objective has no stand-in for one of them.
     """
     of_objective, found = hooks.of(plugins.objective(config.objective.name)), {}
     for name in of_objective.FROZEN:
@@ -50,7 +50,7 @@ def _frozen_models(config: ml_collections.ConfigDict, platform: str) -> dict[str
 
 
 def mesh(sizes: Mapping[str, int]) -> jax.sharding.AbstractMesh:
-    """Returns a mesh of these sizes without devices."""
+    """Returns a mesh without devices. sizes: {axis: size}."""
     ordered = tuple(sizes[axis] for axis in sharding.MESH_AXES)
     return jax.sharding.AbstractMesh(ordered, sharding.MESH_AXES)
 
@@ -68,7 +68,7 @@ def frozen_params(experiment: experiment_lib.Experiment) -> dict[str, Any]:
 def batch(
     experiment: experiment_lib.Experiment, batch_size: int, length: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes and dtypes of a batch from the objective's `transform`."""
+    """Returns the shapes and dtypes of a batch, as the objective's `transform` makes it."""
     features = experiment.objective.features(experiment.objective_config, length)
     return {
         name: jax.ShapeDtypeStruct((batch_size, *shape), dtype)
@@ -79,9 +79,9 @@ def batch(
 def residuals(
     experiment: experiment_lib.Experiment, batch_size: int, length: int
 ) -> list[jax.ShapeDtypeStruct]:
-    """Returns the arrays that the forward pass saves for the backward pass, without its arguments.
+    """Returns the arrays that the forward pass saves for the backward pass, except parameters.
 
-    Arrays with the shape and dtype of a parameter count as arguments.
+    Every array with the shape and dtype of a parameter is taken for one.
     """
     params, frozen = state(experiment).params, frozen_params(experiment)
     rng = jax.eval_shape(lambda: jax.random.key(0))

@@ -1,4 +1,4 @@
-"""`config.mesh = "auto"`: the mesh with least communication whose estimated memory fits."""
+"""Resolves `config.mesh = "auto"`: the mesh with the least communication that fits in memory."""
 
 from collections.abc import Iterator
 
@@ -9,11 +9,15 @@ from bertjax import config as config_lib
 from bertjax.plan import memory
 from bertjax.runtime import hardware
 
-MAX_TENSOR = 8  # beyond this a device's matrices get too narrow for its matmul units
+MAX_TENSOR = 8  # above this, a device's matrices are too narrow for its matmul units
 
 
 def meshes(config: ml_collections.ConfigDict, num_devices: int) -> Iterator[dict[str, int]]:
-    """Yields the sizes of the meshes that divide batch and heads, by rising tensor, then fsdp."""
+    """Yields the sizes of all valid meshes, by ascending size of tensor, then of fsdp.
+
+    In a valid mesh data x fsdp divides the batch of every forward pass, and tensor divides the
+    number of heads and is at most MAX_TENSOR. The size of sequence is always 1.
+    """
     sizes = [config_lib.forward_size(config, phase) for phase in config_lib.phases(config)]
     for tensor in _divisors(num_devices):
         rows = num_devices // tensor
@@ -39,11 +43,11 @@ def choose(
     hbm_bytes: int | None,
     platform: str = "tpu",
 ) -> str:
-    """Returns a mesh for `num_devices` devices with `hbm_bytes` each (None: unlimited memory).
+    """Returns the mesh for `num_devices` devices, in the format of `config.mesh`.
 
     It is the first of `meshes` that fits by `memory.on_mesh`. If none fits, it is the one that
-    needs the least memory. If no mesh divides batch and heads, it is "data:N"; the run then raises
-    an error with the numbers that do not divide.
+    needs the least memory. If there is no valid mesh, it is "data:N"; the run then raises an error
+    with the sizes that do not divide. hbm_bytes: the memory of a device; None: unlimited.
     """
     best = None
     for sizes in meshes(config, num_devices):
@@ -58,14 +62,14 @@ def choose(
 
 
 def mesh_of(config: ml_collections.ConfigDict, devices: list[jax.Device]) -> str:
-    """Returns `config.mesh`; if that is "auto", the mesh chosen for these devices."""
+    """Returns `config.mesh` or, if it is "auto", the mesh chosen for these devices."""
     if config.mesh != "auto":
         return config.mesh
     return choose(config, len(devices), _memory_of(devices[0]), devices[0].platform)
 
 
 def _memory_of(device: jax.Device) -> int | None:
-    """Returns the bytes a program may use; None if unknown, and for CPUs, which share memory."""
+    """Returns the bytes that a program may use; None if unknown, or for a CPU (shared memory)."""
     if device.platform == "cpu":
         return None
     stats = device.memory_stats()

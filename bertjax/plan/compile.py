@@ -2,10 +2,10 @@
 
     compiled = compile_step(config, phase=0, topology=hardware.parse_topology("v5e-16"))
 
-libtpu compiles ahead of time on any x86 machine. It needs a process of its own, with an environment
-that keeps it from looking for TPUs: `python -m bertjax.plan.compile` reads a request as JSON and
-prints the result as JSON. Nothing is allocated or executed, so it measures neither numerics nor
-speed.
+libtpu compiles ahead of time on any x86 machine. It needs a separate process, whose environment
+prevents the search for TPUs: `python -m bertjax.plan.compile` reads a request as JSON and prints
+the result as JSON. No arrays are allocated and nothing is executed, so neither numerics nor speed
+can be measured.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ from bertjax.plan import abstract, cost
 from bertjax.runtime import hardware
 
 INSTALL = "pip install 'bertjax[tpu]'"
-# The log levels keep warnings, since those of the partitioner are read from stderr. The accelerator
-# type need not be the right one: the topology is passed by name.
+# With these log levels warnings are printed, because `warnings` reads them from stderr. The
+# accelerator type need not match, because the topology is passed by name.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_ENABLE_COMPILATION_CACHE": "false",
@@ -51,15 +51,18 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class Compiled:
     """The compiler's figures for one step on one device; memory in bytes.
 
-    seconds: the time to compile. arguments: state and batch. temporaries: activations and
-    everything else allocated within the step. code: the program. peak: the most memory in use,
-    which is less than the sum, since the new state replaces the old one and not all temporaries
-    live at once.
-    capacity: the device's memory, set only if the step does not fit; then peak is what the step
-    needs, and the parts are 0. error: any other reason why compilation failed.
-    rematerialized: warnings that an array is rebuilt whole on every device ("involuntary full
-    rematerialization"). flops and the fields after it: from `plan.cost`, with loops counted by
-    their trip counts.
+    seconds: the time to compile.
+    arguments: memory of state and batch. temporaries: memory of activations and everything else
+    that is allocated within the step. code: memory of the program.
+    peak: the most memory in use at one time. It is less than the sum of the parts, because the new
+    state replaces the old one and not all temporaries exist at the same time.
+    capacity: the device's memory if the step does not fit, else 0. If it does not fit, peak is the
+    memory that the step needs, and the parts are 0.
+    error: any other reason why compilation failed; "": none.
+    rematerialized: the warnings that a sharded array is assembled completely on every device
+    ("involuntary full rematerialization").
+    flops, hbm_bytes, collectives, open_loops, silent_kernels: see `plan.cost.Cost`; the body of a
+    loop is counted as many times as it runs.
     """
 
     seconds: float = 0.0
@@ -78,7 +81,7 @@ class Compiled:
 
     @property
     def fits(self) -> bool:
-        """Returns whether compilation succeeded, which it does only if the step fits."""
+        """Returns whether the step fits, that is, whether compilation succeeded."""
         return not self.error and not self.capacity
 
     @property
@@ -95,11 +98,11 @@ def installed() -> bool:
 def compile_step(
     config: ml_collections.ConfigDict, phase: int, topology: hardware.Topology
 ) -> Compiled:
-    """Compiles the train step of phase number `phase` of the config in a child process.
+    """Compiles the train step of a phase in a child process. phase: its index, 0 or 1.
 
-    Running out of memory and other compiler errors are returned in the result, not raised. Raises
-    UserError if libtpu is not installed or if the config is invalid, and RuntimeError if the child
-    process fails.
+    Errors of the compiler, such as too little memory, are returned in the result. Raises UserError
+    if libtpu is not installed or the config is invalid, and RuntimeError if the child process fails
+    with a Python exception.
     """
     if not installed():
         raise errors.UserError(f"the TPU compiler is not installed: {INSTALL}")
@@ -138,7 +141,7 @@ def compile_step(
 
 
 def warnings(stderr: str) -> list[str]:
-    """Returns the partitioner's distinct warnings about full rematerialization in stderr."""
+    """Returns the distinct warnings about full rematerialization in the text of stderr."""
     lines = (line for line in stderr.splitlines() if "nvoluntary full rematerialization" in line)
     said = (re.sub(r"^.*?nvoluntary", "Involuntary", line).strip() for line in lines)
     return list(dict.fromkeys(said))
@@ -179,7 +182,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 def step_arguments(
     experiment: experiment_lib.Experiment, phase: config_lib.Phase, mesh: jax.sharding.Mesh
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Returns (state, batch, parameters of frozen models) as shapes with training's shardings."""
+    """Returns (state, batch, parameters of frozen models) as shapes, sharded as in training."""
     place = sharding.batch_sharding(mesh)
     batch = jax.tree.map(
         lambda leaf: _placed(leaf, place),
@@ -195,9 +198,9 @@ def _placed(leaf: jax.ShapeDtypeStruct, place: Any) -> jax.ShapeDtypeStruct:
 
 
 def refused(message: str) -> dict[str, Any]:
-    """Returns the fields of `Compiled` for an error message of the compiler.
+    """Converts an error message of the compiler to fields of `Compiled`.
 
-    These are peak and capacity if the step does not fit, else error. If it does not fit, the
+    The fields are peak and capacity if the step does not fit, else error. If it does not fit, the
     message is "Ran out of memory in memory space hbm. Used 21.34G of 15.75G hbm." or, if the
     arguments alone are too large, "the total memory required ... (1.00T) exceeds available HBM
     (15.75G)".

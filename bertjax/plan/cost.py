@@ -1,9 +1,10 @@
 """Costs of a compiled program on one device: FLOPs, HBM traffic, bytes sent between devices.
 
-The body of a loop counts as often as it runs (`Compiled.cost_analysis` does not do that). Of a
-conditional the most expensive branch counts. FLOPs are those of matrix products alone, as in the
-families' `flops_per_sequence`. Bytes are those that an operation reads from and writes to HBM. A
-slice of a stacked array counts as the slice. Arrays that the compiler keeps on the chip count 0.
+The body of a loop is counted as many times as it runs, unlike in `Compiled.cost_analysis`. For a
+conditional, only the most expensive branch is counted. FLOPs are those of matrix products only, as
+in the families' `flops_per_sequence`. HBM traffic is the bytes that operations read from and write
+to HBM: for a slice of a stacked array only the bytes of the slice, and for arrays that the compiler
+keeps in on-chip memory 0.
 """
 
 import dataclasses
@@ -25,16 +26,16 @@ _NO_TRAFFIC = {
     "replica-id", "opt-barrier", "while", "conditional", "call",
 }  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
-_SAME_BYTES = {"bitcast", "reshape", "copy", "transpose"}  # a fusion reads only what is used of it
+_SAME_BYTES = {"bitcast", "reshape", "copy", "transpose"}  # a fusion reads only the bytes used
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
     """One collective, which runs `count` times per step.
 
-    kind: one of COLLECTIVES. group: the number of devices that take part together. axes: the mesh
-    axes that the group spans. bytes: of the whole array on a device, per run: the result of an
-    all-gather, the operand of the others.
+    kind: one of COLLECTIVES. group: the number of devices in a group. axes: the mesh axes that the
+    group spans. bytes: the size of the largest array on a device in one run: the result of an
+    all-gather, or the operand of another collective.
     """
 
     kind: str
@@ -45,10 +46,11 @@ class Collective:
 
     @property
     def sent_bytes(self) -> int:
-        """Returns the bytes that a device sends in a step by the (optimal) ring algorithms.
+        """Returns the bytes that a device sends in a step with the optimal, ring algorithms.
 
-        Chan et al., "Collective communication: theory, practice, and experience" (2007), table 1:
-        (n - 1) / n of the array; twice that for all-reduce, which is a reduce-scatter and a gather.
+        They are (n - 1) / n of the array, and twice that for all-reduce, which is a reduce-scatter
+        and an all-gather: Chan et al., "Collective communication: theory, practice, and experience"
+        (2007), table 1. A permute or broadcast sends the array.
         """
         if self.kind in ("collective-permute", "collective-broadcast"):
             return self.count * self.bytes
@@ -60,9 +62,11 @@ class Collective:
 class Cost:
     """The cost of one step on one device.
 
-    exchanges: collectives by channel, since the parts of an asynchronous one repeat it.
-    open_loops: loops whose trip count is unknown; they count once.
-    silent_kernels: runs of Pallas kernels without a cost estimate; they count as 0 FLOPs.
+    exchanges: {channel: collective}; the parts of an asynchronous collective share its channel, so
+    it is counted once.
+    open_loops: the number of loops whose trip count is unknown; their bodies are counted once.
+    silent_kernels: the number of runs of Pallas kernels without a cost estimate; their FLOPs are
+    counted as 0.
     """
 
     flops: int = 0
@@ -81,7 +85,7 @@ class Cost:
         )
 
     def times(self, count: int, prefix: str) -> "Cost":
-        """Returns the cost of `count` runs; `prefix` keeps the channels of two bodies apart."""
+        """Returns the cost of `count` runs. prefix: makes the channels distinct between bodies."""
         exchanges = {
             f"{prefix}/{channel}": dataclasses.replace(one, count=one.count * count)
             for channel, one in self.exchanges.items()
@@ -90,7 +94,7 @@ class Cost:
         return Cost(*sums, exchanges, self.open_loops, self.silent_kernels * count)
 
     def collectives(self) -> list[Collective]:
-        """Returns the collectives, equal ones merged, sorted by descending bytes sent."""
+        """Returns the collectives by descending bytes sent; equal ones are merged."""
         counts: dict[Collective, int] = {}
         for one in self.exchanges.values():
             key = dataclasses.replace(one, count=1)
@@ -100,7 +104,7 @@ class Cost:
 
 
 def of_text(text: str, mesh_sizes: Mapping[str, int]) -> Cost:
-    """Returns the cost of a printed program. mesh_sizes: {axis: size}, in the mesh's axis order."""
+    """Returns the cost of a program that XLA printed. mesh_sizes: {axis: size}, in mesh order."""
     return _Counter(hlo.parse(text), mesh_sizes).entry()
 
 
@@ -111,7 +115,7 @@ class _Counter:
     def entry(self) -> Cost:
         return self._cost(self._module.entry.name, False)
 
-    @functools.cache  # noqa: B019  (one counter a program)
+    @functools.cache  # noqa: B019  (there is one counter per program)
     def _cost(self, name: str, fused: bool) -> Cost:
         """Returns the cost of computation `name`. fused: its instructions cause no HBM traffic."""
         computation = self._module.computations[name]
@@ -160,9 +164,9 @@ class _Counter:
         return Cost(hbm_bytes=traffic, exchanges={channel: one})
 
     def _scattered(self, fusion: hlo.Instruction, inner: Cost) -> Cost:
-        """Returns `inner` with its all-reduces as reduce-scatters.
+        """Returns `inner`, the cost of `fusion`, with all-reduces counted as reduce-scatters.
 
-        On a TPU a reduce-scatter is a fusion of an all-reduce and the slice of a device.
+        On a TPU, XLA writes a reduce-scatter as a fusion of an all-reduce and a slice.
         """
         exchanges = {
             channel: dataclasses.replace(one, kind="reduce-scatter")
@@ -171,7 +175,7 @@ class _Counter:
         return dataclasses.replace(inner, exchanges=exchanges)
 
     def _axes(self, group: Sequence[int]) -> tuple[str, ...]:
-        """Returns the mesh axes along which the coordinates of the group's devices differ."""
+        """Returns the mesh axes along which the devices of the group have different positions."""
         sizes = tuple(self._mesh_sizes.values())
         if len(group) < 2 or max(group) >= math.prod(sizes):
             return ()
@@ -191,7 +195,7 @@ class _Counter:
         return read + sum(self._written(inside, name) for name, a in pairs if not a.on_chip)
 
     def _read(self, inside: hlo.Computation, name: str) -> int:
-        """Returns the bytes of the array `name` that the instructions of a fusion read."""
+        """Returns how many bytes of the array `name` the instructions of a fusion read."""
         whole = sum(array.bytes for array in inside.by_name[name].arrays)
         total = 0
         for user in inside.users[name]:
@@ -209,7 +213,7 @@ class _Counter:
         return min(total, whole)
 
     def _written(self, inside: hlo.Computation, name: str) -> int:
-        """Returns the bytes that a fusion writes to return the array `name`."""
+        """Returns how many bytes a fusion writes to return the array `name`."""
         i = inside.by_name[name]
         if i.opcode in ("bitcast", "reshape") and i.operands:
             return self._written(inside, i.operands[0])
@@ -230,7 +234,10 @@ def _only_handed_on(i: hlo.Instruction) -> bool:
 
 
 def _bytes(computation: hlo.Computation, i: hlo.Instruction) -> int:
-    """Returns the HBM traffic of an instruction outside a fusion, "-start" included."""
+    """Returns the bytes of HBM traffic of an instruction that is outside a fusion.
+
+    The traffic of an asynchronous operation is counted at its "-start".
+    """
     if i.opcode in _NO_TRAFFIC or 'custom_call_target="AllocateBuffer"' in i.attributes:
         return 0
     operands = [computation.by_name[name] for name in i.operands]
@@ -263,10 +270,11 @@ def _flops(computation: hlo.Computation, i: hlo.Instruction) -> int:
 
 
 def _convolution_flops(computation: hlo.Computation, i: hlo.Instruction) -> int:
-    """Returns the FLOPs of a convolution: two per multiply-add that touches no padding.
+    """Returns the FLOPs of a convolution: two per multiply-add of two array elements.
 
-    On a TPU matrix products are convolutions. Their batch axes are windows over padding or gaps, in
-    which only one place is real: only real places count.
+    On a TPU, XLA writes batched matrix products as convolutions. A window over a batch axis then
+    contains one array element; its other positions are padding, or gaps between dilated elements.
+    Multiply-adds with these are not counted.
     """
     left, right = (computation.by_name[name].array.shape for name in i.operands[:2])
     from_left, from_right, to = re.split("_|->", i.attribute("dim_labels"))
@@ -291,7 +299,7 @@ def _convolution_flops(computation: hlo.Computation, i: hlo.Instruction) -> int:
 
 
 def _group(i: hlo.Instruction) -> list[int]:
-    """Returns the devices of a collective's first group; [] stands for all devices.
+    """Returns the ids of the devices in a collective's first group; []: all devices.
 
     Raises ValueError if replica_groups has an unknown format.
     """
@@ -315,7 +323,7 @@ def _group(i: hlo.Instruction) -> list[int]:
 
 
 def _iota(text: str) -> np.ndarray:
-    """Parses "[4,8]T(1,0)": returns 0, 1, 2 ... reshaped to [4, 8], transposed and flattened."""
+    """Parses a text like "[4,8]T(1,0)": 0 ... 31 reshaped to [4, 8], transposed and flattened."""
     dims, _, axes = text.partition("T")
     sizes = tuple(map(int, re.findall(r"\d+", dims)))
     order = tuple(map(int, re.findall(r"\d+", axes))) or None
@@ -323,9 +331,11 @@ def _iota(text: str) -> np.ndarray:
 
 
 def _named_group(text: str) -> list[int]:
-    """Returns the first group of "mesh['a'=4,'b'=8] {'a','b':(2)4}"; here b is split into 2 x 4.
+    """Returns the first group of a text like "mesh['a'=4,'b'=8] {'a','b':(2)4}".
 
-    "device_ids=([4,8]T(1,0))" before the brace lists the devices of the mesh in order.
+    In this example axis b of size 8 is split into 2 x 4, and the group spans a and the part of size
+    4. If the text contains "device_ids=([4,8]T(1,0))" before the brace, this lists the devices of
+    the mesh in order.
     """
     mesh, _, rest = text.partition("]")
     devices, _, along = rest.partition("{")

@@ -1,10 +1,10 @@
-"""Parses compiled programs as XLA prints them: computations, instructions, shapes, trip counts.
+"""Parses the text of compiled programs: computations, instructions, shapes, trip counts.
 
     module = hlo.parse(compiled.as_text())
     for instruction in module.entry.instructions: ...
 
-The input is the text of `HloModule::ToString` after optimisation, in which every operand is named.
-For the meaning of instructions see https://openxla.org/xla/operation_semantics.
+The input is the text of XLA's `HloModule::ToString` after optimisation; its operands are names. For
+the meaning of instructions see https://openxla.org/xla/operation_semantics.
 """
 
 import dataclasses
@@ -13,17 +13,17 @@ import math
 import re
 from collections.abc import Iterator
 
-_BITS = {"pred": 8, "token": 0, "opaque": 0}  # others have their width in the name: bf16, f8e4m3fn
+_BITS = {"pred": 8, "token": 0, "opaque": 0}  # other names contain the width: bf16
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
 _HEADER = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$")
 _LINE = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*)$")
-_MOVED_BY = {"copy", "bitcast", "convert", "reshape"}  # ops that pass a number on unchanged
+_MOVED_BY = {"copy", "bitcast", "convert", "reshape"}  # ops that do not change a number
 
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """The dtype and shape of an array, and whether it is in on-chip memory instead of HBM."""
+    """The dtype and shape of an array. on_chip: whether it is in on-chip memory, not in HBM."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -36,20 +36,23 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        """Returns the bytes, without the padding of tiles."""
+        """Returns the size of the array in bytes, without the padding of tiles."""
         width = re.match(r"[a-z]+(\d+)", self.dtype)
         bits = _BITS[self.dtype] if self.dtype in _BITS else int(width[1]) if width else 8
         return -(-self.size * bits // 8)
 
     @property
     def hbm_bytes(self) -> int:
-        """Returns the bytes in HBM: 0 for an array in on-chip memory."""
+        """Returns the size in HBM in bytes: 0 for an array in on-chip memory."""
         return 0 if self.on_chip else self.bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """An instruction, `%name = arrays opcode(operands), attributes`; a tuple has several arrays."""
+    """An instruction, printed as `%name = arrays opcode(operands), attributes`.
+
+    arrays: the results; several if the result is a tuple.
+    """
 
     name: str
     arrays: tuple[Array, ...]
@@ -61,16 +64,16 @@ class Instruction:
 
     @property
     def array(self) -> Array:
-        """Returns the first array."""
+        """Returns the first result."""
         return self.arrays[0]
 
     def attribute(self, name: str) -> str | None:
-        """Returns the text of an attribute, like "{1,2}", "%body" or "5"; None if it is absent."""
+        """Returns the text of attribute `name`, like "{1,2}", "%body" or "5"; None if absent."""
         found = re.search(rf"\b{name}=(\{{[^{{}}]*\}}|[^,\s]+)", self.attributes)
         return found[1] if found else None
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """Returns the numbers of an attribute like "{1,2}"; () if it is absent."""
+        """Returns the numbers in attribute `name`: (1, 2) for "{1,2}"; () if it is absent."""
         return tuple(map(int, re.findall(r"-?\d+", self.attribute(name) or "")))
 
     def called(self, *names: str) -> list[str]:
@@ -93,7 +96,7 @@ class Computation:
 
     @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        """Returns {name: the instructions that read its result}."""
+        """Returns {name of an instruction: the instructions that have it as an operand}."""
         users: dict[str, list[Instruction]] = {name: [] for name in self.by_name}
         for instruction in self.instructions:
             for name in dict.fromkeys(instruction.operands):
@@ -108,7 +111,7 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
-        """Returns the root instruction, whose result is that of the computation."""
+        """Returns the root instruction, whose result is the result of the computation."""
         return next(i for i in self.instructions if i.is_root)
 
 
@@ -120,10 +123,11 @@ class Module:
     entry: Computation
 
     def trip_count(self, computation: Computation, loop: Instruction) -> int | None:
-        """Returns how often the body of while loop `loop` in `computation` runs; None if unknown.
+        """Returns how many times while loop `loop` in `computation` runs; None if unknown.
 
-        It is known if XLA wrote it down (known_trip_count), or if a counter with constant start is
-        compared with a constant limit. Either constant may be in the tuple that the loop carries.
+        It is known if XLA recorded it (known_trip_count), or if the loop's condition compares a
+        counter that starts at a constant with a constant limit. Each constant may be an element of
+        the tuple that the loop carries.
         """
         known = re.search(r'known_trip_count\D*"n":"(\d+)"', loop.attributes)
         if known:
@@ -149,7 +153,10 @@ class Module:
         return max(0, -(-(stop + (test.attribute("direction") == "LE") - start) // step))
 
     def _step(self, loop: Instruction, counter: Instruction) -> int | None:
-        """Returns the constant that the body adds to the counter; 1 if none can be recognized."""
+        """Returns the constant that the body adds to `counter`; 1 if none can be recognized.
+
+        Returns None if `counter` is not an element of the tuple that the loop carries.
+        """
         body = self.computations[loop.called("body")[0]]
         if counter.opcode != "get-tuple-element" or body.root.opcode != "tuple":
             return None
@@ -170,7 +177,7 @@ def _constant(computation: Computation, name: str) -> int | None:
 
 
 def parse(text: str) -> Module:
-    """Parses a printed program. Raises ValueError if it has no ENTRY computation."""
+    """Parses the text of a program. Raises ValueError if it has no ENTRY computation."""
     computations, entry = {}, None
     name, is_entry, lines = "", False, []
     for line in text.splitlines():
@@ -189,9 +196,9 @@ def parse(text: str) -> Module:
 
 
 def arrays(text: str) -> Iterator[Array]:
-    """Yields the arrays of a printed shape, like "f32[2,3]{1,0:T(8,128)S(1)}" or a tuple of such.
+    """Yields the arrays of a shape like "f32[2,3]{1,0:T(8,128)S(1)}", or of a tuple of shapes.
 
-    S(n) with n above 0 is an on-chip memory: VMEM, scalar memory, semaphores.
+    S(n) with n above 0 stands for on-chip memory: VMEM, scalar memory or semaphores.
     """
     for dtype, dims, layout in _ARRAY.findall(text):
         shape = tuple(int(size) for size in re.findall(r"\d+", dims))

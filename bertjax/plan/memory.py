@@ -1,9 +1,10 @@
 """Estimates a step's memory per device without a compiler: state, gradients, activations.
 
-The state is exact, from shapes and the sharding table. Activations are the arrays that automatic
-differentiation saves for the backward pass. They come from tracing the step, so they are right for
-every family, objective and remat policy; their sharding is inferred from their dimensions. What the
-compiler fuses away or allocates besides is not included.
+The size of the state is exact, computed from shapes and the sharding table. Activations are the
+arrays that automatic differentiation saves for the backward pass. They are obtained by tracing the
+step, so they are correct for every family, objective and remat policy; their sharding is inferred
+from their dimensions. The compiler's effects are not modelled: arrays that it removes by fusion,
+and temporary buffers that it adds.
 
     >>> sizes = sharding.mesh_sizes("fsdp:16", 16)
     >>> memory.estimate(config, sizes, hardware.parse_topology("v5e-16")).fits
@@ -26,22 +27,22 @@ from bertjax.models.common import layers
 from bertjax.plan import abstract
 from bertjax.runtime import hardware
 
-PROBE = 97  # rows of the traced batch: a prime that divides no other size of a model
-SCORE_BYTES = 10  # per score in the backward pass: score, exponential, two gradients
-# The share of a device's memory that an estimate may fill. The TPU compiler needed less than the
-# estimate for each file of configs/ of more than a gigabyte: by at least 4%, with a median of 22%
-# (benchmarks/plans.py).
+PROBE = 97  # rows of the traced batch: a prime that divides no other dimension
+SCORE_BYTES = 10  # per attention score in the backward pass: score, exponential, two gradients
+# The share of a device's memory that an estimate may fill. For each file of configs/ that needs
+# more than a gigabyte, the TPU compiler needed less than the estimate: by at least 4%, with a
+# median of 22% (benchmarks/plans.py).
 MARGIN = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on one device at the peak of a step, the start of the backward pass.
+    """Bytes on one device at the peak of a step, which is the start of the backward pass.
 
-    params, optimizer: the state. frozen: parameters of frozen models. gradients: float32; with
-    micro-batches the sum and the gradients of one micro-batch. activations: what the forward pass
-    saves. workspace: for one layer's backward pass, and for the largest array of the loss. limit:
-    the device's memory; None if unknown.
+    params, optimizer: the train state. frozen: parameters of frozen models. gradients: float32
+    gradients; with micro-batches, both their sum and those of one micro-batch. activations: arrays
+    that the forward pass saves. workspace: arrays for the backward pass of one layer, and the
+    largest array of the loss. limit: the device's memory; None if unknown.
     """
 
     params: int
@@ -69,9 +70,10 @@ class Memory:
 def estimate(
     config: ml_collections.ConfigDict, mesh_sizes: Mapping[str, int], topology: hardware.Topology
 ) -> Memory:
-    """Returns the memory per device of `topology` with this mesh.
+    """Estimates the memory of a step per device of `topology` with a mesh of these sizes.
 
-    It is that of the phase with the most saved activations, normally the one of longest sequences.
+    The estimate is for the phase with the most saved activations, normally that with the longest
+    sequences.
     """
     return on_mesh(config, mesh_sizes, topology.chip.platform, topology.chip.hbm_bytes)
 
@@ -82,7 +84,7 @@ def on_mesh(
     platform: str,
     limit: int | None,
 ) -> Memory:
-    """Like `estimate`, for devices of a jax platform with `limit` bytes each."""
+    """Like `estimate`, for devices of a jax platform with `limit` bytes each; None: unknown."""
     state = state_bytes(experiment_on(config, platform), mesh_sizes)
     phases = config_lib.phases(config)
     parts = 2 if any(config_lib.micro_batches(config, p.batch_size) > 1 for p in phases) else 1
@@ -98,10 +100,10 @@ def on_mesh(
 
 
 def experiment_on(config: ml_collections.ConfigDict, platform: str) -> experiment_lib.Experiment:
-    """Returns the experiment on a jax platform, with attention "xla".
+    """Returns the experiment of `config` on a jax platform, with attention "xla".
 
-    It is cached: configs that differ only in batch sizes, mesh and attention share the experiment
-    and its traces.
+    The result is cached. Configs that differ only in batch sizes, mesh and attention share the
+    experiment and its traces.
     """
     neutral = config.copy_and_resolve_references()
     neutral.update(mesh="auto", batch_size=1, micro_batch_size=0, attention="xla")
@@ -119,7 +121,10 @@ def _experiment(
 def state_bytes(
     experiment: experiment_lib.Experiment, mesh_sizes: Mapping[str, int]
 ) -> dict[str, int]:
-    """Returns the exact bytes of params, optimizer, frozen and float32 gradients on one device."""
+    """Returns {part of `Memory`: exact bytes on one device}.
+
+    The parts are params, optimizer, frozen and gradients, in float32 and without micro-batches.
+    """
     state, frozen = _state(experiment)
     mesh = abstract.mesh(mesh_sizes)
     places = sharding.state_shardings(mesh, state)
@@ -152,7 +157,7 @@ def activation_bytes(
     mesh_sizes: Mapping[str, int],
     platform: str = "tpu",
 ) -> int:
-    """Returns the bytes per device that a micro-batch's forward pass saves for the backward."""
+    """Returns the bytes per device that the forward pass of a micro-batch saves."""
     experiment, rows = experiment_on(config, platform), _rows(config, phase, mesh_sizes)
     kept = _kept(experiment, phase.length)
     return round(sum(_share(experiment, leaf, rows, mesh_sizes) for leaf in kept))
@@ -166,8 +171,8 @@ def _workspace_bytes(
 ) -> int:
     """Returns the bytes for the backward pass of one layer, plus the largest array of the loss.
 
-    A layer counts all that it would save without remat. With attention "xla" its scores count too,
-    which are never saved (`models.common.attention`).
+    The bytes of a layer are those of all arrays that it would save without remat. With attention
+    "xla" its attention scores are added, which are never saved (`models.common.attention`).
     """
     whole = config.copy_and_resolve_references()
     whole.remat = "none"
@@ -182,7 +187,7 @@ def _workspace_bytes(
         if place == 0:
             largest = max(largest, share)
         elif place:
-            layer += share / math.prod(leaf.shape[:place])  # ALBERT has groups and their uses
+            layer += share / math.prod(leaf.shape[:place])  # ALBERT: [groups, uses, rows, ...]
     return round(layer + largest)
 
 
@@ -204,7 +209,10 @@ def _sizes_of(experiment: experiment_lib.Experiment, *endings: str) -> set[int]:
 
 
 def _rows_dim(leaf: jax.ShapeDtypeStruct) -> int | None:
-    """Returns the dimension with the batch's rows, possibly flattened with others; None if none."""
+    """Returns the dimension that contains the batch's rows; None if there is none.
+
+    Other dimensions may be flattened into it.
+    """
     return next((i for i, size in enumerate(leaf.shape) if size and size % PROBE == 0), None)
 
 
@@ -217,7 +225,7 @@ def _share(
     """Returns the bytes of a saved array on a device with `rows` rows of the batch.
 
     Heads, MLP units and vocabulary are sharded over tensor, and tokens over sequence. An array
-    without rows is a cast of the parameters, sharded as they are.
+    without rows is taken for a cast of parameters, sharded over fsdp and tensor.
     """
     size = math.prod(leaf.shape) * leaf.dtype.itemsize
     place = _rows_dim(leaf)

@@ -3,8 +3,8 @@
     plan = make(config, hardware.parse_topology("v5e-16"))
     plan.fits, plan.hours, plan.chip_hours
 
-With libtpu, the numbers for a TPU are those of the compiled step; otherwise they are estimates
-(`plan.memory`, `plan.roofline`). Times are lower bounds: nothing is executed.
+If libtpu is installed, the numbers for a TPU are taken from the compiled step; otherwise they are
+estimates (`plan.memory`, `plan.roofline`). Times are lower bounds, because nothing is executed.
 """
 
 import dataclasses
@@ -19,15 +19,16 @@ from bertjax import experiment as experiment_lib
 from bertjax.plan import abstract, auto, compile, memory, roofline
 from bertjax.runtime import hardware
 
-USUAL_MFU = 0.4  # the MFU assumed in the files of configs/
+USUAL_MFU = 0.4  # the MFU that the files of configs/ assume for their times
 
 
 @dataclasses.dataclass(frozen=True)
 class PhasePlan:
-    """The plan of one phase of a run, per step.
+    """The plan of one phase of a run; all numbers are per step.
 
-    model_flops: of all devices, without recomputation. work: of one device; from the compiler if
-    `compiled` is set and fits, else estimated.
+    model_flops: the FLOPs of all devices, without recomputation. work: the work of one device, from
+    the compiler if `compiled` is set and fits, else estimated. compiled: None if the compiler was
+    not used.
     """
 
     phase: config_lib.Phase
@@ -43,17 +44,17 @@ class PhasePlan:
 
     @property
     def tokens(self) -> int:
-        """Returns the tokens per step, as `bertjax pretrain` counts them."""
+        """Returns the tokens per step, counted as in `bertjax pretrain`: batch size x length."""
         return self.phase.batch_size * self.phase.length
 
     @property
     def flops_ratio(self) -> float:
-        """Returns the ratio of computed FLOPs to model FLOPs."""
+        """Returns the ratio of computed FLOPs, with recomputation, to model FLOPs."""
         return self.work.flops / self.work.model_flops
 
     @property
     def seconds(self) -> float | None:
-        """Returns the lower bound on the time of a step; None if the chip's peak is unknown."""
+        """Returns the lower bound on the seconds of a step; None if the chip's peak is unknown."""
         return self.roofline.step_s
 
 
@@ -61,8 +62,9 @@ class PhasePlan:
 class Plan:
     """The plan of a whole run.
 
-    mesh: the sizes of config.mesh, with "auto" resolved, as it is in `config` too. memory: the
-    estimate for the phase with the most activations. notes: the assumptions that were made.
+    config: the planned config, with mesh "auto" resolved. mesh: {axis: size} for config.mesh.
+    memory: the estimate for the phase with the most activations. notes: the assumptions that were
+    made.
     """
 
     config: ml_collections.ConfigDict
@@ -76,13 +78,13 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Returns whether the run fits: by the compiler if it was used, else by the estimate."""
+        """Returns whether the run fits: according to the compiler if used, else the estimate."""
         said = [phase.compiled.fits for phase in self.phases if phase.compiled]
         return all(said) if said else self.memory.fits
 
     @property
     def tokens(self) -> int:
-        """Returns the tokens of the run."""
+        """Returns the number of tokens of the run."""
         return sum(phase.steps * phase.tokens for phase in self.phases)
 
     @property
@@ -117,10 +119,11 @@ def make(
     *,
     use_compiler: bool | None = None,
 ) -> Plan:
-    """Plans a config on a slice; does not need the data.
+    """Plans a config on a slice. The data need not exist.
 
-    use_compiler: None: use it for a TPU if libtpu is installed. Raises UserError if the mesh does
-    not divide the slice, the batch or the heads, or if `use_compiler` is True without libtpu.
+    use_compiler: whether to compile the step; None: only for a TPU and if libtpu is installed.
+    Raises UserError if the mesh does not fit the slice, or does not divide the batch, its sequences
+    or the heads, or if `use_compiler` is True and libtpu is not installed.
     """
     chip = topology.chip
     config = config.copy_and_resolve_references()

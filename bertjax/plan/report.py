@@ -1,4 +1,4 @@
-"""Formats a plan as a text report and as JSON."""
+"""Formats a plan as a text report or as JSON, and the results of a search as text."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ _COLUMN = 20
 
 
 def lines(plan: Plan, price: float | None = None) -> Iterable[str]:
-    """Yields the lines of the report. price: of one chip for one hour; None: no cost is shown."""
+    """Yields the lines of the report. price: per chip-hour, to show the cost; None: no cost."""
     yield from _head(plan)
     yield ""
     columns = [_column(plan, phase) for phase in plan.phases]
@@ -112,7 +112,10 @@ def _collectives(phase: PhasePlan, where: str) -> Iterable[str]:
 
 
 def merged(collectives: Sequence[cost.Collective]) -> list[cost.Collective]:
-    """Returns one Collective per kind, axes and group, with mean bytes; most bytes sent first."""
+    """Merges collectives of the same kind, axes and group size, by descending bytes sent.
+
+    The `bytes` of a merged Collective are the mean over its runs.
+    """
     groups: dict[tuple, list[cost.Collective]] = {}
     for one in collectives:
         groups.setdefault((one.kind, one.axes, one.group), []).append(one)
@@ -159,7 +162,10 @@ def _warnings(plan: Plan) -> Iterable[str]:
 
 
 def to_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
-    """Returns all numbers of a plan as JSON data, in bytes, FLOPs, seconds and hours."""
+    """Returns all numbers of a plan as a JSON object, in bytes, FLOPs, seconds and hours.
+
+    price: the price of one chip for one hour; None: "cost" is null.
+    """
     chips = plan.topology.num_chips
     return {
         "topology": plan.topology.name,
@@ -199,7 +205,7 @@ def _phase_json(phase: PhasePlan) -> dict[str, Any]:
 
 
 def search_lines(found: Sequence[search.Candidate], tried: int) -> Iterable[str]:
-    """Yields the lines of a search's ranking, best first. tried: how many fit by estimate."""
+    """Yields lines with the candidates of a search, best first. tried: how many fit by estimate."""
     yield f"{tried:,} combinations fit by estimate; the best of them:"
     head = ("hours", "MFU <=", "HBM of a device", "FLOPs ratio", "by", "flags")
     yield "{:>9}{:>9}{:>17}{:>13}  {:<10}{}".format(*head)
@@ -223,7 +229,7 @@ def _decimal(number: float) -> str:
 
 
 def si(number: float) -> str:
-    """Returns the number with an SI prefix, to append a unit to: "1.23 T", "4.5 m"."""
+    """Returns the number with an SI prefix and without a unit, such as "1.23 T" or "4.5 m"."""
     if not number:
         return "0 "
     rounded = float(f"{abs(number):.2e}")  # 999.9 becomes 1 k
@@ -232,7 +238,7 @@ def si(number: float) -> str:
 
 
 def binary(size: float) -> str:
-    """Returns bytes with a binary prefix (powers of 1024): "11.7 GiB"."""
+    """Returns a size in bytes with a binary prefix (powers of 1024), such as "11.7 GiB"."""
     power = min(max(math.floor(math.log2(max(size, 1)) / 10), 0), 5)
     return (
         f"{size / 1024**power:.{1 if power else 0}f} {('', 'Ki', 'Mi', 'Gi', 'Ti', 'Pi')[power]}B"

@@ -1,8 +1,9 @@
-"""A lower bound on the time of a step on a chip, and its inputs estimated without a compiler.
+"""Computes a lower bound on the time of a step, and estimates a step's work without a compiler.
 
-A device computes, moves bytes to and from its memory, and sends bytes to others. At best all three
-overlap, so a step takes at least as long as the slowest of them (Williams et al., "Roofline", CACM
-52(4), 2009). Latencies are ignored and all links count as busy: it is a bound, not a prediction.
+A device computes, moves bytes to and from its memory, and sends bytes to other devices. At best all
+three overlap, so a step takes at least as long as the slowest of them (Williams et al., "Roofline",
+CACM 52(4), 2009). The bound is not a prediction: latencies are ignored, and all links are assumed
+to be used at their full bandwidth.
 """
 
 import dataclasses
@@ -19,10 +20,11 @@ from bertjax.runtime import hardware
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Lower bounds in seconds on a step, one per resource; None if the chip's figure is unknown.
+    """Lower bounds on the seconds of a step, one per resource; None if a figure is unknown.
 
-    compute_s: matmuls. memory_s: HBM traffic. ici_s: bytes sent within a slice. dcn_s: bytes sent
-    between slices. mfu_bound: the model FLOPs of a step over the FLOPs the chip could do in step_s.
+    compute_s: for matmuls. memory_s: for HBM traffic. ici_s: for bytes sent within a slice. dcn_s:
+    for bytes sent between slices. mfu_bound: the upper bound on the MFU, which is the ratio of the
+    step's model FLOPs to the FLOPs that the chip can do at its peak in step_s.
     """
 
     compute_s: float | None
@@ -40,12 +42,12 @@ class Roofline:
 
     @property
     def step_s(self) -> float | None:
-        """Returns the largest of the bounds; None if the compute peak is unknown."""
+        """Returns the largest of the bounds on the time; None if the compute peak is unknown."""
         return None if self.compute_s is None else max(self.terms.values())
 
     @property
     def bound_by(self) -> str:
-        """Returns the name of the largest bound; "unknown" if the compute peak is unknown."""
+        """Returns the name of the largest bound on the time; "unknown" without a compute peak."""
         terms = self.terms
         return max(terms, key=terms.__getitem__) if self.compute_s is not None else "unknown"
 
@@ -59,10 +61,11 @@ def roofline(
     dcn_bytes_per_device: float = 0.0,
     model_flops_per_device: float | None = None,
 ) -> Roofline:
-    """Returns the bounds on a step in which a device computes, moves and sends these amounts.
+    """Returns the lower bounds on the time of a step from the work of a device.
 
-    ici_bytes_per_device, dcn_bytes_per_device: bytes that a device sends, as `hardware.Chip` counts
-    them. model_flops_per_device: FLOPs without recomputation; None: flops_per_device.
+    hbm_bytes_per_device: bytes read and written. ici_bytes_per_device, dcn_bytes_per_device: bytes
+    that a device sends, within a slice and between slices. model_flops_per_device: FLOPs without
+    recomputation; None: flops_per_device.
     """
 
     def seconds(amount: float, per_second: float | None) -> float | None:
@@ -84,7 +87,11 @@ def roofline(
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The work of one device in one step; bytes sent are those of ring algorithms."""
+    """The work of one device in one step.
+
+    model_flops, flops: without and with recomputation. hbm_bytes: HBM traffic. ici_bytes,
+    dcn_bytes: bytes sent by ring algorithms, within a slice and between slices.
+    """
 
     model_flops: float
     flops: float
@@ -93,7 +100,7 @@ class Work:
     dcn_bytes: float
 
     def roofline(self, chip: hardware.Chip) -> Roofline:
-        """Returns the bounds on a step with this work."""
+        """Returns the lower bounds on the time of a step with this work."""
         return roofline(
             self.flops, self.hbm_bytes, self.ici_bytes, chip,
             dcn_bytes_per_device=self.dcn_bytes, model_flops_per_device=self.model_flops,
@@ -108,15 +115,19 @@ def work(
 ) -> Work:
     """Returns the work of a device in a step of `phase`, estimated without a compiler.
 
-    FLOPs: the model's plus those that remat recomputes: for "full" the forward pass, for "dots" the
-    products of attention, which have a batch dimension.
-    Memory traffic: each micro-batch reads the weights forward and backward in the compute dtype;
-    the optimizer reads and writes parameters, moments and gradients; saved activations are written
-    and read once.
-    Sent, by every micro-batch: over fsdp the weights are gathered twice and the gradients
-    scattered; over data the gradients are summed, within a slice and then, in parts, between
-    slices; over tensor the residual is summed twice per layer forward and twice backward; over
-    sequence keys and values are gathered and their gradients scattered.
+    FLOPs: the model's, plus those of remat. Remat "full" recomputes the forward pass, and "dots"
+    only the matrix products of attention, which have a batch dimension.
+
+    HBM traffic: in each micro-batch, the weights are read in the forward and the backward pass, in
+    the compute dtype. The optimizer reads and writes parameters, moments and gradients. Saved
+    activations are written once and read once.
+
+    Bytes sent by each micro-batch, along each mesh axis:
+        fsdp: the weights are gathered twice, and the gradients are reduce-scattered.
+        data: the gradients are summed within a slice, and then, in shards, between slices.
+        tensor: the residual is summed twice per layer in the forward pass, and twice in the
+            backward pass.
+        sequence: keys and values are gathered, and their gradients are reduce-scattered.
     """
     experiment = memory.experiment_on(config, topology.chip.platform)
     sizes = {axis: mesh_sizes[axis] for axis in ("data", "fsdp", "tensor", "sequence")}
@@ -134,7 +145,7 @@ def work(
     optimizer = 2 * (state["params"] + state["optimizer"]) + 2 * state["gradients"]
     hbm = read * micro_batches + optimizer + 2 * kept
 
-    # The data axis spans the slices, so each slice holds a full copy of the state.
+    # The data axis spans the slices, so each slice has a full copy of the state.
     slices = topology.num_slices
     sizes["data"] = max(sizes["data"] // slices, 1)
 
@@ -158,10 +169,10 @@ def work(
 
 
 def recomputed(experiment: experiment_lib.Experiment, length: int) -> float:
-    """Returns the ratio of a step's FLOPs to the model's: 1, or more if remat recomputes some.
+    """Returns the ratio of a step's FLOPs to the model's: above 1 if remat recomputes some.
 
-    The forward pass is a third of a step. The FLOPs of attention's products are found as the part
-    that grows with the square of the length.
+    With remat "full" the forward pass, a third of a step, is computed twice. With "dots" only its
+    attention products are; their FLOPs are the part that grows with the square of the length.
     """
     policy = experiment.config.remat
     if policy == "none":
@@ -175,7 +186,7 @@ def recomputed(experiment: experiment_lib.Experiment, length: int) -> float:
 def _depth(experiment: experiment_lib.Experiment) -> float:
     """Returns the model's number of layers.
 
-    A decoder layer with cross-attention counts 1.5: it has three residual sums, not two.
+    A decoder layer with cross-attention counts as 1.5 layers: it has three residual sums, not two.
     """
     fields = experiment.config.model
     decoder = 1.5 * fields.num_decoder_layers if "num_decoder_layers" in fields else 0.0

@@ -1,6 +1,6 @@
 """Searches meshes, micro-batch sizes and remat policies for the fastest plan that fits a slice.
 
-Every combination is estimated without a compiler; then the best are compiled.
+All combinations are estimated without a compiler. Then the best of them are compiled.
 """
 
 import dataclasses
@@ -20,22 +20,23 @@ MAX_MICRO_BATCHES = 64
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A plan found by the search."""
+    """A plan that fits by estimate."""
 
     plan: plan_lib.Plan
 
     @property
     def flags(self) -> str:
-        """Returns the searched keys as flags of `bertjax pretrain`."""
+        """Returns mesh, micro-batch size and remat as flags for `bertjax pretrain`."""
         config = self.plan.config
         keys = ("mesh", "micro_batch_size", "remat")
         return " ".join(f"--config.{key}={config[key]}" for key in keys)
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Returns the sort key: the run's hours, then the sum of the time bounds of all resources.
+        """Returns the key to sort by: the run's hours, then its summed time bounds.
 
-        Among equally fast plans, the one with the most slack in its other resources comes first.
+        The sum is over all resources. Of equally fast plans, the one with the lowest sum comes
+        first, since its other resources have the most slack.
         """
         phases = self.plan.phases
         slowest = self.plan.hours if self.plan.hours is not None else 0.0
@@ -47,8 +48,8 @@ def variants(
 ) -> Iterator[ml_collections.ConfigDict]:
     """Yields copies of the config with every valid mesh, micro-batch size and remat policy.
 
-    Micro-batch sizes divide the batches of all phases, and meshes divide batch and heads. An fsdp
-    size that is not a power of two is yielded only without a data axis.
+    Micro-batch sizes divide the batches of all phases. Meshes are those of `auto.meshes`, except
+    that an fsdp size that is not a power of two is yielded only if the size of data is 1.
     """
     sizes = [phase.batch_size for phase in config_lib.phases(config)]
     for remat in layers.REMAT_POLICIES:
@@ -63,9 +64,10 @@ def variants(
 
 
 def _micro_batch_sizes(batch_sizes: list[int]) -> list[int]:
-    """Returns 0 (the whole batch) and the sizes that divide the batches of all phases.
+    """Returns the micro-batch sizes to search: 0 (the whole batch) and divisors of the batches.
 
-    The sizes cut the first phase's batch into 2, 4, 8 ... MAX_MICRO_BATCHES parts.
+    These split the first phase's batch into 2, 4, 8 ... MAX_MICRO_BATCHES parts, and divide the
+    batches of all phases.
     """
     counts = [2**n for n in range(1, MAX_MICRO_BATCHES.bit_length())]
     found = [batch_sizes[0] // count for count in counts if batch_sizes[0] % count == 0]
@@ -79,11 +81,11 @@ def _power_of_two(number: int) -> bool:
 def run(
     config: ml_collections.ConfigDict, topology: hardware.Topology, count: int = 4
 ) -> tuple[list[Candidate], int]:
-    """Returns (the `count` best candidates that fit, how many fit by estimate).
+    """Returns (the at most `count` best candidates, how many combinations fit by estimate).
 
-    If the TPU compiler is installed, the best are compiled for a TPU and ranked by its figures. A
-    candidate that does not compile is returned only if none does. Raises UserError if nothing fits
-    by estimate.
+    For a TPU, if libtpu is installed, the best candidates by estimate are compiled and ranked by
+    the compiler's figures. Candidates that do not fit according to the compiler are returned only
+    if none fits. Raises UserError if no combination fits by estimate.
     """
     estimated = []
     for variant in variants(config, topology.num_devices):

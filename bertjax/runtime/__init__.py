@@ -1,1 +1,1 @@
-"""The environment of a run: devices, the processes of a job, signals."""
+"""The environment of a run: its devices, the processes of a job, and signals."""

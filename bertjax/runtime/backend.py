@@ -1,4 +1,4 @@
-"""Process settings: flags that XLA reads when the first device is used, and for the C library."""
+"""Settings of the process: XLA flags, and memory pages of the C library."""
 
 import importlib.metadata
 import importlib.util
@@ -6,15 +6,15 @@ import os
 import pathlib
 import sys
 
-# With these flags bfloat16 matmuls use a CPU's matrix units; they slow float32 down. They exist
-# from jaxlib 0.12 on, and XLA aborts the process for an unknown flag.
+# With these flags bfloat16 matmuls use a CPU's matrix units; with float32 they slow a step down.
+# They exist from jaxlib 0.12 on, and XLA aborts the process if a flag is unknown.
 _CPU_BFLOAT16 = (
     "--xla_cpu_experimental_onednn_custom_call=true",
     "--xla_cpu_experimental_ynn_fusion_type=reduce",
     "--xla_cpu_use_xnnpack=false",
 )
-# LLVM's first optimization level: a train step mostly compiles in 65 to 90% of the CPU time. It
-# runs as fast, since it is bound by matmuls and memory.
+# LLVM's first optimization level: compiling a train step mostly takes 65 to 90% of the CPU time
+# that it takes otherwise. The step is as fast, since it is limited by matmuls and memory.
 _CPU = ("--xla_backend_optimization_level=1",)
 
 _HUGE_PAGES = "glibc.malloc.hugetlb"
@@ -22,7 +22,7 @@ _KERNEL_HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def _has_accelerator() -> bool:
-    # Does not call jax, which would start the backend. Accelerator plugins register entry points.
+    # Does not call jax, because this would start the backend. Accelerators register entry points.
     if os.environ.get("JAX_PLATFORMS", "") == "cpu":
         return False
     plugins = importlib.metadata.entry_points(group="jax_plugins")
@@ -30,9 +30,10 @@ def _has_accelerator() -> bool:
 
 
 def configure(dtype: str) -> None:
-    """Adds the flags for a compute dtype to XLA_FLAGS if there is no accelerator.
+    """Adds XLA's CPU flags for a compute dtype to XLA_FLAGS if there is no accelerator.
 
-    Flags that the user has set are not changed. NOTE: call it before jax uses a device.
+    Flags that the user has set are not changed. NOTE: must be called before jax uses a device,
+    because XLA reads the flags then.
     """
     if _has_accelerator():
         return
@@ -44,11 +45,14 @@ def configure(dtype: str) -> None:
 
 
 def start_with_huge_pages() -> None:
-    """Re-executes this program in the same process with memory pages of 2 MiB, on Linux CPUs.
+    """Restarts this program in the same process with memory pages of 2 MiB.
 
-    A train step on a CPU allocates and frees hundreds of megabytes. With pages of 4 KiB the kernel
-    takes a third of the step for that. glibc (2.35 on) reads the setting only when a program
-    starts. NOTE: call it before anything is imported or written. Does not change a user's setting.
+    Does nothing if the system is not Linux, if there is an accelerator, if the user has set the
+    page size, or if the kernel ignores the setting.
+
+    A train step on a CPU allocates and frees hundreds of megabytes. With pages of 4 KiB, this costs
+    the kernel a third of the step's time. glibc (from 2.35 on) reads the setting only when a
+    program starts. NOTE: must be called before anything is imported or written.
     """
     present = os.environ.get("GLIBC_TUNABLES", "")
     if _HUGE_PAGES in present or not sys.platform.startswith("linux") or _has_accelerator():

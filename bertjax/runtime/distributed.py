@@ -4,8 +4,8 @@
         train.train_and_evaluate(config, workdir)
 
 Inside `job` no process waits for ever. If a process dies or stops with an error, all others exit
-within seconds, each with one line and an exit code that shows whether a restart helps. A host that
-fails as a whole is detected after `heartbeat_seconds`.
+within seconds. Each prints one line, and its exit code shows whether a restart helps. The failure
+of a whole host is detected after `heartbeat_seconds`.
 
 The processes share a random token, which process 0 publishes in the key-value store of JAX's
 coordination service; clients without it cannot disturb the lifeline. NOTE: JAX's service itself
@@ -37,11 +37,11 @@ from bertjax.runtime import lifeline
 
 HEARTBEAT_SECONDS = 100  # JAX's default
 STARTUP_SECONDS = 300  # limit for all processes to connect
-SHUTDOWN_SECONDS = 60  # limit for all processes to end, once one has ended
+SHUTDOWN_SECONDS = 60  # limit for all processes to shut down, after the first one has
 
 _COORDINATOR = re.compile(r"([-.\w]+|\[[:.%\w]+\]):[0-9]{1,5}", re.ASCII)
-_LIFELINE = "bertjax/lifeline"  # key of the lifeline's address in the key-value store
-_GRACE = 5  # seconds for the lifeline to detect a death that has broken a collective
+_LIFELINE = "bertjax/lifeline"  # key of the lifeline's port and token in the key-value store
+_GRACE = 5  # seconds to wait after a failure in case it was caused by a process that died
 _LAST_WORDS = 10  # limit in seconds for the last messages before an exit
 # https://docs.cloud.google.com/compute/docs/metadata/overview; JAX reads the same attribute.
 _METADATA = "http://{}/computeMetadata/v1/instance/attributes/worker-network-endpoints"
@@ -49,9 +49,9 @@ _METADATA = "http://{}/computeMetadata/v1/instance/attributes/worker-network-end
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The place of a process in its job. Raises UserError if a value is impossible."""
+    """A process's position in its job. Raises UserError if a value is invalid."""
 
-    coordinator: str  # HOST:PORT; process 0 opens the port, the others reach it there
+    coordinator: str  # HOST:PORT; process 0 opens the port, the others connect to it
     num_processes: int
     process_id: int
 
@@ -91,8 +91,8 @@ def place(
 def on_several_hosts() -> bool:
     """Returns whether this is one of several hosts of a TPU slice of Google Cloud.
 
-    GKE sets environment variables, a TPU VM has a metadata server. Does not query the server if
-    there is no TPU or JAX_PLATFORMS excludes it.
+    This is read from environment variables, which GKE sets, or else from the metadata server of a
+    TPU VM. The server is not queried if there is no TPU or if JAX_PLATFORMS excludes TPUs.
     """
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if not _has_tpu() or (platforms and "tpu" not in platforms):
@@ -112,16 +112,17 @@ def on_several_hosts() -> bool:
 
 
 def _has_tpu() -> bool:
-    # The device files that tpu-info lists, https://docs.cloud.google.com/tpu/docs/tpu-info-cli.
+    # These are the device files that tpu-info lists, https://docs.cloud.google.com/tpu/docs/tpu-info-cli.
     return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
 
 
 def initialize(where: Place | None, heartbeat_seconds: int, startup_seconds: int) -> None:
     """Joins the job at `where`; None: at the place that JAX finds in TPU metadata or SLURM.
 
-    NOTE: no device may be used before. Raises UserError if no place is found or the port is taken.
-    JAX aborts the process if not all processes start in time or if one dies. Its limits are longer
-    than those of `job`, so that `job` exits first, with a one-line message.
+    Raises UserError if JAX finds no place, or if the port is taken. NOTE: must be called before a
+    device is used. JAX aborts the process if not all processes start in time or if one of them
+    dies. Its time limits are longer than those of `job`, so that `job` exits first, with a one-line
+    message.
     """
     explicit: dict[str, Any] = {}
     if where is not None:
@@ -147,9 +148,10 @@ def initialize(where: Place | None, heartbeat_seconds: int, startup_seconds: int
 
 
 def _bind_address(where: Place) -> str | None:
-    """Returns the address at which JAX's service should listen on process 0; None: at all.
+    """Returns the address at which JAX's service should listen; None: all addresses.
 
-    Raises UserError if the port is taken, which in JAX itself leads to a segmentation fault.
+    Only process 0 runs the service; the other processes get None.
+    Raises UserError if the port is taken, because JAX itself would end in a segmentation fault.
     """
     if where.process_id != 0:
         return None
@@ -180,11 +182,11 @@ def job(
     heartbeat_seconds: int = HEARTBEAT_SECONDS,
     startup_seconds: int = STARTUP_SECONDS,
 ) -> Iterator[None]:
-    """Joins the job like `initialize`; inside the block, the end of one process ends all.
+    """Joins the job like `initialize`; if a process dies or fails in the block, all exit.
 
-    If not all processes start in time, those that did exit with a line and the code for a restart.
-    goes_on: returns what a restart does ("the run goes on from step 20 ..."); called when a
-    process has died.
+    If not all processes start in time, those that have started exit with a one-line message and
+    EXIT_RESTART. goes_on: called when a process has died; returns a description of what a restart
+    does, for the message.
     """
     end = _end_of_process(goes_on)
     late = f"not all processes of the job connected within {startup_seconds} s"
@@ -214,7 +216,7 @@ def job(
                 line.ended.wait(_GRACE)
                 text = f"{type(error).__name__}: {text}"
             if not line.fail(f"process {me} of {count} stopped: {text}", code):
-                threading.Event().wait()  # another end came first; the lifeline's thread exits
+                threading.Event().wait()  # the job has ended already; the lifeline's thread exits
             _exit_in_time(code)
             atexit.register(_exit, line, code)  # because JAX's shutdown would wait for the others
         if code in (errors.EXIT_BUG, errors.EXIT_INTERRUPTED):
@@ -256,7 +258,7 @@ def _end_of_process(goes_on: Callable[[], str]) -> Callable[[str, int], None]:
 
 
 def _exit_in_time(code: int) -> None:
-    """Schedules the exit of this process after `_LAST_WORDS` seconds, even if something hangs."""
+    """Makes this process exit after `_LAST_WORDS` seconds, even if something else hangs."""
     timer = threading.Timer(_LAST_WORDS, os._exit, (code,))
     timer.daemon = True
     timer.start()
@@ -272,8 +274,8 @@ def _exit(line: lifeline.Lifeline, code: int) -> None:
 def check_same(things: Mapping[str, Any]) -> None:
     """Raises UserError, in every process, unless all processes have the same `things`.
 
-    things: {name in the error message: JSON value}. Each host has its own disk, so without this
-    check one of them could train on different data unnoticed.
+    things: {name for the error message: JSON value}. Each host has its own disk, so without this
+    check a host could train on other data than the rest.
     """
     if jax.process_count() == 1:
         return
@@ -288,7 +290,7 @@ def check_same(things: Mapping[str, Any]) -> None:
 
 
 def wait(what: str) -> None:
-    """Waits until all processes have called it with the same `what`."""
+    """Waits until all processes have called this function with the same `what`, any text."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(what)
 
@@ -302,9 +304,10 @@ def of_first(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def check_shared(path: os.PathLike, flag: str = "workdir") -> None:
-    """Raises UserError, in every process, unless all find the file that process 0 has written.
+    """Raises UserError, in every process, unless all of them can see the file at `path`.
 
-    flag: the one that names its folder, for the error.
+    Process 0 must have written the file before this call. flag: the name of the command-line flag
+    with the file's folder, for the error message.
     """
     if jax.process_count() == 1:
         return

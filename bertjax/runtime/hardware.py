@@ -1,14 +1,18 @@
-"""Peak figures of accelerators, and parsing of slice names such as "v5e-16".
+"""Lists peak figures of accelerators, and parses slice names such as "v5e-16".
 
     >>> slice_ = parse_topology("v5e-16")
     >>> slice_.chip.peak_flops, slice_.num_devices, slice_.libtpu["topology_name"]
     (197000000000000.0, 16, 'v5e:4x4')
 
 A device is one jax device: half a chip on TPU v2, v3 and 7x, otherwise a chip. All figures are per
-device. Sources: docs.cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x}; for the links of v2
-and v3 Jouppi et al., "A domain-specific supercomputer for training deep neural networks", CACM
-63(7), table 3; for those of v4 arXiv 2304.01433, table 4; for GPUs NVIDIA's data sheets of A100,
-H100, H200 (SXM parts) and HGX B200, without sparsity.
+device. Sources:
+
+    TPUs             docs.cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x}
+    links of v2, v3  Jouppi et al., "A domain-specific supercomputer for training deep neural
+                     networks", CACM 63(7), table 3
+    links of v4      arXiv 2304.01433, table 4
+    GPUs             NVIDIA's data sheets of A100, H100, H200 (SXM parts) and HGX B200, without
+                     sparsity
 """
 
 import dataclasses
@@ -23,14 +27,15 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Peak figures of a device; None if none is published.
+    """Peak figures of a device; a figure that is not published is None.
 
-    kinds: its names as a jax `device_kind`. peak_flops: dense bfloat16 matmuls, FLOP/s.
-    hbm_bytes: memory that a program may use: for TPUs as the compiler of libtpu 0.0.42 reports it,
-    for GPUs as nvidia-smi does (jax takes 3/4 of it, or XLA_PYTHON_CLIENT_MEM_FRACTION).
-    hbm_bandwidth: bytes/s. ici_bandwidth: bytes/s that a device sends to its neighbours over all
-    links (TPU interconnect, NVLink) in one direction: half of the "bidirectional" figure of data
-    sheets. dcn_bandwidth: bytes/s that a device sends between slices, or GPU hosts.
+    kinds: the values of jax's `device_kind` for it. peak_flops: FLOP/s of dense bfloat16 matmuls.
+    hbm_bytes: memory that a program may use. It is reported for TPUs by the compiler of libtpu
+    0.0.42, and for GPUs by nvidia-smi; of a GPU's memory, jax uses 3/4, or the share in
+    XLA_PYTHON_CLIENT_MEM_FRACTION.
+    hbm_bandwidth: bytes/s. ici_bandwidth: bytes/s that a device can send to its neighbours over all
+    its links (TPU interconnect, NVLink), which is half of the "bidirectional" figure of data
+    sheets. dcn_bandwidth: bytes/s that a device can send to other slices, or to other GPU hosts.
     """
 
     name: str
@@ -46,7 +51,7 @@ class Chip:
 
     @property
     def platform(self) -> str:
-        """The jax platform: tpu, gpu or cpu."""
+        """Returns the jax platform: tpu, gpu or cpu."""
         return "tpu" if self.name in _SHAPES else "cpu" if self.name == "cpu" else "gpu"
 
 
@@ -74,7 +79,7 @@ CHIPS: dict[str, Chip] = {
     )
 }  # fmt: skip
 
-# Shapes of slices in chips: for each size the most cube-like one.
+# Shapes of slices, in chips. Of several shapes with the same size, only the most cube-like is here.
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _CUBES = (
     (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8),
@@ -90,7 +95,7 @@ _SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "v6e": _FLAT,
     "tpu7x": ((1, 1, 1), *_BIG_CUBES),
 }
-# Google names slices of these by their number of TensorCores, two a chip; the others by chips.
+# Google names slices of these by the number of TensorCores, two per chip; other slices by chips.
 _NAMED_BY_CORES = ("v2", "v3", "v4", "v5p", "tpu7x")
 _ALIASES = {"v5litepod": "v5e", "v6litepod": "v6e"}
 
@@ -99,7 +104,9 @@ _ALIASES = {"v5litepod": "v5e", "v6litepod": "v6e"}
 class Topology:
     """A slice, or several equal slices joined by the data-centre network.
 
-    GPUs and CPUs have no shape."""
+    name: the name that was parsed. shape: the chips of one slice along each axis; () for GPUs and
+    CPUs. num_devices: in all slices.
+    """
 
     name: str
     chip: Chip
@@ -109,27 +116,27 @@ class Topology:
 
     @property
     def num_chips(self) -> int:
-        """The number of chips, by which the provider charges."""
+        """Returns the number of chips, by which the provider charges."""
         return self.num_devices // self.chip.devices_per_chip
 
     @property
     def num_hosts(self) -> int:
-        """The number of virtual machines, each with one process.
+        """Returns the number of virtual machines; each runs one process.
 
-        For slices larger than one host, each machine of a TPU has four chips.
+        If a TPU slice is larger than one host, each of its machines has four chips.
         """
         lone = self.num_slices == 1 and self.num_devices <= self.chip.lone_host
         return 1 if lone else -(-self.num_devices // self.chip.devices_per_host)
 
     @property
     def libtpu(self) -> dict[str, Any]:
-        """Arguments of `jax.experimental.topologies.get_topology_desc`; empty except for TPUs."""
+        """Returns the arguments for jax's `get_topology_desc`; {} unless the chip is a TPU."""
         if not self.shape:
             return {}
         arguments: dict[str, Any] = {
             "topology_name": f"{self.chip.name}:{'x'.join(map(str, self.shape))}"
         }
-        if self.chip.name == "v4":  # both TensorCores as one device, as on a TPU VM
+        if self.chip.name == "v4":  # the two TensorCores are one device, as on a TPU VM
             arguments["chip_config_name"] = "megacore"
         if math.prod(self.shape) == 1:
             arguments["chips_per_host_bounds"] = (1, 1, 1)
@@ -139,17 +146,21 @@ class Topology:
 
 
 def sizes(chip_name: str) -> list[str]:
-    """Returns the names of a TPU's slices, from small to large."""
+    """Returns the names of all slices of a TPU, from small to large."""
     factor = 2 if chip_name in _NAMED_BY_CORES else 1
     return [f"{chip_name}-{factor * math.prod(shape)}" for shape in _SHAPES[chip_name]]
 
 
 def parse_topology(name: str, key: str = "topology") -> Topology:
-    """Parses "v5e-16", "v5p-128", "h100-8", "cpu-8", or "2xv5e-256" for two slices.
+    """Parses names such as "v5e-16", "h100-8", "cpu-8" or, for two slices, "2xv5e-256".
 
-    TPUs have the names of Google's accelerator types: v2, v3, v4, v5p and tpu7x with the number of
-    TensorCores (v5p-128 has 64 chips), v5e (also v5litepod) and v6e with the number of chips. GPUs
-    and CPUs have the number of devices. Raises UserError naming config.`key` for another form.
+    For TPUs they are the names of Google's accelerator types. The number after the "-" is
+
+        for v2, v3, v4, v5p and tpu7x: the number of TensorCores (v5p-128 has 64 chips)
+        for v5e (also v5litepod) and v6e: the number of chips
+        for GPUs and CPUs: the number of devices
+
+    Raises UserError naming config.`key` if the name is invalid.
     """
     found = re.fullmatch(r"(?:([1-9]\d*)x)?(\w+(?:-\d+gb)?)-([1-9]\d*)", name)
     kind = found and _ALIASES.get(found[2], found[2])

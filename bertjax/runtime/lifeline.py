@@ -1,17 +1,18 @@
 """Detects dead processes: every process of a job keeps a socket open to process 0.
 
-The kernel closes a socket when its process ends, however it ends, so a closed socket means a dead
-process. If a whole host fails, it sends no more frames, which is detected by a timeout. Without the
-lifeline, a collective waits for a dead process until the coordination service has missed its
-heartbeats, and then C++ aborts without naming the process that died.
+The kernel closes a process's sockets when the process ends for any reason, so a closed socket means
+a dead process. If a whole host fails, its sockets are not closed, but it stops sending frames,
+which is detected by a timeout. Without the lifeline, a collective waits for a dead process until
+the coordination service has missed its heartbeats, and then C++ aborts without naming the process
+that died.
 
 The protocol is binary, and every message has a bounded size. Process 0 sends a random challenge on
 every new connection. The other side replies with its process number and an HMAC of challenge and
-number, whose key is the job's token, so that a recorded reply is useless. Until the reply is
-verified, a connection may send `_HELLO.size` bytes in `_HANDSHAKE_SECONDS`, and at most
-`_MAX_PENDING` connections wait. When all processes have connected, process 0 stops listening. From
-then on both sides send frames: a header (kind, exit code, length of the text) and a text of at most
-`_MAX_TEXT` bytes.
+number, whose key is the job's token, so that a recorded reply cannot be reused. The reply must
+arrive within `_HANDSHAKE_SECONDS`, and at most `_HELLO.size` bytes are read from a connection until
+its reply is verified. At most `_MAX_PENDING` connections may be unverified at a time. After the
+reply both sides send frames: a header (kind, exit code, length of the text) and a text of at most
+`_MAX_TEXT` bytes. When all processes have connected, process 0 stops listening.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from bertjax import errors
 
 _LONGEST_BEAT = 1.0  # seconds between two beats
 _POLL = 0.1  # seconds until `close` takes effect
-_LINGER = 2.0  # seconds that process 0 waits for the others to read why the job ends
+_LINGER = 2.0  # seconds that process 0 waits while the others read why the job ends
 _HANDSHAKE_SECONDS = 10.0
 _MAX_PENDING = 64  # connections without a reply to the challenge; a newer one evicts the oldest
 
@@ -46,10 +47,10 @@ _MAX_TEXT = 4096
 def listen(host: str, port: int) -> list[socket.socket]:
     """Returns servers that listen at the addresses of this machine that `host` resolves to.
 
-    All have the same port; port 0 picks a free one. Listens at every address if the address by
-    which the other processes reach this machine cannot be determined here: `host` resolves to an
-    address of a router in between, or to the loopback because of this machine's /etc/hosts. Raises
-    OSError if the port is taken.
+    All servers have the same port; for port 0 a free one is chosen. Listens at every address of the
+    machine if `host` does not resolve to one through which other machines reach it: for example,
+    `host` may be the address of a router in between, or this machine's /etc/hosts may map it to a
+    loopback address. Raises OSError if the port is taken.
     """
     for attempt in range(8):
         servers: list[socket.socket] = []
@@ -110,17 +111,21 @@ def _receive(line: socket.socket, count: int) -> bytes:
 
 @dataclasses.dataclass(eq=False)
 class _Peer:
-    """A connection. `process` is None until the peer's reply to the challenge is verified."""
+    """A connection. process: None until the reply to the challenge is verified."""
 
     socket: socket.socket
     process: int | None
     challenge: bytes = b""
-    heard: float = dataclasses.field(default_factory=time.monotonic)  # connected, or last frame
+    # The time of the last frame, or of the connection before the first frame.
+    heard: float = dataclasses.field(default_factory=time.monotonic)
     left: bool = False
     unread: bytes = b""
 
     def frames(self) -> Iterator[tuple[int, int, str]]:
-        """Yields (kind, exit code, text) of complete frames in `unread`. Raises ValueError."""
+        """Removes complete frames from `unread` and yields (kind, exit code, text) of each.
+
+        Raises ValueError if a frame is invalid.
+        """
         while len(self.unread) >= _FRAME.size:
             kind, code, length = _FRAME.unpack_from(self.unread)
             if kind > _END or length > _MAX_TEXT:
@@ -133,11 +138,13 @@ class _Peer:
 
 
 class Lifeline:
-    """A process's part of the lifeline.
+    """The lifeline of one process.
 
-    Process 0 calls `listen`, the others `connect`; then all call `wait_for_all`. silence: seconds
-    without a frame after which a process counts as dead. on_end(text, code): called once, in a
-    thread, when this process must stop because of another one, or because its own lifeline failed.
+    Process 0 calls `listen`, the others call `connect`; then all call `wait_for_all`.
+
+    silence: seconds without a frame after which a process is treated as dead. on_end: called with
+    (text, exit code) when this process must exit, because another process has died or has ended the
+    job, or because its own lifeline failed. It is called at most once, in the lifeline's thread.
     """
 
     def __init__(
@@ -158,10 +165,10 @@ class Lifeline:
         self._sending, self._ending = threading.Lock(), threading.Lock()
         self._complete, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="lifeline", daemon=True)
-        self.ended = threading.Event()  # this process or another one has ended the job
+        self.ended = threading.Event()  # set when this process or another one ends the job
 
     def listen(self, host: str) -> str:
-        """Listens on process 0 at `host`. Returns the address for `connect`: "PORT TOKEN"."""
+        """Starts to listen at `host`. Returns "PORT TOKEN", the `address` for `connect`."""
         self._token = secrets.token_hex(32)
         self._servers = listen(host, 0)
         port = self._servers[0].getsockname()[1]
@@ -172,7 +179,10 @@ class Lifeline:
         return f"{port} {self._token}"
 
     def connect(self, host: str, address: str, timeout: float) -> None:
-        """Connects to process 0 on `host`. Raises OSError if that fails for `timeout` seconds."""
+        """Connects to process 0 on `host`; repeats a failed handshake for `timeout` seconds.
+
+        Raises OSError if the connection is refused, or if no handshake has succeeded by then.
+        """
         port, token = address.split()
         deadline = time.monotonic() + timeout
         while True:
@@ -185,7 +195,7 @@ class Lifeline:
                 line.sendall(_HELLO.pack(self._process, signature))
                 _receive(line, len(_ACCEPTED))
                 break
-            except OSError:  # evicted by a flood of other connections; the next try may succeed
+            except OSError:  # evicted by many other connections; the next attempt may succeed
                 line.close()
                 if time.monotonic() > deadline:
                     raise
@@ -194,7 +204,7 @@ class Lifeline:
         self._thread.start()
 
     def wait_for_all(self, timeout: float) -> None:
-        """Returns when every process has connected. Raises UserError after `timeout` seconds."""
+        """Waits until every process has connected. Raises UserError after `timeout` seconds."""
         if self._num_processes > 1 and not self._complete.wait(timeout):
             raise errors.UserError(
                 f"not all of the {self._num_processes} processes connected within {timeout:.0f} s: "
@@ -202,7 +212,10 @@ class Lifeline:
             )
 
     def fail(self, text: str, code: int) -> bool:
-        """Ends the job: the others stop with `text` and `code`. Returns False if already ended."""
+        """Ends the job: the other processes exit with message `text` and exit code `code`.
+
+        Returns False, and does nothing, if the job has ended already.
+        """
         with self._ending:
             if self.ended.is_set():
                 return False
@@ -211,11 +224,14 @@ class Lifeline:
         return True
 
     def leave(self) -> None:
-        """Announces a normal exit: the closed socket that follows is not a failure."""
+        """Announces a normal exit, so that the closed socket is not treated as a failure."""
         self._send_all(_frame(_LEFT))
 
     def linger(self) -> None:
-        """On process 0, waits up to `_LINGER` seconds for the others to read the end of the job."""
+        """On process 0, waits at most `_LINGER` seconds until the others have disconnected.
+
+        This gives them time to read why the job has ended.
+        """
         until = time.monotonic() + _LINGER
         while self._process == 0 and self._peers and time.monotonic() < until:
             if threading.current_thread() is self._thread:
@@ -235,7 +251,7 @@ class Lifeline:
     def _run(self) -> None:
         try:
             self._watch()
-        except Exception as error:  # without the thread, dead processes would go undetected
+        except Exception as error:  # otherwise dead processes would not be detected any more
             text = f"{type(error).__name__}: {error}"
             self._end(
                 f"process {self._process} of {self._num_processes} stopped: "
@@ -316,7 +332,7 @@ class Lifeline:
         if process is None:
             self._drop(peer)
             return
-        self._send(peer, _ACCEPTED)  # NOTE: before `process` is set, which lets frames be sent
+        self._send(peer, _ACCEPTED)  # NOTE: first, since frames are sent once `process` is set
         peer.process, peer.unread, peer.heard = process, b"", time.monotonic()
         if len([each for each in self._peers if each.process is not None]) == self._others():
             self._stop_listening()
@@ -327,7 +343,11 @@ class Lifeline:
             self._send_all(_frame(_WELCOME))
 
     def _authenticated(self, peer: _Peer) -> int | None:
-        """Returns the process number of the peer's hello; None if it is forged or a repetition."""
+        """Returns the process number in the peer's reply; None if the reply is invalid.
+
+        It is invalid if the HMAC is wrong, the number is out of range, or the process has connected
+        already.
+        """
         process, signature = _HELLO.unpack(peer.unread)
         if not hmac.compare_digest(signature, _signature(self._token, peer.challenge, process)):
             return None
@@ -363,7 +383,7 @@ class Lifeline:
 
     def _end(self, text: str, code: int) -> None:
         if self.fail(text, code):
-            with contextlib.suppress(Exception):  # exit even if the others cannot read the text
+            with contextlib.suppress(Exception):  # an error here must not prevent the exit
                 self.linger()
             self._on_end(text, code)
 
@@ -377,4 +397,4 @@ class Lifeline:
             with self._sending:
                 peer.socket.sendall(data)
         except OSError:
-            pass  # the next read reports the broken connection
+            pass  # the next read detects the broken connection

@@ -1,4 +1,4 @@
-"""Turns SIGTERM (preemption) and Ctrl-C into a flag that the train loop checks at every step.
+"""Converts SIGTERM (preemption) and Ctrl-C to a flag that the train loop checks at every step.
 
 Example:
     with signals.StopSignals() as stop:
@@ -31,11 +31,12 @@ _SECONDS_TO_REPEAT = 0.01
 def sigterm_raises(what_is_kept: str) -> Iterator[None]:
     """Makes SIGTERM raise `errors.Preempted` in the block, as Ctrl-C raises KeyboardInterrupt.
 
-    Use it for work whose files are complete at any moment. what_is_kept: for the error's message.
-    Does nothing outside the main thread.
+    Use it for work that can be stopped at any moment without leaving unusable files. Does nothing
+    outside the main thread. what_is_kept: the error message's part about what remains of the work.
 
     NOTE: Python discards an exception that is raised inside a finalizer or a callback of the
-    garbage collector, and JAX has such a callback. A timer then raises it again.
+    garbage collector, and JAX has such a callback. In this case the exception is raised again by a
+    timer.
     """
 
     def stop(*_: object) -> None:
@@ -62,13 +63,15 @@ def sigterm_raises(what_is_kept: str) -> Iterator[None]:
 
 
 class StopSignals:
-    """Context manager that catches SIGTERM and a first Ctrl-C as a request to stop.
+    """Context manager that treats SIGTERM and the first Ctrl-C as a request to stop.
 
-    A Ctrl-C after that raises KeyboardInterrupt. If jax.distributed is initialized, JAX itself
-    catches SIGTERM and agrees with all processes on the step to stop at, and a Ctrl-C is forwarded
-    as SIGTERM. Outside the main thread, where Python allows no handlers, none is installed.
+    A Ctrl-C after such a request raises KeyboardInterrupt. If jax.distributed is initialized, JAX
+    itself catches SIGTERM and selects the step at which all processes stop, and the first Ctrl-C is
+    converted to SIGTERM. Outside the main thread no handlers are installed, because Python does not
+    allow it there.
 
-    `requested`: None, "SIGTERM" or "SIGINT": the first signal that this process received.
+    requested: the first signal, "SIGTERM" or "SIGINT"; None if there is none. In a job of several
+    processes it is "SIGTERM" also if only other processes have received a signal.
     """
 
     def __init__(self) -> None:
@@ -97,9 +100,10 @@ class StopSignals:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def reached(self, step: int) -> bool:
-        """Returns whether to save and stop after `step`; every process must call it at every step.
+        """Returns whether to save and stop after `step`.
 
-        With several processes, all get True at the same step, at or after the signal.
+        Every process must call it at every step. If there are several, it returns True in all of
+        them at the same step, which may be later than the signal.
         """
         if jax.distributed.is_initialized():
             stop = multihost_utils.reached_preemption_sync_point(step)
