@@ -216,7 +216,7 @@ def top_of_text(model: Artifact) -> int:
     is at most vocab_size.
     """
     top = model.tokenizer.size
-    if plugins.family(model.family).KIND == "encoder_decoder":  # sentinels may lie above
+    if plugins.family(model.family).KIND == "encoder_decoder":  # sentinels may lie above pieces
         top = max(top, *(model.tokenizer.sentinels + 1))
     return min(top, model.fields["vocab_size"])
 

@@ -332,7 +332,7 @@ def _match(
 
 
 def _tied(module: ModuleType, table: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns pairs (tensor, tensor that it duplicates), without our separate parameters."""
+    """Returns the pairs in HF_TIED, except tensors that are separate parameters in our model."""
     return [(again, name) for again, name in module.HF_TIED.items() if again not in table]
 
 

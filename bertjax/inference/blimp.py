@@ -53,7 +53,7 @@ class Accuracy(NamedTuple):
 def read(file: str | os.PathLike, max_pairs: int | None = None) -> list[Pair]:
     """Returns the pairs of a file; only the first `max_pairs` of each paradigm if it is not None.
 
-    Raises UserError if the file is missing or has no pairs, or naming a line that is not a pair.
+    Raises UserError if the file is missing, contains no pairs or has a line that is not a pair.
     """
     if not paths.of(file).is_file():
         raise errors.UserError(f"{file}: not found; give BLiMP as JSON lines")

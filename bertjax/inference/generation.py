@@ -106,7 +106,7 @@ def generate(
     *,
     prefix: bool = False,
 ) -> list[np.ndarray]:
-    """Returns the continuation of each prompt, int32[1 .. max_new_tokens], including a final eos.
+    """Returns each prompt's continuation: 1 to max_new_tokens ids, int32, ending with any eos.
 
     prompts: arrays of at least one token id: the input of a decoder, or of an encoder-decoder's
     encoder. prefix: whether a decoder attends bidirectionally within a prompt, as in a prefix LM.

@@ -1,4 +1,4 @@
-"""Inference with a loaded model: sentence vectors, filled masks and generated text.
+"""Inference with a loaded model: text vectors, mask filling and text generation.
 
     bert = bertjax.load("run/")
     bert.fill_mask("The [MASK] sat on the mat.")     # [[Fill("cat", 4937, 0.21), ...]]
@@ -167,7 +167,7 @@ class Pretrained:
         return [self.tokenizer.decode(ids) for ids in found]
 
     def _prompt(self, text: str, max_new_tokens: int) -> np.ndarray:
-        """Returns a prompt's ids. Raises UserError if they and the new tokens are too many."""
+        """Returns a prompt's ids. Raises UserError if prompt or new tokens exceed `max_length`."""
         kind = plugins.family_of(self.model).KIND
         if kind == "encoder" or "lm" not in self.model.config.heads:
             raise errors.UserError(
@@ -204,7 +204,7 @@ class Pretrained:
         return ids
 
     def objective(self) -> tuple[hooks.Hooks, Any]:
-        """Returns (hooks, Config) of the model's objective; defaults and None if it is unknown."""
+        """Returns (hooks, Config) of the model's objective; (default hooks, None) if unknown."""
         module, config = artifact.objective(self.source)
         return hooks.of(module), config
 

@@ -335,12 +335,12 @@ def _width(model: pretrained.Pretrained) -> int:
 def _log_probs(
     model: Any, params: Any, name: str, features: dict[str, jax.Array], targets: jax.Array
 ) -> jax.Array:
-    """Returns float32 log probabilities of `targets` under the logits that are output `name`."""
+    """Returns float32 log probabilities of `targets` by the logits in the output `name`."""
     logits = model.apply({"params": params}, **features)[name]
     return losses.log_probs(logits, targets)
 
 
 @functools.partial(jax.jit, static_argnames=("model",))
 def _original(model: Any, params: Any, features: dict[str, jax.Array]) -> jax.Array:
-    """Returns float32[B, L]: the log probability of each token to be the original one."""
+    """Returns float32[B, L]: the log probability that each token is the original one."""
     return jax.nn.log_sigmoid(-model.apply({"params": params}, **features)["rtd_logits"])

@@ -14,7 +14,7 @@ from bertjax.objectives.common import hooks
 
 
 def experiment(config: ml_collections.ConfigDict, platform: str) -> experiment_lib.Experiment:
-    """Returns the experiment of `config` on tpu, gpu or cpu, for which dtype "auto" is resolved.
+    """Returns the experiment of `config` on a platform (tpu, gpu, cpu), which sets dtype "auto".
 
     If the path of one of the objective's frozen models is set, the model's config and shapes are
     read, but not its arrays. If it is not set, the objective's stand-in replaces the model.

@@ -26,7 +26,8 @@ _NO_TRAFFIC = {
     "replica-id", "opt-barrier", "while", "conditional", "call",
 }  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
-_SAME_BYTES = {"bitcast", "reshape", "copy", "transpose"}  # a fusion reads only the bytes used
+# A fusion reads only those bytes of the operand of these that other instructions need.
+_SAME_BYTES = {"bitcast", "reshape", "copy", "transpose"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Collective:
     """One collective, which runs `count` times per step.
 
     kind: one of COLLECTIVES. group: the number of devices in a group. axes: the mesh axes that the
-    group spans. bytes: the size of the largest array on a device in one run: the result of an
-    all-gather, or the operand of another collective.
+    group spans. bytes: the size of the array on a device in one run; the array is the result of an
+    all-gather, and the operand of other collectives.
     """
 
     kind: str
@@ -46,7 +47,7 @@ class Collective:
 
     @property
     def sent_bytes(self) -> int:
-        """Returns the bytes that a device sends in a step with the optimal, ring algorithms.
+        """Returns the bytes that a device sends in a step with (optimal) ring algorithms.
 
         They are (n - 1) / n of the array, and twice that for all-reduce, which is a reduce-scatter
         and an all-gather: Chan et al., "Collective communication: theory, practice, and experience"
@@ -155,7 +156,7 @@ class _Counter:
         # A "-start" returns (operands, results, ...), except all-reduce-start: the results only.
         results = i.arrays[len(operands) : 2 * len(operands)] or i.arrays
         whole = results if kind == "all-gather" else operands
-        group = _group(i) or list(range(math.prod(self._mesh_sizes.values())))  # {}: all
+        group = _group(i) or list(range(math.prod(self._mesh_sizes.values())))  # all devices
         one = Collective(kind, len(group), self._axes(group), sum(a.bytes for a in whole))
         if len(group) < 2:
             return Cost()

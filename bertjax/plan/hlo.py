@@ -123,7 +123,7 @@ class Module:
     entry: Computation
 
     def trip_count(self, computation: Computation, loop: Instruction) -> int | None:
-        """Returns how many times while loop `loop` in `computation` runs; None if unknown.
+        """Returns how many times the while loop `loop` in `computation` runs; None if unknown.
 
         It is known if XLA recorded it (known_trip_count), or if the loop's condition compares a
         counter that starts at a constant with a constant limit. Each constant may be an element of

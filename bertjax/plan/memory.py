@@ -123,7 +123,7 @@ def state_bytes(
 ) -> dict[str, int]:
     """Returns {part of `Memory`: exact bytes on one device}.
 
-    The parts are params, optimizer, frozen and gradients, in float32 and without micro-batches.
+    The parts are params, optimizer, frozen, and gradients (float32, of one micro-batch).
     """
     state, frozen = _state(experiment)
     mesh = abstract.mesh(mesh_sizes)

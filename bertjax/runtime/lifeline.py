@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from bertjax import errors
 
 _LONGEST_BEAT = 1.0  # seconds between two beats
-_POLL = 0.1  # seconds until `close` takes effect
+_POLL = 0.1  # seconds to wait for events before `close` is checked
 _LINGER = 2.0  # seconds that process 0 waits while the others read why the job ends
 _HANDSHAKE_SECONDS = 10.0
 _MAX_PENDING = 64  # connections without a reply to the challenge; a newer one evicts the oldest
