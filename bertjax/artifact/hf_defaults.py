@@ -2,9 +2,9 @@
 
 Source: the defaults of the configuration class of each model_type in transformers 5.23
 (`transformers/models/*/configuration_*.py`). They are not always the values of the published
-models: `AlbertConfig()` has 64 attention heads, `RobertaConfig()` a layer norm epsilon of 1e-12. The
-table contains every key that `huggingface.read` uses. A test compares the table with the installed
-transformers.
+models: `AlbertConfig()` has 64 attention heads, `RobertaConfig()` a layer norm epsilon of 1e-12.
+The table contains every key that `huggingface.read` uses. A test compares the table with the
+installed transformers.
 
 Transformers 4.57 has the same values, except that its `tie_word_embeddings` is False for mt5.
 """
