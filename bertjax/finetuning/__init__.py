@@ -1,1 +1,1 @@
-"""Fine-tuning: labelled examples, kinds of tasks, what is trained, and scores over seeds."""
+"""Fine-tuning on labelled examples: task types, strategies, runs over seeds, and reports."""

@@ -1,4 +1,4 @@
-"""Warnings about labelled data that can be trained on but looks wrong, and about results.
+"""Warnings about labelled data that is valid but looks wrong, and about results.
 
 found = data_warnings.everything(examples, truncated, task_type, most=512, rows=30522)
 for line in found: print(line)
@@ -17,10 +17,11 @@ from bertjax.finetuning.examples import base as examples_base
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.task_types import base
 
+# Above these values there is a warning.
 SKEW = 10  # examples of the most frequent label per example of the rarest
 TRUNCATED = 0.05  # share of truncated examples
 UNKNOWN = 0.01  # share of unknown tokens
-SPARE = 256  # unused embedding rows that are usual: sentinels, padding to a round number
+SPARE = 256  # unused embedding rows; sentinels and padding to a round number are usual
 QUOTED = 0.5  # share of examples with a text in quotation marks
 _SAMPLE, _CHARACTERS = 1000, 1000  # how many examples, and characters per text, are inspected
 
@@ -36,7 +37,8 @@ def everything(
 ) -> list[str]:
     """Returns all warnings about the splits; "train" is one of them.
 
-    most: the maximum number of tokens that the model can read. rows: of its embeddings.
+    most: the maximum number of tokens that the model can read. rows: the number of rows of its
+    embedding table. truncated: {split: bool[examples]}, as in `rows.Encoded`.
     """
     train, tokenizer, lengths = examples["train"], task_type.tokenizer, task_type.lengths
     found = labels(train, task_type.labels, weigh=task_type.weighs_classes)
@@ -48,7 +50,10 @@ def everything(
 
 
 def overlap(train: Sequence[Example], other: Sequence[Example], split: str) -> list[str]:
-    """Returns a warning if texts of another split are in train, ignoring case and whitespace."""
+    """Returns a warning if examples of `other` also occur in train.
+
+    Compares their texts without case and whitespace. split: the name of `other`.
+    """
     seen = {_squeezed(example) for example in train}
     shared = [example for example in other if _squeezed(example) in seen]
     if not shared:
@@ -60,9 +65,10 @@ def overlap(train: Sequence[Example], other: Sequence[Example], split: str) -> l
 
 
 def labels(train: Sequence[Example], names: Sequence[str], *, weigh: bool = False) -> list[str]:
-    """Returns warnings about labels: too many different ones, absent from train, or skewed.
+    """Returns warnings if there are too many labels, or if train lacks some or is skewed.
 
-    names: all labels. weigh: whether the type has class weights, which the warning then suggests.
+    names: all labels. weigh: whether the task type has class weights, which the warning about
+    skewed labels then suggests.
     """
     found = [example.class_names() for example in train]
     counts = collections.Counter(name for own in found for name in own)
@@ -139,9 +145,9 @@ def results(
 ) -> list[str]:
     """Returns warnings about the learning rates, or if all predictions are the same.
 
-    Rates are suspicious if all score the same, or if the highest is the best.
+    There is a warning if all rates have the same score, or if the highest rate is the best one.
 
-    means: the mean dev score by learning rate. predictions: of the best model, on dev.
+    means: {learning rate: its mean dev score}. predictions: those of the best model, on dev.
     """
     found = []
     if len(means) > 1 and len(set(means.values())) == 1:
@@ -200,7 +206,7 @@ def tokens(train: Sequence[Example], tokenizer: tokenizer_lib.Tokenizer) -> list
 
 
 def table(tokenizer: tokenizer_lib.Tokenizer, rows: int) -> list[str]:
-    """Returns a warning if the embeddings have more than SPARE rows without a piece."""
+    """Returns a warning if more than SPARE of the `rows` embeddings belong to no piece."""
     if rows - tokenizer.size <= SPARE:
         return []
     return [

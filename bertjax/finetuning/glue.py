@@ -1,10 +1,10 @@
 """The tasks of GLUE (Wang et al., arXiv 1804.07461), with the file formats of its archive.
 
 The archive's folders are CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE, WNLI and diagnostic. The
-last holds AX, which has no training data and is a split of MNLI here. The files have a header,
-except CoLA's train and dev. Files with the columns `sentence` or `sentence1 sentence2`, and
-`label`, are also read. Metrics are those of the paper's table 1. The first metric of each task is
-the one that Devlin et al. (arXiv 1810.04805, table 1) report.
+last one contains AX, which has no training data and is a split of MNLI here. The files have a
+header, except CoLA's train and dev. Files with the columns `sentence` or `sentence1 sentence2`, and
+`label`, are also accepted. Metrics are those of the paper's table 1. The first metric of each task
+is the one that Devlin et al. (arXiv 1810.04805, table 1) report.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,10 @@ def _task(
     binary: tuple[str, str] | None = None,
     **others: Any,
 ) -> task.Task:
-    """Returns a task. binary: the names, as in TFDS, of the labels 0 and 1 of the files."""
+    """Returns a task. texts: see `readers.Columns`. others: further fields of the task.
+
+    binary: names for the labels 0 and 1 of the files; they are those in TFDS.
+    """
     if binary:
         others |= {"labels": binary, "spelling": dict(zip(binary, "01", strict=True))}
     return task.Task(

@@ -1,10 +1,10 @@
-"""From a config to a fine-tuning that is ready to train: read, encode, build.
+"""Prepares fine-tuning from a config: reads the files, encodes the examples, builds the model.
 
     labelled = reading.read(config, source)                    # files -> examples, labels
     encoded = reading.encode(config, source, labelled)         # examples -> rows of ids
     made = job.build(config, source, mesh, labelled, encoded)  # rows -> model, steps, batches
 
-All of it is the same for every learning rate and seed.
+The result is the same for every learning rate and seed.
 """
 
 import dataclasses
@@ -41,11 +41,12 @@ from bertjax.models.common import kernels
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """A fine-tuning that is ready to train: its model, steps and batches.
+    """The model, steps and batches of a config, ready to train.
 
-    task_type: how the model predicts. examples, encoded: of every split. longest: see `longest`.
-    first: the model's parameters for seed 0, on the host. frozen: those that the strategy does not
-    train, on the devices. notes: warnings.
+    task_type: defines the loss and the predictions. examples, encoded: {split: its examples or
+    rows}. longest: the maximum tokens of a row, see `reading.longest`. first: the model's initial
+    parameters for seed 0, on the host. frozen: the parameters that the strategy does not train, on
+    the devices. notes: warnings.
     """
 
     config: ml_collections.ConfigDict
@@ -67,17 +68,17 @@ class Job:
 
     @property
     def main(self) -> str:
-        """The score that selects the best model."""
+        """The name of the score that selects the best model."""
         return self.task.metrics[0]
 
     @functools.cached_property
     def train_batches(self) -> batching.Batches:
-        """The rows of train in batches."""
+        """The batches of train."""
         return self.batches_of("train")
 
     @property
     def head(self) -> str:
-        """The head that the task reads, behind a pooler if there is one; "" for the model's own."""
+        """The last of the task type's heads, which gives its predictions; "" if it has none."""
         return self.task_type.heads[-1] if self.task_type.heads else ""
 
     @property
@@ -94,12 +95,12 @@ class Job:
 
     @functools.cached_property
     def counts(self) -> dict[str, int]:
-        """The numbers of parameters, see `strategies.counts`."""
+        """The numbers of trained and of all parameters, see `strategies.counts`."""
         return strategies.counts(self.trained, self.frozen, self.fields["vocab_size"])
 
     @functools.cached_property
     def memory(self) -> dict[str, int]:
-        """The bytes that one run takes, see `strategies.memory`."""
+        """The bytes of memory that one run takes, see `strategies.memory`."""
         return strategies.memory(self.trained, self.frozen, self.tx(1.0))
 
     def _finished(self, params: Any, task_type: base.TaskType | None = None) -> artifact.Artifact:
@@ -122,14 +123,14 @@ class Job:
         return self._finished(params, task_type)
 
     def pretrained(self, trained: Any) -> pretrained_lib.Pretrained:
-        """Returns the model, sharded over the mesh; with several processes, whole on each."""
+        """Returns the model, sharded over the mesh; with several processes, each has all of it."""
         if jax.process_count() > 1:
             params = self.strategy.combine(*sharding.fetch((trained, self.frozen)))
         else:
             params = _put(self.mesh, self.strategy.combine(trained, self.frozen))
         return pretrained_lib.Pretrained(self._finished(params), plugins.compute(self.config))
 
-    # States and steps. The rate is an argument, so that all rates share one compilation.
+    # States and steps. The learning rate is an argument, so that all rates share a compilation.
 
     def tx(self, learning_rate: Any) -> optax.GradientTransformation:
         """Returns the optimizer of the trained parameters."""
@@ -138,17 +139,17 @@ class Job:
         return self.strategy.optimizer(config, self.num_steps, steps_per_epoch)
 
     def place_trained(self, trained: Any) -> Any:
-        """Puts trained parameters on the devices, as in a state."""
+        """Puts trained parameters on the devices, sharded as in a train state."""
         return jax.device_put(trained, self._places().params)
 
     def first_state(self, seed: int) -> step_lib.TrainState:
-        """Returns the state before the first step."""
+        """Returns the train state before the first step."""
         *_, params = _first_params(self.source, self.task_type, self.strategy, seed)
         trained, _ = _split(self.strategy, params, seed)
         return self._jitted_init(trained, _key(seed, "steps"))
 
     def abstract_state(self) -> step_lib.TrainState:
-        """Returns shapes, dtypes and shardings of the state; nothing is allocated."""
+        """Returns shapes, dtypes and shardings of the train state; allocates nothing."""
         shapes = jax.eval_shape(self._init, self.trained, jax.random.key(0))
         places = sharding.state_shardings(self.mesh, shapes)
         return jax.tree.map(
@@ -157,13 +158,13 @@ class Job:
 
     @functools.cached_property
     def scales(self) -> dict[str, float]:
-        """The factor of each loss in the sum that is minimised."""
+        """{name of a loss: its factor in the sum that is minimised}; every factor is 1."""
         batch = self.train_batches.one_of_each_shape(in_order=False)[0]
         return dict.fromkeys(jax.eval_shape(self.task_type.normalizers, batch), 1.0)
 
     @functools.cached_property
     def train_step(self) -> Callable[..., tuple[step_lib.TrainState, dict]]:
-        """step(state, batch, frozen, learning rate), compiled for every batch shape.
+        """The function step(state, batch, frozen, learning_rate), compiled for every batch shape.
 
         NOTE: the step donates its state.
         """
@@ -174,14 +175,14 @@ class Job:
         return compiling.for_calls(step, calls)
 
     def batches(self, seed: int, start: int = 0) -> Iterator[dict[str, jax.Array]]:
-        """Yields the batches of all epochs from step `start` on, on the devices."""
+        """Yields the batches of all epochs, placed on the devices, beginning with step `start`."""
         steps = self.train_batches.steps_per_epoch
         for epoch in range(start // steps, self.config.num_epochs):
             first = max(start - epoch * steps, 0)
             yield from map(self.place, self.train_batches.epoch(seed, epoch, first))
 
     def batches_of(self, split: str) -> batching.Batches:
-        """Returns the rows of a split in batches; train and dev have fitted buckets."""
+        """Returns the batches of a split; the buckets of train and dev are fitted to their rows."""
         times = {"train": 1, "dev": self.config.evals_per_epoch}
         passes = self.config.num_epochs * times[split] if split in times else 0
         return self.task_type.batches(self.encoded[split], self.config.batch_size, passes)
@@ -228,7 +229,7 @@ class Job:
         return tasks.can_be_scored(self.task, self.examples[split])
 
     def outputs(self, trained: Any, split: str) -> dict[str, np.ndarray]:
-        """Returns the outputs for all rows of a split, on the host."""
+        """Returns the task type's outputs for all rows of a split, on the host."""
         encoded = self.encoded[split]
         if self.task_type.loops:
             model = self.pretrained(trained)
@@ -251,7 +252,7 @@ class Job:
         return task_type.decode(self.examples[split], self.encoded[split], outputs)
 
     def on_dev(self, trained: Any) -> tuple[base.TaskType, list[Any], dict[str, float]]:
-        """Returns (task type with what is tuned on dev, predictions, scores)."""
+        """Returns (task type with options tuned on dev, predictions on dev, their scores)."""
         outputs = self.outputs(trained, "dev")
         found = self.predictions(outputs, "dev", self.task_type)
         tuned = self.task_type.tuned(self.examples["dev"], found, outputs)
@@ -265,7 +266,7 @@ class Job:
         return self.task_type.outputs(self._reading(apply, batch), batch)
 
     def _reading(self, apply: Callable, batch: step_lib.Batch) -> Callable:
-        """Returns the `apply` for the task type; of a frozen encoder only the head runs."""
+        """Returns the `apply` that the task type calls; it uses cached features if any."""
         if self.strategy.body_stays:
             apply = feature_cache.head_alone(apply, self.head, batch)
         return self.task_type.prompted(apply)
@@ -284,9 +285,9 @@ def build(
     labelled: reading.Labelled,
     encoded: reading.Encoded,
 ) -> Job:
-    """Draws the parameters that the source lacks, and places the frozen ones on the mesh.
+    """Initializes the parameters that the source lacks, and puts frozen ones on the devices.
 
-    If the encoder is frozen, caches what the head reads of it.
+    If the encoder is frozen, caches its output for the head, unless it takes too much memory.
     """
     task_type, strategy = encoded.task_type, encoded.strategy
     family, fields, first = _first_params(source, task_type, strategy, 0)
@@ -317,7 +318,7 @@ def build(
 
 
 def make(config: ml_collections.ConfigDict, source: artifact.Artifact, mesh: Mesh) -> Job:
-    """Reads, encodes and builds. Raises UserError for an invalid config, model or file."""
+    """Reads, encodes and builds a job. Raises UserError for an invalid config, model or file."""
     source = artifact.part(source)
     check_mesh(config, mesh)
     labelled = reading.read(config, source)
@@ -332,8 +333,8 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: Mesh) -> None:
     shards = sharding.batch_shards(mesh)
     if config.batch_size % shards:
         raise errors.UserError(
-            f"config.batch_size = {config.batch_size} does not divide over data x fsdp = "
-            f"{shards} devices: take a multiple of {shards}"
+            f"config.batch_size = {config.batch_size}: must be a multiple of {shards}, the number "
+            "of devices along data x fsdp"
         )
 
 
@@ -345,7 +346,7 @@ def _first_params(
 ) -> tuple[str, dict[str, Any], Any]:
     """Returns (family, fields, parameters on the host) of the model before the first step."""
     heads, fields = task_type.heads, strategy.fields()
-    with sharding.alone():  # every process draws the same
+    with sharding.alone():  # every process initializes the same
         key = _key(seed, "heads")
         return initial_model.model(
             source, heads, fields, key, task_type.name, task_type.labels, task_type.output_bias()
@@ -353,7 +354,7 @@ def _first_params(
 
 
 def _split(strategy: strategies_base.Strategy, params: Any, seed: int) -> tuple[Any, Any]:
-    """Returns (trained, frozen) on the host."""
+    """Returns (trained, frozen) parameters, on the host."""
     with sharding.alone():
         return jax.device_get(strategy.split(params, _key(seed, "strategy")))
 
@@ -365,9 +366,9 @@ def _put(mesh: Mesh, params: Any) -> Any:
 
 
 def _keep_features(made: Job) -> tuple[str, ...]:
-    """Caches what the head reads in the rows of train and dev, if it fits into MOST.
+    """Caches the encoder's output in the rows of train and dev if it takes at most MOST bytes.
 
-    Returns a note if it does not.
+    Returns a note if it takes more.
     """
     own = [row for split in ("train", "dev") for row in made.encoded[split].rows]
     size, most = feature_cache.size(made.head, made.model, own), feature_cache.MOST
@@ -395,6 +396,6 @@ def _check_attention(config: ml_collections.ConfigDict, model: Any) -> None:
 
 
 def _key(seed: int, what: str) -> jax.Array:
-    """Returns a separate key for each use of a seed."""
+    """Returns the random key for one use of a seed: "heads", "strategy" or "steps"."""
     number = {"heads": 0, "strategy": 1, "steps": 2}[what]
     return jax.random.fold_in(jax.random.key(seed), number)

@@ -1,4 +1,4 @@
-"""Help on every key of a fine-tuning: its default, and the comment of its declaration.
+"""Lists every config key of fine-tuning: its default, and the comment on its declaration.
 
     keys.names()        # ["model", "num_epochs", ..., "strategy.rank", "kind.doc_stride", ...]
     keys.table()        # ["  num_epochs=3    passes over the training data", ...]
@@ -17,13 +17,13 @@ from bertjax.finetuning import recipe, strategies, task_types, tasks
 
 
 def names() -> list[str]:
-    """Returns the keys of all tasks and strategies."""
+    """Returns all config keys, including those of every strategy and task type."""
     groups = [_of_recipe(), *_of_strategies().values(), *_of_kinds().values()]
     return [key for group in groups for key in group]
 
 
 def table() -> list[str]:
-    """Returns one or more help lines per key: KEY=DEFAULT and its comment.
+    """Returns help lines: for each key, KEY=DEFAULT and its comment.
 
     The keys of the recipe come first, then those of each strategy and each task type.
     """
@@ -36,14 +36,17 @@ def table() -> list[str]:
 
 
 def _with_tasks(group: config_help.Group) -> config_help.Group:
-    """Returns the group, with the tasks that have another default added to each comment."""
+    """Adds to each comment of the group the tasks that override the default."""
     return {
         key: (value, comment + _of_tasks(key, value)) for key, (value, comment) in group.items()
     }
 
 
 def _of_tasks(key: str, default: Any) -> str:
-    """Returns the tasks with another value than `default`, as the end of a comment."""
+    """Returns a list of the tasks that override `default`, to append to the comment on `key`.
+
+    For example "; 384 with qa, squad, squad_v2"; "" if no task overrides it.
+    """
     found: dict[Any, list[str]] = {}
     for task in tasks.TASKS.values():
         own = {f"kind.{name}": value for name, value in task.options.items()}
@@ -55,7 +58,7 @@ def _of_tasks(key: str, default: Any) -> str:
 
 
 def _of_recipe() -> config_help.Group:
-    """Returns {key: (default, comment)} of the keys that all tasks and strategies have."""
+    """Returns {key: (default, comment)} for the keys that all tasks and strategies have."""
     config = recipe.default("classification")
     known = config_help.comments(optimizer.Config)
     known = {f"optimizer.{key}": said for key, said in known.items()}
@@ -75,7 +78,10 @@ def _of_kinds() -> dict[str, config_help.Group]:
 
 
 def _knobs(prefix: str, modules: Mapping[str, ModuleType]) -> dict[str, config_help.Group]:
-    """Returns the fields of each module's Config, without modules that have none."""
+    """Returns {name: the fields of its module's Config}; omits a Config without fields.
+
+    prefix: the first part of the keys, "strategy" or "kind".
+    """
     found = {}
     for name, module in modules.items():
         known = config_help.comments(module)

@@ -1,14 +1,14 @@
-"""The output folder of a fine-tuning: its config, its finished runs and its results.
+"""The output folder of fine-tuning: the config, the finished runs and the results.
 
     out/config.json                    shared by all runs: config, fingerprints of model and data
     out/runs/lr3e-05-seed0.json        a finished run: its scores
-    out/runs/lr3e-05-seed0.safetensors its trained parameters, as long as they may be the best
-    out/runs/lr3e-05-seed0/            its curves; its checkpoints until it is finished
+    out/runs/lr3e-05-seed0.safetensors its trained parameters, deleted when no longer needed
+    out/runs/lr3e-05-seed0/            its metrics, and its checkpoints until it is finished
     out/artifact/                      the best model, for `bertjax predict` and `evaluate`
     out/report.json, report.md, scores.png, predictions/SPLIT.jsonl, submission/
 
-Each (rate, seed) is a separate run. A fine-tuning that was killed resumes with the missing runs,
-and more rates or seeds can be added later. In a job of several processes, process 0 writes.
+Each (rate, seed) is a separate run. Fine-tuning that was killed resumes with the missing runs, and
+more rates or seeds can be added later. If there are several processes, only process 0 writes.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ REPORT, TABLE, PLOT = "report.json", "report.md", "scores.png"
 
 @dataclasses.dataclass(frozen=True)
 class _Config:
-    """The content of config.json. model: a digest; data: a digest of each split."""
+    """The content of config.json. model: a digest. data: {split: a digest of its examples}."""
 
     config: dict[str, Any]
     model: str
@@ -59,10 +59,10 @@ class _Report(schema.Open):
 
 
 class Folder:
-    """The output folder of one fine-tuning.
+    """The output folder of fine-tuning with one config.
 
-    writes: whether this process writes. Raises UserError if the folder belongs to another
-    fine-tuning, or cannot be written.
+    writes: whether this process writes files. The constructor raises UserError if the folder was
+    made with another config, model or data, or cannot be written.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class Folder:
         if file.exists():
             stored = self.stored()
             _check(self.path, mine, stored)
-            mine["data"] = stored["data"] | mine["data"]  # splits not given now keep their scores
+            mine["data"] = stored["data"] | mine["data"]  # splits of earlier calls remain
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            schema.write(file, mine, FORM)  # first: files without it count as foreign
+            schema.write(file, mine, FORM)  # first, see `_check_own`
             (self.path / RUNS).mkdir(exist_ok=True)
             self._remove_leftovers()
         except OSError as error:
@@ -103,18 +103,24 @@ class Folder:
         return dataclasses.asdict(schema.read(self.path / CONFIG, _Config, _ANOTHER, form=FORM))
 
     def run(self, learning_rate: float, seed: int) -> training.Run | None:
-        """Returns a finished run; None if it is not finished. Raises UserError for a bad file."""
+        """Returns a finished run; None if it is not finished.
+
+        Raises UserError if the file of the run is invalid.
+        """
         file = self._file(learning_rate, seed, "json")
         if not file.exists():
             return None
         again = "remove the file to train the run again"
         run = schema.read(file, training.Run, again)
         if not 0 <= run.best < len(run.evaluations) or run.main not in run.dev:
-            raise errors.UserError(f"{file}: contains no best evaluation; {again}")
+            raise errors.UserError(
+                f"{file}: `best` is not the index of an evaluation with the score {run.main!r}; "
+                f"{again}"
+            )
         return run
 
     def left_out(self, rates: Sequence[float], seeds: Sequence[int]) -> list[tuple[float, int]]:
-        """Returns (rate, seed) of the finished runs with another rate or seed."""
+        """Returns (rate, seed) of each finished run whose rate or seed is not among these."""
         matches = (_RUN.fullmatch(file.name) for file in (self.path / RUNS).iterdir())
         found = sorted((float(match[1]), int(match[2])) for match in matches if match)
         return [(rate, seed) for rate, seed in found if rate not in rates or seed not in seeds]
@@ -150,7 +156,7 @@ class Folder:
         return artifact.unflatten(weight_files.read_tensors(file, names))
 
     def drop_params(self, run: training.Run) -> None:
-        """Deletes the trained parameters of a run, if they are there."""
+        """Deletes the file of a run's trained parameters, if it exists."""
         if self.writes:
             self._file(run.learning_rate, run.seed, "safetensors").unlink(missing_ok=True)
 
@@ -172,7 +178,7 @@ class Folder:
     def predictions(self, split: str) -> list[dict[str, Any]]:
         """Returns the predictions that `write_predictions` wrote for a split.
 
-        Raises UserError for a line without one.
+        Raises UserError for a line without a prediction.
         """
         file, again = self._predictions(split), "remove the file to have it written again"
         found = []
@@ -185,7 +191,10 @@ class Folder:
         return found
 
     def holds(self, run: training.Run, splits: Sequence[str]) -> bool:
-        """Returns whether the artifact is of this run, with predictions for these splits."""
+        """Returns whether the artifact is that of this run and these splits have predictions.
+
+        The report, which is written last, names the run of the artifact.
+        """
         file = self.path / REPORT
         if not (file.exists() and (self.path / ARTIFACT).exists()):
             return False
@@ -196,13 +205,13 @@ class Folder:
     def drop_report(self) -> None:
         """Deletes the report.
 
-        NOTE: without it, `holds` is false for every run, since the report names the artifact's run.
+        NOTE: `holds` is then false for every run, because the report names the artifact's run.
         """
         for name in (REPORT, TABLE, PLOT):
             (self.path / name).unlink(missing_ok=True)
 
     def _remove_leftovers(self) -> None:
-        """Removes what a killed process left: partial files, checkpoints of finished runs.
+        """Deletes what a killed process may have left: partial files, checkpoints of finished runs.
 
         safetensors names its partial files .tmpXXXXXX.
         """
@@ -229,7 +238,7 @@ def prediction_lines(examples: Sequence[Any], predictions: Sequence[dict[str, An
 
 
 def _shared(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the keys that all runs share, with dotted names, and their values."""
+    """Returns {dotted key: value} for the keys that are the same for all runs in a folder."""
     flat = {}
     for key, value in config.items():
         if isinstance(value, dict):
@@ -255,7 +264,7 @@ def _check(path: pathlib.Path, mine: Mapping[str, Any], stored: Mapping[str, Any
     former = task_types.load(tasks.find(config["task"]).kind).former
     other = {f"kind.{name}": value for name, value in former.items()} | other
     keys = [key for key in sorted(config | other) if config.get(key) != other.get(key)]
-    for named in ("task", "strategy.name"):  # they determine the other keys
+    for named in ("task", "strategy.name"):  # name only this one: other keys depend on it
         keys = [named] if named in keys else keys
     different = [f"{key} = {config.get(key)!r} (there {other.get(key)!r})" for key in keys]
     if mine["model"] != stored["model"]:

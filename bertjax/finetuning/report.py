@@ -1,4 +1,4 @@
-"""Reports a fine-tuning: every seed, medians and means, as JSON, a Markdown table and a plot."""
+"""Writes the report on fine-tuning (each seed, medians, means) as JSON, Markdown and a plot."""
 
 import dataclasses
 import math
@@ -26,8 +26,9 @@ def make(
 ) -> dict[str, Any]:
     """Returns the content of report.json.
 
-    The scores under "splits" are those of the chosen rate's seeds. best: the best of these runs.
-    seconds: of this call; each run has its own.
+    runs: {learning rate: its runs}. chosen: the rate whose runs are summarised under "splits".
+    best: the best of these runs. seconds: the duration of the call of `run.finetune`; each run also
+    has its own.
     """
     own = runs[chosen]
     splits = {"dev": [run.dev for run in own]}
@@ -88,7 +89,7 @@ def write(content: Mapping[str, Any], path: pathlib.Path) -> None:
     """Writes report.json, report.md and scores.png to the output folder `path`."""
     draw(content, path / output_folder.PLOT)
     files.write_text(path / output_folder.TABLE, table(content))
-    files.write_json(path / output_folder.REPORT, content)  # last: it names the artifact's run
+    files.write_json(path / output_folder.REPORT, content)  # last: see `Folder.holds`
 
 
 def table(content: Mapping[str, Any]) -> str:
@@ -136,7 +137,10 @@ def table(content: Mapping[str, Any]) -> str:
 
 
 def what_moves(strategy: str, counts: Mapping[str, int], memory: Mapping[str, int]) -> str:
-    """Returns a line on how many parameters are trained and their memory; see `strategies`."""
+    """Returns a line of text: how many parameters are trained, and the memory that a run takes.
+
+    counts, memory: from `strategies.counts` and `strategies.memory`.
+    """
     return (
         f"{strategy}: {counts['trained']:,} of {counts['total']:,} parameters are trained; "
         f"parameters, gradients and moments take {sum(memory.values()) / 1e6:,.0f} MB"
@@ -144,7 +148,7 @@ def what_moves(strategy: str, counts: Mapping[str, int], memory: Mapping[str, in
 
 
 def summary_lines(content: Mapping[str, Any]) -> list[str]:
-    """Returns the scores of the chosen rate as lines for a terminal."""
+    """Returns the mean scores at the chosen learning rate, as lines for a terminal."""
     best = content["best"]
     lines = [f"{content['task']}, rate {best['learning_rate']:g}, best seed {best['seed']}"]
     width = max(map(len, _reported(content))) + 2
@@ -160,7 +164,7 @@ def summary_lines(content: Mapping[str, Any]) -> list[str]:
 
 
 def _reported(content: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the task's scores, and of those by type of entity."""
+    """Returns the task's metrics, and the main one for each entity type, such as "f1/PER"."""
     first = content["splits"]["dev"]
     main = content["metrics"][0]
     return [*content["metrics"], *(name for name in first if name.startswith(f"{main}/"))]
@@ -174,11 +178,12 @@ def cells(found: Mapping[str, Any]) -> list[str]:
 
 
 def draw(content: Mapping[str, Any], path: str | os.PathLike) -> None:
-    """Plots the dev scores of all runs: by epoch, and the best of each run by rate.
+    """Plots the dev scores of all runs over the epochs, and the best score of each run by rate.
 
-    The chosen rate is in colour.
+    The chosen learning rate is in colour.
     """
-    # Imported here: training needs no matplotlib. A bare Figure needs no display or globals.
+    # Imported here because training does not need matplotlib. Figure is used without pyplot, which
+    # has global state and may need a display.
     from matplotlib import rc_context, ticker
     from matplotlib.figure import Figure
 

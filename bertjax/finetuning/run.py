@@ -1,9 +1,9 @@
-"""Runs a fine-tuning from a config to a report, top to bottom.
+"""Fine-tunes as a config describes, and writes the best model and a report.
 
     run.finetune(config, "out/")
 
-Every learning rate is trained with every seed. The rate with the best mean on dev is chosen. Its
-runs are scored on test, once. Its best seed becomes the artifact.
+There is a run for each pair of learning rate and seed. The rate with the best mean score on dev is
+chosen. Its runs are scored on test, once. The best of these runs becomes the artifact.
 """
 
 import itertools
@@ -33,7 +33,10 @@ from bertjax.runtime import distributed
 
 
 class Finetuned(NamedTuple):
-    """The result of a fine-tuning. report: as in report.json. model: the best one."""
+    """The result of `finetune`.
+
+    report: the content of report.json. model: that of the best run at the chosen learning rate.
+    """
 
     report: dict[str, Any]
     model: predictor.Predictor
@@ -46,8 +49,8 @@ def finetune(
 ) -> Finetuned:
     """Trains the runs that the output folder lacks; writes and returns the results.
 
-    Raises UserError for an invalid config, model, data or folder. With several processes, all call
-    it, and all must see the output folder.
+    tell: called with each line of progress. Raises UserError for an invalid config, model, data or
+    folder. With several processes, all must call this function, and all must see the output folder.
     """
     recipe.validate(config)
     output = files.local(output)
@@ -115,7 +118,7 @@ def finetune(
 
 
 class Trainer:
-    """Trains runs of a fine-tuning, one after the other, each in its own folder."""
+    """Trains runs one after the other, each in its own folder."""
 
     def __init__(
         self, job: job_lib.Job, out: output_folder.Folder, tell: Callable[[str], None]
@@ -124,7 +127,7 @@ class Trainer:
         self._boundaries = itertools.count()
 
     def __call__(self, learning_rate: float, seed: int) -> tuple[training.Run, Any]:
-        """Returns the run and its best trained parameters, on the host."""
+        """Trains one run; returns it and its best trained parameters, on the host."""
         folder = self._out.run_folder(learning_rate, seed)
         return training.train(
             self._job, learning_rate, seed, folder, self._tell, self._boundaries
@@ -138,9 +141,10 @@ def header(
     out: output_folder.Folder,
     missing: Mapping[float, Sequence[int]],
 ) -> dict[str, str]:
-    """Returns the rows of a table that is printed before training.
+    """Returns {name: text} for a table that is printed before training.
 
-    They give the model, devices, strategy, task, examples, runs and output folder.
+    Its rows are the model, devices, strategy, task, examples, runs and output folder. missing:
+    {learning rate: the seeds that are not trained yet}.
     """
     sizes = ", ".join(f"{split} {len(own):,}" for split, own in job.examples.items())
     cut = "" if config.data.dev else f" (dev is {config.data.dev_fraction:g} of train)"
@@ -168,7 +172,7 @@ def suspicions(job: job_lib.Job) -> list[str]:
 
 
 def best_rate(runs: dict[float, list[training.Run]]) -> float:
-    """Returns the rate with the best mean on dev; the first of equal ones."""
+    """Returns the learning rate with the best mean dev score; of equal ones, the first."""
     return max(runs, key=lambda rate: _mean(runs[rate]))
 
 
@@ -187,17 +191,19 @@ def finish(
 ) -> None:
     """Scores a run on the labelled splits except train and dev.
 
-    For the best run also writes the artifact, the predictions and leaderboard submissions.
+    For the best run, also writes the artifact, the predictions and leaderboard submissions. Does
+    nothing if an earlier call did all of this. Trains the run again if its parameters are needed
+    and no longer kept.
     """
     others = [split for split in job.examples if split not in ("train", "dev")]
     scored = [split for split in others if job.can_be_scored(split)]
     if run.others.keys() >= set(scored) and (not is_best or out.holds(run, ["dev", *others])):
         return
     trained = out.params(run)
-    again = trained is None  # an earlier call had another best run
+    again = trained is None  # an earlier call chose another run and deleted these
     if again:
         what = f"rate {run.learning_rate:g}, seed {run.seed}"
-        tell(f"{what}: trained again to score it, because its parameters were not kept")
+        tell(f"{what}: training this run again to score it, because its parameters were not kept")
         _, trained = train(run.learning_rate, run.seed)
     placed = job.place_trained(trained)
     task_type, found, dev = job.on_dev(placed)
@@ -227,7 +233,7 @@ def write_model(
     predictions: Mapping[str, Sequence[Any]],
 ) -> None:
     """Writes the artifact, the predictions and leaderboard submissions."""
-    out.drop_report()  # before the artifact it describes is replaced
+    out.drop_report()  # first, because it describes the old artifact
     artifact.write(model, out.path / output_folder.ARTIFACT)
     out.write_predictions(job.examples, predictions)
     for split, answers in predictions.items():

@@ -7,7 +7,7 @@ punctuation, articles and extra white space; F1 is over bags of words; the best 
 references counts. Rajpurkar et al. 2018 (arXiv 1806.03822), section 5: a question without an answer
 has the reference "".
 
-The two scorers differ where an answer is empty once normalized, such as "The" or "$":
+The two scorers differ if an answer is empty after normalization, such as "The" or "$":
 
     evaluate-v1.1.py    every reference counts; two empty answers match exactly and have an F1 of 0
     evaluate-v2.0.py    empty references are dropped unless all are; two empty answers have F1 1
@@ -36,7 +36,10 @@ def exact_match(reference: str, prediction: str) -> float:
 
 
 def f1(reference: str, prediction: str, *, impossible: bool = False) -> float:
-    """Returns the F1 of the words of the two, 0 to 1. impossible: use the rules of SQuAD 2.0."""
+    """Returns the F1 between the words of the two texts, 0 to 1.
+
+    impossible: use the rules of SQuAD 2.0.
+    """
     wanted, found = normalized(reference).split(), normalized(prediction).split()
     if impossible and not (wanted and found):
         return float(wanted == found)
@@ -49,7 +52,8 @@ def of_answers(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (exact matches, F1), float64[questions], 0 to 1.
 
-    The best reference of each question counts. impossible: use the rules of SQuAD 2.0.
+    references: the accepted answers to each question; the one with the best score counts.
+    impossible: use the rules of SQuAD 2.0.
     """
     rows = []
     for answers, prediction in zip(references, predictions, strict=True):
@@ -63,10 +67,11 @@ def of_answers(
 def scores(
     references: Sequence[Sequence[str]], predictions: Sequence[str], *, impossible: bool = False
 ) -> dict[str, float]:
-    """Returns exact_match and f1 of all questions, 0 to 100.
+    """Returns exact_match and f1 over all questions, 0 to 100.
 
-    impossible: use the rules of SQuAD 2.0. They add both scores for the questions that have an
-    answer, and no_answer_accuracy for the others. A group without questions has no scores.
+    references: the accepted answers to each question. impossible: use the rules of SQuAD 2.0, and
+    also return has_answer_exact_match and has_answer_f1 over the questions that have an answer, and
+    no_answer_accuracy over the others. Scores over no questions are omitted.
     """
     exact_Q, f1_Q = of_answers(references, predictions, impossible=impossible)
     found = {"exact_match": _percent(exact_Q), "f1": _percent(f1_Q)}
@@ -95,21 +100,22 @@ class Threshold(NamedTuple):
 def best_threshold(
     scores_Q: np.ndarray, answered_Q: np.ndarray, null_odds_Q: np.ndarray
 ) -> Threshold:
-    """Returns the best threshold of null odds. Above it, the prediction is "no answer".
+    """Returns the best threshold for null odds; above it, the prediction is "no answer".
 
-    scores_Q: float[questions], 0 to 1, of the best answers, whatever the null odds (none of them
-    is empty). answered_Q: bool[questions], whether there is an answer. null_odds_Q:
-    float[questions], score of no answer minus that of the best answer.
+    scores_Q: float[questions], 0 to 1: the score of each question's best non-empty answer.
+    answered_Q: bool[questions], whether the question has an answer. null_odds_Q: float[questions],
+    the model's score of "no answer" minus its score of the best answer.
 
-    Questions of equal odds are on the same side of the threshold. Of thresholds that score the
-    same, the lowest is taken. It is the midpoint between the odds on its two sides, so that it
-    does not depend on rounding. If all odds are on one side, it is 1 beyond them.
+    Questions with equal null odds are on the same side of the threshold. If several thresholds give
+    the same score, the lowest is returned. The threshold is the midpoint between the null odds on
+    its two sides, so that it does not depend on rounding. If all null odds are on the same side, it
+    is 1 above or below them.
     """
     order = np.argsort(null_odds_Q, kind="stable")
     odds_Q = null_odds_Q[order]
-    gains_Q = np.where(answered_Q, scores_Q, -1.0)[order]  # answer minus no answer
+    gains_Q = np.where(answered_Q, scores_Q, -1.0)[order]  # what answering adds to the score
     totals = np.count_nonzero(~answered_Q) + np.concatenate([[0.0], np.cumsum(gains_Q)])
-    real = np.concatenate([[True], odds_Q[1:] > odds_Q[:-1], [True]])  # between unequal odds
+    real = np.concatenate([[True], odds_Q[1:] > odds_Q[:-1], [True]])  # only between unequal odds
     best = int(np.argmax(np.where(real, totals, -np.inf)))
     ends = np.concatenate([odds_Q[:1] - 2.0, odds_Q, odds_Q[-1:] + 2.0])
     threshold = (ends[best] + ends[best + 1]) / 2

@@ -1,4 +1,4 @@
-"""Writes the files that the leaderboards of GLUE and SQuAD take."""
+"""Writes the files to submit to the leaderboards of GLUE and SQuAD."""
 
 import json
 import os
@@ -18,11 +18,12 @@ def write(
     predictions: Sequence[Mapping[str, Any]],
     split: str = "test",
 ) -> str:
-    """Writes the file that the task's leaderboard takes, and returns its path.
+    """Writes the file to submit to the task's leaderboard, and returns its path.
 
-    predictions: one per example, from the kind's `decode`. GLUE: a table of index and prediction
-    (gluebenchmark.com/faq); scores of STS-B are clipped to 0 to 5. SQuAD: {question id: answer}.
-    Raises UserError if no leaderboard takes this split of the task.
+    predictions: one per example, from the task type's `decode`. For GLUE, the file is a table of
+    index and prediction (gluebenchmark.com/faq), and scores of STS-B are clipped to the range 0 to
+    5. For SQuAD, it is {question id: answer}. Raises UserError if there is no leaderboard for this
+    split of the task.
     """
     if split not in task.submissions:
         raise errors.UserError(f"--task={task.name}: no leaderboard takes a file of its {split}")

@@ -3,10 +3,10 @@
     pair(Sentence(("How so?", "Who?"), "duplicate"), "qqp")
     # TextPair("qqp question1: How so? question2: Who?", ("duplicate",))
 
-    Sentence       TASK NAME: TEXT NAME: TEXT -> the label; a score to the nearest 0.2
+    Sentence       TASK NAME: TEXT NAME: TEXT -> the label; a score is rounded to the nearest 0.2
     Question       question: TEXT context: TEXT -> an answer; "" if there is none
     Words          tag: TEXT -> PER: Ada Lovelace $$ LOC: London
-    Choice         CONTEXT (a) TEXT (b) TEXT -> the text of the right one
+    Choice         CONTEXT (a) TEXT (b) TEXT -> the text of the right choice
 
 Sentences and questions follow T5 (Raffel et al., arXiv 1910.10683, section 2.4 and appendix D; its
 `glue`, `stsb` and `squad` preprocessors, without the spaces that `squad` puts around punctuation).
@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from bertjax import errors
 from bertjax.finetuning.examples import types
 
-# The names of the texts of a GLUE task, in the order of the file. T5 reads them sorted by name.
+# The names of the texts of a GLUE task, in the order of the file. T5's input has them sorted by
+# name.
 _NAMES = {
     "mnli": ("premise", "hypothesis"),
     "qnli": ("question", "sentence"),
@@ -29,14 +30,15 @@ _NAMES = {
 }
 _BETWEEN = " $$ "  # separates entities
 
-Entity = tuple[str, str]  # its type and its text
+Entity = tuple[str, str]  # (type, text)
 
 
 def pair(example: types.Example, task: str = "") -> types.TextPair:
-    """Returns the example as texts, without targets if it has no label. Keeps a TextPair as it is.
+    """Converts an example to a TextPair; an example without a label has no targets.
 
-    task: the start of the source of a Sentence; "": nothing. Raises UserError for tags that are
-    not entities in BIO2, and for more choices than letters.
+    task: the task name to put in front of a Sentence's source text; "" for no name. Raises
+    UserError for tags that are not in BIO2 format, and for more than 26 choices, which are lettered
+    (a), (b), and so on.
     """
     if isinstance(example, types.TextPair):
         return example
@@ -55,7 +57,7 @@ def pair(example: types.Example, task: str = "") -> types.TextPair:
 
 
 def word(label: str | float) -> str:
-    """Returns a label as text: a name unchanged, a score rounded to 0.2 such as "2.8"."""
+    """Returns a label as text: a name unchanged, a score rounded to the nearest 0.2 ("2.8")."""
     return label if isinstance(label, str) else f"{round(5 * label) / 5:.1f}"
 
 
@@ -69,7 +71,7 @@ def number(text: str) -> float | None:
 
 
 def entities(example: types.Words) -> list[Entity]:
-    """Returns the entities of BIO2 tags, in order. Raises UserError for other tags."""
+    """Returns the entities that BIO2 tags mark, in order. Raises UserError for other tags."""
     found: list[tuple[str, list[str]]] = []
     running = ""
     for one, tag in zip(example.words, example.tags or (), strict=True):
@@ -80,15 +82,16 @@ def entities(example: types.Words) -> list[Entity]:
             found[-1][1].append(one)
         elif tag != "O":
             raise errors.UserError(
-                f"{example.where}: tag {tag!r} is not O, B-TYPE or I-TYPE, and text-to-text "
-                "writes entities only; choose a model with an encoder for other tags"
+                f"{example.where}: tag {tag!r} is not O, B-TYPE or I-TYPE: the text-to-text "
+                "form supports only entity tags; for other tags fine-tune an encoder-only model, "
+                "such as BERT"
             )
         running = name
     return [(name, " ".join(words)) for name, words in found]
 
 
 def read_entities(text: str) -> list[Entity]:
-    """Returns the entities of a text in the form of mT5; skips parts that have another form."""
+    """Parses a text like "PER: Ada Lovelace $$ LOC: London"; skips parts of another form."""
     parts = [part.partition(":") for part in text.split(_BETWEEN.strip())]
     named = [(name.strip(), words.strip()) for name, _, words in parts]
     return [(name, words) for name, words in named if name and words]

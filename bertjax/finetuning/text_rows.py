@@ -1,8 +1,10 @@
-"""Makes a row of a source and a target, depending on how the model reads the source (`reader`).
+"""Makes a row of a source and a target, laid out for how the model reads the source (`reader`).
 
-    encoder    source </s>                              and the decoder    <start> target
-    causal     <start> source SEPARATOR target          trained to predict target </s>
-    prefix     as causal, but every token of <start> source SEPARATOR attends to all of them
+    encoder    the encoder reads source </s>; the decoder reads <start> target
+    causal     the model reads <start> source SEPARATOR target
+    prefix     as causal, but all tokens of <start> source SEPARATOR attend to each other
+
+All are trained to predict target </s>.
 
 The rows are those of seqio's feature converters, except for the separator (Radford et al. 2018,
 section 3.3; `data.tokenizers.special_tokens`).
@@ -25,7 +27,7 @@ Row = dict[str, np.ndarray]
 def features(reader: str) -> dict[str, rows.Feature]:
     """Returns {name: Feature} of the arrays of a row.
 
-    loss_weights are 1 on the tokens of the target and its end.
+    loss_weights is 1 where a token of the target or its end token is predicted, else 0.
     """
     length = "target_length" if reader == "encoder" else "length"
     table = {"input_ids": rows.Feature(np.int32), "attention_mask": rows.Feature(np.int32)}
@@ -40,7 +42,7 @@ def features(reader: str) -> dict[str, rows.Feature]:
 
 
 class Form:
-    """The positions of the special tokens in rows.
+    """Builds rows: adds the special tokens to a source and a target.
 
     form = Form(tokenizer, "causal", separator="\\n", target_length=64)
     row = form.row(form.prompt(source[: form.room(128)]), *form.targets(["A cat."]))
@@ -65,7 +67,7 @@ class Form:
                 self._space = " "
 
     def room(self, length: int) -> int:
-        """Returns the maximum tokens of a source in a row of `length`.
+        """Returns the maximum number of source tokens in a row of `length` tokens.
 
         Raises UserError if there is no room for a source.
         """
@@ -79,7 +81,7 @@ class Form:
         return length - taken
 
     def prompt(self, source: Sequence[int]) -> np.ndarray:
-        """Returns int32[L]: the tokens that the model reads before it writes a target."""
+        """Returns int32[L]: the source and the special tokens around it, without a target."""
         return np.array([*self._front, *source, *self._back], np.int32)
 
     def prompt_of(self, row: Row) -> np.ndarray:
@@ -97,8 +99,8 @@ class Form:
     def row(self, prompt: np.ndarray, target: np.ndarray | None) -> Row:
         """Returns the row of a prompt and a target.
 
-        A target that is too long is truncated but keeps its end token. Without one, all weights
-        are 0.
+        A target that is too long is truncated but keeps its end token. Without a target, all loss
+        weights are 0.
         """
         weight = np.float32(target is not None)
         target = np.array([self.end], np.int32) if target is None else target

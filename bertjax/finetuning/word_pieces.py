@@ -1,14 +1,14 @@
 """Finds the pieces of each word of a sentence.
 
-Other tools encode a whole text at once. To have the same ids, a sentence is encoded once, as its
-raw text or as its words with one space between them. The pieces are then assigned to words by the
-characters that they cover:
+Other tools encode a whole text at once. To get the same ids, a sentence is encoded as a whole too:
+as its raw text or as its words with one space between them. The pieces are then assigned to words
+by the characters that they cover:
 
     (sentence,) = of_texts(tokenizer, [Words(("New", "York", "."), text="New York.")])
     [pieces.ids for pieces in sentence]           # together the ids of "New York."
 
-Every piece belongs to one word. A piece that covers the end of one word and the next word belongs
-to the first one, so a word may have no piece of its own.
+Every piece belongs to one word. A piece that covers characters of several words belongs to the
+first of them, so a word may have no piece of its own.
 """
 
 import itertools
@@ -21,17 +21,18 @@ from bertjax.data.tokenizers import library_model
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning.examples import types as examples_lib
 
-# NOTE: by its offsets, the piece of the space before a text covers the first character.
+# NOTE: the offsets of a piece that is only the space before a text include the text's first
+# character, so such a piece is recognised by these symbols for a space instead.
 _SPACES = "".join(library_model.SPACE.values())
 
 
 class Pieces(NamedTuple):
     """The pieces of a word; at least one.
 
-    word: its number. carried: how many of the next words have no piece of their own.
-    first: the first piece that covers a character of the word; pieces before it are white space.
-    start: how many pieces begin no later than the word's first character. That is `first` + 1, or
-    more if several pieces cover this character, as with bytes.
+    word: the index of the word in the sentence. carried: how many of the words that follow have no
+    piece of their own. first: the index of the first piece that covers a character of the word; the
+    pieces before it are white space. start: how many pieces begin no later than the word's first
+    character. That is `first` + 1, or more if several pieces cover this character, as with bytes.
     """
 
     word: int
@@ -41,7 +42,7 @@ class Pieces(NamedTuple):
     start: int = 1
 
     def cut(self, size: int) -> "Pieces":
-        """Returns the first `size` pieces."""
+        """Returns a copy with only the first `size` pieces."""
         ids = self.ids[:size]
         return self._replace(
             ids=ids, first=min(self.first, len(ids) - 1), start=min(self.start, len(ids))
@@ -51,7 +52,7 @@ class Pieces(NamedTuple):
 def of_texts(
     tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[examples_lib.Words]
 ) -> Iterator[list[Pieces]]:
-    """Yields the pieces of the words of each example, whose text is encoded once."""
+    """Yields the pieces of the words of each example; its text is encoded as a whole."""
     texts = [example.text or " ".join(example.words) for example in examples]
     encoded = tokenizer.encode_with_offsets(texts)
     for example, text, (ids, offsets) in zip(examples, texts, encoded, strict=True):
@@ -66,7 +67,7 @@ def of_texts(
 def of_words(
     tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[examples_lib.Words]
 ) -> Iterator[list[Pieces]]:
-    """Yields the pieces of the words of each example, with each word encoded alone.
+    """Yields the pieces of the words of each example; each word is encoded alone.
 
     With byte-level BPE, a word includes the space before it. A word without pieces becomes the
     unknown piece.
@@ -90,7 +91,7 @@ def _by_words(
         return []
     starts = np.maximum.accumulate(np.array(starts, int))
     owners = np.searchsorted([stop for _, stop in places], starts, side="right")
-    owners = np.minimum(owners, len(places) - 1)  # white space after the last word
+    owners = np.minimum(owners, len(places) - 1)  # white space at the end is the last word's
     words, lows = np.unique(owners, return_index=True)
     highs, following = [*lows[1:], len(ids)], [*words[1:], len(places)]
     result = []

@@ -95,7 +95,7 @@ def test_what_is_only_suspicious_is_warned_of_and_trained_on(finetune, tmp_path)
         (["--config.attention=splash"], "config.attention = 'splash': must be xla or cudnn"),
         (["--config.attention=cudnn"], "config.attention = 'cudnn': must be xla on a cpu"),
         (["--output=gs://bucket/out"], "gs://bucket/out: is not a local folder"),
-        (["--strategy=features", "--config.batch_size=3"], "config.batch_size = 3 does not divide"),
+        (["--strategy=features", "--config.batch_size=3"], "config.batch_size = 3: must be"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(finetune, flags, message):

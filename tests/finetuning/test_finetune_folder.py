@@ -140,7 +140,7 @@ def test_what_is_trained_again_for_a_new_test_file_is_told(root, tmp_path):
     without.data.test = ""
     run.finetune(without, tmp_path / "out")
     found = run.finetune(_config(root, seeds=2), tmp_path / "out", told.append)
-    again = [line for line in told if "trained again to score it" in line]
+    again = [line for line in told if "training this run again to score it" in line]
     assert len(again) == 2 and not any("warning: rate" in line for line in told)
     assert len(found.report["splits"]["test"]["accuracy"]["values"]) == 2
 
