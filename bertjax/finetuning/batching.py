@@ -1,13 +1,14 @@
-"""Batches rows of ids by length, with few shapes, in the same order of shapes for every seed.
+"""Groups rows of ids of similar length into batches of few shapes.
 
-A row belongs to the shortest bucket that holds it. An epoch shuffles the rows by seed and epoch.
-Rows that are left after a bucket's full batches move up into the next bucket. An epoch has rows /
-batch_size steps, rounded up. At most one batch is not full. It has the shortest rows, since its
-padding rows are computed too. The order of the buckets depends on the epoch alone.
+A row belongs to the shortest bucket that is long enough. Each epoch shuffles the rows anew. The
+rows that do not fill a batch of their bucket move to the next longer bucket. An epoch has rows /
+batch_size steps, rounded up. At most one batch is not full. It gets the shortest rows, because its
+padding rows cost computation too. The order of the buckets depends on the epoch, but not on the
+seed, so all seeds have the same order of shapes.
 
-Every bucket is compiled, and padding tokens are computed too. Rows that are read repeatedly have
-the buckets of least total cost (`fitted`), which differ between a CPU and an accelerator. Other
-rows have common buckets.
+Each bucket costs a compilation, and padding tokens cost computation. For rows that are read
+repeatedly, `fitted` chooses the buckets of least total cost, which differ between a CPU and an
+accelerator. Other rows use the buckets of `common`.
 
     batches = Batches(encoded.rows, task_type.features(), lengths, batch_size=32, passes=3)
     for batch in batches.epoch(seed=0, epoch=0):      # {"input_ids": int[32, 64], ...}
@@ -23,12 +24,13 @@ from bertjax import progress, sharding
 from bertjax.data.batches import rng
 from bertjax.finetuning import rows as rows_lib
 
-# Each is at most 1.5 times the one before, except the second.
+# Lengths of buckets. Each is at most 1.5 times the previous one, except 64, which is twice 32.
 _COMMON = (32, 64, 96, 128, 192, 256, 384, 512)
 _SHARE = 0.01  # the share of all tokens that a further bucket must save
 _MOST = 10  # the maximum number of buckets
-# On a CPU, a pass over more tokens than this keeps two cores no busier. The activations for the
-# backward pass (0.27 MB a token for MiniLM) are allocated and cleared in every step.
+# On a CPU with two cores, passes over more tokens at once than this are no more efficient, but use
+# more memory: activations for the backward pass (0.27 MB a token for MiniLM) are allocated and
+# cleared in every step.
 _CPU_TOKENS = 768
 _TOKENS = ("input_ids", "decoder_input_ids")
 Row = Mapping[str, np.ndarray]
@@ -38,7 +40,8 @@ class Price(NamedTuple):
     """The costs that `fitted` weighs.
 
     compilation: how many tokens could be computed in the time of one compilation.
-    step: bucket lengths are multiples of it; `fitted` scales it up for models beyond 1024 tokens.
+    step: bucket lengths are multiples of it; `fitted` scales it up for models that read
+        more than 1024 tokens.
     """
 
     compilation: int
@@ -50,7 +53,7 @@ _CPU, _ACCELERATOR = Price(8_000, 4), Price(2_000_000, 32)
 
 
 def common(length: int, longest: int) -> int:
-    """Returns the common bucket of a row of `length` tokens, at most `longest`."""
+    """Returns the length of the common bucket for a row of `length` tokens; at most `longest`."""
     scale = 1
     while length > _COMMON[-1] * scale:
         scale *= 2
@@ -58,18 +61,19 @@ def common(length: int, longest: int) -> int:
 
 
 def fitted(lengths: np.ndarray, longest: int, passes: int, price: Price = _CPU) -> np.ndarray:
-    """Returns the buckets, ascending, of least cost for rows of these lengths.
+    """Returns the bucket lengths, ascending, of least cost for rows of these lengths.
 
     The cost counts all tokens, padding included, of `passes` passes over the rows, and one
-    compilation per bucket. Dynamic programming finds the best buckets of each number of buckets.
+    compilation per bucket. Dynamic programming finds the best buckets for each number of
+    buckets.
     """
     step = price.step * max(1, -(-longest // 1024))
     sizes = np.unique(np.minimum(np.maximum(-(-lengths // step), 1) * step, longest))
-    rows = np.searchsorted(np.sort(lengths), sizes, side="right")  # rows that each size holds
+    rows = np.searchsorted(np.sort(lengths), sizes, side="right")  # rows up to each size
     # tokens[i, j]: tokens of bucket j, padding included, if i is the next smaller bucket
     tokens = np.where(np.tri(len(sizes), k=-1).T > 0, (rows - rows[:, None]) * sizes, np.inf)
     bucket = max(price.compilation / passes, _SHARE * lengths.sum())
-    cost = rows * sizes + bucket  # cost[j]: of the best buckets that end with j
+    cost = rows * sizes + bucket  # cost[j]: cost of the best buckets up to j
     below = [np.full(len(sizes), -1)]
     best, chosen = cost[-1], 0
     for count in range(1, min(_MOST, len(sizes))):
@@ -95,8 +99,8 @@ class Shape(NamedTuple):
 class Batches:
     """The rows of a split, grouped into batches.
 
-    lengths: the maximum lengths; no batch is longer. passes: how often the rows will be read, to
-    fit the buckets to them; 0: common buckets.
+    lengths: the maximum lengths; no batch is longer. passes: how many times the rows will be
+    read, from which `fitted` chooses the buckets; 0 uses those of `common`.
     """
 
     def __init__(
@@ -117,7 +121,7 @@ class Batches:
         else:
             self._buckets = np.array([common(n, lengths.length) for n in self._lengths], int)
         targets = row_lengths(rows, features, "target_length")
-        # Rows only move up: a bucket's targets are its own or those of shorter buckets.
+        # Rows only move to longer buckets, so a batch has targets of its own or of shorter buckets.
         self._target_lengths = {
             size: common(int(targets[self._buckets <= size].max()), lengths.target_length)
             for size in np.unique(self._buckets)
@@ -125,7 +129,7 @@ class Batches:
         self.steps_per_epoch = -(-len(rows) // batch_size)
 
     def epoch(self, seed: int, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the batches of an epoch from batch `start` on; every row once in all."""
+        """Yields the batches of an epoch from number `start` on. An epoch has each row once."""
         plan = self._plan(seed, epoch)
         # Independent of the seed, so that the order of the buckets is the same for all seeds.
         draws = rng.RowRandom(rng.row_keys(0, epoch, np.array([0])))
@@ -134,17 +138,20 @@ class Batches:
             yield self.batch(numbers, shape)
 
     def in_order(self) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-        """Yields (row numbers, batch): every row once, the shortest first."""
+        """Yields (row numbers, batch) for all rows, each once, the shortest first."""
         for shape, numbers in self._ordered():
             yield numbers, self.batch(numbers, shape)
 
     def one_of_each_shape(self, in_order: bool) -> list[dict[str, np.ndarray]]:
-        """Returns one batch of each shape that `in_order()` has, or (False) that `epoch` has."""
+        """Returns one batch of each shape.
+
+        in_order: True for the shapes that `in_order()` yields, False for those of `epoch()`.
+        """
         batches = self._ordered() if in_order else self._plan(0, 0)
         return [self.batch(numbers, shape) for shape, numbers in dict(batches).items()]
 
     def batch(self, numbers: np.ndarray, shape: Shape) -> dict[str, np.ndarray]:
-        """Returns the rows as a batch, padded to `batch_size` with rows of weight 0."""
+        """Returns the rows of these numbers as a batch, filled up with rows of weight 0."""
         missing = self.batch_size - len(numbers)
         rows = [self._rows[i] for i in [*numbers, *[numbers[0]] * missing]]
         weights = np.ones(self.batch_size, np.float32)
@@ -179,9 +186,10 @@ class Batches:
 
 
 def micro_batches(batch: Mapping[str, jax.Array], shards: int) -> int:
-    """Returns the number of micro-batches to compute a batch in; 1 on an accelerator.
+    """Returns the number of micro-batches to split a batch into; always 1 on an accelerator.
 
-    shards: how many shards the rows of a micro-batch are split into; they divide evenly.
+    shards: the number of shards. If the result is above 1, the rows of a micro-batch are a multiple
+    of it.
     """
     if jax.default_backend() != "cpu":
         return 1
@@ -195,7 +203,7 @@ def row_lengths(
 ) -> np.ndarray:
     """Returns int[rows]: the length of each row's longest array whose `Feature.length` is `which`.
 
-    It is 0 if there is no such array.
+    The length is 0 if there is no such array.
     """
     named = [name for name, feature in features.items() if feature.length == which]
     return np.array([max((row[n].shape[-1] for n in named), default=0) for row in rows], int)
@@ -221,9 +229,10 @@ def forward(
 ) -> dict[str, np.ndarray]:
     """Returns the outputs of `step` for every row, in the order of the rows, on the host.
 
-    Arrays that differ in length between batches are padded with zeros. place: puts a batch on the
-    device.
-    on_progress: called with (rows done, rows in all) after each batch.
+    Arrays that differ in length between batches are padded with zeros.
+
+    place: function that puts a batch on the device. on_progress: called with (rows done, rows in
+    all) after each batch.
     """
     parts: list[tuple[np.ndarray, Mapping[str, np.ndarray]]] = []
     rows_done = 0
@@ -249,7 +258,7 @@ def by_batch(
     batches: Batches,
     place: Callable[[dict[str, np.ndarray]], dict[str, Any]] = dict,
 ) -> Iterator[tuple[np.ndarray, Mapping[str, np.ndarray]]]:
-    """Yields (row numbers of a batch, the outputs of `step` for it, with those of padding rows)."""
+    """Yields (row numbers of a batch, its outputs of `step`, including those of padding rows)."""
     for numbers, batch in batches.in_order():
-        # Fetched one by one: see `runtime.dispatch`.
+        # Waits for the outputs before the next batch is dispatched: see `runtime.dispatch`.
         yield numbers, sharding.fetch(step(params, place(batch)))

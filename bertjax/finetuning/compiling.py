@@ -14,10 +14,10 @@ from bertjax.data.prepared import parallel
 def for_calls(jitted: Any, calls: Sequence[tuple[Any, ...]]) -> Callable[..., Any]:
     """Returns `jitted`, compiled for calls that differ only in the shapes of their second argument.
 
-    calls: the arguments, or jax.ShapeDtypeStruct in place of arrays. The returned function raises
-    KeyError for other shapes.
+    calls: the arguments of each call, with arrays or jax.ShapeDtypeStruct. The returned function
+    raises KeyError for other shapes.
     """
-    lowered = [jitted.lower(*call) for call in calls]  # not in the pool: a mesh is set per thread
+    lowered = [jitted.lower(*call) for call in calls]  # not in the pool: meshes are thread-local
     # An interrupt waits for running compilations, but not for queued ones.
     with concurrent.futures.ThreadPoolExecutor(parallel.cpus()) as pool:
         compiled = pool.map(lambda each: each.compile(), lowered)

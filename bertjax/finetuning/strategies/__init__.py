@@ -1,12 +1,13 @@
-"""Strategies of fine-tuning: which parameters are trained, and how fast. Name = file.
+"""Strategies of fine-tuning: which parameters are trained, and at what learning rates.
 
     method = strategies.make(config.strategy, fields)       # {"name": "lora", "rank": 8, ...}
     trained, frozen = method.split(params, key)             # of a model with method.fields()
-    loss of method.combine(trained, frozen)
+    params = method.combine(trained, frozen)                # for the loss
 
-A strategy is one file with `Config`, a frozen dataclass of its options; `Strategy`, a subclass of
-`finetuning.strategies.base.Strategy`; and `RATES`, its usual learning rates, if they are higher
-than those of a whole model. The models do not depend on strategies; only adapters are a field.
+The file NAME.py defines the strategy NAME: `Config`, a frozen dataclass of its options; `Strategy`,
+a subclass of `finetuning.strategies.base.Strategy`; and `RATES`, its usual learning rates, if they
+are higher than those of a whole model. Models do not depend on strategies, except for their field
+`adapter_size`.
 """
 
 import dataclasses
@@ -26,38 +27,39 @@ from bertjax.finetuning.strategies import base
 
 
 def names() -> list[str]:
-    """Returns the names of the strategies: every file but `base`, their base class."""
+    """Returns the names of the strategies, which are those of all files here except `base`."""
     return [module.name for module in pkgutil.iter_modules(__path__) if module.name != "base"]
 
 
 def load(name: str) -> ModuleType:
-    """Returns the module of a strategy. Raises UserError for a name without a file."""
+    """Returns the module of a strategy. Raises UserError if there is none of that name."""
     errors.check(name in names(), "strategy.name", name, f"one of {', '.join(names())}")
     return importlib.import_module(f"{__name__}.{name}")
 
 
 def default(name: str) -> dict[str, Any]:
-    """Returns a strategy's options and defaults. Raises UserError for a name without a file."""
+    """Returns {option: default} of a strategy. Raises UserError if there is none of that name."""
     return dataclasses.asdict(load(name).Config())
 
 
 def owners(key: str) -> list[str]:
-    """Returns the strategies that have the config key "strategy.OPTION"."""
+    """Returns the names of the strategies that have the config key `key`, "strategy.OPTION"."""
     group, _, knob = key.partition(".")
     return [name for name in names() if group == "strategy" and knob in default(name)]
 
 
 def rates(name: str) -> tuple[float, ...]:
-    """Returns the strategy's usual learning rates, `RATES`; () if as for whole models."""
+    """Returns the strategy's usual learning rates; () if they are those for a whole model."""
     return getattr(load(name), "RATES", ())
 
 
 def make(
     config: Mapping[str, Any], fields: Mapping[str, Any], head_rate_factor: float = 1.0
 ) -> base.Strategy:
-    """Returns the strategy of `config`, which has its name and every field of its Config.
+    """Returns the strategy that `config` describes.
 
-    fields: of the model that is fine-tuned. head_rate_factor: see `base.Strategy`.
+    config: "name" and every field of the strategy's Config. fields: those of the model to
+    fine-tune. head_rate_factor: see `base.Strategy`.
     """
     module = load(config["name"])
     return module.Strategy(config_of(config), dict(fields), head_rate_factor)
@@ -75,7 +77,7 @@ def config_of(config: Mapping[str, Any]) -> Any:
 
 
 def counts(trained: Any, frozen: Any, vocab_size: int) -> dict[str, int]:
-    """Returns {"trained", "total"} numbers of parameters, without the vocabulary's padding."""
+    """Returns the "trained" and "total" numbers of parameters, without vocabulary padding."""
 
     def of_leaf(path: str, leaf: Any) -> int:
         real = artifact.real_shape(path, leaf.shape, vocab_size)

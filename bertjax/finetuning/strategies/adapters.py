@@ -1,7 +1,8 @@
-"""Bottlenecks between the frozen parts of each layer (Houlsby et al., arXiv 1902.00751, section 2).
+"""Adapters: bottlenecks between the frozen parts of each layer.
 
-The adapters, the norms and the head are trained. The adapters are layers of the model, which its
-field `adapter_size` adds. They start near zero, so the model starts as the pretrained one.
+Houlsby et al., arXiv 1902.00751, section 2. The adapters, the norms and the head are trained. The
+adapters are part of the model if its field `adapter_size` is set. Their initial output is near
+zero, so the model starts as the pretrained one.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ RATES = (1e-4, 3e-4, 1e-3)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Width of the bottleneck; the paper uses 8, 64 and 256 (section 3.2)."""
+    """The width of the bottleneck; the paper uses 8, 64 and 256 (section 3.2)."""
 
     adapter_size: int = 64  # width of the bottleneck
 
@@ -35,5 +36,5 @@ class Strategy(base.Strategy):
         return {**self.model, "adapter_size": self.config.adapter_size}
 
     def moves(self, path: str) -> bool:
-        """Returns whether the parameter is of an adapter, or the scale or bias of a norm."""
+        """Returns whether the parameter is in an adapter, or is the scale or bias of a norm."""
         return re.search(r"adapter/|norm/(scale|bias)$", path) is not None

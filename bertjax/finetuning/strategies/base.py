@@ -3,10 +3,10 @@
 A strategy splits a model's parameters into two trees and combines them again:
 
     trained, frozen = strategy.split(params, key)
-    params == strategy.combine(trained, frozen)      # at the start; added functions are zero
+    params == strategy.combine(trained, frozen)      # at the start, but for prompt rows
 
 Both trees keep the paths of the model. Frozen parameters have no gradient and no optimizer state.
-They are the same for every key, so that runs with different seeds can share them.
+They do not depend on the key, so that runs with different seeds can share them.
 """
 
 import abc
@@ -22,8 +22,8 @@ from bertjax import errors, optimizer, sharding
 from bertjax.artifact import artifact
 from bertjax.models.common import heads
 
-# The heads of tasks, which every strategy trains. The pretraining heads, which predict over the
-# vocabulary, are not among them. The pooler is, as the classifier's first layer.
+# The heads for tasks, which every strategy trains. The pooler is one of them, because it is the
+# classifier's first layer. Pretraining heads, which predict over the vocabulary, are not.
 HEADS = ("pooler", *heads.DOWNSTREAM)
 
 
@@ -33,7 +33,7 @@ def of_head(path: str) -> bool:
 
 
 def above_layers(path: str) -> bool:
-    """Returns whether the parameter is of the body and follows the layers: final norm, lm_head."""
+    """Returns whether the parameter comes after the body's layers: final_norm or lm_head."""
     return "final_norm/" in path or path.startswith("lm_head/")
 
 
@@ -45,7 +45,7 @@ class Strategy(abc.ABC):
     """
 
     name = "full"
-    body_stays = False  # whether it is frozen, with the same outputs in every epoch
+    body_stays = False  # whether the body is frozen, with the same outputs in every epoch
 
     def __init__(self, config: Any, model: dict[str, Any], head_rate_factor: float = 1.0):
         self.config = config
@@ -57,7 +57,7 @@ class Strategy(abc.ABC):
         return self.model
 
     def prompt_ids(self) -> tuple[int, ...]:
-        """Returns the ids to insert after the first token of each row of `kind.encode`."""
+        """Returns the ids of a prompt, to insert after the first token of each row; () if none."""
         return ()
 
     @abc.abstractmethod
@@ -65,10 +65,11 @@ class Strategy(abc.ABC):
         """Returns whether the parameter of the body at `path` is trained."""
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
-        """Returns (trained, frozen) parameters of a model with `fields`; draws new ones by `key`.
+        """Splits the parameters of the model that `fields` describes into (trained, frozen).
 
-        The pooler is trained only if there is a classifier to read it. Strategies raise UserError
-        for a model without the parameters that they train.
+        key: the random key of subclasses that add parameters (LoRA, prompts). The pooler is trained
+        only if the model has a classifier, which uses it. Subclasses raise UserError if the model
+        lacks the parameters that they train.
         """
         del key
         flat = artifact.flatten(params)
@@ -82,7 +83,7 @@ class Strategy(abc.ABC):
         return artifact.unflatten(trained), artifact.unflatten(frozen)
 
     def combine(self, trained: Any, frozen: Any) -> Any:
-        """Returns the parameters that the model uses. Pure: can be jitted and vmapped."""
+        """Returns the parameters that the model uses. The function is pure, so it can be jitted."""
         return artifact.unflatten({**artifact.flatten(frozen), **artifact.flatten(trained)})
 
     def rate_factor(self, height: Any, step: jax.Array, steps_per_epoch: int) -> Any:
@@ -91,14 +92,14 @@ class Strategy(abc.ABC):
         return 1.0
 
     def notes(self, trained: Any, num_epochs: int) -> list[str]:
-        """Returns notes on what a user may not expect of training for `num_epochs`."""
+        """Returns warnings for the user, for example that some layers are never trained."""
         del trained, num_epochs
         return []
 
     def optimizer(
         self, config: Any, num_steps: int, steps_per_epoch: int
     ) -> optax.GradientTransformation:
-        """Returns the optimizer for `trained`: `optimizer.make`, with learning rates by height.
+        """Returns the optimizer of the trained parameters, whose rates depend on their height.
 
         config: an `optimizer.Config`.
         """
@@ -116,11 +117,11 @@ class Strategy(abc.ABC):
 
 
 def heights(path: str, shape: tuple[int, ...], num_layers: int) -> np.ndarray:
-    """Returns how far a parameter lies below the head, as float32 that broadcasts to its shape.
+    """Returns a parameter's distance below the head, as float32 that broadcasts to `shape`.
 
-    0: the head. 1: the top layer, the norm after it, and a separate lm_head. Each layer below has
-    one more. num_layers + 1: the embeddings of words and positions. In an encoder-decoder, the top
-    layers of both stacks have height 1.
+    The head has 0. The top layer, the norm after it, and a separate lm_head have 1. Each layer has
+    1 more than the layer above it. The embeddings of words and positions have num_layers + 1. In an
+    encoder-decoder, the top layers of both stacks have 1.
     """
     if of_head(path):
         found = np.zeros(())
@@ -132,12 +133,12 @@ def heights(path: str, shape: tuple[int, ...], num_layers: int) -> np.ndarray:
 
 
 def stacked(flat: Mapping[str, Any]) -> int:
-    """Returns the number of layers of the deepest stack in {path: array}."""
+    """Returns the number of layers of the deepest stack in `flat`, which is {path: array}."""
     return max((x.shape[0] for path, x in flat.items() if "/layers/" in path), default=0)
 
 
 class HeightState(NamedTuple):
-    """count: int32, the number of steps so far."""
+    """State of `scale_by_height`. count: int32, the number of steps so far."""
 
     count: jax.Array
 
@@ -145,7 +146,10 @@ class HeightState(NamedTuple):
 def scale_by_height(
     factor: Callable[[np.ndarray, jax.Array], jax.Array],
 ) -> optax.GradientTransformation:
-    """Multiplies updates by factor(heights, step). The tree must hold a layer of the full stack."""
+    """Multiplies updates by factor(heights, step).
+
+    The number of layers is that of the deepest stack in the updates.
+    """
 
     def init_fn(params: Any) -> HeightState:
         del params

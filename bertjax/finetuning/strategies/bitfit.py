@@ -22,7 +22,7 @@ class Strategy(base.Strategy):
     name = "bitfit"
 
     def moves(self, path: str) -> bool:
-        """Returns whether the parameter is a bias, including that over the vocabulary."""
+        """Returns whether the parameter is a bias, including the bias over the vocabulary."""
         return path.split("/")[-1] == "bias"
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:

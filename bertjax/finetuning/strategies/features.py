@@ -1,7 +1,7 @@
 """Trains only the head (Devlin et al., arXiv 1810.04805, section 5.3: feature-based approach).
 
-The body has no dropout, so it gives the same features in every epoch and in prediction. They are
-computed once and cached if they are small enough (`finetuning.feature_cache`).
+The body runs without dropout, so its features are the same in every epoch and in prediction. They
+are computed once and cached if they are small enough (`finetuning.feature_cache`).
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Strategy(base.Strategy):
         return False
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
-        """Returns (head, body). Raises UserError for a model without a head of the task."""
+        """Returns (head, body). Raises UserError if the model has no head for the task."""
         trained, frozen = super().split(params, key)
         self.needs(bool(trained), "head of the task")
         return trained, frozen

@@ -3,7 +3,7 @@
 By default, the head and the top layer are trained in the first epoch, one more layer in each later
 epoch, and the embeddings after the lowest layer.
 
-NOTE: a frozen layer has gradients and moments nevertheless. Adam's bias correction counts the steps
+NOTE: frozen layers have gradients and moments too. Adam's bias correction counts the steps
 since the start of the run; moments that began later would make a layer's first steps several times
 too large.
 """
@@ -35,7 +35,7 @@ class Strategy(full.Strategy):
     name = "gradual"
 
     def notes(self, trained: Any, num_epochs: int) -> list[str]:
-        """Returns a note on the embeddings and layers that are never unfrozen; [] if all are."""
+        """Returns a warning if the embeddings, and perhaps layers, are never unfrozen; else []."""
         num_layers = base.stacked(artifact.flatten(trained))
         lowest = num_layers - self.config.layers_per_epoch * num_epochs
         if lowest < 0:

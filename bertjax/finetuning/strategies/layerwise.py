@@ -1,7 +1,8 @@
 """Layer-wise learning rate decay: lower layers have lower rates (Sun et al., arXiv 1905.05583).
 
 The top layer has the optimizer's learning rate. Each layer below has `decay` times the rate of the
-layer above it. The embeddings count as one more layer. The head has the config's head_rate_factor.
+layer above it. The embeddings count as one more layer. The rate of the head is scaled by the
+config's head_rate_factor.
 """
 
 import dataclasses
@@ -15,7 +16,10 @@ from bertjax.finetuning.strategies import full
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The paper found 0.95 best at a rate of 2e-5; ELECTRA uses 0.8 and 0.9 (arXiv 2003.10555)."""
+    """The factor between layers.
+
+    The paper found 0.95 best at a rate of 2e-5; ELECTRA uses 0.8 and 0.9 (arXiv 2003.10555).
+    """
 
     decay: float = 0.9  # factor on the learning rate from each layer to the one below
 

@@ -1,10 +1,11 @@
 """LoRA (Hu et al., arXiv 2106.09685): adds alpha / rank * A B to a frozen kernel W.
 
 A [in, rank] and B [rank, out] are stored under the path of their kernel, "query/kernel/lora_a", and
-stacked over layers like it. The kernels of attention heads count as matrices [in, out]. B starts as
-zero, so the model starts as the pretrained one (section 4.1). `combine` adds the product to W. So
-the model's code and the cost of its forward pass stay the same, and a trained model is a plain one.
-The backward pass computes the gradient of W before those of A and B, but only for target kernels.
+stacked over layers like that kernel. Kernels with a heads axis are treated as matrices [in, out].
+B starts as zero, so the model starts as the pretrained one (section 4.1). `combine` adds the
+product to W. So the model's code and the cost of its forward pass stay the same, and a fine-tuned
+model has no extra parameters. The backward pass computes the gradient of W before those of A and B,
+but only for target kernels.
 """
 
 import dataclasses
@@ -24,7 +25,10 @@ RATES = (2e-4, 5e-4, 1e-3)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Section 7.1 of the paper: at equal size, query and value together are the best targets."""
+    """The rank, scale and targets.
+
+    With the same number of parameters, query and value together are the best targets (section 7.1).
+    """
 
     rank: int = 8  # columns of A, rows of B
     alpha: float = 16.0  # A B is scaled by alpha / rank
@@ -42,7 +46,7 @@ class Config:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Returns the targets as a tuple."""
+        """The target kernels, as a tuple."""
         return tuple(name.strip() for name in self.targets.split(","))
 
 
@@ -56,9 +60,9 @@ class Strategy(base.Strategy):
         return False
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
-        """Returns ({"query": {"kernel": {"lora_a", "lora_b"}}, head}, the model without its head).
+        """Returns (all A, all B and the head; the rest of the model).
 
-        Raises UserError for a target that the model's layers do not have.
+        Raises UserError if the model's layers lack a target.
         """
         trained, frozen = super().split(params, key)
         flat = {
@@ -80,7 +84,7 @@ class Strategy(base.Strategy):
         return artifact.unflatten({**artifact.flatten(trained), **new}), frozen
 
     def combine(self, trained: Any, frozen: Any) -> Any:
-        """Returns the model with W + alpha / rank * A B; one product covers all layers."""
+        """Returns the parameters with W + alpha / rank * A B in place of each target kernel W."""
         scale = self.config.alpha / self.config.rank
         over, whole = artifact.flatten(trained), artifact.flatten(frozen)
         for path in [path for path in over if path.endswith("/lora_a")]:

@@ -2,7 +2,8 @@
 
 Lee et al., arXiv 1911.03090, study how many layers can be frozen at what cost. Layers are stacked
 in one array, so a parameter of the layers is in both trees: its bottom slices are frozen, its top
-slices trained. NOTE: if the stack is compiled as a loop, the backward pass still runs through all.
+slices trained. NOTE: if the stack is compiled as a loop, the backward pass still runs through
+all layers.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from bertjax.finetuning.strategies import base
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """How many bottom layers are frozen; in an encoder-decoder, in both stacks."""
+    """The number of bottom layers to freeze; in an encoder-decoder, that many in each stack."""
 
     frozen_layers: int = 2  # lowest layers that are not trained; 0: only the embeddings are frozen
 
@@ -28,18 +29,18 @@ class Config:
 
 
 class Strategy(base.Strategy):
-    """Trains the layers above `frozen_layers`, what follows them, and the head."""
+    """Trains the layers above the frozen ones, the parameters after them, and the head."""
 
     name = "partial"
 
     def moves(self, path: str) -> bool:
-        """Returns whether `path` is of the layers, which `split` divides, or follows them."""
+        """Returns whether the parameter is in the layers, which `split` divides, or after them."""
         return "/layers/" in path or base.above_layers(path)
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
         """Returns (trained, frozen); splits stacked parameters at `frozen_layers`.
 
-        Raises UserError for more frozen layers than there are, or if nothing is left to train.
+        Raises UserError if `frozen_layers` exceeds the layers, or if nothing is left to train.
         """
         count = self.config.frozen_layers
         trained, frozen = map(artifact.flatten, super().split(params, key))

@@ -1,8 +1,8 @@
-"""Prompt tuning (Lester et al., arXiv 2104.08691): new rows of the word table, read as tokens.
+"""Prompt tuning (Lester et al., arXiv 2104.08691): new rows of the word table, used as tokens.
 
-Only the new rows and the head are trained. Each new row starts as that of a random piece of the
-vocabulary (section 3.2, "sampled vocabulary"). The ids of the new rows follow the vocabulary's and
-are inserted after the first token of each row of `kind.encode`.
+Only the new rows and the head are trained. Each new row starts as a copy of the row of a random
+piece (section 3.2, "sampled vocabulary"). The ids of the new rows follow those of the vocabulary.
+The task type inserts them after the first token of each input.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ RATES = (3e-3, 1e-2, 3e-2)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Number of prompt tokens; above 20 the paper gains little (section 3.2)."""
+    """The number of prompt tokens; more than 20 helped little in the paper (section 3.2)."""
 
     length: int = 20  # tokens of the prompt
 
@@ -36,11 +36,11 @@ class Strategy(base.Strategy):
     name = "prompts"
 
     def fields(self) -> dict[str, Any]:
-        """Returns the model's fields with the new rows in vocab_size."""
+        """Returns the model's fields, whose vocab_size includes the new rows."""
         return {**self.model, "vocab_size": self.model["vocab_size"] + self.config.length}
 
     def prompt_ids(self) -> tuple[int, ...]:
-        """Returns the ids of the new rows, which follow the vocabulary's."""
+        """Returns the ids of the new rows, which follow those of the vocabulary."""
         return tuple(range(self.model["vocab_size"], self.fields()["vocab_size"]))
 
     def moves(self, path: str) -> bool:
@@ -48,7 +48,7 @@ class Strategy(base.Strategy):
         return False
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
-        """Returns (new rows and head, the rest); both trees have a part of the word table."""
+        """Returns (new rows and head, the rest); each tree has a part of the word table."""
         trained, frozen = map(artifact.flatten, super().split(params, key))
         words = frozen[TABLE][: self.model["vocab_size"]]
         pieces = jax.random.randint(key, (self.config.length,), 0, len(words))
@@ -56,7 +56,7 @@ class Strategy(base.Strategy):
         return artifact.unflatten(trained), artifact.unflatten(frozen)
 
     def combine(self, trained: Any, frozen: Any) -> Any:
-        """Returns the model with its table: the vocabulary's rows, the new rows and padding."""
+        """Returns the parameters, with one word table: old rows, new rows and padding."""
         over, under = artifact.flatten(trained), artifact.flatten(frozen)
         rows = jnp.concatenate([under[TABLE], over[TABLE]])
         missing = layers.padded_vocab_size(len(rows)) - len(rows)
