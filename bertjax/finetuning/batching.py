@@ -1,10 +1,10 @@
 """Groups rows of ids of similar length into batches of few shapes.
 
-A row belongs to the shortest bucket that is long enough. Each epoch shuffles the rows anew. The
-rows that do not fill a batch of their bucket move to the next longer bucket. An epoch has rows /
-batch_size steps, rounded up. At most one batch is not full. It gets the shortest rows, because its
-padding rows cost computation too. The order of the buckets depends on the epoch, but not on the
-seed, so all seeds have the same order of shapes.
+A row belongs to the shortest bucket that is long enough. An epoch shuffles the rows, depending on
+the seed and the epoch. The rows left over after the full batches of a bucket move to the next
+longer bucket. An epoch has rows / batch_size steps, rounded up. At most one batch is not full. It
+gets the shortest rows, because its padding rows cost computation too. The order of the buckets
+depends on the epoch, but not on the seed, so all seeds have the same order of shapes.
 
 Each bucket costs a compilation, and padding tokens cost computation. For rows that are read
 repeatedly, `fitted` chooses the buckets of least total cost, which differ between a CPU and an
@@ -129,7 +129,7 @@ class Batches:
         self.steps_per_epoch = -(-len(rows) // batch_size)
 
     def epoch(self, seed: int, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the batches of an epoch from number `start` on. An epoch has each row once."""
+        """Yields the batches of an epoch from batch `start` on. Each row is in one batch."""
         plan = self._plan(seed, epoch)
         # Independent of the seed, so that the order of the buckets is the same for all seeds.
         draws = rng.RowRandom(rng.row_keys(0, epoch, np.array([0])))
@@ -151,7 +151,7 @@ class Batches:
         return [self.batch(numbers, shape) for shape, numbers in dict(batches).items()]
 
     def batch(self, numbers: np.ndarray, shape: Shape) -> dict[str, np.ndarray]:
-        """Returns the rows of these numbers as a batch, filled up with rows of weight 0."""
+        """Returns the rows of these numbers, padded to `batch_size` with rows of weight 0."""
         missing = self.batch_size - len(numbers)
         rows = [self._rows[i] for i in [*numbers, *[numbers[0]] * missing]]
         weights = np.ones(self.batch_size, np.float32)

@@ -23,14 +23,14 @@ from bertjax.finetuning import rows as rows_lib
 from bertjax.models.common import heads
 
 MOST = 2**32  # bytes that may be cached
-# The arrays cached in a row, [N, D] and [D, L], and the length that their last axis is padded to.
+# {name of an array that is cached in a row: its `Feature.length`}. Shapes: [N, D] and [D, L].
 _LENGTHS = {"class_features": "", "last_hidden_state": "length"}
 
 Batch = Mapping[str, jax.Array]
 
 
 def size(head: str, model: Any, rows: Sequence[Mapping[str, np.ndarray]]) -> int:
-    """Returns the bytes of the features that the head reads of these rows."""
+    """Returns how many bytes the features that the head needs take for these rows."""
     shapes = [row["input_ids"].shape for row in rows]
     if not _LENGTHS[heads.READS[head]]:
         shapes = [shape[:-1] for shape in shapes]
@@ -53,7 +53,10 @@ def is_kept(batch: Batch) -> bool:
 
 
 def step(task_type: Any, model: Any, head: str) -> Callable[[Any, Batch], dict[str, jax.Array]]:
-    """Returns step(params, batch) -> {name: features to cache, batch first}."""
+    """Returns a function of (params, batch) that computes {name: features to cache}.
+
+    The first axis of the features is the batch.
+    """
     name = heads.READS[head]
 
     def compute(params: Any, batch: Batch) -> dict[str, jax.Array]:
@@ -80,7 +83,8 @@ def keep(
 ) -> None:
     """Stores the features that `step` returned for a batch in its rows, without padding.
 
-    numbers: of the batch's rows in `rows`. found: may have padding rows behind them.
+    numbers: the indices in `rows` of the batch's rows. found: what `step` returned; it may have
+    padding rows at the end.
     """
     for name, x in found.items():
         for number, own in zip(numbers, x, strict=False):
@@ -89,9 +93,9 @@ def keep(
 
 
 def head_alone(apply: Callable[..., Any], head: str, batch: Batch) -> Callable[..., Any]:
-    """Returns an `apply` for a task type that runs the head of a model with a frozen encoder.
+    """Returns an `apply` for a task type that runs only the head if `batch` has cached features.
 
-    The head reads the features cached in `batch`, or without them the encoder's output.
+    If it has none, the frozen encoder runs before the head.
     """
     name = heads.READS[head]
 

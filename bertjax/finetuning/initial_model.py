@@ -1,4 +1,4 @@
-"""Makes the model that a fine-tuning starts with: a checkpoint's parameters under fresh heads.
+"""Makes the model that fine-tuning starts from: a checkpoint's parameters and new heads.
 
 family, fields, params = initial_model.model(source, ("classifier",), {"num_labels": 3}, key)
 module = plugins.model(family, fields)
@@ -28,18 +28,18 @@ def model(
     labels: Sequence[str] = (),
     output_bias: float = 0.0,
 ) -> tuple[str, dict[str, Any], Any]:
-    """Returns (family, fields, params): the source's parameters, and new ones for what it lacks.
+    """Returns (family, fields, params) of the model; initializes what the source lacks.
 
-    heads: of the task; they replace the source's. The pooler is added if the family's classifier
-    reads it. () selects the "lm" head, or in an encoder only the pooler, if the source has one.
+    heads: the task's heads, which replace the source's. The pooler is added if the family's
+    classifier uses it. () selects the "lm" head; in an encoder, only the source's pooler, if any.
     fields: model fields that differ from the source's (num_labels, adapter_size, dropout rates,
-    vocab_size). key: initializes the new parameters.
-    kind, labels: of the task; a head of the source is kept only if it was trained for both.
+    vocab_size). key: the random key for new parameters. kind, labels: the task type's name and
+    labels. The source's task heads are kept only if they were trained for the same kind and labels.
     output_bias: the bias of each output of a new head, if the head has biases.
 
-    Of an ELECTRA with generator and discriminator, takes the discriminator. The returned fields are
-    all of the family's Config except those of `Compute`; params are on the host, float32. Raises
-    UserError for a family without such a head, for an unknown field, and for fields that change
+    From an ELECTRA with generator and discriminator, uses the discriminator. The returned fields
+    are all of the family's Config except those of `Compute`; params are on the host, float32.
+    Raises UserError if the family lacks a head, for an unknown field, and for fields that change
     the shape of the source's arrays; only the vocabulary may grow.
     """
     source = artifact.part(source)
@@ -108,7 +108,7 @@ def _whole(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 def _found(
     source: artifact.Artifact, made: Any, shapes: Mapping[str, Any], *, keeps_heads: bool
 ) -> dict[str, np.ndarray]:
-    """Returns the source's parameters that the model starts with, by the model's paths."""
+    """Returns {path in the model: the source's parameter that it starts as}."""
     theirs = artifact.flatten(source.params)
     found = {}
     for name in shapes:
@@ -125,13 +125,13 @@ def _found(
 
 @functools.partial(jax.jit, static_argnames=("made", "names"))
 def _draw(made: Any, names: tuple[str, ...], key: jax.Array) -> dict[str, jax.Array]:
-    """Returns the fresh parameters `names`; the others are not computed."""
+    """Initializes the parameters in `names`; the others are not computed."""
     fresh = artifact.flatten(plugins.init_params(made, key))
     return {name: fresh[name] for name in names}
 
 
 def _more_rows(name: str, found: np.ndarray, fresh: np.ndarray, rows: int) -> np.ndarray:
-    """Returns `fresh`, of a larger vocabulary, with its first `rows` pieces set to `found`."""
+    """Copies the first `rows` pieces of `found` to `fresh`, which has more; returns `fresh`."""
     first = (slice(None),) * sharding.param_axes(name).index("vocab") + (slice(rows),)
     fresh[first] = found[first]
     return fresh

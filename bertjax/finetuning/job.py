@@ -43,10 +43,9 @@ from bertjax.models.common import kernels
 class Job:
     """The model, steps and batches of a config, ready to train.
 
-    task_type: defines the loss and the predictions. examples, encoded: {split: its examples or
-    rows}. longest: the maximum tokens of a row, see `reading.longest`. first: the model's initial
-    parameters for seed 0, on the host. frozen: the parameters that the strategy does not train, on
-    the devices. notes: warnings.
+    examples, encoded: those of each split. longest: see `reading.longest`. first: the initial
+    parameters of the model for seed 0, on the host. frozen: the parameters that the strategy does
+    not train, on the devices. notes: warnings.
     """
 
     config: ml_collections.ConfigDict

@@ -28,7 +28,7 @@ Input = str | Sequence[str] | Mapping[str, Any] | examples_lib.Example
 
 
 class Predictor(pretrained.Pretrained):
-    """A `Pretrained` with a task. `task_type` defines how it predicts."""
+    """A `Pretrained` model that is fine-tuned on `task`; `task_type` defines how it predicts."""
 
     def __init__(self, source: artifact.Artifact, compute: layers.Compute | None = None):
         super().__init__(source, compute)
@@ -40,7 +40,7 @@ class Predictor(pretrained.Pretrained):
         """Returns the prediction for one input, or a list of them for a list of inputs.
 
         An input is a text, a pair of texts as a tuple, an example of `finetuning.examples.types`,
-        or the fields of one: {"question", "context"}, {"context", "choices"}, {"source"},
+        or a dict of its fields: {"question", "context"}, {"context", "choices"}, {"source"},
         {"words"}. Raises UserError for anything that is not an input of the task.
         """
         if isinstance(inputs, list):
@@ -50,7 +50,7 @@ class Predictor(pretrained.Pretrained):
     def _pooling(self, asked: str) -> str:
         """Returns the pooling for `encode`: `asked`, or the one used in training.
 
-        NOTE: `encode` reads as many tokens as the model can; `predict` as many as in training.
+        NOTE: `encode` reads as many tokens as the model can, `predict` only as many as training.
         Raises UserError for embeddings trained with a prompt, which only `predict` inserts.
         """
         trained = self.task_type.pooling
@@ -65,7 +65,7 @@ class Predictor(pretrained.Pretrained):
         examples: str | os.PathLike | Sequence[examples_lib.Example],
         on_progress: progress.Done = lambda done, total: None,
     ) -> dict[str, float]:
-        """Returns every score of the task type, on a labelled file or a list of examples.
+        """Returns all scores of the predictions for a labelled file or a list of examples.
 
         Prints how many damaged rows of a file were skipped. on_progress: as in `answer`.
         """
@@ -86,7 +86,7 @@ class Predictor(pretrained.Pretrained):
         """Returns (the examples as rows, one prediction per example).
 
         Prints a warning if examples were truncated. on_progress: called with (rows done, rows in
-        all) after each batch; not if a prediction needs many forward passes.
+        all) after each batch; it is not called if a prediction needs many forward passes.
         """
         task_type = self.task_type.asked(examples)
         if not examples:
@@ -102,7 +102,7 @@ class Predictor(pretrained.Pretrained):
         return encoded, task_type.decode(examples, encoded, outputs)
 
     def example(self, given: Input) -> examples_lib.Example:
-        """Returns an input as an example of the task. Raises UserError if it does not fit."""
+        """Converts an input to an example of the task. Raises UserError if it does not fit."""
         if isinstance(given, tuple(examples_lib.TYPES.values())):
             return given
         fields = {}
@@ -111,7 +111,7 @@ class Predictor(pretrained.Pretrained):
         for name in _LISTS & fields.keys():
             if isinstance(fields[name], str):
                 raise errors.UserError(
-                    f"{name!r} is a list of texts, not {pretrained.short(given)}"
+                    f"{name!r} must be a list of texts, not {pretrained.short(fields[name])}"
                 )
         kind = examples_lib.TYPES[self.task.reader]
         try:

@@ -1,4 +1,4 @@
-"""Reads the files of a fine-tuning as examples, and encodes them as rows of ids.
+"""Reads the labelled files of a config as examples, and encodes them as rows of ids.
 
     labelled = read(config, source)
     encoded = encode(config, source, labelled)
@@ -23,7 +23,7 @@ from bertjax.finetuning.task_types import base
 
 
 class Labelled(NamedTuple):
-    """The examples of every split, and the task type with the labels of train. notes: warnings."""
+    """The examples of each split, and the task type with the labels. notes: warnings."""
 
     task_type: base.TaskType
     splits: Mapping[str, Sequence[examples_lib.Example]]
@@ -31,7 +31,10 @@ class Labelled(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The rows of every split. task_type: bound to the model. longest: see `longest`."""
+    """The rows of each split.
+
+    task_type: the task type, bound to the model. longest: the result of `longest`. notes: warnings.
+    """
 
     task_type: base.TaskType
     strategy: strategies_base.Strategy
@@ -43,7 +46,8 @@ class Encoded(NamedTuple):
 def read(config: ml_collections.ConfigDict, source: artifact.Artifact) -> Labelled:
     """Reads the files of the config.
 
-    Raises UserError for bad files, a model that the task cannot train, and missing libraries.
+    Raises UserError for bad files, missing libraries, and a model of a kind (such as decoder) that
+    the task does not support.
     """
     task = tasks.find(config.task)
     task_type = recipe.task_type(config)
@@ -70,10 +74,10 @@ def read(config: ml_collections.ConfigDict, source: artifact.Artifact) -> Labell
 def _examples(
     config: ml_collections.ConfigDict, notes: list[str]
 ) -> dict[str, list[examples_lib.Example]]:
-    """Returns the examples of every split with a file in the config. Holds out dev if it has none.
+    """Returns the examples of every split that has a file. Without a dev file, splits train.
 
-    Reads all of "train", whatever config.data.max_train is. notes: gets a line for each kind of row
-    skipped in damaged files of train and dev; such a row in a test file is an error. Raises
+    Reads all of "train", whatever config.data.max_train is. Appends to `notes` a line for each kind
+    of row that is skipped in damaged files; in a test file such a row is an error. Raises
     UserError without a train file, for bad files, and if train cannot be split.
     """
     task = tasks.find(config.task)
@@ -104,7 +108,7 @@ def _examples(
 def encode(
     config: ml_collections.ConfigDict, source: artifact.Artifact, labelled: Labelled
 ) -> Encoded:
-    """Turns the examples into rows of ids for the model of `source`."""
+    """Encodes the examples as rows of ids for the model of `source`."""
     task_type = labelled.task_type
     strategy = strategies.make(
         config.strategy, _fields(config, source, task_type), config.head_rate_factor
@@ -130,7 +134,7 @@ def encode(
 
 
 def longest(source: artifact.Artifact, strategy: strategies_base.Strategy) -> int:
-    """Returns the maximum tokens of a row that the model can read beside a trained prompt.
+    """Returns the maximum tokens of a row that the model can read in addition to a prompt.
 
     Raises UserError if that is less than `recipe.SHORTEST`.
     """

@@ -1,4 +1,4 @@
-"""Every key of a fine-tuning, declared once, with the usual recipe as defaults.
+"""The config of fine-tuning: declares every key, with the usual recipe as defaults.
 
 Devlin et al. (arXiv 1810.04805, appendix A.3): 2 to 4 epochs, batches of 16 or 32, rates 2e-5 to
 5e-5, the best on dev; warm-up over a tenth of the steps, then linear decay. Mosbach et al. (arXiv
@@ -24,12 +24,12 @@ from bertjax.finetuning.task_types import base
 from bertjax.models.common import layers
 
 SHORTEST = 8  # the smallest maximum length of a row, in tokens
-# Keys that may differ when a fine-tuning resumes in an output folder: each (rate, seed) is a
+# Keys that may differ when fine-tuning resumes in an output folder: each (rate, seed) is a
 # separate run, and files and models are compared by their content.
 _FREE_KEYS = (
     "learning_rates", "seeds", "seed", "mesh", "remat", "model", "log_every", "checkpoint_every"
 )  # fmt: skip
-# Keys of earlier versions that are accepted and ignored: the reason.
+# {key of earlier versions, which is accepted and ignored: the reason}
 FORMER_KEYS = {"seeds_at_once": "seeds are trained one after the other"}
 
 
@@ -51,7 +51,7 @@ _OTHERS = _Field((2e-5, 3e-5, 5e-5), 1e-4, "1e-5 to 5e-5")
 
 
 def default(task: str, strategy: str = "full") -> ConfigDict:
-    """Returns the config of a fine-tuning on a task, with all keys.
+    """Returns the default config, with all keys, for fine-tuning on a task.
 
     Raises UserError for an unknown task or strategy.
     """
@@ -106,11 +106,11 @@ def make(
     files: Mapping[str, str | os.PathLike | None],
     values: Mapping[str, Any],
 ) -> ConfigDict:
-    """Returns the config of a fine-tuning on files, without validating it.
+    """Returns the config for fine-tuning on files, without validating it.
 
-    data: a folder with the files of the splits. files: {split: path}; replaces those of `data`.
-    values: {"a.b": value}, as text or of the key's type. Raises UserError for unknown names, for
-    keys that have a flag (task, learning_rate), and for a key of another strategy.
+    data: a folder with the files of the splits. files: {split: path}; these replace the files in
+    `data`. values: {"a.b": value}, as text or of the key's type. Raises UserError for unknown
+    names, for keys that have a flag (task, learning_rate), and for a key of another strategy.
     """
     values = dict(values)
     config = default(task, values.pop("strategy.name", "full"))
@@ -140,7 +140,7 @@ def make(
 
 
 def rates(given: str | float | Sequence[float]) -> tuple[float, ...]:
-    """Returns the learning rates in "2e-5,3e-5", in one number or in several.
+    """Returns learning rates that are given as a text like "2e-5,3e-5", a number or several.
 
     Raises UserError for anything else.
     """
@@ -154,7 +154,7 @@ def rates(given: str | float | Sequence[float]) -> tuple[float, ...]:
 
 
 def validate(config: ConfigDict) -> None:
-    """Raises UserError with the key, its value and what is allowed; reads no file."""
+    """Raises UserError if a value in the config is invalid. Reads no file."""
 
     def check(ok: bool, key: str, allowed: str) -> None:
         errors.check(ok, key, config_lib.value_of(config, key), allowed)
@@ -195,23 +195,23 @@ def is_free(key: str) -> bool:
 
 
 def task_type(config: ConfigDict) -> base.TaskType:
-    """Returns the task type with its options; no model is bound to it yet."""
+    """Returns the task type with the options in the config, not yet bound to a model."""
     found = task_types.load(tasks.find(config.task).kind)
     return found(config.task, found.Config(**config.kind))
 
 
 def run_optimizer(config: ConfigDict, learning_rate: float, num_steps: int) -> optimizer.Config:
-    """Returns the optimizer's config of a run of `num_steps` steps."""
+    """Returns the optimizer's config for a run of `num_steps` steps."""
     fields = {key: value for key, value in config.optimizer.items() if key != "warmup_rate"}
     warmup_steps = min(round(config.optimizer.warmup_rate * num_steps), num_steps - 1)
-    least = int(fields["schedule"] == "rsqrt")  # the warm-up is its scale: not 0
+    least = int(fields["schedule"] == "rsqrt")  # rsqrt is scaled by the warm-up: not 0
     return optimizer.Config(
         **fields, learning_rate=learning_rate, warmup_steps=max(warmup_steps, least)
     )
 
 
 def with_rates(config: ConfigDict, model_kind: str) -> ConfigDict:
-    """Returns the config, with default rates if it has none. model_kind: a family's KIND."""
+    """Returns the config, with the usual rates if it has none. model_kind: a family's KIND."""
     config = config.copy_and_resolve_references()
     if not config.learning_rates:
         usual = _field(model_kind).rates

@@ -1,6 +1,7 @@
-"""Examples as rows of a model: one text or two between the special tokens of a tokenizer.
+"""Makes rows, the inputs of a model: one or two texts with a tokenizer's special tokens.
 
-A row is one input of the model. An example of question answering may have several rows (windows).
+A row is one input of the model. An example of question answering may have several
+rows (windows).
 `data.tokenizers.special_tokens` defines the special tokens. Token types are 1 on the second text; a
 batch omits them for a model without two types.
 
@@ -76,7 +77,7 @@ class Enclosed(NamedTuple):
 
 
 class Form:
-    """The positions of the special tokens around texts."""
+    """Puts the special tokens of a tokenizer around texts."""
 
     def __init__(self, tokenizer: tokenizer_lib.Tokenizer):
         self._head, self._between, self._tail = special_tokens.of_rows(tokenizer)
@@ -86,10 +87,10 @@ class Form:
         return len(self._head) + len(self._between) * (num_texts - 1) + len(self._tail)
 
     def enclose(self, texts: Sequence[Sequence[int]], length: int) -> Enclosed:
-        """Returns the row, of at most `length` tokens, of the ids of one text or two.
+        """Returns the row, of at most `length` tokens, for the ids of one or two texts.
 
-        The longer text is truncated first, at its end. A row that would be empty is one special
-        token.
+        The longer text is truncated first, at its end. A row that would be empty gets one
+        special token.
         """
         whole = [len(text) for text in texts]
         sizes = fitting(whole, length - self.overhead(len(texts)))
@@ -121,7 +122,7 @@ def fitting(sizes: Sequence[int], room: int) -> list[int]:
 def encode(
     tokenizer: tokenizer_lib.Tokenizer, groups: Sequence[Sequence[str]]
 ) -> list[list[list[int]]]:
-    """Returns the ids of the texts of each group, without special tokens."""
+    """Returns the ids of each text in each group, without special tokens."""
     ids = iter(tokenizer.encode_batch([text for texts in groups for text in texts]))
     return [[next(ids) for _ in texts] for texts in groups]
 
@@ -137,7 +138,7 @@ def stack(made: Sequence[Row], count: int) -> Row:
 
 
 def flat(apply: Callable[..., dict[str, jax.Array]]) -> Callable[..., dict[str, jax.Array]]:
-    """Wraps `apply` to take inputs [B, N, L] as B * N rows; the outputs keep the B * N rows."""
+    """Wraps `apply` to accept inputs [B, N, L] as B * N rows; its outputs have B * N rows."""
 
     def apply_flat(**inputs: jax.Array) -> dict[str, jax.Array]:
         return apply(**{name: x.reshape(-1, x.shape[-1]) for name, x in inputs.items()})

@@ -48,7 +48,7 @@ def macro_f1(targets: Sequence[str], predictions: Sequence[str], labels: Sequenc
 
 
 def mcc(targets: Sequence[str], predictions: Sequence[str]) -> float:
-    """Returns 100 times Matthews' correlation coefficient; 0 if one of the two is constant."""
+    """Returns 100 times Matthews' correlation coefficient; 0 if one sequence is constant."""
     metrics = library("sklearn.metrics")
     return 100.0 * float(metrics.matthews_corrcoef(list(targets), list(predictions)))
 
@@ -56,7 +56,7 @@ def mcc(targets: Sequence[str], predictions: Sequence[str]) -> float:
 def auc(targets: Sequence[bool], values: Sequence[float]) -> dict[str, float]:
     """Returns {"roc_auc", "average_precision"}, 0 to 100.
 
-    Returns {} unless both targets occur, and if a value is not finite and so has no rank.
+    Returns {} if all targets are equal, and if a value is not finite and so has no rank.
     """
     if len(set(targets)) < 2 or not np.isfinite(values).all():
         return {}
@@ -68,9 +68,9 @@ def auc(targets: Sequence[bool], values: Sequence[float]) -> dict[str, float]:
 
 
 def correlations(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
-    """Returns {"pearson", "spearman"}, times 100; 0 if one of the two is constant or not finite.
+    """Returns {"pearson", "spearman"}, times 100.
 
-    Also 0 for a single pair.
+    They are 0 if targets or predictions are constant or not finite, and for a single pair.
     """
     stats = library("scipy.stats")
     spreads = np.ptp(targets), np.ptp(predictions)
@@ -83,7 +83,7 @@ def correlations(targets: Sequence[float], predictions: Sequence[float]) -> dict
 
 
 def retrieval(ranks: Sequence[int]) -> dict[str, float]:
-    """Returns {"accuracy_at_1", "mrr"}, 0 to 100. ranks: of the right answers, from 1."""
+    """Returns {"accuracy_at_1", "mrr"}, 0 to 100. ranks: those of the right answers, from 1."""
     return {
         "accuracy_at_1": 100.0 * float(np.mean([rank == 1 for rank in ranks])),
         "mrr": 100.0 * float(np.mean([1.0 / rank for rank in ranks])),

@@ -23,8 +23,9 @@ from bertjax.runtime import backend
 class Item:
     """A task of a suite.
 
-    values: keys of its recipe. data: its folder under the suite's; "": the suite's folder.
-    name: its name in the report and of its folder; "": the task's. It is unique in the suite.
+    values: {config key: value} for this task. data: the folder of its files inside the suite's data
+    folder; "": the data folder itself. name: its unique name in the report, and the name of its
+    output folder; "": the name of the task.
     """
 
     task: str
@@ -35,8 +36,10 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """Published scores to compare with. scores: {name of an item: {split: its main score}};
-    source: where they were published."""
+    """Published scores to compare with.
+
+    source: where they were published. scores: {name of an item: {split: its main score}}.
+    """
 
     name: str
     source: str
@@ -45,7 +48,10 @@ class Published:
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """Tasks to report together. title: of the report. note: on comparing with `published`."""
+    """Tasks to report together.
+
+    title: the title of the report. note: a remark on the comparison with `published`.
+    """
 
     title: str
     items: Sequence[Item]
@@ -54,7 +60,10 @@ class Suite:
 
 
 def load(path: str) -> Suite:
-    """Returns the suite of FILE or FILE:ARG. Raises UserError for a file that has none."""
+    """Returns the suite in a file. Raises UserError if it has none.
+
+    path: FILE, or FILE:ARG to call `get_suite(ARG)`.
+    """
     return config_lib.of_file("suite", path, Suite)
 
 
@@ -67,7 +76,8 @@ def run(
 ) -> str:
     """Fine-tunes on every task whose files exist, and returns the report as Markdown.
 
-    data: the suite's folder. values: keys of all recipes; they override those of an `Item`.
+    data: the folder with the files of all tasks. values: {config key: value} for all tasks; they
+    override those of an `Item`.
     Raises UserError for an invalid config before anything is trained.
     """
     suite, out = load(path), files.local(output)
@@ -150,7 +160,7 @@ def table(suite: Suite, reports: Mapping[str, Mapping[str, Any]], absent: Mappin
 def _rows(
     suite: Suite, name: str, content: Mapping[str, Any]
 ) -> list[tuple[str, Mapping[str, Any]]]:
-    """Returns (split, scores): our splits, and those with only published scores, with {}."""
+    """Returns (split, scores) for our splits, and (split, {}) for those only published."""
     own = dict(content["splits"])
     for published in suite.published:
         for split in published.scores.get(name, {}):
@@ -164,8 +174,9 @@ def _published(published: Published, name: str, split: str) -> float | None:
 
 
 def draw(suite: Suite, reports: Mapping[str, Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Plots every seed on dev, the median, and the published test scores, by task."""
-    # Imported here: training needs no matplotlib. A bare Figure needs no display or globals.
+    """Plots for each task the dev score of each seed, their median and published test scores."""
+    # Imported here because training does not need matplotlib. Figure is used without pyplot, which
+    # has global state and may need a display.
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

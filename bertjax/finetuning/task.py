@@ -1,8 +1,8 @@
-"""The definition of a task: how its files hold examples, its kind of prediction and its scores.
+"""The definition of a task: the format of its files, its task type and its scores.
 
     Task("sentiment", "classification", "sentences", readers.Columns((("review",),)), ("accuracy",))
 
-`glue` and `tasks` have the tables of tasks; `tasks` reads their files.
+`glue` and `tasks` list the tasks; `tasks` reads their files.
 """
 
 import dataclasses
@@ -18,24 +18,24 @@ class Task:
     """A fine-tuning task.
 
     name: as in --task.
-    kind: a task type, module of finetuning/task_types.
-    reader: the type of its examples, module of finetuning/examples: sentences, words, questions,
+    kind: the task type, a module of finetuning/task_types.
+    reader: the type of its examples, a module of finetuning/examples: sentences, words, questions,
         text_pairs or choices.
-    columns: the columns of a record that hold the parts of an example.
+    columns: the columns of a record that contain the parts of an example.
     metrics: the task type's scores that are reported; the first one selects the best model.
     options: fields of the task type's Config that differ from their defaults.
     max_length: maximum tokens of a row.
-    labels: names in the order of the head's outputs; (): those of train.
-    spelling: label -> its spelling in files, if that is not its name.
+    labels: their names, in the order of the head's outputs; (): the labels that occur in train.
+    spelling: {label: its spelling in files}, for labels spelled differently there.
     numbers: whether labels are numbers.
-    text_form: whether it also exists as NAME:text_to_text.
+    text_form: whether the task also exists as NAME:text_to_text.
     labelled: whether every training example needs a label.
-    headerless: columns of TSV files that have no header.
-    damaged: whether the published files have broken rows, which are skipped and counted.
-    folders: names of its folder in an archive of many tasks.
-    files: split -> names of its file, in the order in which they are tried.
-    tfds_splits: split -> its name in TFDS, if that is not the usual one.
-    submissions: split -> name of the file that the leaderboard takes.
+    headerless: names of the columns of TSV files that have no header.
+    damaged: whether the published files have invalid rows, which are skipped and counted.
+    folders: possible names of the task's folder in an archive of many tasks.
+    files: {split: possible names of its file, in the order in which they are tried}.
+    tfds_splits: {split: its name in TFDS}, for splits whose name there is not the usual one.
+    submissions: {split: name of the file to submit to the leaderboard}.
     """
 
     name: str
@@ -64,5 +64,5 @@ class Task:
 
     @property
     def any_texts(self) -> bool:
-        """Whether sentences may have any number of texts, as for embeddings of each text."""
+        """Whether an example may be a single text or a pair, as for embeddings of each text."""
         return self.type.any_texts

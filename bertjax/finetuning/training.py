@@ -1,11 +1,11 @@
-"""Trains one seed at one learning rate, top to bottom.
+"""Trains one run: one seed at one learning rate.
 
     run, trained = training.train(job, 3e-5, seed=0, folder="out/runs/lr3e-05-seed0")
 
 At every step boundary the order is: evaluate, save, stop if requested; then take a batch and step.
-At an evaluation the parameters are kept if their dev score is the best so far. A checkpoint holds
-the state, the best parameters and the evaluations, so a run that is killed and started again ends
-bit for bit where an uninterrupted one ends.
+After an evaluation, a copy of the parameters is kept if their dev score is the best so far. A
+checkpoint contains the train state, the best parameters and the evaluations, so a run that is
+killed and resumed has exactly the same result, bit for bit, as an uninterrupted one.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from bertjax.runtime import distributed, signals
 class Evaluation:
     """Dev scores after `epoch` epochs.
 
-    loss: the mean of finite losses since the last evaluation; None if none was finite.
+    loss: the mean of the finite training losses since the last evaluation; None if none was finite.
     """
 
     epoch: float
@@ -41,10 +41,11 @@ class Evaluation:
 
 @dataclasses.dataclass
 class Run:
-    """One seed at one learning rate.
+    """The results of one seed at one learning rate.
 
-    others: {split: scores} of the best evaluation, for splits other than dev. seconds: of training,
-    evaluation and (in the first run) compilation.
+    best: the index of the best evaluation. others: {split: scores of the best parameters} for
+    splits other than dev. seconds: the time of training, evaluation and, in the first run,
+    compilation.
     """
 
     learning_rate: float
@@ -75,7 +76,7 @@ class Run:
         return gained
 
     def stopped(self, patience: int) -> bool:
-        """Returns whether at least the last `patience` evaluations had no gain; 0: never."""
+        """Returns whether the last `patience` evaluations had no gain; False if it is 0."""
         return 0 < patience <= len(self.evaluations) - 1 - self.best
 
 
@@ -90,7 +91,7 @@ class _Losses:
         self.total, self.count = self.total + loss, self.count + 1
 
     def mean(self) -> float | None:
-        """Returns the mean since the last call; None without a loss."""
+        """Returns the mean since the last call of `mean`; None if there was no loss."""
         mean = self.total / self.count if self.count else None
         self.total, self.count = 0.0, 0
         return mean
@@ -104,14 +105,15 @@ def train(
     tell: Callable[[str], None] = lambda line: None,
     boundaries: Iterator[int] | None = None,
 ) -> tuple[Run, Any]:
-    """Trains from the newest checkpoint in `folder`, if there is one.
+    """Trains a run, or resumes it from the newest checkpoint in `folder`.
 
-    Returns the run and its best trained parameters, on the host. Ends early if the run has stopped
-    improving (`config.early_stopping`). Writes metrics.jsonl and the files of TensorBoard to
-    `folder`. boundaries: numbers the step boundaries of all runs of this process.
+    Returns the run and its best trained parameters, on the host. Stops early if the dev score no
+    longer improves (`config.early_stopping`). Writes metrics.jsonl and the files of TensorBoard to
+    `folder`. tell: called with each line of progress. boundaries: a counter that numbers the step
+    boundaries of all runs of this process.
 
-    After a SIGTERM raises Preempted, after a first Ctrl-C KeyboardInterrupt, both with the state
-    saved.
+    Raises Preempted after a SIGTERM, and Interrupted, a KeyboardInterrupt, after a first Ctrl-C; in
+    both cases it first saves the state.
     """
     config, name = job.config, f"rate {learning_rate:g}, seed {seed}"
     boundaries = itertools.count() if boundaries is None else boundaries
@@ -211,7 +213,7 @@ def evaluation_steps(job: job_lib.Job) -> set[int]:
 
 
 def _line(run: Run, num_epochs: int) -> str:
-    """Returns the last evaluation as a line of text."""
+    """Returns a line of text about the last evaluation."""
     last = run.evaluations[-1]
     loss = "not finite" if last.loss is None else f"{last.loss:.3f}"
     return (

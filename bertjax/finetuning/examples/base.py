@@ -1,12 +1,12 @@
-"""The protocol of the types of examples: what one file of `finetuning/examples` defines.
+"""The protocol that every type of example in `finetuning/examples` implements.
 
     kind = types.TYPES[task.reader]
     examples = kind.read(task, "train.tsv", training=True, scored=True, skipped=None)
     example = kind.from_input("I loved this movie")
 
-A type of example is a named tuple that inherits the protocol, in a file of its own. The file is
-named as in `Task.reader`, and `types.TYPES` lists the types. An example without its label has None
-in that field, or () in fields that hold several.
+A type of example is a named tuple that inherits from the protocol, in a separate file.
+`Task.reader` is the name of that file. `types.TYPES` lists the types. If the label of an example is
+unknown, its field is None, or () if the field can contain several.
 """
 
 import abc
@@ -21,10 +21,12 @@ from bertjax.finetuning import task as task_lib
 class Example(Protocol):
     """An example of a labelled file, or an input to predict on.
 
-    SUFFIXES: of the files in a folder of a task, in the order in which they are tried.
-    LISTS: names of the fields that hold several texts.
-    INPUT: the inputs that `Predictor.predict` takes, for an error message.
-    FLAGS: the first flag of `bertjax predict` for such an input, and all flags that it needs.
+    SUFFIXES: file suffixes to look for in the folder of a task, in the order in which they are
+        tried.
+    LISTS: names of the fields that contain several texts.
+    INPUT: describes the inputs that `Predictor.predict` accepts, for an error message.
+    FLAGS: the main flag of `bertjax predict` for such an input, and a text that names all flags
+        that it needs.
     TEXT_SCORES: the metrics of a task that also exist in its text-to-text form.
     """
 
@@ -39,7 +41,7 @@ class Example(Protocol):
     @property
     @abc.abstractmethod
     def where(self) -> str:
-        """The place "file:line" or "file question ID", which begins error messages; may be ""."""
+        """The example's place, "file:line" or "file question ID", for error messages; may be ""."""
 
     # Files and inputs
 
@@ -54,7 +56,7 @@ class Example(Protocol):
         scored: bool,
         skipped: collections.Counter[str] | None,
     ) -> list[Self]:
-        """Returns the examples of a file, with the labels that it has.
+        """Returns the examples of a file, with their labels if it contains them.
 
         training: whether the file is of train or dev. Other files may have one text per line.
         scored, skipped: see `tasks.read`. Raises UserError, with file and line, for bad input.
@@ -64,23 +66,26 @@ class Example(Protocol):
     def has_columns(cls, path: str) -> bool:
         """Returns whether a file of such examples has named columns.
 
-        A file of one text per line has none in any case.
+        A file with one text per line never has them.
         """
         del path
         return True
 
     @classmethod
     def for_prediction(cls, task: task_lib.Task, *, any_texts: bool) -> task_lib.Task:
-        """Returns the task for inputs of forms that train may not have; see `tasks.answered`."""
+        """Returns the task, changed to accept inputs in forms that the training data may lack.
+
+        See `tasks.answered`.
+        """
         del any_texts
         return task
 
     @classmethod
     @abc.abstractmethod
     def from_input(cls, given: Any) -> Self:
-        """Returns the example of a text, a tuple of texts or a dict of fields.
+        """Converts a text, a tuple of texts or a dict of fields to an example.
 
-        Raises TypeError for an input of another form.
+        Raises TypeError if the input is not in a form that the type accepts.
         """
 
     # Labels
@@ -94,11 +99,11 @@ class Example(Protocol):
         """Returns the example without its label."""
 
     def class_names(self) -> tuple[str, ...]:
-        """Returns the names of the classes; () if the label is none, as a score or an index."""
+        """Returns the class names in the label; () if it has none, such as a score or an index."""
         return ()
 
     def classes(self) -> Collection[str]:
-        """Returns every class that the example has: its class names, or its tags."""
+        """Returns the different classes of the example: its class names, or its tags."""
         return self.class_names()
 
     # Texts
@@ -117,7 +122,7 @@ class Example(Protocol):
 
 
 def lines_of_text(task: task_lib.Task, path: str, needed: Sequence[str]) -> errors.UserError:
-    """Returns the error for a file of lines of text, for a task that reads these columns."""
+    """Returns the error for a file with one text per line if the task needs several columns."""
     return errors.UserError(
         f"{path}: lines of text, and the task {task.name} reads more than one text: give "
         f"JSON lines with {', '.join(map(repr, needed))}"

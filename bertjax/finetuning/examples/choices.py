@@ -26,7 +26,8 @@ class _Fields(NamedTuple):
 class Choice(_Fields, base.Example):
     """A context (or question), its continuations or answers, and the index of the right one.
 
-    passage: the passage, if the context is a passage and a question; other questions may share it.
+    passage: if the context is a passage and a question, that passage, which other questions may
+    share; else "".
     """
 
     __slots__ = ()
@@ -47,7 +48,7 @@ class Choice(_Fields, base.Example):
         scored: bool,
         skipped: collections.Counter[str] | None,
     ) -> list[Self]:
-        """Returns the examples of a file. Raises UserError for a text per line."""
+        """Returns the examples of a file. Raises UserError if it has one text per line."""
         del scored
         if not training and readers.is_plain(path, task.columns):
             raise base.lines_of_text(task, path, [*task.columns.texts[0], "choices"])
@@ -56,10 +57,10 @@ class Choice(_Fields, base.Example):
 
     @classmethod
     def of_record(cls, record: readers.Record, columns: readers.Columns) -> Self:
-        """Returns the example of a context or question (or both), "choices", and a label.
+        """Converts a record with a context or question (or both), "choices", and perhaps a label.
 
-        The label is an index from 0. Raises UserError for fewer than two choices, a blank choice,
-        and a label that is no index.
+        The label is the index of a choice, from 0. Raises UserError for fewer than two choices, a
+        blank choice, and a label that is not such an index.
         """
         names = readers.alternative(record, columns.texts)
         options = record.fields.get("choices")
@@ -88,7 +89,7 @@ class Choice(_Fields, base.Example):
 
     @classmethod
     def from_input(cls, given: Any) -> Self:
-        """Returns the example of a dict of fields."""
+        """Converts a dict of fields to an example."""
         return cls(**given)
 
     def is_labelled(self) -> bool:
@@ -104,5 +105,5 @@ class Choice(_Fields, base.Example):
         return [self.context, *self.choices]
 
     def group(self) -> Hashable:
-        """Returns the passage, or else the context."""
+        """Returns the passage or, if there is none, the context."""
         return self.passage or self.context or None

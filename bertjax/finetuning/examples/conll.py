@@ -1,4 +1,4 @@
-"""CoNLL columns: a word and its tag on a line, blank lines between sentences.
+"""Reads CoNLL columns: a word and its tag on each line, blank lines between sentences.
 
     EU      B-ORG
     rejects O
@@ -7,8 +7,8 @@
 The first column is the word and the last one the tag. A line is split at its tabs if it has any,
 else at white space. -DOCSTART- lines and comments, `# name = value` and `# newpar`, are skipped,
 except `# text = EU rejects German`, the raw text of the next sentence. Entity tags are converted to
-BIO2, whichever scheme the file has (Tjong Kim Sang & Buchholz, CoNLL-2000; the letters of IOBES and
-BILOU by Ratinov & Roth, CoNLL-2009).
+BIO2, whichever scheme the file uses (Tjong Kim Sang & Buchholz, CoNLL-2000; the letters of IOBES
+and BILOU by Ratinov & Roth, CoNLL-2009).
 """
 
 import functools
@@ -26,7 +26,7 @@ _TEXT = "# text = "
 _COMMENT = re.compile(r"#[^\t]* = |# new(doc|par)$")  # as in Universal Dependencies
 
 class Line(NamedTuple):
-    """A word and its tag, "" if there is none. number: of the line in the file."""
+    """A word and its tag ("" if there is none). number: the line number in the file."""
 
     word: str
     tag: str
@@ -34,17 +34,18 @@ class Line(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """The lines of a sentence, at least one, and its raw text, "" if there is none."""
+    """The lines of a sentence (at least one) and its raw text ("" if there is none)."""
 
     text: str
     lines: list[Line]
 
 
 def is_plain(path: str, *, entities: bool) -> bool:
-    """Returns whether a .txt file has one text per line, instead of columns; False with tabs.
+    """Returns whether the path is a .txt file with one text per line, not with columns.
 
-    entities: see `bio2`. If True, a file in which every line is one word or ends with a tag has
-    columns. If False, any word may be a tag, so a file has columns if every line has as many words.
+    A file with tabs has columns. entities: see `bio2`. If True, a file in which every line is one
+    word or ends with a tag has columns. If False, any word may be a tag, so a file has columns if
+    all its lines have the same number of words.
     """
     if corpus_files.suffix(path) != ".txt":
         return False
@@ -98,8 +99,9 @@ def bio2(
 
     entities: whether the tags must mark entities. Otherwise they may be any names (parts of
     speech), and are unchanged unless all of them mark entities.
-    place: (sentence, word) -> its place in the file, for error messages. Raises UserError for a tag
-    that continues an entity which has not begun and, with `entities`, for one that marks none.
+    place: function of (sentence index, word index) that returns the place in the file, for error
+    messages. Raises UserError for a tag that continues an entity which has not begun and, with
+    `entities`, for a tag that does not mark an entity.
     """
     for i, tags in enumerate(sentences):
         for j, tag in enumerate(tags):
@@ -120,13 +122,16 @@ def bio2(
 
 
 def _begins(tags: Sequence[str]) -> bool:
-    """Returns whether a B (S, U) does not follow an entity of its type; IOB1 has an I there."""
+    """Returns whether a B, S or U begins an entity that does not follow one of the same type.
+
+    IOB1 has an I there, so tags for which this is true are not IOB1.
+    """
     pairs = itertools.pairwise(["O", *tags])
     return any(tag[0] in "BSU" and before[2:] != tag[2:] for before, tag in pairs)
 
 
 def _from_iob1(tags: Sequence[str]) -> tuple[str, ...]:
-    """Converts from IOB1, where an entity begins with B only right after one of its type."""
+    """Converts IOB1 to BIO2. In IOB1, B only begins an entity right after one of its type."""
     pairs = itertools.pairwise(["O", *tags])
     return tuple("B" + tag[1:] if before[2:] != tag[2:] != "" else tag for before, tag in pairs)
 

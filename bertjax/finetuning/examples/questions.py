@@ -1,4 +1,4 @@
-"""Examples of questions about a context, as in SQuAD. `squad` describes the files.
+"""Examples of questions about a context, as in SQuAD. `squad` describes the file formats.
 
     Question("q1", "Who wrote it?", "Ada wrote it.", (("Ada", 0),))
 """
@@ -25,8 +25,9 @@ class _Fields(NamedTuple):
 class Question(_Fields, base.Example):
     """A question about a context.
 
-    answers: (text, start) of each, where context[start : start + len(text)] == text; annotators in
-    any order. () if the answer is unknown, or `impossible`: the context has none.
+    answers: (text, start) of each annotator's answer, in any order, such that
+    context[start : start + len(text)] == text; () if the answer is unknown or does not exist.
+    impossible: whether the context is known to contain no answer.
     """
 
     __slots__ = ()
@@ -47,7 +48,7 @@ class Question(_Fields, base.Example):
         scored: bool,
         skipped: collections.Counter[str] | None,
     ) -> list[Self]:
-        """Returns the questions of a file. They may lack an answer if the task allows that."""
+        """Returns the questions of a file. Some may have no answer if the task allows that."""
         del training, scored, skipped
         impossible = task.kind == "text_to_text" or "impossible" in task.options
         return cls.of_squad(path, impossible=impossible)
@@ -76,7 +77,7 @@ class Question(_Fields, base.Example):
 
     @classmethod
     def _of_entry(cls, entry: squad.Entry) -> Self:
-        """Returns the question of an entry. Raises UserError unless all answers are in context."""
+        """Converts an entry to a question. Raises UserError if an answer is not in the context."""
         where, context = entry.where, entry.context
         for what, text in (("question", entry.question), ("context", context)):
             if not text.strip():
@@ -103,23 +104,23 @@ class Question(_Fields, base.Example):
 
     @classmethod
     def has_columns(cls, path: str) -> bool:
-        """Returns False: an answer that is missing is not a misnamed column."""
+        """Returns False: a missing answer is not explained by a column with another name."""
         del path
         return False
 
     @classmethod
     def for_prediction(cls, task: task_lib.Task, *, any_texts: bool) -> task_lib.Task:
-        """Returns the task that also reads questions without an answer."""
+        """Returns the task, changed to accept questions without an answer."""
         del any_texts
         return dataclasses.replace(task, options={**task.options, "impossible": True})
 
     @classmethod
     def from_input(cls, given: Any) -> Self:
-        """Returns the example of a dict of fields, which may lack the id."""
+        """Converts a dict of fields, which may lack the id, to a question."""
         return cls(**({"id": ""} | given))
 
     def is_labelled(self) -> bool:
-        """Returns whether the answer is known, or known to be missing."""
+        """Returns whether the answer is known, or it is known that there is none."""
         return bool(self.answers) or self.impossible
 
     def unlabelled(self) -> Self:

@@ -2,7 +2,7 @@
 
     .jsonl .json .ndjson    one JSON object per line
     tfds:NAME/CONFIG:SPLIT  a TFDS dataset in ArrayRecord files, read without TensorFlow
-    anything else           TSV: a header line, cells split at tabs, no quoting (as GLUE's)
+    anything else           TSV: a header line, cells split at tabs, no quoting (as in GLUE)
 
 Files may be .gz or .zst, local or gs://. The types of examples convert records to examples. They
 find columns by name, try several names for each, and ignore the other columns. Bad input raises a
@@ -21,16 +21,20 @@ from bertjax.data.corpus import corpus_files, indexed, reader
 
 
 class Record(NamedTuple):
-    """A row of a table. fields: text in TSV, else any JSON value; absent values are omitted."""
+    """A row of a table.
+
+    where: its place, such as "file:line". fields: {column: value}; values are texts in TSV, else of
+    any JSON type. Missing values are omitted.
+    """
 
     where: str
     fields: dict[str, Any]
 
 
 class Columns(NamedTuple):
-    """The columns of an example: for each part, the names that are tried, in order.
+    """For each part of an example, the column names that are tried, in this order.
 
-    texts: alternatives; each names the columns of all texts.
+    texts: alternatives, each of which names the columns of all texts.
     refused: names of columns that only files for another task have.
     """
 
@@ -55,8 +59,8 @@ def records(
     """Yields the records of a file or TFDS dataset, in order. Raises UserError if there are none.
 
     headerless: column names to use for a TSV file whose first line has none of them.
-    skipped: counts the rows of a TSV file with another number of cells than the header, which are
-        skipped; if it is None, they raise UserError.
+    skipped: counts the rows of a TSV file whose number of cells differs from the header's, which
+        are skipped. If it is None, such a row raises UserError.
     """
     suffix = corpus_files.suffix(path)
     if has_fields(path):
@@ -99,7 +103,7 @@ def _table(
 
 
 def _without_blank_end(path: str) -> Iterator[tuple[int, str]]:
-    """Yields the lines without the blank ones at the end of the file."""
+    """Yields (line number, line) of a file, without the blank lines at its end."""
     blank: list[int] = []
     for number, line in corpus_files.text_lines(path):
         if not line:
@@ -152,12 +156,15 @@ def _plain(value: Any, feature: Any) -> Any:
 
 
 def column(record: Record, names: Sequence[str]) -> Any:
-    """Returns the value of the first of these columns that the record has; None without any."""
+    """Returns the value of the first of these columns that the record has; None if it has none."""
     return next((record.fields[name] for name in names if name in record.fields), None)
 
 
 def text(record: Record, name: str, *, empty: bool = False) -> str:
-    """Returns a text. Raises UserError for another type or, unless `empty`, a blank text."""
+    """Returns the text in column `name`.
+
+    Raises UserError for a value of another type and, unless `empty`, for a blank text.
+    """
     value = record.fields[name]
     if not isinstance(value, str):
         raise errors.UserError(
@@ -176,7 +183,7 @@ def columns_there(record: Record) -> str:
 
 
 def absent(record: Record, name: str, known: str = "") -> errors.UserError:
-    """Returns the error for a missing column. known: names that are accepted."""
+    """Returns the error for a record without the column `name`. known: names to suggest."""
     rename = f": rename what is meant to {known}" if known else ""
     return errors.UserError(
         f"{record.where}: no column {name!r}; there are {columns_there(record)}{rename} (a TSV "
@@ -185,7 +192,10 @@ def absent(record: Record, name: str, known: str = "") -> errors.UserError:
 
 
 def is_plain(path: str, columns: Columns) -> bool:
-    """Returns whether a .txt file has one text per line: no tabs, no header of one column."""
+    """Returns whether the path is a .txt file with one text per line.
+
+    The first line of such a file has no tab and is not the name of a text column.
+    """
     if corpus_files.suffix(path) != ".txt":
         return False
     _, first = next(corpus_files.text_lines(path))
@@ -222,7 +232,7 @@ def record_id(record: Record, columns: Columns) -> str:
 
 
 def name(record: Record, value: Any) -> str:
-    """Returns a label as a name, from a text, integer or boolean. Raises UserError otherwise."""
+    """Converts a text, integer or boolean to a class name. Raises UserError for other types."""
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, bool | int):
@@ -231,7 +241,7 @@ def name(record: Record, value: Any) -> str:
 
 
 def number(record: Record, value: Any) -> float:
-    """Returns a label as a finite number. Raises UserError otherwise."""
+    """Converts a label to a finite number. Raises UserError if it is not one."""
     try:
         score = float(value)
     except (TypeError, ValueError):

@@ -14,7 +14,7 @@ from bertjax import errors
 from bertjax.finetuning import task as task_lib
 from bertjax.finetuning.examples import base, readers
 
-# The columns of a single text, and of two.
+# Alternative names of the column of a single text, and of the two columns of a pair.
 TEXT = (("sentence",), ("text",))
 PAIRS = (
     ("sentence1", "sentence2"),
@@ -38,9 +38,9 @@ class _Fields(NamedTuple):
 
 
 class Sentence(_Fields, base.Example):
-    """One or two texts and a label: a class name, several, or a score (also of similarity).
+    """One or two texts and a label: a class name, several class names, or a score.
 
-    id: the id that the file gives the line, "" if none; submissions to a benchmark repeat it.
+    id: the id of the line in the file, which leaderboard submissions contain; "" if it has none.
     """
 
     __slots__ = ()
@@ -61,7 +61,10 @@ class Sentence(_Fields, base.Example):
         scored: bool,
         skipped: collections.Counter[str] | None,
     ) -> list[Self]:
-        """Returns the examples of a table or of a text per line. Counts rows with an empty text."""
+        """Returns the examples of a table, or of a file with one text per line.
+
+        With `skipped`, leaves out rows with an empty text and counts them there.
+        """
         del scored
         columns = task.columns
         if not training and readers.is_plain(path, columns):
@@ -76,8 +79,8 @@ class Sentence(_Fields, base.Example):
                 continue
             for name in set(columns.refused) & record.fields.keys():
                 raise errors.UserError(
-                    f"{record.where}: has a {name!r}, which this task does not read: "
-                    "--task=similarity and --task=regression do"
+                    f"{record.where}: this task does not use the column {name!r}; use "
+                    "--task=similarity or --task=regression, or remove the column"
                 )
             texts = tuple(readers.text(record, name, empty=task.damaged) for name in names)
             label = _label(task, record)
@@ -86,14 +89,14 @@ class Sentence(_Fields, base.Example):
 
     @classmethod
     def for_prediction(cls, task: task_lib.Task, *, any_texts: bool) -> task_lib.Task:
-        """Returns the task; with any_texts, it reads pairs as well as single texts."""
+        """Returns the task; if any_texts, changed to accept both pairs and single texts."""
         if not any_texts:
             return task
         return dataclasses.replace(task, columns=task.columns._replace(texts=(*PAIRS, *TEXT)))
 
     @classmethod
     def from_input(cls, given: Any) -> Self:
-        """Returns the example of a text, a tuple of texts or a dict of fields."""
+        """Converts a text, a tuple of texts or a dict of fields to an example."""
         if isinstance(given, str):
             return cls((given,))
         return cls(given) if isinstance(given, tuple) else cls(**given)
@@ -121,7 +124,7 @@ class Sentence(_Fields, base.Example):
         return len(self.texts)
 
     def group(self) -> Hashable:
-        """Returns the first text, without its case and spacing."""
+        """Returns the first text with its case and white space normalised."""
         return base.squeezed(self.texts[0])
 
 

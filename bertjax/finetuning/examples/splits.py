@@ -1,4 +1,4 @@
-"""Splits examples into train and dev, and samples them. Every call returns the same split.
+"""Splits examples into train and dev, and draws samples of them, the same in every call.
 
     train, dev = splits.held_out(examples, 0.1)
     few = splits.sample(train, 1000)
@@ -16,7 +16,7 @@ Example = examples_lib.Example
 
 
 def held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example], list[Example]]:
-    """Returns (train, dev), the same split at every call.
+    """Returns (train, dev), the same split in every call. fraction: the share of dev.
 
     All questions about one text land in the same split. Train keeps at least one example of each
     label.
@@ -57,14 +57,14 @@ def sample(examples: Sequence[Example], count: int) -> list[Example]:
     sizes, seen = np.bincount(labels), collections.Counter()
     ranks = np.zeros(len(order))
     for place, label in enumerate(labels):
-        ranks[place] = seen[label] / sizes[label]  # the first of a label has rank 0
+        ranks[place] = seen[label] / sizes[label]  # the first example of a label has rank 0
         seen[label] += 1
     first: dict[str, int] = {}
     for place in np.argsort(ranks, kind="stable"):
         for name in examples[order[place]].class_names():
             first.setdefault(name, int(place))
     lacking = set(counts)
-    for name in sorted(counts, key=counts.__getitem__):  # some are the rarest label of no example
+    for name in sorted(counts, key=counts.__getitem__):  # some are not the rarest in any example
         if name in lacking:
             ranks[first[name]] = -1
             lacking -= set(examples[order[first[name]]].class_names())

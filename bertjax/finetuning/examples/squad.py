@@ -4,8 +4,9 @@
         {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": 17}],
          "is_impossible": false}]}]}]}
 
-or one question per record, in JSON lines or TFDS: id, question, context, answers: {"text": [...],
-"answer_start": [...]}. `questions` checks that the answers are in their contexts.
+or one question per record of JSON lines or TFDS, with the fields id, question, context and
+answers: {"text": [...], "answer_start": [...]}. `questions` checks that the answers are in their
+contexts.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from bertjax.finetuning.examples import readers
 
 
 class Entry(NamedTuple):
-    """A question as it stands in a file. answers: (text, start) of each."""
+    """A question as it is in a file. answers: (text, start in the context) of each answer."""
 
     where: str
     id: str
@@ -28,11 +29,11 @@ class Entry(NamedTuple):
 
 
 def entries(path: str) -> Iterator[Entry]:
-    """Yields the questions of a file, in its order. Raises UserError for other forms of files.
+    """Yields the questions of a file, in its order. Raises UserError for other file formats.
 
-    In records, as published ones do, an empty list of answers means that the question has no
-    answer. In SQuAD's own format, where "is_impossible" says this, it means that the answer is
-    unknown.
+    In records, an empty list of answers means that the question has no answer, as in the published
+    records. In SQuAD's own format it means that the answer is unknown, because there
+    "is_impossible" marks a question without an answer.
     """
     records = path.startswith("tfds:") or corpus_files.suffix(path) in (".jsonl", ".ndjson")
     yield from _flat(path) if records else _nested(path)

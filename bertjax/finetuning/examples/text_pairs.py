@@ -20,7 +20,10 @@ class _Fields(NamedTuple):
 
 
 class TextPair(_Fields, base.Example):
-    """A source text and its targets. Training uses the first; scores use the best of all."""
+    """A source text and its targets.
+
+    Training uses the first target. Scores use all targets as references.
+    """
 
     __slots__ = ()
 
@@ -40,7 +43,7 @@ class TextPair(_Fields, base.Example):
         scored: bool,
         skipped: collections.Counter[str] | None,
     ) -> list[Self]:
-        """Returns the examples of a table or of a text per line."""
+        """Returns the examples of a table, or of a file with one text per line."""
         del scored
         if not training and readers.is_plain(path, task.columns):
             return [cls(text, where=where) for where, text in readers.plain(path)]
@@ -49,7 +52,7 @@ class TextPair(_Fields, base.Example):
 
     @classmethod
     def of_record(cls, record: readers.Record, columns: readers.Columns) -> Self:
-        """Returns the example of a source and its targets: a text, a list of texts, or none.
+        """Converts a record with a source and perhaps its targets: a text or a list of texts.
 
         Raises UserError for targets of another type or with a blank text.
         """
@@ -67,7 +70,7 @@ class TextPair(_Fields, base.Example):
 
     @classmethod
     def from_input(cls, given: Any) -> Self:
-        """Returns the example of a text or a dict of fields."""
+        """Converts a text or a dict of fields to an example."""
         return cls(given) if isinstance(given, str) else cls(**given)
 
     def is_labelled(self) -> bool:

@@ -1,8 +1,8 @@
-"""The types of examples that labelled files hold: one file for each, named as in `Task.reader`.
+"""The types of labelled examples; each has its own file, which `Task.reader` names.
 
     types.TYPES["sentences"] is types.Sentence
 
-`base.Example` describes what a type defines.
+`base.Example` is the protocol that they implement.
 """
 
 from bertjax.finetuning.examples import base, choices, questions, sentences, text_pairs, words

@@ -1,9 +1,9 @@
-"""Examples of sentences split into words, and a tag for each word.
+"""Examples of sentences that are split into words, with a tag for each word.
 
     Words(("Ada", "spoke"), ("B-PER", "O"))
 
-Files are CoNLL columns (see `conll`) or JSON lines with two lists and, if wanted, the raw text as
-"text". To predict on, a .txt file may have one text per line.
+Files are CoNLL columns (see `conll`) or JSON lines with the lists of words and tags and,
+optionally, the raw text as "text". A .txt file for prediction may have one text per line.
 """
 
 import collections
@@ -26,9 +26,10 @@ class _Fields(NamedTuple):
 
 
 class Words(_Fields, base.Example):
-    """A sentence split into words, and a tag for each word, in the BIO2 scheme or any other.
+    """A sentence that is split into words, with a tag for each word.
 
-    text: the raw text that the words come from; "" if the file has only the words.
+    tags: in the BIO2 scheme or any other; None if they are unknown. text: the raw text that the
+    words come from; "" if the file has only the words.
     """
 
     __slots__ = ()
@@ -49,9 +50,9 @@ class Words(_Fields, base.Example):
         scored: bool,
         skipped: collections.Counter[str] | None,
     ) -> list[Self]:
-        """Returns the examples of CoNLL columns, of a table or of a text per line.
+        """Returns the examples of a file: CoNLL columns, records, or one text per line.
 
-        A text per line is read only if nothing is scored: to be scored, every row needs a tag.
+        One text per line is accepted only if nothing is scored, because scores need tags.
         """
         entities = task.name.startswith("ner")
         if not training and not scored and conll.is_plain(path, entities=entities):
@@ -72,10 +73,12 @@ class Words(_Fields, base.Example):
 
     @classmethod
     def of_conll(cls, path: str, *, entities: bool | None) -> list[Self]:
-        """Returns the sentences of CoNLL columns, at least one; without tags if no line has one.
+        """Returns the sentences of a file of CoNLL columns: at least one.
 
-        entities: see `conll.bio2`; None discards all tags. Raises UserError for bad files, and for
-        a word without a tag among words with tags.
+        If no line has a tag, they have no tags.
+
+        entities: see `conll.bio2`; None discards all tags. Raises UserError for an invalid file,
+        and if only some words have a tag.
         """
         found = list(conll.sentences(path))
         if not found:
@@ -99,10 +102,10 @@ class Words(_Fields, base.Example):
 
     @classmethod
     def of_record(cls, record: readers.Record, columns: readers.Columns) -> Self:
-        """Returns the example of words and tags, two lists of equal length; raw text: "text".
+        """Converts a record with words, perhaps their tags, and perhaps the raw text as "text".
 
-        Raises UserError for values that are not non-empty lists of texts, blank words, and lists of
-        unequal lengths.
+        Words and tags are lists of equal length. Raises UserError if these are not non-empty lists
+        of texts, for blank words, and for lists of unequal lengths.
         """
         (tokens,) = readers.alternative(record, columns.texts)
         cells, tags = record.fields[tokens], readers.column(record, columns.label)
@@ -122,7 +125,7 @@ class Words(_Fields, base.Example):
 
     @classmethod
     def cut(cls, text: str, where: str = "") -> Self:
-        """Splits a raw text into words: runs of letters and digits, and single other marks."""
+        """Splits a raw text into words: runs of letters, digits and _, and single other symbols."""
         return cls(tuple(_WORD.findall(text)), where=where, text=text)
 
     @classmethod
@@ -132,7 +135,7 @@ class Words(_Fields, base.Example):
 
     @classmethod
     def from_input(cls, given: Any) -> Self:
-        """Returns the example of a text or a dict of fields."""
+        """Converts a text or a dict of fields to an example."""
         return cls.cut(given) if isinstance(given, str) else cls(**given)
 
     def is_labelled(self) -> bool:
@@ -156,7 +159,10 @@ class Words(_Fields, base.Example):
         return self.words
 
     def with_text(self, text: str) -> Self:
-        """Returns the example with its raw text; unchanged unless the text is just the words."""
+        """Returns the example with `text` as its raw text.
+
+        Returns it unchanged if the text is not just the words with white space between them.
+        """
         try:
             spans = self._replace(text=text).places()
         except errors.UserError:

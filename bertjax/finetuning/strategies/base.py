@@ -148,7 +148,7 @@ def scale_by_height(
 ) -> optax.GradientTransformation:
     """Multiplies updates by factor(heights, step).
 
-    The number of layers is that of the deepest stack in the updates.
+    The updates must contain a stack of all layers, whose size gives the number of layers.
     """
 
     def init_fn(params: Any) -> HeightState:

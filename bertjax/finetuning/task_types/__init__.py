@@ -1,9 +1,9 @@
-"""Task types: how a model learns and predicts a type of task. Name = file.
+"""Task types: how a model learns and predicts a type of task. Each file defines one.
 
     task_type = task_types.load("classification")("sst2", config)
-    task_type = task_types.of_artifact(source)      # of a fine-tuned model
+    task_type = task_types.of_artifact(source)      # that of a fine-tuned model
 
-`base` describes what a task type defines.
+`base` describes what a task type must define.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ from bertjax.finetuning.task_types import base
 
 
 def names() -> list[str]:
-    """Returns the names of the task types: every file but `base`, their base class."""
+    """Returns the names of the task types, which are those of all files here except `base`."""
     return [module.name for module in pkgutil.iter_modules(__path__) if module.name != "base"]
 
 
 def load(name: str) -> type[base.TaskType]:
-    """Returns the class of a task type. Raises UserError for a name without a file."""
+    """Returns the class of a task type. Raises UserError if there is none of that name."""
     if name not in names():
         raise errors.UserError(f"kind {name!r}: there are {', '.join(names())}")
     return importlib.import_module(f"{__name__}.{name}").TaskType

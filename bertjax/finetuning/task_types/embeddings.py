@@ -36,7 +36,7 @@ from bertjax.objectives.common import losses
 Example = examples_lib.Sentence
 LOSSES = ("ranking", "cosine")
 POOLINGS = ("mean", "cls")
-SIMILARITIES = 2**25  # at most, in memory at once: a block of first texts x all second texts
+SIMILARITIES = 2**25  # maximum in memory at once, for a block of first texts x all second texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Config:
 
 
 class TaskType(base.TaskType):
-    """Vectors of texts; there is no head."""
+    """Trains a model to map texts to vectors, which are pooled from its states without a head."""
 
     model_kinds = ("encoder",)
     any_texts = True
@@ -69,14 +69,14 @@ class TaskType(base.TaskType):
 
     @property
     def pooling(self) -> str:
-        """How vectors of texts are pooled."""
+        """How the vector of a text is pooled from its tokens, one of POOLINGS."""
         return self.config.pooling
 
     def label_names(self, examples: Sequence[Example]) -> list[str]:
-        """Returns []: a pair has a score, or is a match.
+        """Returns []: there are no classes.
 
-        Raises UserError for a match with a label (loss "ranking") or a pair without a score
-        ("cosine").
+        Raises UserError for a pair with a label if the loss is "ranking", and for a pair without a
+        score if it is "cosine".
         """
         for example in examples:
             if self.config.loss == "ranking" and example.label is not None:
@@ -89,7 +89,7 @@ class TaskType(base.TaskType):
         return []
 
     def check(self, examples: Sequence[Example]) -> None:
-        """Raises UserError if not all examples have as many texts, or a score is invalid.
+        """Raises UserError if the examples differ in the number of texts, or a score is invalid.
 
         A score is invalid if it is not a number from 0 to max_score, or belongs to a single text.
         Single texts are accepted here, since their vectors can be predicted; `loss` rejects them.
@@ -118,8 +118,8 @@ class TaskType(base.TaskType):
     def _encode(self, examples: Sequence[Example]) -> rows.Encoded:
         """Encodes each example as one row with an input for each text.
 
-        The label is score / max_score; for loss "ranking", one number per text, the same for equal
-        texts.
+        For loss "cosine", the label is score / max_score. For loss "ranking", it is one number for
+        each text, the same for equal texts.
         """
         form = rows.Form(self.tokenizer)
         ids = rows.encode(self.tokenizer, [example.texts for example in examples])
@@ -143,9 +143,10 @@ class TaskType(base.TaskType):
         return {f"{self.config.loss}_loss": losses.label_weights(batch).sum()}
 
     def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
-        """Returns ranking_loss, in nats, and ranking_accuracy; or cosine_loss, the squared error.
+        """Returns ranking_loss, in nats, and ranking_accuracy; for loss "cosine", cosine_loss.
 
-        Raises UserError for single texts.
+        The cosine_loss is the squared error between the cosine and the scaled score. Raises
+        UserError for single texts.
         """
         vectors_BND = _vectors(self.config, apply, batch)
         if vectors_BND.shape[1] != 2:
@@ -165,7 +166,7 @@ class TaskType(base.TaskType):
     def outputs(
         self, apply: Callable[..., losses.Batch], batch: losses.Batch
     ) -> dict[str, jax.Array]:
-        """Returns {"vectors" float32[B, N, D]}, of length 1."""
+        """Returns {"vectors": float32[B, N, D]}; each vector has length 1."""
         return {"vectors": _vectors(self.config, apply, batch)}
 
     def decode(
@@ -173,10 +174,11 @@ class TaskType(base.TaskType):
     ) -> list[dict[str, Any]]:
         """Returns {"similarity": cosine} for each pair, or {"vector": [D]} for each single text.
 
-        With loss "ranking", a pair also has "nearest", the second text of any pair that is nearest
-        to its first text; and "rank", from 1, of the best match among all second texts. A match is
-        a text that is paired with this first text in any example. A text does not retrieve itself,
-        unless it is its own match. A text that is as near as the best match ranks before it.
+        With loss "ranking", a pair also has "nearest", that text among the second texts of all
+        pairs which is nearest to its first text; and "rank", from 1, the rank of its best match
+        among them. A match is a text that is paired with this first text in any example. A text
+        that equals the first text is not retrieved, unless it is a match. A text that is as near as
+        the best match ranks before it.
         """
         vectors_NBD = np.swapaxes(np.asarray(outputs["vectors"], np.float32), 0, 1)
         if len(vectors_NBD) == 1:
@@ -214,10 +216,10 @@ class TaskType(base.TaskType):
     def scores(
         self, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
     ) -> dict[str, float]:
-        """Returns pearson and spearman of the pairs with a score.
+        """Returns pearson and spearman over the pairs that have a score.
 
-        Without any score, returns accuracy_at_1 and mrr. Raises UserError if there are
-        neither scores nor ranks.
+        If no pair has one, returns accuracy_at_1 and mrr. Raises UserError if there are neither
+        scores nor ranks.
         """
         pairs = [
             (example.label, prediction["similarity"])
@@ -242,7 +244,7 @@ class TaskType(base.TaskType):
 
 
 def _vectors(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> jax.Array:
-    """Returns float32[B, N, D], vectors of length 1."""
+    """Returns the vectors of all texts, float32[B, N, D], of length 1."""
     states = rows.flat(apply)(**losses.inputs(batch, rows.INPUTS))["last_hidden_state"]
     mask_BNL = batch["attention_mask"]
     states_BNLD = states.reshape(*mask_BNL.shape, -1)
@@ -265,7 +267,7 @@ def _numbers(examples: Sequence[Example]) -> np.ndarray:
 
 def _labelled_match(example: Example, where: str) -> errors.UserError:
     return errors.UserError(
-        f"{example.where or where}: label {example.label!r}, but config.kind.loss = 'ranking' "
-        "takes pairs that match, without labels: keep only those, or train on scores by "
-        "--task=similarity"
+        f"{example.where or where}: has the label {example.label!r}, but config.kind.loss = "
+        "'ranking' needs matching pairs without labels; remove the labels and the pairs that do "
+        "not match, or train on scores with --task=similarity"
     )

@@ -1,10 +1,10 @@
 """Predicts any number of labels for one or two texts.
 
-The head is that of `classification`. Its outputs are independent: each label has a probability of
-its own, the sigmoid of its logit, and a threshold above which it is predicted. The loss is binary
-cross entropy (Nam et al., arXiv 1312.5419). The thresholds are tuned on dev, each for the F1 of its
-label (the strategy SCut of Yang, "A Study on Thresholding Strategies for Text Categorization",
-SIGIR 2001, with a fallback for rare labels, where it overfits).
+The head is that of `classification`. Its outputs are independent: each label has its own
+probability, the sigmoid of its logit, and its own threshold above which it is predicted. The loss
+is binary cross entropy (Nam et al., arXiv 1312.5419). The thresholds are tuned on dev, each for the
+best F1 of its label (the strategy SCut of Yang, "A Study on Thresholding Strategies for Text
+Categorization", SIGIR 2001, with a fallback for rare labels, where it overfits).
 
 Shapes: B batch, N examples, C labels.
 """
@@ -29,7 +29,7 @@ from bertjax.finetuning.task_types import base, classification
 from bertjax.objectives.common import losses
 
 Example = examples_lib.Sentence
-RARE = 10  # examples on dev; the threshold of a label with fewer is not tuned
+RARE = 10  # the threshold of a label with fewer examples on dev is not tuned
 _PROBLEM = "multi_label_classification"  # in config.json of transformers
 
 
@@ -48,7 +48,7 @@ class Config:
 
 
 class TaskType(base.TaskType):
-    """Any number of labels, by the head "classifier"."""
+    """Predicts any number of labels for an example with the head "classifier"."""
 
     model_kinds = ("encoder", "decoder")
     libraries = ("sklearn",)
@@ -59,8 +59,8 @@ class TaskType(base.TaskType):
     def read_label(record: readers.Record, value: Any) -> tuple[str, ...]:
         """Returns the labels of a list, or of a text in which commas separate them.
 
-        () for an empty list and a blank text. Raises UserError for an empty label, and for a label
-        that is neither a name nor an integer.
+        Returns () for an empty list or a blank text. Raises UserError for an empty label, and for a
+        label that is neither a name nor an integer.
         """
         parts = value if isinstance(value, list) else [value]
         if isinstance(value, str):
@@ -151,9 +151,10 @@ class TaskType(base.TaskType):
         encoded: rows.Encoded,
         outputs: Mapping[str, np.ndarray],
     ) -> list[dict[str, Any]]:
-        """Returns {"labels": those above their thresholds, "probabilities": {label: p}} for each.
+        """Returns {"labels": [label], "probabilities": {label: p}} for each example.
 
-        Both are best first. "probabilities" holds the `classification.TOP` likeliest labels.
+        "labels" are those with a probability above their threshold. "probabilities" has the
+        `classification.TOP` likeliest labels. Both begin with the likeliest label.
         """
         thresholds_C, found = self._thresholds(), []
         for scores_C in outputs["scores"]:
@@ -168,9 +169,10 @@ class TaskType(base.TaskType):
     ) -> dict[str, float]:
         """Returns the scores of the examples whose labels are known; {} if there are none.
 
-        F1, precision and recall of all (example, label) together are "micro"; "macro_f1" is the
-        mean F1 of the labels, where a label that never occurs and is never predicted has F1 0.
-        "subset_accuracy": the share of examples with exactly the right labels.
+        The "micro" scores are F1, precision and recall over all (example, label) pairs together.
+        "macro_f1" is the mean of the F1 of each label, which is 0 for a label that never occurs and
+        is never predicted. "subset_accuracy" is the percentage of examples with exactly the right
+        labels.
         """
         pairs = zip(examples, predictions, strict=True)
         pairs = [(e, e._replace(label=tuple(p["labels"]))) for e, p in pairs if e.label is not None]
@@ -201,9 +203,10 @@ class TaskType(base.TaskType):
         predictions: Sequence[dict[str, Any]],
         outputs: Mapping[str, np.ndarray],
     ) -> "TaskType":
-        """Returns the type with the threshold of each label that has its best F1 (on dev).
+        """Returns the task type with, for each label, the threshold of the best F1 on `examples`.
 
-        A label with less than RARE examples has `threshold`. Unchanged unless `tune_thresholds`.
+        A label with fewer than RARE examples gets `config.threshold`. Returns the type unchanged if
+        `config.tune_thresholds` is false or the labels are unknown.
         """
         known_N = np.array([example.label is not None for example in examples], bool)
         if not (self.config.tune_thresholds and known_N.any()):
@@ -222,13 +225,13 @@ class TaskType(base.TaskType):
         return [", ".join(prediction["labels"]) or "(no label)", *super().lines(prediction, top)]
 
     def report_notes(self) -> list[str]:
-        """Returns a line on the thresholds that were tuned on dev, if they were."""
+        """Returns a note that the thresholds were tuned on dev; [] if they were not."""
         if not self.config.tune_thresholds:
             return []
         return ["The threshold of each label is chosen on dev: the scores of dev flatter."]
 
     def _targets(self, examples: Sequence[Example]) -> np.ndarray:
-        """Returns int32[N, C]: 1 for the labels of each example."""
+        """Returns int32[N, C]: 1 where the example has the label, else 0."""
         number = {name: i for i, name in enumerate(self.labels)}
         targets_NC = np.zeros((len(examples), len(self.labels)), np.int32)
         for n, example in enumerate(examples):
@@ -246,7 +249,7 @@ class TaskType(base.TaskType):
 
     @classmethod
     def hf_reads(cls, content: Mapping[str, Any]) -> bool:
-        """Returns whether each text has any number of labels."""
+        """Returns whether config.json, `content`, describes multi-label classification."""
         return content.get("problem_type") == _PROBLEM
 
     @classmethod
@@ -256,11 +259,11 @@ class TaskType(base.TaskType):
 
 
 def best_threshold(scores_N: np.ndarray, targets_N: np.ndarray, usual: float) -> float:
-    """Returns the threshold of one label with the best F1; at least one target is true.
+    """Returns the threshold that gives the best F1 of one label.
 
-    scores_N: probabilities. targets_N: bool[N]. The threshold is the midpoint between two
-    neighbouring scores, 0 being the lowest one, so that it does not depend on rounding. Of
-    thresholds with the same F1, the nearest to `usual` is taken.
+    scores_N: probabilities. targets_N: bool[N]; at least one is true. The threshold is the midpoint
+    between two neighbouring scores, or between the lowest score and 0, so that it does not depend
+    on rounding. If several thresholds give the same F1, the nearest to `usual` is returned.
     """
     order = np.argsort(-scores_N, kind="stable")
     down_N = np.append(scores_N[order].astype(float), 0.0)

@@ -1,7 +1,7 @@
-"""Multiple choice: scores each choice, read after the context; a softmax over them picks one.
+"""Multiple choice: scores each choice after its context, with a softmax over the choices.
 
-As BERT was trained on SWAG (Devlin et al., arXiv 1810.04805, section 4.4). A question with fewer
-choices than another is padded with empty ones, which are masked out.
+BERT was trained like this on SWAG (Devlin et al., arXiv 1810.04805, section 4.4). Questions with
+fewer choices than others are padded with empty choices, which are masked out.
 
 Shapes: B batch, N choices.
 """
@@ -27,11 +27,11 @@ Example = examples_lib.Choice
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """This kind has no options."""
+    """This task type has no options."""
 
 
 class TaskType(base.TaskType):
-    """A choice of several, by the head "classifier"."""
+    """Predicts one of several choices; the head "classifier" scores each of them."""
 
     model_kinds = ("encoder", "decoder")
     heads = ("pooler", "classifier")  # a family without a pooler omits it
@@ -42,11 +42,11 @@ class TaskType(base.TaskType):
     hf_pooled = True
 
     def num_labels(self) -> int:
-        """Returns 1: the score of a choice."""
+        """Returns 1, because the head gives one score for each choice."""
         return 1
 
     def check(self, examples: Sequence[Example]) -> None:
-        """Raises UserError for fewer than two choices, or a label that is not the index of one."""
+        """Raises UserError for fewer than two choices, or a label that is not a choice's index."""
         for example in examples:
             place, count = example.where or self.task, len(example.choices)
             if count < 2:
@@ -109,8 +109,8 @@ class TaskType(base.TaskType):
     ) -> list[dict[str, Any]]:
         """Returns {"label", "text", "probabilities": {choice: p}} for each example.
 
-        label, text: index and text of the likeliest choice. probabilities: best first; equal
-        choices are summed.
+        label, text: index and text of the likeliest choice. probabilities: best first; those
+        of equal choices are summed.
         """
         found = []
         for example, scores_N in zip(examples, outputs["scores"], strict=True):

@@ -253,7 +253,7 @@ _ROW = '{"question": "Q?", "choices": ["A.", "B."], "label": %s}\n'
         ("stsb", "a.tsv", "sentence1\tsentence2\tscore\nA.\tB.\tnan\n", "a.tsv:2: label 'nan' is "
          "not a number"),
         ("embeddings", "a.tsv", "sentence1\tsentence2\tscore\nA.\tB.\t1\n",
-         "a.tsv:2: has a 'score', which this task does not read: --task=similarity"),
+         "a.tsv:2: this task does not use the column 'score'; use --task=similarity"),
         ("translation", "a.jsonl", '{"source": "A.", "targets": ["B.", ""]}\n', "a.jsonl:1: the "
          "target is not a text"),
         ("translation", "a.jsonl", '{"source": "A."}\n', "a.jsonl:1: no 'targets'"),
