@@ -47,11 +47,11 @@ def load(path: Path) -> "Pretrained":
 
 
 def build(family: str = "bert", variant: str = "base", **fields: Any) -> Any:
-    """Returns the Flax Linen model of a family, computing in float32, without parameters.
+    """Returns a Flax Linen module of a model family, which computes in float32.
 
-    variant: one of the sizes in the family's file. fields: fields of its `Config` that override the
-    variant's, such as num_layers=4. Raises `errors.UserError` for an unknown name or an impossible
-    value.
+    Does not create parameters. variant: one of the sizes in the family's file. fields: fields of
+    the family's `Config` that override the variant's values, such as num_layers=4. Raises
+    `errors.UserError` for an unknown name or an impossible value.
     """
     from bertjax import plugins
 
@@ -61,11 +61,11 @@ def build(family: str = "bert", variant: str = "base", **fields: Any) -> Any:
 def pretrain(
     config: "ConfigDict | Path", workdir: Path, overrides: Mapping[str, Any] | None = None
 ) -> dict[str, float]:
-    """Trains to `config.num_steps`, from the newest checkpoint of `workdir` if there is one.
+    """Trains until step `config.num_steps`; resumes from the newest checkpoint of `workdir` if any.
 
-    config: a config file as FILE or FILE:ARG, or the config itself. overrides: values of its keys,
-    such as {"data.path": "prepared/"}. Returns the last held-out metrics. Raises `errors.UserError`
-    if the config, the overrides, the data or the workdir are invalid.
+    config: a config file as FILE or FILE:ARG, or the config itself. overrides: {key of the config:
+    value}, such as {"data.path": "prepared/"}. Returns the last held-out metrics. Raises
+    `errors.UserError` if the config, the overrides, the data or the workdir are invalid.
     """
     from bertjax import config as config_lib
     from bertjax import train
@@ -95,10 +95,11 @@ def finetune(
 ) -> "Finetuned":
     """Fine-tunes `model` on a task of `finetuning/tasks.py` and writes the results to `output`.
 
-    data: folder with the files of the splits; or train, dev, test: files. keys: keys of the config
-    (finetuning/recipe.py), such as num_epochs=2, learning_rates=(2e-5, 5e-5), seeds=3. overrides:
-    keys with dots, such as {"kind.class_weights": True}. Returns the report and the best model.
-    Raises `errors.UserError` if any argument or file is invalid.
+    data: the folder with the files of all splits; or give each file as train, dev and test.
+    keys: keys of the config (finetuning/recipe.py), such as num_epochs=2,
+    learning_rates=(2e-5, 5e-5), seeds=3. overrides: {key: value} for keys with a dot in the name,
+    such as {"kind.class_weights": True}. Returns the report and the best model. Raises
+    `errors.UserError` if any argument or file is invalid.
     """
     from bertjax.finetuning import recipe, run
 

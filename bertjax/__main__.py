@@ -1,4 +1,4 @@
-"""The command line, `bertjax VERB --flag=value ...`: calls `bertjax.commands.VERB.run(flags)`."""
+"""The command line: `bertjax VERB --flag=value ...` calls `bertjax.commands.VERB.run(flags)`."""
 
 import argparse
 import difflib
@@ -28,7 +28,7 @@ VERBS = {
 }
 _COMPUTES = ("pretrain", "finetune", "evaluate", "predict")
 _GOES_ON = "run the same command again to resume"
-# What the same command does after an interruption, for the message.
+# {command that can be resumed: what to do after an interruption, as printed in the message}
 RESUMABLE = {
     "prepare": _GOES_ON,
     "pretrain": _GOES_ON,
@@ -104,7 +104,7 @@ def _joined(argv: Sequence[str]) -> list[str]:
 def _unknown(
     word: str, argv: Sequence[str], flags: argparse.Namespace, command: ModuleType, prog: str
 ) -> str:
-    """Returns the message for a word that is neither a flag of the verb nor the value of a flag."""
+    """Returns the message for a word that is neither a flag of the command nor a flag's value."""
     more = f" (see `{prog} --help`)"
     if word.startswith("-"):
         return f"unknown flag {word}{_hint(word, list(vars(flags)), command)}{more}"
@@ -121,7 +121,7 @@ def _unknown(
 
 
 def _hint(word: str, flags: Sequence[str], command: ModuleType) -> str:
-    """Returns a hint with flags of the verb and keys of its config similar to an unknown flag."""
+    """Returns a hint that names the command's flags and config keys similar to an unknown flag."""
     key = word.lstrip("-").removeprefix("config.").partition("=")[0]
     leaf = key.split(".")[-1]
     meant = [f"--{name}" for name in difflib.get_close_matches(leaf, flags, 1, 0.7)]
@@ -131,10 +131,10 @@ def _hint(word: str, flags: Sequence[str], command: ModuleType) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb. Returns the exit code.
+    """Runs one command. Returns the exit code.
 
     0: done; 2: bad input; 75: preempted, start the same command again; 130: interrupted; 141: the
-    reader of the output has closed it.
+    output is a pipe whose reader has closed it.
     """
     try:
         try:
@@ -163,7 +163,7 @@ def _main(argv: Sequence[str] | None) -> int:
     verb = argv.pop(0)
     if verb not in VERBS:
         meant = errors.did_you_mean(verb, VERBS)
-        errors.tell(f"error: unknown verb {verb!r}; {meant}the verbs are {', '.join(VERBS)}")
+        errors.tell(f"error: unknown command {verb!r}; {meant}the commands are {', '.join(VERBS)}")
         return errors.EXIT_BAD_INPUT
     if is_program and verb in _COMPUTES:
         backend.start_with_huge_pages()

@@ -82,10 +82,10 @@ class _Manager(ocp.CheckpointManager):
 
 
 class _Keep(preservation_policy.PreservationPolicy):
-    """A policy that keeps the newest, the `last` newest regular, and the `pinned` checkpoints.
+    """Keeps the newest checkpoint, the `last` newest regular ones, and the `pinned` ones.
 
-    A checkpoint that was saved off schedule, because the run was asked to stop, is not regular. So
-    a finished run has the same checkpoints whether it was interrupted or not.
+    A checkpoint that was saved off schedule, because the run was stopped, is not regular. So a
+    finished run has the same checkpoints whether it was interrupted or not.
     """
 
     def __init__(self, last: int, regular: Callable[[int], bool], pinned: set[int]):
@@ -94,7 +94,7 @@ class _Keep(preservation_policy.PreservationPolicy):
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: preservation_policy.PreservationContext
     ) -> list[bool]:
-        """Returns for each of the checkpoints, which are in ascending order, whether to keep it."""
+        """Returns for each checkpoint whether to keep it. checkpoints: in ascending order."""
         del context
         steps = [each.step for each in checkpoints]
         kept = {*[s for s in steps if self._regular(s)][-self._last :], *steps[-1:], *self._pinned}
@@ -134,11 +134,11 @@ class Reader:
     def restore(self, abstract_state: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Returns (state, meta) of `step` (default: the newest).
 
-        `abstract_state`: pytree of `jax.ShapeDtypeStruct`s with shardings, on any mesh. Floating
-        point leaves are cast to its dtypes.
+        abstract_state: pytree of `jax.ShapeDtypeStruct`s with shardings, on any mesh. Floating
+        point leaves are cast to the dtypes given there.
 
         Raises UserError if there is no such checkpoint, if it is damaged, or if its paths, shapes
-        or other dtypes differ from those of `abstract_state`.
+        or dtypes of other leaves differ from those of `abstract_state`.
         """
         step = self._sound_step(step)
         self._check_fit(step, abstract_state, under=())
@@ -148,7 +148,7 @@ class Reader:
         return restored["state"], restored["meta"]
 
     def restore_params(self, abstract_params: Any, step: int | None = None) -> Any:
-        """Returns only the `params` of the state, see `restore`; the rest takes no memory."""
+        """Like `restore`, but returns only `params`; the rest of the state is not read."""
         step = self._sound_step(step)
         self._check_fit(step, abstract_params, under=("params",))
         params = _restore_args({"params": abstract_params}, partial_restore=True)
@@ -318,7 +318,7 @@ class Checkpoints(Reader):
             self._remove_deleted()
 
     def _remove_unkept(self) -> None:
-        """Deletes superfluous checkpoints that a killed save did not get to delete."""
+        """Deletes superfluous checkpoints that remain because a save was killed."""
         self._manager.wait_until_finished()
         self._manager.delete_unkept()
         self._remove_deleted()
@@ -378,7 +378,7 @@ def _raw(leaf: Any) -> Any:
 
 
 def _misfit(stored: Mapping[tuple[str, ...], Any], wanted: Mapping[tuple[str, ...], Any]) -> str:
-    """Returns how the first path that differs is stored and how it should be; "" if all match."""
+    """Returns a description of the first difference between the trees; "" if they match."""
     for path, leaf in wanted.items():
         if path not in stored:
             return f"it has no {'/'.join(path)}, expected {_form(leaf)}"

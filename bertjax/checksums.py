@@ -50,10 +50,12 @@ def write(folder: epath.Path) -> None:
 
 
 def damage(folder: epath.Path, *, under: str = "", share: int = 0, shares: int = 1) -> str:
-    """Returns the first file that differs from its listed size or checksum, and how; "" if none.
+    """Returns the name and fault of the first file that differs from its listed size or checksum.
+
+    The result is "" if none differs.
 
     Checks only files whose names start with `under`, and of these only every `shares`-th, starting
-    from the `share`-th, so that several processes can divide the work.
+    with number `share` (from 0), so that several processes can divide the work.
     """
     try:
         listed = schema.read(folder / FILE, _List, "").files

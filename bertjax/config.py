@@ -47,10 +47,11 @@ BOUNDS = {
 
 
 def default(family: str = "bert", variant: str = "base", objective: str = "") -> ConfigDict:
-    """Returns the config of a run with all keys, and the recipe of the BERT paper (appendix A.2).
+    """Returns the config of a run with all keys; training is as in the BERT paper (appendix A.2).
 
-    family, objective: files of bertjax/models and bertjax/objectives, or dotted names of your own
-        modules; objective "": the family's published one. variant: sizes, see the family's file.
+    family, objective: names of files in bertjax/models and bertjax/objectives, or dotted names of
+        your own modules; if the objective is "", it is the family's published one.
+    variant: name of a size in the family's VARIANTS.
     """
     module = plugins.family(family)
     fields = plugins.variant(family, variant)
@@ -70,7 +71,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
     config.micro_batch_size = 0  # sequences per forward pass, over all devices; 0: batch_size
     config.num_steps = 1_000_000  # steps of both phases together
     config.phase2 = ConfigDict()  # the last steps of the run, on longer sequences
-    config.phase2.num_steps = 0  # number of last steps, on longer sequences; 0: no phase 2
+    config.phase2.num_steps = 0  # steps in phase 2, the last ones of num_steps; 0: no phase 2
     config.phase2.length = 512  # tokens per sequence in phase 2
     config.phase2.batch_size = 256  # sequences per step in phase 2
     config.seed = 0  # determines initial parameters, data order, masks and dropout
@@ -100,7 +101,8 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
 def choose_objective(config: ConfigDict, name: str = "") -> None:
     """Switches `config` to objective `name` (default: the family's published one), with its fields.
 
-    With an objective other than the family's own, the model keeps only the heads that it reads.
+    With an objective other than the family's published one, the model keeps only the heads that the
+    objective uses.
     """
     family = plugins.family(config.family)
     if name:
@@ -147,9 +149,9 @@ def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
 
 
 def smoke(config: ConfigDict) -> ConfigDict:
-    """Shrinks `config` in place to a run of seconds on a CPU, for a config file's argument "smoke".
+    """Shrinks `config` in place to a run that takes seconds on a CPU, and returns it.
 
-    Returns `config`.
+    Config files use it for the argument "smoke".
     """
     config.model.update(plugins.family(config.family).SMOKE)
     config.data.length = 32
@@ -183,7 +185,7 @@ def overridden(config: ConfigDict, overrides: Mapping[str, str]) -> ConfigDict:
             "which other keys exist; set it in the config file, to one of "
             f"{', '.join(plugins.families())}"
         )
-    if "objective.name" in overrides:  # first of all: it decides which other keys there are
+    if "objective.name" in overrides:  # first, because it determines which other keys exist
         name = overrides.pop("objective.name")
         if name != config.objective.name:
             choose_objective(config, name)
@@ -194,9 +196,10 @@ def overridden(config: ConfigDict, overrides: Mapping[str, str]) -> ConfigDict:
 
 
 def of_file(what: str, path: str, kind: type) -> Any:
-    """Returns the result of get_WHAT(arg) in the Python file `FILE` or `FILE:ARG`.
+    """Calls get_WHAT(ARG) of a Python file and returns the result.
 
-    Raises UserError, naming the flag --WHAT and the file, if that fails or the result is no `kind`.
+    path: the value of the flag --WHAT, `FILE` or `FILE:ARG`; without ARG the argument is "".
+    Raises UserError, naming flag and file, if the call fails or the result is not of type `kind`.
     """
     flag, function = f"--{what}={path}", f"get_{what}"
     name, _, arg = str(path).partition(":")
@@ -224,7 +227,8 @@ def of_file(what: str, path: str, kind: type) -> Any:
 def choose(config: ConfigDict, arg: str) -> ConfigDict:
     """Returns `config` for the argument "" and its smoke version for "smoke".
 
-    Every file of configs/ returns the result. Raises UserError for another argument.
+    `get_config` of every file in configs/ ends with this call. Raises UserError for any other
+    argument.
     """
     if arg not in ("", "smoke"):
         raise errors.UserError(f"the argument of a config must be smoke or absent, not {arg!r}")
@@ -275,7 +279,7 @@ def _read(key: str, text: str, kind: type) -> Any:
 class Phase:
     """Steps [start, stop) on batches of `batch_size` sequences of `length` tokens.
 
-    prefix: prefix of the config key of the batch size, "" or "phase2.".
+    prefix: "phase2." for phase 2, as in config.phase2.batch_size; "" for phase 1.
     """
 
     start: int

@@ -26,9 +26,10 @@ _COLUMN, _WIDTH = 36, 100
 
 
 def comments(source: ModuleType | type) -> dict[str, str]:
-    """Returns {name: the comment behind its assignment}; of several assignments, the first.
+    """Returns {name: comment at the end of the line that assigns it}.
 
-    For a class, includes the comments of its base classes.
+    If several assignments to a name have a comment, the first counts. For a class, includes the
+    comments of its base classes.
     """
     found: dict[str, str] = {}
     classes = reversed(source.__mro__[:-1]) if isinstance(source, type) else (source,)
@@ -40,7 +41,8 @@ def comments(source: ModuleType | type) -> dict[str, str]:
 def described(config: ConfigDict, known: Mapping[str, str]) -> Group:
     """Returns every key of a config with its value and comment.
 
-    A key without a comment has the comment of its group."""
+    A key without a comment gets the comment of its group: "eval.every" that of "eval".
+    """
     return {
         key: (config_lib.value_of(config, key), known.get(key) or known.get(key.split(".")[0], ""))
         for key in config_lib.keys(config)
@@ -71,9 +73,10 @@ def _shown(value: Any) -> str:
 
 
 def of_run(file: str | None) -> list[str]:
-    """Returns help on the keys of a run, with the values of a config file FILE or FILE:ARG.
+    """Returns the help lines on the config keys of a run.
 
-    Without a file shows the defaults, and for each other objective the keys that differ.
+    file: a config file as FILE or FILE:ARG, whose values are shown. If it is None, shows the
+    defaults, and for each other objective the keys that differ.
     """
     config = config_lib.of_file("config", file, ConfigDict) if file else config_lib.default()
     what = f"values of {file}" if file else "defaults"
@@ -96,20 +99,21 @@ def of_run(file: str | None) -> list[str]:
 
 
 def keys_of_run() -> list[str]:
-    """Returns the keys that --config. accepts for a pretraining."""
+    """Returns the keys that `pretrain` and `plan` accept as --config.KEY."""
     return config_lib.keys(config_lib.default())
 
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
-    """Declares --print_config, with which a command prints `resolved` and does nothing else."""
+    """Declares --print_config: the command then only prints the result of `resolved`."""
     text = "print every config key with its comment (and its default, if it differs), then exit"
     parser.add_argument("--print_config", action="store_true", help=text)
 
 
 def resolved(file: str, config: ConfigDict) -> list[str]:
-    """Returns every key of the config that `file` and the flags gave, with comments.
+    """Returns lines with every key of `config`, its value and its comment.
 
     A value that differs from the default of the family's base model is followed by that default.
+    file: the name of the config file, for the title.
     """
     family = plugins.family(config.family)
     variant = "base" if "base" in family.VARIANTS else next(iter(family.VARIANTS))
@@ -139,7 +143,7 @@ def _default(usual: Any, value: Any) -> str:
 
 
 def _general(config: ConfigDict) -> Group:
-    """Returns the keys that do not depend on family and objective."""
+    """Returns the keys that do not depend on family and objective, with values and comments."""
     general = config.copy_and_resolve_references().unlock()
     del general["model"], general["objective"]
     known = _prefixed("optimizer", comments(optimizer.Config)) | comments(config_lib)
@@ -147,7 +151,10 @@ def _general(config: ConfigDict) -> Group:
 
 
 def _known(prefix: str, values: Mapping[str, Any], module: ModuleType) -> Group:
-    """Returns a plug-in's `values` with its Config's comments; a model also has BERT's comments."""
+    """Returns {PREFIX.KEY: (value, comment)} for the `values` of a family's or objective's Config.
+
+    The comments are those of the Config in `module`. A model's field without one gets BERT's.
+    """
     shared = comments(plugins.family("bert").Config) if prefix == "model" else {}
     known = shared | comments(module.Config)
     return {

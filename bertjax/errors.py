@@ -1,4 +1,4 @@
-"""The exceptions for users, their exit codes and messages, and lines of progress.
+"""Exceptions whose messages are for users, their exit codes, and functions that write messages.
 
 The message of a `UserError` is one line that names the file, record or key and what to do about it.
 The command line prints only that line. It also prints one line for Preempted, Ctrl-C and failed
@@ -14,7 +14,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # raised by writes, without a file name
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of writes, which name no file
 BEFORE = "bertjax: "  # prefix of each line of progress
 
 EXIT_BUG = 1  # the interpreter's exit code after a traceback
@@ -104,7 +104,7 @@ def near(key: str, known: Sequence[str]) -> list[str]:
 
 
 def hint(meant: Sequence[str]) -> str:
-    """Returns the end of a message about an unknown name; "" if `meant` is empty."""
+    """Returns "; did you mean A or B?" for the names in `meant`; "" if it is empty."""
     return f"; did you mean {' or '.join(meant)}?" if meant else ""
 
 
@@ -118,16 +118,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def several(names: Iterable[str], most: int = 10) -> str:
-    """Returns the first `most` names, separated by commas, and how many more there are."""
+    """Returns a text of the first `most` names, with commas, and the number of further names."""
     names = list(names)
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def file_to_write(flag: str, path: str | None) -> None:
-    """Raises UserError if the file --FLAG is a folder or its folder does not exist.
+    """Raises UserError if `path`, the value of --FLAG, is a folder or its folder does not exist.
 
-    Call it before the work, so that the error does not come after it.
+    Call it before the work starts, so that the work is not lost to this error.
     """
     if path and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
         raise UserError(f"--{flag}={path}: its folder does not exist; create it first")

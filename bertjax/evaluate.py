@@ -11,7 +11,7 @@ import numpy as np
 
 from bertjax import metrics, sharding
 
-# The unigram model is estimated from at most this many predicted tokens, or batches, of train data.
+# `unigram_log_probs` stops after about this many predicted tokens, or after this many batches.
 UNIGRAM_TOKENS = 2_000_000
 UNIGRAM_BATCHES = 2_000
 
@@ -26,13 +26,13 @@ def evaluate(
     unigram: np.ndarray | None = None,
     frozen: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, float]:
-    """Returns the mean of every term over all batches, and some derived metrics.
+    """Returns {name: mean over all batches} of every term, and some derived metrics.
 
-    Those are "loss" (the loss that training minimises), "perplexity" (of the main loss) and
-    "samples" (the number of samples).
-    scales: the objective's scales, whose first loss is the main one. frozen: parameters of frozen
-    models. unigram: log probabilities, see `unigram_log_probs`; adds "unigram_loss", the unigram
-    model's loss in nats on the same predicted tokens.
+    The derived metrics are "loss" (the loss that training minimises), "perplexity" (of the main
+    loss) and "samples" (the number of samples).
+    scales: {loss: factor} of the objective; the first loss is the main one. frozen: {name:
+    parameters} of the frozen models. unigram: the result of `unigram_log_probs`; if given, the
+    result contains "unigram_loss", the unigram model's loss in nats on the same predicted tokens.
     """
     total = None
     for local in batches:
@@ -42,7 +42,8 @@ def evaluate(
             terms["unigram"] = _unigram_term(unigram, *predicted(batch))
         if "example_weights" in batch:
             terms["samples"] = batch["example_weights"].sum(), 1.0
-        # NOTE: fetches every batch, see `runtime.dispatch`.
+        # NOTE: fetches the results of each batch before the next one is dispatched, as
+        # `runtime.dispatch` requires on a CPU.
         total = metrics.add(total, jax.tree.map(float, jax.device_get(terms)))
     total = total or {}
     samples = {"samples": total.pop("samples")[0]} if "samples" in total else {}
@@ -72,7 +73,8 @@ def _unigram_term(
 def unigram_log_probs(batches: Iterable[Mapping[str, np.ndarray]], vocab_size: int) -> np.ndarray:
     """Returns float32[vocab_size]: the log frequency of each id among predicted tokens.
 
-    Add-one smoothing. batches: training batches; stops after UNIGRAM_TOKENS or UNIGRAM_BATCHES.
+    Uses add-one smoothing, and stops after UNIGRAM_TOKENS tokens or UNIGRAM_BATCHES batches.
+    batches: training batches.
     """
     counts = np.ones(vocab_size)
     for batch in itertools.islice(batches, UNIGRAM_BATCHES):

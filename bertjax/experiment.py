@@ -18,16 +18,17 @@ from bertjax.data.tokenizers.vocabulary import Vocabulary
 from bertjax.models.common import kernels, layers
 from bertjax.objectives.common import hooks
 
-SPARE_ROWS = 1.1  # warn if the embedding has more rows than about this many times the pieces
+SPARE_ROWS = 1.1  # warn if the embedding has about this many rows, or more, for each piece
 Batches = Iterator[dict[str, np.ndarray]]
 Rows = Callable[[int], slice | np.ndarray]  # batch size -> the rows of this process
 
 
 class Experiment:
-    """The parts of a run. Holds no arrays: everything can be evaluated abstractly.
+    """The parts of a run. Contains no arrays, so that everything can be evaluated abstractly.
 
-    frozen_models: models that the loss uses but that are not trained, by the loss's names for them.
-    platform: the platform to compute on; None: the platform of the present devices.
+    frozen_models: {name: Linen module} of the models that the loss uses but that are not trained;
+    the name is the keyword argument of the loss. platform: the platform to compute on; None: that
+    of the devices of this machine.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Experiment:
         )
 
     def train_step(self, phase: config_lib.Phase, mesh: jax.sharding.Mesh) -> Callable:
-        """Returns the jitted train step for the batches of a phase; it donates its state."""
+        """Returns the jitted train step for the batches of a phase; its input state is donated."""
         normalizers = functools.partial(self.objective.normalizers, self.objective_config)
         function = step_lib.make_train_step(
             self.model,
@@ -77,7 +78,8 @@ class Experiment:
             config_lib.micro_batches(self.config, phase.batch_size),
             self.frozen_models,
         )
-        # Otherwise the compiler would shard some biases, and the next step would be recompiled.
+        # Fixes the shardings of the new state. Otherwise the compiler would shard some biases, and
+        # the next step would be recompiled.
         places = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(mesh))
         return jax.jit(function, donate_argnums=0, out_shardings=(places, None))
 
@@ -86,9 +88,9 @@ class Experiment:
         return jax.jit(step_lib.make_eval_step(self.model, self.loss, self.frozen_models))
 
     def sampling(self, length: int, vocabulary: Vocabulary) -> tuple[Any, Callable]:
-        """Returns (sampling, transform) of the objective for sequences of `length` tokens.
+        """Returns (sampler, transform) of the objective for sequences of `length` tokens.
 
-        sampling: how text is cut into samples. transform: turns a batch of samples into features.
+        The sampler cuts text into samples. transform converts a batch of samples to features.
         """
         sampling = self.objective.sampling(self.objective_config, length, vocabulary)
         transform = functools.partial(
@@ -97,9 +99,9 @@ class Experiment:
         return sampling, transform
 
     def flops_per_sequence(self, length: int) -> int:
-        """Returns model FLOPs per sequence of a training step: forward, and twice that backward.
+        """Returns the model FLOPs of a training step per sequence.
 
-        Frozen models run only the forward pass.
+        The backward pass counts as two forward passes. Frozen models run only the forward pass.
         """
         predictions = self.objective.predictions(self.objective_config, length)
 
@@ -111,7 +113,7 @@ class Experiment:
     def stream(
         self, dataset: loader.Dataset, vocabulary: Vocabulary, phase: config_lib.Phase
     ) -> loader.Stream:
-        """Returns the training batches of a phase; its first step takes the first batch."""
+        """Returns the stream of training batches of a phase; batch 0 is for its first step."""
         sampling, transform = self.sampling(phase.length, vocabulary)
         return loader.Stream(
             dataset, sampling, transform, batch_size=phase.batch_size, seed=self.config.seed
@@ -120,7 +122,10 @@ class Experiment:
     def train_batches(
         self, dataset: loader.Dataset, vocabulary: Vocabulary, start: int, rows: Rows
     ) -> Batches:
-        """Yields the batches of all phases from step `start` on; `rows(batch_size)` of each."""
+        """Yields the batch of each step from `start` to the end of the last phase.
+
+        Each batch contains only its rows `rows(batch_size)`.
+        """
         for phase in config_lib.phases(self.config):
             if start >= phase.stop:
                 continue
@@ -136,7 +141,9 @@ class Experiment:
     ) -> Batches:
         """Returns the held-out samples in batches of `config_lib.forward_size(config, phase)` rows.
 
-        Every call gives the same samples in the same order."""
+        Each batch contains only its rows `rows(size)`. Every call gives the same samples in the
+        same order.
+        """
         sampling, transform = self.sampling(phase.length, vocabulary)
         size = config_lib.forward_size(self.config, phase)
         return loader.eval_batches(
@@ -150,9 +157,10 @@ class Experiment:
         )
 
     def unigram(self, dataset: loader.Dataset, vocabulary: Vocabulary) -> np.ndarray:
-        """Returns float32[vocab_size]: log probabilities of the predicted tokens of an epoch.
+        """Returns float32[vocab_size]: the log frequency of each id among predicted tokens.
 
-        Counts only the start of a long epoch, see `evaluate.unigram_log_probs`.
+        The tokens are those of one epoch of training, or of its start if it is long: see
+        `evaluate.unigram_log_probs`.
         """
         stream = self.stream(dataset, vocabulary, config_lib.phases(self.config)[-1])
         batches = map(stream.batch, range(-(-stream.samples_per_epoch // stream.batch_size)))
@@ -162,7 +170,8 @@ class Experiment:
 def check_mesh(config: ml_collections.ConfigDict, mesh: Any, platform: str | None = None) -> None:
     """Raises UserError if a batch, its sequences or the heads cannot be split over the mesh.
 
-    platform: the platform of an abstract mesh's devices, to check the attention kernel for.
+    platform: the platform of the devices, on which the attention kernel must run; None: the
+    platform of the mesh's devices (the mesh must not be abstract).
     """
     shards, parts = sharding.batch_shards(mesh), mesh.shape["sequence"]
     for phase in config_lib.phases(config):
@@ -200,7 +209,10 @@ def data_warnings(
     vocabulary: Vocabulary,
     heldout: store.Dataset,
 ) -> list[str]:
-    """Returns warnings: untrained rows of the embedding, held-out data too small to rank models."""
+    """Returns warnings about unused embedding rows and about held-out data.
+
+    The held-out data may be too small to rank models, or unsuitable for the objective.
+    """
     found = []
     rows, used = config.model.vocab_size, _rows_needed(config, vocabulary)[0]
     if rows > SPARE_ROWS * used + layers.VOCAB_MULTIPLE:
@@ -219,7 +231,7 @@ def data_warnings(
 
 
 def _rows_needed(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> tuple[int, str]:
-    """Returns (embedding rows that the tokenizer needs, what they stand for)."""
+    """Returns (number of embedding rows that the tokenizer needs, what they represent)."""
     if plugins.family(config.family).KIND == "encoder_decoder":
         return max(vocabulary.size, *vocabulary.sentinels + 1), "pieces and sentinels"
     return vocabulary.size, "pieces"
@@ -228,8 +240,8 @@ def _rows_needed(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> t
 def check_vocabulary(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
     """Raises UserError if the embedding or the model's special ids do not fit the tokenizer.
 
-    That is: the tokenizer has ids without a row in the embedding, `decoder_start_id` is set, or
-    `pad_id`, from which the model counts its positions, is not the tokenizer's padding.
+    They do not fit if the tokenizer has ids without a row in the embedding, if `decoder_start_id`
+    is set, or if `pad_id`, from which the model counts positions, is not the tokenizer's padding.
     """
     needed, what = _rows_needed(config, vocabulary)
     if needed > config.model.vocab_size:

@@ -29,10 +29,10 @@ PARTIAL = ".partial"  # suffix of a file or folder that is being written
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[epath.Path]:
-    """Yields a hidden path beside `path`, to write a file to, and moves that file to `path`.
+    """Yields a hidden path beside `path`; the file that the block writes there replaces `path`.
 
-    If the block raises an error, `path` stays as it was. All processes use the same hidden name, so
-    that the next one overwrites a killed one's partial file.
+    If the block raises an error, `path` stays as it was. The hidden name is always the same, so
+    that a partial file left by a killed process is overwritten by the next process.
     """
     target = epath.Path(path)
     partial = target.parent / f".{target.name}{PARTIAL}"
@@ -70,7 +70,7 @@ def local(path: str | os.PathLike) -> pathlib.Path:
 
 
 def localise(path: str | os.PathLike, folder: str | os.PathLike) -> pathlib.Path:
-    """Returns `path` if it is local, else `folder` with a copy of that remote folder's files."""
+    """Returns `path` if it is local; else copies the remote folder to `folder` and returns that."""
     if "://" not in os.fspath(path):
         return pathlib.Path(path)
     source, copy = epath.Path(path), pathlib.Path(folder)
@@ -88,7 +88,8 @@ def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     """Yields an empty folder that is renamed to `path` when the block ends without an error.
 
     Replaces an existing folder at `path`. Raises UserError and changes nothing if that folder
-    holds a name that the new one lacks. Removes temporary folders left by killed processes.
+    contains a file or folder that the new one lacks. Removes temporary folders left by killed
+    processes.
     """
     target = pathlib.Path(os.path.abspath(local(path)))
     if target.exists() and not target.is_dir():
@@ -102,7 +103,7 @@ def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
             f"{path}: cannot be written ({error.strerror}); give another --output"
         ) from error
     try:
-        new = partial / "new"  # not `partial` itself: mkdtemp makes that private
+        new = partial / "new"  # not `partial` itself, which mkdtemp makes readable only to the user
         new.mkdir()
         yield new
         _put_in_place(new, target, partial / "old")
@@ -112,7 +113,7 @@ def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
 
 def _locked_folder(target: pathlib.Path) -> tuple[pathlib.Path, int]:
-    """Creates a hidden folder beside `target` and locks it; returns it and the lock's descriptor.
+    """Creates and locks a hidden folder beside `target`; returns (folder, descriptor of the lock).
 
     The lock is held until the descriptor is closed or the process dies.
     """

@@ -1,4 +1,4 @@
-"""Random bits on the device, a function of a seed and a position only, for any sharding.
+"""Computes random bits on the device, from a seed and a position only, so that any sharding works.
 
     hash_bits(seed, (B, L, D)) >= rate * 2**32      # where an element of [B, L, D] is kept
 
@@ -14,7 +14,8 @@ import jax.numpy as jnp
 def hash_bits(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Returns uint32[shape] of random bits: a hash of (seed, position), the same for any sharding.
 
-    The hash fuses into its consumer, while threefry and rbg bits are written to memory and read.
+    The compiler fuses the hash into its consumer; JAX's threefry and rbg write their bits to
+    memory.
     """
     row = jax.lax.broadcasted_iota(jnp.uint32, (shape[0],) + (1,) * (len(shape) - 1), 0)
     return _hash(row + seed, shape)
@@ -23,7 +24,8 @@ def hash_bits(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def hash_bits_by_row(seed_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Returns uint32[B, ...] of random bits: a hash of (the row's seed, position in the row).
 
-    A row's bits do not depend on the rest of the batch. seed_B: int32 or uint32[B]; shape: B first.
+    A row's bits do not depend on the rest of the batch. seed_B: int32[B] or uint32[B]. shape:
+    (B, ...).
     """
     return _hash(seed_B.astype(jnp.uint32).reshape(-1, *(1,) * (len(shape) - 1)), shape)
 

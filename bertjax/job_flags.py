@@ -1,4 +1,4 @@
-"""The flags of a job of several processes, which `pretrain` and `finetune` share."""
+"""Command-line flags for a job of several processes, which `pretrain` and `finetune` share."""
 
 import argparse
 import contextlib
@@ -36,7 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def is_one_of_several(flags: argparse.Namespace) -> bool:
-    """Returns whether this process is one of a job of several."""
+    """Returns whether this process belongs to a job of several processes."""
     place = distributed.place(flags.coordinator, flags.num_processes, flags.process_id)
     return place is not None or flags.distributed or distributed.on_several_hosts()
 
@@ -44,9 +44,9 @@ def is_one_of_several(flags: argparse.Namespace) -> bool:
 def joined(
     flags: argparse.Namespace, goes_on: Callable[[], str]
 ) -> contextlib.AbstractContextManager[None]:
-    """Returns a context manager that joins the job; for a process alone, it does nothing.
+    """Returns a context manager that joins the job; it does nothing if there is only one process.
 
-    goes_on: returns what to print, if another process ends, about how the run will go on.
+    goes_on: called when another process has died; returns a text that says how to resume the run.
     """
     if not is_one_of_several(flags):
         return contextlib.nullcontext()

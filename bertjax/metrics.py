@@ -1,7 +1,7 @@
-"""Metrics of a run: terms that are summed before they are divided, model FLOP utilisation (MFU).
+"""Metrics of a run: means of terms, perplexity and model FLOP utilisation (MFU).
 
-A term is (sum, weight). Terms of devices, micro-batches and batches are added, and divided once at
-the end. NOTE: a mean of means would be a different number.
+A term is (sum, weight). Terms of devices, micro-batches and batches are added; at the end the sum
+is divided once by the weight. NOTE: a mean of means would be a different number.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Terms = dict[str, tuple[Any, Any]]
 
 
 def add(total: Terms | None, terms: Mapping[str, tuple[Any, Any]]) -> Terms:
-    """Returns the sum of two sets of terms with the same names; total None: returns `terms`."""
+    """Returns the sum of two sets of terms with the same names; `terms` if `total` is None."""
     if total is None:
         return dict(terms)
     return {name: (total[name][0] + s, total[name][1] + w) for name, (s, w) in terms.items()}
@@ -28,15 +28,15 @@ def means(terms: Mapping[str, tuple[Any, Any]]) -> dict[str, float]:
 
 
 def total_loss(values: Mapping[str, Any], scales: Mapping[str, float]) -> Any:
-    """Returns the loss that is minimised: the losses named in `scales`, scaled by them and summed.
+    """Returns the loss that is minimised: the sum of the losses, each times its factor in `scales`.
 
-    A loss without weight is absent from `values` and adds nothing.
+    A loss that is absent from `values`, because its weight is 0, is left out of the sum.
     """
     return sum(factor * values[name] for name, factor in scales.items() if name in values)
 
 
 def mfu(flops_per_second: float, devices: list[jax.Device] | None = None) -> float | None:
-    """Returns model FLOP/s divided by the peak of all devices; None if the peak is unknown."""
+    """Returns model FLOP/s divided by the peak FLOP/s of all devices; None if that is unknown."""
     devices = jax.devices() if devices is None else devices
     chip = hardware.chip_of(devices[0].device_kind)
     if chip is None or chip.peak_flops is None:

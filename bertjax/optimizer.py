@@ -82,10 +82,10 @@ def _half_cosine(start: float, end: float, steps: int) -> optax.Schedule:
 def make_schedule(config: Any, num_steps: int) -> optax.Schedule:
     """Returns step -> learning rate: warm-up from `start_rate` to the peak, then the schedule.
 
-    linear and cosine fall to `end_rate` at `num_steps`. wsd holds the peak and falls linearly in
-    the last `decay_steps`. rsqrt is peak * sqrt(warmup / step) (T5, arXiv 1910.10683, 3.1.2).
-    one_cycle rises and falls by half a cosine each (Smith, arXiv 1803.09820). Warm-up is otherwise
-    linear; constant holds the peak.
+    constant holds the peak. linear and cosine fall to `end_rate` at `num_steps`. wsd holds the peak
+    and falls linearly in the last `decay_steps`. rsqrt is peak * sqrt(warmup / step) (T5, arXiv
+    1910.10683, 3.1.2). one_cycle rises by half a cosine and falls by another (Smith, arXiv
+    1803.09820); the warm-up of all other schedules is linear.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     left = max(num_steps - warmup, 1)
@@ -111,14 +111,18 @@ def make_schedule(config: Any, num_steps: int) -> optax.Schedule:
 
 
 def decay_mask(params: Any) -> Any:
-    """Returns True for leaves with weight decay, by name, since stacked biases have two axes."""
+    """Returns a tree of bools: True for each parameter that weight decay applies to.
+
+    Decides by the name, not by the number of axes, since biases that are stacked over layers have
+    two axes.
+    """
     return jax.tree_util.tree_map_with_path(
         lambda path, _: sharding.path_name(path).split("/")[-1] in DECAYED_LEAVES, params
     )
 
 
 def _matrices(path: Sequence[Any], array: jax.Array) -> jax.Array:
-    """Returns a kernel as [in, out], or [layers, in, out]; arrays with fewer axes are unchanged."""
+    """Reshapes a kernel to [in, out] or [layers, in, out]; returns arrays of fewer axes as is."""
     name = sharding.path_name(path)
     stacked = int("/layers/" in name)
     if array.ndim - stacked <= 2:
@@ -132,7 +136,7 @@ def _matrices(path: Sequence[Any], array: jax.Array) -> jax.Array:
 def by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     """Returns `tx` applied to each matrix separately: for each layer, with heads merged.
 
-    Its state holds one state of `tx` per leaf, stacked over layers like the leaf.
+    The state is one state of `tx` per parameter, stacked over layers like the parameter.
     """
 
     def each(function, path):
@@ -160,7 +164,7 @@ def by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
 
 
 def _scale_by(config: Any) -> optax.GradientTransformation:
-    """Returns the transformation of gradients to updates at learning rate 1, before the decay."""
+    """Returns the transformation of gradients to updates, before weight decay and learning rate."""
     adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
     if config.name == "adafactor":
         # Shazeer and Stern, arXiv 1804.04235, as T5 used it: the update is clipped to RMS 1, then

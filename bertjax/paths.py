@@ -13,7 +13,7 @@ from etils import epath
 
 from bertjax import errors
 
-MAX_DEPTH = 200  # folders in folders; Python walks some of them by recursion
+MAX_DEPTH = 200  # nested folders; some of Python's functions call themselves for each level
 
 
 def reaches_buckets() -> bool:

@@ -1,4 +1,4 @@
-"""Plots a run's curves in one PNG: losses large; accuracies, learning rate and tokens/s small.
+"""Plots a run's curves in one PNG: a large panel of losses, small ones of the other metrics.
 
 Example:
     plot.curves(run_log.read_metrics("run/metrics.jsonl"), "run/curves.png", unigram_loss=6.8)
@@ -45,8 +45,8 @@ def curves(
     unigram_loss: loss in nats of the model that predicts each token by its frequency. Metrics that
     the run did not log have no curve. Raises UserError if there is no loss at all.
     """
-    # Imported here, since training does not need matplotlib. A bare Figure needs no display and no
-    # global state.
+    # Imported here because training does not need matplotlib. Figure is used without pyplot, which
+    # has global state and may need a display.
     from matplotlib import rc_context, ticker
     from matplotlib.figure import Figure
 

@@ -1,11 +1,12 @@
-"""Traces of chosen steps by `jax.profiler`, for TensorBoard's profile plugin or xprof.
+"""Traces chosen steps with `jax.profiler`, for TensorBoard's profile plugin or xprof.
 
     with profiler.StepTrace(profiler.parse("100:102", num_steps), "run/profile") as trace:
         with trace.step(100):
             state, report = train_step(state, batch)
         trace.end(100, report)
 
-Process 0 writes the trace. It sees the devices of its own host only; all others do the same work.
+Process 0 writes the trace, which covers only the devices of its own host. The devices of the other
+hosts do the same work.
 """
 
 import contextlib
@@ -19,14 +20,15 @@ from etils import epath
 
 from bertjax import errors
 
-NAME = "train_step"  # of the steps in a trace, each with its number
-FOLDER = "profile"  # of a workdir
+NAME = "train_step"  # name of each step in a trace, shown with the step's number
+FOLDER = "profile"  # subfolder of a workdir
 
 
 def parse(text: str, num_steps: int) -> range:
-    """Returns the steps of "FIRST:LAST", both of them included, as the log numbers them.
+    """Returns the steps from FIRST to LAST, both included, of a text "FIRST:LAST".
 
-    Raises UserError if they are not steps of 1 to `num_steps`.
+    Steps are numbered from 1, as in the log. Raises UserError unless
+    1 <= FIRST <= LAST <= `num_steps`.
     """
     found = re.fullmatch(r"(\d+):(\d+)", text, re.ASCII)
     first, last = map(int, found.groups()) if found else (0, 0)
@@ -39,7 +41,7 @@ def parse(text: str, num_steps: int) -> range:
 
 
 class StepTrace:
-    """Writes a trace of some steps into a folder; does nothing on other processes than 0."""
+    """Writes a trace of some steps to a folder; does nothing in processes other than 0."""
 
     def __init__(self, steps: range, folder: str | os.PathLike):
         self._steps = steps if jax.process_index() == 0 else range(0)
@@ -50,10 +52,10 @@ class StepTrace:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._write()  # the run ends before the last of the steps
+        self._write()  # if the run ends before the last traced step
 
     def step(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """Returns a context manager around all work for a step: its batch, the step, its log."""
+        """Returns a context manager for all work of a step, from loading its batch to logging."""
         if number not in self._steps:
             return contextlib.nullcontext()
         if self._local is None:
@@ -63,7 +65,7 @@ class StepTrace:
         return jax.profiler.StepTraceAnnotation(NAME, step_num=number)
 
     def end(self, number: int, report: object) -> None:
-        """After the last of the steps, waits for its `report` and writes the trace."""
+        """Writes the trace if step `number` is the last one traced, once its `report` is ready."""
         if self._steps and number == self._steps[-1]:
             jax.block_until_ready(report)
             self._write()

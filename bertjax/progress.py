@@ -52,10 +52,10 @@ def wrapped(line: str, indent: str = "  ") -> str:
 
 @contextlib.contextmanager
 def stage(what: str, *, shown: bool = True) -> Iterator[Done]:
-    """Prints `what` while the block runs, and afterwards its duration if it took long.
+    """Prints `what` when the block starts and, if it took long, its duration when it ends.
 
-    Yields a function (done, total) that the block may call to show its progress; total None:
-    unknown. On a terminal the line is replaced, and a short stage leaves nothing behind.
+    Yields a function (done, total) that the block may call to show its progress; total is None if
+    it is unknown. On a terminal the line is overwritten, and erased after a short stage.
     """
     if not shown:
         yield lambda done, total: None

@@ -1,9 +1,9 @@
 """The contracts of families and objectives: the names that their modules must define, with types.
 
-A module satisfies a protocol when its functions are the protocol's methods without `self`.
-`tests/plugin_types.py` assigns every module to its protocol, and mypy checks that file. The base
-class of strategies is `finetuning.strategies.base.Strategy`; the protocol of tokenizer models is
-`data.tokenizers.model.Model`.
+A module satisfies a protocol if it defines a function for each method (without `self`) and a name
+for each property. `tests/plugin_types.py` assigns every module to its protocol, and mypy checks
+that file. The base class of strategies is `finetuning.strategies.base.Strategy`; the protocol of
+tokenizer models is `data.tokenizers.model.Model`.
 """
 
 import inspect
@@ -22,9 +22,8 @@ from bertjax.data.tokenizers.vocabulary import Vocabulary
 class Family(Protocol):
     """A model family: one file in `bertjax/models/`.
 
-    `plugins` also reads these names where a family has them: VARIANT_OBJECTIVES, {variant: fields
-    of the published objective}, and the HF_ tables of `artifact.huggingface` and
-    `artifact.hf_config`.
+    A family may also define VARIANT_OBJECTIVES, {variant: fields of the published objective that
+    differ for it}, and the HF_ tables that `artifact.huggingface` and `artifact.hf_config` use.
     """
 
     @property
@@ -41,7 +40,7 @@ class Family(Protocol):
 
     @property
     def INPUTS(self) -> Sequence[str]:
-        """The inputs of the call that creates all parameters."""
+        """The names of the inputs with which the model must be called to create all parameters."""
 
     @property
     def HEADS(self) -> Sequence[str]:
@@ -49,28 +48,28 @@ class Family(Protocol):
 
     @property
     def OBJECTIVE(self) -> Mapping[str, Any]:
-        """The published objective: "name", and the fields that differ from its defaults."""
+        """The published objective: its "name", and the fields that differ from its defaults."""
 
     @property
     def SMOKE(self) -> Mapping[str, Any]:
-        """The fields of a tiny model."""
+        """The fields that shrink any variant to a tiny model."""
 
     @property
     def Model(self) -> Callable[..., Any]:
-        """The Linen module; its one field is `config`, its output a dict of named arrays."""
+        """The Linen module. Its only field is `config`; its output is a dict of named arrays."""
 
     def flops_per_sequence(self, config: Any, length: int, predictions: int) -> int:
         """Returns the model FLOPs of a forward pass over a sequence of `length` tokens.
 
-        predictions: how many positions the vocabulary is predicted at.
+        predictions: the number of positions for which vocabulary logits are computed.
         """
 
 
 class Objective(Protocol):
     """A pretraining objective: one file in `bertjax/objectives/`.
 
-    In all of its functions `config` is its own Config. Optional names are those of
-    `objectives.common.hooks`.
+    In all of its functions `config` is an instance of the objective's Config. The names in
+    `objectives.common.hooks` are optional.
 
     Shapes: B batch, L length.
     """
@@ -81,10 +80,13 @@ class Objective(Protocol):
 
     @property
     def KINDS(self) -> Sequence[str]:
-        """The kinds of families that it trains."""
+        """The kinds of families that the objective can train."""
 
     def sampling(self, config: Any, length: int, vocabulary: Vocabulary) -> Any:
-        """Returns how `data.batches.loader` cuts text into samples; see `data.batches.samples`."""
+        """Returns the sampler, which cuts text into samples for `data.batches.loader`.
+
+        See `data.batches.samples`.
+        """
 
     def transform(
         self,
@@ -94,28 +96,29 @@ class Objective(Protocol):
         batch: layout.Batch,
         rng: RowRandom,
     ) -> dict[str, np.ndarray]:
-        """Returns the features for a batch of samples, on the host, the whole batch at once."""
+        """Computes the features of a batch of samples, on the host, for the whole batch at once."""
 
     def predictions(self, config: Any, length: int) -> int:
-        """Returns how many positions are predicted in a sequence of full length."""
+        """Returns the number of positions that are predicted in a sequence of full length."""
 
     def features(self, config: Any, length: int) -> layout.FeatureTable:
-        """Returns {feature: (shape without the batch, dtype)} for the batches of `transform`."""
+        """Returns {feature: (shape without the batch axis, dtype)} for `transform`'s batches."""
 
     def heads(self, config: Any) -> tuple[str, ...]:
         """Returns the model's heads that `loss` uses."""
 
     def scales(self, config: Any) -> dict[str, float]:
-        """Returns {loss term: factor} of the sum that training minimises, the main term first."""
+        """Returns {loss term: factor}, the main term first; training minimises the weighted sum."""
 
     def normalizers(self, config: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """Returns the weight of each loss term over the batch, by which its sum is divided."""
+        """Returns {loss term: total weight in the batch}, by which the term's sum is divided."""
 
     @property
     def loss(self) -> Callable[..., metrics.Terms]:
         """loss(config, apply, batch, **frozen) returns {name: (sum, weight)}.
 
-        apply: the model with its parameters bound. frozen: the models named in FROZEN, likewise.
+        apply: the model with its parameters bound. frozen: the models named in FROZEN, each with
+        its parameters bound.
         """
 
 

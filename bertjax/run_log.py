@@ -63,7 +63,7 @@ class Writers:
                 writer.advance(step)
 
     def note(self, what: str) -> None:
-        """Shows `what` on the terminal: the work that is done between two steps."""
+        """Shows on the terminal what is done between two steps, such as "evaluating"."""
         for writer in self._writers:
             if isinstance(writer, ProgressBar):
                 writer.note(what)
@@ -101,7 +101,10 @@ def tell_resumed(workdir: str | os.PathLike, step: int, saved_at: float) -> None
 
 
 class JsonlWriter:
-    """Writes one JSON object per line: {"step": 50, "train/loss": 9.1, ...}; null: not finite."""
+    """Writes one JSON object per line: {"step": 50, "train/loss": 9.1, ...}.
+
+    A value that is not finite is written as null.
+    """
 
     def __init__(self, path: str | os.PathLike, *, start_step: int):
         """Keeps the lines of `path` up to and including `start_step` and drops later ones."""
@@ -174,19 +177,22 @@ class ProgressBar:
         seconds_between_lines: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """file: default stderr. If it is not a terminal, prints plain lines instead of a bar, at
-        most one every `seconds_between_lines` and one for the last step."""
+        """Shows the progress on `file`, by default stderr.
+
+        If `file` is not a terminal, prints plain lines instead of a bar: at most one every
+        `seconds_between_lines`, and one for the last step. clock: returns the time in seconds.
+        """
         self._file = sys.stderr if file is None else file
         self._start, self._num_steps = start_step, num_steps
         self._seconds_between, self._clock = seconds_between_lines, clock
-        self._began: float | None = None  # after the first step, which includes the compilation
+        self._began: float | None = None  # set after the first step, which includes compilation
         self._last_line = -math.inf
         self._shown: dict[str, str] = {}
         self._bar = None
         self._terminal = self._file.isatty()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows the metrics of `step`; those of an evaluation on a line of their own."""
+        """Shows the metrics of `step`; metrics of an evaluation get a separate line."""
         if "eval/loss" in metrics:
             self._write_evaluation(step, metrics)
             return
@@ -214,7 +220,7 @@ class ProgressBar:
             self._bar.set_postfix_str(", ".join(self._shown.values()))
 
     def note(self, what: str) -> None:
-        """Shows `what` on a terminal: the work that is done between two steps."""
+        """Shows on a terminal what is done between two steps, such as "evaluating"."""
         if self._bar is not None:
             self._bar.set_postfix_str(what)
 
@@ -260,10 +266,9 @@ class ProgressBar:
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, float]]:
-    """Returns the lines of a metrics.jsonl, null as NaN; skips a truncated last line.
+    """Returns the lines of a metrics.jsonl, with NaN for null; skips a truncated last line.
 
-    Raises UserError, with file and line, if the file is absent or another line is not a line of
-    metrics.
+    Raises UserError if the file is absent, or, with the line number, if any other line is invalid.
     """
     return [line for _, line in _lines(epath.Path(path))]
 
@@ -303,10 +308,10 @@ def _shown(metrics: Mapping[str, float]) -> dict[str, str]:
 
 
 class _GrowingFile:
-    """A file that bytes are appended to.
+    """A file to which bytes are appended.
 
-    A local file is written at once. Object stores cannot append: there the whole file is rewritten,
-    at most every 30 s, and at `flush` and `close`.
+    Bytes are written to a local file at once. Object stores cannot append: there the whole file is
+    rewritten, at most every 30 s, and at `flush` and `close`.
     """
 
     _SECONDS_BETWEEN_UPLOADS = 30.0

@@ -96,7 +96,7 @@ class Form:
 
 
 class _Misfit(Exception):
-    """Raised for a value that does not have the shape: its key, the value, and what is expected."""
+    """Raised if a value does not have its shape. Contains the key, the value, what is expected."""
 
     def __init__(self, key: str, value: Any, expected: str):
         super().__init__(key, value, expected)
@@ -108,7 +108,7 @@ def read(
 ) -> T:
     """Returns the content of a JSON file as an instance of `shape`. Raises a one-line UserError.
 
-    remedy: the end of the error message: what to do about a damaged file.
+    remedy: what to do about a damaged file, for the end of the error message.
     form: the format and version that the file must have; `shape` has no fields for them.
     """
     content = read_object(file, remedy)
@@ -137,7 +137,7 @@ def write(
 ) -> None:
     """Writes `content` atomically as JSON with a checksum, for `read`.
 
-    form: its keys are written first.
+    form: the format and version of the file, which are written first.
     """
     whole = json.loads(json.dumps({**(vars(form) if form else {}), **content}))
     whole[CHECKSUM] = _checksum(whole)
@@ -145,7 +145,7 @@ def write(
 
 
 def read_object(file: str | os.PathLike, remedy: str) -> dict[str, Any]:
-    """Returns the object in a JSON file of any shape. Raises a one-line UserError."""
+    """Returns the object in a JSON file without checking its shape. Raises a one-line UserError."""
     try:
         if "://" not in os.fspath(file) and not stat.S_ISREG(os.stat(file).st_mode):
             raise errors.UserError(f"{file}: is not a file; {remedy}")
@@ -239,7 +239,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _strange(content: Any) -> str:
-    """Returns why `content` is invalid in a file of any shape; "" if it is not."""
+    """Returns why `content` would be invalid for every shape; "" if it would not."""
     for depth, value in _walk(content):
         if depth > MAX_DEPTH:
             return f"is nested more than {MAX_DEPTH} levels deep"

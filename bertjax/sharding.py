@@ -2,8 +2,8 @@
 
 `PARAM_AXES` maps a parameter's path to logical axes, one per dimension (None: not split). Arrays
 that are stacked over layers have one more axis in front. The same table covers gradients and the
-optimizer's moments, whose paths end alike. `AXIS_RULES` maps logical axes to mesh axes. A dimension
-that is not divisible by the size of the mesh axis is not split.
+optimizer's moments, whose paths end like the parameters'. `AXIS_RULES` maps logical axes to mesh
+axes. A dimension that is not divisible by the size of the mesh axis is not split.
 
 Parameters are stored sharded over fsdp and all-gathered before use. For kernels the compiler does
 this by itself, since the activations around them are pinned. Vocabulary tables need `gathered`:
@@ -67,10 +67,10 @@ PARAM_AXES: list[tuple[str, tuple[str | None, ...]]] = [
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Parses "fsdp:4,tensor:2" into sizes of the mesh axes; axes not named are 1, but data is -1.
+    """Parses a text such as "fsdp:4,tensor:2"; returns the size of every mesh axis.
 
-    -1 means all remaining devices. If another axis has the size -1, data is 1 unless it is named.
-    Raises UserError for text of another form.
+    The size -1 means all remaining devices. An axis that the text does not name has size 1, except
+    data, which has size -1 if no other axis has. Raises UserError if the text is malformed.
     """
     sizes = {}
     for part in text.split(","):
@@ -84,9 +84,9 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def mesh_sizes(text: str, num_devices: int) -> dict[str, int]:
-    """Returns the sizes of the mesh axes of `config.mesh` on `num_devices`, in MESH_AXES order.
+    """Returns the size of every mesh axis, in the order of MESH_AXES, on `num_devices` devices.
 
-    Raises UserError if their product is not the number of devices.
+    text: as in `config.mesh`. Raises UserError if the product of the sizes is not `num_devices`.
     """
     sizes = parse_mesh(text)
     known = math.prod(size for size in sizes.values() if size != -1)
@@ -108,9 +108,9 @@ def described(mesh: Mesh, dtype: str) -> str:
 
 
 def make_mesh(text: str = "data:-1", devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Returns a mesh of `devices` (default: all) with the sizes of `mesh_sizes`.
+    """Returns a mesh of `devices` (default: all) with the sizes that `mesh_sizes` returns.
 
-    A mesh axis may be a part of an axis of a TPU's torus. TPU slices are joined by a slower
+    On a TPU, several mesh axes may share one axis of the torus. TPU slices are joined by a slower
     network, so only the data axis spans several slices. Raises UserError if the size of data is not
     a multiple of the number of slices.
     """
@@ -229,8 +229,8 @@ def constrain_params(params: Any) -> Any:
 def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:
     """Returns a NamedSharding for every leaf of a state; PARAM_AXES splits parameters and moments.
 
-    All other leaves are replicated. So are Adafactor's factored moments, means over rows and over
-    columns: for T5-3b they take 13 MB, the parameters 11.4 GB.
+    All other leaves are replicated. These include Adafactor's factored moments (means over rows and
+    over columns), which are small: for T5-3b they take 13 MB, the parameters 11.4 GB.
     """
 
     def one(path, leaf):
@@ -248,7 +248,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """Returns the sorted indices of the rows of a global batch that this process's devices hold."""
+    """Returns the sorted indices of a global batch's rows that are on this process's devices."""
     places = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
     starts = sorted({index[0].indices(batch_size)[:2] for index in places.values()})
     return np.concatenate([np.arange(start, stop) for start, stop in starts])
@@ -264,9 +264,9 @@ def global_batch(mesh: Mesh, batch_size: int, local: dict[str, np.ndarray]) -> d
 
 
 def fetch(tree: Any) -> Any:
-    """Returns the arrays of a tree on the host, whole, in every process.
+    """Returns a copy of the tree with unsharded arrays on the host.
 
-    NOTE: with several processes, all must call it.
+    NOTE: with several processes, all of them must call it; every process gets the whole arrays.
     """
 
     def one(x: Any) -> Any:
@@ -279,10 +279,10 @@ def fetch(tree: Any) -> Any:
 
 @contextlib.contextmanager
 def alone() -> Iterator[bool]:
-    """Lets every process compute alone in the block, on its first device.
+    """Makes each process compute alone in the block, on its first device only.
 
-    Use it for what every process computes for itself, and which has the same result in all. Yields
-    whether there are several processes; with one, the block changes nothing.
+    Use it for work that every process repeats, with the same result. Yields whether there are
+    several processes; with only one process, the context manager changes nothing.
     """
     if jax.process_count() == 1:
         yield False

@@ -18,7 +18,7 @@ from bertjax.models.common import masks
 
 Batch = Mapping[str, np.ndarray]
 
-# Role of a token: its colour, and its label in the legend.
+# {role of a token: (its colour, its label in the legend)}
 COLOURS = {
     "masked": ("#f5a742", "masked"),
     "random": ("#e58a9e", "replaced by another piece"),
@@ -41,10 +41,10 @@ _FONT, _CHARACTER, _LINE, _WIDTH, _MARGIN = 8.0, 4.82, 13.0, 640.0, 62.0
 
 @dataclasses.dataclass
 class Cell:
-    """One position: the input piece, the piece to predict ("": none), and their colours.
+    """One position: the input piece, the piece to predict ("" if none), and their colours.
 
-    gap: space before it in points, larger between words than within a word. outlined: whether it
-    is a boundary of a span.
+    gap: space before the cell in points, larger between words than within a word. outlined: whether
+    the position is a boundary of a masked span.
     """
 
     read: str
@@ -63,9 +63,9 @@ class Cell:
 def tokens(tokenizer: Any, batch: Batch, rows: Sequence[int] = (0,)) -> Any:
     """Draws rows of a batch as a matplotlib Figure: pieces in boxes, wrapped like text.
 
-    tokenizer: `bertjax.data.tokenizers.tokenizer.Tokenizer`. Below a masked token stands the
-    original token; below each token of a decoder the token to predict there, if it counts in the
-    loss.
+    The token to predict is drawn below the input token: in an encoder below each masked token, in a
+    decoder below each token whose target counts in the loss.
+    tokenizer: a `bertjax.data.tokenizers.tokenizer.Tokenizer`. rows: indices of rows of the batch.
     """
     drawer, roles = _Drawer(), set()
     for row in rows:
@@ -101,7 +101,8 @@ def seen(batch: Batch) -> dict[str, masks.Mask]:
 def attention(batch: Batch, row: int = 0, title: str = "") -> Any:
     """Draws the attention masks of a row as a matplotlib Figure.
 
-    Each line is a query, each column a key; dark: the query attends to the key.
+    Each line is a query and each column is a key. A dark cell means that the query attends to the
+    key.
     """
     from matplotlib.figure import Figure
 
@@ -141,7 +142,7 @@ class _Row:
         self.roles: set[str] = set()
 
     def streams(self) -> list[tuple[str, list[Cell]]]:
-        """Returns ("encoder" or "decoder", its cells) for each part that reads the batch."""
+        """Returns ("encoder" or "decoder", its cells) for each stack that has inputs."""
         if "decoder_input_ids" in self._of:
             return [("encoder", self._cells("")), ("decoder", self._cells("decoder_"))]
         return [("decoder" if "targets" in self._of else "encoder", self._cells(""))]
@@ -179,7 +180,7 @@ class _Row:
         return COLOURS[role][0]
 
     def _predict(self, cells: list[Cell]) -> None:
-        """Puts the token to predict below each token of a decoder that counts in the loss."""
+        """Sets the token to predict of each decoder cell whose target counts in the loss."""
         columns = zip(cells, self._of["targets"], self._of["loss_weights"], strict=False)
         for cell, target, weight in columns:
             if weight > 0:

@@ -46,7 +46,7 @@ def init_state(params: Any, tx: optax.GradientTransformation, rng: jax.Array) ->
 def bound(frozen_models: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict[str, Callable]:
     """Returns an apply function for each frozen model, without dropout and without gradients.
 
-    frozen: the parameters of each model, by the same names.
+    frozen: {name: parameters}, with the names of `frozen_models`.
     """
 
     def bind(model, params):
@@ -71,7 +71,7 @@ def _unless(bad: jax.Array, update: Callable[..., Any], *old: Any) -> Any:
     """Returns update(*old), or `old` if `bad`.
 
     On TPUs `jnp.where` costs nothing, since it is fused into the update. On CPUs it would copy
-    arrays that could be updated in place, so there one `lax.cond` decides for all of them.
+    arrays that could be updated in place, so one `lax.cond` is used for all arrays instead.
     """
 
     def choose(*old):
@@ -96,9 +96,9 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """Returns step(state, batch, frozen={}) -> (state, metrics); jit it with the state donated.
 
-    scales: factor of each loss in the sum that is minimised. frozen_models: Linen modules, by the
-    names of the loss's keyword arguments; `frozen` holds the parameters of each. combine: builds
-    the model's parameters from the trained ones and `frozen`, if only a part is trained.
+    scales: {loss term: factor} in the sum that is minimised. frozen_models: {keyword argument of
+    the loss: Linen module}; `frozen` must contain the parameters of each. combine: builds the
+    model's parameters from the trained ones and `frozen`, if only some parameters are trained.
 
     A step whose loss or gradient is not finite changes only `step` and the counts of skipped steps.
     """

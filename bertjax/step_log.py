@@ -13,7 +13,7 @@ import jax
 from bertjax import metrics, run_log
 from bertjax.runtime import dispatch
 
-UNLOGGED = "unlogged"  # in the meta of a checkpoint: sums of the steps since the last line
+UNLOGGED = "unlogged"  # key in a checkpoint's meta: sums over the steps since the last log line
 
 
 def prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
@@ -25,8 +25,8 @@ class StepLog:
     """Logs the steps without making the device wait: reads a step's metrics while the next runs.
 
     The logged losses are means over the steps since the last line: the sum of sums divided by the
-    sum of weights, without skipped steps. A checkpoint between two lines holds the sums so far, so
-    that a run that is killed and restarted writes the same lines.
+    sum of weights, without skipped steps. A checkpoint that is saved between two lines contains the
+    sums so far, so that a run that is killed and restarted writes the same lines.
     """
 
     def __init__(
@@ -44,9 +44,10 @@ class StepLog:
     ):
         """start: the step that the run starts or resumes at.
 
-        scales: factors of the losses in their sum. unlogged: as in the checkpoint that the run
-        resumes from. diverged: called with (step, steps in a row) after `max_bad_steps` non-finite
-        steps in a row, unless that is 0. on_loss: called with the loss of each finite step.
+        scales: {loss term: factor} in the sum that is minimised. unlogged: the sums stored in the
+        checkpoint from which the run resumes (key UNLOGGED). diverged: called with (step, number of
+        steps in a row) after `max_bad_steps` non-finite steps in a row; never if that is 0.
+        on_loss: called with the loss of each finite step.
         """
         self._writers = run_log.Writers(workdir, start_step=start, num_steps=num_steps)
         self._num_steps, self._scales, self._log_every = num_steps, scales, log_every
@@ -71,10 +72,11 @@ class StepLog:
         *,
         timed: bool = True,
     ) -> None:
-        """Logs the step before `number`, which was just dispatched; on a CPU, `number` itself.
+        """Logs the previous step. Call it when step `number` has been dispatched.
 
-        tokens, flops: of the step, for the speed. timed: False for a step that was compiled, which
-        does not count.
+        On a CPU, which runs one step at a time, logs step `number` itself. tokens, flops: the
+        step's tokens and model FLOPs, from which the speed is computed. timed: False if the step
+        had to be compiled; the speed then leaves out all time and tokens until now.
         """
         if not self._waits:
             self._read()
@@ -97,7 +99,7 @@ class StepLog:
         self._since = time.perf_counter()
 
     def note(self, what: str) -> None:
-        """Shows `what` on the terminal: the work that is done between two steps."""
+        """Shows on the terminal what is done between two steps, such as "evaluating"."""
         self._writers.note(what)
 
     def unlogged(self) -> dict[str, list[float]]:
@@ -130,7 +132,8 @@ class StepLog:
         general = {name: float(jax.device_get(report[name])) for name in names}
         values = metrics.means(self._sums)
         loss = metrics.total_loss(values, self._scales) if values else math.nan
-        if number % self._log_every == 0:  # the last step may be logged off the period
+        # The last step is logged even in the middle of a period, whose sums are then kept.
+        if number % self._log_every == 0:
             self._sums = {}
         seconds = self._seconds + time.perf_counter() - self._since
         line = {**prefixed("train", {"loss": loss, **values}), **general}

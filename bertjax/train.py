@@ -2,9 +2,9 @@
 
     train.train_and_evaluate(config.load("configs/bert_base.py"), "run/")
 
-At every step boundary the order is: evaluate, save, stop if requested; then take a batch and step.
-The saved state holds `step`, and `step` determines the next batch. A run that is killed and
-restarted therefore computes the same as an uninterrupted one.
+Between two steps the order is: evaluate, save, stop if requested. The saved state contains `step`,
+and `step` determines the next batch. A run that is killed and restarted therefore computes the same
+as an uninterrupted one.
 """
 
 import contextlib
@@ -44,9 +44,9 @@ from bertjax.runtime import distributed, signals
 def train_and_evaluate(
     config: ml_collections.ConfigDict, workdir: str | os.PathLike, traced_steps: range = range(0)
 ) -> dict[str, float]:
-    """Trains to `config.num_steps`, from the newest checkpoint of `workdir` if there is one.
+    """Trains until step `config.num_steps`; resumes from the newest checkpoint of `workdir` if any.
 
-    traced_steps: the steps of `profiler.StepTrace`, in WORKDIR/profile; see `profiler.parse`.
+    traced_steps: the steps to trace with `profiler.StepTrace`, which writes to WORKDIR/profile.
 
     Returns the last held-out metrics. Raises UserError for errors that the user can fix. After a
     SIGTERM raises Preempted, after a first Ctrl-C KeyboardInterrupt, both with the state saved.
@@ -242,8 +242,8 @@ def first_state(
 ) -> tuple[step_lib.TrainState, dict[str, Any]]:
     """Returns the newest checkpoint's state and its meta, or a fresh state and an empty meta.
 
-    Each array is created with its sharding. A fresh state starts from `config.init_from`, or from
-    what the objective takes over from its frozen models.
+    Each array is created with its sharding. The parameters of a fresh state are initialized from
+    `config.init_from` if it is set, else from the frozen models if the objective does so.
 
     Raises UserError if `config.init_vocabulary` is "same" and `config.init_from` was trained with
     another tokenizer than the data's.
@@ -281,7 +281,7 @@ def first_state(
 
 
 def _diverged(checkpoints: checkpoint.Checkpoints, step: int, in_row: int) -> None:
-    """Raises UserError for `in_row` non-finite steps in a row, up to `step`."""
+    """Raises UserError, because the last `in_row` steps up to `step` were not finite."""
     checkpoints.wait()
     good = checkpoints.latest_step()
     kept = "no checkpoint has been saved"

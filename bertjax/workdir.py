@@ -42,7 +42,7 @@ class Identity:
     config: dict[str, Any]
     tokenizer_fingerprint: str
     data_fingerprint: str
-    frozen_fingerprints: dict[str, str]  # of the objective's frozen models, by its names for them
+    frozen_fingerprints: dict[str, str]  # {name of a frozen model of the objective: fingerprint}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def identity(
     data_fingerprint: str,
     frozen_fingerprints: Mapping[str, str],
 ) -> Identity:
-    """Returns the identity of a run, with tuples as lists, as in the JSON it is compared to."""
+    """Returns the identity of a run. Tuples become lists, as in the JSON that it is compared to."""
     plain = json.loads(json.dumps(config.to_dict()))
     return Identity(plain, tokenizer_fingerprint, data_fingerprint, dict(frozen_fingerprints))
 
@@ -95,8 +95,8 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _frozen_paths(flat: Mapping[str, Any]) -> list[str]:
-    """Returns the keys that are paths of the objective's frozen models."""
-    with contextlib.suppress(errors.UserError):  # a module of another package that is not here
+    """Returns the config keys whose values are the paths of the objective's frozen models."""
+    with contextlib.suppress(errors.UserError):  # the objective's own package may be missing here
         module = plugins.objective(flat["objective.name"])
         return [f"objective.{name}" for name in hooks.of(module).FROZEN]
     return []
@@ -118,9 +118,9 @@ def _differences(mine: dict[str, Any], stored: dict[str, Any]) -> list[str]:
 
 
 def without_paths(mine: Identity) -> dict[str, Any]:
-    """Returns what all processes must agree on, by name: the identity without paths.
+    """Returns {name: value} of the identity without paths; all processes must have the same values.
 
-    Paths may differ between hosts; the fingerprints identify what they lead to.
+    Paths may differ between hosts; the fingerprints identify the data and models at these paths.
     """
     flat = _flat(mine.config)
     hidden = (*_PATHS, *_frozen_paths(flat))
@@ -133,7 +133,7 @@ def without_paths(mine: Identity) -> dict[str, Any]:
 
 
 def saved_step(path: str | os.PathLike) -> int | None:
-    """Returns the newest step saved in a workdir, None if there is none. Does not open Orbax."""
+    """Returns the newest step saved in a workdir; None if there is none. Does not use Orbax."""
     folder = paths.of(path) / CHECKPOINTS
     steps = [item for item in folder.iterdir() if item.name.isdecimal()] if folder.exists() else []
     if "://" in os.fspath(path):  # Orbax cannot rename there, and writes this file last
@@ -185,7 +185,7 @@ def claim(path: str | os.PathLike, mine: Identity, save_tokenizer: Any) -> None:
 
 
 def _changed_past(path: str | os.PathLike, mine: Identity, stored: Identity) -> bool:
-    """Returns False if the changed `num_steps` would have left the saved steps the same.
+    """Returns False if the saved steps would have been the same with the new `num_steps`.
 
     Returns True if another key differs too, which `claim` rejects. Raises UserError naming the
     difference if a saved step would have been different.
@@ -226,5 +226,5 @@ def _changed_past(path: str | os.PathLike, mine: Identity, stored: Identity) -> 
 
 
 def _write(folder: epath.Path, identity: Identity) -> None:
-    # NOTE: the last write, and atomic, because a folder without it belongs to no run.
+    # NOTE: written last and atomically, because a folder without this file belongs to no run.
     schema.write(folder / CONFIG, dataclasses.asdict(identity), FORM)

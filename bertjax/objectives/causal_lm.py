@@ -28,7 +28,7 @@ class Config:
 
 
 def predictions(config: Config, length: int) -> int:
-    """Returns how many positions are predicted: all of them."""
+    """Returns the number of predicted positions in a row, which is all of them."""
     return length
 
 
@@ -38,19 +38,19 @@ def heads(config: Config) -> tuple[str, ...]:
 
 
 def scales(config: Config) -> dict[str, float]:
-    """Returns {loss term: factor} of the sum that training minimises, the main term first."""
+    """Returns {loss term: factor}, the main term first; training minimises the weighted sum."""
     return {"lm_loss": 1.0}
 
 
 def features(config: Config, length: int) -> layout.FeatureTable:
-    """Returns {feature: (shape without the batch, dtype)} for the batches of `transform`."""
+    """Returns {feature: (shape without the batch axis, dtype)} for the batches of `transform`."""
     return layout.target_features(length, config.packing)
 
 
 def sampling(config: Config, length: int, vocabulary: Vocabulary) -> packing.Documents:
-    """Returns the sampling that turns windows of text into rows of `length` tokens.
+    """Returns the sampler that turns windows of text into rows of `length` tokens.
 
-    `data.batches.loader` uses it.
+    `data.batches.loader` calls the sampler.
 
     Raises:
       UserError: the tokenizer has no end-of-text token, or the length is below 2.
@@ -65,7 +65,7 @@ def sampling(config: Config, length: int, vocabulary: Vocabulary) -> packing.Doc
 def transform(
     config: Config, length: int, vocabulary: Vocabulary, batch: layout.Batch, rng: RowRandom
 ) -> dict[str, np.ndarray]:
-    """Returns the decoder's inputs and targets for a batch from `sampling`; `rng` is unused."""
+    """Returns the decoder's inputs and targets for a batch of samples; `rng` is unused."""
     specials = vocabulary.specials
     return layout.lay_out_targets(
         layout.pieces_of(batch),
@@ -78,14 +78,14 @@ def transform(
 
 
 def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the weight of each loss term over the batch, by which its sum is divided."""
+    """Returns {loss term: total weight in the batch}, by which the term's sum is divided."""
     return {"lm_loss": batch["loss_weights"].sum()}
 
 
 def loss(
     config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
 ) -> metrics.Terms:
-    """Returns cross entropy in nats and accuracy of the tokens: {name: (sum, weight)}.
+    """Returns {name: (sum, weight)}: cross entropy, in nats, and accuracy of the predicted tokens.
 
     apply: the model with its parameters bound.
     """

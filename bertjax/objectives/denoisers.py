@@ -1,10 +1,10 @@
 """A mixture of denoisers (UL2): rows differ in the share of masked text and in the span length.
 
 Tay et al. 2022 (arXiv 2205.05131), table 1. R, regular: spans as in T5. S, sequential: the last
-quarter is predicted from the rest. X, extreme: a large share, or long spans. Each of the seven
-denoisers has its mean span length and density; X with short spans is limited to as many spans as
-there are sentinels. Inputs and targets have the same length. Inputs start with a mode token for R,
-S or X (the last three sentinels).
+quarter is predicted from the rest. X, extreme: a large share is masked, or the spans are long. Each
+of the seven denoisers has its own density and mean span length. A text has at most as many spans as
+there are sentinels, which limits X with short spans. Inputs and targets have the same length.
+Inputs start with a mode token for R, S or X (the last three sentinels).
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ DENOISERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The mixture's fields. Rates are shares of the rows; by default the seven share equally."""
+    """The mixture's fields. By default each of the seven denoisers gets the same share of rows."""
 
     r_rate: float = 2 / 7  # share of the rows with regular denoising (R)
     s_rate: float = 1 / 7  # share of the rows with sequential denoising (S); the rest is X
@@ -46,14 +46,15 @@ class Config:
         r_rate, s_rate = self.r_rate, self.s_rate
         errors.check(r_rate >= 0, "objective.r_rate", r_rate, "0 or more")
         errors.check(0 <= s_rate <= 1 - r_rate + 1e-9, "objective.s_rate", s_rate,
-                     f"between 0 and 1 - config.objective.r_rate = {1 - r_rate:.3g}")  # fmt: skip
+                     f"between 0 and {1 - r_rate:.3g}, the share that config.objective.r_rate = "
+                     f"{r_rate:.3g} leaves")  # fmt: skip
         errors.check(self.z_loss >= 0, "objective.z_loss", self.z_loss, "0 or more")
 
 
 def mode_tokens(vocabulary: Vocabulary) -> dict[str, int]:
-    """Returns the ids that inputs start with for R, S and X: the last three sentinels, in order.
+    """Returns {mode: id of its token} for R, S and X: the last three sentinels, in this order.
 
-    The other sentinels are for spans. Raises UserError if there are no others.
+    The other sentinels mark spans. Raises UserError if there are no others.
     """
     if len(vocabulary.sentinels) <= len(DENOISERS):
         raise errors.UserError("the tokenizer has too few sentinels: train one with more")
@@ -61,24 +62,24 @@ def mode_tokens(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def input_start(config: Config, vocabulary: Vocabulary) -> list[int]:
-    """Returns the ids in front of a text to score: it is read as regular denoising."""
+    """Returns the ids to put in front of a text to score: the token of mode R, if modes are on."""
     return [mode_tokens(vocabulary)["R"]] if config.mode_tokens else []
 
 
 def predictions(config: Config, length: int) -> int:
-    """Returns the decoder's length, equal to the encoder's: X may mask as much as it keeps."""
+    """Returns the decoder's length. It equals the encoder's, since X may mask half of the text."""
     return length
 
 
 def features(config: Config, length: int) -> layout.FeatureTable:
-    """Returns {feature: (shape without the batch, dtype)} for the batches of `transform`."""
+    """Returns {feature: (shape without the batch axis, dtype)} for the batches of `transform`."""
     return layout.encoder_decoder_features((length, length), config.packing)
 
 
 def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.Corruption:
-    """Returns the sampling that turns windows of text into rows of `length` tokens.
+    """Returns the sampler that turns windows of text into rows of `length` tokens.
 
-    `data.batches.loader` uses it.
+    `data.batches.loader` calls the sampler.
 
     Raises:
       UserError: the tokenizer lacks a needed token, or the length leaves no room for text.
@@ -106,5 +107,5 @@ def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.C
 def transform(
     config: Config, length: int, vocabulary: Vocabulary, batch: layout.Batch, rng: RowRandom
 ) -> dict[str, np.ndarray]:
-    """Corrupts each row of a batch from `sampling` by its denoiser, and adds the targets."""
+    """Returns the features of a batch; each row is corrupted by the denoiser drawn for it."""
     return sampling(config, length, vocabulary).corrupt(batch, rng)

@@ -1,9 +1,10 @@
 """Knowledge distillation into a student (DistilBERT, Sanh et al., arXiv 1910.01108, section 2).
 
-The student's loss has three terms: masked language modelling as in `mlm`; at the predicted
-positions the divergence from the teacher's distribution over the vocabulary, both softened by a
-temperature; and the cosine distance between the last hidden states of the two. The teacher is a
-frozen model with an MLM head.
+The student's loss has three terms. The first is masked language modelling as in `mlm`. The second
+is, at the predicted positions, the divergence of the student's distribution over the vocabulary
+from the teacher's; a temperature softens both distributions. The third is the cosine distance
+between the last hidden states of student and teacher. The teacher is a frozen model with an MLM
+head.
 
 Shapes: B batch, L length, P predictions per sequence, V rows of the word table, D model.
 """
@@ -57,7 +58,10 @@ class Config(mlm.Config):
 def check_frozen(
     config: Config, name: str, vocab_size: int, length: int, fields: Mapping[str, Any]
 ) -> None:
-    """Raises UserError if the teacher has no MLM head, another vocab_size, or a low max_length."""
+    """Raises UserError if the teacher does not fit the student; arguments as in `hooks.Hooks`.
+
+    The teacher needs an MLM head, the student's vocab_size, and a max_length of at least `length`.
+    """
     what = f"config.objective.teacher = {config.teacher}"
     if "mlm" not in fields.get("heads", ()):
         raise errors.UserError(
@@ -76,9 +80,9 @@ def check_frozen(
 
 
 def stand_in(name: str, fields: Mapping[str, Any]) -> hooks.StandIn:
-    """Returns a BERT with the student's sizes and twice its layers, like DistilBERT's teacher.
+    """Returns the teacher to plan with: a BERT with the student's sizes and twice its layers.
 
-    Sanh et al., section 3.
+    DistilBERT's teacher is like this (Sanh et al., section 3). fields: the student's fields.
     """
     sizes = ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_length")
     of_teacher = {size: fields[size] for size in sizes}
@@ -92,12 +96,12 @@ def first_params(
     fields: Mapping[str, Any],
     frozen: Mapping[str, hooks.Frozen],
 ) -> dict[str, Any] | None:
-    """Returns `params` with every array replaced that the teacher has too, whatever its family.
+    """Returns the student's `params`, with each array replaced by the teacher's of the same name.
 
-    The student's layers start as evenly spread layers of the teacher, including the first and the
-    last: 0, 2, 4, 7, 9, 11 of 12 for 6, as DistilBERT does. Arrays that the teacher lacks stay.
-    fields: of the student. Raises UserError if an array has another shape. Returns None if
-    `start_from_teacher` is off.
+    The teacher may be of any family. The student's layers start as evenly spread layers of the
+    teacher, including the first and the last: for 6 layers from 12 these are 0, 2, 4, 7, 9, 11, as
+    in DistilBERT. Arrays that the teacher lacks are not replaced. fields: the student's fields.
+    Raises UserError if the shapes differ. Returns None if `start_from_teacher` is off.
     """
     if not config.start_from_teacher:
         return None
@@ -116,13 +120,14 @@ def first_params(
 
 
 def _student_remedy(student: Mapping[str, Any], teacher: Mapping[str, Any]) -> str:
-    """Returns the settings that give the student the teacher's shapes, or start it without."""
+    """Returns the advice to set the student's sizes to the teacher's or to start from scratch."""
     differing = [s for s in _SIZES if s in student and s in teacher and student[s] != teacher[s]]
     fresh = "set config.objective.start_from_teacher to False for a student of other sizes"
     if not differing:
         return fresh
     settings = ", ".join(f"config.model.{size} to {teacher[size]}" for size in differing)
-    # Unused positions cost the student little; a start without the teacher would cost it more.
+    # If only max_length differs, raising it is the only advice: unused positions cost the student
+    # little, while a start without the teacher would cost it more.
     return f"set {settings}" + ("" if differing == ["max_length"] else f"; or {fresh}")
 
 
@@ -137,13 +142,13 @@ def heads(config: Config) -> tuple[str, ...]:
 
 
 def scales(config: Config) -> dict[str, float]:
-    """Returns {loss term: factor} of the sum that training minimises, the main term first."""
+    """Returns {loss term: factor}, the main term first; training minimises the weighted sum."""
     factors = {"mlm_loss": config.mlm_weight, "soft_loss": config.soft_weight}
     return factors | ({"cosine_loss": config.cosine_weight} if config.cosine_weight else {})
 
 
 def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the weight of each loss term over the batch, by which its sum is divided."""
+    """Returns {loss term: total weight in the batch}, by which the term's sum is divided."""
     predicted, tokens = batch["masked_weights"].sum(), losses.token_weights(batch).sum()
     weights = {"mlm_loss": predicted, "soft_loss": predicted, "cosine_loss": tokens}
     return {name: weights[name] for name in scales(config)}
@@ -155,15 +160,15 @@ def loss(
     batch: dict[str, jax.Array],
     teacher: Callable[..., dict[str, jax.Array]],
 ) -> metrics.Terms:
-    """Returns the student's three losses and its accuracy at masked tokens: {name: (sum, weight)}.
+    """Returns {name: (sum, weight)}: the student's three losses and its accuracy at masked tokens.
 
     soft_loss is T^2 KL(teacher, student) in nats at temperature T; the factor T^2 keeps its
     gradient from shrinking with T. cosine_loss is 1 - cos of the last hidden states, over all
     tokens.
 
-    apply: the student with its parameters bound. teacher: the teacher with its own bound, without
-    dropout or gradient. Raises UserError at trace time if their hidden sizes differ and
-    cosine_loss is on.
+    apply: the student with its parameters bound. teacher: the teacher with its parameters bound,
+    without dropout and gradient. Raises UserError at trace time if cosine_loss is on and the hidden
+    sizes of the two differ.
     """
     inputs = losses.inputs(batch, mlm.INPUTS) | {"masked_positions": batch["masked_positions"]}
     student_out, teacher_out = apply(**inputs), teacher(**inputs)
@@ -187,7 +192,7 @@ def _divergence(p_logits: jax.Array, q_logits: jax.Array) -> jax.Array:
 
 
 def _cosine(student_BLD: jax.Array, teacher_BLD: jax.Array) -> jax.Array:
-    """Returns float32[B, L]: the cosine between the two models' states of each token."""
+    """Returns float32[B, L]: for each token, the cosine between the states of the two models."""
     if student_BLD.shape != teacher_BLD.shape:
         raise errors.UserError(
             f"the hidden size of config.objective.teacher is {teacher_BLD.shape[-1]}, but that of "

@@ -23,7 +23,7 @@ from bertjax.objectives.common import losses
 KINDS = ("encoder",)
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "segment_ids", "position_ids")
 MASKINGS = ("token", "whole_word", "ngram", "span")
-LABELS = {  # task on pairs -> the feature with its labels
+LABELS = {  # {task on pairs: name of the feature with its labels}
     "nsp": samples.Pairs.label,
     "sop": samples.OrderedPairs.label,
 }
@@ -68,7 +68,7 @@ class Config:
 
 
 def fields_for(kind: str, heads: tuple[str, ...]) -> dict[str, str]:
-    """Returns the task on pairs that the model has a head for."""
+    """Returns {"pair": the task on pairs for which the model has a head}; "none" without a head."""
     return {"pair": next((pair for pair in LABELS if pair in heads), "none")}
 
 
@@ -99,7 +99,7 @@ def heldout_warnings(config: Config, num_documents: int) -> list[str]:
 def predictions(config: Config, length: int) -> int:
     """Returns P: how many positions are predicted in a sequence of full length.
 
-    Every sequence has this many slots.
+    The features of every sequence have this many slots for predictions.
     """
     return max(1, round(config.mask_rate * length))
 
@@ -110,12 +110,12 @@ def heads(config: Config) -> tuple[str, ...]:
 
 
 def scales(config: Config) -> dict[str, float]:
-    """Returns {loss term: factor} of the sum that training minimises, the main term first."""
+    """Returns {loss term: factor}, the main term first; training minimises the weighted sum."""
     return {f"{head}_loss": 1.0 for head in heads(config)}
 
 
 def features(config: Config, length: int) -> dict[str, tuple[tuple[int, ...], type]]:
-    """Returns {feature: (shape without the batch, dtype)} for the batches of `transform`."""
+    """Returns {feature: (shape without the batch axis, dtype)} for the batches of `transform`."""
     p = predictions(config, length)
     table = layout.features(length, config.packing) | {
         "masked_positions": ((p,), np.int32),
@@ -131,9 +131,9 @@ def features(config: Config, length: int) -> dict[str, tuple[tuple[int, ...], ty
 def sampling(
     config: Config, length: int, vocabulary: Vocabulary
 ) -> samples.TwoSegments | samples.FullSentences | packing.Enclosed:
-    """Returns the sampling that turns windows of text into samples of `length` tokens.
+    """Returns the sampler that turns windows of text into samples of `length` tokens.
 
-    `data.batches.loader` uses it.
+    `data.batches.loader` calls the sampler.
 
     Raises:
       UserError: the vocabulary lacks a special token, or the length leaves no room for text.
@@ -205,7 +205,7 @@ def _choose(
     limit: int,
     rng: RowRandom,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the chosen positions and their weights, [B, P] each, per `config.masking`."""
+    """Chooses the positions to predict; returns positions and weights, [B, P] each."""
     if config.masking == "token":
         return masking.choose_tokens(candidates_BL, counts_B, limit, rng)
     if config.masking == "whole_word":
@@ -221,7 +221,7 @@ def _choose(
 
 
 def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the weight of each loss term over the batch, by which its sum is divided."""
+    """Returns {loss term: total weight in the batch}, by which the term's sum is divided."""
     weights = {"mlm_loss": batch["masked_weights"].sum()}
     if config.pair in LABELS:
         weights[f"{config.pair}_loss"] = losses.example_weights(batch).sum()
@@ -231,9 +231,9 @@ def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Ar
 def loss(
     config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
 ) -> metrics.Terms:
-    """Returns cross entropy in nats and accuracy: {name: (sum, weight)}.
+    """Returns {name: (sum, weight)}: cross entropy, in nats, and accuracy.
 
-    The terms are those of the masked tokens and, with a task on pairs, those of the pairs.
+    Both are computed for the masked tokens and, with a task on pairs, for the pairs.
     apply: the model with its parameters bound.
     """
     outputs = apply(**losses.inputs(batch, INPUTS), masked_positions=batch["masked_positions"])
@@ -243,7 +243,7 @@ def loss(
 def scores(
     config: Config, outputs: dict[str, jax.Array], batch: dict[str, jax.Array]
 ) -> metrics.Terms:
-    """Returns the terms of `loss` for given outputs of the model."""
+    """Returns the terms of `loss`, computed from the model's `outputs` for the batch."""
     weights_BP = batch["masked_weights"]
     found = losses.classification("mlm", outputs["mlm_logits"], batch["masked_ids"], weights_BP)
     if config.pair in LABELS:

@@ -35,23 +35,26 @@ class Config:
 
 
 def fields_for(kind: str, heads: tuple[str, ...]) -> dict[str, str]:
-    """Returns the fields whose defaults depend on the family."""
+    """Returns the defaults that depend on the family: {"kind": kind of the family}."""
     return {"kind": kind}
 
 
 def check_family(config: Config, family: str, kind: str) -> None:
-    """Raises UserError unless `config.kind` is the family's."""
+    """Raises UserError unless `config.kind` equals `kind`, the kind of the family."""
     errors.check(config.kind == kind, "objective.kind", config.kind, f"{kind}, the kind of "
                                                                      f"{family}")
 
 
 def predictions(config: Config, length: int) -> int:
-    """Returns the decoder's length. In a lone decoder about half of it is prefix, not predicted."""
+    """Returns the decoder's length.
+
+    Without an encoder, about half of these positions are the prefix, which is not predicted.
+    """
     return length
 
 
 def features(config: Config, length: int) -> layout.FeatureTable:
-    """Returns {feature: (shape without the batch, dtype)} for the batches of `transform`."""
+    """Returns {feature: (shape without the batch axis, dtype)} for the batches of `transform`."""
     if config.kind == "encoder_decoder":
         return layout.encoder_decoder_features((length, length), config.packing)
     return layout.target_features(length, config.packing) | {"prefix_mask": ((length,), np.int32)}
@@ -60,9 +63,9 @@ def features(config: Config, length: int) -> layout.FeatureTable:
 def sampling(
     config: Config, length: int, vocabulary: Vocabulary
 ) -> packing.Documents | packing.Prefixes:
-    """Returns the sampling that turns windows of text into rows of `length` tokens.
+    """Returns the sampler that turns windows of text into rows of `length` tokens.
 
-    `data.batches.loader` uses it.
+    `data.batches.loader` calls the sampler.
 
     Raises:
       UserError: the tokenizer has no end-of-text token, or the length is below 8.
@@ -79,7 +82,7 @@ def sampling(
 def transform(
     config: Config, length: int, vocabulary: Vocabulary, batch: layout.Batch, rng: RowRandom
 ) -> dict[str, np.ndarray]:
-    """Returns the model's inputs and targets for a batch from `sampling`."""
+    """Returns the model's inputs and targets for a batch of samples."""
     if config.kind == "encoder_decoder":
         return _two_halves(config, length, vocabulary, batch)
     specials, sizes_BK = vocabulary.specials, batch["piece_sizes"]
@@ -111,7 +114,7 @@ def transform(
 def _two_halves(
     config: Config, length: int, vocabulary: Vocabulary, batch: layout.Batch
 ) -> dict[str, np.ndarray]:
-    """Returns the features with prefixes for the encoder and rests for the decoder.
+    """Returns features in which the encoder reads the prefixes and the decoder predicts the rests.
 
     Each prefix and each rest ends with an end-of-text token.
     """

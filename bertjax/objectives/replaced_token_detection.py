@@ -6,8 +6,8 @@ counts as original. No gradient flows through the sampling: the generator learns
 alone.
 
 The host makes batches as in `mlm`, with every chosen token masked, and a `sample_seed` for each
-row. The noise of the sampling is a hash of that seed, the slot and the id: it does not depend on
-mesh, micro-batch or order of the batch, and differs between epochs.
+row. The noise used for sampling is a hash of that seed, the slot and the id. So it does not depend
+on the mesh, the micro-batch or the order of the rows, and differs between epochs.
 
 Shapes: B batch, L length, P predictions per sequence, V rows of the word table.
 """
@@ -53,12 +53,12 @@ def heads(config: Config) -> tuple[str, ...]:
 
 
 def scales(config: Config) -> dict[str, float]:
-    """Returns {loss term: factor} of the sum that training minimises, the main term first."""
+    """Returns {loss term: factor}, the main term first; training minimises the weighted sum."""
     return {"mlm_loss": 1.0, "rtd_loss": config.rtd_weight}
 
 
 def features(config: Config, length: int) -> dict[str, tuple[tuple[int, ...], type]]:
-    """Returns {feature: (shape without the batch, dtype)} for the batches of `transform`."""
+    """Returns {feature: (shape without the batch axis, dtype)} for the batches of `transform`."""
     return mlm.features(config, length) | {"sample_seed": ((), np.int32)}
 
 
@@ -75,7 +75,7 @@ def transform(
 
 
 def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the weight of each loss term over the batch, by which its sum is divided."""
+    """Returns {loss term: total weight in the batch}, by which the term's sum is divided."""
     tokens = losses.token_weights(batch)
     return {"mlm_loss": batch["masked_weights"].sum(), "rtd_loss": tokens.sum()}
 
@@ -83,10 +83,10 @@ def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Ar
 def loss(
     config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
 ) -> metrics.Terms:
-    """Returns losses in nats and accuracies of generator (mlm) and discriminator (rtd).
+    """Returns {name: (sum, weight)}: losses, in nats, and accuracies.
 
-    They are {name: (sum, weight)}. rtd_recall is the discriminator's accuracy on the replaced
-    tokens. apply: the model with its parameters bound.
+    The terms "mlm_..." are the generator's, "rtd_..." the discriminator's. rtd_recall is the
+    discriminator's accuracy on the replaced tokens. apply: the model with its parameters bound.
     """
     inputs = losses.inputs(batch, mlm.INPUTS)
     positions_BP, truth_BP = batch["masked_positions"], batch["masked_ids"]
@@ -113,13 +113,14 @@ def loss(
 
 
 def sample(logits_BPV: jax.Array, seed_B: jax.Array) -> jax.Array:
-    """Returns int32[B, P]: in every slot an id sampled from softmax(logits), with the row's seed.
+    """Returns int32[B, P]: an id for every slot, sampled from softmax(logits) with the row's seed.
 
     Takes the argmax of logit plus Gumbel noise. Each device computes the noise of its own shard of
     the vocabulary, and only the maxima are exchanged.
     """
     bits_BPV = hashing.hash_bits_by_row(seed_B, logits_BPV.shape)
-    # -log1p(-u) is exponential. It is precise near 0, where it matters: float32 is densest there.
+    # -log1p(-u) is exponentially distributed. It is precise near 0, where precision matters,
+    # because float32 is densest there.
     uniform_BPV = (bits_BPV.astype(jnp.float32) + 0.5) * 2.0**-32
     noise_BPV = -jnp.log(-jnp.log1p(-uniform_BPV))
     return jnp.argmax(logits_BPV + noise_BPV, axis=-1).astype(jnp.int32)
@@ -128,7 +129,7 @@ def sample(logits_BPV: jax.Array, seed_B: jax.Array) -> jax.Array:
 def place(
     input_ids: jax.Array, positions_BP: jax.Array, weights_BP: jax.Array, ids_BP: jax.Array
 ) -> jax.Array:
-    """Returns int32[B, L]: the input with `ids_BP` at the positions of used slots (weight > 0)."""
+    """Returns int32[B, L]: `input_ids` with `ids_BP` at the positions of slots with weight > 0."""
     column_11L = jnp.arange(input_ids.shape[1])[None, None]
     here_BPL = (positions_BP[:, :, None] == column_11L) & (weights_BP[:, :, None] > 0)
     new_BL = jnp.sum(jnp.where(here_BPL, ids_BP[:, :, None], 0), axis=1)

@@ -25,7 +25,10 @@ KINDS = mlm.KINDS
 
 @dataclasses.dataclass(frozen=True)
 class Config(mlm.Config):
-    """The fields of `mlm.Config` with the paper's defaults: spans in one text of one document."""
+    """The fields of `mlm.Config` with SpanBERT's defaults.
+
+    Spans are masked, and a sample is one text from one document (no sentence pairs).
+    """
 
     masking: str = "span"
     pair: str = "none"
@@ -43,12 +46,12 @@ def heads(config: Config) -> tuple[str, ...]:
 
 
 def scales(config: Config) -> dict[str, float]:
-    """Returns {loss term: factor} of the sum that training minimises, the main term first."""
+    """Returns {loss term: factor}, the main term first; training minimises the weighted sum."""
     return {f"{head}_loss": 1.0 for head in heads(config)}
 
 
 def features(config: Config, length: int) -> dict[str, tuple[tuple[int, ...], type]]:
-    """Returns {feature: (shape without the batch, dtype)} for the batches of `transform`."""
+    """Returns {feature: (shape without the batch axis, dtype)} for the batches of `transform`."""
     span_boundaries = (predictions(config, length), 2), np.int32
     return mlm.features(config, length) | {"span_boundaries": span_boundaries}
 
@@ -60,9 +63,9 @@ def transform(
     batch: dict[str, np.ndarray],
     rng: RowRandom,
 ) -> dict[str, np.ndarray]:
-    """Masks as `mlm.transform` and adds span_boundaries int32[B, P, 2].
+    """Masks tokens as `mlm.transform` does, and adds span_boundaries int32[B, P, 2].
 
-    These are the positions just before and just after the span of each slot.
+    These are the positions just before and just after the span that each slot is part of.
     """
     batch = mlm.transform(config, length, vocabulary, batch, rng)
     boundaries_BP2 = span_masking.boundaries(batch["masked_positions"], batch["masked_weights"])
@@ -70,7 +73,7 @@ def transform(
 
 
 def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the weight of each loss term over the batch, by which its sum is divided."""
+    """Returns {loss term: total weight in the batch}, by which the term's sum is divided."""
     weights = mlm.normalizers(config, batch)
     return weights | {"sbo_loss": weights["mlm_loss"]}
 
@@ -78,7 +81,7 @@ def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Ar
 def loss(
     config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
 ) -> metrics.Terms:
-    """Returns the terms of `mlm.loss`, and the same of the predictions from boundaries (sbo)."""
+    """Returns the terms of `mlm.loss`, and loss and accuracy of the predictions from boundaries."""
     outputs = apply(
         **losses.inputs(batch, mlm.INPUTS),
         masked_positions=batch["masked_positions"],

@@ -2,7 +2,8 @@
 
 Raffel et al. 2020 (arXiv 1910.10683), section 3.1.4: 15% of the tokens in spans of 3 on average.
 The inputs are the text with a sentinel for each span. The targets are each sentinel followed by its
-span. Both end with an EOS. A row takes more text than its length: the corrupted text fills it.
+span. Both end with an EOS. A row is cut from more text than its length, because the spans are
+removed: after that the inputs fill the row.
 """
 
 import dataclasses
@@ -38,7 +39,10 @@ class Config:
 
 
 def predictions(config: Config, length: int) -> int:
-    """Returns the decoder's length: the spans masked in inputs of `length`, sentinels, and EOS."""
+    """Returns the decoder's length.
+
+    The targets contain the spans that were removed from inputs of `length`, sentinels, and EOS.
+    """
     return spans.random_spans_lengths(length, config.noise_density, config.mean_noise_span_length)[
         1
     ]
@@ -50,19 +54,19 @@ def heads(config: Config) -> tuple[str, ...]:
 
 
 def scales(config: Config) -> dict[str, float]:
-    """Returns {loss term: factor} of the sum that training minimises, the main term first."""
+    """Returns {loss term: factor}, the main term first; training minimises the weighted sum."""
     return {"lm_loss": 1.0} | ({"z_loss": config.z_loss} if config.z_loss else {})
 
 
 def features(config: Config, length: int) -> layout.FeatureTable:
-    """Returns {feature: (shape without the batch, dtype)} for the batches of `transform`."""
+    """Returns {feature: (shape without the batch axis, dtype)} for the batches of `transform`."""
     return layout.encoder_decoder_features((length, predictions(config, length)), config.packing)
 
 
 def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.Corruption:
-    """Returns the sampling that turns windows of text into rows of `length` tokens.
+    """Returns the sampler that turns windows of text into rows of `length` tokens.
 
-    `data.batches.loader` uses it.
+    `data.batches.loader` calls the sampler.
 
     Raises:
       UserError: the tokenizer lacks a needed token, or the length leaves no room for text.
@@ -83,20 +87,21 @@ def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.C
 def transform(
     config: Config, length: int, vocabulary: Vocabulary, batch: layout.Batch, rng: RowRandom
 ) -> dict[str, np.ndarray]:
-    """Masks spans of a batch from `sampling` and adds the targets."""
+    """Returns the features of a batch of samples: inputs with masked spans, and the targets."""
     return sampling(config, length, vocabulary).corrupt(batch, rng)
 
 
 def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the weight of each loss term over the batch, by which its sum is divided."""
+    """Returns {loss term: total weight in the batch}, by which the term's sum is divided."""
     return dict.fromkeys(scales(config), batch["loss_weights"].sum())
 
 
 def loss(
     config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
 ) -> metrics.Terms:
-    """Returns cross entropy in nats and accuracy of the targets: {name: (sum, weight)}.
+    """Returns {name: (sum, weight)}: cross entropy, in nats, and accuracy of the targets.
 
-    With a `z_loss` factor the z-loss is a third term. apply: the model with its parameters bound.
+    If `config.z_loss` is above 0, z_loss is a third term. apply: the model with its parameters
+    bound.
     """
     return losses.next_tokens(apply, batch, z_loss=config.z_loss > 0)

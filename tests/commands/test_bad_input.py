@@ -160,12 +160,12 @@ def test_damaged_workdir_config(made, tmp_path, fails):
 
 def test_unknown_verb_and_flag(capsys):
     assert cli.main(["trian"]) == 2
-    assert "unknown verb 'trian'" in capsys.readouterr().err
+    assert "unknown command 'trian'" in capsys.readouterr().err
     assert cli.main(["prepare", "--inputs=x", "--input=a", "--tokenizer=b", "--output=c"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("bertjax: error: unknown flag --inputs=x; did you mean --input?")
     assert cli.main(["fine-tune"]) == 2
-    assert "unknown verb 'fine-tune'; did you mean finetune?" in capsys.readouterr().err
+    assert "unknown command 'fine-tune'; did you mean finetune?" in capsys.readouterr().err
 
 
 def test_what_is_printed_is_utf_8_and_json_whatever_the_texts(monkeypatch):

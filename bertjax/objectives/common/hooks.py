@@ -1,7 +1,8 @@
-"""Optional parts of an objective: what the module of an objective may define besides the required.
+"""Hooks: the optional names that an objective's module may define.
 
-Code outside an objective's file names none of its fields. It calls these hooks; a module that does
-not define one gets the default here, which does nothing.
+`protocols.Objective` lists the required names. Code outside an objective's file does not use the
+objective's own fields, but calls these hooks. A module that does not define a hook gets the default
+here, which does nothing.
 
     hooks.of(objective).check_data(objective_config, path, num_documents)
 """
@@ -36,12 +37,12 @@ def _nothing(*arguments: Any) -> None:
 class Hooks:
     """The optional names of an objective's module, with their defaults.
 
-    In all of them `config` is the objective's own Config.
+    In all functions `config` is an instance of the objective's Config.
 
     FROZEN: fields of the Config that are paths of models which the loss uses but does not train.
         `loss` takes each model, bound to its parameters, as a keyword argument of that name.
     SCORED_BY: the objective that scores a model on data in place of this one; "": this one.
-    PLAIN_TARGETS: whether an encoder-decoder writes text without sentinels.
+    PLAIN_TARGETS: whether the targets of an encoder-decoder are plain text without sentinels.
     fields_for(kind, heads): fields whose defaults depend on the kind and the heads of the model.
     check_family(config, family, kind): raises UserError if the fields do not fit the family.
     check_data(config, path, num_documents): raises UserError if training needs other data.
@@ -51,9 +52,10 @@ class Hooks:
         to `length` tokens.
     stand_in(name, fields): the model to plan with if the path of the frozen model `name` is not
         set, for a model with the Config `fields`; None: the path must be set.
-    first_params(config, params, fields, frozen): parameters by path to start with, for a model with
-        fresh `params` and the Config `fields`; None: the fresh ones.
-    input_start(config, vocabulary): ids in front of every text that an encoder-decoder scores.
+    first_params(config, params, fields, frozen): {path: array} of the parameters to start with, for
+        a model with fresh `params` and the Config `fields`; None: start with `params`.
+    input_start(config, vocabulary): ids to put in front of every text that an encoder-decoder
+        scores.
     """
 
     FROZEN: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Building blocks of the losses: (sum, weight) pairs, divided once, over the whole batch."""
+"""Building blocks of losses. A term is (sum, weight), to be divided once for the whole batch."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from bertjax import metrics
 
 Batch = dict[str, jax.Array]
-# Inputs of language models. Each family, and each batch, has some of them.
+# Features that are inputs of language models. Each family and each batch has some of them.
 SEQUENCES = (
     "input_ids", "attention_mask", "segment_ids", "position_ids", "prefix_mask",
     "decoder_input_ids", "decoder_attention_mask", "decoder_segment_ids", "decoder_position_ids",
@@ -47,7 +47,7 @@ def log_probs(logits: jax.Array, ids: jax.Array) -> jax.Array:
 
 
 def example_weights(batch: Batch) -> jax.Array:
-    """Returns float32[B]: 1, but 0 for rows that only fill up the last batch of an evaluation."""
+    """Returns float32[B]: 0 for rows that only fill up an evaluation's last batch, 1 for others."""
     if "example_weights" in batch:
         return batch["example_weights"]
     return jnp.ones(batch["input_ids"].shape[0], jnp.float32)
@@ -82,8 +82,8 @@ def next_tokens(
 ) -> metrics.Terms:
     """Returns lm_loss and lm_accuracy of a decoder's `targets`, weighted by `loss_weights`.
 
-    z_loss: whether to return z_loss too, the squared log of the softmax's denominator (Mesh
-    TensorFlow; PaLM, arXiv 2204.02311, section 5).
+    z_loss: whether to return the term z_loss too, the squared log of the softmax's denominator
+    (Mesh TensorFlow; PaLM, arXiv 2204.02311, section 5).
     """
     logits = apply(**inputs(batch, SEQUENCES))["logits"]
     weights = batch["loss_weights"]
