@@ -10,12 +10,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-# x -> (value, derivative), float32
+# A function of x that returns (value, derivative), both float32.
 Curve = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def _gelu(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """x times the standard normal CDF (Hendrycks & Gimpel, arXiv 1606.08415)."""
+    """GELU: x times the standard normal CDF (Hendrycks & Gimpel, arXiv 1606.08415)."""
     distribution = 0.5 * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
     density = jnp.exp(-0.5 * jnp.square(x)) * (1.0 / math.sqrt(2.0 * math.pi))
     return x * distribution, distribution + x * density

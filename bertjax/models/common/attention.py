@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from bertjax import errors, sharding
 from bertjax.models.common import kernels, layers, masks, positions
 
-# Added to the scores: float32 [B or 1, N, L, S], or a function that returns it for the queries
-# [B, L, N, H] and keys [B, S, N, H] of the scores: rotated, scaled, and of all slots of a cache.
+# Added to the scores: a float32 array [B or 1, N, L, S], or a function that returns this array. The
+# function is called with the queries [B, L, N, H] and the keys [B, S, N, H] that the scores are
+# computed from: both rotated, the queries scaled, the keys those of all slots of a cache.
 Bias = jax.Array | Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -23,8 +24,8 @@ class Attention(nn.Module):
     """Multi-head attention of x over itself, over a memory, or over a cache of earlier steps.
 
     use_bias: whether the four projections have biases. scale: factor on the queries; None means
-    head_dim ** -0.5. Reads hidden_size, num_heads, head_dim, kernel_std, attention_dropout_rate,
-    adapter_size, dtype and attention of the config.
+    head_dim ** -0.5. Of the config, it uses hidden_size, num_heads, head_dim, init_std, kernel_std,
+    attention_dropout_rate, adapter_size, dtype, attention and unroll_layers.
     """
 
     config: Any
@@ -98,12 +99,15 @@ class Attention(nn.Module):
             seed = self.dropout.seed(deterministic)
             function, bias = (bias, None) if callable(bias) else (None, bias)
             mix = functools.partial(_mix, rate=self.dropout.rate, function=function)
-            if not self.config.unroll_layers:  # CPUs have enough memory and are 5% faster without
+            # On CPUs, which unroll the layers, memory suffices, and a step is 5% faster without
+            # the checkpoint.
+            if not self.config.unroll_layers:
                 mix = jax.checkpoint(mix, prevent_cse=False)
             mixed_BLNH = mix(query_BLNH, key_BSNH, value_BSNH, mask, bias, seed)
         elif bias is not None or not (deterministic or self.dropout.rate == 0.0):
             raise errors.UserError(
-                f"config.attention = {kernel!r}: must be xla with a bias or with dropout"
+                f"config.attention = {kernel!r}: does not support an attention bias or attention "
+                "dropout; use xla"
             )
         else:
             mixed_BLNH = kernels.attend(kernel, query_BLNH, key_BSNH, value_BSNH, mask)
@@ -125,8 +129,9 @@ def _mix(
 ) -> jax.Array:
     """Returns softmax(query key^T + bias) value, [B, L, N, H], with all scores in memory at once.
 
-    seed: of the dropout with `rate` on the attention weights; None: no dropout. function: returns
-    a bias for the queries and keys.
+    seed: seed of the dropout on the attention weights, whose rate is `rate`; None: no dropout.
+    function: returns another bias for (queries, keys), see `Bias`; None: there is no such bias.
+
     Under `jax.checkpoint` the backward pass recomputes the scores (Korthikanti et al., arXiv
     2205.05198, section 5). This costs one more product, 1.6% of BERT base's FLOPs at length 512,
     but avoids writing and reading seven bytes per score: BERT base's temporaries on a v5e fall from

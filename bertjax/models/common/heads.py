@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from bertjax import errors, sharding
 from bertjax.models.common import activations, layers
 
-# Each fine-tuning head and the output of the body that it reads.
+# {fine-tuning head: the output of the body that is its input}
 READS: Mapping[str, str] = MappingProxyType(
     {
         "classifier": "class_features",
@@ -34,9 +34,11 @@ class Layout(NamedTuple):
     """The layers of a fine-tuning head: [dropout, dense, activation, norm,] dropout, dense.
 
     pooled: the head reads the pooler's output, so the model must have a pooler.
-    activation: after the first dense layer, which keeps the width; "": there is no such layer.
+    activation: follows the first dense layer, which keeps the width; "" if there is only one dense
+        layer.
     norm: whether a norm follows the activation; if so, neither it nor the first dense has a bias.
-    first_rate, rate: dropout before each dense layer; None: `config.dropout_rate`.
+    first_rate, rate: dropout rates before the first and before the last dense layer; None:
+        `config.dropout_rate`.
     use_bias: whether the last dense layer has a bias.
     starts_as: the pretraining head from which the first dense layer and the norm are initialized.
     """
@@ -58,7 +60,7 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
 
 
 def layouts(**own: Layout) -> Mapping[str, Layout]:
-    """Returns the layouts of a family: BERT's, except its `own`."""
+    """Returns {head: layout} for a family: its `own` layouts, and BERT's for the other heads."""
     return {**LAYOUTS, **own}
 
 
@@ -76,7 +78,7 @@ def check(config: Any, known: tuple[str, ...]) -> None:
 
 
 def check_pooled(config: Any, *names: str) -> None:
-    """Raises UserError if `config.heads` has one of `names`, which need "pooler", but no pooler."""
+    """Raises UserError if `config.heads` has one of `names` but lacks "pooler", which they need."""
     for name in names:
         if name in config.heads and "pooler" not in config.heads:
             raise errors.UserError(
@@ -160,8 +162,8 @@ class Downstream(nn.Module):
     """A fine-tuning head: [..., D] -> [..., C], float32.
 
     Its kernels start with the standard deviation `config.init_std`, as in transformers. NOTE: the
-    kernels of pretraining start with 0.88 of it, as in BERT's own code; fine-tuning heads that do
-    so learn more slowly.
+    kernels of a model that is pretrained start with 0.88 times this value, as in BERT's own code,
+    but fine-tuning heads that start like that learn more slowly.
     """
 
     config: Any
@@ -208,7 +210,8 @@ class Model(nn.Module):
         for name in DOWNSTREAM:
             if name in config.heads:
                 layout = self.layouts[name]
-                if name == "classifier" and "pooler" in config.heads:  # replaces its first dense
+                if name == "classifier" and "pooler" in config.heads:
+                    # The pooler replaces the head's first dense layer.
                     layout = layout._replace(pooled=True, activation="")
                 size = 2 if name == "span" else config.num_labels
                 setattr(self, name, Downstream(config, size, layout))
@@ -228,9 +231,9 @@ class Model(nn.Module):
         return self.classifier(features_BD, deterministic)
 
     def tell_tokens(self, x_BLD: jax.Array, *, deterministic: bool = True) -> dict[str, jax.Array]:
-        """Returns token_logits and span_logits, as the heads allow, for a last_hidden_state.
+        """Returns token_logits and span_logits, each if the model has its head.
 
-        Does not run the encoder.
+        x_BLD: the last_hidden_state. Does not run the encoder.
         """
         found = {}
         if "token_classifier" in self.config.heads:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from bertjax import errors, sharding
 from bertjax.models.common import masks
 
-LENGTH_MULTIPLE = 128  # splash: lengths are a multiple of the lanes of a TPU's vector unit
+LENGTH_MULTIPLE = 128  # splash needs lengths that are a multiple of the lanes of a TPU's vectors
 _BLOCKS = (512, 256, 128)  # block sizes of splash: the largest that divides the length is used
 _PLATFORMS = {"splash": "tpu", "cudnn": "gpu"}
 
@@ -56,12 +56,17 @@ def attend(
 
 
 def _splash(mask: masks.Mask, batch: int, queries: int, keys: int) -> tuple[Callable, dict]:
-    """Returns (function of a device's arrays, its inputs besides query, key and value)."""
+    """Returns (function, extra) to compute the attention of one device's rows and heads.
+
+    function: takes {name: array} with query, key, value and the arrays in `extra`.
+    """
     # Imported here because importing Pallas takes half a second.
     from jax.experimental.pallas.ops.tpu import splash_attention
 
     if mask.prefix is not None or mask.start is not None:
-        raise errors.UserError("config.attention = 'splash': must be xla with a prefix or a cache")
+        raise errors.UserError(
+            "config.attention = 'splash': does not support a prefix or a cache; use xla"
+        )
     rows, columns = _block(queries), _block(keys)
     sizes = splash_attention.BlockSizes(
         block_q=rows, block_kv=columns, block_kv_compute=columns,
@@ -122,13 +127,16 @@ def _block(length: int) -> int:
 
 
 def _platform() -> str:
-    """Returns the platform of the devices compiled for; these may be absent (ahead of time)."""
+    """Returns the platform to compile for. Its devices may be absent, if compiling for a plan."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
 
 def _cudnn(mask: masks.Mask, batch: int, queries: int, keys: int) -> tuple[Callable, dict]:
-    """Like `_splash`. All of the mask but plain causality is passed as bool [B or 1, L, S]."""
+    """Like `_splash`, with the mask as a bool array [B or 1, L, S].
+
+    Causality is not in the array but passed as a flag, except with a prefix or a cache.
+    """
     only_before = mask.causal and mask.prefix is None and mask.start is None
     rest = dataclasses.replace(mask, causal=False) if only_before else mask
     extra = {}
@@ -159,7 +167,7 @@ def check(
 ) -> None:
     """Raises UserError if the kernel `name` does not support the config.
 
-    model: the family's Config. dtype: `config.dtype`. lengths: config key -> the length of a phase.
+    model: the family's Config. dtype: `config.dtype`. lengths: {config key: length of a phase}.
     features: names of the features that the objective passes to the model.
     """
     errors.check(name in NAMES, "attention", name, f"one of {', '.join(NAMES)}")
@@ -185,7 +193,8 @@ def check(
 def check_mesh(name: str, mesh: Any, platform: str | None = None) -> None:
     """Raises UserError if the devices do not support kernel `name`, or the mesh shards the length.
 
-    platform: of the devices; None: that of the mesh's devices (the mesh must not be abstract).
+    platform: the platform of the devices; None: the platform of the mesh's devices (the mesh must
+    not be abstract).
     """
     if name == "xla":
         return

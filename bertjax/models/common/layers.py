@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from bertjax import errors, hashing, sharding
 from bertjax.models.common import activations, norms
 
-VOCAB_MULTIPLE = 128  # the embedding table is padded to this: a TPU's lane width; meshes divide it
-MASKED = -1e9  # a logit that softmax turns into 0 in float32, and finite in a fully masked row
+VOCAB_MULTIPLE = 128  # the embedding table has a multiple of this many rows: a TPU's lane width
+MASKED = -1e9  # softmax turns this logit into 0 in float32; finite, so that no row becomes NaN
 TRUNCATED_STD = 0.87962566  # std of a unit normal truncated at 2, from which parameters are drawn
 ADAPTER_STD = 1e-3  # std of a fresh adapter's kernels: at first it changes next to nothing
 
@@ -94,7 +94,7 @@ def check_fields(config: Any) -> None:
     for field in dataclasses.fields(config):
         if field.type is int:
             free = field.name.endswith("_id") or field.name in ("num_labels", "adapter_size")
-            least = min(field.default, 0 if free else 1)  # ids start at 0; a default of -1: none
+            least = min(field.default, 0 if free else 1)  # an id may be -1, none, if that is usual
             check(getattr(config, field.name) >= least, field.name, f"{least} or more")
             most = MOST_LAYERS if field.name.endswith("layers") else MOST
             check(getattr(config, field.name) <= most, field.name, f"{most:,} or less")
@@ -120,7 +120,7 @@ def sizes(num_layers: int, hidden_size: int) -> dict[str, int]:
 
 
 def padded_vocab_size(vocab_size: int) -> int:
-    """Returns the rows of the embedding table: `vocab_size` rounded up to VOCAB_MULTIPLE."""
+    """Returns the number of embedding rows: `vocab_size` rounded up to a multiple of 128."""
     return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
@@ -179,9 +179,9 @@ class Embed(nn.Module):
 class Dense(nn.Module):
     """A linear map of the last `num_in` axes to `features`, computed as one matrix product.
 
-    Batch and length are flattened, because the kernel's gradient contracts over both, for which
-    XLA would transpose both operands on a CPU: 5 to 8% of a train step. On a mesh that shards the
-    length they stay separate, since no sharding of one flat axis equals that of the two axes.
+    Batch and length are flattened to one axis. The kernel's gradient is a sum over both; with two
+    axes, XLA would transpose both operands on a CPU, which takes 5 to 8% of a train step. On a mesh
+    that shards the length they stay separate, since no sharding of a flat axis is equivalent.
     """
 
     features: tuple[int, ...]
@@ -221,7 +221,7 @@ def dense(
 ) -> Dense:
     """Returns a `Dense` over the last `num_in` axes: float32 parameters, computed in config.dtype.
 
-    init_std: of the kernel; None: `config.init_std`.
+    init_std: standard deviation of the initial kernel; None: `config.init_std`.
     """
     features = (features,) if isinstance(features, int) else features
     std = config.init_std if init_std is None else init_std
@@ -276,7 +276,7 @@ class Mlp(nn.Module):
     """Two dense layers with an activation between them.
 
     gated: the activation's output is multiplied by that of a third dense layer.
-    dropout_rate: of the input of the last dense layer.
+    dropout_rate: rate of the dropout on the input of the last dense layer.
     """
 
     config: Any
@@ -314,10 +314,10 @@ def stack(
 ) -> type[nn.Module]:
     """Returns the class of a loop over `num_layers` layers, with stacked parameters.
 
-    `layer.__call__` is (carry, per_layer, *broadcast) -> (carry, out). per_layer is split along its
-    first axis, one slice per layer (None: no such input). The `num_broadcast` other inputs are the
-    same for all layers. The outs are stacked along a new first axis. shared: all layers share the
-    parameters of one.
+    `layer.__call__` takes (carry, per_layer, *broadcast) and returns (carry, out). per_layer is
+    split along its first axis, one slice per layer (None: no such input). The `num_broadcast` other
+    inputs are the same for all layers. The values `out` of the layers are stacked along a new first
+    axis. shared: whether all layers share one set of parameters.
 
         stack(Layer, config, 12, 1)(config, deterministic, name="layers")(x, None, mask)
     """

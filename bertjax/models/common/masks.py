@@ -38,8 +38,8 @@ class Mask:
 
     keys: [B or 1, S], 0 where a key is hidden from all queries.
     query_segments [B or 1, L], key_segments [B or 1, S]: a query sees only keys of its segment.
-    causal: a query sees itself and earlier keys. prefix: [B or 1, S], keys where it is not 0 are
-    seen by all queries nevertheless. start: int32[], the place of the first query (None: 0).
+    causal: a query sees itself and earlier keys. prefix: [B or 1, S]; keys where it is not 0 are
+    seen by earlier queries too. start: int32[], the place of the first query (None: 0).
     window: a query sees keys at most window / 2 places away (0: no limit). everywhere: bool[],
     True disables the window; it is an array so that it can differ between the layers of one loop.
     """
@@ -122,7 +122,7 @@ def prefix(prefix_mask_BS: jax.Array) -> Mask:
 def local(window: int, everywhere: jax.Array | None = None) -> Mask:
     """Returns the mask in which a query sees keys at most window / 2 places away, on both sides.
 
-    Distances are between places in the row. A segment is contiguous, so within one these equal the
+    Distances are between places in the row. Within a segment, which is contiguous, they equal the
     distances between positions. everywhere: bool[], True disables the window.
     """
     return Mask(window=window, everywhere=everywhere)

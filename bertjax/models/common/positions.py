@@ -34,9 +34,9 @@ def relative_buckets(
 ) -> jax.Array:
     """Returns the int32 bucket of each distance key - query (T5, arXiv 1910.10683, section 2.1).
 
-    Half of the buckets hold one distance each. The others widen logarithmically up to
-    `max_distance`, from which on all distances share the last bucket. Bidirectional: half of all
-    buckets are for keys after the query; otherwise such keys share the bucket of distance 0.
+    If `bidirectional`, half of all buckets are for keys after the query; otherwise such keys share
+    the bucket of distance 0. Of each direction's buckets, the first half have one distance each.
+    The others widen logarithmically up to `max_distance`; all longer distances are in the last one.
     """
     if bidirectional:
         num_buckets //= 2

@@ -22,7 +22,10 @@ _UNITS = (("mlp/wi", "wi"), ("mlp/wo", "wo"), ("gated_mlp/wi", "wi_0"),
 
 
 def _lines(stack: str, parts: dict[str, str]) -> tuple[tuple[str, str, str], ...]:
-    """Returns the HF_NAMES of a stack. parts: {our name: theirs}, in the order of their layers."""
+    """Returns the lines of HF_NAMES for a stack ("encoder" or "decoder").
+
+    parts: {our name of a part of a layer: Hugging Face's name}, in the order of Hugging Face.
+    """
     lines = [
         (f"{stack}/relative_bias/embedding",
          f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", "same"),
@@ -56,8 +59,8 @@ HF_PREFIX = ""
 HF_HEADS: dict[str, dict[str, str]] = {}
 
 
-# feed_forward_proj -> dense_act_fn, where it is not just the part behind "gated-". In transformers
-# dense_act_fn is derived from feed_forward_proj, but a value written in the file overrides that.
+# {feed_forward_proj: dense_act_fn}, where this is not just the part behind "gated-". transformers
+# derives dense_act_fn from feed_forward_proj, but a value in the file takes precedence.
 _UNITS_WITHIN = {"gated-gelu": "gelu_new"}
 
 
@@ -122,7 +125,8 @@ def _write(fields: dict[str, Any]) -> dict[str, Any]:
 def _repeated(fields: dict[str, Any]) -> tuple[str, ...]:
     """Returns ("lm_head.weight",) if the output is tied but not scaled, else ().
 
-    transformers 4 does not tie such an output, so the file needs this tensor as a copy.
+    transformers 4 does not tie such an output, so the file must repeat the embeddings as this
+    tensor.
     """
     unscaled = fields["tied_embeddings"] and not fields["scaled_output"]
     return ("lm_head.weight",) if unscaled and "lm" in fields["heads"] else ()

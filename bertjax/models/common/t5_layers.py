@@ -1,7 +1,8 @@
 """T5's layers (arXiv 1910.10683, section 2.1) and their stack, used as encoder and decoder.
 
-Each part is preceded by an RMSNorm. There are no biases. Attention scores are not scaled; the
-initialization of the query kernels makes up for it. Positions enter as a bias on the scores.
+Each part is preceded by an RMSNorm. The dense layers have no biases. Attention scores are not
+scaled; the initialization of the query kernels makes up for it. Positions are represented by a bias
+that is added to the scores.
 Shapes as in `models.common.layers`.
 """
 
@@ -38,7 +39,8 @@ class Layer(nn.Module):
         """Returns (state, (state, new cache)). With a `memory_mask` it is a decoder's layer.
 
         cache: "key" and "value", written at `index`; "cross_key" and "cross_value", computed from
-        the encoder's states; [B, S, N, H] each. Without a cache, `memory_BSD` holds these states.
+        the encoder's states; [B, S, N, H] each. memory_BSD: the encoder's states, which are needed
+        if there is no cache.
         """
         config = self.config
         x_BLD, new = self._attend(
@@ -48,7 +50,8 @@ class Layer(nn.Module):
         if memory_mask is not None:
             memory = memory_BSD if cache is None else (cache["cross_key"], cache["cross_value"])
             x_BLD, _ = self._attend(x_BLD, "cross_attention", memory_mask, memory=memory)
-        # Two names, since Hugging Face's files also have two (HF_NAMES of t5_files.py).
+        # The two kinds of MLP differ in name, since Hugging Face's names also differ (HF_NAMES of
+        # t5_files.py).
         name, rate = "gated_mlp" if config.gated else "mlp", config.dropout_rate
         mlp = layers.Mlp(config, use_bias=False, gated=config.gated, dropout_rate=rate, name=name)
         x_BLD = self._add(x_BLD, mlp(self._norm(x_BLD, "mlp"), self.deterministic), "mlp")
@@ -93,8 +96,8 @@ class Stack(nn.Module):
     ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array] | None]:
         """Returns (final state, states [1 + num_layers, B, L, D], new cache).
 
-        The final state is normed; it is also the last of the states. places: places in the row of
-        the queries [L] and of the keys [S]. For the other arguments see `Layer`.
+        The final state is normed; it is also the last of the states. places: (int[L], int[S]), the
+        places of the queries and of the keys in the row. For the other arguments see `Layer`.
         """
         config = self.config
         buckets, std = config.relative_buckets, config.kernel_std("relative_bias")
