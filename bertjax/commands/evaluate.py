@@ -30,10 +30,10 @@ from bertjax.finetuning import predictor, tasks
 from bertjax.inference import blimp, pretrained, scoring
 from bertjax.objectives.common import hooks
 
-# Kind of a family -> the objective assumed for a model that has no run's config.
+# {kind of a family: the objective assumed for a model without the config of a run}
 OBJECTIVES = {"encoder": "mlm", "decoder": "causal_lm", "encoder_decoder": "span_corruption"}
 
-# Flags that apply only with --data, and only with --task.
+# Flags that can only be used with --data (OF_DATA) or with --task (OF_TASK).
 OF_DATA = ("batch_size", "length", "max_samples", "mask_rate")
 OF_TASK = ("max_pairs", "within_word")
 
@@ -64,7 +64,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Scores the model and prints the numbers as a table; writes them to --json."""
+    """Scores the model and prints the numbers as a table; writes them to --json if it is given."""
     errors.file_to_write("json", flags.json)
     if (flags.data is None) == (flags.task is None):
         raise errors.UserError("give either --data or --task, on which the model is scored")
@@ -192,7 +192,10 @@ def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, f
 
 
 def _rate(config: ml_collections.ConfigDict, model: artifact.Artifact) -> str:
-    """Returns a description of the mask rate, and of training's if it differs; "" without one."""
+    """Returns a text with the mask rate, and with that of the training if it was another one.
+
+    Returns "" if the objective has no mask rate.
+    """
     if "mask_rate" not in config.objective:
         return ""
     rate = config.objective.mask_rate
@@ -201,7 +204,10 @@ def _rate(config: ml_collections.ConfigDict, model: artifact.Artifact) -> str:
 
 
 def _config(model: artifact.Artifact, flags: argparse.Namespace):
-    """Returns the config of the model's run, else its family's default, changed by the flags."""
+    """Returns the config to evaluate with: that of the model's run, as changed by the flags.
+
+    A model without the config of a run gets the default config of its family.
+    """
     family = plugins.family(model.family)
     objective = OBJECTIVES[family.KIND]
     default = config_lib.default(model.family, next(iter(family.VARIANTS)), objective)

@@ -55,7 +55,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def config_help(file: str | None) -> list[str]:
-    """Returns the help lines of the keys of --config; there are no config files."""
+    """Returns the help lines on the keys. `file` is ignored, since there are no config files."""
     del file
     return keys.table()
 
@@ -101,7 +101,7 @@ def _task(flags: argparse.Namespace, values: dict[str, str]) -> None:
     files = {split: getattr(flags, split) for split in FILES}
     config = recipe.make(flags.task, flags.data, files, values)
     backend.configure(config.dtype)
-    if job_flags.is_one_of_several(flags):  # where JAX catches SIGTERM
+    if job_flags.is_one_of_several(flags):  # in such a job JAX handles SIGTERM
         joined = job_flags.joined(flags, lambda: f"{KEPT}; run the same command again to resume")
     else:
         joined = signals.sigterm_raises(KEPT)

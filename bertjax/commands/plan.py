@@ -39,7 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Prints the plan, or with --search the plans found; writes the numbers to --json."""
+    """Prints the plan, or with --search several plans; writes the numbers to --json if given."""
     jax.config.update("jax_platforms", "cpu")  # a plan needs only shapes, no device
     overrides = dict(flags.overrides)
     if flags.topology:

@@ -32,7 +32,7 @@ from bertjax.finetuning import output_folder, predictor, tasks
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.inference import pretrained, prompting
 
-# Fields of generation.Options, which has their defaults.
+# {flag: (type, help)} for the fields of generation.Options, which defines the defaults.
 OPTIONS = {
     "max_new_tokens": (int, "maximum number of tokens to generate; default: 64"),
     "temperature": (float, "temperature of the sampling; default: 0, no sampling"),
@@ -44,7 +44,7 @@ OPTIONS = {
 }
 
 WHAT = ("text", "prompt", "question", "choice", "data")
-# Additional flag -> the flags of WHAT that it may accompany.
+# {additional flag: the flags of WHAT with which it can be used}
 WITH = {
     "pair": ("text",),
     "context": ("question", "choice"),

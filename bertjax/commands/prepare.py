@@ -126,7 +126,8 @@ def _header(flags: argparse.Namespace, plan: dict[str, Any], workers: int) -> No
 def report(manifest: dict[str, Any], share: float, seconds: float) -> list[str]:
     """Returns the lines of the report, including warnings.
 
-    share: the share of the text prepared in the `seconds` of this call; the rest was done before.
+    share: the share of the text that this call has prepared, in `seconds`; an earlier call of the
+    command has prepared the rest.
     """
     train, heldout = manifest["splits"]["train"], manifest["splits"]["heldout"]
     both = {key: train[key] + heldout[key] for key in ("documents", "sentences", "tokens")}

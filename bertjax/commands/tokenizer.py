@@ -190,7 +190,7 @@ def _existing(output: epath.Path) -> tokenizer.Tokenizer | None:
 
 
 def _write(trained: tokenizer.Tokenizer, output: epath.Path) -> None:
-    """Writes atomically, under another name first: an output folder is always complete."""
+    """Writes the tokenizer to a hidden folder and renames that, so that `output` is complete."""
     partial = output.parent / f".{output.name}.partial"
     if partial.exists():
         partial.rmtree()

@@ -1,8 +1,8 @@
 """ALBERT (Lan et al., arXiv 1909.11942), version 2: factorised embeddings and shared layers.
 
-BERT with three changes. Embeddings are factorised, V x E and E x D (section 3.1). All layers of a
-group share their parameters; published models have `num_groups` = 1. The task on pairs is sentence
-order prediction. The gradient of a shared layer is the sum over its uses.
+BERT with three changes. The embedding matrix is factorised into V x E and E x D (section 3.1). All
+layers of a group share their parameters; published models have `num_groups` = 1. The task on pairs
+is sentence order prediction. The gradient of a shared layer is the sum over its uses.
 
     >>> model = Model(Config(**VARIANTS["mini"]))
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
@@ -28,7 +28,7 @@ DROPOUT_RATE = 0.1  # before a classifier's last dense layer; version 2 has no d
 
 @dataclasses.dataclass(frozen=True)
 class Config(bert.Config):
-    """BERT's fields with the defaults of ALBERT version 2, and a few more."""
+    """BERT's fields, with the defaults of ALBERT version 2, and ALBERT's additional fields."""
 
     vocab_size: int = 30000
     embedding_size: int = 128  # width of the embeddings
@@ -71,7 +71,7 @@ VARIANTS = {
 
 
 class Embeddings(bert.Embeddings):
-    """BERT's embeddings of width E (`config.hidden_size`), projected to the layers' width."""
+    """BERT's embeddings of width E (`config.hidden_size`), projected to width D (`hidden_size`)."""
 
     hidden_size: int = 768
 
@@ -154,7 +154,7 @@ class Model(bert.Model):
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Returns the FLOPs of the forward pass of one sequence: two per multiply-add, matmuls only.
+    """Returns the FLOPs of all matmuls in the forward pass of one sequence: two per multiply-add.
 
     predictions: the number of positions with vocabulary logits.
     """
@@ -213,7 +213,7 @@ HF_TIED = {
 HF_SKIPPED = ("albert.embeddings.position_ids", "albert.embeddings.token_type_ids")
 HF_PREFIX = "albert."  # names in a file of the bare encoder lack it
 HF_HEADS = bert.HF_HEADS
-HF_MODEL_TYPES = ("albert",)  # that are read as this family
+HF_MODEL_TYPES = ("albert",)  # values of model_type read as this family
 HF_CONFIG = {
     "model_type": "albert",
     "fields": {

@@ -132,8 +132,8 @@ class Model(heads.Model):
         """Returns a dict of the outputs of the encoder and of its heads.
 
         last_hidden_state [B, L, D]; pooled_output [B, D]; nsp_logits [B, 2], float32, where class 0
-        means that B follows A; mlm_logits [B, P, rows of the word table], float32, at
-        `masked_positions`, or at every position if these are None; hidden_states
+        means that the second segment follows the first; mlm_logits [B, P, rows of the word table],
+        float32, at `masked_positions`, or at every position if these are None; hidden_states
         [1 + num_layers, B, L, D] if requested; and the outputs of `heads.Model.add_downstream`.
         """
         if token_type_ids is None:
@@ -162,7 +162,7 @@ class Model(heads.Model):
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Returns the FLOPs of the forward pass of one sequence: two per multiply-add, matmuls only.
+    """Returns the FLOPs of all matmuls in the forward pass of one sequence: two per multiply-add.
 
     predictions: the number of positions with vocabulary logits.
     """
@@ -176,7 +176,8 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
 
 # Each line: our path, the Hugging Face name, and the conversion between the two arrays
 # (artifact/huggingface.py defines the conversions). Under encoder/layers our arrays are stacked
-# over the layers; Hugging Face has one tensor per layer, with the layer's number for "{}".
+# over the layers; Hugging Face has one tensor per layer, whose name has the layer's number in place
+# of "{}".
 _LAYER = "bert.encoder.layer.{}."
 HF_NAMES = (
     ("embeddings/word/embedding", "bert.embeddings.word_embeddings.weight", "vocab_rows"),
@@ -211,7 +212,8 @@ HF_NAMES = (
     ("nsp_head/bias", "cls.seq_relationship.bias", "same"),
 )
 
-# Hugging Face tensors that duplicate another one (HF_TIED) or are not parameters (HF_SKIPPED).
+# Hugging Face's tensors that duplicate another one (HF_TIED, {duplicate: original}) or that are not
+# parameters (HF_SKIPPED).
 HF_TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -219,7 +221,7 @@ HF_TIED = {
 HF_SKIPPED = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 HF_PREFIX = "bert."  # names in a file of the bare encoder lack it
 
-# Suffix of a Hugging Face class for a task -> {our module: the Hugging Face module}.
+# {suffix of a Hugging Face class for a task: {our module: the Hugging Face module}}
 HF_HEADS = {
     "ForSequenceClassification": {"classifier/logits": "classifier"},
     "ForMultipleChoice": {"classifier/logits": "classifier"},
@@ -227,9 +229,9 @@ HF_HEADS = {
     "ForQuestionAnswering": {"span/logits": "qa_outputs"},
 }
 
-HF_MODEL_TYPES = ("bert",)  # that are read as this family
-# Hugging Face's config.json. "fields": their key -> our field. "fixed": keys for which this model
-# supports one value only. "architectures": our heads -> the class with exactly these heads.
+HF_MODEL_TYPES = ("bert",)  # values of model_type read as this family
+# Hugging Face's config.json. "fields": {its key: our field}. "fixed": {key: the only value that
+# this model supports}. "architectures": {our heads: the class with exactly these heads}.
 HF_CONFIG: dict[str, Any] = {
     "model_type": "bert",
     "fields": {

@@ -60,7 +60,7 @@ VARIANTS = {"mini": bert.VARIANTS["mini"], "base": {**bert.VARIANTS["base"], "nu
 class Model(bert.Model):
     """DistilBERT. The inputs are those of `bert.Model` except token_type_ids.
 
-    Dropout is as in BERT, and so, as in the teacher, also applied to the output of the attention.
+    Dropout is applied where BERT, the teacher, has it; so also to the output of the attention.
     """
 
     config: Config  # type: ignore[assignment]  # not a bert.Config: no segments
@@ -132,7 +132,7 @@ HF_HEADS = bert.HF_HEADS | {
     "ForSequenceClassification": _CLASSIFIER,
     "ForMultipleChoice": _CLASSIFIER,
 }
-HF_MODEL_TYPES = ("distilbert",)  # that are read as this family
+HF_MODEL_TYPES = ("distilbert",)  # values of model_type read as this family
 HF_CONFIG = {
     "model_type": "distilbert",
     "fields": {

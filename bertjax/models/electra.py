@@ -1,10 +1,10 @@
 """ELECTRA (Clark et al., arXiv 2003.10555): a generator and a replaced token discriminator.
 
-Both are BERT encoders. They share embeddings [V, E] as in ALBERT, projected to each one's width.
-`heads` selects the model: ("mlm", "rtd") is the pair, as it is trained; ("rtd",) the discriminator
-and ("mlm",) the generator, as they are exported; () a bare encoder. Fine-tuning heads sit on the
-discriminator. Only the pair uses the fields `generator_*`; a lone generator has its sizes in the
-main fields. `parts` extracts the two from a pair.
+Both are BERT encoders. They share embeddings [V, E], which are projected to the width of each
+encoder, as in ALBERT. `heads` selects the model: ("mlm", "rtd") is the pair, for training; ("rtd",)
+is the discriminator alone and ("mlm",) the generator alone, for export; () is a bare encoder.
+Fine-tuning heads are added to the discriminator. Only the pair uses the fields `generator_*`; if
+the generator is alone, the main fields are its sizes. `parts` extracts the two from a pair.
 
     >>> model = Model(Config(**VARIANTS["small"]))
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
@@ -28,7 +28,7 @@ HEADS = ("mlm", "rtd", *heads.DOWNSTREAM)
 
 @dataclasses.dataclass(frozen=True)
 class Config(bert.Config):
-    """BERT's fields and a few more. The generator has as many layers as the discriminator."""
+    """BERT's fields and those of the generator, which has as many layers as the discriminator."""
 
     embedding_size: int = 128  # width of the embeddings
     hidden_size: int = 256
@@ -55,7 +55,7 @@ class Config(bert.Config):
 
     @property
     def generator(self) -> "Config":
-        """Returns the Config of the pair's generator as a model of its own."""
+        """Returns the Config of the pair's generator as a separate model."""
         return dataclasses.replace(
             self,
             hidden_size=self.generator_hidden_size,
@@ -106,7 +106,7 @@ def _project(config: Config) -> layers.Dense | None:
 
 
 class RtdHead(nn.Module):
-    """The logit that a token was replaced: dense, activation, dense to one number."""
+    """Computes the logit that a token was replaced: dense, activation, dense to one number."""
 
     config: Config
 
@@ -202,9 +202,10 @@ class Model(heads.Model):
 def parts(
     fields: dict[str, Any], params: dict[str, Any]
 ) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Returns the models to export, {"discriminator": (fields, params), "generator": ...}.
+    """Returns the models to export: {"discriminator": (fields, params), "generator": ...}.
 
-    fields: of the Config. params: nested dict. A lone discriminator or generator is the only entry.
+    fields, params: the fields of the Config and the nested dict of parameters of the whole model.
+    If it is not a pair, the result has only one entry, the model itself.
     """
     config = Config(**fields)
     if not config.is_pair:
@@ -229,7 +230,7 @@ def parts(
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Returns the FLOPs of the forward pass of one sequence: two per multiply-add, matmuls only.
+    """Returns the FLOPs of all matmuls in the forward pass of one sequence: two per multiply-add.
 
     predictions: the number of positions with vocabulary logits. For a pair: the sum of the
     generator and the discriminator.
@@ -246,8 +247,8 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     return encoder + 2 * (project + rtd + mlm)
 
 
-# models/bert.py explains these tables. They are for a generator or discriminator alone: Hugging
-# Face has no file for a pair.
+# models/bert.py explains these tables. They are for a generator or a discriminator alone, because
+# Hugging Face has no class for a pair.
 _RTD = "discriminator_predictions."
 _OWN = (
     ("project/kernel", "electra.embeddings_project.weight", "transpose"),
@@ -281,12 +282,12 @@ HF_HEADS = bert.HF_HEADS | {
     },
 }
 
-HF_MODEL_TYPES = ("electra",)  # that are read as this family
+HF_MODEL_TYPES = ("electra",)  # values of model_type read as this family
 HF_CONFIG = {
     "model_type": "electra",
     "fields": {**bert.HF_CONFIG["fields"], "embedding_size": "embedding_size"},
     "fixed": bert.HF_CONFIG["fixed"],
-    # Keys for the layers before this class's classifier, which no other class has.
+    # Keys for layers that only this class has, before its classifier.
     "fixed_in_class": {
         "ForMultipleChoice": {
             "summary_type": "first",

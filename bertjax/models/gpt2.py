@@ -5,7 +5,8 @@
     >>> model.apply({"params": params}, jnp.ones((1, 8), jnp.int32))["logits"].shape
     (1, 8, 50304)
 
-For decoding, a cache holds the keys and values of the tokens read: `start_cache`, `decode_step`.
+For decoding, a cache stores the keys and values of earlier tokens; see `start_cache` and
+`decode_step`.
 
 Shapes: B batch, L length, S slots of a cache, D model, N heads, H head dim, V vocab.
 """
@@ -67,7 +68,7 @@ SMOKE = layers.SMOKE
 
 
 class Layer(nn.Module):
-    """A pre-norm layer: attention and MLP, each reading the normed residual and adding to it."""
+    """A pre-norm layer. Attention and MLP each get the normed residual and are added to it."""
 
     config: Config
     deterministic: bool
@@ -142,7 +143,10 @@ class Embeddings(nn.Module):
 
 
 class Model(heads.Model):
-    """GPT-2. Inputs are int32[B, L]. A position sees itself and earlier ones of its segment."""
+    """GPT-2. Inputs are int32[B, L].
+
+    Each position attends to itself and to the earlier positions of its segment.
+    """
 
     config: Config
 
@@ -158,7 +162,7 @@ class Model(heads.Model):
         self.setup_downstream()
 
     def class_features(self, x_BLD: jax.Array, attention_mask: jax.Array | None) -> jax.Array:
-        """Returns [B, D]: the state of the last non-padding token, which alone has seen all."""
+        """Returns [B, D]: the state of the last non-padding token, which attends to all others."""
         if attention_mask is None:
             return x_BLD[:, -1]
         last_B = heads.last_position(attention_mask)
@@ -181,9 +185,9 @@ class Model(heads.Model):
         examples are numbered from 1; position_ids then count within each example. prefix_mask: 1 on
         positions that the whole segment attends to (prefix LM).
 
-        logits [B, L, rows of the word table], float32: for the token after each position, with the
-        head "lm"; last_hidden_state [B, L, D], normed; if requested hidden_states
-        [1 + num_layers, B, L, D], the last one normed; and the outputs of
+        With the head "lm": logits [B, L, rows of the word table], float32, for the token after each
+        position. Always: last_hidden_state [B, L, D], normed. If requested: hidden_states
+        [1 + num_layers, B, L, D], the last one normed. Also the outputs of
         `heads.Model.add_downstream`.
         """
         if position_ids is None:
@@ -224,9 +228,9 @@ class Model(heads.Model):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Returns (logits [B, T, V], new cache) for T tokens, written to the slots from `index` on.
 
-        attention_mask int32[B, S]: 0 on slots of padding. A token does not attend to later slots;
+        attention_mask: int32[B, S], 0 on slots of padding. A token does not attend to later slots;
         with `prefix`, the T tokens are a prefix and attend to each other in both directions.
-        position_ids int32[B, T]: default: the slot numbers.
+        position_ids: int32[B, T]; None: the slot numbers.
         """
         places_T = index + jnp.arange(input_ids.shape[1])
         mask = masks.causal(index)
@@ -241,7 +245,7 @@ class Model(heads.Model):
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Returns the FLOPs of the forward pass of one sequence: two per multiply-add, matmuls only.
+    """Returns the FLOPs of all matmuls in the forward pass of one sequence: two per multiply-add.
 
     predictions: the number of positions with vocabulary logits. Attention counts all pairs of
     positions, although half of them are masked.
@@ -254,8 +258,8 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     return 2 * (config.num_layers * layer + head * ("lm" in config.heads))
 
 
-# models/bert.py explains these tables. (i, n, axis): ours is part i of n of their fused tensor,
-# along an axis of theirs. Their linear maps are [in, out].
+# models/bert.py explains these tables. (i, n, axis): our array is part i of n of a fused tensor of
+# Hugging Face, which is split along this axis. GPT-2's linear maps are [in, out] there.
 _OURS, _LAYER = "decoder/layers/", "transformer.h.{}."
 HF_NAMES = (
     ("embeddings/word/embedding", "transformer.wte.weight", "vocab_rows"),
@@ -294,7 +298,7 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
     return {"intermediate_size": content["n_inner"] or 4 * content["n_embd"]}
 
 
-HF_MODEL_TYPES = ("gpt2",)  # that are read as this family
+HF_MODEL_TYPES = ("gpt2",)  # values of model_type read as this family
 HF_CONFIG = {
     "model_type": "gpt2",
     "fields": {

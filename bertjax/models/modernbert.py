@@ -1,9 +1,9 @@
 """ModernBERT (Warner et al., arXiv 2412.13663): pre-norm, rotary positions, gated units, no biases.
 
 Every third layer, starting with the first, attends to the whole sequence. The others attend to a
-window around each token and have a rotary base of their own. All layers still run in one loop: a
-flag per layer selects the mask and the angles. Local layers save time with `config.attention` =
-"splash", which skips scores outside the window; "xla" computes all scores and masks them.
+window around each token and use another rotary base. All layers still run in one loop: a flag per
+layer selects the mask and the angles. Local layers save time with `config.attention` = "splash",
+which skips scores outside the window; "xla" computes all scores and masks them.
 
     >>> model = Model(Config(**VARIANTS["mini"]))
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
@@ -105,9 +105,9 @@ def _norm(config: Config, name: str | None = None) -> layers.LayerNorm:
 class Layer(nn.Module):
     """A pre-norm layer: attention and MLP, each added to the residual.
 
-    The first layer has no norm before its attention. Hence each layer ends with the norm of the
-    next layer's attention, and the loop carries (residual, normed residual). So all layers have the
-    same parameters, and the last layer's `next_norm` is the final norm of the model.
+    The first layer has no norm before its attention. For all layers to have the same parameters,
+    each layer ends with the norm for the next layer's attention, and the loop carries (residual,
+    normed residual). The last layer's `next_norm` is the final norm of the model.
     """
 
     config: Config
@@ -121,9 +121,9 @@ class Layer(nn.Module):
         mask: masks.Mask,
         rotary: tuple[Any, Any],
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        """Returns (new carry, residual). rotary: (tables of global layers, of local layers).
+        """Returns (new carry, residual).
 
-        mask: that of the global layers; local layers also apply their window.
+        mask: without windows. rotary: (tables for global layers, tables for local layers).
         """
         config, deterministic = self.config, self.deterministic
         residual = ("batch", "length", "embed")
@@ -159,7 +159,7 @@ class Encoder(nn.Module):
         deterministic: bool,
         keep_hidden: bool,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns (normed last state, residual after every layer or None), per `keep_hidden`."""
+        """Returns (normed last state, residuals after every layer: None unless `keep_hidden`)."""
         config = self.config
         rotary = tuple(
             positions.rotary_tables(position_ids, config.head_dim, theta)
@@ -174,7 +174,7 @@ class Encoder(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Layer-normed word embeddings; positions enter in the attention only."""
+    """Layer-normed word embeddings. Positions are used only in the attention."""
 
     config: Config
 
@@ -257,10 +257,10 @@ class Model(heads.Model):
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Returns the FLOPs of the forward pass of one sequence: two per multiply-add, matmuls only.
+    """Returns the FLOPs of all matmuls in the forward pass of one sequence: two per multiply-add.
 
-    predictions: the number of positions with vocabulary logits. A local layer counts only the
-    scores inside its window.
+    predictions: the number of positions with vocabulary logits. Of a local layer, only the scores
+    inside its window are counted.
     """
     width = config.hidden_size
     maps = length * width * (4 * width + 3 * config.intermediate_size)
@@ -273,7 +273,7 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     return 2 * (config.num_layers * maps + attention + head * ("mlm" in config.heads))
 
 
-# models/bert.py explains these tables. (i, n, axis): ours is part i of n of their fused tensor.
+# models/bert.py explains these tables. (i, n, axis): our array is part i of n of a fused tensor.
 _LAYER = "model.layers.{}."
 HF_NAMES = (
     ("embeddings/word/embedding", "model.embeddings.tok_embeddings.weight", "vocab_rows"),
@@ -353,7 +353,7 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
     return fields
 
 
-HF_MODEL_TYPES = ("modernbert",)  # that are read as this family
+HF_MODEL_TYPES = ("modernbert",)  # values of model_type read as this family
 HF_CONFIG = {
     "model_type": "modernbert",
     "fields": {

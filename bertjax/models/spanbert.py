@@ -46,8 +46,9 @@ VARIANTS = {name: bert.VARIANTS[name] for name in ("mini", "base", "large")}
 class SboHead(nn.Module):
     """Predicts each token of a masked span from the states at the span's boundaries (section 2.2).
 
-    For token i of a span from s to e: h = norm(gelu(W1 [x at s - 1; x at e + 1; p of i - s + 1])).
-    The rest is an MLM head on h: the same with W2, then inner products with the word embeddings.
+    For token i of a span from s to e: h = norm(gelu(W1 [x at s - 1; x at e + 1; p of i - s + 1])),
+    where x are the encoder's states and p the embeddings of positions in a span. An MLM head on h
+    follows: such a layer with W2, then inner products with the word embeddings.
     """
 
     config: Any
@@ -100,7 +101,7 @@ class Model(bert.Model):
     ) -> dict[str, jax.Array]:
         """Returns the outputs of `bert.Model` and, if `span_boundaries` is given, sbo_logits.
 
-        sbo_logits [B, P, rows of the word table], float32. They also need `masked_positions`.
+        sbo_logits [B, P, rows of the word table] are float32 and also need `masked_positions`.
         """
         kwargs |= {"masked_positions": masked_positions}
         outputs = super().__call__(input_ids, *args, **kwargs)
@@ -120,7 +121,7 @@ class Model(bert.Model):
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Returns the FLOPs of the forward pass of one sequence: two per multiply-add, matmuls only.
+    """Returns the FLOPs of all matmuls in the forward pass of one sequence: two per multiply-add.
 
     predictions: the number of positions at which each head computes vocabulary logits.
     """
@@ -129,14 +130,14 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     return bert.flops_per_sequence(config, length, predictions) + 2 * head
 
 
-# The Hugging Face folder is one of BERT, which has no tensors for the span boundary head.
+# In a Hugging Face folder SpanBERT is a BERT, which has no tensors for the span boundary head.
 HF_NAMES = bert.HF_NAMES
 HF_DROPPED = ("sbo_head/",)
 HF_HEADS = bert.HF_HEADS
 HF_TIED = bert.HF_TIED
 HF_SKIPPED = bert.HF_SKIPPED
 HF_PREFIX = bert.HF_PREFIX
-HF_MODEL_TYPES = ("spanbert",)  # that are read as this family
+HF_MODEL_TYPES = ("spanbert",)  # values of model_type read as this family
 HF_CONFIG = {
     **bert.HF_CONFIG,
     "architectures": {

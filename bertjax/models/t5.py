@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from bertjax import errors, sharding
 from bertjax.models.common import layers, masks, t5_files, t5_layers
 
-# Import from and export to Hugging Face read these names in the family's module.
+# The import from and the export to Hugging Face expect these names in the family's module.
 HF_NAMES, HF_TIED, HF_SKIPPED = t5_files.HF_NAMES, t5_files.HF_TIED, t5_files.HF_SKIPPED
 HF_PREFIX, HF_HEADS, HF_CONFIG = t5_files.HF_PREFIX, t5_files.HF_HEADS, t5_files.HF_CONFIG
 HF_MODEL_TYPES = t5_files.HF_MODEL_TYPES
@@ -74,10 +74,10 @@ class Config(layers.Fields):
         return self.dropout_rate
 
     def kernel_std(self, name: str) -> float:
-        """Returns init_std / sqrt(fan-in), divided by sqrt(head_dim) too for the query.
+        """Returns init_std / sqrt(fan-in); for the query also divided by sqrt(head_dim).
 
-        The query's factor stands in for the missing scaling of the scores. The standard deviation
-        before truncation is returned, hence the division by TRUNCATED_STD.
+        The latter replaces the scaling of the scores, which T5 lacks. The result is the standard
+        deviation before truncation, hence the division by TRUNCATED_STD.
         """
         fans = {
             "query": self.hidden_size * self.head_dim,
@@ -125,7 +125,8 @@ KIND = "encoder_decoder"
 INPUTS = ("input_ids", "decoder_input_ids")
 OBJECTIVE = {"name": "span_corruption"}  # the published pretraining objective
 HEADS = ("lm",)
-# Objective fields per variant: ByT5 masks spans of 20 bytes on average (arXiv 2105.13626, 3.1).
+# {variant: fields of the objective}: ByT5 masks spans of 20 bytes on average (arXiv 2105.13626,
+# section 3.1).
 VARIANT_OBJECTIVES = {f"byt5_{name}": {"mean_noise_span_length": 20.0} for name in _BYT5_SIZES}
 SMOKE = {**layers.SMOKE, "num_decoder_layers": 2, "head_dim": 32}
 
@@ -147,7 +148,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class Embeddings(nn.Module):
-    """Word embeddings; positions enter in the attention only."""
+    """Word embeddings. Positions are used only in the attention."""
 
     config: Config
 
@@ -194,10 +195,11 @@ class Model(nn.Module):
         Position ids, which packed batches have for other families, are ignored: a segment is
         contiguous, so distances between its tokens are those of their places in the row.
 
-        Encoder and decoder: last_hidden_state [B, T, D] of the decoder; encoder_last_hidden_state
+        If both run: last_hidden_state [B, T, D] of the decoder; encoder_last_hidden_state
         [B, L, D]; with the head "lm" logits [B, T, rows of the word table], float32; if requested
-        hidden_states [1 + layers, B, T, D] and encoder_hidden_states, the last of each normed.
-        Encoder alone: last_hidden_state [B, L, D]; if requested hidden_states.
+        hidden_states [1 + layers, B, T, D] of the decoder and encoder_hidden_states, the last of
+        each normed. If only the encoder runs: last_hidden_state [B, L, D]; if requested
+        hidden_states.
         """
         del position_ids, decoder_position_ids
         seen = masks.of_batch(attention_mask, segment_ids)
@@ -245,9 +247,9 @@ class Model(nn.Module):
     ) -> dict[str, jax.Array]:
         """Encodes the inputs and returns a decoder cache with `length` slots.
 
-        key and value [num_decoder_layers, B, length, N, H], empty; cross_key and cross_value of the
-        encoder's states [num_decoder_layers, B, L, N, H]; cross_mask bool[1, B, L]. The batch is
-        the second axis of each.
+        The cache contains key and value [num_decoder_layers, B, length, N, H], which are empty;
+        cross_key and cross_value [num_decoder_layers, B, L, N, H], computed from the encoder's
+        states; and cross_mask bool[1, B, L]. The batch is the second axis of each array.
         """
         config = self.config
         mask = masks.of_batch(attention_mask, None)
@@ -256,7 +258,7 @@ class Model(nn.Module):
         batch, rows = input_ids.shape
         shape = (config.num_decoder_layers, batch, length, config.num_heads, config.head_dim)
         cache = {name: jnp.zeros(shape, config.dtype) for name in ("key", "value")}
-        for name in ("key", "value"):  # of all layers at once
+        for name in ("key", "value"):  # for all layers at once
             kernel = maps[name]["kernel"].astype(x_BSD.dtype)
             cache[f"cross_{name}"] = jnp.einsum("bsd,kdnh->kbsnh", x_BSD, kernel)
         seen_BS = mask.dense(1, rows)[:, 0]
@@ -278,9 +280,10 @@ class Model(nn.Module):
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Returns the FLOPs of the forward pass of one pair of sequences: 2 x multiply-adds of matmuls.
+    """Returns the FLOPs of all matmuls in the forward pass of one source and one target sequence.
 
-    predictions: length of the decoder, which computes vocabulary logits at every position.
+    A multiply-add is two FLOPs. length, predictions: the lengths of the encoder and of the decoder,
+    which computes vocabulary logits at every position.
     """
     width, heads = config.hidden_size, config.num_heads * config.head_dim
     units = (3 if config.gated else 2) * width * config.intermediate_size

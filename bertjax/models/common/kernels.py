@@ -127,7 +127,7 @@ def _block(length: int) -> int:
 
 
 def _platform() -> str:
-    """Returns the platform to compile for. Its devices may be absent, if compiling for a plan."""
+    """Returns the platform to compile for; when compiling ahead of time, devices may be absent."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 

@@ -16,7 +16,9 @@ import jax.numpy as jnp
 from bertjax import errors, hashing, sharding
 from bertjax.models.common import activations, norms
 
-VOCAB_MULTIPLE = 128  # the embedding table has a multiple of this many rows: a TPU's lane width
+# The embedding table is padded to a multiple of this many rows: the width of a TPU's lanes, and a
+# number that the size of a mesh axis divides.
+VOCAB_MULTIPLE = 128
 MASKED = -1e9  # softmax turns this logit into 0 in float32; finite, so that no row becomes NaN
 TRUNCATED_STD = 0.87962566  # std of a unit normal truncated at 2, from which parameters are drawn
 ADAPTER_STD = 1e-3  # std of a fresh adapter's kernels: at first it changes next to nothing
@@ -94,7 +96,8 @@ def check_fields(config: Any) -> None:
     for field in dataclasses.fields(config):
         if field.type is int:
             free = field.name.endswith("_id") or field.name in ("num_labels", "adapter_size")
-            least = min(field.default, 0 if free else 1)  # an id may be -1, none, if that is usual
+            # Ids start at 0, or at -1, which means none, if that is the default.
+            least = min(field.default, 0 if free else 1)
             check(getattr(config, field.name) >= least, field.name, f"{least} or more")
             most = MOST_LAYERS if field.name.endswith("layers") else MOST
             check(getattr(config, field.name) <= most, field.name, f"{most:,} or less")
@@ -120,7 +123,7 @@ def sizes(num_layers: int, hidden_size: int) -> dict[str, int]:
 
 
 def padded_vocab_size(vocab_size: int) -> int:
-    """Returns the number of embedding rows: `vocab_size` rounded up to a multiple of 128."""
+    """Returns `vocab_size` rounded up to a multiple of VOCAB_MULTIPLE: the number of table rows."""
     return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 

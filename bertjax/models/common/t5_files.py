@@ -132,7 +132,7 @@ def _repeated(fields: dict[str, Any]) -> tuple[str, ...]:
     return ("lm_head.weight",) if unscaled and "lm" in fields["heads"] else ()
 
 
-HF_MODEL_TYPES = ("t5", "mt5")  # that are read as this family
+HF_MODEL_TYPES = ("t5", "mt5")  # values of model_type read as this family
 HF_CONFIG = {
     "model_type": "t5",
     "fields": {
