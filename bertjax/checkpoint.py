@@ -111,7 +111,7 @@ class Reader:
 
     def _open(self, folder: str | os.PathLike, options: ocp.CheckpointManagerOptions) -> None:
         self.folder = epath.Path(folder)
-        # Orbax wants an absolute path; resolve() and absolute() of epath would break gs://.
+        # Orbax needs an absolute path; resolve() and absolute() of epath would break gs://.
         remote = "://" in os.fspath(folder)
         self._root = self.folder if remote else epath.Path(os.path.abspath(folder))
         self._manager = _Manager(

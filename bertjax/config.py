@@ -23,7 +23,7 @@ from bertjax.runtime import hardware
 
 # Keys that may change when a run is resumed: where and how it is computed, but not what is learned.
 # NOTE: changing dtype, mesh or micro_batch_size changes rounding and dropout masks, so the result
-# is not bit-equal. The paths of the objective's frozen models are free too, see `workdir`.
+# is not bit-equal. The paths of the objective's frozen models may change too, see `workdir`.
 FREE_KEYS = (
     "data.path", "data.heldout_path", "dtype", "remat", "attention", "mesh", "micro_batch_size",
     "log_every", "eval", "checkpoint", "max_bad_steps", "init_from", "init_vocabulary", "topology",
@@ -348,7 +348,7 @@ def validate(config: ConfigDict) -> None:
     """
     check_keys(config)
     family = plugins.family(config.family)
-    model = family.Config(**config.model, attention=config.attention)  # checks its own fields
+    model = family.Config(**config.model, attention=config.attention)  # raises for invalid fields
     plugins.objective_for(config.family, config.objective.name)
     objective = plugins.objective_config(config)
     module = plugins.objective(config.objective.name)

@@ -41,7 +41,7 @@ def comments(source: ModuleType | type) -> dict[str, str]:
 def described(config: ConfigDict, known: Mapping[str, str]) -> Group:
     """Returns every key of a config with its value and comment.
 
-    A key without a comment gets the comment of its group: "eval.every" that of "eval".
+    A key such as "eval.every", if it has no comment, gets the comment of its group "eval".
     """
     return {
         key: (config_lib.value_of(config, key), known.get(key) or known.get(key.split(".")[0], ""))
@@ -153,7 +153,7 @@ def _general(config: ConfigDict) -> Group:
 def _known(prefix: str, values: Mapping[str, Any], module: ModuleType) -> Group:
     """Returns {PREFIX.KEY: (value, comment)} for the `values` of a family's or objective's Config.
 
-    The comments are those of the Config in `module`. A model's field without one gets BERT's.
+    The comments are from the Config in `module`; for a model's field without one, from BERT's.
     """
     shared = comments(plugins.family("bert").Config) if prefix == "model" else {}
     known = shared | comments(module.Config)

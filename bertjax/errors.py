@@ -29,11 +29,11 @@ class UserError(Exception):
 
 
 class Preempted(Exception):
-    """Raised when a run was asked to stop and saved its state; the same command resumes it."""
+    """Raised when a run was stopped and has saved its state; the same command resumes it."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised when a run was asked to stop by Ctrl-C, after it has saved its state."""
+    """Raised when a run was stopped by Ctrl-C and has saved its state."""
 
 
 def tell(line: str) -> None:

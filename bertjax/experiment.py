@@ -20,7 +20,7 @@ from bertjax.objectives.common import hooks
 
 SPARE_ROWS = 1.1  # warn if the embedding has about this many rows, or more, for each piece
 Batches = Iterator[dict[str, np.ndarray]]
-Rows = Callable[[int], slice | np.ndarray]  # batch size -> the rows of this process
+Rows = Callable[[int], slice | np.ndarray]  # returns this process's rows of a batch of that size
 
 
 class Experiment:
@@ -159,7 +159,7 @@ class Experiment:
     def unigram(self, dataset: loader.Dataset, vocabulary: Vocabulary) -> np.ndarray:
         """Returns float32[vocab_size]: the log frequency of each id among predicted tokens.
 
-        The tokens are those of one epoch of training, or of its start if it is long: see
+        Counts the tokens of one training epoch, or of the start of a long one; see
         `evaluate.unigram_log_probs`.
         """
         stream = self.stream(dataset, vocabulary, config_lib.phases(self.config)[-1])

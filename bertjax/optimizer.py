@@ -80,7 +80,9 @@ def _half_cosine(start: float, end: float, steps: int) -> optax.Schedule:
 
 
 def make_schedule(config: Any, num_steps: int) -> optax.Schedule:
-    """Returns step -> learning rate: warm-up from `start_rate` to the peak, then the schedule.
+    """Returns the learning rate as a function of the step.
+
+    It is a warm-up from `start_rate` to the peak, followed by the schedule:
 
     constant holds the peak. linear and cosine fall to `end_rate` at `num_steps`. wsd holds the peak
     and falls linearly in the last `decay_steps`. rsqrt is peak * sqrt(warmup / step) (T5, arXiv
@@ -122,7 +124,7 @@ def decay_mask(params: Any) -> Any:
 
 
 def _matrices(path: Sequence[Any], array: jax.Array) -> jax.Array:
-    """Reshapes a kernel to [in, out] or [layers, in, out]; returns arrays of fewer axes as is."""
+    """Returns a kernel reshaped to [in, out] or [layers, in, out]; other arrays unchanged."""
     name = sharding.path_name(path)
     stacked = int("/layers/" in name)
     if array.ndim - stacked <= 2:

@@ -1,4 +1,4 @@
-"""Draws a batch: the tokens that a model reads, those that it predicts, and the attention masks.
+"""Draws a batch: input tokens, tokens to predict, and attention masks.
 
     batch = experiment.stream(dataset, vocabulary, phase).batch(0)
     show.tokens(tokenizer, batch, [0, 1])      # a matplotlib Figure

@@ -17,10 +17,10 @@ import optax
 from bertjax import metrics, sharding
 
 Batch = dict[str, jax.Array]
-# objective.loss with its config bound: (apply, batch) -> {name: (sum, weight)}. Frozen models,
-# bound to their parameters, are passed by keyword: loss(apply, batch, teacher=...).
+# objective.loss with its config bound: loss(apply, batch) returns {name: (sum, weight)}. Frozen
+# models, bound to their parameters, are passed by keyword: loss(apply, batch, teacher=...).
 Loss = Callable[..., metrics.Terms]
-# objective.normalizers with its config bound: batch -> {name of a loss term: weight}
+# objective.normalizers with its config bound: maps a batch to {name of a loss term: weight}.
 Normalizers = Callable[[Batch], dict[str, jax.Array]]
 
 
@@ -94,7 +94,9 @@ def make_train_step(
     frozen_models: Mapping[str, Any] = MappingProxyType({}),
     combine: Callable[[Any, Mapping[str, Any]], Any] = lambda params, frozen: params,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-    """Returns step(state, batch, frozen={}) -> (state, metrics); jit it with the state donated.
+    """Returns the function step(state, batch, frozen), which returns (state, metrics).
+
+    It should be jitted with the state donated.
 
     scales: {loss term: factor} in the sum that is minimised. frozen_models: {keyword argument of
     the loss: Linen module}; `frozen` must contain the parameters of each. combine: builds the
@@ -171,7 +173,7 @@ def make_train_step(
 def make_eval_step(
     model: Any, loss: Loss, frozen_models: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[..., metrics.Terms]:
-    """Returns step(params, batch, frozen={}) -> terms, without dropout."""
+    """Returns the function step(params, batch, frozen), which returns terms, without dropout."""
 
     def eval_step(params, batch, frozen=None):
         apply = functools.partial(model.apply, {"params": params}, deterministic=True)

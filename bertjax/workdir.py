@@ -30,7 +30,7 @@ CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 
-# Keys that configs of earlier versions lack, with the values that match what those versions did.
+# Keys that configs of earlier versions lack, with the values that match these versions' behaviour.
 _ADDED = {"model.num_labels": 0, "model.adapter_size": 0}
 _PATHS = ("data.path", "data.heldout_path", "init_from")
 

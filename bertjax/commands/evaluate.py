@@ -192,7 +192,7 @@ def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, f
 
 
 def _rate(config: ml_collections.ConfigDict, model: artifact.Artifact) -> str:
-    """Returns a text with the mask rate, and with that of the training if it was another one.
+    """Returns a text with the mask rate and, if training had another one, with that rate too.
 
     Returns "" if the objective has no mask rate.
     """
@@ -204,7 +204,7 @@ def _rate(config: ml_collections.ConfigDict, model: artifact.Artifact) -> str:
 
 
 def _config(model: artifact.Artifact, flags: argparse.Namespace):
-    """Returns the config to evaluate with: that of the model's run, as changed by the flags.
+    """Returns the config to evaluate with: the config of the model's run, changed by the flags.
 
     A model without the config of a run gets the default config of its family.
     """

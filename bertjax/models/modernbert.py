@@ -212,7 +212,7 @@ class Model(heads.Model):
         self.setup_downstream()
 
     def class_features(self, x_BLD: jax.Array, attention_mask: jax.Array | None) -> jax.Array:
-        """Returns [B, D]: the first token's state or the mean, per `classifier_pooling`."""
+        """Returns [B, D]: the first token's state or the mean; see `config.classifier_pooling`."""
         if attention_mask is None:
             attention_mask = jnp.ones(x_BLD.shape[:2], jnp.int32)
         pooled_BD = heads.pool(x_BLD, attention_mask, self.config.classifier_pooling)

@@ -193,7 +193,7 @@ class Model(nn.Module):
 
         Masks are 1 on tokens, 0 on padding. Packed rows have segment ids instead, 0 on padding.
         Position ids, which packed batches have for other families, are ignored: a segment is
-        contiguous, so distances between its tokens are those of their places in the row.
+        contiguous, so its tokens have the same distances in the row.
 
         If both run: last_hidden_state [B, T, D] of the decoder; encoder_last_hidden_state
         [B, L, D]; with the head "lm" logits [B, T, rows of the word table], float32; if requested

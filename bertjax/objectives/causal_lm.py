@@ -1,4 +1,4 @@
-"""Causal language modelling: predicts each token from those before it in its document (GPT).
+"""Causal language modelling: predicts each token from the tokens before it in its document (GPT).
 
 Radford et al. 2018, section 3.1. A document ends with an end-of-text token, which is predicted too.
 Pieces of documents are packed into rows or padded: see `data.batches.packing`.

@@ -1,8 +1,8 @@
 """Prefix language modelling: predicts the rest of a piece of text from a fully visible prefix.
 
 Raffel et al. 2020 (arXiv 1910.10683), sections 3.2.1 and 3.2.3; the split point is drawn uniformly.
-A lone decoder reads the prefix with bidirectional attention and predicts only the rest. With an
-encoder, the encoder reads the prefix and the decoder predicts the rest.
+In a model without an encoder, the decoder attends to the prefix bidirectionally and predicts only
+the rest. In an encoder-decoder, the encoder reads the prefix and the decoder predicts the rest.
 """
 
 import dataclasses

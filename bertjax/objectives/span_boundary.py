@@ -1,8 +1,8 @@
 """Masked language modelling and the span boundary objective (SpanBERT, arXiv 1907.10529).
 
-Every masked token is predicted twice (section 2.2): from its own state, and from the states just
-outside its span on both sides, together with its place in the span. The loss of a token is the sum
-of both. Everything else is as in `objectives.mlm`.
+Every masked token is predicted twice (section 2.2): from the state at its position, and from the
+states just before and just after its span, together with its place in the span. The loss of a token
+is the sum of both losses. Everything else is as in `objectives.mlm`.
 
 Shapes: B batch, L length, P predictions per sequence.
 """

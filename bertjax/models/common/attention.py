@@ -16,7 +16,7 @@ from bertjax.models.common import kernels, layers, masks, positions
 
 # Added to the scores: a float32 array [B or 1, N, L, S], or a function that returns this array. The
 # function is called with the queries [B, L, N, H] and the keys [B, S, N, H] that the scores are
-# computed from: both rotated, the queries scaled, the keys those of all slots of a cache.
+# computed from: both are rotated, the queries are scaled, and all slots of a cache have a key.
 Bias = jax.Array | Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -66,10 +66,10 @@ class Attention(nn.Module):
     ) -> Any:
         """Returns the output [B, L, D], or (output, new cache) if `cache` is given.
 
-        mask: which keys each query may attend to. memory: [B, S, D], or the result of `keys_values`
-        on it; None: self-attention. bias: added to the scores, see `Bias`; a function must not call
-        Linen modules, since the backward pass runs it again. rotary: (cos, sin) of
-        `positions.rotary_tables`, applied to queries and keys.
+        mask: which keys each query may attend to. memory: states [B, S, D], or the result of
+        `keys_values` for them; None: self-attention. bias: added to the scores, see `Bias`; a
+        function must not call Linen modules, since the backward pass runs it again. rotary: (cos,
+        sin) of `positions.rotary_tables`, by which queries and keys are rotated.
         cache: {"key", "value"} [B, S, N, H] and "index" int32[]. This call's keys and values are
         written at the index. Attention is over all S slots: the mask must hide the empty ones.
         """

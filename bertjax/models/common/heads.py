@@ -53,7 +53,7 @@ class Layout(NamedTuple):
 
 
 PLAIN = Layout()
-# BERT's layouts; for a family that differs see `layouts`.
+# BERT's layouts. A family with other layouts calls `layouts`.
 LAYOUTS: Mapping[str, Layout] = MappingProxyType(
     {"classifier": Layout(pooled=True), "token_classifier": PLAIN, "span": Layout(rate=0.0)}
 )
@@ -159,7 +159,7 @@ class Pooler(nn.Module):
 
 
 class Downstream(nn.Module):
-    """A fine-tuning head: [..., D] -> [..., C], float32.
+    """A fine-tuning head. Maps states [..., D] to float32 logits [..., C].
 
     Its kernels start with the standard deviation `config.init_std`, as in transformers. NOTE: the
     kernels of a model that is pretrained start with 0.88 times this value, as in BERT's own code,
@@ -217,7 +217,7 @@ class Model(nn.Module):
                 setattr(self, name, Downstream(config, size, layout))
 
     def class_features(self, x_BLD: jax.Array, attention_mask: jax.Array | None) -> jax.Array:
-        """Returns [B, D]: the state that represents the sequence, here that of the first token."""
+        """Returns [B, D]: the state that represents the sequence, by default the first token's."""
         del attention_mask
         return x_BLD[:, 0]
 

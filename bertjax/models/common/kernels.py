@@ -1,4 +1,4 @@
-"""Attention kernels for `config.attention`, which never hold all scores in memory at once.
+"""Attention kernels for `config.attention`, which never store all scores in memory at once.
 
     splash  Pallas on a TPU; skips blocks that a causal or local mask hides
     cudnn   flash attention on a GPU, in bfloat16

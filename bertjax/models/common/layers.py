@@ -30,7 +30,7 @@ REMAT_POLICIES: dict[str, Any] = {
 }
 
 
-# Fields that shrink any variant so that a run takes seconds on a CPU; a family adds its own.
+# Fields that shrink any variant so that a run takes seconds on a CPU; a family may add others.
 SMOKE = {
     "num_layers": 2,
     "hidden_size": 64,
@@ -175,7 +175,7 @@ class Embed(nn.Module):
         return sharding.constrain(x_BLD, ("batch", "length", "embed"))
 
     def attend(self, x: jax.Array) -> jax.Array:
-        """Returns inner products with every row: [..., D] -> [..., num_embeddings]."""
+        """Returns [..., num_embeddings]: the inner products of x [..., D] with every row."""
         return jnp.einsum("...d,vd->...v", x, self.embedding.astype(x.dtype))
 
 

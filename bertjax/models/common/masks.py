@@ -34,14 +34,16 @@ _PARTS = (
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mask:
-    """An attention mask. Without any part, every query sees every key. Use the functions below.
+    """An attention mask, whose parts restrict the keys that a query attends to.
+
+    Build one with the functions below. A mask without parts does not restrict anything.
 
     keys: [B or 1, S], 0 where a key is hidden from all queries.
-    query_segments [B or 1, L], key_segments [B or 1, S]: a query sees only keys of its segment.
-    causal: a query sees itself and earlier keys. prefix: [B or 1, S]; keys where it is not 0 are
-    seen by earlier queries too. start: int32[], the place of the first query (None: 0).
-    window: a query sees keys at most window / 2 places away (0: no limit). everywhere: bool[],
-    True disables the window; it is an array so that it can differ between the layers of one loop.
+    query_segments [B or 1, L], key_segments [B or 1, S]: only keys of the query's segment.
+    causal: only keys at the query's place or before it. prefix: [B or 1, S]; where it is not 0, the
+    key is exempt from `causal`. start: int32[], the place of the first query (None: 0).
+    window: only keys at most window / 2 places away (0: no limit). everywhere: bool[], True
+    disables the window; it is an array so that it can differ between the layers of one loop.
     """
 
     keys: jax.Array | None = None
@@ -71,7 +73,7 @@ class Mask:
         return value is not None and not (isinstance(value, int) and value == 0)
 
     def dense(self, queries: int, keys: int) -> jax.Array:
-        """Returns bool [B or 1, L or 1, S] for L queries and S keys: True if the key is seen."""
+        """Returns bool [B or 1, L or 1, S] for L queries and S keys: True where they may attend."""
         parts = [jnp.ones((1, 1, keys), bool)]
         if self.keys is not None:
             parts.append(self.keys.astype(bool)[:, None, :])
@@ -94,20 +96,20 @@ class Mask:
 
 
 def padding(attention_mask_BS: jax.Array) -> Mask:
-    """Returns the mask in which every query sees the keys where attention_mask is not 0."""
+    """Returns the mask in which each query attends to the keys where attention_mask is not 0."""
     return Mask(keys=attention_mask_BS)
 
 
 def segments(queries_BL: jax.Array, keys_BS: jax.Array) -> Mask:
-    """Returns the mask in which a query sees the keys of its own segment.
+    """Returns the mask in which each query attends to the keys of the query's segment.
 
-    Padding (segment 0) neither sees nor is seen.
+    Queries of padding (segment 0) attend to nothing, and no query attends to keys of padding.
     """
     return Mask(query_segments=queries_BL, key_segments=keys_BS)
 
 
 def causal(start: jax.Array | None = None) -> Mask:
-    """Returns the mask in which a query sees itself and earlier keys.
+    """Returns the mask in which each query attends to the keys at its place and before it.
 
     start: int32[], the place of the first query; None: 0.
     """
@@ -115,15 +117,19 @@ def causal(start: jax.Array | None = None) -> Mask:
 
 
 def prefix(prefix_mask_BS: jax.Array) -> Mask:
-    """Returns the mask of a prefix LM: causal, but all see the keys where prefix_mask is not 0."""
+    """Returns the mask of a prefix LM: causal, except for keys where prefix_mask is not 0.
+
+    All queries attend to these keys.
+    """
     return Mask(causal=True, prefix=prefix_mask_BS)
 
 
 def local(window: int, everywhere: jax.Array | None = None) -> Mask:
-    """Returns the mask in which a query sees keys at most window / 2 places away, on both sides.
+    """Returns the mask in which each query attends to keys at most window / 2 places away.
 
-    Distances are between places in the row. Within a segment, which is contiguous, they equal the
-    distances between positions. everywhere: bool[], True disables the window.
+    The window extends to both sides. Distances are between places in the row. Within a segment,
+    which is contiguous, they equal the distances between positions. everywhere: bool[], True
+    disables the window.
     """
     return Mask(window=window, everywhere=everywhere)
 

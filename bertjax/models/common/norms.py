@@ -1,7 +1,7 @@
 """Layer norms over the last axis, computed in float32, whose backward pass saves only the input.
 
-They save x in its own dtype and two numbers per row; JAX's own differentiation of the formula saves
-three float32 arrays of the size of x. Shapes: x [..., D], scale and bias [D].
+They save x, in the dtype that it has, and two numbers per row. JAX's automatic differentiation of
+the formula saves three float32 arrays of the size of x. Shapes: x [..., D], scale and bias [D].
 """
 
 import functools

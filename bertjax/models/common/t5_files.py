@@ -5,7 +5,7 @@ from typing import Any
 
 from bertjax import errors
 
-# Hugging Face's feed_forward_proj -> (activation, gated).
+# {Hugging Face's feed_forward_proj: (activation, gated)}
 UNITS = {
     "relu": ("relu", False),
     "gelu": ("gelu", False),

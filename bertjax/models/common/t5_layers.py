@@ -115,7 +115,7 @@ class Stack(nn.Module):
 
 
 class OutputMap(nn.Module):
-    """The untied output projection, [..., D] -> [..., rows of the word table].
+    """The untied output projection of states [..., D] to [..., rows of the word table].
 
     The columns beyond the vocabulary are zero.
     """

@@ -73,7 +73,7 @@ def token_weights(batch: Batch) -> jax.Array:
 
 
 def inputs(batch: Batch, names: tuple[str, ...]) -> Batch:
-    """Returns those features of the batch that are listed in `names`, as arguments of a model."""
+    """Returns the features of the batch that are listed in `names`, as arguments for a model."""
     return {name: batch[name] for name in names if name in batch}
 
 
