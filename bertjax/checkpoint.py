@@ -148,7 +148,7 @@ class Reader:
         return restored["state"], restored["meta"]
 
     def restore_params(self, abstract_params: Any, step: int | None = None) -> Any:
-        """Like `restore`, but returns only `params`; the rest of the state is not read."""
+        """Like `restore`, but returns only `params`; the rest of the state takes no memory."""
         step = self._sound_step(step)
         self._check_fit(step, abstract_params, under=("params",))
         params = _restore_args({"params": abstract_params}, partial_restore=True)

@@ -113,7 +113,7 @@ def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
 
 def _locked_folder(target: pathlib.Path) -> tuple[pathlib.Path, int]:
-    """Creates and locks a hidden folder beside `target`; returns (folder, descriptor of the lock).
+    """Creates and locks a hidden folder beside `target`; returns (folder, descriptor of lock).
 
     The lock is held until the descriptor is closed or the process dies.
     """

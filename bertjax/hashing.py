@@ -1,4 +1,4 @@
-"""Computes random bits on the device, from a seed and a position only, so that any sharding works.
+"""Computes random bits on the device from a seed and a position, so that sharding has no effect.
 
     hash_bits(seed, (B, L, D)) >= rate * 2**32      # where an element of [B, L, D] is kept
 

@@ -13,7 +13,7 @@ from etils import epath
 
 from bertjax import errors
 
-MAX_DEPTH = 200  # nested folders; some of Python's functions call themselves for each level
+MAX_DEPTH = 200  # most nested folders; some of Python's functions are recursive in them
 
 
 def reaches_buckets() -> bool:

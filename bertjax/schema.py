@@ -96,7 +96,7 @@ class Form:
 
 
 class _Misfit(Exception):
-    """Raised if a value does not have its shape. Contains the key, the value, what is expected."""
+    """Raised if a value does not have the shape; has the key, the value and what was expected."""
 
     def __init__(self, key: str, value: Any, expected: str):
         super().__init__(key, value, expected)

@@ -26,7 +26,7 @@ Normalizers = Callable[[Batch], dict[str, jax.Array]]
 
 @flax.struct.dataclass
 class TrainState:
-    """Everything that a step changes. `step` is also the position in the data."""
+    """The state that a step takes and returns. `step` is also the position in the data."""
 
     step: jax.Array  # int32
     params: Any

@@ -42,7 +42,7 @@ class StepLog:
         diverged: Callable[[int, int], None] = lambda step, in_row: None,
         on_loss: Callable[[float], None] = lambda loss: None,
     ):
-        """start: the step that the run starts or resumes at.
+        """Opens the logs of a run that starts or resumes at step `start`.
 
         scales: {loss term: factor} in the sum that is minimised. unlogged: the sums stored in the
         checkpoint from which the run resumes (key UNLOGGED). diverged: called with (step, number of
@@ -91,7 +91,7 @@ class StepLog:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Logs the last step and stops the clock during the block, which does no training."""
+        """Logs the last dispatched step and stops the clock during the block (no training)."""
         self._read()
         self._writers.flush()
         self._seconds += time.perf_counter() - self._since

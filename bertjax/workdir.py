@@ -37,7 +37,7 @@ _PATHS = ("data.path", "data.heldout_path", "init_from")
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """Identifies a run; stored in its workdir and in the meta of every checkpoint."""
+    """Identifies a run. It is stored in the workdir and in the meta of every checkpoint."""
 
     config: dict[str, Any]
     tokenizer_fingerprint: str

@@ -1,1 +1,1 @@
-"""One verb a file: `bertjax VERB` calls `commands/VERB.py`."""
+"""The commands, one per file: `bertjax VERB` runs `commands/VERB.py`."""

@@ -28,7 +28,10 @@ HEADS = ("mlm", "rtd", *heads.DOWNSTREAM)
 
 @dataclasses.dataclass(frozen=True)
 class Config(bert.Config):
-    """BERT's fields and the generator's sizes. Both encoders have `num_layers` layers."""
+    """BERT's fields, the embeddings' width, and the generator's sizes.
+
+    Both encoders have `num_layers` layers.
+    """
 
     embedding_size: int = 128  # width of the embeddings
     hidden_size: int = 256

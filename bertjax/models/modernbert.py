@@ -159,7 +159,7 @@ class Encoder(nn.Module):
         deterministic: bool,
         keep_hidden: bool,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns (normed last state, residuals after every layer: None unless `keep_hidden`)."""
+        """Returns (normed last state, residuals after all layers if `keep_hidden`, else None)."""
         config = self.config
         rotary = tuple(
             positions.rotary_tables(position_ids, config.head_dim, theta)
@@ -389,7 +389,7 @@ HF_CONFIG = {
         "local_rope_theta": float | None,
         "global_attn_every_n_layers": Annotated[int, schema.Between(1)],
     },
-    # The names of transformers 4, which version 5 still reads.
+    # The keys as transformers 4 names them; version 5 accepts these too.
     "write": lambda fields: {
         "global_rope_theta": fields["global_theta"],
         "local_rope_theta": fields["local_theta"],

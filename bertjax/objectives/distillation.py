@@ -27,7 +27,7 @@ transform = mlm.transform
 
 FROZEN = ("teacher",)
 SCORED_BY = "mlm"  # a student is scored without its teacher
-# Fields that are the size of an axis of the student's arrays.
+# Fields of a model that determine the shapes of its arrays.
 _SIZES = ("hidden_size", "num_heads", "intermediate_size", "type_vocab_size", "max_length")
 
 

@@ -68,7 +68,7 @@ class Config:
 
 
 def fields_for(kind: str, heads: tuple[str, ...]) -> dict[str, str]:
-    """Returns {"pair": the task on pairs for which the model has a head}; "none" without a head."""
+    """Returns {"pair": TASK}: the task on pairs for which the model has a head, or "none"."""
     return {"pair": next((pair for pair in LABELS if pair in heads), "none")}
 
 
@@ -166,7 +166,7 @@ def transform(
     batch: dict[str, np.ndarray],
     rng: RowRandom,
 ) -> dict[str, np.ndarray]:
-    """Masks tokens of a batch from `sampling` and adds masked_{positions, ids, weights}."""
+    """Masks tokens of a batch of samples and adds masked_{positions, ids, weights}."""
     ids_BL = batch["input_ids"]
     specials = vocabulary.specials
     real_BL = batch["segment_ids" if config.packing else "attention_mask"] > 0

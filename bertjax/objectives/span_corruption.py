@@ -2,8 +2,8 @@
 
 Raffel et al. 2020 (arXiv 1910.10683), section 3.1.4: 15% of the tokens in spans of 3 on average.
 The inputs are the text with a sentinel for each span. The targets are each sentinel followed by its
-span. Both end with an EOS. A row is cut from more text than its length, because the spans are
-removed: after that the inputs fill the row.
+span. Both end with an EOS. More text than `length` tokens is cut for a row, because the inputs
+become shorter when the spans are removed.
 """
 
 import dataclasses

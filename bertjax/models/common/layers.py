@@ -204,8 +204,9 @@ class Dense(nn.Module):
             x = x.reshape(*rows, math.prod(inner)).astype(self.dtype)
             return x @ kernel.reshape(x.shape[-1], -1).astype(self.dtype)
 
-        # The checkpoint makes the backward pass save only x (shared by all maps that read it) and
-        # the parameter: no flattened copies, and no copy of the parameter in the compute dtype.
+        # With the checkpoint only x (once for all layers that share this input) and the parameter
+        # are saved for the backward pass: no flattened copies, and no copy of the parameter in the
+        # compute dtype.
         x = jax.checkpoint(product, prevent_cse=False)(x, kernel)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
@@ -258,7 +259,7 @@ class RMSNorm(nn.Module):
 
 
 class Adapter(nn.Module):
-    """x + up(gelu(down(x))), nearly the identity at first (Houlsby et al., arXiv 1902.00751).
+    """Returns x + up(gelu(down(x))), at first almost x (Houlsby et al., arXiv 1902.00751).
 
     Every layer has one after its attention and one after its MLP, before the residual sum (section
     2.1, figure 2). `config.adapter_size` is the bottleneck width.
