@@ -80,7 +80,7 @@ class TaskType(base.TaskType):
         """Returns the logit of the probability 1 / C, as if each text had one label.
 
         With a bias of 0, a model of 39 labels learned little in 4 epochs: see
-        `benchmarks/README.md`. Lin et al., arXiv 1708.02002, section 3.3, start with such a prior too.
+        `benchmarks/README.md`. Lin et al., arXiv 1708.02002, section 3.3, start with such a prior.
         """
         return -math.log(max(len(self.labels) - 1, 1))
 
