@@ -216,8 +216,9 @@ def objective(content: Mapping[str, Any], where: Any) -> dict[str, Any] | None:
 def read(content: Mapping[str, Any], ending: str, max_length: int, where: Any) -> Any:
     """Returns the task of a folder, as in `Artifact.task`; None if there is none.
 
-    The task that bertjax wrote is used only if class and labels still match it: later training
-    elsewhere may have changed them and kept the key. Otherwise the task is derived from the class.
+    bertjax writes its task under its key of config.json. That task is used only if it still matches
+    the class and the labels: training with another program may have changed these and left the key.
+    Otherwise the task is derived from the class.
     Raises UserError naming `where` if the task is invalid or not supported.
     """
     own = content.get(KEY)

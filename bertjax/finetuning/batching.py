@@ -100,7 +100,7 @@ class Batches:
     """The rows of a split, grouped into batches.
 
     lengths: the maximum lengths; no batch is longer. passes: how many times the rows will be
-    read, from which `fitted` chooses the buckets; 0 uses those of `common`.
+    read, for which `fitted` chooses the bucket lengths; if 0, they are those of `common`.
     """
 
     def __init__(

@@ -55,7 +55,8 @@ def model(
     )
     found = _found(source, made, shapes, keeps_heads=keeps_heads)
     rows, pieces = source.fields["vocab_size"], whole["vocab_size"]
-    errors.check(pieces >= rows, "model.vocab_size", pieces, f"{rows} of the model or more")
+    allowed = f"{rows} or more, the vocabulary size of the model"
+    errors.check(pieces >= rows, "model.vocab_size", pieces, allowed)
     lacking = tuple(
         name
         for name in shapes

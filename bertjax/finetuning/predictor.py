@@ -56,7 +56,7 @@ class Predictor(pretrained.Pretrained):
         trained = self.task_type.pooling
         if trained and self.task_type.prompt_ids:
             raise errors.UserError(
-                "this model gives vectors behind a trained prompt: take those of `predict`"
+                "the model was trained with a prompt, which only `predict` inserts: use its vectors"
             )
         return asked or trained or super()._pooling(asked)
 

@@ -241,7 +241,7 @@ def can_be_scored(task: Task, examples: Sequence[examples_lib.Example]) -> bool:
     """
     if task.labelled:
         return examples[0].is_labelled()
-    return examples[0].num_texts() != 1  # a single text only has its vector
+    return examples[0].num_texts() != 1  # a single text gets a vector, for which there is no score
 
 
 def columns_there(task: Task, path: str, where: str) -> str:

@@ -74,10 +74,10 @@ class Config(layers.Fields):
         return self.dropout_rate
 
     def kernel_std(self, name: str) -> float:
-        """Returns init_std / sqrt(fan-in); for the query also divided by sqrt(head_dim).
+        """Returns the standard deviation of the normal that kernel `name` is drawn from.
 
-        The latter replaces the scaling of the scores, which T5 lacks. The result is the standard
-        deviation before truncation, hence the division by TRUNCATED_STD.
+        Truncation then reduces it to init_std / sqrt(fan-in); hence the division by TRUNCATED_STD.
+        That of the query is also divided by sqrt(head_dim), because T5 does not scale the scores.
         """
         fans = {
             "query": self.hidden_size * self.head_dim,

@@ -151,7 +151,7 @@ def test_vectors_of_texts_that_match(root, tmp_path, capsys):
     loaded.predict("the dog ran home " * 20)
     assert "1 of 1 inputs are cut: the model" in capsys.readouterr().err
     loaded.task_type = dataclasses.replace(loaded.task_type, prompt_ids=(5,))
-    with pytest.raises(errors.UserError, match="behind a trained prompt: take those of `predict`"):
+    with pytest.raises(errors.UserError, match="a prompt, which only `predict` inserts"):
         loaded.encode("the dog ran")
     loaded = bertjax.load(tmp_path / "out")
     with pytest.raises(errors.UserError, match="give pairs, sentence1 and sentence2, or single"):

@@ -28,9 +28,9 @@ LANGUAGES = (
 # Maximum characters passed to the library at once: it takes quadratic time if quotation marks are
 # opened and never closed.
 _LIMIT = 8192
-# Abbreviations and ordinals after which the library ends a sentence by mistake, at the end of a
-# piece. In the novels of ELTeC it splits every 60th French sentence, as in "M. Dupont", and German
-# sentences between an ordinal and its noun.
+# Each pattern matches a piece that ends with an abbreviation or ordinal, after which the library
+# wrongly ends the sentence. In the novels of ELTeC it splits every 60th French sentence, as after
+# "M." in "M. Dupont". It splits German sentences between an ordinal and its noun.
 _GOES_ON = {
     "de": re.compile(r"(?<![\w.])(?:\d{1,2}|Fa|Hrn?|Frl)\.\s*\Z"),
     "fr": re.compile(r"(?<![\w.])(?:MM?|Mgr|Dr|Me|Mmes?|Mlles?|Ste?)\.\s*\Z"),

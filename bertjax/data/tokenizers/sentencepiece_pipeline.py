@@ -174,8 +174,9 @@ def _removed(characters: str) -> list[normalizers.Normalizer]:
 def _table(charsmap: bytes) -> list[normalizers.Normalizer]:
     """Returns the steps that apply the model's character table.
 
-    The library looks up characters one by one. The table's sequences of several characters, which
-    are those of NFKC, are therefore replaced before that, by the steps of `_composed`.
+    The library looks up single characters only, but the table also replaces sequences of several
+    characters, namely those that NFKC composes. The steps of `_composed`, which come first, replace
+    these sequences.
     """
     spec = sentencepiece_model_pb2.NormalizerSpec(precompiled_charsmap=charsmap)
     table = sentencepiece.SentencePieceNormalizer(

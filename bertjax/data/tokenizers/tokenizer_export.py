@@ -104,11 +104,11 @@ def _put(
     kind: str,
     token_types: bool,
 ) -> None:
-    """Configures the library to add `ends` around texts; if None, the special tokens of `kind`.
+    """Makes the library add special tokens around texts: `ends`, or the usual ones of `kind`.
 
-    Keeps an existing post-processor that already adds `ends`; if `ends` is None, keeps that of an
-    encoder unless it is the generic one. Such a post-processor may do more than add tokens:
-    RoBERTa's also handles the spaces before words.
+    An existing post-processor is kept if it already adds `ends`; or if `ends` is None, `kind` is
+    an encoder's, and it is not the generic one. It may do more than add tokens: RoBERTa's also
+    handles the spaces before words.
     """
     if ends is not None:
         if not _puts(library, ends, token_types=token_types):

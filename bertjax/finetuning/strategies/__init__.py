@@ -69,9 +69,11 @@ def config_of(config: Mapping[str, Any]) -> Any:
     """Returns the strategy's Config. Raises UserError for wrong or missing keys and bad values."""
     module = load(config["name"])
     knobs = {key: value for key, value in config.items() if key != "name"}
-    if knobs.keys() != {field.name for field in dataclasses.fields(module.Config)}:
+    names = {field.name for field in dataclasses.fields(module.Config)}
+    if knobs.keys() != names:
         raise errors.UserError(
-            f"config.strategy.name = {config['name']!r}: the other keys belong to another strategy"
+            f"config.strategy has the keys {sorted(knobs)}, and the strategy {config['name']!r} "
+            f"has {sorted(names)}: set exactly these"
         )
     return module.Config(**knobs)
 

@@ -195,9 +195,9 @@ class TaskType(base.TaskType):
         return result
 
     def asked(self, examples: Sequence[Example]) -> "TaskType":
-        """Returns the type with `impossible` set if some of the examples have no answer.
+        """Returns the type, with `impossible` = True if some of the examples have no answer.
 
-        Keeps null_threshold, whose default is 0.
+        Otherwise `impossible` stays as it is. null_threshold does not change.
         """
         impossible = self.config.impossible or any(example.impossible for example in examples)
         return self._with(impossible=impossible)

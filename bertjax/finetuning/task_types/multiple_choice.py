@@ -88,7 +88,7 @@ class TaskType(base.TaskType):
         return rows.Encoded(encoded, np.arange(len(examples)), truncated)
 
     def normalizers(self, batch: losses.Batch) -> dict[str, jax.Array]:
-        """Returns the weight of the loss over the batch, by which its sum is divided."""
+        """Returns {loss name: sum of the weights of the examples}, to divide the loss."""
         return {"choice_loss": losses.label_weights(batch).sum()}
 
     def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:

@@ -96,7 +96,10 @@ class TaskType(base.TaskType):
         return self._with(reader="prefix" if artifact.reads_prefixes(source) else "causal")
 
     def label_names(self, examples: Sequence[Example]) -> list[str]:
-        """Returns the sorted labels of sentences or, to choose, the first targets of pairs."""
+        """Returns the labels of the examples, sorted.
+
+        The label of a pair of texts is its first target, if `answer` is "choose"; else it has none.
+        """
         found: set[Any] = set()
         for example in examples:
             if isinstance(example, examples_lib.Sentence):

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# The fields of each part. A mask has a part if the first of its fields is set.
+# The parts of a `Mask`, each with its fields. A mask has a part if the first field is set.
 _PARTS = (
     ("keys",),
     ("query_segments", "key_segments"),
