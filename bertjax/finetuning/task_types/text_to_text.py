@@ -96,10 +96,7 @@ class TaskType(base.TaskType):
         return self._with(reader="prefix" if artifact.reads_prefixes(source) else "causal")
 
     def label_names(self, examples: Sequence[Example]) -> list[str]:
-        """Returns the labels of the examples, sorted.
-
-        The label of a pair of texts is its first target, if `answer` is "choose"; else it has none.
-        """
+        """Returns the labels, sorted; of a pair to choose from, its first target is the label."""
         found: set[Any] = set()
         for example in examples:
             if isinstance(example, examples_lib.Sentence):
