@@ -230,7 +230,7 @@ def test_vectors_that_are_all_alike_or_no_numbers_find_nothing(vectors):
 
 
 def test_pairs_with_scores_are_not_trained_as_matches():
-    with pytest.raises(errors.UserError, match=r"train.tsv:2: label 0.0, .*--task=similarity"):
+    with pytest.raises(errors.UserError, match=r"tsv:2: has the label 0.0.*--task=similarity"):
         bind(embeddings, RANKING).label_names(pairs(("a", "b", 0.0)))
 
 
