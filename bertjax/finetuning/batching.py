@@ -1,14 +1,15 @@
-"""Groups rows of ids of similar length into batches of few shapes.
+"""Groups rows of token ids into batches, rows of similar length together.
 
-A row belongs to the shortest bucket that is long enough. An epoch shuffles the rows, depending on
-the seed and the epoch. The rows left over after the full batches of a bucket move to the next
-longer bucket. An epoch has rows / batch_size steps, rounded up. At most one batch is not full. It
-gets the shortest rows, because its padding rows cost computation too. The order of the buckets
-depends on the epoch, but not on the seed, so all seeds have the same order of shapes.
+Each row belongs to a bucket, the shortest one that is long enough, and is padded to the bucket's
+length. An epoch shuffles the rows, depending on the seed and the epoch. The rows left over after
+the full batches of a bucket move to the next longer bucket. An epoch has rows / batch_size steps,
+rounded up. At most one batch is not full. It gets the shortest rows, because the padding rows that
+fill it cost as much computation as real rows. The order of the buckets depends on the epoch, but
+not on the seed, so all seeds have the same order of batch shapes.
 
 Each bucket costs a compilation, and padding tokens cost computation. For rows that are read
-repeatedly, `fitted` chooses the buckets of least total cost, which differ between a CPU and an
-accelerator. Other rows use the buckets of `common`.
+repeatedly, `fitted` chooses the buckets with the least total cost, which differ between a CPU and
+an accelerator. Other rows use the buckets of `common`.
 
     batches = Batches(encoded.rows, task_type.features(), lengths, batch_size=32, passes=3)
     for batch in batches.epoch(seed=0, epoch=0):      # {"input_ids": int[32, 64], ...}
@@ -24,13 +25,14 @@ from bertjax import progress, sharding
 from bertjax.data.batches import rng
 from bertjax.finetuning import rows as rows_lib
 
-# Lengths of buckets. Each is at most 1.5 times the previous one, except 64, which is twice 32.
+# Bucket lengths of `common`. Except for 64, each is at most 1.5 times the previous one.
 _COMMON = (32, 64, 96, 128, 192, 256, 384, 512)
-_SHARE = 0.01  # the share of all tokens that a further bucket must save
+_SHARE = 0.01  # the minimum share of all tokens that each additional bucket must save
 _MOST = 10  # the maximum number of buckets
-# On a CPU with two cores, passes over more tokens at once than this are no more efficient, but use
-# more memory: activations for the backward pass (0.27 MB a token for MiniLM) are allocated and
-# cleared in every step.
+# On a CPU, a batch is split into micro-batches that are as small as possible, but each has more
+# tokens than this. On two cores, larger micro-batches are no more efficient, and use more memory:
+# the activations for the backward pass (0.27 MB per token for MiniLM) are allocated and cleared in
+# every step.
 _CPU_TOKENS = 768
 _TOKENS = ("input_ids", "decoder_input_ids")
 Row = Mapping[str, np.ndarray]
@@ -39,16 +41,16 @@ Row = Mapping[str, np.ndarray]
 class Price(NamedTuple):
     """The costs that `fitted` weighs.
 
-    compilation: how many tokens could be computed in the time of one compilation.
-    step: bucket lengths are multiples of it; `fitted` scales it up for models that read
-        more than 1024 tokens.
+    compilation: how many tokens the model can process in the time of one compilation.
+    step: bucket lengths are multiples of this number of tokens. `fitted` uses a larger step if
+        rows may be longer than 1024 tokens.
     """
 
     compilation: int
     step: int
 
 
-# For a small model: on two CPU cores, and on one accelerator with compilations of ten seconds.
+# Prices for a small model on two CPU cores, and on one accelerator if a compilation takes 10 s.
 _CPU, _ACCELERATOR = Price(8_000, 4), Price(2_000_000, 32)
 
 
@@ -61,19 +63,20 @@ def common(length: int, longest: int) -> int:
 
 
 def fitted(lengths: np.ndarray, longest: int, passes: int, price: Price = _CPU) -> np.ndarray:
-    """Returns the bucket lengths, ascending, of least cost for rows of these lengths.
+    """Returns the bucket lengths, ascending, with the least cost for rows of these lengths.
 
-    The cost counts all tokens, padding included, of `passes` passes over the rows, and one
-    compilation per bucket. Dynamic programming finds the best buckets for each number of
-    buckets.
+    lengths: int[rows], in tokens. longest: the maximum bucket length.
+
+    The cost is the number of tokens, padding included, in `passes` passes over the rows, plus one
+    compilation per bucket. Dynamic programming finds the best buckets for each number of buckets.
     """
     step = price.step * max(1, -(-longest // 1024))
     sizes = np.unique(np.minimum(np.maximum(-(-lengths // step), 1) * step, longest))
-    rows = np.searchsorted(np.sort(lengths), sizes, side="right")  # rows up to each size
+    rows = np.searchsorted(np.sort(lengths), sizes, side="right")  # rows that fit in each size
     # tokens[i, j]: tokens of bucket j, padding included, if i is the next smaller bucket
     tokens = np.where(np.tri(len(sizes), k=-1).T > 0, (rows - rows[:, None]) * sizes, np.inf)
     bucket = max(price.compilation / passes, _SHARE * lengths.sum())
-    cost = rows * sizes + bucket  # cost[j]: cost of the best buckets up to j
+    cost = rows * sizes + bucket  # cost[j]: least cost if bucket j is the longest
     below = [np.full(len(sizes), -1)]
     best, chosen = cost[-1], 0
     for count in range(1, min(_MOST, len(sizes))):
@@ -99,8 +102,8 @@ class Shape(NamedTuple):
 class Batches:
     """The rows of a split, grouped into batches.
 
-    lengths: the maximum lengths; no batch is longer. passes: how many times the rows will be
-    read, for which `fitted` chooses the bucket lengths; if 0, they are those of `common`.
+    lengths: the maximum lengths of a batch. passes: how many times the rows will be read; `fitted`
+    then chooses the bucket lengths. 0: the bucket lengths are those of `common`.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class Batches:
         else:
             self._buckets = np.array([common(n, lengths.length) for n in self._lengths], int)
         targets = row_lengths(rows, features, "target_length")
-        # Rows only move to longer buckets, so a batch has targets of its own or of shorter buckets.
+        # Rows only move to longer buckets, so a batch contains rows of its bucket or shorter ones.
         self._target_lengths = {
             size: common(int(targets[self._buckets <= size].max()), lengths.target_length)
             for size in np.unique(self._buckets)
@@ -129,7 +132,7 @@ class Batches:
         self.steps_per_epoch = -(-len(rows) // batch_size)
 
     def epoch(self, seed: int, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the batches of an epoch from batch `start` on. Each row is in one batch."""
+        """Yields the batches of an epoch from batch `start` on. Each row is in one batch only."""
         plan = self._plan(seed, epoch)
         # Independent of the seed, so that the order of the buckets is the same for all seeds.
         draws = rng.RowRandom(rng.row_keys(0, epoch, np.array([0])))
@@ -151,7 +154,10 @@ class Batches:
         return [self.batch(numbers, shape) for shape, numbers in dict(batches).items()]
 
     def batch(self, numbers: np.ndarray, shape: Shape) -> dict[str, np.ndarray]:
-        """Returns the rows of these numbers, padded to `batch_size` with rows of weight 0."""
+        """Returns the batch of the rows with these indices.
+
+        If there are fewer than `batch_size`, adds padding rows, which have weight 0.
+        """
         missing = self.batch_size - len(numbers)
         rows = [self._rows[i] for i in [*numbers, *[numbers[0]] * missing]]
         weights = np.ones(self.batch_size, np.float32)
@@ -188,8 +194,8 @@ class Batches:
 def micro_batches(batch: Mapping[str, jax.Array], shards: int) -> int:
     """Returns the number of micro-batches to split a batch into; always 1 on an accelerator.
 
-    shards: the number of shards. If the result is above 1, the rows of a micro-batch are a multiple
-    of it.
+    shards: into how many parts the mesh splits the rows of a batch. If the result is above 1, the
+    number of rows of a micro-batch is a multiple of `shards`.
     """
     if jax.default_backend() != "cpu":
         return 1
@@ -201,9 +207,9 @@ def micro_batches(batch: Mapping[str, jax.Array], shards: int) -> int:
 def row_lengths(
     rows: Sequence[Row], features: Mapping[str, rows_lib.Feature], which: str
 ) -> np.ndarray:
-    """Returns int[rows]: the length of each row's longest array whose `Feature.length` is `which`.
+    """Returns int[rows]: the length of the longest array of each row.
 
-    The length is 0 if there is no such array.
+    Counts only the arrays whose `Feature.length` is `which`; the length is 0 if there is none.
     """
     named = [name for name, feature in features.items() if feature.length == which]
     return np.array([max((row[n].shape[-1] for n in named), default=0) for row in rows], int)
@@ -231,8 +237,8 @@ def forward(
 
     Arrays that differ in length between batches are padded with zeros.
 
-    place: function that puts a batch on the device. on_progress: called with (rows done, rows in
-    all) after each batch.
+    place: function that puts a batch on the device. on_progress: called with (number of finished
+    rows, total number of rows) after each batch.
     """
     parts: list[tuple[np.ndarray, Mapping[str, np.ndarray]]] = []
     rows_done = 0
@@ -258,7 +264,7 @@ def by_batch(
     batches: Batches,
     place: Callable[[dict[str, np.ndarray]], dict[str, Any]] = dict,
 ) -> Iterator[tuple[np.ndarray, Mapping[str, np.ndarray]]]:
-    """Yields (row numbers of a batch, its outputs of `step`, including those of padding rows)."""
+    """Yields (row numbers, outputs of `step`) of each batch; the outputs include padding rows."""
     for numbers, batch in batches.in_order():
         # Waits for the outputs before the next batch is dispatched: see `runtime.dispatch`.
         yield numbers, sharding.fetch(step(params, place(batch)))

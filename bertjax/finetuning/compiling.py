@@ -1,7 +1,7 @@
 """Compiles a jitted function for every batch shape before its first call, in parallel threads.
 
-One compilation keeps little more than one core busy. On a machine with many cores, ten shapes
-take hardly longer than one.
+One compilation keeps little more than one core busy. On a machine with many cores, ten
+compilations in parallel take hardly longer than one.
 """
 
 import concurrent.futures
@@ -17,7 +17,8 @@ def for_calls(jitted: Any, calls: Sequence[tuple[Any, ...]]) -> Callable[..., An
     calls: the arguments of each call, with arrays or jax.ShapeDtypeStruct. The returned function
     raises KeyError for other shapes.
     """
-    lowered = [jitted.lower(*call) for call in calls]  # not in the pool: meshes are thread-local
+    # Not traced in the pool, because the mesh is set for each thread separately.
+    lowered = [jitted.lower(*call) for call in calls]
     # An interrupt waits for running compilations, but not for queued ones.
     with concurrent.futures.ThreadPoolExecutor(parallel.cpus()) as pool:
         compiled = pool.map(lambda each: each.compile(), lowered)

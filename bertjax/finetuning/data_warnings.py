@@ -17,11 +17,11 @@ from bertjax.finetuning.examples import base as examples_base
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.task_types import base
 
-# Above these values there is a warning.
-SKEW = 10  # examples of the most frequent label per example of the rarest
+# A value above one of these thresholds causes a warning.
+SKEW = 10  # examples of the most frequent label per example of the rarest label
 TRUNCATED = 0.05  # share of truncated examples
 UNKNOWN = 0.01  # share of unknown tokens
-SPARE = 256  # unused embedding rows; sentinels and padding to a round number are usual
+SPARE = 256  # unused embedding rows; some are usual: sentinels, and padding to a round number
 QUOTED = 0.5  # share of examples with a text in quotation marks
 _SAMPLE, _CHARACTERS = 1000, 1000  # how many examples, and characters per text, are inspected
 
@@ -35,7 +35,7 @@ def everything(
     most: int,
     rows: int,
 ) -> list[str]:
-    """Returns all warnings about the splits; "train" is one of them.
+    """Returns all warnings about the splits in `examples`, which must include "train".
 
     most: the maximum number of tokens that the model can read. rows: the number of rows of its
     embedding table. truncated: {split: bool[examples]}, as in `rows.Encoded`.
@@ -52,7 +52,7 @@ def everything(
 def overlap(train: Sequence[Example], other: Sequence[Example], split: str) -> list[str]:
     """Returns a warning if examples of `other` also occur in train.
 
-    Compares their texts without case and whitespace. split: the name of `other`.
+    Ignores differences in case and whitespace. split: the name of `other`.
     """
     seen = {_squeezed(example) for example in train}
     shared = [example for example in other if _squeezed(example) in seen]
@@ -67,8 +67,8 @@ def overlap(train: Sequence[Example], other: Sequence[Example], split: str) -> l
 def labels(train: Sequence[Example], names: Sequence[str], *, weigh: bool = False) -> list[str]:
     """Returns warnings if there are too many labels, or if train lacks some or is skewed.
 
-    names: all labels. weigh: whether the task type has class weights, which the warning about
-    skewed labels then suggests.
+    names: all labels. weigh: whether the task type supports class weights. If so, the warning about
+    skewed labels suggests them.
     """
     found = [example.class_names() for example in train]
     counts = collections.Counter(name for own in found for name in own)
@@ -107,8 +107,8 @@ def truncation(
     """Returns a warning if the share of truncated examples in a split is above TRUNCATED.
 
     truncated: bool[examples], as in `rows.Encoded`. most: the maximum number of tokens that the
-    model can read. question_length: the maximum tokens of a question, if only questions are
-    truncated; else 0.
+    model can read. question_length: the maximum number of tokens of a question if only questions
+    are truncated, otherwise 0.
     """
     share = float(np.mean(truncated)) if len(truncated) else 0.0
     if share <= TRUNCATED:
@@ -147,7 +147,7 @@ def results(
 
     There is a warning if all rates have the same score, or if the highest rate is the best one.
 
-    means: {learning rate: its mean dev score}. predictions: those of the best model, on dev.
+    means: {learning rate: its mean dev score}. predictions: the best model's, on dev.
     """
     found = []
     if len(means) > 1 and len(set(means.values())) == 1:
@@ -190,7 +190,7 @@ def tokens(train: Sequence[Example], tokenizer: tokenizer_lib.Tokenizer) -> list
     if share > UNKNOWN:
         lowered = _unknown([text.lower() for text in texts], tokenizer)
         why = (
-            "lower-cased they are known, so the vocabulary is uncased and the tokenizer is not"
+            "most are known in lower case: the vocabulary is uncased, so the tokenizer must be too"
             if lowered < share / 2
             else "check that the tokenizer is the checkpoint's own and of the right language"
         )
@@ -206,7 +206,7 @@ def tokens(train: Sequence[Example], tokenizer: tokenizer_lib.Tokenizer) -> list
 
 
 def table(tokenizer: tokenizer_lib.Tokenizer, rows: int) -> list[str]:
-    """Returns a warning if more than SPARE of the `rows` embeddings belong to no piece."""
+    """Returns a warning if more than SPARE of the `rows` embeddings have no vocabulary piece."""
     if rows - tokenizer.size <= SPARE:
         return []
     return [

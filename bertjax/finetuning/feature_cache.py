@@ -23,14 +23,15 @@ from bertjax.finetuning import rows as rows_lib
 from bertjax.models.common import heads
 
 MOST = 2**32  # bytes that may be cached
-# {name of an array that is cached in a row: its `Feature.length`}. Shapes: [N, D] and [D, L].
+# {name of an array that is cached in a row: its `Feature.length`}. The shape of class_features is
+# [N, D], that of last_hidden_state is [D, L].
 _LENGTHS = {"class_features": "", "last_hidden_state": "length"}
 
 Batch = Mapping[str, jax.Array]
 
 
 def size(head: str, model: Any, rows: Sequence[Mapping[str, np.ndarray]]) -> int:
-    """Returns how many bytes the features that the head needs take for these rows."""
+    """Returns the size in bytes of the features that the head reads, for all of these rows."""
     shapes = [row["input_ids"].shape for row in rows]
     if not _LENGTHS[heads.READS[head]]:
         shapes = [shape[:-1] for shape in shapes]

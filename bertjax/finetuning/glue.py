@@ -31,7 +31,7 @@ def _task(
 ) -> task.Task:
     """Returns a task. texts: see `readers.Columns`. others: further fields of the task.
 
-    binary: names for the labels 0 and 1 of the files; they are those in TFDS.
+    binary: the names of the labels that the files write as 0 and 1. TFDS uses the same names.
     """
     if binary:
         others |= {"labels": binary, "spelling": dict(zip(binary, "01", strict=True))}

@@ -31,11 +31,12 @@ def model(
     """Returns (family, fields, params) of the model; initializes what the source lacks.
 
     heads: the task's heads, which replace the source's. The pooler is added if the family's
-    classifier uses it. () selects the "lm" head; in an encoder, only the source's pooler, if any.
+    classifier uses it. If `heads` is (), an encoder keeps only its pooler, if it has one, and any
+    other model gets the head "lm".
     fields: model fields that differ from the source's (num_labels, adapter_size, dropout rates,
     vocab_size). key: the random key for new parameters. kind, labels: the task type's name and
     labels. The source's task heads are kept only if they were trained for the same kind and labels.
-    output_bias: the bias of each output of a new head, if the head has biases.
+    output_bias: the initial bias of each output of a new head, if the head has biases.
 
     From an ELECTRA with generator and discriminator, uses the discriminator. The returned fields
     are all of the family's Config except those of `Compute`; params are on the host, float32.
@@ -71,8 +72,8 @@ def model(
     for name, shape in shapes.items():
         if params[name].shape != shape:
             raise errors.UserError(
-                f"the model to start with has {name} of shape {params[name].shape}, the fields of "
-                f"the task make it {shape}: leave its sizes as they are"
+                f"parameter {name} has shape {params[name].shape} in the model to start with, but "
+                f"shape {shape} with the given model fields: do not change the model's sizes"
             )
     return source.family, whole, artifact.unflatten({name: params[name] for name in shapes})
 
@@ -109,7 +110,10 @@ def _whole(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 def _found(
     source: artifact.Artifact, made: Any, shapes: Mapping[str, Any], *, keeps_heads: bool
 ) -> dict[str, np.ndarray]:
-    """Returns {path in the model: the source's parameter that it starts as}."""
+    """Returns {path in the model: its initial value, from the source}.
+
+    Omits the parameters that the source lacks. keeps_heads: whether to use the source's task heads.
+    """
     theirs = artifact.flatten(source.params)
     found = {}
     for name in shapes:
@@ -132,7 +136,10 @@ def _draw(made: Any, names: tuple[str, ...], key: jax.Array) -> dict[str, jax.Ar
 
 
 def _more_rows(name: str, found: np.ndarray, fresh: np.ndarray, rows: int) -> np.ndarray:
-    """Copies the first `rows` pieces of `found` to `fresh`, which has more; returns `fresh`."""
+    """Copies the values of the first `rows` pieces from `found` to `fresh`; returns `fresh`.
+
+    `fresh` is the initialized parameter for a larger vocabulary.
+    """
     first = (slice(None),) * sharding.param_axes(name).index("vocab") + (slice(rows),)
     fresh[first] = found[first]
     return fresh

@@ -4,7 +4,7 @@
     encoded = reading.encode(config, source, labelled)         # examples -> rows of ids
     made = job.build(config, source, mesh, labelled, encoded)  # rows -> model, steps, batches
 
-The result is the same for every learning rate and seed.
+All learning rates and seeds use the same job.
 """
 
 import dataclasses
@@ -43,9 +43,9 @@ from bertjax.models.common import kernels
 class Job:
     """The model, steps and batches of a config, ready to train.
 
-    examples, encoded: those of each split. longest: see `reading.longest`. first: the initial
-    parameters of the model for seed 0, on the host. frozen: the parameters that the strategy does
-    not train, on the devices. notes: warnings.
+    examples, encoded: the examples and the rows of each split. longest: see `reading.longest`.
+    first: the initial parameters of the model for seed 0, on the host. frozen: the parameters that
+    the strategy does not train, on the devices. notes: warnings.
     """
 
     config: ml_collections.ConfigDict
@@ -77,7 +77,7 @@ class Job:
 
     @property
     def head(self) -> str:
-        """The last of the task type's heads, which gives its predictions; "" if it has none."""
+        """The last of the task type's heads, which gives its predictions; "" if there is none."""
         return self.task_type.heads[-1] if self.task_type.heads else ""
 
     @property
@@ -122,7 +122,7 @@ class Job:
         return self._finished(params, task_type)
 
     def pretrained(self, trained: Any) -> pretrained_lib.Pretrained:
-        """Returns the model, sharded over the mesh; with several processes, each has all of it."""
+        """Returns the model, sharded over the mesh if there is one process, otherwise unsharded."""
         if jax.process_count() > 1:
             params = self.strategy.combine(*sharding.fetch((trained, self.frozen)))
         else:
@@ -157,7 +157,7 @@ class Job:
 
     @functools.cached_property
     def scales(self) -> dict[str, float]:
-        """{name of a loss: its factor in the sum that is minimised}; every factor is 1."""
+        """{name of a loss: its factor in the minimised sum of losses}; every factor is 1."""
         batch = self.train_batches.one_of_each_shape(in_order=False)[0]
         return dict.fromkeys(jax.eval_shape(self.task_type.normalizers, batch), 1.0)
 
@@ -165,7 +165,7 @@ class Job:
     def train_step(self) -> Callable[..., tuple[step_lib.TrainState, dict]]:
         """The function step(state, batch, frozen, learning_rate), compiled for every batch shape.
 
-        NOTE: the step donates its state.
+        NOTE: the step donates its state, so the caller must not use that state again.
         """
         step = jax.jit(self._step, donate_argnums=0, out_shardings=(self._places(), None))
         shapes = self.train_batches.one_of_each_shape(in_order=False)
@@ -265,7 +265,7 @@ class Job:
         return self.task_type.outputs(self._reading(apply, batch), batch)
 
     def _reading(self, apply: Callable, batch: step_lib.Batch) -> Callable:
-        """Returns the `apply` that the task type calls; it uses cached features if any."""
+        """Returns the `apply` for the task type; it uses the batch's cached features, if any."""
         if self.strategy.body_stays:
             apply = feature_cache.head_alone(apply, self.head, batch)
         return self.task_type.prompted(apply)
@@ -284,7 +284,7 @@ def build(
     labelled: reading.Labelled,
     encoded: reading.Encoded,
 ) -> Job:
-    """Initializes the parameters that the source lacks, and puts frozen ones on the devices.
+    """Returns the job; initializes the parameters that the source lacks.
 
     If the encoder is frozen, caches its output for the head, unless it takes too much memory.
     """
@@ -345,7 +345,7 @@ def _first_params(
 ) -> tuple[str, dict[str, Any], Any]:
     """Returns (family, fields, parameters on the host) of the model before the first step."""
     heads, fields = task_type.heads, strategy.fields()
-    with sharding.alone():  # every process initializes the same
+    with sharding.alone():  # every process computes the same values
         key = _key(seed, "heads")
         return initial_model.model(
             source, heads, fields, key, task_type.name, task_type.labels, task_type.output_bias()
@@ -365,16 +365,16 @@ def _put(mesh: Mesh, params: Any) -> Any:
 
 
 def _keep_features(made: Job) -> tuple[str, ...]:
-    """Caches the encoder's output in the rows of train and dev if it takes at most MOST bytes.
+    """Caches the encoder's output in the rows of train and dev.
 
-    Returns a note if it takes more.
+    If this would take more than `feature_cache.MOST` bytes, only returns a note.
     """
     own = [row for split in ("train", "dev") for row in made.encoded[split].rows]
     size, most = feature_cache.size(made.head, made.model, own), feature_cache.MOST
     if size > most:
         return (
             f"the encoder's features take {size / 2**30:,.1f} GiB, more than the {most / 2**30:g} "
-            "GiB that are cached: every step computes them again",
+            "GiB that may be cached: every step computes them again",
         )
     step = jax.jit(feature_cache.step(made.task_type, made.model, made.head))
     params = _put(made.mesh, made.first)

@@ -40,7 +40,10 @@ REPORT, TABLE, PLOT = "report.json", "report.md", "scores.png"
 
 @dataclasses.dataclass(frozen=True)
 class _Config:
-    """The content of config.json. model: a digest. data: {split: a digest of its examples}."""
+    """The content of config.json.
+
+    model: a digest of the model and its tokenizer. data: {split: a digest of its examples}.
+    """
 
     config: dict[str, Any]
     model: str
@@ -87,10 +90,10 @@ class Folder:
         if file.exists():
             stored = self.stored()
             _check(self.path, mine, stored)
-            mine["data"] = stored["data"] | mine["data"]  # splits of earlier calls remain
+            mine["data"] = stored["data"] | mine["data"]  # keeps splits of earlier calls
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            schema.write(file, mine, FORM)  # first, see `_check_own`
+            schema.write(file, mine, FORM)  # before all other files, see `_check_own`
             (self.path / RUNS).mkdir(exist_ok=True)
             self._remove_leftovers()
         except OSError as error:
@@ -167,7 +170,7 @@ class Folder:
     ) -> None:
         """Writes a JSON lines file per split: each example with its prediction.
 
-        Deletes the predictions and leaderboard submissions of an earlier model first.
+        First deletes the predictions and leaderboard submissions of an earlier model.
         """
         for name in (PREDICTIONS, SUBMISSION):
             shutil.rmtree(self.path / name, ignore_errors=True)
@@ -191,7 +194,7 @@ class Folder:
         return found
 
     def holds(self, run: training.Run, splits: Sequence[str]) -> bool:
-        """Returns whether the artifact is that of this run and these splits have predictions.
+        """Returns whether the folder has this run's artifact, and predictions for these splits.
 
         The report, which is written last, names the run of the artifact.
         """
@@ -264,7 +267,7 @@ def _check(path: pathlib.Path, mine: Mapping[str, Any], stored: Mapping[str, Any
     former = task_types.load(tasks.find(config["task"]).kind).former
     other = {f"kind.{name}": value for name, value in former.items()} | other
     keys = [key for key in sorted(config | other) if config.get(key) != other.get(key)]
-    for named in ("task", "strategy.name"):  # name only this one: other keys depend on it
+    for named in ("task", "strategy.name"):  # report only this key: other keys depend on it
         keys = [named] if named in keys else keys
     different = [f"{key} = {config.get(key)!r} (there {other.get(key)!r})" for key in keys]
     if mine["model"] != stored["model"]:
@@ -275,7 +278,7 @@ def _check(path: pathlib.Path, mine: Mapping[str, Any], stored: Mapping[str, Any
     if different:
         raise errors.UserError(
             f"{path} belongs to another fine-tuning: {', '.join(different)}; give another --output,"
-            " or set these back"
+            " or restore the folder's config, model and data"
         )
 
 

@@ -56,7 +56,8 @@ class Predictor(pretrained.Pretrained):
         trained = self.task_type.pooling
         if trained and self.task_type.prompt_ids:
             raise errors.UserError(
-                "the model was trained with a prompt, which only `predict` inserts: use its vectors"
+                "the model was trained with a prompt, which only `predict` inserts: use the "
+                "vectors that `predict` returns"
             )
         return asked or trained or super()._pooling(asked)
 
@@ -85,8 +86,9 @@ class Predictor(pretrained.Pretrained):
     ) -> tuple[rows.Encoded, list[dict[str, Any]]]:
         """Returns (the examples as rows, one prediction per example).
 
-        Prints a warning if examples were truncated. on_progress: called with (rows done, rows in
-        all) after each batch; it is not called if a prediction needs many forward passes.
+        Prints a warning if examples were truncated. on_progress: called with (number of
+        finished rows, total number of rows) after each batch; it is not called if a prediction
+        needs many forward passes.
         """
         task_type = self.task_type.asked(examples)
         if not examples:
@@ -118,7 +120,8 @@ class Predictor(pretrained.Pretrained):
             return kind.from_input(fields if isinstance(given, Mapping) else given)
         except TypeError:
             raise errors.UserError(
-                f"the task {self.task.name} answers {kind.INPUT}, not {pretrained.short(given)}"
+                f"an input of the task {self.task.name} must be {kind.INPUT}, "
+                f"not {pretrained.short(given)}"
             ) from None
 
     @functools.cached_property

@@ -74,11 +74,11 @@ def read(config: ml_collections.ConfigDict, source: artifact.Artifact) -> Labell
 def _examples(
     config: ml_collections.ConfigDict, notes: list[str]
 ) -> dict[str, list[examples_lib.Example]]:
-    """Returns the examples of every split that has a file. Without a dev file, splits train.
+    """Returns the examples of every split that has a file. Without a dev file, splits train in two.
 
-    Reads all of "train", whatever config.data.max_train is. Appends to `notes` a line for each kind
-    of row that is skipped in damaged files; in a test file such a row is an error. Raises
-    UserError without a train file, for bad files, and if train cannot be split.
+    Ignores config.data.max_train. Skips invalid rows of damaged files, and appends a line to
+    `notes` for each kind of these rows; in a test file, such a row is an error. Raises UserError if
+    there is no train file, for bad files, and if train cannot be split.
     """
     task = tasks.find(config.task)
     if not config.data.train:
@@ -99,7 +99,7 @@ def _examples(
             labels = {label for example in whole for label in example.classes()}
             several = f" with {len(labels):,} labels" if labels else ""
             raise errors.UserError(
-                f"{config.data.train} cannot be cut into train and dev: {len(whole):,} examples"
+                f"{config.data.train} cannot be split into train and dev: {len(whole):,} examples"
                 f"{several}; give --dev=FILE" + " (is the label in its own column?)" * bool(labels)
             )
     return found
@@ -117,9 +117,9 @@ def encode(
     notes = ()
     if config.max_length > most:
         prompt = len(strategy.prompt_ids())
-        beside = f" beside the prompt of {prompt}" if prompt else ""
+        beside = f" in addition to a prompt of {prompt}" if prompt else ""
         notes = (
-            f"max_length is {most}, not {config.max_length}: the model reads no more "
+            f"max_length is {most}, not {config.max_length}: the model can read no more "
             f"tokens{beside}",
         )
     task_type = dataclasses.replace(
@@ -136,7 +136,7 @@ def encode(
 def longest(source: artifact.Artifact, strategy: strategies_base.Strategy) -> int:
     """Returns the maximum tokens of a row that the model can read in addition to a prompt.
 
-    Raises UserError if that is less than `recipe.SHORTEST`.
+    Raises UserError if the prompt leaves room for less than `recipe.SHORTEST` tokens.
     """
     reads, prompt = source.fields["max_length"], len(strategy.prompt_ids())
     if prompt:

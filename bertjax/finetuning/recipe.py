@@ -1,8 +1,9 @@
 """The config of fine-tuning: declares every key, with the usual recipe as defaults.
 
-Devlin et al. (arXiv 1810.04805, appendix A.3): 2 to 4 epochs, batches of 16 or 32, rates 2e-5 to
-5e-5, the best on dev; warm-up over a tenth of the steps, then linear decay. Mosbach et al. (arXiv
-2006.04884): several seeds, since single runs vary.
+The usual recipe is that of Devlin et al. (arXiv 1810.04805, appendix A.3). It trains 2 to 4 epochs
+with batches of 16 or 32 examples, and chooses the learning rate between 2e-5 and 5e-5 that is best
+on dev. The rate warms up over a tenth of the steps and then decays linearly. The results of single
+runs vary, so several seeds are better than one (Mosbach et al., arXiv 2006.04884).
 
     config = recipe.default("sst2", strategy="lora")
     config.learning_rates = (1e-4,)
@@ -24,8 +25,9 @@ from bertjax.finetuning.task_types import base
 from bertjax.models.common import layers
 
 SHORTEST = 8  # the smallest maximum length of a row, in tokens
-# Keys that may differ when fine-tuning resumes in an output folder: each (rate, seed) is a
-# separate run, and files and models are compared by their content.
+# Keys whose values may change when fine-tuning resumes in an output folder. Rates and seeds may,
+# because each (rate, seed) is a separate run. Paths may, because the content of models and files is
+# compared instead.
 _FREE_KEYS = (
     "learning_rates", "seeds", "seed", "mesh", "remat", "model", "log_every", "checkpoint_every"
 )  # fmt: skip
@@ -34,9 +36,10 @@ FORMER_KEYS = {"seeds_at_once": "seeds are trained one after the other"}
 
 
 class _Field(NamedTuple):
-    """The usual learning rates for a whole model.
+    """The usual learning rates when the whole model is trained.
 
-    rates: the defaults. risky: training often fails above it. usual: the usual range, as text.
+    rates: the defaults. risky: training often fails at rates above this one. usual: the usual
+    range, as text.
     """
 
     rates: tuple[float, ...]
@@ -44,8 +47,8 @@ class _Field(NamedTuple):
     usual: str
 
 
-# A strategy that trains less than the whole model has its own `RATES`. Sources: Raffel et al.,
-# arXiv 1910.10683, section 3.1.2; Devlin et al., appendix A.3.
+# Strategies that need higher rates have their own `RATES`. Sources: Raffel et al., arXiv
+# 1910.10683, section 3.1.2; Devlin et al., appendix A.3.
 _T5 = _Field((1e-4, 3e-4, 1e-3), 1e-3, "1e-4 to 1e-3")
 _OTHERS = _Field((2e-5, 3e-5, 5e-5), 1e-4, "1e-5 to 5e-5")
 
@@ -66,24 +69,24 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
     for split in splits(found):
         config.data[split] = ""  # file of the split; without a dev file, part of train is held out
     config.data.dev_fraction = 0.1  # share of train that is held out if dev has no file
-    config.data.max_train = 0  # training examples to use, label shares kept; 0: all
+    config.data.max_train = 0  # training examples to use, with the same shares of labels; 0: all
     config.max_length = found.max_length  # tokens per row, special tokens included
 
     config.num_epochs = 3  # passes over the training data
     config.batch_size = 32  # rows per step, over all devices
-    config.learning_rates = ()  # rates to try, the best on dev counts; (): the usual ones
+    config.learning_rates = ()  # rates to try, of which the best on dev is chosen; (): the usual
     config.optimizer = ConfigDict(dataclasses.asdict(optimizer.Config()))
-    config.optimizer.warmup_rate = 0.1  # share of the steps
+    config.optimizer.warmup_rate = 0.1  # share of the steps in which the learning rate warms up
     for key in ("learning_rate", "warmup_steps", "decay_steps"):
-        del config.optimizer[key]  # set for each run, by its rate and length
+        del config.optimizer[key]  # `run_optimizer` sets these for each run
     config.head_rate_factor = 1.0  # factor on the learning rate of the head
     options = {"name": strategy, **strategies.default(strategy)}
     config.strategy = ConfigDict(options)  # what is trained
     config.dropout_rate = -1.0  # all dropout rates of the model; -1: those of the checkpoint
 
     config.seeds = 1  # runs per learning rate, each with its own seed
-    config.seed = 0  # first seed; it determines the head, the order of examples and dropout
-    config.early_stopping = 0  # evaluations without improvement before a run ends; 0: never
+    config.seed = 0  # first seed; a seed determines the new head, order of examples, dropout
+    config.early_stopping = 0  # evaluations without improvement after which a run ends; 0: never
     config.evals_per_epoch = 1  # evaluations on dev per epoch; the best one counts
     config.log_every = 10  # steps between two lines of a run's metrics
     config.checkpoint_every = 500  # steps between two checkpoints of a run
@@ -91,7 +94,7 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
     config.attention = "xla"  # xla, or the kernel cudnn on GPUs; see models/common/kernels.py
-    config.mesh = "data:-1"  # axes data, fsdp, tensor, sequence: "fsdp:4,tensor:2"; -1: the rest
+    config.mesh = "data:-1"  # axis sizes: "data:2,fsdp:4,tensor:2,sequence:2"; -1: the rest
     return config.lock()
 
 
@@ -204,7 +207,7 @@ def run_optimizer(config: ConfigDict, learning_rate: float, num_steps: int) -> o
     """Returns the optimizer's config for a run of `num_steps` steps."""
     fields = {key: value for key, value in config.optimizer.items() if key != "warmup_rate"}
     warmup_steps = min(round(config.optimizer.warmup_rate * num_steps), num_steps - 1)
-    least = int(fields["schedule"] == "rsqrt")  # rsqrt is scaled by the warm-up: not 0
+    least = int(fields["schedule"] == "rsqrt")  # rsqrt is 0 without warm-up steps
     return optimizer.Config(
         **fields, learning_rate=learning_rate, warmup_steps=max(warmup_steps, least)
     )

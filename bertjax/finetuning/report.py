@@ -28,7 +28,7 @@ def make(
 
     runs: {learning rate: its runs}. chosen: the rate whose runs are summarised under "splits".
     best: the best of these runs. seconds: the duration of the call of `run.finetune`; each run also
-    has its own.
+    has its own duration.
     """
     own = runs[chosen]
     splits = {"dev": [run.dev for run in own]}
@@ -116,7 +116,7 @@ def table(content: Mapping[str, Any]) -> str:
         lines += ["", note]
     others = [split for split in content["splits"] if split != "dev"]
     header = " | ".join(["rate", "seed", f"best dev {main}", "after epoch", *others, "seconds"])
-    lines += ["", "All runs (the first one of a call includes the compilation):", ""]
+    lines += ["", "All runs (the seconds of each call's first run include compilation):", ""]
     lines += [f"| {header} |", "|---:" * (5 + len(others)) + "|"]
     for run in content["runs"]:
         scores = run["scores"]

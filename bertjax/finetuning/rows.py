@@ -1,9 +1,9 @@
 """Makes rows, the inputs of a model: one or two texts with a tokenizer's special tokens.
 
-A row is one input of the model. An example of question answering may have several
-rows (windows).
-`data.tokenizers.special_tokens` defines the special tokens. Token types are 1 on the second text; a
-batch omits them for a model without two types.
+An example of question answering may have several rows (windows). If an example has several inputs,
+such as choices, `stack` combines them into one row. `data.tokenizers.special_tokens` defines the
+special tokens. Token types are 0 on the first text and 1 on the second; a batch omits them for a
+model without two token types.
 
     form = Form(tokenizer)
     form.enclose([a, b], length).row      # a, b: the ids of two texts
@@ -25,10 +25,11 @@ Row = dict[str, np.ndarray]
 
 
 class Feature(NamedTuple):
-    """An array of a row: its type, and the length to which its last axis is padded with zeros.
+    """Describes an array of a row: its type, and how its last axis is padded with zeros.
 
-    length: "length" (of the input), "target_length" (of a decoder), or "" for a scalar or an array
-    of a fixed shape.
+    length: the field of `batching.Shape` with the padded length: "length" for an input of the
+    model, "target_length" for the target of an encoder-decoder. "" for a scalar or an array of a
+    fixed shape, which is not padded.
     """
 
     dtype: type
@@ -39,9 +40,10 @@ FEATURES = {name: Feature(np.int32) for name in INPUTS}
 
 
 class Lengths(NamedTuple):
-    """The maximum tokens of a row and of a target.
+    """The maximum numbers of tokens of a row and of a target.
 
-    They include special tokens, but not the prompt of a strategy.
+    They include special tokens, but not the prompt of a strategy. target_length: 0 if the task type
+    has no targets.
     """
 
     length: int
@@ -52,9 +54,9 @@ class Lengths(NamedTuple):
 class Encoded:
     """Examples as rows of a model.
 
-    rows: each {feature: array}; the last axis of features with a length is not padded.
-    owners: int[rows], the number of the example that a row belongs to, ascending.
-    truncated: bool[examples], whether text was truncated (windows truncate nothing).
+    rows: {feature: array} for each row, not yet padded.
+    owners: int[rows], the index of the example that each row belongs to, ascending.
+    truncated: bool[examples], whether text was truncated. Windows do not truncate a text.
     """
 
     rows: list[Row]

@@ -35,7 +35,7 @@ from bertjax.runtime import distributed
 class Finetuned(NamedTuple):
     """The result of `finetune`.
 
-    report: the content of report.json. model: that of the best run at the chosen learning rate.
+    report: the content of report.json. model: the model of the best run at the chosen rate.
     """
 
     report: dict[str, Any]
@@ -78,7 +78,7 @@ def finetune(
         left_out = out.left_out(config.learning_rates, seeds)
         if left_out:
             names = errors.several(f"rate {rate:g} seed {seed}" for rate, seed in left_out)
-            tell(f"finished runs that --lr and --seeds leave out are not compared: {names}")
+            tell(f"finished runs not included in --lr and --seeds are not compared: {names}")
         for line in progress.lines(header(job, config, mesh, out, missing), before=errors.BEFORE):
             tell(line)
         train = Trainer(job, out, tell)
@@ -172,7 +172,7 @@ def suspicions(job: job_lib.Job) -> list[str]:
 
 
 def best_rate(runs: dict[float, list[training.Run]]) -> float:
-    """Returns the learning rate with the best mean dev score; of equal ones, the first."""
+    """Returns the learning rate with the best mean dev score; in case of a tie, the first."""
     return max(runs, key=lambda rate: _mean(runs[rate]))
 
 
@@ -200,7 +200,7 @@ def finish(
     if run.others.keys() >= set(scored) and (not is_best or out.holds(run, ["dev", *others])):
         return
     trained = out.params(run)
-    again = trained is None  # an earlier call chose another run and deleted these
+    again = trained is None  # deleted by an earlier call
     if again:
         what = f"rate {run.learning_rate:g}, seed {run.seed}"
         tell(f"{what}: training this run again to score it, because its parameters were not kept")
@@ -210,7 +210,7 @@ def finish(
     if again and not math.isclose(dev[run.main], run.score, abs_tol=0.01):
         tell(
             f"warning: {what}: dev {run.main} is {dev[run.main]:.2f} now and was {run.score:.2f}: "
-            "another machine or mesh gives slightly other numbers; the new model is scored"
+            "results differ slightly between machines and meshes; the new model is scored"
         )
     predictions = {"dev": found}
     for split in others if is_best else scored:

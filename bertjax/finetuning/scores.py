@@ -56,7 +56,8 @@ def mcc(targets: Sequence[str], predictions: Sequence[str]) -> float:
 def auc(targets: Sequence[bool], values: Sequence[float]) -> dict[str, float]:
     """Returns {"roc_auc", "average_precision"}, 0 to 100.
 
-    Returns {} if all targets are equal, and if a value is not finite and so has no rank.
+    Returns {} if all targets are equal. Also returns {} if a value is not finite, because values
+    are ranked.
     """
     if len(set(targets)) < 2 or not np.isfinite(values).all():
         return {}
@@ -83,7 +84,10 @@ def correlations(targets: Sequence[float], predictions: Sequence[float]) -> dict
 
 
 def retrieval(ranks: Sequence[int]) -> dict[str, float]:
-    """Returns {"accuracy_at_1", "mrr"}, 0 to 100. ranks: those of the right answers, from 1."""
+    """Returns {"accuracy_at_1", "mrr"}, 0 to 100.
+
+    ranks: for each query, the rank of the right answer, from 1.
+    """
     return {
         "accuracy_at_1": 100.0 * float(np.mean([rank == 1 for rank in ranks])),
         "mrr": 100.0 * float(np.mean([1.0 / rank for rank in ranks])),

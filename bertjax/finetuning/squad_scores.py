@@ -2,15 +2,16 @@
 
     scores([["big moose", "a hippo"], []], ["The big moose!", ""])      # exact_match 100, f1 100
 
-Rajpurkar et al. 2016 (arXiv 1606.05250), section 6.1: answers are compared without case, ASCII
-punctuation, articles and extra white space; F1 is over bags of words; the best of several
-references counts. Rajpurkar et al. 2018 (arXiv 1806.03822), section 5: a question without an answer
+Rajpurkar et al. 2016 (arXiv 1606.05250), section 6.1: case, ASCII punctuation, articles and
+extra white space are ignored. F1 compares bags of words. If a question has several references, the
+best score counts. Rajpurkar et al. 2018 (arXiv 1806.03822), section 5: a question without an answer
 has the reference "".
 
 The two scorers differ if an answer is empty after normalization, such as "The" or "$":
 
     evaluate-v1.1.py    every reference counts; two empty answers match exactly and have an F1 of 0
-    evaluate-v2.0.py    empty references are dropped unless all are; two empty answers have F1 1
+    evaluate-v2.0.py    empty references are dropped unless all are empty; two empty answers have
+                        an F1 of 1
 """
 
 import collections

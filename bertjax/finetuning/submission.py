@@ -26,7 +26,7 @@ def write(
     split of the task.
     """
     if split not in task.submissions:
-        raise errors.UserError(f"--task={task.name}: no leaderboard takes a file of its {split}")
+        raise errors.UserError(f"--task={task.name}: no leaderboard accepts predictions on {split}")
     path = pathlib.Path(folder) / task.submissions[split]
     pairs = list(zip(examples, predictions, strict=True))
     if path.suffix == ".json":

@@ -60,7 +60,7 @@ class Suite:
 
 
 def load(path: str) -> Suite:
-    """Returns the suite in a file. Raises UserError if it has none.
+    """Returns the suite in a file. Raises UserError if the file defines none.
 
     path: FILE, or FILE:ARG to call `get_suite(ARG)`.
     """
@@ -87,9 +87,9 @@ def run(
     if not configs:
         name, why = next(iter(absent.items()))
         raise errors.UserError(
-            f"--data={data}: contains the files of no task of the suite; for example {name}: {why}"
+            f"--data={data}: contains files of none of the suite's tasks; for example {name}: {why}"
         )
-    backend.configure(next(iter(configs.values())).dtype)  # once, before the first device
+    backend.configure(next(iter(configs.values())).dtype)  # before jax uses a device
     reports: dict[str, Mapping[str, Any]] = {}
     for place, (name, config) in enumerate(configs.items(), 1):
         tell(f"task {place} of {len(configs)}: {name}")
@@ -106,7 +106,9 @@ def _configs(
     for item in suite.items:
         name = item.name or item.task
         if name in configs or name in absent:
-            raise errors.UserError(f"the suite {suite.title!r} has two {name!r}: name one of them")
+            raise errors.UserError(
+                f"the suite {suite.title!r} has two {name!r}: give one of them another name"
+            )
         root = os.path.join(data, item.data) if item.data else data
         task = tasks.find(item.task)
         try:
@@ -160,7 +162,7 @@ def table(suite: Suite, reports: Mapping[str, Mapping[str, Any]], absent: Mappin
 def _rows(
     suite: Suite, name: str, content: Mapping[str, Any]
 ) -> list[tuple[str, Mapping[str, Any]]]:
-    """Returns (split, scores) for our splits, and (split, {}) for those only published."""
+    """Returns (split, scores) for our splits, and (split, {}) if only published scores exist."""
     own = dict(content["splits"])
     for published in suite.published:
         for split in published.scores.get(name, {}):

@@ -25,7 +25,7 @@ class Task:
     metrics: the task type's scores that are reported; the first one selects the best model.
     options: fields of the task type's Config that differ from their defaults.
     max_length: maximum tokens of a row.
-    labels: their names, in the order of the head's outputs; (): the labels that occur in train.
+    labels: names of the labels, in the order of the head's outputs; (): those that occur in train.
     spelling: {label: its spelling in files}, for labels spelled differently there.
     numbers: whether labels are numbers.
     text_form: whether the task also exists as NAME:text_to_text.

@@ -88,22 +88,22 @@ TASKS: dict[str, Task] = glue.TASKS | {
 
 
 def find(name: str) -> Task:
-    """Returns the task of a NAME, or of NAME:text_to_text.
+    """Returns the task NAME, or the text-to-text form of a task for "NAME:text_to_text".
 
-    Raises UserError for a name that is not in TASKS, or for a task without a text-to-text form.
+    Raises UserError if NAME is not in TASKS, or if the task has no text-to-text form.
     """
     known, _, kind = name.partition(":")
     if known not in TASKS or kind not in ("", WRITTEN):
         meant = errors.did_you_mean(known, TASKS)
         raise errors.UserError(
-            f"--task={name}: {meant}there are {', '.join(sorted(TASKS))}, and most as "
-            f"NAME:{WRITTEN}"
+            f"--task={name}: {meant}there are {', '.join(sorted(TASKS))}; most also "
+            f"exist as NAME:{WRITTEN}"
         )
     task = TASKS[known]
     if not kind or task.kind == kind:
         return task
     if not task.text_form:
-        raise errors.UserError(f"--task={name}: {known} are not answered by text")
+        raise errors.UserError(f"--task={name}: {known} has no text-to-text form")
     return dataclasses.replace(
         task,
         name=name,
@@ -114,10 +114,10 @@ def find(name: str) -> Task:
 
 
 def answered(name: str, *, any_texts: bool) -> Task:
-    """Returns the task of a fine-tuned model, for files with inputs of forms not seen in training.
+    """Returns the task of a fine-tuned model, changed to accept more inputs than training did.
 
-    Questions may have no answer. any_texts: whether sentence examples may be pairs as well as
-    single texts, as for a model of embeddings, or one that does not store the number of texts.
+    Questions without an answer are accepted. any_texts: whether both single texts and pairs are
+    accepted, as for embeddings, or if the model does not store how many texts it was trained on.
     """
     task = find(name)
     return _type(task).for_prediction(task, any_texts=any_texts)
@@ -132,7 +132,8 @@ def files(task: Task, folder: str) -> dict[str, str]:
 
     folder: a path or "tfds:NAME/CONFIG". A folder may also be an archive with a folder of the task.
     "train" is always in the result. "dev", "test" and MNLI's "dev_mismatched", "test_mismatched"
-    and "ax" are, if found. Raises UserError if the folder or its train file does not exist.
+    and "ax" are in the result only if they are found. Raises UserError if the folder or its train
+    file does not exist.
     """
     wanted = dict(task.files) or {
         split: tuple(stem + suffix for stem in stems for suffix in _type(task).SUFFIXES)
@@ -180,14 +181,16 @@ def read(
     skipped: collections.Counter[str] | None = None,
     scored: bool = True,
 ) -> list[examples_lib.Example]:
-    """Returns the examples of a file, in its order; at least one.
+    """Returns the examples of a file, in the order of the file; at least one.
 
-    split: "train" and "dev" need labels. Other files have labels for all examples or for none. For
-        tasks of one text, these files may be .txt with one text per line.
-    scored: False if labels are not needed. They may then be missing. If any of them is invalid, all
-        are ignored. A .txt for a task of words may have one text per line.
+    split: files of "train" and "dev" need labels. In a file of another split, all examples have
+        labels or none has. If the task reads single texts, such a file may be a .txt file with one
+        text per line.
+    scored: False if labels are not needed. Then labels may be missing; if one is invalid, all are
+        ignored. Then a .txt file for a task of words may also have one text per line.
     skipped: counts the damaged rows that are skipped, for a task whose published files have some.
-        Without it they raise an error, since a leaderboard needs every row of its test data.
+        If it is None, a damaged row raises UserError, because a leaderboard needs a prediction for
+        every row of its test data.
     Raises UserError, with file and line, for all other bad input.
     """
     try:
@@ -229,7 +232,7 @@ def _check_labels(
     if bare and (needed or (all_or_none and len(bare) < len(found))):
         why = "training and dev data need one" if needed else "others in the file have one"
         there = columns_there(task, path, bare[0].where)
-        rename = ", and rename the one that is meant" if there else ""
+        rename = "; rename the column that contains it" if there else ""
         label = repr(task.columns.label[0])
         raise errors.UserError(f"{bare[0].where}: no {label}{there}; {why}{rename}")
 
@@ -241,13 +244,13 @@ def can_be_scored(task: Task, examples: Sequence[examples_lib.Example]) -> bool:
     """
     if task.labelled:
         return examples[0].is_labelled()
-    return examples[0].num_texts() != 1  # a single text gets a vector, for which there is no score
+    return examples[0].num_texts() != 1  # the vector of a single text has no score
 
 
 def columns_there(task: Task, path: str, where: str) -> str:
     """Returns the columns of the record at `where`, as the end of an error message.
 
-    Returns "" if the label's column is one of them, and for a file without named columns.
+    Returns "" if the record has the label's column, and for a file without named columns.
     """
     if not _type(task).has_columns(path) or readers.is_plain(path, task.columns):
         return ""

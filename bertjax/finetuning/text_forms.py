@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from bertjax import errors
 from bertjax.finetuning.examples import types
 
-# The names of the texts of a GLUE task, in the order of the file. T5's input has them sorted by
-# name.
+# The names of the texts of a GLUE task, in the order of the file. T5's input sorts the texts by
+# these names.
 _NAMES = {
     "mnli": ("premise", "hypothesis"),
     "qnli": ("question", "sentence"),
@@ -91,7 +91,7 @@ def entities(example: types.Words) -> list[Entity]:
 
 
 def read_entities(text: str) -> list[Entity]:
-    """Parses a text like "PER: Ada Lovelace $$ LOC: London"; skips parts of another form."""
+    """Parses a text like "PER: Ada Lovelace $$ LOC: London"; skips parts of any other form."""
     parts = [part.partition(":") for part in text.split(_BETWEEN.strip())]
     named = [(name.strip(), words.strip()) for name, _, words in parts]
     return [(name, words) for name, words in named if name and words]

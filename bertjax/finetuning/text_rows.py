@@ -1,12 +1,12 @@
-"""Makes a row of a source and a target, laid out for how the model reads the source (`reader`).
+"""Makes a row from a source and a target. Its layout depends on what reads the source (`reader`).
 
     encoder    the encoder reads source </s>; the decoder reads <start> target
     causal     the model reads <start> source SEPARATOR target
     prefix     as causal, but all tokens of <start> source SEPARATOR attend to each other
 
-All are trained to predict target </s>.
+In all three layouts, the model is trained to predict target </s>.
 
-The rows are those of seqio's feature converters, except for the separator (Radford et al. 2018,
+The rows equal those of seqio's feature converters, except for the separator (Radford et al. 2018,
 section 3.3; `data.tokenizers.special_tokens`).
 """
 

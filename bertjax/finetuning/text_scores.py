@@ -31,10 +31,10 @@ def bleu(references: References, predictions: Sequence[str]) -> float:
 
 
 def rouge(references: References, predictions: Sequence[str]) -> dict[str, float]:
-    """Returns rouge1, rouge2 and rougeL: the mean over predictions of the best reference's F1.
+    """Returns rouge1, rouge2 and rougeL: the F1 with the best reference, averaged over predictions.
 
-    Lin 2004, computed by the package rouge-score without its stemmer, as in T5. It is made for
-    English: every character except a to z and digits separates words.
+    Lin 2004, computed by the package rouge-score without its stemmer, as in T5. The package is made
+    for English: every character except a to z and digits separates words.
     """
     scorer = scores.library("rouge_score.rouge_scorer").RougeScorer(list(ROUGES))
     rows = [
@@ -65,9 +65,9 @@ def spans(targets: Entities, predictions: Entities) -> dict[str, float]:
 def of_labels(
     targets: Sequence[Any], found: Sequence[Any], labels: Sequence[str]
 ) -> dict[str, float]:
-    """Returns the scores of labels, or of numbers if the targets are numbers without labels.
+    """Returns the scores of labels; of numbers, if the targets are floats and `labels` is empty.
 
-    None stands for a prediction that is not a label.
+    found: the predictions; None for a prediction that is not a label or not a number.
     """
     if not labels and isinstance(targets[0], float):
         numbers = [0.0 if value is None else value for value in found]

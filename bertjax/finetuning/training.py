@@ -76,7 +76,7 @@ class Run:
         return gained
 
     def stopped(self, patience: int) -> bool:
-        """Returns whether the last `patience` evaluations had no gain; False if it is 0."""
+        """Returns whether the last `patience` evaluations had no gain; False if `patience` is 0."""
         return 0 < patience <= len(self.evaluations) - 1 - self.best
 
 

@@ -1,8 +1,8 @@
 """Finds the pieces of each word of a sentence.
 
-Other tools encode a whole text at once. To get the same ids, a sentence is encoded as a whole too:
-as its raw text or as its words with one space between them. The pieces are then assigned to words
-by the characters that they cover:
+Other tools encode a whole text at once. To get the same ids, `of_texts` also encodes a sentence as
+a whole: its raw text if there is one, otherwise its words with one space between them. The pieces
+are then assigned to words by the characters that they cover:
 
     (sentence,) = of_texts(tokenizer, [Words(("New", "York", "."), text="New York.")])
     [pieces.ids for pieces in sentence]           # together the ids of "New York."
@@ -21,15 +21,15 @@ from bertjax.data.tokenizers import library_model
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning.examples import types as examples_lib
 
-# NOTE: the offsets of a piece that is only the space before a text include the text's first
-# character, so such a piece is recognised by these symbols for a space instead.
+# NOTE: a piece may be only the space before a text. Its offsets then include the text's first
+# character, so these symbols for a space are used to recognise it, not its offsets.
 _SPACES = "".join(library_model.SPACE.values())
 
 
 class Pieces(NamedTuple):
     """The pieces of a word; at least one.
 
-    word: the index of the word in the sentence. carried: how many of the words that follow have no
+    word: the index of the word in the sentence. carried: how many words directly after it have no
     piece of their own. first: the index of the first piece that covers a character of the word; the
     pieces before it are white space. start: how many pieces begin no later than the word's first
     character. That is `first` + 1, or more if several pieces cover this character, as with bytes.
@@ -91,7 +91,7 @@ def _by_words(
         return []
     starts = np.maximum.accumulate(np.array(starts, int))
     owners = np.searchsorted([stop for _, stop in places], starts, side="right")
-    owners = np.minimum(owners, len(places) - 1)  # white space at the end is the last word's
+    owners = np.minimum(owners, len(places) - 1)  # final white space belongs to the last word
     words, lows = np.unique(owners, return_index=True)
     highs, following = [*lows[1:], len(ids)], [*words[1:], len(places)]
     result = []

@@ -72,7 +72,7 @@ def test_answers_and_the_threshold_of_none(root, tmp_path, capsys):
     answers = [each["prediction"]["answer"] for each in stored]
     assert [each["answer"] for each in model.predict(asked)] == answers
     for wrong in (None, 7, {"question": "who"}):
-        with pytest.raises(errors.UserError, match="answers a question on a context, not "):
+        with pytest.raises(errors.UserError, match="must be a question on a context, not "):
             model.predict(wrong)
     assert model.predict([{"id": "q7", **asked[0]}])[0]["id"] == "q7"
     foreign = {**model.source.task, "name": "qa", "config": {}}  # as of transformers

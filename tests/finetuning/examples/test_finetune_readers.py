@@ -60,7 +60,7 @@ def test_tasks_are_found_by_name_or_refused_with_the_names():
         tasks.find("sst-2")
     with pytest.raises(errors.UserError, match="sst2:lm"):
         tasks.find("sst2:lm")
-    with pytest.raises(errors.UserError, match="embeddings are not answered by text"):
+    with pytest.raises(errors.UserError, match="embeddings has no text-to-text form"):
         tasks.find("embeddings:text_to_text")
 
 

@@ -76,7 +76,7 @@ def test_bad_files_are_named(tmp_path, lines, says):
 
 
 def test_it_has_no_text_form():
-    with pytest.raises(errors.UserError, match="multi_label are not answered by text"):
+    with pytest.raises(errors.UserError, match="multi_label has no text-to-text form"):
         tasks.find("multi_label:text_to_text")
 
 
