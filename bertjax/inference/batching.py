@@ -68,11 +68,13 @@ def buckets(
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]]:
     """Groups rows by the rounded lengths of their sequences. Yields (rows, ids, real) per group.
 
-    rows are the indices of the rows in the group; ids and real contain the arrays of `padded`, one
-    for each column. Lengths are rounded up by less than a quarter, or to a multiple of 4, but not
-    above `limit`.
+    A row has one sequence in each column: for example, the inputs of an encoder are one column and
+    those of a decoder are another. In the result, `rows` are the indices of the rows in the group;
+    `ids` and `real` contain the arrays that `padded` returns, one for each column. Lengths below 32
+    are rounded up to a multiple of 4, longer ones by less than a quarter, but not above `limit`.
 
-    columns: for each column, the R sequences of the rows, of at most `limit` tokens each.
+    columns: one list per column, of R sequences with at most `limit` tokens each.
+    pad: the id of padding.
     """
     sizes = [np.array([len(sequence) for sequence in column], int) for column in columns]
     lengths_RC = np.stack([_rounded(size_R, limit) for size_R in sizes], axis=1)

@@ -48,11 +48,11 @@ def decode(
         model, params: a decoder or encoder-decoder and its parameters.
         batch: input_ids and attention_mask int32[B, L], padded on the left for a decoder; row
             int32[B], the index of each prompt; live bool[B], False for rows that fill up the batch.
-        numbers: the options as arrays, made by `generation.generate`.
+        numbers: options and token ids as arrays, made by `generation.generate`.
         slots: the number of new tokens to allocate, at least max_new_tokens.
-        num_beams: above 1, beam search.
+        num_beams: above 1, beam search with this many beams.
         sampled: whether to sample tokens; if False, the likeliest token is chosen.
-        cut: whether top_k or top_p is used.
+        cut: whether top_k or top_p limits sampling.
         prefix: whether attention within the prompt is bidirectional.
     """
     inputs = model, params, batch, numbers, slots, num_beams
@@ -101,9 +101,9 @@ def _start_decoder(
     """Returns (step function, cache of the prompts, last token of each prompt).
 
     The cache has L slots for the prompts, then one for each new token except the last. The last
-    token of a prompt is not in the cache: the first step adds it and computes its logits. In a
-    prefix LM the prompt's other tokens attend to it too, so there it is already in the cache, and
-    the first step computes it again.
+    token of a prompt is not in the cache: the first step adds it and computes its logits. A prefix
+    LM is an exception: the prompt's other tokens attend to the last token, so it is already in the
+    cache, and the first step computes it again.
     """
     apply = functools.partial(model.apply, {"params": params}, method="decode_step")
     ids_BL, mask_BL = batch["input_ids"], batch["attention_mask"]
@@ -213,7 +213,7 @@ def _beams(
     """Returns the best finished beam of each prompt, by the rules of transformers' beam search.
 
     Each step computes the 2 K best continuations. At most K of them end with eos, so at least K are
-    left as running beams. Of the best K continuations, those that end compete with the K finished
+    left as running beams. If one of the best K continuations ends, it competes with the K finished
     beams. A prompt is done when it has K finished beams and either early stopping is on, or no
     running beam at its current length is worth more than the worst finished beam.
     """

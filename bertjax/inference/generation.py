@@ -9,8 +9,8 @@ the start of the prompt. For an encoder-decoder, the prompts are the input of th
 decoder starts with the token `Ids.start`. Greedy decoding and beam search choose the same tokens as
 transformers 5.
 
-To compile few shapes, lengths are rounded up, rows are padded to a power of two, and the options
-that are numbers, except num_beams, are arguments of the compiled function.
+To limit the number of compilations, lengths are rounded up and the number of rows is padded to a
+power of two. Numerical options, except num_beams, are array arguments of the compiled function.
 
 Shapes: B prompts, L length of prompts, T new tokens.
 """
@@ -34,18 +34,18 @@ MAX_TOKENS = 8192  # largest number of tokens in these rows
 class Options:
     """Options of decoding; by default it is greedy: each step picks the likeliest token.
 
-    max_new_tokens: length of the longest continuation, including the end-of-text token.
+    max_new_tokens: maximum length of a continuation, including the end-of-text token.
     min_new_tokens: number of tokens that must precede the end-of-text token.
     temperature: above 0, tokens are sampled from softmax(logits / temperature); 0: greedy.
     top_k: sampling is limited to this many of the likeliest tokens; 0: no limit.
-    top_p: of these, sampling is limited to the fewest tokens whose probabilities sum to at least
-        top_p (Holtzman et al., arXiv 1904.09751).
+    top_p: after top_k, sampling is limited to the fewest tokens whose probabilities sum to at least
+        top_p (Holtzman et al., arXiv 1904.09751); 1: no limit.
     seed: the random seed of sampling.
     num_beams: above 1, beam search with this many beams.
     length_penalty: a finished beam is worth (sum of log probabilities) / length ** length_penalty.
-    early_stopping: whether beam search stops once `num_beams` beams have finished; if not, it stops
-        when, in addition, no running beam at its current length is worth more than the worst of
-        these.
+    early_stopping: whether beam search stops as soon as `num_beams` beams have finished. If False,
+        it then continues while any running beam, at its current length, is worth more than the
+        worst finished beam.
     """
 
     max_new_tokens: int = 64
@@ -106,14 +106,18 @@ def generate(
     *,
     prefix: bool = False,
 ) -> list[np.ndarray]:
-    """Returns each prompt's continuation: 1 to max_new_tokens ids, int32, ending with any eos.
+    """Returns each prompt's continuation: int32 ids, up to the first eos or max_new_tokens.
 
-    prompts: arrays of at least one token id: the input of a decoder, or of an encoder-decoder's
-    encoder. prefix: whether a decoder attends bidirectionally within a prompt, as in a prefix LM.
+    A continuation includes the eos.
+
+    prompts: arrays of at least one token id each: the inputs of a decoder, or of an
+    encoder-decoder's encoder.
+    prefix: whether a decoder attends bidirectionally within a prompt, as in a prefix LM.
     NOTE: the caller must check that prompts and new tokens fit the model's maximum length.
     """
     slots = batching.round_up(options.max_new_tokens, NEW_MULTIPLE)
-    # Computed in float64, as in Python. Options are arrays, so that new values do not recompile.
+    # Computed in float64, as in Python. Options are arrays, so that new values do not cause a
+    # recompilation.
     penalty_T = np.arange(1, slots + 1, dtype=np.float64) ** options.length_penalty
     numbers = {
         "max_new_tokens": np.int32(options.max_new_tokens),

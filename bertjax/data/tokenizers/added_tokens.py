@@ -1,8 +1,9 @@
-"""Tokens that were added to a vocabulary after its training, as Hugging Face folders list them.
+"""Reads, matches and writes added tokens: tokens added to a vocabulary after its training.
 
-A token that is not special matches in every text, before the rules of the vocabulary apply. A
-special token matches only if special tokens in texts are enabled. The flags of
-`tokenizers.AddedToken` define where a token matches: single_word, lstrip, rstrip, normalized.
+Wherever an added token occurs in a text, the text is split there first; the rules of the vocabulary
+apply only to the parts between these tokens. A special token is an exception: it matches only if
+special tokens in texts are enabled. The flags of `tokenizers.AddedToken` define where a token
+matches: single_word, lstrip, rstrip, normalized.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from tokenizers import models, normalizers
 
 from bertjax import errors, schema
 
-DECODER = "added_tokens_decoder"  # key of tokenizer_config.json, for {id: token}
+DECODER = "added_tokens_decoder"  # key of tokenizer_config.json; its value is {id: token}
 FILE = "added_tokens.json"  # {content: id}, as transformers wrote it before version 4.34
 AGAIN = "copy the tokenizer's files again"
 MAX_ID = 1 << 24
@@ -48,7 +49,10 @@ class _Numbered(_Entry):
 
 
 def read(folder: epath.Path, config: Mapping[str, Any], pipeline: Mapping[str, Any]) -> Added:
-    """Returns {id: added token} from the files of a folder; tokenizer.json's flags override others.
+    """Returns {id: added token} from the files of a folder.
+
+    If several files list a token, the flags in tokenizer.json override those in
+    tokenizer_config.json, and these override the flags derived from added_tokens.json.
 
     config: content of tokenizer_config.json. pipeline: content of tokenizer.json; empty if absent.
     Raises UserError if a token has two ids, if an id has two tokens, or if a token is empty.
@@ -80,8 +84,8 @@ def read(folder: epath.Path, config: Mapping[str, Any], pipeline: Mapping[str, A
             ):
                 other = ids[token.content] if ids[token.content] != i else found[i].content
                 raise errors.UserError(
-                    f"{where}: the added token {token.content!r} has id {i}, but another list in "
-                    f"the folder has {other!r}; {AGAIN}"
+                    f"{where}: the added token {token.content!r} has id {i}, which conflicts with "
+                    f"{other!r} in the folder's lists of added tokens; {AGAIN}"
                 )
     return dict(sorted(found.items()))
 
@@ -89,15 +93,15 @@ def read(folder: epath.Path, config: Mapping[str, Any], pipeline: Mapping[str, A
 def parse(stated: Mapping[str, Any], where: Any) -> tokenizers.AddedToken:
     """Returns the special token that the JSON object `stated` describes.
 
-    where: the place of the object, for UserErrors.
+    where: the file and key of the object, for error messages.
     """
     return schema.typed({**stated, "special": True}, _Entry, where, AGAIN).token()
 
 
 def declare(library: tokenizers.Tokenizer, added: Added, where: Any) -> None:
-    """Adds the tokens to the library. Raises UserError if a token gets another id than in `added`.
+    """Adds the tokens to `library`. Raises UserError if a token's id in it differs from `added`.
 
-    where: the file with the tokens, for that error.
+    where: the file that lists the tokens, for the error message.
     """
     known = {token.content for token in library.get_added_tokens_decoder().values()}
     for i, token in sorted(added.items()):
@@ -120,7 +124,8 @@ class Splitter:
     """Splits texts at the given tokens, as the `tokenizers` library does at added tokens.
 
     tokens: pairs (id, token).
-    normalizer: the one of the vocabulary; tokens with the flag `normalized` match normalised text.
+    normalizer: the normalizer of the vocabulary. Tokens with the flag `normalized` are matched in
+        the text that it returns.
     """
 
     def __init__(

@@ -9,10 +9,12 @@ import unicodedata
 class AlbertRules:
     """Text cleaning of ALBERT (google-research/albert, tokenization.py: `preprocess_text`).
 
-    A run of white space becomes one space, and the quotes in ``x'' become "x". Optionally, accents
-    are removed (NFKD without combining marks) and letters are lowercased. In addition, the model
-    (`sentencepiece_model`) splits off the comma of a piece that ends in a digit and a comma, and
-    encodes the rest of the piece again.
+    A run of white space becomes one space, and white space at the ends of the text is removed. The
+    quotes in ``x'' become "x". Optionally, accents are removed (NFKD without combining marks) and
+    letters are lowercased.
+
+    ALBERT's other rule is applied by `sentencepiece_model`: if a piece ends in a digit and a comma,
+    the comma is split off and the rest of the piece is encoded again.
     """
 
     lowercase: bool
@@ -27,7 +29,9 @@ class AlbertRules:
         return text.lower() if self.lowercase else text
 
     def clean_with_origins(self, text: str) -> tuple[str, list[tuple[int, int]]]:
-        """Returns `clean(text)` and, for each of its characters, its span [start, stop) in `text`.
+        """Returns `clean(text)` and, for each character of the result, its origin in `text`.
+
+        An origin is a span [start, stop) of `text`.
         """
         cleaned, origins = [], []
         first, last = len(text) - len(text.lstrip()), len(text.rstrip())
@@ -40,5 +44,6 @@ class AlbertRules:
             cleaned.append(chars)
             size = len(chars.lower()) if self.lowercase else len(chars)
             origins += [match.span()] * size
-        text = "".join(cleaned)  # lowercased as a whole: a sigma depends on the next character
+        # Lowercase the text as a whole: the lower case of a sigma depends on the next character.
+        text = "".join(cleaned)
         return text.lower() if self.lowercase else text, origins

@@ -1,9 +1,10 @@
 """ByT5's vocabulary: UTF-8 bytes (Xue et al. 2022, arXiv 2105.13626).
 
-The published models use the last 100 byte ids as sentinels, counting down from 258 (section 3.1;
-byt5/tasks.py of google-research/byt5, whose vocabulary has no extra ids). transformers declares 125
-tokens <extra_id_0> ... above the bytes, which those models were not trained with. Earlier versions
-of bertjax trained with these 125; a tokenizer saved by such a version keeps them.
+The published models use the last 100 byte ids as sentinels, counting down from 258, the id of byte
+255 (section 3.1 of the paper; byt5/tasks.py of google-research/byt5). transformers declares 125
+more tokens, <extra_id_0> ..., with ids above the bytes, but the published models were not trained
+with them. Earlier versions of bertjax used these 125 as sentinels; a tokenizer saved by such a
+version keeps them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +19,14 @@ from bertjax.data.tokenizers import added_tokens
 FIRST = 3  # the id of byte 0, after <pad>, </s> and <unk>
 SIZE = FIRST + 256
 SPARE = FIRST + 0xF5  # ids from here on are bytes that never occur in UTF-8
-NUM_ABOVE = 125  # ids above the pieces: with them the published models have 384 embeddings
+NUM_ABOVE = 125  # ids above the bytes; 259 + 125 = 384, the embeddings of the published models
 SENTINELS = np.arange(SIZE - 1, SIZE - 101, -1, dtype=np.int32)
-KEY = "first_sentinel"  # key of tokenizer_config.json: decides between the two kinds of sentinels
-# Keys that transformers writes but earlier versions of bertjax did not write.
+KEY = "first_sentinel"  # key of tokenizer_config.json: the id of the first sentinel
+# Keys that transformers writes and earlier versions of bertjax did not write: `of_config` uses them
+# to recognise a file from such a version.
 _THEIRS = {"additional_special_tokens", "added_tokens_decoder", "extra_special_tokens"}
 _SPACES = b" \t\n\r\x0b\x0c"
-_ROLES = ("pad", "eos", "unk")  # roles of the special tokens, by id
+_ROLES = ("pad", "eos", "unk")  # roles of the special tokens with ids 0, 1 and 2
 
 
 class ByteModel:
@@ -33,13 +35,13 @@ class ByteModel:
     kind: "bytes".
     pieces: the three special tokens, then each byte as transformers writes it: chr(byte).
     sentinels: int32 ids of the sentinels.
-    declared: {id: special token} for the special tokens whose flags are in the files.
+    declared: {id: special token}, only for special tokens whose flags are given in the files.
     """
 
     kind = "bytes"
     pieces = ("<pad>", "</s>", "<unk>", *map(chr, range(256)))
     special_ids = (0, 1, 2)
-    num_sentinels = 0  # no sentinel has a piece of its own
+    num_sentinels = 0  # `pieces` contains no sentinels
 
     def __init__(
         self, sentinels: np.ndarray = SENTINELS, declared: added_tokens.Added | None = None
@@ -63,7 +65,7 @@ class ByteModel:
         return [[byte + FIRST for byte in text.encode()] for text in texts]
 
     def encode_behind(self, text: str) -> list[int]:
-        """Returns the ids of a text that follows a special token, the same as of any other text."""
+        """Returns the ids of a text that follows a special token: the same as for any text."""
         return self.encode_batch([text])[0]
 
     def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
@@ -98,7 +100,7 @@ class ByteModel:
         return self.pieces[i] if i < FIRST else text_of(bytes([i - FIRST]))
 
     def continuations(self) -> np.ndarray:
-        """Returns bool[size]: False only for white space, which starts a word (byte-level BPE)."""
+        """Returns bool[size]: False only for white space, which starts a word, as in GPT-2."""
         return np.array([i < FIRST or i - FIRST not in _SPACES for i in range(len(self.pieces))])
 
     def rules(self) -> dict:
@@ -114,7 +116,7 @@ def text_of(data: bytes) -> str:
 
 
 def sentinels_above(count: int = NUM_ABOVE) -> np.ndarray:
-    """Returns int32[count]: the ids above the bytes, counting up, as in earlier versions."""
+    """Returns int32[count]: the ids above the bytes, counting up, as in earlier bertjax."""
     return np.arange(SIZE, SIZE + count, dtype=np.int32)
 
 
@@ -123,7 +125,7 @@ def of_config(
 ) -> ByteModel:
     """Returns the model for a tokenizer_config.json with this content.
 
-    where: the file, for UserErrors.
+    where: the file, for error messages.
     added: the added tokens of the folder; their flags override those in `content`.
     """
     first = content.get(KEY)

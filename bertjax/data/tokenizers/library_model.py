@@ -1,4 +1,8 @@
-"""Runs WordPiece, byte-level BPE and Unigram by a `tokenizers.Tokenizer`, with a word cache."""
+"""Encodes text by WordPiece, byte-level BPE or Unigram, with the library `tokenizers` and a cache.
+
+In names and comments, "library" means a `tokenizers.Tokenizer`, and its JSON is that of
+tokenizer.json.
+"""
 
 import functools
 import json
@@ -13,7 +17,7 @@ from bertjax.data.tokenizers import byte_model, word_cache
 KINDS = {"WordPiece": "wordpiece", "BPE": "bpe", "Unigram": "unigram"}
 SPACE = {"bpe": "\u0120", "unigram": "\u2581"}  # marks a piece that starts a word
 
-# GPT-2's alphabet of bytes: bytes without a visible character map to U+0100 and up, in order.
+# GPT-2's alphabet writes each byte as a visible character. Bytes without one get U+0100 and up.
 _VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _HIDDEN = sorted({*range(256)} - {*_VISIBLE})
 _BYTES = {chr(byte): byte for byte in _VISIBLE}
@@ -21,7 +25,7 @@ _BYTES |= {chr(0x100 + n): byte for n, byte in enumerate(_HIDDEN)}
 
 # Keys that `_settings` drops: `rules` adds vocab and merges itself; the others change no id.
 _SILENT = ("vocab", "merges", "trim_offsets", "fuse_unk", "dropout")
-PREPEND = "prepend_scheme"  # key of tokenizer_config.json where there is no tokenizer.json
+PREPEND = "prepend_scheme"  # key of tokenizer_config.json, only without tokenizer.json
 _PROBE = "\ufdd0"  # a noncharacter, which does not occur in text
 
 
@@ -31,8 +35,9 @@ class LibraryModel:
     kind: wordpiece, bpe, or unigram (a tokenizer.json without its SentencePiece model).
     pieces: the vocabulary in the order of ids, without T5's sentinels at its end.
     num_sentinels: the number of these sentinels; <extra_id_0> is the last one.
-    prefix_once: whether a space is prepended only at the start of a text; if false, also after each
-        special token. Always true for a pipeline in the form that `prefixed_once` returns.
+    prefix_once: matters only if the pipeline prepends a space to a text. If true, it does so only
+        at the start of the text; if false, also after each special token. Always true for a
+        pipeline in the form that `prefixed_once` returns.
     """
 
     def __init__(self, library: tokenizers.Tokenizer, *, prefix_once: bool = False):
@@ -42,7 +47,7 @@ class LibraryModel:
         cutter = spec["pre_tokenizer"]
         once = cutter == _prefixed_once(cutter)
         self.prefix_once = prefix_once or once
-        if once:  # plain text has the same ids with this pre-tokenizer
+        if once:  # a plain ByteLevel gives plain text the same ids, and `_word_cache` supports it
             level = cutter["pretokenizers"][-1]
             library.pre_tokenizer = pre_tokenizers.ByteLevel(
                 add_prefix_space=True,
@@ -91,7 +96,7 @@ class LibraryModel:
         }
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of the ids without special tokens."""
+        """Returns the text of the ids; skips special tokens."""
         text = self.library.decode(list(ids), skip_special_tokens=True)
         return text.removeprefix(" ") if self._prefix_space else text
 
@@ -130,7 +135,7 @@ class LibraryModel:
 
     @property
     def spec(self) -> dict:
-        """The JSON of the library, in which `prefix_once` is not applied; see `pipeline`."""
+        """The JSON of the library, before `prefix_once` is applied; see `pipeline`."""
         return self._spec
 
     @property
@@ -143,7 +148,7 @@ class LibraryModel:
 
     @functools.cached_property
     def _behind_probe(self) -> tokenizers.Tokenizer:
-        """The pipeline with the added token _PROBE, which stands for any special token."""
+        """The pipeline with the added token _PROBE, which represents any special token."""
         spec = self._completed(json.loads(self.library.to_str()))
         library = tokenizers.Tokenizer.from_str(json.dumps(spec))
         library.encode_special_tokens = True
@@ -158,7 +163,7 @@ class LibraryModel:
         return _ids(self.library, texts)
 
     def _word_cache(self) -> word_cache.WordCache | None:
-        """Returns a cache, or None for a pipeline for which `word_cache` has no splitter."""
+        """Returns a cache; None if added tokens match in text or `word_cache` has no splitter."""
         if any(not token["special"] for token in self._spec["added_tokens"]):
             return None
         normalizer, cutter = self._spec["normalizer"], self._spec["pre_tokenizer"] or {}
@@ -187,9 +192,10 @@ class LibraryModel:
     def _encode_words(self, words: Sequence[str]) -> Iterable[Sequence[int]]:
         """Returns the ids of chunks from `word_cache.wordpiece_chunks`.
 
-        Joins the chunks to one text, with a full stop after each, which is 3x as fast as encoding
-        each chunk. No other chunk contains a full stop, and no word yields its id; nevertheless the
-        number of full stops is checked.
+        Joins the chunks to one text, with a full stop after each, encodes this text, and splits its
+        ids at the full stops. This is 3 times as fast as encoding each chunk separately. It is
+        correct because a full stop is always a separate chunk and no other chunk yields its id. If
+        the number of full stops is nevertheless wrong, each chunk is encoded separately.
         """
         stop = self._plain(["."])[0]
         plain = [word for word in words if word != "."]
@@ -218,15 +224,17 @@ def model_type(model: object) -> object:
 
 
 def merges(model: dict) -> list:
-    """Returns the merges of the library's JSON model; only BPE has any."""
+    """Returns the merges of a model in tokenizer.json; [] if the model is not BPE."""
     return model["merges"] if model["type"] == "BPE" else []
 
 
 def prefixed_once(spec: dict) -> dict:
     """Returns a pipeline that prepends a space at the start of a text but not after special tokens.
 
-    The library's ByteLevel also prepends a space after each special token. Pipelines whose
-    ByteLevel prepends no space are returned unchanged.
+    The library's ByteLevel also prepends a space after each special token. A pipeline is returned
+    unchanged unless its pre-tokenizer is a ByteLevel that prepends spaces.
+
+    spec: the JSON of the pipeline.
     """
     cutter = spec["pre_tokenizer"] or {}
     if cutter.get("type") != "ByteLevel" or not cutter["add_prefix_space"]:
@@ -251,9 +259,10 @@ def _probe() -> tokenizers.AddedToken:
 
 
 def _plain(library: tokenizers.Tokenizer, spec: dict) -> tokenizers.Tokenizer:
-    """Returns a library that does not match special tokens in text; renames them if needed.
+    """Returns a library that does not match special tokens in text.
 
-    Without this, control pieces of a Unigram vocabulary would match like any other piece.
+    Special tokens that are also pieces, such as the control pieces of a Unigram vocabulary, could
+    match like any other piece. If one does, they are renamed to strings that do not occur in text.
     """
     specials = {token["content"]: token["id"] for token in spec["added_tokens"] if token["special"]}
     rows = zip(_ids(library, list(specials)), specials.values(), strict=True)
@@ -278,7 +287,9 @@ def _plain(library: tokenizers.Tokenizer, spec: dict) -> tokenizers.Tokenizer:
 
 
 def _prefixed_once(cutter: dict | None) -> dict:
-    """Returns the pre-tokenizer of `prefixed_once`, built from the ByteLevel that `cutter` ends in.
+    """Returns the pre-tokenizer of `prefixed_once`.
+
+    cutter: a Sequence of pre-tokenizers, of which the last one, a ByteLevel, is used.
     """
     parts = (cutter or {}).get("pretokenizers", [])
     level = parts[-1] if parts else {}
@@ -308,7 +319,7 @@ def _pieces(library: tokenizers.Tokenizer) -> list[str]:
 
 
 def count_sentinels(pieces: list[str]) -> int:
-    """Returns how many pieces at the end are <extra_id_n>, ..., <extra_id_1>, <extra_id_0>."""
+    """Returns how many sentinels end the list, in the order <extra_id_n>, ..., <extra_id_0>."""
     pairs = enumerate(reversed(pieces))
     return next((i for i, piece in pairs if piece != f"<extra_id_{i}>"), len(pieces))
 
@@ -316,7 +327,7 @@ def count_sentinels(pieces: list[str]) -> int:
 def _settings(section: dict | None) -> dict:
     """Drops the keys in _SILENT, and settings that are False, None or empty.
 
-    Whether the latter are written at all depends on the version of the library.
+    Some versions of the library write False, None and empty settings, and others omit them.
     """
     return {
         key: value

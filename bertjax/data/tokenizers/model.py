@@ -15,7 +15,7 @@ class Model(Protocol):
 
     @property
     def kind(self) -> str:
-        """wordpiece, bpe, unigram or bytes."""
+        """The kind of model: wordpiece, bpe, unigram or bytes."""
 
     @property
     def pieces(self) -> Sequence[str]:

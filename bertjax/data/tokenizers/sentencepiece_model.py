@@ -1,6 +1,6 @@
-"""Encodes text with SentencePiece models, by the native library.
+"""Encodes text with SentencePiece models, using the native library.
 
-Supports ALBERT's text cleaning, fairseq's ids and added tokens.
+Supports ALBERT's text cleaning, the ids that fairseq assigns to pieces, and added tokens.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ class Layout(NamedTuple):
     """The assignment of ids to the pieces of a SentencePiece model.
 
     head, tail: additional pieces before and after those of the model.
-    skipped: how many pieces at the start of the model are also in `head` and have their ids there;
-        they must be control or unknown pieces.
+    skipped: the number of pieces at the start of the model that are also in `head` and get their
+        ids from there. They must be control or unknown pieces.
     unk: the piece of `head` for unknown text; "": the model's own unknown piece.
     """
 
@@ -64,9 +64,10 @@ class UnigramModel:
     pieces: the vocabulary in the order of ids, without T5's sentinels at its end.
     num_sentinels: the number of added sentinels; <extra_id_0> is the last one.
     layout: a key of LAYOUTS.
-    added: {id: added token}; ids above the pieces must follow them without a gap.
-    prefix_once: whether a space is prepended only at the start of a text; if false, also after each
-        special token. Always false if added tokens match in plain text: a word starts after each.
+    added: {id: added token}; ids above the pieces must follow the pieces without a gap.
+    prefix_once: matters only if the model prepends a space to a text. If true, it does so only at
+        the start of the text; if false, also after each special token. Always false if an added
+        token is not special, because the text after such a token is encoded as a new text.
     Raises ValueError if the added tokens or the layout do not fit the model.
     """
 
@@ -161,7 +162,7 @@ class UnigramModel:
         return [self._encode_one_with_offsets(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of the ids without special tokens."""
+        """Returns the text of the ids; skips special tokens."""
         specials = set(self.special_ids)
         shown = [i for i in map(int, ids) if i not in specials]
         parts: list[str] = []
@@ -200,8 +201,8 @@ class UnigramModel:
             "extra_whitespaces": normalizer.remove_extra_whitespaces,
             "albert": self.albert and dataclasses.asdict(self.albert),
         }
-        # The first fingerprints did not include these keys: they are added only if they are not the
-        # default, so that old fingerprints stay valid.
+        # The first fingerprints did not include these keys. They are added only if they differ from
+        # the default, so that old fingerprints stay valid.
         if self.layout != "plain":
             rules["layout"] = self.layout
         added = [
@@ -214,7 +215,7 @@ class UnigramModel:
         return rules
 
     def normalized(self, text: str) -> str:
-        """Returns the text after cleaning and normalisation, as it is matched with the pieces."""
+        """Returns the text after cleaning and normalisation, the form that is split into pieces."""
         return self._processor.normalize(self.albert.clean(text) if self.albert else text)
 
     def options(self) -> dict[str, Any]:
@@ -234,13 +235,13 @@ class UnigramModel:
 
     @functools.cached_property
     def _unprefixed(self) -> "UnigramModel":
-        """The same model, but it prepends no space to a text."""
+        """The same model, except that it prepends no space to a text."""
         proto = sentencepiece_model_pb2.ModelProto.FromString(self.model_bytes)
         proto.normalizer_spec.add_dummy_prefix = False
         return UnigramModel(proto.SerializeToString(), self.albert, layout=self.layout)
 
     def _plain_library(self) -> tokenizers.Tokenizer:
-        """Returns the pipeline without added tokens."""
+        """Returns the pipeline of `library`, but without added tokens."""
         return sentencepiece_pipeline.build(
             self._proto,
             self.albert,
@@ -290,7 +291,9 @@ class UnigramModel:
         return ids, offsets
 
     def _encode_plain_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Returns the piece numbers in the model itself, not in `layout`, and the character spans.
+        """Returns the ids and the character spans of the pieces; does not look for added tokens.
+
+        The ids are those of the SentencePiece model, before `layout` changes them.
         """
         if self.albert is None:
             found = self._processor.encode_as_offset_mapping(text)
@@ -346,7 +349,7 @@ def _extended(pieces: list[str], added: added_tokens.Added) -> list[str]:
         if i > len(extended):
             raise ValueError(f"{name}, but no token has id {len(extended)}")
         if ids.get(token.content, i) != i:
-            raise ValueError(f"{name}, but is also the piece {ids[token.content]}")
+            raise ValueError(f"{name}, but it is also the piece with id {ids[token.content]}")
         if i == len(extended):
             extended.append(token.content)
         elif extended[i] != token.content:
@@ -371,9 +374,10 @@ def pieces_of(model_bytes: bytes, layout: str) -> list[str]:
 
 
 def same_scores(model_bytes: bytes, layout: str, scores: Sequence[float]) -> bool:
-    """Returns whether the normal pieces have these scores, which are sorted by id.
+    """Returns whether the pieces of type NORMAL have these scores.
 
     Ignores pieces that end in a digit and a comma: transformers lowers their scores for ALBERT.
+    scores: in the order of ids.
     """
     proto = sentencepiece_model_pb2.ModelProto.FromString(model_bytes)
     head, skipped, *_ = LAYOUTS[layout]

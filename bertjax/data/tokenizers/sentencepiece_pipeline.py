@@ -8,9 +8,9 @@ pipeline reproduces its ids in these steps:
     space      merges, strips and prepends spaces, as the model defines
     segment    Unigram or BPE, applied to each word, or to the whole text if pieces span words
 
-Raises NotRepeatable for models of words, in which a run of unknown words is one unknown piece, and
-for models with a symbol that their own character table changes. NOTE: character tables are assumed
-to be close to NFKC; this is not checked.
+Raises NotRepeatable for models of words, because they encode a run of unknown words as one unknown
+piece. Raises it also for models with a user-defined symbol that their own character table changes.
+NOTE: character tables are assumed to be close to NFKC; this is not checked.
 """
 
 import functools
@@ -31,13 +31,13 @@ _PIECE = sentencepiece_model_pb2.ModelProto.SentencePiece
 _TRAINER = sentencepiece_model_pb2.TrainerSpec
 _TYPES = {_TRAINER.UNIGRAM: "unigram", _TRAINER.BPE: "bpe", _TRAINER.CHAR: "char"}
 
-_NEVER = -100.0  # the score of pieces that are not in the model, which no text may produce
+_NEVER = -100.0  # score of pieces that are not in the model; too low for any text to contain them
 _ENDS = rf"[ {SPACE}]+\z"
-# Separates units inside the normalizer. Never part of a grapheme, never composed or reordered, and
-# not assigned to any character.
+# A code point that separates units inside the normalizer. No character is assigned to it, it is
+# never part of a longer grapheme, and normalization never composes or reorders it.
 _BREAK = "\ufff0"
-# The library treats such a character and the one before it as one unit. If its table has the
-# character before, these characters would be lost.
+# The library looks up such a character and the one before it as one unit. If the table contains the
+# one before it, such a character would be lost. A _BREAK between the two prevents this.
 _JOINING = "\\p{M}\u200c\u200d\uff9e\uff9f\U0001f3fb-\U0001f3ff\u1160-\u11ff\n"
 
 _CONTROLS = [
@@ -61,11 +61,10 @@ def build(
     """Returns the pipeline for the SentencePiece model `proto`.
 
     albert: `albert_rules.AlbertRules`, or None.
-    pieces: the vocabulary in the order of ids. ids: the id of each piece of the model.
-    prefix_once: whether a space is prepended only at the start of a text; if false, also after each
-        special token.
+    pieces: the vocabulary in the order of ids. ids: the id of each piece of `proto`, in its order.
+    prefix_once: see `sentencepiece_model.UnigramModel`.
     cut: whether texts will be split at added tokens after normalisation.
-    Raises NotRepeatable, with a message that does not name the file.
+    Raises NotRepeatable if there is no such pipeline; the message does not name the file.
     """
     library = tokenizers.Tokenizer(_model(proto, pieces, ids))
     charsmap = proto.normalizer_spec.precompiled_charsmap
@@ -82,7 +81,7 @@ def build(
 
 
 def _check_symbols(proto: sentencepiece_model_pb2.ModelProto) -> None:
-    """Raises NotRepeatable if the model's character table would change one of its own symbols."""
+    """Raises NotRepeatable if the model's character table changes a user-defined symbol."""
     spec = proto.normalizer_spec.SerializeToString()
     table = sentencepiece.SentencePieceNormalizer(
         normalizer_spec=spec, add_dummy_prefix=False, escape_whitespaces=False
@@ -132,7 +131,9 @@ def _score(piece, proto) -> float:
 
 
 def _merges(proto: sentencepiece_model_pb2.ModelProto) -> list[tuple[str, str]]:
-    """Returns every pair of pieces that together form a piece, in order of its score, best first.
+    """Returns each pair of pieces whose concatenation is a piece too.
+
+    The pairs are sorted by the score of that piece, best first.
     """
     scores = {p.piece: p.score for p in proto.pieces if p.type == _PIECE.NORMAL}
     found = []
@@ -152,7 +153,7 @@ def _albert(rules) -> list[normalizers.Normalizer]:
         marks = _ranges([i for i in range(sys.maxunicode + 1) if unicodedata.combining(chr(i))])
         steps += [normalizers.NFKD(), *_removed(marks)]
     if rules.lowercase:
-        # a sigma at the end of a word, lowercased as by str.lower()
+        # Matches a sigma at the end of a word, to lowercase it as str.lower() does.
         final = "\\p{Cased}\\p{Case_Ignorable}*\\K\u03a3(?!\\p{Case_Ignorable}*\\p{Cased})"
         steps += [normalizers.Replace(Regex(final), "\u03c2"), normalizers.Lowercase()]
     return steps
@@ -161,9 +162,9 @@ def _albert(rules) -> list[normalizers.Normalizer]:
 def _removed(characters: str) -> list[normalizers.Normalizer]:
     """Returns steps that remove the characters of a regex class.
 
-    At the start of a text they are replaced by a space instead. NOTE: if the first character of a
-    text is removed, the library loses the start of the text and its table panics. The space is
-    harmless: it merges with the one prepended to the text.
+    At the start of a text, the steps replace them by a space instead. NOTE: if a step removed the
+    first character of a text, the library would lose the start of the text and its table would
+    panic. The space is harmless, because it merges with the space prepended to the text.
     """
     return [
         normalizers.Replace(Regex(rf"\A[{characters}]+"), " "),
@@ -197,7 +198,7 @@ def _table(charsmap: bytes) -> list[normalizers.Normalizer]:
 
 @functools.cache
 def _composed(charsmap: bytes) -> tuple[normalizers.Normalizer, ...]:
-    """Returns steps that compose letters with marks as the table does, and leave other marks alone.
+    """Returns steps that compose letters with marks as the table does; other marks are unchanged.
 
     SentencePiece replaces the longest sequence that is in its table. NFKC would reorder and compose
     all marks after a letter, so a break is inserted after every sequence that is in the table.
@@ -274,7 +275,7 @@ def _decoder(proto):
 
 
 def _ranges(points: list[int]) -> str:
-    """Returns these code points (ascending) as the inside of a regex character class."""
+    """Returns the inside of a regex character class that matches these code points (ascending)."""
     spans = []
     for point in points:
         if spans and spans[-1][1] == point - 1:

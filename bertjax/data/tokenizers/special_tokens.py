@@ -3,7 +3,7 @@
     of_encoder(specials)             [CLS] A [SEP]    [CLS] A [SEP] B [SEP]
     of_decoder(specials)             <start> A <end>
     of_encoder_decoder(specials)     A <end>
-    of_rows(tokenizer)               for the inputs of a fine-tuned model, see its docstring
+    of_rows(tokenizer)               the inputs of a fine-tuned model: see its docstring
     of_source(tokenizer, "\\n")       <start> A SEPARATOR
 
     ends = special_tokens.of_encoder(tokenizer.specials)
@@ -58,39 +58,41 @@ def start_of_text(specials: vocabulary.Specials) -> int:
 
 
 def padding(specials: vocabulary.Specials) -> int:
-    """Returns the pad id; 0 if there is none (GPT-2), as padding is never attended to."""
+    """Returns the pad id; 0 if there is none, as padding is never attended to."""
     return max(specials.pad, 0)
 
 
 def decoder_start(specials: vocabulary.Specials, own: int) -> int:
-    """Returns the first input id of an encoder-decoder's decoder: `own`, or padding if own is -1.
+    """Returns the first input id of an encoder-decoder's decoder.
+
+    own: the id in the model's config; if it is -1, the pad id is returned.
     """
     return padding(specials) if own < 0 else own
 
 
 def encoder_ends(cls: int, sep: int, *, between: int = 1) -> Ends:
-    """Returns the ends of [CLS] A [SEP] B [SEP]. Tokens whose id is -1 are omitted.
+    """Returns the special tokens of [CLS] A [SEP] B [SEP], without those whose id is -1.
 
-    between: how many [SEP] to put between A and B.
+    between: how many [SEP] tokens to put between A and B.
     """
     tail = (sep,) if sep >= 0 else ()
     return Ends((cls,) if cls >= 0 else (), tail * between, tail)
 
 
 def of_encoder(specials: vocabulary.Specials) -> Ends:
-    """Returns the ends of an encoder's text: [CLS] A [SEP]."""
+    """Returns the special tokens of an encoder's input: [CLS] A [SEP]."""
     return encoder_ends(specials.cls, specials.sep)
 
 
 def of_encoder_decoder(specials: vocabulary.Specials) -> Ends:
-    """Returns the ends of the text that an encoder-decoder's encoder reads: A <end>."""
+    """Returns the special tokens of the input of an encoder-decoder's encoder: A <end>."""
     return Ends(tail=(end_of_text(specials),))
 
 
 def of_decoder(specials: vocabulary.Specials, start: int | None = None) -> Ends:
-    """Returns the ends of a whole text that a decoder predicts: <start> A <end>.
+    """Returns the special tokens of a whole text that a decoder predicts: <start> A <end>.
 
-    start: the first id, for an encoder-decoder from `decoder_start`; default: `start_of_text`.
+    start: the first id. For an encoder-decoder, pass `decoder_start`; None means `start_of_text`.
     """
     start = start_of_text(specials) if start is None else start
     return Ends(head=(start,), tail=(end_of_text(specials),))
@@ -103,8 +105,8 @@ def of_rows(tokenizer: "Tokenizer") -> Ends:
         <s> A </s></s> B </s>      as in RoBERTa and XLM-R: if the cls token is <s>
         A <end> B                  if there is no cls and no sep token, as in GPT-2
 
-    NOTE: pretraining rows with two token types always have a single </s> between two texts. The
-    tokenizer that is exported with the model adds the same tokens (`Tokenizer.save`). Raises
+    The tokenizer that is exported with the model adds the same tokens (`Tokenizer.save`). NOTE: in
+    pretraining with two token types, a single </s> separates two texts, in RoBERTa too. Raises
     UserError if the tokenizer has no token to put between two texts.
     """
     specials = tokenizer.specials
@@ -117,7 +119,7 @@ def of_source(tokenizer: "Tokenizer", separator: str) -> Ends:
     """Returns the tokens around the source text that a decoder reads: <start> source SEPARATOR.
 
     The separator is encoded as text; if this yields no ids, `end_of_text` is used instead. Raises
-    UserError if the tokenizer has no token to start a text, or lacks a needed end-of-text token.
+    UserError if the tokenizer has no token to start a text, or no end-of-text token where needed.
     """
     specials = tokenizer.specials
     separating = tuple(tokenizer.encode(separator)) or (end_of_text(specials),)

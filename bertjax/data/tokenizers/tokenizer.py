@@ -1,8 +1,8 @@
-"""One small class for every tokenizer: WordPiece, byte-level BPE, SentencePiece unigram, bytes.
+"""One class for all tokenizers: WordPiece, byte-level BPE, SentencePiece unigram and bytes.
 
-A tokenizer adds no special tokens to a text and matches none in it: `[SEP]` typed by a user is
-plain text. Its fingerprint covers everything that determines the ids of texts and of batches, so
-equal fingerprints mean equal ids, whichever files the tokenizer was loaded from.
+By default a tokenizer adds no special tokens to a text and matches none in it: `[SEP]` typed by a
+user is plain text. Its fingerprint covers everything that determines the ids of texts and of
+batches, so equal fingerprints mean equal ids, whichever files the tokenizer was loaded from.
 
     tokenizer = load("bert-base-uncased/vocab.txt")
     tokenizer.encode_batch(["The cat sat."])        # [[1996, 4937, 2938, 1012]]
@@ -41,8 +41,8 @@ class Tokenizer:
     size: number of pieces, specials included.
     specials: ids of the special tokens; -1 if the vocabulary has no such token.
     sentinels: int32, ids of T5's <extra_id_0>, <extra_id_1> ...: see `Vocabulary`.
-    reserved_sentinels: int32, the sentinels whose ids never occur in text: all sentinels, except in
-        ByT5, where later sentinels are bytes that occur in text.
+    reserved_sentinels: int32, the sentinels whose ids never occur in text. These are all sentinels,
+        except in ByT5, where only the first sentinels are: the others are bytes that occur in text.
     fingerprint: hex sha256 of everything that determines the ids (vocabulary, merges, rules,
         specials, sentinels).
     """
@@ -81,7 +81,7 @@ class Tokenizer:
         """Returns the ids of each text, without special tokens."""
         try:
             return self._model.encode_batch(texts)
-        # a lone surrogate, which JSON may contain
+        # The text contains a lone surrogate, which is possible in JSON.
         except (TypeError, RuntimeError, UnicodeEncodeError):
             return self._model.encode_batch(_repaired(texts))
 
@@ -118,7 +118,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids, with sentinels such as <extra_id_0> as words.
+        """Returns the text of ids, in which sentinels appear as words such as <extra_id_0>.
 
         Skips special tokens and ids without a piece.
         """
@@ -131,7 +131,7 @@ class Tokenizer:
             elif 0 <= i < self.size:
                 run.append(i)
         parts.append(self._model.decode(run))
-        if self.kind == "bytes":  # the ids include the white space around a sentinel
+        if self.kind == "bytes":  # white space around a sentinel is in the ids already
             return "".join(parts)
         return " ".join(part for part in parts if part) if len(parts) > 1 else parts[0]
 
@@ -184,18 +184,20 @@ class Tokenizer:
         ends: special_tokens.Ends | None = None,
         exported: bool = False,
     ) -> None:
-        """Writes every file form of the tokenizer's kind; transformers' AutoTokenizer can load it.
+        """Writes every file form of the tokenizer's kind to a folder.
 
-        exported: raise UserError if transformers cannot reproduce the ids, as for SentencePiece
-        models of words. If false, such a tokenizer is written in a form that only `load` can read.
+        transformers' AutoTokenizer can load the folder, except in the case below.
+        exported: whether to raise UserError if transformers cannot reproduce the ids, as for
+        SentencePiece models of words. If false, such a tokenizer is written in a form that only
+        `load` can read.
 
         The other arguments configure how transformers prepares a text for the model.
         kind: the kind of the model. For an "encoder", [CLS] and [SEP] are put around a text; for an
         "encoder_decoder", the end-of-text token is put after it; for a "decoder", nothing is added.
         token_types: whether the model distinguishes two texts by token types.
         max_length: the longest input of the model.
-        ends: the special tokens around the texts of a fine-tuned model; they override those of
-        `kind`.
+        ends: the special tokens around the texts of a fine-tuned model; they replace the tokens
+        that `kind` implies.
         """
         target = paths.of(folder)
         target.mkdir(parents=True, exist_ok=True)
@@ -212,7 +214,7 @@ class Tokenizer:
         for name, data in files.items():
             try:
                 (target / name).write_bytes(data)
-            except OSError as error:  # a write that fails late raises an error without file name
+            except OSError as error:  # NOTE: if a write fails late, `error` does not name the file
                 raise errors.UserError(
                     f"{target / name}: cannot be written ({error.strerror}); fix that and run the "
                     "same command again"
@@ -224,7 +226,7 @@ class Tokenizer:
         named = {role: i for role, i in specials.items() if role not in ("bos", "eos")}
         content = {"kind": self.kind, "rules": self._model.rules(), "specials": named}
         usual, sentinels = tokenizer_files.of_pieces(self._model, options)
-        for name in ("start", "end"):  # the ids that start and end a text, whatever their role
+        for name in ("start", "end"):  # the ids that start and end a text, in any role
             if getattr(self.specials, name) != getattr(usual, name):
                 content[name] = getattr(self.specials, name)
         if not np.array_equal(self.sentinels, sentinels):
@@ -235,7 +237,8 @@ class Tokenizer:
     def _splitter(self) -> added_tokens.Splitter:
         """Splits texts at special tokens, which have the same flags as in exported files."""
         declared = self._model.special_tokens()
-        # if pieces include the space before them, so do mask and sentinels, which replace pieces
+        # If pieces include the space before a word, so do the mask and the sentinels, because they
+        # replace pieces.
         greedy = {self.specials.mask, *self.reserved_sentinels.tolist()}
         joined = self.kind in library_model.SPACE
         tokens = []
@@ -253,13 +256,13 @@ def load(
 ) -> Tokenizer:
     """Loads a tokenizer from a folder or a file: see `tokenizer_files` for the forms.
 
-    lowercase, strip_accents: override the settings in the files. If either is given, or if
-    tokenizer_config.json is ALBERT's, a SentencePiece model gets ALBERT's text cleaning.
+    lowercase, strip_accents: override the settings in the files. If either is given, or if the
+    folder is ALBERT's, a SentencePiece model gets ALBERT's text cleaning.
     Raises UserError with the file and, if known, the line.
     """
     with tokenizer_files.one_line(path):
         loaded = Tokenizer(*tokenizer_files.read(path, lowercase, strip_accents))
-        ids, _ = loaded.encode_with_offsets([_TRIAL])[0]  # a damaged one fails here
+        ids, _ = loaded.encode_with_offsets([_TRIAL])[0]  # a damaged tokenizer fails here
         loaded.decode([*loaded.encode(_TRIAL), *ids])
     return loaded
 

@@ -1,11 +1,11 @@
 """The tokenizer classes of transformers: the vocabulary files they read and their default options.
 
 The class is named in tokenizer_config.json or config.json; otherwise it follows from the model_type
-in config.json. Options missing from the files have the defaults of the class: albert-base-v2, for
-example, is lowercased by AlbertTokenizer, although no file of the folder sets this.
+in config.json. An option that is missing from the files has the default of the class. For example,
+AlbertTokenizer lowercases the texts of albert-base-v2, although no file of the folder sets this.
 
-Sources: transformers 4.57 and 5. MODEL_TYPES is from models/auto/tokenization_auto.py, the defaults
-are the arguments in models/*/tokenization_*.py. Names are without a final "Fast".
+Sources: transformers 4.57 and 5. MODEL_TYPES is from models/auto/tokenization_auto.py. The defaults
+are the default arguments in models/*/tokenization_*.py. A final "Fast" is removed from names.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class Class(NamedTuple):
 
     kind: the kind of its vocabulary: wordpiece (vocab.txt), bpe (vocab.json and merges.txt),
         sentencepiece, bytes (no file), pipeline (only tokenizer.json, which contains all rules),
-        or any.
+        or any (the class reads all of these).
     defaults: the defaults of its options, under transformers' names.
     layout: how ids follow from SentencePiece's pieces, see `sentencepiece_model.LAYOUTS`.
     """

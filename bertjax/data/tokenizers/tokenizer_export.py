@@ -2,11 +2,12 @@
 
 The special tokens that transformers adds to a text depend on the model that the tokenizer is for:
 
-    encoder            [CLS] text [SEP]    without missing tokens: text </s> with a vocabulary of T5
+    encoder            [CLS] text [SEP]    omits missing tokens: with T5's vocabulary, text </s>
     decoder            text
-    encoder_decoder    text </s>           eos, or sep if there is no eos; sentinels are declared
+    encoder_decoder    text </s>           </s> is eos, or sep if there is no eos
 
-For a fine-tuned model they are those of its inputs (`data.tokenizers.special_tokens`).
+For an encoder_decoder, the sentinels are declared too. For a fine-tuned model, the special tokens
+are those around its inputs (`data.tokenizers.special_tokens`).
 """
 
 import json
@@ -38,10 +39,10 @@ def contents(
 ) -> dict[str, bytes]:
     """Returns {file name: content} for every form, for transformers 4 and 5.
 
-    names: {role: piece}. sentinels: ids. kind, token_types, max_length, ends: properties of the
-        model that the tokenizer is for, see `Tokenizer.save`.
-    exported: raise UserError if transformers cannot reproduce the ids, instead of omitting
-        tokenizer.json.
+    names: {role: piece}. sentinels: their ids. kind, token_types, max_length, ends: properties of
+        the model that the tokenizer is for, see `Tokenizer.save`.
+    exported: what to do if transformers cannot reproduce the ids: raise UserError if true, omit
+        tokenizer.json if false.
     """
     special_tokens = {f"{role}_token": piece for role, piece in names.items()}
     inputs = ["input_ids", *["token_type_ids"] * token_types, "attention_mask"]
@@ -89,7 +90,7 @@ def _library(
 def _declare(library: tokenizers.Tokenizer, sentinels: np.ndarray, *, lstrip: bool) -> None:
     """Adds the sentinels above the pieces as special tokens; the library numbers them in order.
 
-    lstrip: whether they absorb the space before them, as the pieces that they replace do.
+    lstrip: whether a sentinel includes the space before it, like the pieces that it replaces.
     """
     by_id = {int(i): tokenizer_files.SENTINEL.format(n) for n, i in enumerate(sentinels)}
     new = sorted(i for i in by_id if i >= library.get_vocab_size())
@@ -104,11 +105,13 @@ def _put(
     kind: str,
     token_types: bool,
 ) -> None:
-    """Makes the library add special tokens around texts: `ends`, or the usual ones of `kind`.
+    """Sets the library's post-processor, which adds special tokens around texts.
 
-    An existing post-processor is kept if it already adds `ends`; or if `ends` is None, `kind` is
-    an encoder's, and it is not the generic one. It may do more than add tokens: RoBERTa's also
-    handles the spaces before words.
+    It adds `ends`; if `ends` is None, it adds the usual tokens of `kind`. An existing
+    post-processor may do more than add tokens: RoBERTa's also handles the spaces before words. So
+    it is kept in two cases:
+      - It already adds `ends`.
+      - `ends` is None, `kind` is "encoder" and it differs from the generic post-processor.
     """
     if ends is not None:
         if not _puts(library, ends, token_types=token_types):
@@ -176,8 +179,10 @@ def _template(
 
 
 def _class_options(model: tokenizer_files.Model, pipeline: dict, kind: str) -> dict:
-    """Returns the entries of tokenizer_config.json for the rules, and the tokenizer class if it is
-    not the generic one."""
+    """Returns the entries of tokenizer_config.json for the text rules (case, accents, spaces).
+
+    They include the tokenizer class if it is not the generic one.
+    """
     options, name = {}, None
     normalizer = pipeline.get("normalizer") or {}
     if isinstance(model, sentencepiece_model.UnigramModel):
@@ -200,7 +205,8 @@ def _class_options(model: tokenizer_files.Model, pipeline: dict, kind: str) -> d
             "strip_accents": normalizer["strip_accents"],
             "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
         }
-    # BertTokenizer builds its own pipeline, which adds an encoder's special tokens.
+    # BertTokenizer builds its own pipeline, which adds an encoder's special tokens, so other kinds
+    # of models keep the generic class.
     return options | ({"tokenizer_class": name} if name and kind == "encoder" else {})
 
 

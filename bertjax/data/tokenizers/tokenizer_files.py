@@ -5,12 +5,12 @@
     tokenizer.json                  any pipeline of the `tokenizers` library
     spiece.model (or *.model)       SentencePiece
     sentencepiece.bpe.model         SentencePiece with fairseq's ids, as in XLM-R and CamemBERT
-    tokenizer_config.json alone     ByT5Tokenizer's bytes
+    tokenizer_config.json alone     bytes, by ByT5Tokenizer
 
-In a folder with several forms, the vocabulary is the first one in `tokenizer_folder.FORMS` that the
-folder's tokenizer class reads (`tokenizer_classes`); rules and added tokens are in the other files.
-If a folder has both spiece.model and tokenizer.json but their pieces differ, only tokenizer.json is
-used, as in transformers. Paths may be gs://.
+If a folder has several forms, the vocabulary is read from the first form in
+`tokenizer_folder.FORMS` that the folder's tokenizer class supports (`tokenizer_classes`). Rules and
+added tokens are read from the other files. If the pieces in spiece.model and tokenizer.json differ,
+only tokenizer.json is used, as in transformers. Paths may be gs://.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ from bertjax.data.tokenizers import (
 )
 from bertjax.data.tokenizers.tokenizer_folder import Folder, Options
 
-# Default pieces for the roles that tokenizer_config.json does not name: as in BERT, as in RoBERTa
-# and T5, as in GPT-2, and pieces in BERT's style.
+# Default pieces for the roles that tokenizer_config.json does not name, tried in this order: those
+# of BERT, those of RoBERTa and T5, those of GPT-2, and pieces in BERT's style.
 NAMES = (
     {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>",
@@ -59,9 +59,9 @@ Model = library_model.LibraryModel | sentencepiece_model.UnigramModel | byte_mod
 def read(path: str, lowercase: bool | None, strip_accents: bool | None) -> tuple[Model, Options]:
     """Returns the model in a file or folder, and its options.
 
-    lowercase, strip_accents: if None, the value in the files or, if they have none, transformers'
+    lowercase, strip_accents: None means the value in the files; if they have none, transformers'
     default for the class. If no file names a class, vocab.txt is uncased unless it has upper-case
-    pieces, and a SentencePiece model applies only its own rules.
+    pieces, and a SentencePiece model applies only the rules in its own file.
     Raises UserError with the file and, if known, the line.
     """
     said = {}
@@ -99,10 +99,10 @@ def special_names(pieces: set[str], options: Options) -> dict[str, str]:
 
 
 def sentinels(model: Model, options: Options) -> np.ndarray:
-    """Returns int32 ids of <extra_id_0>, <extra_id_1> ...; the files or a default set their number.
+    """Returns the int32 ids of the sentinels <extra_id_0>, <extra_id_1> ...
 
-    If sentinels are not pieces, their ids are above the pieces and count down as in T5. In ByT5
-    they are the ids of bytes.
+    Their number is the one in the files, by default 100. If sentinels are not pieces, their ids are
+    above the pieces and count down as in T5. In ByT5 they are the ids of bytes.
     """
     if isinstance(model, byte_model.ByteModel):
         return model.sentinels
@@ -118,14 +118,14 @@ def of_pieces(model: Model, options: Options) -> tuple[vocabulary.Specials, np.n
 
 
 def _sentinels(model: Model, count: int) -> np.ndarray:
-    """Returns the ids of sentinel pieces, or else `count` ids above the pieces (0: the default)."""
+    """Returns the ids of sentinel pieces; if there are none, `count` ids (0: 100) above the pieces."""
     ids = {piece.removeprefix(sentencepiece_model.SPACE): i for i, piece in enumerate(model.pieces)}
     names = map(SENTINEL.format, itertools.count())
     declared = [ids[name] for name in itertools.takewhile(ids.__contains__, names)]
     if declared:
         return np.array(declared, np.int32)
     size = len(model.pieces)
-    if model.kind == "bytes":  # as earlier versions had them, for the fingerprint
+    if model.kind == "bytes":  # as in earlier versions, so that fingerprints stay valid
         return byte_model.sentinels_above()
     return vocabulary.sentinels_above(size, count or vocabulary.NUM_SENTINELS)
 
@@ -162,7 +162,7 @@ def finish(library: tokenizers.Tokenizer, options: Options) -> tokenizers.Tokeni
     joined = not isinstance(library.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
     library.add_special_tokens(
         [
-            # if pieces include the space before them, so does the mask, which replaces a piece
+            # If pieces include the space before a word, so does the mask, which replaces a piece.
             tokenizers.AddedToken(name, special=True, lstrip=joined and name == names.get("mask"))
             for name in sorted(set(names.values()), key=library.token_to_id)
         ]
@@ -265,7 +265,7 @@ def _read_pipeline(file: epath.Path, folder: Folder) -> library_model.LibraryMod
 
 
 def _bert_rules(folder: Folder) -> dict[str, bool | None]:
-    """Returns the settings that override tokenizer.json's normalizer: all for WordPiece classes."""
+    """Returns the settings that override tokenizer.json's normalizer; all if a WordPiece class."""
     options = folder.options
     wanted = {
         "lowercase": options.do_lower_case,
@@ -316,7 +316,7 @@ def _read_sentencepiece(
         added=_with_sentinels(folder, size),
         prefix_once=folder.prefix_once,
     )
-    if folder.pipeline and model.prefix_once != folder.prefix_once:  # no word starts after added
+    if folder.pipeline and model.prefix_once != folder.prefix_once:  # added tokens make it False
         return _read_pipeline(folder.path / tokenizer_folder.PIPELINE, folder)
     return model
 
@@ -324,7 +324,7 @@ def _read_sentencepiece(
 def _albert_rules(folder: Folder) -> albert_rules.AlbertRules | None:
     """Returns ALBERT's cleaning if the class has it, or if the caller or the options request it.
 
-    The folders of bertjax, which have a generic class, request it by the option keep_accents.
+    Folders written by bertjax have a generic class and request it by the option keep_accents.
     """
     options = folder.options
     wanted = "keep_accents" in folder.known.defaults or folder.said
@@ -339,9 +339,9 @@ def _albert_rules(folder: Folder) -> albert_rules.AlbertRules | None:
 
 
 def _common_layout(data: bytes, folder: Folder) -> str | None:
-    """Returns the layout with which the SentencePiece model has the vocabulary of tokenizer.json.
+    """Returns the layout that makes the SentencePiece model's vocabulary equal tokenizer.json's.
 
-    Ignores added tokens at the end of tokenizer.json. None if the two vocabularies differ.
+    Ignores added tokens at the end of tokenizer.json. Returns None if the vocabularies differ.
     """
     vocab = folder.pipeline.get("model", {}).get("vocab", [])
     scores: list[float] = []
@@ -376,7 +376,7 @@ def _bare(text: str) -> str:
 
 
 def _with_sentinels(folder: Folder, size: int) -> added_tokens.Added:
-    """Returns the added tokens, and T5's sentinels if there is a gap for them above the pieces."""
+    """Returns the added tokens, and T5's sentinels if there is a gap for them below added ids."""
     above = [i for i in folder.added if i >= size]
     count = folder.options.extra_ids or vocabulary.NUM_SENTINELS
     if not above or min(above) != size + count:

@@ -64,7 +64,7 @@ class Folder:
 
     @functools.cached_property
     def known(self) -> tokenizer_classes.Class | None:
-        """The properties of the class; None if the files name a class that is not in the table."""
+        """The properties of the class; None if the files name a class that bertjax does not support."""
         if not self.class_name:  # the model_type is missing or not in the table
             return tokenizer_classes.PIPELINE if self.source else tokenizer_classes.ANY
         return tokenizer_classes.find(self.class_name)
@@ -84,8 +84,8 @@ class Folder:
     def prefix_once(self) -> bool:
         """Whether a space is prepended only at the start of a text, not also after special tokens.
 
-        False for SentencePiece classes: in transformers 5 they prepend one after special tokens,
-        even if tokenizer.json does not. (transformers 4 follows tokenizer.json.)
+        False for SentencePiece classes: in transformers 5 they prepend a space after special tokens
+        even if the pipeline in tokenizer.json does not. (transformers 4 follows tokenizer.json.)
         """
         if self.known.kind == "sentencepiece":
             return False
@@ -95,7 +95,7 @@ class Folder:
 
     @functools.cached_property
     def options(self) -> Options:
-        """The options: the caller's, else those in the files, else the defaults of the class."""
+        """The options. The caller's override those in the files, which override class defaults."""
         where = self.path / CONFIG
         stated = {key: value for key, value in self.config.items() if value is not None}
         stated.pop("names", None)
@@ -114,7 +114,7 @@ class Folder:
 
 
 def find(path: epath.Path, said: dict[str, bool]) -> tuple[epath.Path, Folder]:
-    """Returns the vocabulary file at `path`, a file or folder, and its folder.
+    """Returns the vocabulary file and its `Folder`. `path` is the file or its folder.
 
     Raises UserError if there is none, or if the tokenizer class is unknown or cannot read the file.
     """
@@ -139,10 +139,10 @@ def find(path: epath.Path, said: dict[str, bool]) -> tuple[epath.Path, Folder]:
         )
     if fitting[0].name == FAIRSEQ and folder.known.layout == "plain":
         raise errors.UserError(
-            f"{fitting[0]}: its ids depend on its model, XLM-R or CamemBERT; copy the model's "
+            f"{fitting[0]}: its ids depend on its model (XLM-R or CamemBERT); copy the model's "
             f"{MODEL_CONFIG} to the same folder"
         )
-    file = os.fspath(fitting[0])  # NOTE: epath treats a device as a file
+    file = os.fspath(fitting[0])  # NOTE: to epath, a device such as /dev/zero is a file
     if "://" not in file and fitting[0].exists() and not os.path.isfile(file):
         raise errors.UserError(f"{fitting[0]}: is not a file; give a folder or one of {forms()}")
     return fitting[0], folder
@@ -183,5 +183,5 @@ def kind(file: epath.Path) -> str:
 
 
 def forms() -> str:
-    """Returns the names of possible vocabulary files, for messages."""
+    """Returns the names that a vocabulary file can have, for messages."""
     return ", ".join(FORMS).replace("vocab.json", "vocab.json + merges.txt")

@@ -17,8 +17,8 @@ KINDS = ("wordpiece", "bpe", "unigram")
 MIN_FREQUENCY = 2  # a pair that occurs once is not merged
 ALPHABET = 1000  # maximum number of single characters; rarer ones become [UNK]
 _BATCH = 1000
-_THREADS = 16  # fixed, because the model may depend on the order of sums
-_LINE_BYTES = 4000  # sentencepiece skips lines over 4192 bytes
+_THREADS = 16  # fixed: another number sums in another order, which may change the model
+_LINE_BYTES = 4000  # below 4192 bytes, the longest line that sentencepiece does not skip
 
 _BERT_NAMES, _ROBERTA_NAMES = tokenizer_files.NAMES[:2]
 _ROBERTA_ORDER = ("cls", "pad", "sep", "unk", "mask")
@@ -32,7 +32,7 @@ def train(
     lowercase: bool | None = None,
     strip_accents: bool | None = None,
 ) -> tuple[tokenizer_files.Model, tokenizer_files.Options]:
-    """Trains the model and options of a tokenizer; see `tokenizer.train`."""
+    """Trains a tokenizer and returns its model and options; see `tokenizer.train`."""
     if kind not in KINDS:
         raise errors.UserError(
             f"unknown tokenizer kind {kind!r}; must be one of {', '.join(KINDS)}"
@@ -60,8 +60,8 @@ def _wordpiece(
     specials = list(_BERT_NAMES.values())
     library = tokenizer_files.wordpiece(specials, options)
     alphabet, inner = _alphabet(texts, library)
-    # The library numbers the `##x` characters in the order of a hash table, which differs between
-    # runs, and breaks ties between merges by number. As declared specials they have fixed numbers.
+    # The library assigns ids to the `##x` characters in the order of a hash table, which differs
+    # between runs, and breaks ties between merges by id. As declared specials they have fixed ids.
     declared = [*specials, *alphabet, *(f"##{char}" for char in inner)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
@@ -77,8 +77,11 @@ def _wordpiece(
 
 
 def _alphabet(texts: Iterable[str], library: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
-    """Returns two lists: the most frequent characters of the normalised texts, and the characters
-    among these at which a word is not split."""
+    """Returns two lists of characters.
+
+    The first has the most frequent characters of the normalised texts. The second has those of them
+    that may occur inside a word, because the pre-tokenizer does not split a word there.
+    """
     raw: collections.Counter[str] = collections.Counter()
     for text in texts:
         raw.update(text)
@@ -142,7 +145,7 @@ def _unigram(
 def _kept_errors(texts: Iterable[str], raised: list[Exception]) -> Iterator[str]:
     """Yields the texts. Appends an exception from reading them to `raised`.
 
-    Otherwise it would be lost: sentencepiece raises a RuntimeError with the message only.
+    Without this, the exception would be lost: sentencepiece replaces it by a RuntimeError.
     """
     try:
         yield from texts
@@ -189,7 +192,9 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Yields the lines of the texts. Lines that sentencepiece would skip are split at white space.
+    """Yields the lines of the texts.
+
+    Lines that are too long for sentencepiece, which would skip them, are split at white space.
     """
     for text in texts:
         for line in text.splitlines():

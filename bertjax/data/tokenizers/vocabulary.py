@@ -40,9 +40,9 @@ class Vocabulary:
     size: number of pieces, specials included; sentinels above the pieces do not count.
     continuations: bool[size], True where a piece continues the word before it.
     special_mask: bool[size], True for special tokens.
-    sentinels: int32, the ids of <extra_id_0>, <extra_id_1> ...: NUM_SENTINELS of them, or as many
-        as the tokenizer declares. If they are above the pieces, the model needs embeddings for
-        them. In ByT5 they are ids of bytes.
+    sentinels: int32, the ids of <extra_id_0>, <extra_id_1> ... The tokenizer declares how many;
+        default: NUM_SENTINELS. If they are above the pieces, the model needs embeddings for them.
+        In ByT5 they are ids of bytes.
     """
 
     size: int

@@ -1,9 +1,9 @@
-"""A cache of the ids of words: the same ids as the `tokenizers` library, several times as fast.
+"""Caches the ids of words: several times as fast as the `tokenizers` library, with the same ids.
 
-One regular expression splits a text into chunks, only at places that the tokenizer's own rules
-never look across. Each chunk is looked up; only chunks that are not cached are passed to the
-library, all of a batch at once. Chunks are cached in their original form (`The` and `the` are two
-entries), so the rules are not repeated here: the library computes every id.
+One regular expression splits a text into chunks, only at places where the ids on either side do not
+depend on the text on the other side. Each chunk is looked up. The chunks of a batch that are not
+cached are passed to the library in one call. Chunks are cached in their original form (`The` and
+`the` are two entries), so the rules are not repeated here: the library computes every id.
 
     encode_words = lambda words: [library.encode(word).ids for word in words]
     cache = WordCache(wordpiece_chunks(), encode_words)
@@ -14,11 +14,11 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-# White space that BERT's rules treat as a gap. Not str.isspace(): the rules delete \x0b, \x0c,
-# \x1c.., \x85 as control characters, so that `a\x0cb` is one word.
+# White space that separates words by BERT's rules. NOTE: str.isspace() also matches \x0b, \x0c,
+# \x1c.., \x85, but the rules delete these as control characters, so that `a\x0cb` is one word.
 _GAPS = " \t\n\r\xa0\u2028\u2029\u3000"
 _ASCII_PUNCTUATION = r"!-/:-@\[-`{-~"
-# Characters of category P that NFD does not change: in BERT each one is a token of its own.
+# Characters of category P that NFD does not change: in BERT each one is a separate token.
 _OTHER_PUNCTUATION = (
     r"\xa1\xa7\xab\xb6\xb7\xbb\xbf\u2010-\u2027\u2030-\u2043"
     r"\u3001-\u3003\u3008-\u3011\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f"
@@ -28,8 +28,8 @@ _IDEOGRAPHS = r"\u3400-\u4dbf\u4e00-\u9fff"  # unified ideographs, which NFD doe
 # The characters of the library's \s; Python's \s also matches \x1c-\x1f.
 _SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 
-CACHE_COST = 1 << 23  # about 200,000 words of 8 letters, 40 MB
-_ENTRY_COST = 32  # overhead of one entry, in letters, so that many short words count too
+CACHE_COST = 1 << 23  # in letters: about 200,000 words of 8 letters, 40 MB
+_ENTRY_COST = 32  # overhead of an entry, in letters, so that many short words fill the cache too
 
 Chunks = Callable[[str], list[str]]
 
@@ -46,9 +46,10 @@ def wordpiece_chunks(*, split_ideographs: bool = True) -> Chunks:
 def byte_level_chunks(*, prefix_space: bool = False) -> Chunks:
     """Returns a splitter for GPT-2's pattern, for pipelines without a normalizer.
 
-    Runs of ASCII letters, of digits and of the punctuation above are split as the pattern does. A
-    run followed by any other character is one chunk up to the next white space, which the library
-    splits further. prefix_space: prepend a space to a text that does not start with one.
+    Runs of ASCII letters, of digits and of the punctuation above are split as in the pattern. If
+    any other character follows a run, all text up to the next white space is one chunk; the library
+    splits the chunk further.
+    prefix_space: whether to prepend a space to a text that does not start with one.
     """
     whole_run = rf"(?![^{_SPACE}A-Za-z0-9{_PUNCTUATION}])"
     cut = re.compile(
@@ -65,7 +66,8 @@ class WordCache:
     """Encodes texts chunk by chunk, with a cache.
 
     chunks: splits a text into chunks that can be encoded independently.
-    encode_words: returns the ids of each chunk in a list; they must depend on that chunk only.
+    encode_words: returns the ids of each chunk in a list of chunks. The ids of a chunk must not
+        depend on the other chunks.
     cost: maximum size of the cache, in letters; a full cache is cleared.
     """
 
@@ -96,7 +98,7 @@ class WordCache:
     def _learn(
         self, known: dict[str, tuple[int, ...]], new: list[str]
     ) -> dict[str, tuple[int, ...]]:
-        """Encodes and caches the new words; returns a table of these and the known words."""
+        """Encodes and caches the new words; returns {word: ids} of the known and the new words."""
         share = self._shared.setdefault
         rows = self._encode_words(new)
         learned = {
