@@ -1,7 +1,7 @@
 """Evaluates on BLiMP (Warstadt et al. 2020, arXiv 1912.00582): pairs of sentences.
 
 One sentence of each pair is grammatical. The model is right on a pair if it gives this sentence the
-higher score; random scores have an accuracy of 0.5. Each line of a file is a pair, {"uid":
+higher score. Random scores give an accuracy of 0.5. Each line of a file is a pair, {"uid":
 paradigm, "term": phenomenon, "good": sentence, "bad": sentence}. The keys of the original files are
 accepted too: UID, linguistics_term, sentence_good and sentence_bad.
 
@@ -51,7 +51,7 @@ class Accuracy(NamedTuple):
 
 
 def read(file: str | os.PathLike, max_pairs: int | None = None) -> list[Pair]:
-    """Returns the pairs of a file; only the first `max_pairs` of each paradigm if it is not None.
+    """Returns the pairs of a file: the first `max_pairs` of each paradigm, or all if None.
 
     Raises UserError if the file is missing, contains no pairs or has a line that is not a pair.
     """
@@ -76,7 +76,7 @@ def evaluate(
 ) -> Accuracy:
     """Returns the accuracy of `model` on `pairs`, by the scores of `scoring.log_likelihoods`.
 
-    A tie counts as wrong. within_word: see `scoring.log_likelihoods`.
+    A pair with equal scores counts as wrong. within_word: see `scoring.log_likelihoods`.
     """
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     scores = scoring.log_likelihoods(model, texts, within_word=within_word).reshape(-1, 2)

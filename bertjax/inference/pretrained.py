@@ -7,8 +7,8 @@
     gpt = bertjax.load("gpt2/")
     gpt.generate(["The cat sat on"], max_new_tokens=8, num_beams=4)      # [" the mat and ..."]
 
-Sequences are sorted by length, their lengths are rounded up and the number of rows of a batch is a
-power of two (`inference.batching`), so that few shapes are compiled.
+To limit the number of compilations, sequences are sorted by length, their lengths are rounded up,
+and the number of rows of a batch is a power of two (`inference.batching`).
 
 Shapes: B batch, L length, P mask tokens of a text, D model, V vocabulary, K likeliest pieces.
 """
@@ -76,13 +76,14 @@ class Pretrained:
 
         pooling: how a vector is computed from the hidden states of the last layer. "mean": their
             mean over all tokens, including [CLS] and [SEP]; "cls": the state of the first token;
-            "last": the state of the last token; "": the pooling that the model was fine-tuned with
-            for embeddings, or else "mean".
+            "last": the state of the last token. The default, "", is the pooling of a model that was
+            fine-tuned for embeddings, and "mean" for any other model.
         normalize: whether to scale the vectors to length 1.
         truncate: whether to truncate texts that are too long for the model.
 
-        Raises UserError if a text is too long and `truncate` is False, if the pooling is unknown,
-        and if it is "cls" for a decoder, whose first token attends only to itself.
+        Raises UserError if a text is too long and `truncate` is False, or if `pooling` is unknown.
+        Raises it also if `pooling` is "cls" for a decoder, whose first token attends only to
+        itself.
         """
         pooling = self._pooling(pooling)
         if pooling not in POOLINGS:
@@ -106,7 +107,7 @@ class Pretrained:
         return vectors
 
     def _pooling(self, asked: str) -> str:
-        """Returns `asked`, the argument of `encode`, or the default pooling if it is ""."""
+        """Returns the pooling for `encode`: `asked`, its argument, or the default if that is ""."""
         return asked or "mean"
 
     def fill_mask(
@@ -114,10 +115,11 @@ class Pretrained:
     ) -> list[list[Fill]] | list[list[list[Fill]]]:
         """Returns a list with the `top` likeliest pieces, best first, for each mask token in order.
 
-        If `text` is a list, returns a list of the results for its texts. Special tokens are never
-        predicted, but the probabilities of all pieces, including these, sum to 1. Raises UserError
-        if a text has no mask token or is too long for the model, if `top` is below 1, and if the
-        model has no "mlm" head or no mask token.
+        If `text` is a list, returns a list of such results. Special tokens are never predicted, but
+        the probabilities of all pieces, including special tokens, sum to 1.
+
+        Raises UserError if a text has no mask token or is too long for the model, if `top` is below
+        1, or if the model has no "mlm" head or no mask token.
         """
         self._check_can_fill(top)
         texts = [text] if isinstance(text, str) else list(text)
@@ -127,7 +129,7 @@ class Pretrained:
         for t, found in zip(texts, positions, strict=True):
             if not len(found):
                 raise errors.UserError(
-                    f"the text {short(t)} contains no {mask}: insert one for each guess"
+                    f"the text {short(t)} contains no {mask}: insert one for each word to predict"
                 )
         top = min(top, int(self._words_V.sum()))
         fills: list[list[list[Fill]]] = [[] for _ in texts]
@@ -155,8 +157,9 @@ class Pretrained:
         decoder pretrained with bertjax and the prompt lacks it. For other decoders it is inserted
         only if the prompt is empty, as in transformers.
 
-        Raises UserError if the model does not generate text, if prompt and max_new_tokens exceed
-        the model's maximum length, and if an option is invalid.
+        Raises UserError if the model does not generate text, if an option is invalid, or if prompt
+        and max_new_tokens exceed the model's maximum length: together for a decoder, each alone for
+        an encoder-decoder.
         """
         how = generation.Options(**options)
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -167,7 +170,7 @@ class Pretrained:
         return [self.tokenizer.decode(ids) for ids in found]
 
     def _prompt(self, text: str, max_new_tokens: int) -> np.ndarray:
-        """Returns a prompt's ids. Raises UserError if prompt or new tokens exceed `max_length`."""
+        """Returns a prompt's ids. Raises UserError if prompt or new tokens are too many."""
         kind = plugins.family_of(self.model).KIND
         if kind == "encoder" or "lm" not in self.model.config.heads:
             raise errors.UserError(
@@ -186,13 +189,13 @@ class Pretrained:
         if len(ids) > room or max_new_tokens > self.max_length:
             raise errors.UserError(
                 f"the prompt {short(text)} has {len(ids)} tokens and max_new_tokens is "
-                f"{max_new_tokens}, but the model takes at most {self.max_length}: shorten one of "
-                "them"
+                f"{max_new_tokens}, but the model takes at most {self.max_length}: shorten the "
+                "prompt or lower max_new_tokens"
             )
         return np.array(ids, np.int32)
 
     def _encode(self, text: str) -> list[int]:
-        """Returns a text's ids, parsing special tokens. Raises UserError if an id >= vocab_size."""
+        """Returns a text's ids, with special tokens. Raises UserError if an id >= vocab_size."""
         ids = self.tokenizer.encode(text, specials_in_text=True)
         above = next((i for i in ids if i >= self.model.config.vocab_size), None)
         if above is not None:
@@ -236,8 +239,8 @@ class Pretrained:
     def _check_can_fill(self, top: int) -> None:
         if "mlm" not in self.model.config.heads:
             raise errors.UserError(
-                "this model has no masked language model head, so it cannot fill masks: load one "
-                "that was saved with it"
+                "this model has no masked language model head, so it cannot fill masks: load a "
+                "model that was saved with this head"
             )
         if self.tokenizer.specials.mask < 0:
             raise errors.UserError("the tokenizer of this model has no mask token")
@@ -247,8 +250,8 @@ class Pretrained:
     def with_ends(self, ids: Sequence[int], text: str, truncate: bool) -> np.ndarray:
         """Returns `ids` with special tokens around them, [CLS] text [SEP].
 
-        If the result is longer than `max_length`, truncates the text if `truncate`, otherwise
-        raises UserError. text: the text of `ids`, for the error message.
+        If the result would be longer than `max_length`, truncates the text, or raises UserError if
+        `truncate` is False. text: the text of `ids`, for the error message.
         """
         ends = special_tokens.of_encoder(self.tokenizer.specials)
         room = self.max_length - len(ends.around([]))

@@ -28,10 +28,13 @@ def few_shot(
 ) -> str:
     """Returns a prompt: the instruction, each example, and `text` without a label.
 
-    examples: pairs (text, label). template: the format of an example; must contain {text} once and
-    end with {label}. separator: the text between two parts of the prompt. White space before the
-    label belongs to the label, so the prompt does not end with it. Raises UserError for an invalid
-    template.
+    The prompt does not end with the white space that the template has before the label, because
+    this white space belongs to the label.
+
+    examples: pairs (text, label).
+    template: the format of an example; must contain {text} once and end with {label}.
+    separator: the text between two parts of the prompt.
+    Raises UserError for an invalid template.
     """
     if template.count("{text}") != 1 or not template.endswith("{label}"):
         raise errors.UserError(
@@ -61,15 +64,15 @@ def choose(
 ) -> list[Choice]:
     """Returns for each prompt the choice that is its likeliest continuation.
 
-    A space is inserted between prompt and choice if there is no white space. Scores are log
-    probabilities in nats.
+    A space is inserted between a prompt and a choice that have no white space between them, unless
+    the prompt is empty. Scores are log probabilities in nats. With a decoder, white space at the
+    end of the prompt is scored too.
 
-    choices: one list for all prompts, or one list for each prompt. normalize: whether to divide a
-    score by the number of scored tokens, so that long choices are not penalised. With a decoder,
-    white space at the end of the prompt is scored too.
-
-    Raises UserError if the model does not generate text, if a choice is empty or a prompt has no
-    choices, and if a text is too long.
+    choices: one list for all prompts, or one list for each prompt.
+    normalize: whether to divide a score by the number of scored tokens, so that long choices are
+        not penalised.
+    Raises UserError if the model does not generate text, if a choice is empty, if a prompt has no
+    choices, or if a text is too long.
     """
     if isinstance(prompts, str) or isinstance(choices, str):
         raise errors.UserError("prompts and choices must be lists of texts, not one text")
@@ -94,7 +97,7 @@ def choose(
             answers.append(choice if joined else " " + choice)
     scores, counts = scoring.log_likelihood_of_continuations(model, contexts, answers)
     if normalize:
-        scores = scores / np.maximum(counts, 1)  # 0: the choice adds no token
+        scores = scores / np.maximum(counts, 1)  # the count is 0 if the choice adds no token
     edges = np.cumsum([len(own) for own in lists])[:-1]
     return [
         Choice(own[int(part.argmax())], int(part.argmax()), tuple(map(float, part)))

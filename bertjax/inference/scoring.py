@@ -15,15 +15,15 @@ The kind of score depends on the model; scores of different kinds cannot be comp
                                  this token. If the model was trained by the objective denoisers
                                  with mode tokens, the mode token for regular spans is put in front
                                  of the text
-    the same, trained by         log-likelihood of the text and the end-of-text token in the
-    prefix_lm                    decoder, as the model has not seen sentinels; the encoder's input
-                                 is only an end-of-text token
+    encoder_decoder trained      log-likelihood of the text and the end-of-text token in the
+    by prefix_lm                 decoder, because the model has not seen sentinels; the encoder's
+                                 input is only an end-of-text token
 
-Given a context and its continuation, a decoder trained by prefix_lm attends bidirectionally within
-the context.
+When `log_likelihood_of_continuations` scores with a decoder trained by prefix_lm, the decoder
+attends bidirectionally within the context.
 
-All logarithms are natural. Texts of similar length are padded to the same length, and each batch is
-filled up, so that few shapes are compiled.
+All logarithms are natural. To limit the number of compilations, texts of similar length are padded
+to the same length, and the last batch is filled up with repeated rows.
 
 Shapes: R texts, B batch, L length, T length of the decoder's input, V vocabulary.
 """
@@ -64,13 +64,13 @@ def log_likelihoods(
 ) -> np.ndarray:
     """Returns the score of each text, float64[R]; the module's docstring lists the kinds of scores.
 
-    within_word: when a token is masked, whether to mask the later tokens of its word too, so that
-    they do not reveal it (Kauf & Ivanova, arXiv 2305.10588); only for masked language models.
-    Raises UserError if the model has no head that can score texts, or if a text is too long for it.
+    within_word: whether to mask, together with a token, the later tokens of its word, so that they
+        do not reveal it (Kauf & Ivanova, arXiv 2305.10588); only for masked language models.
+    Raises UserError if the model has no head that can score texts, or if a text is too long.
     """
     method, _ = _method(model)
     if within_word and method is not _masked:
-        raise errors.UserError("within_word needs a masked language model, and this model is none")
+        raise errors.UserError("within_word needs a masked language model; this model is not one")
     if method is _masked:
         return _masked(model, list(texts), within_word)
     return method(model, list(texts))
@@ -86,10 +86,11 @@ def log_likelihood_of_continuations(
 ) -> Continuations:
     """Returns the log probability of each continuation, given its context.
 
-    For a decoder, context and continuation are one text. White space between the two, and a token
-    that spans both, count as continuation. For an encoder-decoder, the context is the input of the
-    encoder, and the end-of-text token after the continuation is scored too. Raises UserError if the
-    model does not generate text, or if a text is too long.
+    For a decoder, context and continuation are joined to one text. White space between the two and
+    a token that spans both belong to the continuation. For an encoder-decoder, the context is the
+    input of the encoder, and the end-of-text token after the continuation is scored too.
+
+    Raises UserError if the model does not generate text, or if a text is too long.
     """
     kind = plugins.family_of(model.model).KIND
     if kind == "encoder" or "lm" not in model.model.config.heads:
@@ -131,8 +132,8 @@ def _method(model: pretrained.Pretrained) -> tuple[Callable[..., np.ndarray], st
     if "mlm" in heads:
         return _masked, "pseudo-log-likelihood"
     raise errors.UserError(
-        f"this {model.source.family} model has no head that scores text (mlm, rtd or lm): load one "
-        "that was saved with it"
+        f"this {model.source.family} model has no head that scores text (mlm, rtd or lm): load a "
+        "model that was saved with such a head"
     )
 
 
@@ -182,7 +183,7 @@ def _discriminated(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray
 def _causal(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
     ends = special_tokens.of_decoder(model.tokenizer.specials)
     sequences = [ends.around(ids) for ids in model.tokenizer.encode_batch(texts)]
-    _check(model, texts, sequences, model.max_length + 1)  # + 1: the last token is only predicted
+    _check(model, texts, sequences, model.max_length + 1)  # + 1: the last token is not an input
     return _next_tokens(model, sequences, [0] * len(texts))
 
 
@@ -213,7 +214,7 @@ def _corrupted(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
     if sentinel >= model.model.config.vocab_size:
         raise errors.UserError(
             f"the model has {model.model.config.vocab_size} embeddings, but sentinel 0 has id "
-            f"{sentinel}: its tokenizer has no sentinels as in T5"
+            f"{sentinel}: load a model with embeddings for sentinels, as in T5"
         )
     ends = special_tokens.of_encoder_decoder(model.tokenizer.specials)
     of_objective, config = model.objective()
@@ -223,7 +224,7 @@ def _corrupted(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
     _check(model, texts, sequences, model.max_length)
     scores = np.zeros(len(texts))
     for rows, (ids_RL,), (real_RL,) in _buckets(model, sequences):
-        hidden_RL = real_RL[:, 1:].copy()  # tokens to replace, one a row: all but the last
+        hidden_RL = real_RL[:, 1:].copy()  # tokens to replace: all except the end-of-text token
         hidden_RL[:, : len(front)] = False
         row, place = np.nonzero(hidden_RL)
         if not len(row):
@@ -246,13 +247,13 @@ def _written(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
     specials = model.tokenizer.specials
     ends = special_tokens.of_decoder(specials, model.decoder_start())
     sequences = [ends.around(ids) for ids in model.tokenizer.encode_batch(texts)]
-    _check(model, texts, sequences, model.max_length + 1)  # + 1: the last token is only predicted
+    _check(model, texts, sequences, model.max_length + 1)  # + 1: the last token is not an input
     source = special_tokens.of_encoder_decoder(specials).around([])
     return _answers(model, [source] * len(texts), sequences)
 
 
 def _answers(model: pretrained.Pretrained, sources: Ids, targets: Ids) -> np.ndarray:
-    """Returns the log probability of each target given its source; first tokens are not scored."""
+    """Returns the log probability of each target, without its first token, given its source."""
     scores = np.zeros(len(sources))
     for rows, (ids_RL, ids_RT), (real_RL, real_RT) in _buckets(model, sources, targets):
         found = []
@@ -311,13 +312,13 @@ def _buckets(
     model: pretrained.Pretrained, *columns: Ids
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]]:
     """Yields (rows, ids, real) for rows of similar length, as `batching.buckets` does."""
-    # A decoder's input is one token shorter than the sequence.
+    # A decoder's input omits the last token of the sequence, so sequences may be one token longer.
     limit = model.max_length + (plugins.family_of(model.model).KIND != "encoder")
     yield from batching.buckets(columns, limit, special_tokens.padding(model.tokenizer.specials))
 
 
 def _slices(count: int, length: int, logits: int) -> Iterator[np.ndarray]:
-    """Yields the row indices of each batch; the last batch is filled up with the first rows.
+    """Yields the row indices of each batch; the last batch is filled up with rows from the start.
 
     count: the number of rows. length, logits: the number of tokens and of logits per row.
     """
@@ -335,7 +336,7 @@ def _width(model: pretrained.Pretrained) -> int:
 def _log_probs(
     model: Any, params: Any, name: str, features: dict[str, jax.Array], targets: jax.Array
 ) -> jax.Array:
-    """Returns float32 log probabilities of `targets` by the logits in the output `name`."""
+    """Returns float32 log probabilities of `targets`; `name` is the output with the logits."""
     logits = model.apply({"params": params}, **features)[name]
     return losses.log_probs(logits, targets)
 

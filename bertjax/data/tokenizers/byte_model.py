@@ -116,7 +116,7 @@ def text_of(data: bytes) -> str:
 
 
 def sentinels_above(count: int = NUM_ABOVE) -> np.ndarray:
-    """Returns int32[count]: the ids above the bytes, counting up, as in earlier bertjax."""
+    """Returns int32[count]: the ids above the bytes, ascending. Earlier versions used them."""
     return np.arange(SIZE, SIZE + count, dtype=np.int32)
 
 

@@ -25,7 +25,7 @@ _BYTES |= {chr(0x100 + n): byte for n, byte in enumerate(_HIDDEN)}
 
 # Keys that `_settings` drops: `rules` adds vocab and merges itself; the others change no id.
 _SILENT = ("vocab", "merges", "trim_offsets", "fuse_unk", "dropout")
-PREPEND = "prepend_scheme"  # key of tokenizer_config.json, only without tokenizer.json
+PREPEND = "prepend_scheme"  # key of tokenizer_config.json; used if there is no tokenizer.json
 _PROBE = "\ufdd0"  # a noncharacter, which does not occur in text
 
 
@@ -319,7 +319,7 @@ def _pieces(library: tokenizers.Tokenizer) -> list[str]:
 
 
 def count_sentinels(pieces: list[str]) -> int:
-    """Returns how many sentinels end the list, in the order <extra_id_n>, ..., <extra_id_0>."""
+    """Returns the number of sentinels at the end: <extra_id_n>, ..., <extra_id_1>, <extra_id_0>."""
     pairs = enumerate(reversed(pieces))
     return next((i for i, piece in pairs if piece != f"<extra_id_{i}>"), len(pieces))
 

@@ -118,7 +118,7 @@ def of_pieces(model: Model, options: Options) -> tuple[vocabulary.Specials, np.n
 
 
 def _sentinels(model: Model, count: int) -> np.ndarray:
-    """Returns the ids of sentinel pieces; if there are none, `count` ids (0: 100) above the pieces."""
+    """Returns the ids of sentinel pieces; if none exist, `count` ids (0: 100) above the pieces."""
     ids = {piece.removeprefix(sentencepiece_model.SPACE): i for i, piece in enumerate(model.pieces)}
     names = map(SENTINEL.format, itertools.count())
     declared = [ids[name] for name in itertools.takewhile(ids.__contains__, names)]
@@ -265,14 +265,14 @@ def _read_pipeline(file: epath.Path, folder: Folder) -> library_model.LibraryMod
 
 
 def _bert_rules(folder: Folder) -> dict[str, bool | None]:
-    """Returns the settings that override tokenizer.json's normalizer; all if a WordPiece class."""
+    """Returns the settings that override those of the normalizer in tokenizer.json."""
     options = folder.options
     wanted = {
         "lowercase": options.do_lower_case,
         "strip_accents": options.strip_accents,
         "handle_chinese_chars": options.tokenize_chinese_chars,
     }
-    if folder.known.kind == "wordpiece":
+    if folder.known.kind == "wordpiece":  # such a class overrides all settings
         return wanted
     if folder.class_name:  # as in transformers, only the caller's arguments override the file
         wanted = {

@@ -64,7 +64,7 @@ class Folder:
 
     @functools.cached_property
     def known(self) -> tokenizer_classes.Class | None:
-        """The properties of the class; None if the files name a class that bertjax does not support."""
+        """The properties of the class; None if the files name a class that is not supported."""
         if not self.class_name:  # the model_type is missing or not in the table
             return tokenizer_classes.PIPELINE if self.source else tokenizer_classes.ANY
         return tokenizer_classes.find(self.class_name)
