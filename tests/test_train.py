@@ -182,7 +182,7 @@ def test_warnings_name_rows_that_are_never_trained_and_small_held_out_data(data)
     heldout.num_documents, heldout.num_tokens = 2, 800
     rows, small = experiment.data_warnings(conf, vocabulary, heldout)
     assert f"--config.model.vocab_size={vocabulary.size}" in rows and "never trained" in rows
-    assert small.startswith("held-out data: 2 documents of 800 tokens are too few to rank")
+    assert small.startswith("held-out data: 2 documents with 800 tokens in total are too few")
     heldout.num_documents, heldout.num_tokens = 30, 20_000
     conf.model.vocab_size = vocabulary.size + 60  # padding to a round number
     assert experiment.data_warnings(conf, vocabulary, heldout) == []

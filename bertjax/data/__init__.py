@@ -1,1 +1,1 @@
-"""Text to batches: corpus, tokenizer, prepared records, samples, masking, loader. NumPy only."""
+"""Turns text into batches: corpus, tokenizers, prepared data, batches. Uses NumPy, not JAX."""

@@ -1,9 +1,11 @@
 """Text-to-text denoising: the encoder reads corrupted text, the decoder predicts the noise spans.
 
-Each piece of a row is corrupted independently, and its inputs and its targets both end with an EOS.
+A row of a batch contains one or more pieces of documents. Each piece is corrupted independently,
+and its inputs and its targets both end with an EOS.
+
 How much text fits into a row depends on the kind of noise. Therefore the kind is drawn once per
-document, before rows are filled, and all pieces of a row have the same kind. The noise positions
-are drawn later, from the key of the row (`data.batches.rng`).
+document, before rows are filled, and all pieces of a row have the same kind. Which tokens are noise
+is drawn later, with the random numbers of the row (`data.batches.rng`).
 """
 
 import dataclasses
@@ -25,7 +27,9 @@ class Corruption:
     noises: the N kinds of noise. rates: for each kind, its share of the rows; the rates sum to 1.
     sentinels: int32 ids; a piece has at most as many noise spans as there are sentinels.
     end: the id at the end of each piece. pad: the id of padding and the decoder's first input.
-    modes: for each kind of noise, the id that its inputs start with; empty: no such id.
+    packing: whether a row may contain several pieces.
+    modes: for each kind of noise, the id of the mode token that starts the inputs of a piece. If
+        empty, inputs have no mode token.
     """
 
     length: int
@@ -40,7 +44,10 @@ class Corruption:
 
     def __post_init__(self):
         if not len(self.sentinels):
-            raise errors.UserError("the tokenizer has too few sentinels: train one with more")
+            raise errors.UserError(
+                "the tokenizer has no sentinels to mark the noise spans: train or choose another "
+                "tokenizer"
+            )
         if self.limits.min() < 2:
             raise errors.UserError(
                 f"config.data.length = {self.length}: is too short for text and its sentinels"
@@ -48,19 +55,19 @@ class Corruption:
 
     @functools.cached_property
     def limits(self) -> np.ndarray:
-        """int64[N]: for each kind of noise, the size of the longest piece of text that fits a row.
-        """
+        """int64[N]: for each kind of noise, the tokens in the longest piece of text that fits a
+        row."""
         room = self.length - self.front, self.targets_length, len(self.sentinels)
         return np.array([noise.longest_piece(*room) for noise in self.noises])
 
     @property
     def front(self) -> int:
-        """Number of tokens in front of the text of a piece in the inputs: 1 with modes, else 0."""
+        """Number of tokens before the text in the inputs of a piece: 1 with `modes`, else 0."""
         return 1 if self.modes else 0
 
     @property
     def width(self) -> int:
-        """Maximum number of text tokens in a row; each will be in the inputs or in the targets."""
+        """Maximum number of text tokens in a row; each goes to the inputs or to the targets."""
         return self.length + self.targets_length
 
     def window(self, records: Sequence) -> packing.Window:
@@ -68,12 +75,13 @@ class Corruption:
         return packing.join(records)
 
     def segment(self, window: packing.Window, rng: RowRandom) -> np.ndarray:
-        """Returns a table of rows whose pieces cover each token once.
+        """Returns the table of the window's rows. Each token of the window is in exactly one piece.
 
-        rng: random numbers of the window, which is its only row.
+        rng: random numbers of the window: a `RowRandom` with a single row.
         """
-        # The rates are shares of the rows, but how many rows a document fills depends on its kind
-        # of noise. So a kind has the weight: rate / number of rows that the document would fill.
+        # `rates` are shares of the rows, but kinds are drawn per document, and the kind decides how
+        # many rows a document fills. Therefore the weight of a kind is its rate divided by the
+        # number of rows that the document would fill.
         if self.packing:
             rows_DN = 1 / np.tile(self.limits, (len(window.edges) - 1, 1))
         else:
@@ -104,13 +112,16 @@ class Corruption:
         return np.concatenate(tables)
 
     def assemble(self, window: packing.Window, table: np.ndarray) -> packing.Batch:
-        """Returns input_ids int32[B, width] with pieces back to back, piece_sizes int32[B, K] and
-        noise int32[B], the index in `noises` of the kind of noise of each row."""
+        """Returns input_ids int32[B, width], piece_sizes int32[B, K] and noise int32[B].
+
+        The pieces are back to back in input_ids. noise is the index in `noises` of the kind of
+        noise of each row.
+        """
         batch = packing.assemble(window, table, self.width, self.pad)
         return batch | {"noise": table["noise"][:, 0]}
 
     def corrupt(self, batch: packing.Batch, rng: RowRandom) -> packing.Batch:
-        """Corrupts a batch of `assemble`; returns its features, see `layout.encoder_decoder`.
+        """Corrupts a batch made by `assemble`; returns the features of `layout.encoder_decoder`.
 
         rng: random numbers of the rows of the batch.
         """

@@ -2,10 +2,10 @@
 
 A row consists of pieces of text followed by padding. Packed rows have several pieces, with
 segment_ids (1 in the first piece, 2 in the second ..., 0 in padding) and position_ids (which start
-at 0 in each piece). Other rows have one piece, with an attention_mask. The layouts are those of
-seqio's feature converters.
+at 0 in each piece). Rows that are not packed have one piece, with an attention_mask. The layouts
+are those of seqio's feature converters.
 
-    lay_out(tokens=[7, 8, 1, 9, 1], sizes=[[3, 2]], length=6, pad=0, packing=True)
+    lay_out(np.array([7, 8, 1, 9, 1]), np.array([[3, 2]]), length=6, pad=0, packing=True)
     # input_ids 7 8 1 9 1 0, segment_ids 1 1 1 2 2 0, position_ids 0 1 2 0 1 0
 
 Shapes: B rows, L length, K maximum pieces per row, P pieces, T tokens of all pieces, in order.

@@ -2,11 +2,13 @@
 the host or on earlier batches.
 
 An epoch is a random permutation of the dataset's records, cut into windows of about `window_tokens`
-tokens. In each epoch the text of a window is segmented into samples anew, and these are shuffled.
-The number of samples used from a window is fixed beforehand: its number of records times the
-samples per record in the first window. So sample i is located without reading earlier windows. If
-a window yields more samples, some are skipped at random; if it yields fewer, some are repeated,
-with new masks. (If there is only one window, each sample of the first epoch is used exactly once.)
+tokens. The text of each window is segmented into samples, which are shuffled.
+
+The number of samples used from a window is fixed beforehand: the number of its records times the
+samples per record in the first window. So the window of sample i is known without reading earlier
+windows. If a window yields more samples, some are skipped at random. If it yields fewer, some are
+repeated with different masks. (If there is only one window, each sample of the first epoch is used
+exactly once.)
 
     stream = Stream(dataset, sampling, transform, batch_size=256, seed=0)
     stream.batch(step)                          # {"input_ids": int32[256, L], ...}
@@ -83,7 +85,7 @@ class Windows:
         if not len(table):
             raise errors.UserError(
                 f"{len(records)} records of the dataset give no sample: their documents are too "
-                "short for this objective (a pair in order needs two tokens)"
+                "short for this objective (a pair of segments needs at least two tokens)"
             )
         return window, table[rng.permutation("window/samples", len(table))[0]]
 
@@ -104,7 +106,8 @@ class Stream:
       window_tokens: samples are shuffled within windows of this many tokens; memory grows with it.
 
     Attributes:
-      samples_per_epoch: N; sample p = step * batch_size + row is the (p % N)-th of epoch p // N.
+      samples_per_epoch: the number N of samples in an epoch. Row r of the batch at step s has the
+        number p = s * batch_size + r in the stream; it is sample p % N of epoch p // N.
     """
 
     def __init__(
@@ -143,7 +146,7 @@ class Stream:
         for n in np.unique(number):
             member = np.flatnonzero(number == n)
             window, table = self._ahead.get(int(n))
-            # A table with fewer samples than the window's fixed number wraps around.
+            # If the table has fewer samples than are used of the window, it is repeated.
             sample = (index - self._starts[w])[member] % len(table)
             parts.append((member, self._sampling.assemble(window, table[sample])))
         batch = parts[0][1] if len(parts) == 1 else _merge(parts, len(position))
@@ -161,7 +164,8 @@ def train_batches(
 ) -> Iterator[Batch]:
     """Yields the given rows of batches start_step to stop_step - 1, prefetched by threads.
 
-    num_threads: 0 builds each batch on demand. prefetch: maximum number of batches built ahead.
+    num_threads: number of threads that build batches; 0: each batch is built when it is requested.
+    prefetch: maximum number of batches built ahead.
     """
     steps = grain.MapDataset.range(start_step, stop_step)
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)
@@ -182,8 +186,10 @@ def eval_batches(
     """Yields each sample once, or only the first max_samples, in an order fixed by the seed.
 
     A batch has the features of `transform` and example_weights float32[B]. The last batch is padded
-    with rows of weight 0. All their features are 0, except that the first entry of attention_mask,
-    if there is one, is 1.
+    with rows of weight 0. All features of these rows are 0, except that an attention_mask is 1 at
+    the first position.
+
+    rows: which rows of each batch to yield.
     """
     windows = Windows(dataset, sampling, seed, window_tokens)
 
@@ -214,7 +220,7 @@ def eval_batches(
 
 
 class _ReadAhead:
-    """Reads windows by number, counted across epochs, and the next one in the background.
+    """Reads a window by its number, counted across epochs, and the next window in the background.
 
     keep: how many of the most recent windows are cached.
     """
@@ -243,7 +249,9 @@ class _ReadAhead:
 
 
 def _merge(parts: list[tuple[np.ndarray, Batch]], rows: int) -> Batch:
-    """Merges parts into one batch of `rows` rows. A part: (indices of its rows in the batch, rows).
+    """Merges parts into one batch of `rows` rows.
+
+    A part is a pair: the indices of its rows in the merged batch, and a batch of these rows.
     """
     whole = {
         name: np.empty((rows, *value.shape[1:]), value.dtype) for name, value in parts[0][1].items()
@@ -264,6 +272,8 @@ def _fill(batch: Batch, batch_size: int) -> Batch:
         name: np.pad(value, [(0, batch_size - size)] + [(0, 0)] * (value.ndim - 1))
         for name, value in batch.items()
     }
-    if "attention_mask" in full:  # packed rows have no mask: their padding attends to nothing
+    # A row of weight 0 attends to its first token. Packed rows have no attention_mask; their
+    # padding attends to nothing.
+    if "attention_mask" in full:
         full["attention_mask"][size:, 0] = 1
     return full

@@ -1,11 +1,12 @@
 """Masked language modelling: chooses the positions to predict and masks them.
 
 This module chooses single tokens and whole words; `data.batches.span_masking` chooses runs of
-words. All functions are vectorised over the batch. The rules are those of BERT (Devlin et al. 2019,
-section 3.1, and its create_pretraining_data.py): a row of n tokens, specials included, gets
-min(P, max(1, round(rate * n))) predictions; [CLS], [SEP] and padding are never chosen; 80% of the
-chosen tokens become [MASK], 10% become a random piece, 10% stay. Every row has P slots; unused
-slots have position 0 and weight 0.
+words. All functions are vectorised over the batch.
+
+The rules are those of BERT (Devlin et al. 2019, section 3.1, and its create_pretraining_data.py). A
+row of n tokens, including [CLS] and [SEP], gets min(P, max(1, round(rate * n))) predictions. [CLS],
+[SEP] and padding are never chosen. 80% of the chosen tokens become [MASK], 10% become a random
+token, 10% stay. Every row has P slots; unused slots have position 0 and weight 0.
 
 Shapes: B rows, L length, P predictions per row.
 """
@@ -18,8 +19,11 @@ _LAST = np.uint32(2**31)  # greater than the score of any candidate
 
 
 def counts(lengths_B: np.ndarray, rate: float, limit: int) -> np.ndarray:
-    """Returns int64[B]: predictions per row, for rows of lengths_B tokens; at least 1, at most
-    `limit`, rounded half to even like Python's `round`."""
+    """Returns int64[B]: the numbers of predictions in rows of lengths_B tokens.
+
+    They are rate * lengths_B, rounded half to even like Python's `round`, but at least 1 and at
+    most `limit`.
+    """
     return np.clip(np.rint(lengths_B * rate), 1, limit).astype(np.int64)
 
 
@@ -30,7 +34,7 @@ def choose_tokens(
 
     Args:
       candidates_BL: bool, the positions that may be predicted.
-      counts_B: int, at most `limit`; in a row with fewer candidates all are chosen.
+      counts_B: int, at most `limit`. In a row with fewer candidates, all candidates are chosen.
       limit: P, at most L.
       rng: random numbers of these rows.
 
@@ -132,12 +136,12 @@ def apply(
 
     Args:
       positions_BP, weights_BP: the chosen positions, as returned by `choose_tokens`.
-      random_ids: int[R], the ids from which random pieces are drawn.
+      random_ids: int[R], the ids from which random tokens are drawn.
       mask_token_rate, random_token_rate: shares of the chosen positions that become `mask_id` and
-        a random piece; the others keep their token.
+        a random token; the other chosen positions keep their token.
       deciders_BP: int, for each slot, the slot whose draw decides between mask, random and keep. If
-        this is the first slot of the span, the whole span is masked, random or kept. If None, each
-        slot uses its own draw.
+        this is always the first slot of the span, all tokens of a span are treated alike. If None,
+        each slot uses its own draw.
 
     Returns:
       The masked input_ids, int32[B, L], a new array, and masked_ids int32[B, P], the original
@@ -151,7 +155,7 @@ def apply(
         action_BP = np.take_along_axis(action_BP, deciders_BP, axis=1)
     seen_BP = np.where(action_BP < mask_token_rate + random_token_rate, drawn_BP, truth_BP)
     seen_BP = np.where(action_BP < mask_token_rate, mask_id, seen_BP)
-    # Unused slots have position 0, which is never chosen; they write the token that is there.
+    # Unused slots have position 0, which is never chosen. They write back the token at position 0.
     seen_BP = np.where(used_BP, seen_BP, truth_BP)
     hidden_BL = input_ids_BL.copy()
     np.put_along_axis(hidden_BL, positions_BP, seen_BP.astype(hidden_BL.dtype), axis=1)
@@ -161,8 +165,9 @@ def apply(
 def shuffled(candidates_BL: np.ndarray, rng: RowRandom) -> np.ndarray:
     """Returns int32[B, L]: the columns of each row, the candidates first and in random order.
 
-    Score and column are packed into one 32-bit word. So no two values are equal, the order does not
-    depend on the sort algorithm, and sorting these values is several times faster than argsort.
+    A random score and the column are packed into one 32-bit word. No two words of a row are equal,
+    so the order does not depend on the sort algorithm. Sorting the words is several times faster
+    than argsort.
     """
     length = candidates_BL.shape[1]
     low = np.uint32((1 << (length - 1).bit_length()) - 1)

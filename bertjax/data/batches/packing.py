@@ -1,8 +1,8 @@
 """Cuts documents into pieces and puts pieces into rows: several per row (packed) or one per row.
 
-A piece is a run of tokens of one document. Both ways of filling rows use the same pieces, and no
-piece attends to another piece of its row (`data.batches.layout`), so the loss is the same either
-way.
+A piece is a run of tokens of one document. The pieces are the same in both cases, and no piece
+attends to another piece of its row (`data.batches.layout`). Therefore packing does not change the
+loss.
 
 `Documents`, `Prefixes`, `Enclosed` and `denoising.Corruption` have the same methods as the classes
 of `data.batches.samples`. An entry of their tables describes one row of the batch: the start and
@@ -13,8 +13,8 @@ the size of each piece in the row.
     table = sampling.segment(window, rng)
     batch = sampling.assemble(window, table[rows])  # input_ids [B, 128], piece_sizes [B, K]
 
-Shapes: B rows, L length, K maximum pieces per row, P pieces, D documents, or in `best_fit` and
-its callers the capacities of a row.
+Shapes: B rows, L length, K maximum pieces per row, P pieces, D documents. In the names
+costs_DP and capacity_D, D is the number of capacities of a row.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from bertjax.data.batches.rng import RowRandom
 
 Batch = dict[str, np.ndarray]
 
-_TOKENS_A_SLOT = 8  # a row has one slot per 8 tokens; rows of shorter pieces cannot be filled
-_MAX_COSTS = 2048  # up to this many distinct costs, `best_fit` is fast
+_TOKENS_A_SLOT = 8  # one slot per 8 tokens: if pieces are shorter on average, rows cannot be filled
+_MAX_COSTS = 2048  # `best_fit` is fast for up to this many distinct costs
 
 
 def slots(length: int, packing: bool) -> int:
@@ -43,7 +43,8 @@ def slots(length: int, packing: bool) -> int:
 class Window:
     """The documents of some records, back to back.
 
-    tokens: uint16 or uint32 [T]. edges: int64[D + 1], the first token of each document, then T.
+    tokens: uint16 or uint32 [T].
+    edges: int64[D + 1], the index of the first token of each document, then T.
     A document that continues in the next record counts as two, because records are shuffled.
     """
 
@@ -67,7 +68,7 @@ def join(records: Sequence, end: int | None = None) -> Window:
 def cut(window: Window, limit: int | np.ndarray, rng: RowRandom) -> tuple[np.ndarray, np.ndarray]:
     """Cuts documents into pieces of `limit` tokens (a number or int[D]).
 
-    If the size of a document is not a multiple of `limit`, one piece, at random, is shorter.
+    If the size of a document is not a multiple of `limit`, one random piece of it is shorter.
     Returns the first token and the size of each piece, two int64[P], in the order of the text.
     """
     sizes = np.diff(window.edges)
@@ -86,9 +87,10 @@ def best_fit(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
     """Returns int64[P]: the row of each piece, by best-fit decreasing bin packing.
 
     A piece is placed in the row where it leaves the least room, or in a new row if no row has room.
-    capacity: the D capacities of a row, such as the tokens of its inputs and of its targets.
-    costs_DP: int, the amount of each capacity that a piece uses, from 1 to the capacity.
     Pieces of equal cost are placed together, so the time grows with the number of distinct costs.
+
+    costs_DP: int, the amount of each capacity that a piece uses, from 1 to the capacity.
+    capacity: the D capacities of a row, such as the lengths of its inputs and of its targets.
     """
     capacity_D = np.array(capacity, np.int64)[:, None]
     _, first_C, kind_P, counts_C = np.unique(
@@ -100,12 +102,13 @@ def best_fit(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
 
     rows_P = np.empty(costs_DP.shape[1], np.int64)
     left_DR = np.empty_like(costs_DP, np.int64)
-    opened, room = 0, np.zeros(0, np.int64)  # number of rows so far; rows that may not be full
+    opened, room = 0, np.zeros(0, np.int64)  # number of rows so far; rows that may have room
     for kind in np.argsort(-(cost_DC * scale_D).max(axis=0), kind="stable"):
         cost_D, pieces = cost_DC[:, kind, None], members[kind]
         room = room[(left_DR[:, room] > 0).all(axis=0)]
         fits = room[(left_DR[:, room] >= cost_D).all(axis=0)]
-        # Ties go to the row opened first. The words are distinct, so any sort gives the same order.
+        # At a tie, the row opened first is filled. The words (room left, row) are distinct, so any
+        # sort algorithm gives the same order.
         words = ((left_DR[:, fits] * scale_D).sum(axis=0) << 32) | fits
         if len(words) > len(pieces):
             words = np.partition(words, len(pieces) - 1)[: len(pieces)]
@@ -126,7 +129,7 @@ def best_fit(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
 
 
 def coarse(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
-    """Returns costs_DP, rounded up so far that at most _MAX_COSTS distinct costs remain."""
+    """Rounds costs_DP up, so coarsely that at most _MAX_COSTS distinct costs remain."""
     capacity_D, unit = np.array(capacity)[:, None], 1
     rounded_DP = costs_DP
     while len(np.unique(_codes(rounded_DP, capacity))) > _MAX_COSTS:
@@ -136,10 +139,12 @@ def coarse(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
 
 
 def tabulate(rows_P: np.ndarray, slots: int, **columns: np.ndarray) -> np.ndarray:
-    """Returns a structured array, one entry per row: each column int32[slots], 0 in empty slots.
+    """Returns a structured array with one entry per row.
+
+    Each column becomes a field int32[slots], which is 0 in empty slots. The pieces of a row keep
+    their order.
 
     rows_P: the row of each piece. columns: int[P], one value per piece.
-    The pieces of a row keep their order.
     """
     order = np.argsort(rows_P, kind="stable")
     row = rows_P[order]
@@ -162,7 +167,7 @@ def arrange(
     """Shuffles pieces and returns their table: packed into rows, or one per row if `slots` is 1.
 
     costs_DP, capacity: as in `best_fit`. columns: as in `tabulate`.
-    stream: the name of the random numbers to draw from rng.
+    stream: the name of the stream of random numbers (see `RowRandom`).
     """
     order = rng.permutation(stream, costs_DP.shape[1])[0]
     columns = {name: column[order] for name, column in columns.items()}
@@ -187,9 +192,9 @@ class Documents:
         return join(records, self.end)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """Returns a table of rows whose pieces cover each token once.
+        """Returns the table of the window's rows. Each token of the window is in exactly one piece.
 
-        rng: random numbers of the window, which is its only row.
+        rng: random numbers of the window: a `RowRandom` with a single row.
         """
         start, size = cut(window, self.length, rng)
         k = slots(self.length, self.packing)
@@ -202,12 +207,12 @@ class Documents:
 
 @dataclasses.dataclass(frozen=True)
 class Prefixes:
-    """Samples pieces of documents, each split at a random point into a prefix and a rest.
+    """Samples pieces of documents, each split at a random point into a prefix and the rest.
 
-    Prefix and rest each get one end token, and a row has room for `length` tokens of prefixes and
-    `length` tokens of rests. `segment` draws the split, because it decides which pieces fit into
-    one row. Pieces have at most `length` - 4 tokens: two pieces of `length` tokens, with their four
-    end tokens, would never fit into one row.
+    The prefix and the rest get one end token each. A row has room for `length` tokens of prefixes
+    and `length` tokens of rests. `segment` draws the split, because the split decides which pieces
+    fit into one row. A piece has at most `length` - 4 tokens, because two pieces of `length` tokens
+    would never fit into one row together with their four end tokens.
     """
 
     length: int
@@ -219,9 +224,9 @@ class Prefixes:
         return join(records)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """Returns a table of rows whose pieces cover each token once.
+        """Returns the table of the window's rows. Each token of the window is in exactly one piece.
 
-        rng: random numbers of the window, which is its only row.
+        rng: random numbers of the window: a `RowRandom` with a single row.
         """
         start, size = cut(window, self.length - 4, rng)
         prefix = rng.integers("packing/prefix", np.minimum(1, size - 1), size, len(size))[0]
@@ -261,9 +266,9 @@ class Enclosed:
         return join(records)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """Returns a table of rows whose pieces cover each token once.
+        """Returns the table of the window's rows. Each token of the window is in exactly one piece.
 
-        rng: random numbers of the window, which is its only row.
+        rng: random numbers of the window: a `RowRandom` with a single row.
         """
         start, size = cut(window, self.length - 2, rng)
         k = slots(self.length, self.packing)
@@ -288,7 +293,7 @@ class Enclosed:
 def assemble(window: Window, table: np.ndarray, width: int, pad: int) -> Batch:
     """Returns input_ids int32[B, width], with pieces back to back, and piece_sizes int32[B, K].
 
-    pad: the id after the last piece of a row.
+    pad: the id that fills a row after its last piece.
     """
     sizes_BK = table["size"]
     sizes_P = sizes_BK[sizes_BK > 0]
@@ -300,7 +305,7 @@ def assemble(window: Window, table: np.ndarray, width: int, pad: int) -> Batch:
 
 
 def _codes(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
-    """Returns int64[P]: encodes each distinct cost vector as one distinct number."""
+    """Returns int64[P]: encodes the costs of each piece as one number, without collisions."""
     return np.cumprod([1, *np.add(capacity[:-1], 1)]) @ costs_DP
 
 

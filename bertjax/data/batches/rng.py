@@ -19,7 +19,7 @@ _WORD = 2**64 - 1
 
 
 def row_keys(seed: int, epoch: int | np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Returns uint64[B]: the key of each row; rows of one epoch with different indices differ.
+    """Returns uint64[B]: the key of each row. Samples of one epoch have different keys.
 
     epoch: one number or int64[B]. index: int64[B], the index of each row's sample in its epoch.
     """
@@ -33,7 +33,7 @@ def row_keys(seed: int, epoch: int | np.ndarray, index: np.ndarray) -> np.ndarra
 class RowRandom:
     """Random numbers for B rows with the given keys, uint64[B].
 
-    NOTE: two calls with the same stream name return the same numbers: use a new name per purpose.
+    NOTE: two calls with the same stream name return the same numbers. Use one name per purpose.
     """
 
     def __init__(self, keys: np.ndarray):
@@ -52,17 +52,17 @@ class RowRandom:
     def integers(
         self, stream: str, low: int | np.ndarray, high: int | np.ndarray, n: int
     ) -> np.ndarray:
-        """Returns int64[B, n] in [low, high); low and high are numbers or broadcast against [B, n].
+        """Returns int64[B, n] in [low, high), or `low` if low == high.
 
-        The result is `low` where the range is empty. The probabilities of any two numbers in the
-        range differ by at most 2**-32.
+        low, high: numbers, or arrays that broadcast to [B, n].
+        The probabilities of any two numbers in the range differ by at most 2**-32.
         """
         span = np.subtract(high, low).astype(np.uint64)
         return ((self.bits(stream, n) * span) >> np.uint64(32)).astype(np.int64) + low
 
     def permutation(self, stream: str, n: int) -> np.ndarray:
         """Returns int64[B, n]: in each row, a random permutation of the numbers below n."""
-        # 64 bits per column: ties, which would favour the lower index, practically never occur.
+        # Ties would favour the lower index. With 64 bits per column they practically never occur.
         words = self.bits(stream, 2 * n).view("<u8")
         return np.argsort(words, axis=1, kind="stable")
 

@@ -1,16 +1,17 @@
 """Segments text into training samples: spans of a window, chosen and truncated as in BERT.
 
-A window is some records of the prepared dataset as flat arrays. `Pairs`, `OrderedPairs` and
-`FullSentences` have the same three methods, all of them vectorised and pure:
+A window holds the text of some records of the prepared dataset as flat arrays. `Pairs`,
+`OrderedPairs` and `FullSentences` have the same three methods, all of them vectorised and pure:
 
     window = sampling.window(records)               # flat arrays; very long sentences are cut
     table = sampling.segment(window, rng)           # every sample of the window, as spans of tokens
     batch = sampling.assemble(window, table[rows])  # these samples as padded arrays
 
-Random numbers are drawn for every sentence, as if a sample started there; a sample uses those of
-its first sentence. So a window is segmented in two steps: compute for every sentence where the next
-sample would start, then follow these links from the first sentence. Unless samples may cross
-documents, no link jumps over the start of a document, so the links visit all documents.
+A window is segmented in two steps. The first step assumes that a sample starts at every sentence,
+and computes where the next sample would then start. The second step follows these links from the
+first sentence of the window. Random numbers are therefore drawn for every sentence, and a sample
+uses those of its first sentence. Unless samples may cross documents, no link jumps over the start
+of a document, so each document is used.
 """
 
 import dataclasses
@@ -22,8 +23,9 @@ import numpy as np
 from bertjax.data.batches.rng import RowRandom
 from bertjax.data.tokenizers.vocabulary import Specials
 
-# One sample: two spans of the window's tokens, as first token and size. label is 1 if B is from
-# another document (Pairs) or precedes A in the text (OrderedPairs).
+# One sample: two spans A and B of the window's tokens. a and b are the indices of their first
+# tokens, a_size and b_size their numbers of tokens. label is 1 if B is from another document
+# (Pairs) or precedes A in the text (OrderedPairs).
 SAMPLE = np.dtype(
     [("a", np.int32), ("a_size", np.int32), ("b", np.int32), ("b_size", np.int32),
      ("label", np.int32)]
@@ -32,14 +34,14 @@ SAMPLE = np.dtype(
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The text of some records: T tokens in S sentences in D parts.
+    """The text of some records: T tokens, which form S sentences, which form D parts.
 
     A part consists of the sentences of one document that are in one record.
 
     tokens: uint16 or uint32 [T].
     sentences: int32[S + 1], the index of the first token of each sentence, then T.
     parts: int32[D + 1], the index of the first sentence of each part, then S.
-    document_ids: uint64[D], for each part; all parts of a document have the same id.
+    document_ids: uint64[D], for each part the id of its document.
     """
 
     tokens: np.ndarray
@@ -73,7 +75,7 @@ class TwoSegments:
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
         """Returns SAMPLE[N] in the order of the text.
 
-        rng: random numbers of the window, which is its only row.
+        rng: random numbers of the window: a `RowRandom` with a single row.
         """
         table = self.spans(window, rng)
         return truncate(table, self.max_tokens, rng.uniform("pairs/front", len(table))[0])
@@ -98,10 +100,10 @@ class TwoSegments:
         }
 
     def _chunks(self, window: Window, rng: RowRandom) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns, for a sample that starts at each sentence, its end, the end of A, and its target
-        size.
+        """Returns for each sentence: the end of a sample that starts there, the end of the sample's
+        A, and the sample's target size.
 
-        The ends are sentence numbers, exclusive; the target size is in tokens.
+        The ends are sentence numbers, exclusive. The target size is in tokens.
         """
         sentences, n = window.sentences, len(window.sentences) - 1
         end = np.repeat(window.parts[1:], np.diff(window.parts))  # end of each sentence's part
@@ -116,11 +118,11 @@ class Pairs(TwoSegments):
     """Samples pairs in which B follows A or is from another document, for next_sentence_label.
 
     random_next_rate: the probability that B is from another document. A sample of one sentence
-        always gets such a B.
+        always gets such a B. If the window has only one document, no sample gets such a B.
 
-    Like create_instances_from_document in BERT's create_pretraining_data.py, with two differences:
-    the target length is drawn per sample, not once per document, and a sentence longer than a
-    sample is cut into equal pieces instead of being truncated.
+    The method is that of create_instances_from_document in BERT's create_pretraining_data.py, with
+    two differences. The target length is drawn per sample, not once per document. A sentence longer
+    than a sample is cut into equal pieces instead of being truncated.
     """
 
     random_next_rate: float
@@ -130,7 +132,8 @@ class Pairs(TwoSegments):
     def spans(self, window: Window, rng: RowRandom) -> np.ndarray:
         """Returns SAMPLE[N] before truncation to max_tokens.
 
-        The segments A, and the segments B that follow them, cover the text without overlap.
+        Each token of the window is in exactly one segment, if segments B from other documents are
+        not counted.
         """
         sentences, n = window.sentences, len(window.sentences) - 1
         end = np.repeat(window.parts[1:], np.diff(window.parts))  # end of each sentence's part
@@ -158,17 +161,18 @@ class Pairs(TwoSegments):
 
 @dataclasses.dataclass(frozen=True)
 class OrderedPairs(TwoSegments):
-    """Samples two consecutive segments of one document, half of them swapped: sentence_order_label.
+    """Samples two consecutive segments of one document, for sentence_order_label.
 
-    Sentence order prediction (ALBERT, arXiv 1909.11942, section 3.1). If a sample consists of a
-    single sentence, it is cut in two, whereas ALBERT's data script adds text from another document.
-    If that sentence is a single token, the sample is skipped.
+    The two segments are swapped in half of the samples. This is sentence order prediction (ALBERT,
+    arXiv 1909.11942, section 3.1). If a sample consists of a single sentence, it is cut in two,
+    whereas ALBERT's data script adds text from another document. If that sentence is a single
+    token, the sample is skipped.
     """
 
     label = "sentence_order_label"
 
     def spans(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """Returns SAMPLE[N] before truncation to max_tokens; label 1: B precedes A in the text."""
+        """Returns SAMPLE[N] before truncation to max_tokens; label is 1 if B precedes A."""
         sentences = window.sentences
         chunk_end, a_end, _ = self._chunks(window, rng)
         s = follow(chunk_end)
@@ -189,7 +193,7 @@ class OrderedPairs(TwoSegments):
 
 @dataclasses.dataclass(frozen=True)
 class FullSentences:
-    """Samples as many whole sentences as fit: [CLS] text [SEP].
+    """Samples as many whole, consecutive sentences as fit: [CLS] text [SEP].
 
     short_rate: the share of samples for which a shorter target length is drawn.
     cross_documents: whether a sample may continue with the next document, after a [SEP], as in the
@@ -215,9 +219,9 @@ class FullSentences:
         return _cut(window, self.max_tokens)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
-        """Returns SAMPLE[N] in the order of the text, with empty B.
+        """Returns SAMPLE[N] in the order of the text; B is always empty.
 
-        rng: random numbers of the window, which is its only row.
+        rng: random numbers of the window: a `RowRandom` with a single row.
         """
         sentences, n = window.sentences, len(window.sentences) - 1
         target = _targets(self.short_rate, self.max_tokens, n, rng)
@@ -229,7 +233,7 @@ class FullSentences:
         table = np.zeros(len(s), SAMPLE)
         table["a"], table["a_size"] = sentences[s], sentences[end[s]] - sentences[s]
         if self.cross_documents:
-            # A document's [SEP] at the end of a sample is omitted: `assemble` adds that [SEP].
+            # If a sample ends with a document's [SEP], omit it, because `assemble` adds a [SEP].
             table["a_size"] -= np.isin(end[s], window.parts)
         return table
 
@@ -249,9 +253,10 @@ class FullSentences:
 
 
 def follow(following: np.ndarray) -> np.ndarray:
-    """Returns int64: the sentences 0, following[0], following[following[0]] ..., until the end.
+    """Returns int64[N], the first sentence of each sample: 0, following[0],
+    following[following[0]] ..., up to the last sentence.
 
-    following: for each sentence s, the first sentence of the next sample, above s.
+    following: for each sentence s, the first sentence of the next sample; it is greater than s.
     """
     links = following.tolist()  # iterating over a list is much faster than over an array
     met, s = [], 0
@@ -262,10 +267,11 @@ def follow(following: np.ndarray) -> np.ndarray:
 
 
 def truncate(table: np.ndarray, max_tokens: int, front: np.ndarray) -> np.ndarray:
-    """Truncates pairs to max_tokens: removes tokens from the longer segment (B at a tie) until
-    both fit.
+    """Truncates pairs to max_tokens in total: removes tokens from the longer segment (B at a tie)
+    until the pair fits.
 
-    front: float[N] in [0, 1), the share of the removed tokens that are removed from the front.
+    front: float[N] in [0, 1), the share of the removed tokens that are taken from the front of the
+    segment; the other removed tokens are taken from its end.
     """
     a, b = table["a_size"], table["b_size"]
     b_keep = np.minimum(b, np.maximum(max_tokens - a, max_tokens // 2))
@@ -296,9 +302,9 @@ def _reach(sentences: np.ndarray, token: np.ndarray) -> np.ndarray:
 def _elsewhere(window: Window, part: np.ndarray, rng: RowRandom) -> np.ndarray:
     """Returns for each part (see `Window`) the index of a random sentence in another document.
 
-    The sentence is from a part drawn at random.
+    First draws one of the parts of other documents, then a sentence of this part.
     """
-    # Sorted by document id, the parts of a document form one range: draw outside that range.
+    # Sort the parts by document id. Then the parts of a document form one range: draw outside it.
     order = np.argsort(window.document_ids, kind="stable")
     ids, own = window.document_ids[order], window.document_ids[part]
     low = np.searchsorted(ids, own, side="left")
@@ -331,7 +337,7 @@ def _cut(window: Window, max_tokens: int) -> Window:
     """Cuts sentences longer than max_tokens into pieces of (nearly) equal size."""
     sizes = np.diff(window.sentences)
     pieces = -(-sizes // max_tokens)
-    first = _edges(pieces)  # piece at which each sentence starts
+    first = _edges(pieces)  # index of the first piece of each sentence
     if first[-1] == len(sizes):
         return window
     sentence = np.repeat(np.arange(len(sizes)), pieces)

@@ -1,8 +1,8 @@
 """Chooses runs of whole words to mask: n-grams (ALBERT) and spans of geometric length (SpanBERT).
 
-    lengths_BK = span_masking.draw_lengths(span_masking.geometric(0.2, 10), 77, rng)
+    lengths_BK = span_masking.draw_lengths(span_masking.geometric(0.2, 10), limit, rng)
     positions_BP, weights_BP = span_masking.choose_spans(
-        candidates_BL, continues_BL, counts_B, 77, lengths_BK, rng, gap=1)
+        candidates_BL, continues_BL, counts_B, limit, lengths_BK, rng, gap=1)
     first_BP, last_BP = span_masking.runs(positions_BP, weights_BP)
 
 Vectorised over the batch, like `data.batches.masking`. Shapes: B rows, L length, P predictions per
@@ -16,25 +16,26 @@ from bertjax.data.batches.rng import RowRandom
 
 
 def harmonic(longest: int) -> np.ndarray:
-    """Returns float64[longest]: probabilities of 1, 2 ... words, p(n) ~ 1 / n.
+    """Returns float64[longest]: the probabilities of 1, 2 ... words.
 
-    Source: ALBERT, arXiv 1909.11942, section 4.1.
+    The probability of n words is proportional to 1 / n (ALBERT, arXiv 1909.11942, section 4.1).
     """
     chances = 1.0 / np.arange(1, longest + 1)
     return chances / chances.sum()
 
 
 def geometric(p: float, longest: int) -> np.ndarray:
-    """Returns float64[longest]: probabilities of 1, 2 ... words, Geo(p) truncated and normalised.
+    """Returns float64[longest]: the probabilities of 1, 2 ... words.
 
-    SpanBERT (arXiv 1907.10529, section 3.1) has p = 0.2 and at most 10 words: 3.8 on average.
+    The distribution is geometric, Geo(p), truncated at `longest` words and normalised. SpanBERT
+    (arXiv 1907.10529, section 3.1) uses p = 0.2 and at most 10 words, which gives 3.8 on average.
     """
     chances = (1.0 - p) ** np.arange(longest)
     return chances / chances.sum()
 
 
 def draw_lengths(chances: np.ndarray, count: int, rng: RowRandom) -> np.ndarray:
-    """Returns int64[B, count]: lengths in words; n has probability chances[n - 1]."""
+    """Returns int64[B, count]: lengths in words. Length n has probability chances[n - 1]."""
     edges = np.cumsum(chances)[:-1]
     return 1 + np.searchsorted(edges, rng.uniform("masking/words", count), side="right")
 
@@ -51,12 +52,13 @@ def choose_spans(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Chooses runs of whole words, at most counts_B positions in each row.
 
-    The words of a row are tried as starts in random order, each at most once. A run of the next
-    length in lengths_BK, starting there, is accepted if all its words are consecutive candidates
-    and it is at least `gap` positions away from the accepted runs. Otherwise the same length is
-    tried at the next start, so that no length is favoured. A run is shortened, to whole words, only
-    if the row has fewer positions left than the run needs; so only the last runs accepted in a row
-    may be shorter than drawn.
+    In each row, words are tried in random order, each at most once, as the first word of a run. The
+    length of the run is the next one in lengths_BK. The run is accepted if all its words are
+    consecutive candidates and it is at least `gap` positions away from the accepted runs. Otherwise
+    the same length is tried at the next word, so that no length is favoured.
+
+    A run is shortened, to whole words, only if it would exceed counts_B. So only the last runs
+    accepted in a row may be shorter than drawn.
 
     Args:
       candidates_BL, continues_BL, counts_B, limit: as in `masking.choose_words`.
@@ -69,9 +71,9 @@ def choose_spans(
     """
     b, length = candidates_BL.shape
     first_BL, sizes = masking.words(candidates_BL, continues_BL)
-    # Starts and ends of words are indices into the flattened batch. `stops` has, for each word, the
-    # number of the first word that a run starting at this word cannot contain, because the row ends
-    # or a position that is not a candidate is in between.
+    # Starts and ends of words are indices into the flattened batch. A run that starts at word w can
+    # contain only the words w to stops[w] - 1. After these words the row ends, or there is a
+    # position that is not a candidate.
     starts = np.flatnonzero(first_BL)
     ends = starts + sizes[starts]
     broken = np.append((starts[1:] != ends[:-1]) | (starts[1:] % length == 0), True)
@@ -92,8 +94,8 @@ def choose_spans(
         size = np.minimum(wanted, np.searchsorted(ends, start + left, side="right") - word)
         whole = (size > 0) & (word + size <= stops[word])
         end = ends[np.where(whole, word + size - 1, word)]
-        # Fewer words than wanted are accepted if the count allows no more, but not if no more
-        # candidates follow.
+        # A run may be shorter than wanted if the count allows no more words, but not if the
+        # candidates end first.
         whole &= (size == wanted) | (word + size < stops[word]) | (end - start == left)
         used = slice(taken.max() + 1)
         before = end[:, None] + gap <= from_BP[rows, used]
@@ -114,8 +116,8 @@ def runs(positions_BP: np.ndarray, weights_BP: np.ndarray) -> tuple[np.ndarray, 
     """Returns, for each slot, the first and the last slot of its run, as two int64[B, P].
 
     A run is a maximal sequence of consecutive chosen positions. With gap >= 1 these are the runs
-    placed by `choose_spans`; with gap=0 adjacent n-grams form one run. An unused slot is a run of
-    its own.
+    chosen by `choose_spans`; with gap=0 adjacent n-grams form one run. Each unused slot counts as a
+    run of one slot.
     """
     slots_P = np.arange(positions_BP.shape[1])
     goes_on_BP = np.diff(positions_BP, axis=1, prepend=-2) == 1
@@ -130,7 +132,7 @@ def runs(positions_BP: np.ndarray, weights_BP: np.ndarray) -> tuple[np.ndarray, 
 def boundaries(positions_BP: np.ndarray, weights_BP: np.ndarray) -> np.ndarray:
     """Returns int32[B, P, 2]: the positions just before and just after the run of each slot.
 
-    If no runs touch, both positions are unmasked. Unused slots have zeros.
+    If no runs touch, both positions are unmasked. For unused slots both are 0.
     """
     first_BP, last_BP = runs(positions_BP, weights_BP)
     left_BP = np.take_along_axis(positions_BP, first_BP, axis=1) - 1

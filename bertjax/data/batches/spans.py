@@ -1,9 +1,9 @@
 """T5's span corruption: chooses noise tokens and replaces noise spans by sentinels.
 
-Raffel et al. 2020 (arXiv 1910.10683), section 3.1.4 and figure 2. Vectorised over ragged batches:
-the tokens of P pieces of text lie back to back in one array [T], and sizes_P holds the size of each
-piece. A piece of n tokens has round(n * density) noise tokens in spans of `mean_length` tokens on
-average; it starts with text and ends with noise.
+Source: Raffel et al. 2020 (arXiv 1910.10683), section 3.1.4 and figure 2. The functions work on
+many pieces of text at once: the tokens of P pieces lie back to back in one array [T], and sizes_P
+holds the size of each piece. A piece of n tokens has round(n * density) noise tokens, in spans of
+`mean_length` tokens on average. It starts with text and ends with noise.
 
     noise = Noise(density=0.15, mean_length=3.0)
     hidden = noise_mask(sizes_BK, *noise.counts(sizes_BK, max_spans), rng)
@@ -37,8 +37,9 @@ class Noise:
     def counts(
         self, sizes: np.ndarray, max_spans: int = _NO_LIMIT
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the numbers of noise tokens and of spans, int64, for pieces of `sizes` tokens.
+        """Returns the numbers of noise tokens and of spans, int64, in pieces of `sizes` tokens.
 
+        max_spans: maximum number of noise spans in a piece.
         A piece of one token has no noise token and one span, which is empty.
         """
         tokens = np.clip(np.rint(sizes * self.density).astype(np.int64), 1, np.maximum(1, sizes))
@@ -60,8 +61,11 @@ class Noise:
     def longest_piece(
         self, inputs_length: int, targets_length: int | None = None, max_spans: int = _NO_LIMIT
     ) -> int:
-        """Returns the number of tokens in the longest piece whose inputs and targets, with at most
-        max_spans spans, do not exceed these lengths; 0 if there is none."""
+        """Returns the number of tokens in the longest piece that fits; 0 if no piece fits.
+
+        A piece fits if its inputs and its targets, with at most max_spans noise spans, do not
+        exceed inputs_length and targets_length (None: no limit).
+        """
         sizes = np.arange(1, int(inputs_length / (1 - self.density)) + 2)
         inputs, targets = self.lengths(sizes, max_spans)
         fits = inputs <= inputs_length
@@ -73,8 +77,8 @@ class Noise:
 def random_spans_lengths(inputs_length: int, density: float, mean_length: float) -> tuple[int, int]:
     """Returns (number of text tokens before corruption, length of the targets) for inputs_length.
 
-    Same as random_spans_helper in T5's preprocessors, which counts an EOS in inputs and targets:
-    (568, 114) for inputs_length 512, density 0.15 and mean_length 3.
+    Same as random_spans_helper in T5's preprocessors. Both inputs and targets include an EOS. For
+    example, the result is (568, 114) for inputs_length 512, density 0.15 and mean_length 3.
     """
     noise = Noise(density, mean_length)
     tokens_length = noise.longest_piece(inputs_length)
@@ -109,7 +113,8 @@ def noise_mask(
     real_BW = np.arange(width) < row_sizes_B[:, None]
     score_T = rng.bits("spans/score", width)[real_BW].astype(np.uint64)
     score_T[before_G[sizes_G > 0]] = 0
-    # Group, score and column are packed into one word: sorting a row then sorts within its groups.
+    # Group, score and column are packed into one word, in this order. So sorting the words of a row
+    # sorts the scores within each group.
     column_BW = np.broadcast_to(np.arange(width, dtype=np.uint64), real_BW.shape)
     words_BW = np.full(real_BW.shape, np.uint64(2**64 - 1))
     words_BW[real_BW] = group_T << np.uint64(48) | score_T << np.uint64(16) | column_BW[real_BW]
@@ -154,7 +159,7 @@ def noise_span_to_unique_sentinel(
 def nonnoise_span_to_unique_sentinel(
     tokens_T: np.ndarray, noise_T: np.ndarray, sizes_P: np.ndarray, sentinels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the targets: replaces the text spans by sentinels instead of the noise spans.
+    """Returns the targets: replaces the text spans, not the noise spans, by sentinels.
 
     Arguments and results are as in `noise_span_to_unique_sentinel`.
     """

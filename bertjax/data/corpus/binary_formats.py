@@ -1,6 +1,6 @@
-"""Recognises well-known binary files by their first bytes, where text is expected.
+"""Recognises well-known binary formats by a file's first bytes, where text is expected.
 
-    binary_formats.check("train.parquet", head)     # UserError that names Parquet, and what to do
+    binary_formats.check("train.parquet", head)     # UserError: ... is a Parquet file, ...
 
 A match counts only if the bytes are not plain text, so that a text starting with "ORC" is accepted.
 """
@@ -61,8 +61,10 @@ def _format(head: bytes) -> tuple[str, str] | None:
 
 
 def _plain(head: bytes) -> bool:
-    """Returns whether the bytes are UTF-8 without control characters; the last character may be
-    incomplete."""
+    """Returns whether the bytes are UTF-8 without control characters other than white space.
+
+    The last character may be incomplete.
+    """
     if any(byte < 32 and byte not in b"\t\n\r\f" for byte in head):
         return False
     try:

@@ -26,22 +26,23 @@ ENOUGH_BYTES = 6_000_000  # whole packages are added in order until there is thi
 MAX_BYTES = 10_000_000  # a package that would exceed this total is skipped
 MIN_DOCUMENT = 200  # characters
 MIN_WORDS = 6  # per paragraph
-# A file is parsed only if at least this share of it is in triple quotes, because parsing is slow:
-# it takes half of the time.
+# A file is parsed only if at least this share of it is in triple quotes, because parsing takes half
+# of the time.
 _DOCSTRING_SHARE = 0.2
 
 _SKIPPED_FOLDERS = frozenset(
     "__pycache__ site-packages dist-packages test tests testing _test _tests _vendor vendored "
     "idlelib lib2to3 turtledemo lib-dynload pydoc_data".split()
 )
-_SKIPPED_PACKAGES = frozenset(["bertjax"])  # the corpus does not change with this package
+_SKIPPED_PACKAGES = frozenset(["bertjax"])  # so that changes to bertjax do not change the corpus
 _TRIPLE_QUOTED = re.compile(rb'"""(.*?)"""|\'\'\'(.*?)\'\'\'', re.DOTALL)
 _HOLDS_DOCSTRINGS = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 _UNDERLINE = re.compile(r"\s*([=\-~^\"'`#*+.:_])\1{2,}\s*")
 _DIRECTIVE = re.compile(r"\s*(\.\. |:\w+(:| [^:]*:)\s*$|@\w+|#|\||\+[-=])")
 _ITEM = re.compile(r"(\s*)(?:[-*+\u2022]|\(?(?:\d{1,2}|[a-z])[.)])\s+(?=\S)")
-# `x : array_like` of NumPy's style, `:param x:`, `x (int):` and `x:` of Google's style
+# A parameter in a docstring: `x : array_like` on a line of its own, as in NumPy's style. _FIELD:
+# `:param x: text`, and `x (int): text` or `x: text` as in Google's style.
 _TYPED_NAME = re.compile(r"\s*\*{0,2}[\w.]+(, *\*{0,2}[\w.]+)* ?: .*")
 _FIELD = re.compile(r"(\s*)(?::\w+(?: [^:]*)?:|`{0,2}\*{0,2}[\w.]+`{0,2}(?: \([^)]*\))?:)\s+(?=\S)")
 _MARKUP = (
@@ -70,10 +71,10 @@ _COMMON = frozenset(
 
 
 def documents() -> Iterator[str]:
-    """Returns the documents: reference topics, and for each module its docstrings as one document.
+    """Returns the documents: each reference topic, and for each module its docstrings together.
 
-    Blank lines separate paragraphs. The corpus has 5 to 10 MB if bertjax's dependencies are
-    installed.
+    Blank lines separate the paragraphs of a document. The documents have 5 to 10 MB in total if
+    bertjax's dependencies are installed.
     """
     return iter(_corpus())
 
@@ -122,7 +123,7 @@ def _corpus() -> tuple[str, ...]:
 def _packages() -> Iterator[Iterable[list[str]]]:
     """Yields the documents of each source: pydoc's topics, the standard library, each package.
 
-    A document is a list of texts.
+    Here a document is a list of docstrings or, for a topic, a list of one text.
     """
     yield _topics()
     paths = sysconfig.get_paths()
@@ -175,7 +176,7 @@ def _walk(node: ast.Module | _HOLDS_DOCSTRINGS) -> Iterator[str]:
 
 
 def _document(texts: list[str], seen: set[str]) -> str:
-    """Joins the paragraphs that are not in `seen`, and adds them to it.
+    """Joins the paragraphs of prose that are not in `seen` yet, and adds them to `seen`.
 
     Returns "" if the result has fewer than MIN_DOCUMENT characters.
     """
@@ -190,7 +191,7 @@ def _document(texts: list[str], seen: set[str]) -> str:
 
 
 def _parts(lines: list[str]) -> Iterator[list[str]]:
-    """Splits the lines of a block into paragraphs; each list item is a paragraph.
+    """Splits the lines of a block into paragraphs. Each list item and each field is a paragraph.
 
     Drops headings, directives and lines that only name a parameter and its type.
     """
@@ -216,9 +217,9 @@ def _parts(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _sentences(paragraph: str) -> str:
-    """Removes markup; capitalises the first letter and adds a full stop if they are missing.
+    """Removes markup; if necessary, capitalises the first letter and adds a full stop at the end.
 
-    Returns "" if the result still cannot be a paragraph of whole sentences.
+    Returns "" if the result is still not a paragraph of whole sentences.
     """
     if any(mark in paragraph for mark in "`*["):
         for pattern, replacement in _MARKUP:

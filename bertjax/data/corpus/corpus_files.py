@@ -1,8 +1,8 @@
-"""Finds the files of a corpus, opens them decompressed and splits them at lines.
+"""Finds the files of a corpus, decompresses them and splits them into lines.
 
-Raises UserError, with the name of the file, if a file cannot be opened or read. The same holds for
-devices and pipes, which may never end, for binary formats, and for a document of more than
-MAX_DOCUMENT bytes, which a small compressed file may contain. Paths are local or gs://.
+The functions raise UserError, with the name of the file, if a file cannot be opened or read. They
+also reject devices and pipes, which may never end, binary formats, and documents of more than
+MAX_DOCUMENT bytes, which even a small compressed file may contain. Paths are local or gs://.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from etils import epath
 from bertjax import errors, paths
 from bertjax.data.corpus import binary_formats
 
-MAX_DOCUMENT = 1 << 30  # bytes of a line or a one-document file, which is held in memory as a whole
+MAX_DOCUMENT = 1 << 30  # maximum bytes of a line, or of a file that is read as one document
 
 _ZSTD = (".zst", ".zstd")
 _COMPRESSED = (".gz", *_ZSTD)
@@ -43,10 +43,10 @@ def suffix(path: str) -> str:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Opens a file as (decompressed file, file on disk), the same object if it is not compressed.
+    """Yields (decompressed file, file on disk); they are one object if the file is not compressed.
 
-    Raises UserError if the file is unreadable, corrupt or binary, also if this is noticed only
-    while the file is read in the body of the `with` statement.
+    Raises UserError if the file is unreadable, corrupt or binary, even if this is detected only
+    when the body of the `with` statement reads the file.
     """
     try:
         with paths.of(path).open("rb") as raw:
@@ -65,7 +65,7 @@ def opened(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 def lines(file: BinaryIO, where: Callable[[int], str]) -> Iterator[bytes]:
     """Yields the lines of a file. Raises UserError if a line has more than MAX_DOCUMENT bytes.
 
-    where: called with the number of that line, from 0; returns its name for the message.
+    where: called with a line number, from 0; returns the file and line to show in the message.
     """
     for number in itertools.count():
         line = file.readline(MAX_DOCUMENT + 1)
@@ -109,7 +109,7 @@ def text_lines(path: str) -> Iterator[tuple[int, str]]:
 def check_document(size: int, where: Callable[[], str]) -> None:
     """Raises UserError if `size`, the bytes of a document, is above MAX_DOCUMENT.
 
-    where: returns the document's name for the message.
+    where: returns the place of the document to show in the message.
     """
     if size > MAX_DOCUMENT:
         raise errors.UserError(
@@ -142,7 +142,7 @@ class _ZstdFile(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:
         while not self._ready:
-            # Reads few bytes at a time: repetitive text expands to 30,000 times its size on disk.
+            # Reads few bytes at a time: decompressed, repetitive text may be 30,000 times larger.
             data = self._left or self._raw.read(_PIECE // 256)
             if not data:
                 if self._frame:
@@ -170,7 +170,7 @@ def boundary(file: BinaryIO, position: int, *, blank: bool) -> int:
     blank: only line starts that follow a blank line count.
     """
     file.seek(position)
-    at_start = False  # whether `line` starts a line: long lines are read in pieces
+    at_start = False  # whether `line` is the first piece of a line: long lines are read in pieces
     while line := file.readline(_PIECE):
         ended = line.endswith(b"\n")
         if ended and (not blank or (at_start and line.isspace())):
@@ -181,7 +181,9 @@ def boundary(file: BinaryIO, position: int, *, blank: bool) -> int:
 
 @functools.lru_cache(maxsize=4)
 def lines_before(path: str, position: int) -> int:
-    """Returns how many lines end before `position`. Slow: it reads all of them; for messages only.
+    """Returns how many lines end before `position`.
+
+    NOTE: slow, because it reads all these lines; used only for error messages.
     """
     count = 0
     if position:
@@ -193,10 +195,11 @@ def lines_before(path: str, position: int) -> int:
 
 
 def expand(pattern: str, known: Callable[[str], bool]) -> list[str]:
-    """Returns the files that a path, folder or glob stands for, sorted. UserError if there is none.
+    """Returns the files that match a path, folder or glob, sorted.
 
-    A folder stands for its files for which `known` is true. Local folders are searched at any
+    A folder matches those of its files for which `known` is true. Local folders are searched at any
     depth, remote folders only at their top level, because epath lists buckets level by level.
+    Raises UserError if no file matches.
     """
     folder = paths.of(pattern).is_dir()
     if "://" in pattern:

@@ -1,4 +1,4 @@
-"""The indexed containers of a corpus: ArrayRecord files and TFDS datasets.
+"""Opens ArrayRecord files and TFDS datasets, whose records are read by index.
 
 Only `reader`, `finetuning.examples.readers` and `finetuning.tasks` use this module.
 """
@@ -14,10 +14,10 @@ from bertjax import errors
 
 @functools.lru_cache(maxsize=4)
 def opened(path: str) -> Sequence[Any]:
-    """Opens a container as a sequence of records.
+    """Opens an ArrayRecord file or a dataset "tfds:NAME/CONFIG:SPLIT" as a sequence of records.
 
-    A record is bytes in an ArrayRecord file, and a dict of features in "tfds:NAME/CONFIG:SPLIT".
-    Raises UserError if the container cannot be read or is empty.
+    The records of an ArrayRecord file are bytes, those of a dataset are dicts of features.
+    Raises UserError if the file or dataset cannot be read or is empty.
     """
     records = _tfds(path) if path.startswith("tfds:") else _ArrayRecord(path)
     if not len(records):
@@ -68,8 +68,7 @@ def _tfds(path: str) -> Any:
 
 
 def tfds_bytes(path: str) -> int:
-    """Estimates the size in bytes of a TFDS split, from the mean size of an example of all splits.
-    """
+    """Estimates the bytes of a TFDS split, from the mean size of the examples in all splits."""
     data = opened(path)
     info = data.dataset_info
     examples = info.splits.total_num_examples

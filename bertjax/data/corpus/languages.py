@@ -1,4 +1,4 @@
-"""Sentence splitters by language: English by the rules of `sentences`, others by sentencex.
+"""Sentence splitters for several languages: `sentences` for English, sentencex for the others.
 
     languages.splitter("rules", "de")("Er kam am 3. Mai. Dr. Ott, d.h. sein Arzt, kam auch.")
     # ['Er kam am 3. Mai.', 'Dr. Ott, d.h. sein Arzt, kam auch.']
@@ -18,7 +18,7 @@ from bertjax import errors
 from bertjax.data.corpus import sentences
 
 ENGLISH = "en"
-# The modules of sentencex 1.0.32 in src/languages, which have no Norwegian and no Swedish.
+# The languages of sentencex 1.0.32 (its src/languages). It has no rules for Norwegian or Swedish.
 LANGUAGES = (
     *(ENGLISH, "am", "ar", "bg", "bn", "ca", "da", "de", "el", "es", "fi", "fr", "gu", "hi", "hy"),
     *("it", "ja", "kk", "kn", "ml", "mr", "my", "nl", "pa", "pl", "pt", "ru", "sk", "ta", "te"),
@@ -29,8 +29,9 @@ LANGUAGES = (
 # opened and never closed.
 _LIMIT = 8192
 # Each pattern matches a piece that ends with an abbreviation or ordinal, after which the library
-# wrongly ends the sentence. In the novels of ELTeC it splits every 60th French sentence, as after
-# "M." in "M. Dupont". It splits German sentences between an ordinal and its noun.
+# wrongly ends the sentence. For example, it splits "M. Dupont" after "M.", and German sentences
+# between an ordinal and its noun. In the novels of the ELTeC corpus this affects every 60th French
+# sentence.
 _GOES_ON = {
     "de": re.compile(r"(?<![\w.])(?:\d{1,2}|Fa|Hrn?|Frl)\.\s*\Z"),
     "fr": re.compile(r"(?<![\w.])(?:MM?|Mgr|Dr|Me|Mmes?|Mlles?|Ste?)\.\s*\Z"),
@@ -40,9 +41,9 @@ _GOES_ON = {
 def splitter(name: str, language: str) -> Callable[[str], list[str]]:
     """Returns the splitter `name` of `sentences.SPLITTERS` with the rules of `language`.
 
-    Raises UserError if `language` is not in LANGUAGES, if it is not English and the splitter is not
-    "rules" (the other splitters do not depend on the language), or if sentencex is needed but not
-    installed.
+    Raises UserError if `language` is not in LANGUAGES, or if sentencex is needed but not installed.
+    Also raises UserError for a language other than English if the splitter is not "rules", because
+    the other splitters do not depend on the language.
     """
     if language not in LANGUAGES:
         raise errors.UserError(f"language = {language!r}: must be one of {', '.join(LANGUAGES)}")
@@ -51,7 +52,7 @@ def splitter(name: str, language: str) -> Callable[[str], list[str]]:
     if name != "rules":
         raise errors.UserError(
             f"language = {language!r}: cannot be used with the splitter {name!r}, which is the "
-            "same in every language: remove one of them"
+            "same in every language: remove one of the two options"
         )
     library, goes_on = _library(language), _GOES_ON.get(language)
 
@@ -66,7 +67,7 @@ def splitter(name: str, language: str) -> Callable[[str], list[str]]:
 
 
 def rules_version() -> str:
-    """Returns the name and version of the library that splits all languages but English."""
+    """Returns the name and version of the library that splits languages other than English."""
     return f"sentencex {importlib.metadata.version('sentencex')}"
 
 

@@ -42,10 +42,11 @@ FILE_FORMATS = ("txt", "jsonl", "arrayrecord", "arrayrecord_jsonl")
 TEXT_SPLITS = ("file", "blank")
 ON_ERROR = ("stop", "skip")
 
-# A compressed file cannot be read from the middle: every part reads all of it and keeps each n-th
-# document. Decompressing is many times faster than tokenising, so a few parts are still worth it.
+# A compressed file cannot be read from the middle. Therefore each of its n parts reads the whole
+# file and keeps every n-th document. Decompressing is many times faster than tokenising, so a few
+# parts still save time.
 _MAX_STRIDE = 8
-_BUILTIN_BYTES = 8_000_000  # for progress only
+_BUILTIN_BYTES = 8_000_000  # an estimate
 
 Guard = Callable[[str], contextlib.AbstractContextManager[None]]
 
@@ -56,7 +57,8 @@ class Source:
 
     path: file, "tfds:NAME/CONFIG:SPLIT" or "builtin".
     format: one of FILE_FORMATS, "tfds" or "builtin".
-    size: bytes of this part on disk; an estimate for parts of compressed files and for TFDS.
+    size: bytes of this part on disk. It is an estimate for "tfds" and "builtin", and for parts of
+        compressed and of ArrayRecord files.
     start, stop: the range of the part, in bytes for text and JSON, else in records; stop=None: to
         the end.
     stride: (i, n) keeps documents i, i + n, ... of a file that must be read from its beginning.
@@ -103,7 +105,10 @@ def find(
 
 
 def split(source: Source, unit_bytes: int, *, text_split: str = "file") -> list[Source]:
-    """Splits a source into parts of about `unit_bytes` bytes; [source] if it cannot be split."""
+    """Splits a source into parts of about `unit_bytes` bytes.
+
+    Returns [source] if the source is not larger than that or cannot be split.
+    """
     parts = -(-source.size // unit_bytes)
     whole_file = source.format == "txt" and text_split == "file"
     if parts <= 1 or whole_file or source.format == "builtin":
@@ -134,7 +139,7 @@ def documents(
     on_error: str = "stop",
     skipped: collections.Counter[str] | None = None,
 ) -> Iterator[str]:
-    """Yields the documents of one source (or part), in order; one at a time is in memory.
+    """Yields the documents of one source (or part), in order. Holds one at a time in memory.
 
     text_field: the field of a JSON line, JSON record or TFDS example that is the document.
     text_split: a document in plain text is a whole file ("file") or ends at a blank line ("blank").
@@ -288,7 +293,7 @@ def _field(record: dict[str, Any], text_field: str, place: Callable[[], str]) ->
     if text_field not in record:
         fields = ", ".join(record) or "none"
         raise errors.UserError(
-            f"{place()}: has no field {text_field!r}, but {fields}: give one of them as "
+            f"{place()}: has no field {text_field!r} (its fields: {fields}); give one of them as "
             "--text_field"
         )
     text = record[text_field]
@@ -309,8 +314,8 @@ def _field(record: dict[str, Any], text_field: str, place: Callable[[], str]) ->
 def _decode(data: bytes, place: Callable[[int], str], first: int) -> str:
     """Decodes UTF-8.
 
-    place: called with a line number; returns its name for messages. first: the number of the first
-    line of `data`.
+    place: called with a line number; returns the file and line to show in an error message.
+    first: the number of the first line of `data`.
     """
     try:
         text = data.decode("utf-8-sig")

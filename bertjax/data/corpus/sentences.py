@@ -1,12 +1,12 @@
-"""Sentence splitters, by name: functions that split a document into sentences.
+"""Sentence splitters: functions that split a document into sentences, listed in SPLITTERS.
 
     sentences.SPLITTERS["rules"]('"Stop!" cried Mr. Pott. He ran.')
     # ['"Stop!" cried Mr. Pott.', 'He ran.']
 
 Sentences are never empty and have single spaces in place of line breaks. A blank line always ends a
 sentence. "rules" is made for prose in languages that end sentences with . ! ? or the CJK marks; its
-abbreviations are English. One regular expression finds the possible ends of sentences; whether a
-full stop is one is decided by the words before and after it.
+abbreviations are English. One regular expression finds the possible ends of sentences. The words
+before and after a full stop decide whether it is the end of a sentence.
 """
 
 import re
@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 #   space, and then neither a lower-case ASCII letter nor one of , ; : . ? !
 # - a CJK mark, which needs no space after it.
 # NOTE: quantifiers are possessive (*+, ++), because the engine would otherwise backtrack over a
-# space to satisfy the look-ahead. A run of marks matches from its first mark only: otherwise a
-# million dots would take a million squared steps.
+# space to satisfy the look-ahead. A run of marks matches from its first mark only,
+# because the time for a row of dots would otherwise grow with the square of their number.
 _CANDIDATE = re.compile(
     r"""[\n.!?\u2026\u3002\uff01\uff1f\uff0e\u0964\u061f\u06d4]
     (?: (?<=\n) [^\S\n]*+ \n \s*+
@@ -33,7 +33,7 @@ _CANDIDATE = re.compile(
     )""",
     re.VERBOSE,
 )
-_MARKS = ("\n\n", "\n", ". ", "\u3002", " ")  # ends at which long text is cut, best first
+_MARKS = ("\n\n", "\n", ". ", "\u3002", " ")  # where `chopped` cuts, best first
 _BLANK = re.compile(r"\n\s*\n")
 _WORD_BEFORE = re.compile(r"[\w.'\u2019&]+\Z")
 _WORD_AFTER = re.compile(r"[\"'`\u201c\u2018\u00ab(\[]*(\w+)(\.?)")
@@ -119,8 +119,9 @@ def clean(pieces: list[str]) -> list[str]:
 def _ends(text: str, start: int, candidate: re.Match[str]) -> bool:
     """Returns whether the candidate ends the sentence that starts at `start`."""
     space = candidate["space"]
-    if space is None:  # a blank line or a CJK ender
-        # "...!" he said: the sentence continues after a quotation, unless a full stop ends it.
+    if space is None:  # a blank line or a CJK mark
+        # After closing quotes or brackets the sentence continues ('"...!" he said'), unless a full
+        # stop precedes them or white space follows.
         closers = candidate["cjk_closers"]
         return not closers or candidate[0][0] == "\u3002" or candidate[0][-1].isspace()
     if "\n" in space and _BLANK.search(space):
@@ -135,7 +136,9 @@ def _ends(text: str, start: int, candidate: re.Match[str]) -> bool:
 
 
 def _full_stop_ends(text: str, start: int, dot: int, after: int) -> bool:
-    """Returns whether the full stop at `dot` ends a sentence, not just an abbreviation or number.
+    """Returns whether the full stop at `dot` ends a sentence, not only an abbreviation or number.
+
+    start: where the sentence starts. after: where the next word starts.
     """
     match = _WORD_BEFORE.search(text, max(start, dot - 12), dot)
     if match is None:
@@ -152,7 +155,7 @@ def _full_stop_ends(text: str, start: int, dot: int, after: int) -> bool:
     single = len(word) == 1 and word.isalpha()
     if match.start() - start < 4 and _LABEL.match(word):
         if not text[start : match.start()].strip("\"'(\u201c\u2018 \n"):
-            return False  # "1. First", "IV. The": it numbers the text after it
+            return False  # the label of an item or a section: "1. First", "IV. The"
     if single or lower in _MAY_END or _ACRONYM.match(word):
         usual = next_word.lower() in _FIRST_WORDS and not (following and following[2])
         return usual and not (single and word.islower())

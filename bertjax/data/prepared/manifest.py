@@ -12,14 +12,14 @@ from typing import Any, Literal
 from bertjax import errors, paths, schema
 
 FILE = "manifest.json"
-EARLIER_OPTIONS = {"language": "en"}  # the values of options that earlier versions did not write
+EARLIER_OPTIONS = {"language": "en"}  # values of options that earlier manifests lack
 FORM = schema.Form("bertjax-prepared", 1)
 _AGAIN = "delete the folder and prepare the data again"
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer of the data. kind: the kind of its model. size: its number of pieces."""
+    """The tokenizer of the data. kind: the kind of its model. size: its vocabulary size."""
 
     kind: str
     size: schema.Count
@@ -82,7 +82,7 @@ class Splits:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest(Plan):
-    """The manifest. texts: a digest of each unit's documents; folders of earlier versions lack it.
+    """The manifest. texts: a digest of each unit's documents; empty in folders of earlier versions.
     """
 
     text_bytes: schema.Count
@@ -102,10 +102,11 @@ class UnitShards:
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A finished unit. text: a digest of its documents; "" if written by an earlier version.
+    """The counts and shards of a finished unit.
 
     threshold: documents with a hash below it are held out.
-    smallest_hash: the smallest hash of its documents.
+    smallest_hash: the smallest hash of the unit's documents; None if it has no document with text.
+    text: a digest of the unit's documents; "" if written by an earlier version.
     """
 
     threshold: int

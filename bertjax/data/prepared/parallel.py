@@ -1,11 +1,12 @@
-"""Runs tasks in spawned processes; the first failure stops them all, and none outlives the parent.
+"""Runs tasks in worker processes. The first failure stops all workers; none outlives the parent.
 
     for task, result in parallel.run(tasks, make_work, (path,), processes=4, on_progress=print):
         ...
 
-`make_work(*arguments)` is called once in each process and returns `work(task, report) -> result`.
-`report(amount)` calls `on_progress` in the parent. Processes are spawned, not forked, because JAX's
-threads do not survive a fork. Functions, arguments, tasks and results are sent by pickle.
+`make_work(*arguments)` is called once in each process and returns the function
+`work(task, report)`, which returns a result. `report(amount)` calls `on_progress` in the parent.
+Processes are spawned, not forked, because JAX's threads do not survive a fork. Functions,
+arguments, tasks and results are sent by pickle.
 """
 
 import multiprocessing
@@ -32,7 +33,7 @@ def run(
 ) -> Iterator[tuple[Any, Any]]:
     """Yields (task, result) as tasks finish; calls `on_progress(task, amount)` for each report.
 
-    With one process or one task, runs in this process. An exception in a worker is raised here; if
+    With one process or one task, runs in this process. An exception in a worker is raised here. If
     a worker process dies, UserError is raised. In both cases all other workers are stopped at once.
     """
     if min(processes, len(tasks)) <= 1:
@@ -71,9 +72,9 @@ def _start(
 ) -> dict[connection.Connection, Any]:
     context = multiprocessing.get_context("spawn")
     team = {}
-    # Ctrl-C signals the whole process group. Workers inherit the blocked SIGINT, so only the parent
-    # receives it and then stops them. The resource tracker of multiprocessing is started before
-    # that, because starting it unblocks SIGINT.
+    # Ctrl-C sends SIGINT to the whole process group. Workers inherit the blocked SIGINT, so only
+    # the parent receives it and then stops the workers. The resource tracker of multiprocessing
+    # must be started before SIGINT is blocked, because starting it unblocks SIGINT.
     resource_tracker.ensure_running()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,8 +1,8 @@
-"""Converts text to the prepared dataset of `store`, in parallel, in bounded memory, resumably.
+"""Converts text to the prepared dataset of `store`, in parallel and in bounded memory.
 
-The corpus is cut into units of about `shard_bytes`; processes turn units into shards
-(`prepare_unit`). After an interruption, finished units are not repeated. The manifest is written
-when all units are finished: a folder with a manifest is complete.
+The corpus is cut into units of about `shard_bytes`. Worker processes turn units into shards
+(`prepare_unit`). A later call resumes an interrupted one and does not repeat finished units. The
+manifest is written when all units are finished, so a folder with a manifest is complete.
 
 The output depends on the text, the tokenizer and the options, never on the number of workers or on
 interruptions. The hash of a document's text decides whether it is held out, so equal documents land
@@ -58,11 +58,12 @@ def prepare(
     inputs: patterns for `reader.find`. tokenizer_path: a file or folder for `tokenizer.load`.
     workers: number of processes; None: one per CPU. splitter: a name in `sentences.SPLITTERS`.
     language: the language of the text, one of `languages.LANGUAGES`, for the sentence rules.
-    heldout_fraction: share of the documents to hold out for evaluation, at least one if not 0.
+    heldout_fraction: share of the documents to hold out for evaluation. If it is not 0, at least
+        one document is held out.
     format, text_field, text_split, on_error: see `reader`.
     shard_bytes: bytes of source text for one train shard and its held-out shard.
-    on_begin: called before the work with the first part of the manifest and the number of workers.
-    on_progress: called with (bytes done, total bytes) of the sources.
+    on_begin: called before the work starts, with (first part of the manifest, number of workers).
+    on_progress: called with (source bytes processed so far, total source bytes).
 
     Raises UserError if the input is bad, or if `output` contains data prepared from other inputs or
     with other options.
@@ -192,8 +193,8 @@ def _hold_one_out(
 ) -> dict[int, dict[str, Any]]:
     """Holds out the document with the smallest hash if no hash is below the threshold.
 
-    This happens only in a small corpus. Repeats the units that contain the document, and returns
-    the counts with the new ones of these units.
+    This happens only in a small corpus. Repeats the units that contain the document. Returns the
+    counts of all units, with new counts for the repeated units.
     """
     hashes = [c["smallest_hash"] for c in counts.values() if c["smallest_hash"] is not None]
     least = min(hashes, default=0)
@@ -228,7 +229,8 @@ def _totals(
 
 
 def _check_documents(folder: epath.Path, manifest: dict[str, Any]) -> None:
-    """If there is no train document, removes all files but the tokenizer and raises UserError."""
+    """If no document is left for training, removes all files except the tokenizer's and raises
+    UserError."""
     train, heldout = (manifest["splits"][split] for split in prepare_unit.SPLITS)
     if train["documents"]:
         return
@@ -238,7 +240,7 @@ def _check_documents(folder: epath.Path, manifest: dict[str, Any]) -> None:
     if heldout["documents"]:
         raise errors.UserError(
             "the corpus has one document, which is held out for evaluation, so there is no "
-            "training data: give more documents, or --text_split=blank for plain text, or "
+            "training data: give more documents, split plain text with --text_split=blank, or pass "
             "--heldout_fraction=0"
         )
     raise errors.UserError(

@@ -41,7 +41,7 @@ def locked(output: str) -> Iterator[None]:
             f"{output}: another process is writing prepared data to it"
         ) from error
     except OSError:
-        pass  # no locks in this file system: at worst, two calls write the same bytes twice
+        pass  # this file system has no locks: at worst, two calls write the same files
     try:
         _remove_partials(output)
         yield
@@ -90,9 +90,9 @@ def begin(
     units: Sequence[prepare_unit.Unit],
     workers: int,
 ) -> None:
-    """Writes the plan; after an interrupted call, checks that the plan and the text are unchanged.
+    """Writes the plan of a new preparation, or checks the plan of an interrupted one.
 
-    Raises UserError if they changed.
+    Raises UserError if the plan or the text has changed since the interrupted call.
     """
     folder = epath.Path(job.output)
     finished = list((folder / prepare_unit.UNITS).glob("*.json"))
@@ -115,7 +115,7 @@ def begin(
 def _perhaps_changed(folder: epath.Path, sources: Sequence[reader.Source]) -> set[str]:
     """Returns the paths of text files modified since the oldest file in `folder` was written.
 
-    NOTE: file system clocks are coarse, so a file modified up to a second before also counts.
+    NOTE: file system clocks are coarse, so files modified up to a second before also count.
     """
     begun = min(_modified(os.fspath(item)) for item in folder.iterdir() if not item.is_dir())
     files = (source.path for source in sources if source.format not in ("tfds", "builtin"))
@@ -127,8 +127,11 @@ def _reads(unit: prepare_unit.Unit, paths: set[str]) -> bool:
 
 
 def _modified(path: str) -> int:
-    """Returns when a file was last modified, in nanoseconds; for a local file the later of mtime
-    and ctime, because a program can set mtime but not ctime."""
+    """Returns when a file was last modified, in nanoseconds.
+
+    For a local file this is the later of mtime and ctime, because a program can set mtime but not
+    ctime.
+    """
     if "://" in path:
         return int(epath.Path(path).stat().mtime * _SECOND)
     found = os.stat(path)
@@ -142,9 +145,10 @@ def _check_texts(
     changed: set[str],
     workers: int,
 ) -> None:
-    """Raises UserError if the text of a unit has changed: its digest differs from that in `texts`.
+    """Raises UserError if the text of a unit has changed.
 
-    Checks only units that read `changed` files.
+    texts: the digest of each unit's text, by index, from when it was prepared.
+    changed: paths of files; only units that read one of them are checked.
     """
     again = [unit for unit in units if _reads(unit, changed)]
     work = parallel.run(
@@ -161,15 +165,15 @@ def _check_texts(
 
 
 def _check_same(folder: epath.Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    differences = [f"another {key}" for key in new if key != "options" and old[key] != new[key]]
+    differences = [f"different {key}" for key in new if key != "options" and old[key] != new[key]]
     for key, value in new["options"].items():
         before = (manifest_lib.EARLIER_OPTIONS | old["options"]).get(key)
         if before != value:
             differences.append(f"{key}={before!r} instead of {value!r}")
     if differences:
         raise errors.UserError(
-            f"{folder}: contains data prepared with {', '.join(differences)}; choose another "
-            "--output or delete the folder"
+            f"{folder}: contains data that was prepared differently ({', '.join(differences)}); "
+            "choose another --output or delete the folder"
         )
 
 
@@ -186,9 +190,9 @@ def clear(folder: epath.Path) -> None:
 def counts_of(job: prepare_unit.Job, unit: prepare_unit.Unit) -> dict[str, Any] | None:
     """Returns the counts of a finished unit; None if it is unfinished or its files are damaged.
 
-    Also returns None if the unit skipped input but on_error is "stop", or if its threshold for
-    held-out documents was lower. The checksum of a remote shard is not compared, only its size,
-    because object stores verify the bytes.
+    Also returns None if the unit skipped bad input but on_error is now "stop", or if its threshold
+    for held-out documents was lower. For a remote shard only the size is compared, not the
+    checksum, because object stores verify the bytes.
     """
     try:
         file = prepare_unit.counts_file(job.output, unit.index)

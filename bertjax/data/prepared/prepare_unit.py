@@ -28,7 +28,7 @@ from bertjax.data.tokenizers import tokenizer
 
 SPLITS = ("train", "heldout")
 UNITS = "units"
-MAX_SENTENCE = 4096  # characters; longer ones are cut, so that records stay nearly equal in size
+MAX_SENTENCE = 4096  # characters; longer sentences are cut, so that records have similar sizes
 
 _BATCH = 1 << 20  # characters that are tokenised in one call
 
@@ -48,7 +48,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """The sources of shard `index` of `count`.
+    """The sources that become the train shard and the held-out shard number `index` of `count`.
 
     Documents whose hash is below `threshold` are held out.
     """
@@ -75,9 +75,9 @@ def counts_file(output: str, index: int) -> epath.Path:
 
 
 def texts_digest(job: Job, unit: Unit, report: Callable[[int], None]) -> str:
-    """Returns the digest of the documents of a unit, which is also in the unit's counts file.
+    """Returns the digest of the documents of a unit, which the unit's counts file also contains.
 
-    report: called with the bytes of the sources read so far.
+    report: called with the number of bytes of the sources that have been read so far.
     """
     digest = hashlib.sha256()
     for text, position in _texts(job, unit, collections.Counter()):
@@ -101,7 +101,7 @@ def _work(
     shards = {split: _Shard(job.output, split, unit, tok) for split in SPLITS}
     try:
         counts = _write_documents(job, tok, unit, shards, report)
-        counts_file(job.output, unit.index).unlink(missing_ok=True)  # may describe older shards
+        counts_file(job.output, unit.index).unlink(missing_ok=True)  # it may describe older shards
         counts["splits"] = {split: shards[split].publish() for split in SPLITS}
         schema.write(counts_file(job.output, unit.index), counts)
     except OSError as error:
@@ -109,7 +109,7 @@ def _work(
             raise
         raise OSError(
             error.errno,
-            "the disk is full; free space and run the same command again, finished parts are kept",
+            "the disk is full; free space and run the same command again (finished parts are kept)",
             job.output,
         ) from error
     finally:
@@ -223,8 +223,10 @@ class _Batch:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Disables garbage collection: the search for cycles among thousands of short-lived lists,
-    which are in no cycle, would take a quarter of the time."""
+    """Disables the garbage collector, which would take a quarter of the time.
+
+    It would search thousands of short-lived lists for reference cycles, but they have none.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -235,7 +237,8 @@ def _no_collection() -> Iterator[None]:
 
 
 class _Shard:
-    """A shard file that has a temporary name until `publish`. Creates no file if left empty."""
+    """Writes a shard under a temporary name until `publish`; creates no file if nothing is added.
+    """
 
     def __init__(self, output: str, split: str, unit: Unit, tok: tokenizer.Tokenizer):
         name = f"{split}-{unit.index:05d}-of-{unit.count:05d}.array_record"

@@ -7,10 +7,10 @@ last of a shard have nearly equal size: each ends with the sentence that reaches
     prepared/manifest.json  tokenizer/  train-00000-of-00007.array_record  heldout-00000-of-00007...
 
     dataset = store.open_dataset("prepared/", "train")
-    records = dataset.read([3, 1, 4])          # indices count through the shards in order
+    records = dataset.read([3, 1, 4])          # indices count the records of all shards in order
     records[0].tokens                          # uint16[T], or uint32[T] for a large vocabulary
 
-Local folders and gs://; remote shards are copied to a local cache before they are read.
+Folders are local or gs://. Remote shards are copied to a local cache before they are read.
 """
 
 import bisect
@@ -41,7 +41,7 @@ RANKING_DOCUMENTS, RANKING_TOKENS = 30, 20_000  # minimum held-out data, see `to
 
 _MAGIC = 0x31544A42  # "BJT1", little endian
 _HEADER_BYTES = 24  # a multiple of 8, so that the arrays after it are aligned
-_WRITER_OPTIONS = "group_size:1,zstd:1"  # one record per chunk: random access reads nothing else
+_WRITER_OPTIONS = "group_size:1,zstd:1"  # one record per chunk: only requested records are read
 _READER_OPTIONS = "readahead_buffer_size:0"
 
 
@@ -49,8 +49,8 @@ _READER_OPTIONS = "readahead_buffer_size:0"
 class Record:
     """D documents (or parts of documents) with S sentences and T tokens in all, back to back.
 
-    document_ids: uint64[D]; sentences_per_document: uint32[D], its sum is S;
-    tokens_per_sentence: uint32[S], all > 0, its sum is T; tokens: uint16[T] or uint32[T].
+    document_ids: uint64[D]. sentences_per_document: uint32[D] with sum S.
+    tokens_per_sentence: uint32[S] with sum T, all > 0. tokens: uint16[T] or uint32[T].
     """
 
     document_ids: np.ndarray
@@ -130,7 +130,8 @@ class ShardWriter:
         """Appends S sentences.
 
         document_ids: uint64[S]. lengths: int[S], tokens in each sentence, all > 0. tokens: [T].
-        The sentences of a document must be consecutive; the next calls may continue a document.
+        The sentences of a document must be consecutive. The next call may continue the last
+        document.
         """
         ids = np.concatenate([self._ids, document_ids])
         lengths = np.concatenate([self._lengths, lengths])
@@ -142,7 +143,7 @@ class ShardWriter:
             token_stop = int(ends[stop - 1])
             self._write(ids[sentence:stop], lengths[sentence:stop], tokens[token:token_stop])
             sentence, token = stop, token_stop
-        # Copies: a view would keep the whole batch alive.
+        # These are copies, because a view would keep the whole batch in memory.
         self._ids, self._lengths = ids[sentence:].copy(), lengths[sentence:].copy()
         self._tokens = tokens[token:].copy()
 
@@ -169,7 +170,7 @@ class ShardWriter:
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Converts RuntimeError, the only error of ArrayRecord, to OSError.
+    """Converts RuntimeError, the only type of error that ArrayRecord raises, to OSError.
 
     The errno is ENOSPC if the disk is full, EDQUOT if the quota is exceeded, else EIO.
     """
@@ -233,8 +234,11 @@ class Dataset:
         return tokenizer
 
     def read(self, record_indices: Sequence[int]) -> list[Record]:
-        """Returns the records in the given order. Raises UserError that names the shard and the
-        record if one is corrupt, and IndexError if an index is out of range."""
+        """Returns the records in the given order.
+
+        Raises UserError, naming the shard and the record, if a record is corrupt, and IndexError if
+        an index is out of range.
+        """
         wanted = collections.defaultdict(list)  # {shard: [(index in the result, record)]}
         for place, index in enumerate(record_indices):
             index = int(index)
@@ -255,7 +259,7 @@ class Dataset:
             return [decode_record(data) for data in reader.read(inside)]
         except (RuntimeError, ValueError):
             pass
-        for record in inside:  # one by one, to name the corrupt one
+        for record in inside:  # read one by one, to find the corrupt record
             try:
                 decode_record(reader.read([record])[0])
             except (RuntimeError, ValueError) as error:
@@ -278,8 +282,8 @@ class Dataset:
                 self._readers[shard] = self._open(shard)
             self._readers.move_to_end(shard)
             if len(self._readers) > MAX_OPEN_SHARDS:
-                # Not closed here, because another thread may still use it. It is closed when the
-                # last reference to it is dropped.
+                # The reader is not closed here, because another thread may still use it. It is
+                # closed when the last reference to it is dropped.
                 self._readers.popitem(last=False)
             return self._readers[shard]
 
@@ -301,7 +305,7 @@ class Dataset:
         return reader
 
     def verify(self) -> None:
-        """Compares every shard with its checksum. Raises UserError for the first that differs."""
+        """Raises UserError if the checksum of a shard differs from that in the manifest."""
         for shard, entry in enumerate(self._shards):
             if files.sha256(self._path(shard)) != entry["sha256"]:
                 raise errors.UserError(
@@ -335,17 +339,18 @@ def open_heldout(path: str | os.PathLike) -> Dataset:
 def too_small_to_rank(documents: int, tokens: int) -> str | None:
     """Returns why a held-out split of this size cannot rank models; None if it can.
 
-    A rule of thumb: if the losses of predicted tokens have a standard deviation of 2.5 nats and a
-    seventh of RANKING_TOKENS is predicted, the standard error of their mean is about 0.05 nats.
-    Since tokens of one document are not independent, RANKING_DOCUMENTS documents are needed too.
+    This is a rule of thumb. Suppose that the loss of a predicted token has a standard deviation of
+    2.5 nats, and that 15% of RANKING_TOKENS tokens are predicted. Then the mean loss has a standard
+    error of about 0.05 nats. Since tokens of one document are not independent, RANKING_DOCUMENTS
+    documents are needed too.
     """
     if documents >= RANKING_DOCUMENTS and tokens >= RANKING_TOKENS:
         return None
     found = "1 document" if documents == 1 else f"{documents:,} documents"
     few = "is too little" if documents == 1 else "are too few"
     return (
-        f"{found} of {tokens:,} tokens {few} to rank models by small "
-        f"differences in loss, which takes about {RANKING_DOCUMENTS} documents and "
+        f"{found} with {tokens:,} tokens in total {few} to rank models by small "
+        f"differences in loss, which needs about {RANKING_DOCUMENTS} documents and "
         f"{RANKING_TOKENS:,} "
         "tokens: hold out more with `bertjax prepare --heldout_fraction`"
     )
@@ -365,7 +370,8 @@ def check_size(file: epath.Path, size: int) -> None:
 
 
 def _localise(path: str, digest: str) -> str:
-    """Returns a path on the local disk; a remote file is copied once, named by its checksum."""
+    """Returns a path on the local disk. A remote file is copied once, to a cache of files named by
+    their checksums."""
     if "://" not in path:
         return path
     cache = epath.Path(tempfile.gettempdir()) / f"bertjax-cache-{os.getuid()}"

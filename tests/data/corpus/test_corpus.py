@@ -170,7 +170,7 @@ def test_builtin_is_a_source(monkeypatch):
 GOOD = b'{"text": "good"}\n'
 BAD_LINES = {
     b'{"text": "cut off\n': "not valid JSON",
-    b'{"body": "x", "id": 1}\n': "has no field 'text', but body, id",
+    b'{"body": "x", "id": 1}\n': "has no field 'text' (its fields: body, id)",
     b'{"text": 3}\n': "field 'text' must be a string, but is 3",
     b'{"text": null}\n': "field 'text' must be a string, but is None",
     b'["text"]\n': "is a JSON list",
@@ -337,7 +337,7 @@ def test_tfds_errors_are_one_line(tfds_folder):
         reader.find(["tfds:no_such_thing"])
     assert "\n" not in str(caught.value)
     (source,) = reader.find(["tfds:tales/small:test"])
-    with pytest.raises(errors.UserError, match="test record 0: has no field 'body', but"):
+    with pytest.raises(errors.UserError, match=r"test record 0: has no field 'body' \(its"):
         _texts([source], text_field="body")
     with pytest.raises(errors.UserError, match="field 'pages' must be a string"):
         _texts([source], text_field="pages")

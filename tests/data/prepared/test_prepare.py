@@ -369,7 +369,7 @@ def test_other_options_tokenizer_or_sources_are_refused(
         preparing.run(corpus_path, tok_path, out, splitter="lines")
     other = tmp_path / "other_tokenizer"
     tokenizer.train("wordpiece", TEXTS, 140).save(os.fspath(other))
-    with pytest.raises(errors.UserError, match="other tokenizer"):
+    with pytest.raises(errors.UserError, match="different tokenizer"):
         preparing.run(corpus_path, os.fspath(other), out)
     old = pathlib.Path(corpus_path).read_bytes()
     at = old.index(b"e", len(old) // 2)
@@ -378,7 +378,7 @@ def test_other_options_tokenizer_or_sources_are_refused(
     with pytest.raises(errors.UserError, match=r"other sources: the text of .*corpus\.jsonl has"):
         preparing.run(corpus_path, tok_path, out)
     corpora.write_jsonl(tmp_path / "corpus.jsonl", TEXTS[1:])
-    with pytest.raises(errors.UserError, match="other sources"):
+    with pytest.raises(errors.UserError, match="different sources"):
         preparing.run(corpus_path, tok_path, out)
     assert _contents(out) == before
 

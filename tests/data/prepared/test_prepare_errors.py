@@ -109,8 +109,8 @@ def test_the_command_fails_in_one_line(tmp_path, corpus_path, tok_path):
     header, _, error = done.stderr.partition("bertjax: ")
     assert header.startswith("prepare\nreads ")
     assert error == (
-        f"error: {corpus_path} line 2: has no field 'text', but title: give one of them as "
-        "--text_field\n"
+        f"error: {corpus_path} line 2: has no field 'text' (its fields: title); "
+        "give one of them as --text_field\n"
     )
 
 
@@ -123,8 +123,8 @@ def test_the_help_shows_an_example():
 @pytest.mark.parametrize(
     ("documents", "tokens", "start"),
     [
-        (1, 800, "1 document of 800 tokens is too little to rank models"),
-        (2, 25_000, "2 documents of 25,000 tokens are too few to rank models"),
+        (1, 800, "1 document with 800 tokens in total is too little to rank models"),
+        (2, 25_000, "2 documents with 25,000 tokens in total are too few to rank models"),
         (30, 20_000, None),
     ],
 )
