@@ -1,15 +1,15 @@
 """ALBERT (Lan et al., arXiv 1909.11942), version 2: factorised embeddings and shared layers.
 
-BERT with three changes. The embedding matrix is factorised into V x E and E x D (section 3.1). All
-layers of a group share their parameters; published models have `num_groups` = 1. The task on pairs
-is sentence order prediction. The gradient of a shared layer is the sum over its uses.
+ALBERT is BERT with three changes. The embedding matrix is factorised into V x E and E x D (section
+3.1). All layers of a group share their parameters, whose gradient is the sum over these layers; the
+published models have `num_groups` = 1. The task on pairs of segments is sentence order prediction.
 
     >>> model = Model(Config(**VARIANTS["mini"]))
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
     >>> model.apply({"params": params}, jnp.ones((1, 8), jnp.int32))["sop_logits"].shape
     (1, 2)
 
-Shapes: B batch, L length, D model, E embedding.
+Shapes: B batch, L length, V vocab, D model, E embedding.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class Config(bert.Config):
 
     vocab_size: int = 30000
     embedding_size: int = 128  # width of the embeddings
-    num_groups: int = 1  # groups of layers; layer i is group i * num_groups // num_layers
+    num_groups: int = 1  # groups of consecutive layers that share their parameters
     activation: str = "gelu_tanh"
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
@@ -71,7 +71,10 @@ VARIANTS = {
 
 
 class Embeddings(bert.Embeddings):
-    """BERT's embeddings of width E (`config.hidden_size`), projected to width D (`hidden_size`)."""
+    """BERT's embeddings of width E, projected to width D.
+
+    NOTE: E is `config.hidden_size` of the config passed here; D is the field `hidden_size`.
+    """
 
     hidden_size: int = 768
 
@@ -112,7 +115,7 @@ class Encoder(nn.Module):
         The second is None unless `keep_hidden`.
         """
         config = self.config
-        # Remat applies to each layer inside a group; the group itself is not recomputed as well.
+        # Remat applies to each layer inside a group, so it is turned off for the group itself.
         keep_all = dataclasses.replace(config, remat="none")
         groups = layers.stack(Group, keep_all, config.num_groups, 1)
         x_BLD, hidden = groups(config, deterministic, name="layers")(x_BLD, None, mask)

@@ -25,7 +25,7 @@ class Config(layers.Fields):
     The heads nsp and classifier need the pooler.
     """
 
-    vocab_size: int = 30522  # rows of the embedding table; at least the number of pieces
+    vocab_size: int = 30522  # size of the vocabulary; at least the tokenizer's number of pieces
     hidden_size: int = 768  # width of the hidden states
     num_layers: int = 12  # number of layers
     num_heads: int = 12  # attention heads per layer
@@ -131,10 +131,14 @@ class Model(heads.Model):
     ) -> dict[str, jax.Array]:
         """Returns a dict of the outputs of the encoder and of its heads.
 
-        last_hidden_state [B, L, D]; pooled_output [B, D]; nsp_logits [B, 2], float32, where class 0
-        means that the second segment follows the first; mlm_logits [B, P, rows of the word table],
-        float32, at `masked_positions`, or at every position if these are None; hidden_states
-        [1 + num_layers, B, L, D] if requested; and the outputs of `heads.Model.add_downstream`.
+        Always: last_hidden_state [B, L, D].
+        If `output_hidden_states`: hidden_states [1 + num_layers, B, L, D].
+        Head pooler: pooled_output [B, D].
+        Head nsp: nsp_logits [B, 2], float32; class 0 means that the second segment follows the
+        first.
+        Head mlm: mlm_logits [B, P, rows of the word table], float32, at `masked_positions`; if
+        these are None, at every position (P = L).
+        Fine-tuning heads: the outputs of `heads.Model.add_downstream`.
         """
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)

@@ -19,7 +19,7 @@ HEADS = ("mlm", *heads.DOWNSTREAM)
 
 @dataclasses.dataclass(frozen=True)
 class Config(layers.Fields):
-    """The model's fields. BERT's other fields are fixed by the properties below."""
+    """The model's fields. The properties below fix the values of BERT's other fields."""
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -60,10 +60,10 @@ VARIANTS = {"mini": bert.VARIANTS["mini"], "base": {**bert.VARIANTS["base"], "nu
 class Model(bert.Model):
     """DistilBERT. The inputs are those of `bert.Model` except token_type_ids.
 
-    Dropout is applied where BERT, the teacher, has it; so also to the output of the attention.
+    Dropout is applied at the same places as in BERT, the teacher, including the attention's output.
     """
 
-    config: Config  # type: ignore[assignment]  # not a bert.Config: no segments
+    config: Config  # type: ignore[assignment]  # not a bert.Config: no token types
 
     layouts = heads.layouts(
         classifier=heads.Layout(activation="relu", rate=0.2),

@@ -3,8 +3,9 @@
 Both are BERT encoders. They share embeddings [V, E], which are projected to the width of each
 encoder, as in ALBERT. `heads` selects the model: ("mlm", "rtd") is the pair, for training; ("rtd",)
 is the discriminator alone and ("mlm",) the generator alone, for export; () is a bare encoder.
-Fine-tuning heads are added to the discriminator. Only the pair uses the fields `generator_*`; if
-the generator is alone, the main fields are its sizes. `parts` extracts the two from a pair.
+Fine-tuning heads are added to the discriminator. Only a pair uses the fields `generator_*`. In a
+generator alone, the sizes are the fields without this prefix. `parts` splits a pair into its two
+models.
 
     >>> model = Model(Config(**VARIANTS["small"]))
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
@@ -28,9 +29,9 @@ HEADS = ("mlm", "rtd", *heads.DOWNSTREAM)
 
 @dataclasses.dataclass(frozen=True)
 class Config(bert.Config):
-    """BERT's fields, the embeddings' width, and the generator's sizes.
+    """BERT's fields, the width of the embeddings, and the sizes of a pair's generator.
 
-    Both encoders have `num_layers` layers.
+    Both encoders of a pair have `num_layers` layers.
     """
 
     embedding_size: int = 128  # width of the embeddings
@@ -91,8 +92,8 @@ SMOKE = {
     "generator_intermediate_size": 64,
 }
 
-# Table 6 of the paper: the generators of small, base and large are 1/4, 1/3 and 1/4 as wide as the
-# discriminators. (The released small generator belongs to another run, ELECTRA-Small++, and is as
+# Table 6 of the paper: for small, base and large, the generator is 1/4, 1/3 and 1/4 as wide as the
+# discriminator. (The released small generator belongs to another run, ELECTRA-Small++, and is as
 # wide as its discriminator.) Mini is our own.
 VARIANTS = {
     "mini": _variant(4, 256, 128, 64),
@@ -140,7 +141,7 @@ class Model(heads.Model):
         self.encoder = post_norm.Encoder(config)
         if "rtd" in config.heads:
             self.rtd_head = RtdHead(config)
-        if "mlm" in config.heads:  # its activation is always gelu
+        if "mlm" in config.heads:  # this head's activation is always gelu
             self.mlm_head = heads.MlmHead(dataclasses.replace(config, activation="gelu"))
         if config.is_pair:
             self.generator_project = _project(config.generator)
@@ -162,14 +163,15 @@ class Model(heads.Model):
     ) -> dict[str, jax.Array]:
         """Returns a dict of the outputs of the encoder and of its heads.
 
-        rtd_logits [B, L], float32, above 0 where a token is predicted to be replaced; mlm_logits
-        [B, P, rows of the word table], float32, at `masked_positions`, or at every position if
-        these are None; last_hidden_state [B, L, D]; if requested hidden_states
-        [1 + num_layers, B, L, D]; and the outputs of `heads.Model.add_downstream`. The states of a
-        pair are the discriminator's.
+        Head rtd: rtd_logits [B, L], float32; above 0 where a token is predicted to be replaced.
+        Head mlm: mlm_logits [B, P, rows of the word table], float32, at `masked_positions`; if
+        these are None, at every position (P = L).
+        Fine-tuning heads: the outputs of `heads.Model.add_downstream`.
+        The encoder, in a pair the discriminator's: last_hidden_state [B, L, D] and, if
+        `output_hidden_states`, hidden_states [1 + num_layers, B, L, D].
 
-        heads_to_run: a subset of `config.heads`; None: all. A pair runs only the encoders that
-        these heads need.
+        heads_to_run: which of the heads "mlm" and "rtd" to run; None: all of `config.heads`. A pair
+        runs only the encoders that these heads need.
         """
         run = self.config.heads if heads_to_run is None else heads_to_run
         both = self.config.is_pair
@@ -208,7 +210,7 @@ def parts(
     """Returns the models to export: {"discriminator": (fields, params), "generator": ...}.
 
     fields, params: the fields of the Config and the nested dict of parameters of the whole model.
-    If it is not a pair, the result has only one entry, the model itself.
+    If the model is not a pair, the result has only one entry, the model itself.
     """
     config = Config(**fields)
     if not config.is_pair:
@@ -235,8 +237,8 @@ def parts(
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     """Returns the FLOPs of all matmuls in the forward pass of one sequence: two per multiply-add.
 
-    predictions: the number of positions with vocabulary logits. For a pair: the sum of the
-    generator and the discriminator.
+    predictions: the number of positions with vocabulary logits. The result for a pair is the sum
+    over generator and discriminator.
     """
     if config.is_pair:
         alone = dataclasses.replace(config, heads=("rtd",))
@@ -290,7 +292,7 @@ HF_CONFIG = {
     "model_type": "electra",
     "fields": {**bert.HF_CONFIG["fields"], "embedding_size": "embedding_size"},
     "fixed": bert.HF_CONFIG["fixed"],
-    # Keys for layers that only this class has, before its classifier.
+    # These keys describe layers before the classifier that only this class has.
     "fixed_in_class": {
         "ForMultipleChoice": {
             "summary_type": "first",

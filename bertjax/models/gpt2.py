@@ -68,7 +68,10 @@ SMOKE = layers.SMOKE
 
 
 class Layer(nn.Module):
-    """A pre-norm layer. Attention and MLP each get the normed residual and are added to it."""
+    """A pre-norm layer.
+
+    Attention and MLP read the normed residual, and their outputs are added to the residual.
+    """
 
     config: Config
     deterministic: bool
@@ -83,7 +86,7 @@ class Layer(nn.Module):
     ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array] | None]]:
         """Returns (state, (state, new cache)).
 
-        cache: key and value [B, S, N, H], written at slot `index`; None: no cache.
+        cache: key and value [B, S, N, H], written from slot `index` on; None: no cache.
         """
         config, deterministic = self.config, self.deterministic
         residual = ("batch", "length", "embed")
@@ -181,14 +184,15 @@ class Model(heads.Model):
     ) -> dict[str, jax.Array]:
         """Returns a dict of the outputs of the decoder and of its heads.
 
-        attention_mask: 1 on tokens, 0 on padding. segment_ids, for packed rows: 0 on padding, the
-        examples are numbered from 1; position_ids then count within each example. prefix_mask: 1 on
-        positions that the whole segment attends to (prefix LM).
+        attention_mask: 1 on tokens, 0 on padding.
+        segment_ids: for packed rows; 0 on padding, and the examples of a row are numbered from 1.
+        position_ids: None: indices in the row. In packed rows they count within each example.
+        prefix_mask: for a prefix LM; 1 on positions that the whole segment attends to.
 
-        With the head "lm": logits [B, L, rows of the word table], float32, for the token after each
-        position. Always: last_hidden_state [B, L, D], normed. If requested: hidden_states
-        [1 + num_layers, B, L, D], the last one normed. Also the outputs of
-        `heads.Model.add_downstream`.
+        Always: last_hidden_state [B, L, D], normed.
+        If `output_hidden_states`: hidden_states [1 + num_layers, B, L, D]; the last is normed.
+        Head lm: logits [B, L, rows of the word table], float32, for the token after each position.
+        Fine-tuning heads: the outputs of `heads.Model.add_downstream`.
         """
         if position_ids is None:
             position_ids = jnp.arange(input_ids.shape[1])[None, :]
@@ -226,10 +230,10 @@ class Model(heads.Model):
         *,
         prefix: bool = False,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Returns (logits [B, T, V], new cache) for T tokens, written to the slots from `index` on.
+        """Returns (logits [B, T, V], new cache) for T tokens, cached in the slots from `index` on.
 
-        attention_mask: int32[B, S], 0 on slots of padding. A token does not attend to later slots;
-        with `prefix`, the T tokens are a prefix and attend to each other in both directions.
+        attention_mask: int32[B, S], 0 on slots of padding. prefix: False: a token does not attend
+        to later slots; True: the T tokens are a prefix and attend to each other in both directions.
         position_ids: int32[B, T]; None: the slot numbers.
         """
         places_T = index + jnp.arange(input_ids.shape[1])
@@ -259,7 +263,7 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
 
 
 # models/bert.py explains these tables. (i, n, axis): our array is part i of n of a fused tensor of
-# Hugging Face, which is split along this axis. GPT-2's linear maps are [in, out] there.
+# Hugging Face, which is split along this axis. Hugging Face stores GPT-2's kernels as [in, out].
 _OURS, _LAYER = "decoder/layers/", "transformer.h.{}."
 HF_NAMES = (
     ("embeddings/word/embedding", "transformer.wte.weight", "vocab_rows"),

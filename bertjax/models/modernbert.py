@@ -1,9 +1,9 @@
-"""ModernBERT (Warner et al., arXiv 2412.13663): pre-norm, rotary positions, gated units, no biases.
+"""ModernBERT (Warner et al., arXiv 2412.13663): pre-norm, rotary positions, gated MLPs, no biases.
 
-Every third layer, starting with the first, attends to the whole sequence. The others attend to a
-window around each token and use another rotary base. All layers still run in one loop: a flag per
-layer selects the mask and the angles. Local layers save time with `config.attention` = "splash",
-which skips scores outside the window; "xla" computes all scores and masks them.
+Every third layer, starting with the first, is global: it attends to the whole sequence. The others
+are local: they attend to a window around each token and use another rotary base. All layers still
+run in one loop: a flag per layer selects the mask and the angles. Local layers save time with
+`config.attention` = "splash", which skips scores outside the window; "xla" computes all scores.
 
     >>> model = Model(Config(**VARIANTS["mini"]))
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
@@ -37,9 +37,9 @@ class Config(layers.Fields):
     hidden_size: int = 768
     num_layers: int = 22
     num_heads: int = 12
-    intermediate_size: int = 1152  # width of the gate, and of the part that it multiplies
+    intermediate_size: int = 1152  # width of the gate and of the part that the gate multiplies
     max_length: int = 8192
-    global_every: int = 3  # period of global attention, in layers 0, 3, 6 ...; others are local
+    global_every: int = 3  # layers 0, n, 2n ... have global attention, the others local
     local_window: int = 128  # tokens that local layers attend to, half of them on each side
     global_theta: float = 160_000.0  # rotary base of the global layers
     local_theta: float = 10_000.0  # rotary base of the local layers
@@ -55,7 +55,7 @@ class Config(layers.Fields):
     def __post_init__(self):
         layers.check_fields(self)
         heads.check(self, HEADS)
-        # Hugging Face has two fields, one for the layers and one for the head.
+        # Hugging Face has one activation for the layers and one for the head; here both are gelu.
         errors.check(self.activation == "gelu", "model.activation", self.activation, "gelu")
         errors.check(self.classifier_pooling in POOLINGS, "model.classifier_pooling",
                      self.classifier_pooling, f"one of {', '.join(POOLINGS)}")  # fmt: skip
@@ -66,7 +66,7 @@ class Config(layers.Fields):
             )
 
     def kernel_std(self, name: str) -> float:
-        """Returns init_std, scaled down for the kernels before a residual sum (transformers)."""
+        """Returns init_std, scaled down for kernels before a residual sum, as in transformers."""
         return self.init_std / (math.sqrt(2 * self.num_layers) if name in ("out", "wo") else 1.0)
 
 
@@ -79,7 +79,7 @@ OBJECTIVE = {
 }  # fmt: skip
 SMOKE = {**layers.SMOKE, "local_window": 16}
 
-# Table 4 of the paper. Mini is our own, with a window small enough to matter at length 128.
+# Table 4 of the paper. Mini is our own; its window is small enough to matter at length 128.
 VARIANTS = {
     "mini": {
         "num_layers": 4,
@@ -123,7 +123,7 @@ class Layer(nn.Module):
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         """Returns (new carry, residual).
 
-        mask: without windows. rotary: (tables for global layers, tables for local layers).
+        mask: the mask without a window. rotary: (tables of global layers, tables of local layers).
         """
         config, deterministic = self.config, self.deterministic
         residual = ("batch", "length", "embed")
@@ -159,7 +159,7 @@ class Encoder(nn.Module):
         deterministic: bool,
         keep_hidden: bool,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns (normed last state, residuals after all layers if `keep_hidden`, else None)."""
+        """Returns (normed last state, residual after each layer or None unless `keep_hidden`)."""
         config = self.config
         rotary = tuple(
             positions.rotary_tables(position_ids, config.head_dim, theta)
@@ -231,10 +231,10 @@ class Model(heads.Model):
     ) -> dict[str, jax.Array]:
         """Returns a dict of the outputs of the encoder and of its heads.
 
-        last_hidden_state [B, L, D], normed; mlm_logits [B, P, rows of the word table], float32, at
-        `masked_positions`, or at every position if these are None; if requested hidden_states
-        [1 + num_layers, B, L, D]: the residual before every layer, then last_hidden_state;
-        and the outputs of `heads.Model.add_downstream`.
+        last_hidden_state [B, L, D], normed. If requested, hidden_states [1 + num_layers, B, L, D]:
+        the residual before each layer, then last_hidden_state. Head mlm: mlm_logits [B, P, rows of
+        the word table], float32, at `masked_positions`; if these are None, at every position
+        (P = L). Fine-tuning heads: the outputs of `heads.Model.add_downstream`.
         """
         if position_ids is None:
             position_ids = jnp.arange(input_ids.shape[1])[None, :]
@@ -259,8 +259,8 @@ class Model(heads.Model):
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     """Returns the FLOPs of all matmuls in the forward pass of one sequence: two per multiply-add.
 
-    predictions: the number of positions with vocabulary logits. Of a local layer, only the scores
-    inside its window are counted.
+    predictions: the number of positions with vocabulary logits. In local layers, only the scores
+    inside the window are counted.
     """
     width = config.hidden_size
     maps = length * width * (4 * width + 3 * config.intermediate_size)
@@ -273,7 +273,7 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     return 2 * (config.num_layers * maps + attention + head * ("mlm" in config.heads))
 
 
-# models/bert.py explains these tables. (i, n, axis): our array is part i of n of a fused tensor.
+# artifact/huggingface.py explains these tables, including (i, n, axis), "{+1}" and "|".
 _LAYER = "model.layers.{}."
 HF_NAMES = (
     ("embeddings/word/embedding", "model.embeddings.tok_embeddings.weight", "vocab_rows"),
@@ -344,7 +344,7 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
                 f"config.json: layer_types = {types} is not supported; the first layer and then "
                 "every n-th one must be global"
             )
-    if found["local_theta"] is None:  # as in transformers 4
+    if found["local_theta"] is None:  # transformers 4 then uses global_theta
         found["local_theta"] = found["global_theta"]
     fields = {}
     for ours, value in found.items():
@@ -389,12 +389,12 @@ HF_CONFIG = {
         "local_rope_theta": float | None,
         "global_attn_every_n_layers": Annotated[int, schema.Between(1)],
     },
-    # The keys as transformers 4 names them; version 5 accepts these too.
+    # transformers 4 names the keys like this; version 5 accepts these names too.
     "write": lambda fields: {
         "global_rope_theta": fields["global_theta"],
         "local_rope_theta": fields["local_theta"],
         "global_attn_every_n_layers": fields["global_every"],
-        **dict.fromkeys(("cls_token_id", "sep_token_id")),  # else transformers' defaults apply
+        **dict.fromkeys(("cls_token_id", "sep_token_id")),  # null: no default ids
     },
     "architectures": {(): "ModernBertModel", ("mlm",): "ModernBertForMaskedLM"},
 }

@@ -1,8 +1,8 @@
 """RoBERTa (Liu et al., arXiv 1907.11692): BERT with one token type and no next sentence prediction.
 
-Positions are numbered from pad_id + 1, and row pad_id of the position table is used for padding:
-with padding id 1, 512 positions need a table of 514 rows. NOTE: `pad_id` must equal the id of
-padding in the tokenizer.
+In the position table, row pad_id is for padding, and the first token of a sequence has row
+pad_id + 1. With pad_id 1, 512 positions therefore need a table of 514 rows. NOTE: `pad_id` must
+equal the id of padding in the tokenizer.
 
     >>> model = Model(Config(**VARIANTS["mini"]))
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
@@ -53,8 +53,8 @@ VARIANTS = {name: bert.VARIANTS[name] for name in ("mini", "base", "large")}
 class Model(bert.Model):
     """RoBERTa. The inputs are those of `bert.Model` except token_type_ids, which are all 0.
 
-    The classifier starts with a dense layer; if the model has a pooler (multiple choice), that
-    replaces this layer.
+    The classifier has two dense layers. If the model has a pooler (for multiple choice), the pooler
+    replaces the first of them.
     """
 
     config: Config
@@ -79,7 +79,7 @@ class Model(bert.Model):
     ) -> dict[str, jax.Array]:
         """Returns the outputs of `bert.Model`. `position_ids` count tokens from 0."""
         if position_ids is None and attention_mask is not None:
-            # Padding gets position -1, which is row pad_id. So padding on the left works too.
+            # Padding gets position -1, which selects row pad_id. Padding on the left works too.
             tokens_BL = attention_mask.astype(jnp.int32)
             position_ids = jnp.cumsum(tokens_BL, axis=1) * tokens_BL - 1
         return super().__call__(

@@ -27,7 +27,7 @@ class Config(bert.Config):
     """BERT's fields and `max_span_tokens`. The paper's model is cased, with 28,996 pieces."""
 
     vocab_size: int = 28996
-    max_span_tokens: int = 80  # span positions with an embedding; later ones share the last
+    max_span_tokens: int = 80  # positions in a span that have an embedding; later ones use the last
     heads: tuple[str, ...] = ("mlm", "sbo")
 
     def __post_init__(self):
@@ -47,8 +47,8 @@ class SboHead(nn.Module):
     """Predicts each token of a masked span from the states at the span's boundaries (section 2.2).
 
     For token i of a span from s to e: h = norm(gelu(W1 [x at s - 1; x at e + 1; p of i - s + 1])),
-    where x are the encoder's states and p the embeddings of positions in a span. An MLM head on h
-    follows: such a layer with W2, then inner products with the word embeddings.
+    where x are the encoder's states and p the embeddings of positions in a span. An MLM head maps h
+    to logits: norm(gelu(W2 h)), then inner products with the word embeddings.
     """
 
     config: Any
@@ -81,7 +81,7 @@ class SboHead(nn.Module):
 class Model(bert.Model):
     """SpanBERT. The inputs are those of `bert.Model` and `span_boundaries` int32[B, P, 2].
 
-    `span_boundaries` are the positions s - 1 and e + 1 around the span of each prediction.
+    `span_boundaries` has, for each prediction, the positions just before and just after its span.
     """
 
     config: Config
@@ -101,7 +101,7 @@ class Model(bert.Model):
     ) -> dict[str, jax.Array]:
         """Returns the outputs of `bert.Model` and, if `span_boundaries` is given, sbo_logits.
 
-        sbo_logits [B, P, rows of the word table] are float32 and also need `masked_positions`.
+        sbo_logits [B, P, rows of the word table] are float32. They also need `masked_positions`.
         """
         kwargs |= {"masked_positions": masked_positions}
         outputs = super().__call__(input_ids, *args, **kwargs)
@@ -130,7 +130,7 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     return bert.flops_per_sequence(config, length, predictions) + 2 * head
 
 
-# In a Hugging Face folder SpanBERT is a BERT, which has no tensors for the span boundary head.
+# A Hugging Face folder stores SpanBERT as a BERT, without tensors for the span boundary head.
 HF_NAMES = bert.HF_NAMES
 HF_DROPPED = ("sbo_head/",)
 HF_HEADS = bert.HF_HEADS

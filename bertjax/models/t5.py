@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from bertjax import errors, sharding
 from bertjax.models.common import layers, masks, t5_files, t5_layers
 
-# The import from and the export to Hugging Face expect these names in the family's module.
+# Import from and export to Hugging Face read these names from the family's module.
 HF_NAMES, HF_TIED, HF_SKIPPED = t5_files.HF_NAMES, t5_files.HF_TIED, t5_files.HF_SKIPPED
 HF_PREFIX, HF_HEADS, HF_CONFIG = t5_files.HF_PREFIX, t5_files.HF_HEADS, t5_files.HF_CONFIG
 HF_MODEL_TYPES = t5_files.HF_MODEL_TYPES
@@ -30,7 +30,7 @@ HF_MODEL_TYPES = t5_files.HF_MODEL_TYPES
 
 @dataclasses.dataclass(frozen=True)
 class Config(layers.Fields):
-    """The model's fields. The decoder has the encoder's fields except for `num_decoder_layers`."""
+    """The model's fields. Encoder and decoder have the same sizes, but may differ in depth."""
 
     vocab_size: int = 32128
     hidden_size: int = 512
@@ -43,7 +43,7 @@ class Config(layers.Fields):
     activation: str = "relu"
     gated: bool = False
     tied_embeddings: bool = True  # use the embedding table as the output layer
-    scaled_output: bool = True  # if tied, divide by sqrt(hidden_size) before the output layer
+    scaled_output: bool = True  # if tied: divide the states by sqrt(hidden_size) before the output
     relative_buckets: int = 32
     relative_max_distance: int = 128  # all longer distances share a bucket
     dropout_rate: float = 0.1
@@ -76,8 +76,8 @@ class Config(layers.Fields):
     def kernel_std(self, name: str) -> float:
         """Returns the standard deviation of the normal that kernel `name` is drawn from.
 
-        Truncation then reduces it to init_std / sqrt(fan-in); hence the division by TRUNCATED_STD.
-        That of the query is also divided by sqrt(head_dim), because T5 does not scale the scores.
+        Truncation reduces the standard deviation; after that, it is init_std / sqrt(fan-in). For
+        the query it is also divided by sqrt(head_dim), because T5 does not scale the scores.
         """
         fans = {
             "query": self.hidden_size * self.head_dim,
@@ -130,7 +130,7 @@ HEADS = ("lm",)
 VARIANT_OBJECTIVES = {f"byt5_{name}": {"mean_noise_span_length": 20.0} for name in _BYT5_SIZES}
 SMOKE = {**layers.SMOKE, "num_decoder_layers": 2, "head_dim": 32}
 
-# Version 1.0: section 3.7 of the paper. mT5: its table 1. ByT5: its table 1.
+# Version 1.0: section 3.7 of the paper. mT5 and ByT5: table 1 of their papers.
 VARIANTS: dict[str, dict[str, Any]] = {
     "mini": _sizes(256, 1024, 4, 4),
     "small": _sizes(512, 2048, 8, 6),
@@ -192,14 +192,18 @@ class Model(nn.Module):
         """Returns a dict of outputs; without `decoder_input_ids` only the encoder runs.
 
         Masks are 1 on tokens, 0 on padding. Packed rows have segment ids instead, 0 on padding.
-        Position ids, which packed batches have for other families, are ignored: a segment is
-        contiguous, so its tokens have the same distances in the row.
+        Position ids are inputs only because packed batches have them; they are ignored. T5 needs
+        only distances, and within a segment, which is contiguous, these equal distances in the row.
 
-        If both run: last_hidden_state [B, T, D] of the decoder; encoder_last_hidden_state
-        [B, L, D]; with the head "lm" logits [B, T, rows of the word table], float32; if requested
-        hidden_states [1 + layers, B, T, D] of the decoder and encoder_hidden_states, the last of
-        each normed. If only the encoder runs: last_hidden_state [B, L, D]; if requested
-        hidden_states.
+        If both run, the outputs are:
+        last_hidden_state [B, T, D] of the decoder, normed;
+        encoder_last_hidden_state [B, L, D], normed;
+        logits [B, T, rows of the word table], float32, with the head "lm";
+        hidden_states [1 + num_decoder_layers, B, T, D] of the decoder and encoder_hidden_states
+        [1 + num_layers, B, L, D], if `output_hidden_states`; the last of each is normed.
+
+        If only the encoder runs, the outputs are its last_hidden_state [B, L, D] and, if
+        `output_hidden_states`, its hidden_states.
         """
         del position_ids, decoder_position_ids
         seen = masks.of_batch(attention_mask, segment_ids)
@@ -249,7 +253,8 @@ class Model(nn.Module):
 
         The cache contains key and value [num_decoder_layers, B, length, N, H], which are empty;
         cross_key and cross_value [num_decoder_layers, B, L, N, H], computed from the encoder's
-        states; and cross_mask bool[1, B, L]. The batch is the second axis of each array.
+        states; and cross_mask bool[1, B, L], True on tokens. The batch is the second axis of each
+        array.
         """
         config = self.config
         mask = masks.of_batch(attention_mask, None)
@@ -267,7 +272,7 @@ class Model(nn.Module):
     def decode_step(
         self, decoder_input_ids: jax.Array, cache: dict[str, jax.Array], index: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Returns (logits [B, T, V], new cache) for T tokens, cached in the slots from `index`."""
+        """Returns (logits [B, T, V], new cache) for T tokens, cached from slot `index` on."""
         queries = index + jnp.arange(decoder_input_ids.shape[1])
         keys = jnp.arange(cache["key"].shape[2])
         of_layers = {name: array for name, array in cache.items() if name != "cross_mask"}

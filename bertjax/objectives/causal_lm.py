@@ -24,7 +24,7 @@ KINDS = ("decoder",)
 class Config:
     """Fields that control how text is laid out in rows."""
 
-    packing: bool = True  # several documents per row, masked from each other; else one, padded
+    packing: bool = True  # True: documents share rows, masked from each other; False: one per row
 
 
 def predictions(config: Config, length: int) -> int:

@@ -1,10 +1,11 @@
 """A mixture of denoisers (UL2): rows differ in the share of masked text and in the span length.
 
-Tay et al. 2022 (arXiv 2205.05131), table 1. R, regular: spans as in T5. S, sequential: the last
-quarter is predicted from the rest. X, extreme: a large share is masked, or the spans are long. Each
-of the seven denoisers has its own density and mean span length. A text has at most as many spans as
-there are sentinels, which limits X with short spans. Inputs and targets have the same length.
-Inputs start with a mode token for R, S or X (the last three sentinels).
+Source: Tay et al. 2022 (arXiv 2205.05131), table 1. There are three modes. R, regular: spans as in
+T5. S, sequential: the last quarter is predicted from the rest. X, extreme: a large share is masked,
+or the spans are long. Each of the seven denoisers has a mode, a density and a mean span length. A
+text has at most as many spans as there are sentinels, which limits X with short spans. The rows of
+the encoder and of the decoder have the same length. If `config.mode_tokens`, inputs start with a
+token for the mode, one of the last three sentinels.
 """
 
 import dataclasses
@@ -39,8 +40,8 @@ class Config:
     r_rate: float = 2 / 7  # share of the rows with regular denoising (R)
     s_rate: float = 1 / 7  # share of the rows with sequential denoising (S); the rest is X
     mode_tokens: bool = True  # start the inputs with a token that names R, S or X
-    packing: bool = True  # several texts per row, masked from each other; else one, padded
-    z_loss: float = 0.0  # weight of the squared log partition, which keeps logits near 0
+    packing: bool = True  # True: texts share rows, masked from each other; False: one per row
+    z_loss: float = 0.0  # weight of log(softmax denominator) ** 2, which keeps logits small
 
     def __post_init__(self):
         r_rate, s_rate = self.r_rate, self.s_rate
@@ -54,7 +55,7 @@ class Config:
 def mode_tokens(vocabulary: Vocabulary) -> dict[str, int]:
     """Returns {mode: id of its token} for R, S and X: the last three sentinels, in this order.
 
-    The other sentinels mark spans. Raises UserError if there are no others.
+    The other sentinels mark spans. Raises UserError if there are no other sentinels.
     """
     if len(vocabulary.sentinels) <= len(DENOISERS):
         raise errors.UserError("the tokenizer has too few sentinels: train one with more")
@@ -62,12 +63,12 @@ def mode_tokens(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def input_start(config: Config, vocabulary: Vocabulary) -> list[int]:
-    """Returns the ids to put in front of a text to score: the token of mode R, if modes are on."""
+    """Returns the ids to put in front of a text to score: mode R's token, if mode tokens are on."""
     return [mode_tokens(vocabulary)["R"]] if config.mode_tokens else []
 
 
 def predictions(config: Config, length: int) -> int:
-    """Returns the decoder's length. It equals the encoder's, since X may mask half of the text."""
+    """Returns the decoder's length. It is the encoder's, because X may mask half of the text."""
     return length
 
 

@@ -1,8 +1,8 @@
 """Knowledge distillation into a student (DistilBERT, Sanh et al., arXiv 1910.01108, section 2).
 
 The student's loss has three terms. The first is masked language modelling as in `mlm`. The second
-is, at the predicted positions, the divergence of the student's distribution over the vocabulary
-from the teacher's; a temperature softens both distributions. The third is the cosine distance
+is the KL divergence between the teacher's and the student's distributions over the vocabulary, at
+the predicted positions; a temperature softens both distributions. The third is the cosine distance
 between the last hidden states of student and teacher. The teacher is a frozen model with an MLM
 head.
 
@@ -26,7 +26,7 @@ predictions, features, sampling = mlm.predictions, mlm.features, mlm.sampling
 transform = mlm.transform
 
 FROZEN = ("teacher",)
-SCORED_BY = "mlm"  # a student is scored without its teacher
+SCORED_BY = "mlm"  # the evaluation of a student does not need its teacher
 # Fields of a model that determine the shapes of its arrays.
 _SIZES = ("hidden_size", "num_heads", "intermediate_size", "type_vocab_size", "max_length")
 
@@ -41,7 +41,7 @@ class Config(mlm.Config):
     temperature: float = 2.0  # temperature of both softmaxes of soft_loss
     mlm_weight: float = 2.0  # weight of mlm_loss
     soft_weight: float = 5.0  # weight of soft_loss, the divergence from the teacher
-    cosine_weight: float = 1.0  # weight of cosine_loss; 0 if teacher and student differ in width
+    cosine_weight: float = 1.0  # weight of cosine_loss; must be 0 if hidden sizes differ
 
     def __post_init__(self):
         super().__post_init__()
@@ -80,9 +80,10 @@ def check_frozen(
 
 
 def stand_in(name: str, fields: Mapping[str, Any]) -> hooks.StandIn:
-    """Returns the teacher to plan with: a BERT with the student's sizes and twice its layers.
+    """Returns the teacher that `plan` assumes: a BERT of the student's sizes and twice its layers.
 
-    DistilBERT's teacher is like this (Sanh et al., section 3). fields: the student's fields.
+    This is how DistilBERT's teacher differs from DistilBERT (Sanh et al., section 3). fields: the
+    student's fields.
     """
     sizes = ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_length")
     of_teacher = {size: fields[size] for size in sizes}
@@ -98,10 +99,10 @@ def first_params(
 ) -> dict[str, Any] | None:
     """Returns the student's `params`, with each array replaced by the teacher's of the same name.
 
+    Arrays that the teacher lacks are not replaced. Returns None if `start_from_teacher` is off.
     The teacher may be of any family. The student's layers start as evenly spread layers of the
-    teacher, including the first and the last: for 6 layers from 12 these are 0, 2, 4, 7, 9, 11, as
-    in DistilBERT. Arrays that the teacher lacks are not replaced. fields: the student's fields.
-    Raises UserError if the shapes differ. Returns None if `start_from_teacher` is off.
+    teacher, including the first and the last. For example, 6 layers start as layers 0, 2, 4, 7, 9
+    and 11 of 12, as in DistilBERT. fields: the student's fields. Raises UserError if shapes differ.
     """
     if not config.start_from_teacher:
         return None
@@ -126,8 +127,8 @@ def _student_remedy(student: Mapping[str, Any], teacher: Mapping[str, Any]) -> s
     if not differing:
         return fresh
     settings = ", ".join(f"config.model.{size} to {teacher[size]}" for size in differing)
-    # If only max_length differs, raising it is the only advice: unused positions cost the student
-    # little, while a start without the teacher would cost it more.
+    # If only max_length differs, the only advice is to set it to the teacher's value: unused
+    # positions cost the student less than a start from scratch.
     return f"set {settings}" + ("" if differing == ["max_length"] else f"; or {fresh}")
 
 
@@ -162,13 +163,13 @@ def loss(
 ) -> metrics.Terms:
     """Returns {name: (sum, weight)}: the student's three losses and its accuracy at masked tokens.
 
-    soft_loss is T^2 KL(teacher, student) in nats at temperature T; the factor T^2 keeps its
-    gradient from shrinking with T. cosine_loss is 1 - cos of the last hidden states, over all
-    tokens.
+    soft_loss is T^2 KL(teacher, student) in nats at temperature T. The gradient of the KL shrinks
+    as T grows; the factor T^2 compensates for that. cosine_loss is 1 - cosine of the last hidden
+    states, over all tokens.
 
     apply: the student with its parameters bound. teacher: the teacher with its parameters bound,
     without dropout and gradient. Raises UserError at trace time if cosine_loss is on and the hidden
-    sizes of the two differ.
+    sizes of student and teacher differ.
     """
     inputs = losses.inputs(batch, mlm.INPUTS) | {"masked_positions": batch["masked_positions"]}
     student_out, teacher_out = apply(**inputs), teacher(**inputs)

@@ -1,9 +1,9 @@
 """Masked language modelling, alone (RoBERTa) or with a task on pairs of segments (BERT, ALBERT).
 
-Devlin et al. 2019 (arXiv 1810.04805), section 3.1; Liu et al. 2019 (arXiv 1907.11692), section 4.2
-for `pair="none"`; Lan et al. 2020 (arXiv 1909.11942), section 3.1 for `pair="sop"`. The host makes
-batches: `sampling` defines how text becomes samples, `transform` masks tokens of a whole batch at
-once. `loss` runs on the device.
+Sources: Devlin et al. 2019 (arXiv 1810.04805), section 3.1; for `pair="none"`, Liu et al. 2019
+(arXiv 1907.11692), section 4.2; for `pair="sop"`, Lan et al. 2020 (arXiv 1909.11942), section 3.1.
+The host makes batches: `sampling` defines how text becomes samples, and `transform` masks tokens of
+a whole batch at once. `loss` runs on the device.
 
 Shapes: B batch, L length, P predictions per sequence.
 """
@@ -34,17 +34,17 @@ class Config:
     """Fields that control what is masked and predicted."""
 
     mask_rate: float = 0.15  # share of a sequence's tokens to predict
-    masking: str = "token"  # units to choose: token, whole_word, ngram (ALBERT), span (SpanBERT)
+    masking: str = "token"  # units to mask: token, whole_word, ngram (ALBERT), span (SpanBERT)
     max_ngram: int = 3  # maximum words of an n-gram; n words have probability ~ 1 / n
     span_p: float = 0.2  # a span of n words has probability ~ (1 - span_p) ** n
     max_span_words: int = 10  # maximum words of a span
     mask_token_rate: float = 0.8  # share of the chosen tokens to replace by [MASK]
-    random_token_rate: float = 0.1  # share to replace by a random piece; the rest is unchanged
+    random_token_rate: float = 0.1  # share to replace by a random token; the rest is unchanged
     pair: str = "nsp"  # nsp: is segment B the next one; sop: are A and B in order; none: one text
-    cross_documents: bool = True  # pair none: samples may continue into the next document
-    packing: bool = False  # pair none: several documents per row, masked from each other
+    cross_documents: bool = True  # if pair is none: samples may continue into the next document
+    packing: bool = False  # if pair is none: several documents per row, masked from each other
     short_rate: float = 0.1  # share of samples cut to a random shorter length
-    random_next_rate: float = 0.5  # nsp: share of pairs with a second segment of another document
+    random_next_rate: float = 0.5  # nsp: share of pairs with segment B from another document
 
     def __post_init__(self):
         def check(ok: bool, name: str, allowed: str) -> None:
@@ -233,7 +233,7 @@ def loss(
 ) -> metrics.Terms:
     """Returns {name: (sum, weight)}: cross entropy, in nats, and accuracy.
 
-    Both are computed for the masked tokens and, with a task on pairs, for the pairs.
+    Both are computed for the masked tokens and, if there is a task on pairs, for the pairs.
     apply: the model with its parameters bound.
     """
     outputs = apply(**losses.inputs(batch, INPUTS), masked_positions=batch["masked_positions"])

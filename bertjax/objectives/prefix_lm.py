@@ -1,8 +1,9 @@
 """Prefix language modelling: predicts the rest of a piece of text from a fully visible prefix.
 
-Raffel et al. 2020 (arXiv 1910.10683), sections 3.2.1 and 3.2.3; the split point is drawn uniformly.
-In a model without an encoder, the decoder attends to the prefix bidirectionally and predicts only
-the rest. In an encoder-decoder, the encoder reads the prefix and the decoder predicts the rest.
+Source: Raffel et al. 2020 (arXiv 1910.10683), sections 3.2.1 and 3.2.3. The split point is drawn
+uniformly. In a model without an encoder, the decoder attends to the prefix bidirectionally and
+predicts only the rest. In an encoder-decoder, the encoder reads the prefix and the decoder predicts
+the rest.
 """
 
 import dataclasses
@@ -26,8 +27,8 @@ normalizers, loss = causal_lm.normalizers, causal_lm.loss
 class Config:
     """Fields that control how text is laid out in rows."""
 
-    kind: str = "decoder"  # kind of the family, which reads the prefix; set by the family
-    packing: bool = True  # several texts per row, masked from each other; else one, padded
+    kind: str = "decoder"  # decoder or encoder_decoder; by default the kind of the family
+    packing: bool = True  # True: texts share rows, masked from each other; False: one per row
 
     def __post_init__(self):
         allowed = f"one of {', '.join(KINDS)}"
@@ -114,7 +115,7 @@ def transform(
 def _two_halves(
     config: Config, length: int, vocabulary: Vocabulary, batch: layout.Batch
 ) -> dict[str, np.ndarray]:
-    """Returns features in which the encoder reads the prefixes and the decoder predicts the rests.
+    """Returns features with the prefixes as inputs of the encoder and the rests as targets.
 
     Each prefix and each rest ends with an end-of-text token.
     """

@@ -1,13 +1,14 @@
 """Replaced token detection (ELECTRA, Clark et al., arXiv 2003.10555, section 2).
 
-A generator learns to fill masks. Tokens sampled from it replace the masks, and a discriminator
-predicts for every token whether it was replaced. A sample that happens to equal the original token
-counts as original. No gradient flows through the sampling: the generator learns from `mlm_loss`
-alone.
+A generator learns to predict masked tokens. Tokens sampled from it replace the masks, and a
+discriminator predicts for every token whether it was replaced. A sample that happens to equal the
+original token counts as original. No gradient flows through the sampling: the generator learns from
+`mlm_loss` alone.
 
 The host makes batches as in `mlm`, with every chosen token masked, and a `sample_seed` for each
-row. The noise used for sampling is a hash of that seed, the slot and the id. So it does not depend
-on the mesh, the micro-batch or the order of the rows, and differs between epochs.
+row. The noise used for sampling is a hash of that seed, the prediction slot and the token id. So
+the noise does not depend on the mesh, the micro-batch or the order of the rows. It differs between
+epochs.
 
 Shapes: B batch, L length, P predictions per sequence, V rows of the word table.
 """
@@ -115,8 +116,8 @@ def loss(
 def sample(logits_BPV: jax.Array, seed_B: jax.Array) -> jax.Array:
     """Returns int32[B, P]: an id for every slot, sampled from softmax(logits) with the row's seed.
 
-    Takes the argmax of logit plus Gumbel noise. Each device computes the noise of its own shard of
-    the vocabulary, and only the maxima are exchanged.
+    The sample is the argmax of logits plus Gumbel noise. Each device computes the noise of its own
+    shard of the vocabulary, and only the maxima are exchanged.
     """
     bits_BPV = hashing.hash_bits_by_row(seed_B, logits_BPV.shape)
     # -log1p(-u) is exponentially distributed. It is precise near 0, where precision matters,
@@ -129,7 +130,7 @@ def sample(logits_BPV: jax.Array, seed_B: jax.Array) -> jax.Array:
 def place(
     input_ids: jax.Array, positions_BP: jax.Array, weights_BP: jax.Array, ids_BP: jax.Array
 ) -> jax.Array:
-    """Returns int32[B, L]: `input_ids` with `ids_BP` at the positions of slots with weight > 0."""
+    """Returns int32[B, L]: `input_ids` with `ids_BP` at `positions_BP`; skips slots of weight 0."""
     column_11L = jnp.arange(input_ids.shape[1])[None, None]
     here_BPL = (positions_BP[:, :, None] == column_11L) & (weights_BP[:, :, None] > 0)
     new_BL = jnp.sum(jnp.where(here_BPL, ids_BP[:, :, None], 0), axis=1)

@@ -81,7 +81,7 @@ def normalizers(config: Config, batch: dict[str, jax.Array]) -> dict[str, jax.Ar
 def loss(
     config: Config, apply: Callable[..., dict[str, jax.Array]], batch: dict[str, jax.Array]
 ) -> metrics.Terms:
-    """Returns the terms of `mlm.loss`, and loss and accuracy of the predictions from boundaries."""
+    """Returns the terms of `mlm.loss`, and loss and accuracy of the span boundary head."""
     outputs = apply(
         **losses.inputs(batch, mlm.INPUTS),
         masked_positions=batch["masked_positions"],

@@ -1,9 +1,9 @@
 """Span corruption (T5): sentinels replace spans of the text, and the decoder predicts the spans.
 
-Raffel et al. 2020 (arXiv 1910.10683), section 3.1.4: 15% of the tokens in spans of 3 on average.
-The inputs are the text with a sentinel for each span. The targets are each sentinel followed by its
-span. Both end with an EOS. More text than `length` tokens is cut for a row, because the inputs
-become shorter when the spans are removed.
+Source: Raffel et al. 2020 (arXiv 1910.10683), section 3.1.4. By default 15% of the tokens are
+masked, in spans of 3 tokens on average. The inputs are the text with a sentinel in place of each
+span. The targets are each sentinel followed by its span. Both end with an EOS. A row takes more
+than `length` tokens of text, because the inputs become shorter when the spans are removed.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ class Config:
 
     noise_density: float = 0.15  # share of the text's tokens to mask
     mean_noise_span_length: float = 3.0  # mean number of tokens in a masked span
-    packing: bool = True  # several texts per row, masked from each other; else one, padded
-    z_loss: float = 0.0  # weight of the squared log partition, which keeps logits near 0
+    packing: bool = True  # True: texts share rows, masked from each other; False: one per row
+    z_loss: float = 0.0  # weight of log(softmax denominator) ** 2, which keeps logits small
 
     def __post_init__(self):
         density, mean = self.noise_density, self.mean_noise_span_length

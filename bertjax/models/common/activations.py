@@ -1,7 +1,7 @@
 """Activation functions that save only their derivative for the backward pass.
 
-That is one number per element; JAX's own differentiation of the formulas saves three or four. Value
-and derivative are computed in float32 and stored in the dtype of x.
+They save one number per element. JAX's automatic differentiation of the formulas would save three
+or four. Values and derivatives are computed in float32 and stored in the dtype of the input.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Multi-head attention, computed by plain XLA operations or by one of `models.common.kernels`.
+"""Multi-head attention, computed by plain XLA operations or a kernel of `models.common.kernels`.
 
 Shapes: B batch, L length, S key length, D model, N heads, H head dim.
 """
@@ -15,17 +15,19 @@ from bertjax import errors, sharding
 from bertjax.models.common import kernels, layers, masks, positions
 
 # Added to the scores: a float32 array [B or 1, N, L, S], or a function that returns this array. The
-# function is called with the queries [B, L, N, H] and the keys [B, S, N, H] that the scores are
-# computed from: both are rotated, the queries are scaled, and all slots of a cache have a key.
+# arguments of the function are the queries [B, L, N, H] and the keys [B, S, N, H] from which the
+# scores are computed. Rotation and scaling have already been applied to them. With a cache, S is
+# the number of its slots, including the empty ones.
 Bias = jax.Array | Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Attention(nn.Module):
     """Multi-head attention of x over itself, over a memory, or over a cache of earlier steps.
 
-    use_bias: whether the four projections have biases. scale: factor on the queries; None means
-    head_dim ** -0.5. Of the config, it uses hidden_size, num_heads, head_dim, init_std, kernel_std,
-    attention_dropout_rate, adapter_size, dtype, attention and unroll_layers.
+    use_bias: whether the four projections have biases. scale: factor by which the queries are
+    multiplied; None: head_dim ** -0.5. The module uses these fields of the config: hidden_size,
+    num_heads, head_dim, init_std, kernel_std, attention_dropout_rate, adapter_size, dtype,
+    attention and unroll_layers.
     """
 
     config: Any
@@ -50,7 +52,7 @@ class Attention(nn.Module):
         self.adapter = layers.Adapter(config) if config.adapter_size else None
 
     def keys_values(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns (key, value) of a memory, [B, S, N, H] each, to pass as `memory` repeatedly."""
+        """Returns (keys, values) of states x, [B, S, N, H] each; they can be passed as `memory`."""
         return _of_heads(self.key(x_BSD)), _of_heads(self.value(x_BSD))
 
     def __call__(
@@ -66,12 +68,14 @@ class Attention(nn.Module):
     ) -> Any:
         """Returns the output [B, L, D], or (output, new cache) if `cache` is given.
 
-        mask: which keys each query may attend to. memory: states [B, S, D], or the result of
-        `keys_values` for them; None: self-attention. bias: added to the scores, see `Bias`; a
-        function must not call Linen modules, since the backward pass runs it again. rotary: (cos,
-        sin) of `positions.rotary_tables`, by which queries and keys are rotated.
+        mask: which keys each query may attend to. memory: the states [B, S, D] to attend to, or the
+        result of `keys_values` for them; None: self-attention. bias: added to the scores, see
+        `Bias`. If it is a function, it must not call Linen modules, because the backward pass runs
+        it again. rotary: (cos, sin) of `positions.rotary_tables`, by which queries and keys are
+        rotated; None: no rotation.
         cache: {"key", "value"} [B, S, N, H] and "index" int32[]. This call's keys and values are
-        written at the index. Attention is over all S slots: the mask must hide the empty ones.
+        written to the slots from the index on. Attention is over all S slots, so the mask must hide
+        the empty slots.
         """
         query_BLNH = _of_heads(self.query(x_BLD))
         if isinstance(memory, tuple):
@@ -81,8 +85,8 @@ class Attention(nn.Module):
         if rotary is not None:
             query_BLNH = positions.rotate(query_BLNH, rotary)
             key_BSNH = positions.rotate(key_BSNH, rotary)
-        # Up to here keys and values may be sharded over their length; here they are all-gathered,
-        # since the queries of every device attend to all of them.
+        # Until here keys and values may be sharded over their length. Now they are all-gathered,
+        # because the queries on each device attend to all keys.
         key_BSNH, value_BSNH = (_of_heads(x, "key_length") for x in (key_BSNH, value_BSNH))
         if cache is not None:
             key_BSNH, value_BSNH = (
@@ -95,12 +99,12 @@ class Attention(nn.Module):
             query_BLNH = query_BLNH * self.scale
 
         kernel = self.config.attention
-        if kernel == "xla" or self.is_initializing():  # init runs on two tokens
+        if kernel == "xla" or self.is_initializing():  # init has 2 tokens; splash needs 128
             seed = self.dropout.seed(deterministic)
             function, bias = (bias, None) if callable(bias) else (None, bias)
             mix = functools.partial(_mix, rate=self.dropout.rate, function=function)
-            # On CPUs, which unroll the layers, memory suffices, and a step is 5% faster without
-            # the checkpoint.
+            # Layers are unrolled on CPUs only. There, memory suffices, and a step is 5% faster
+            # without the checkpoint.
             if not self.config.unroll_layers:
                 mix = jax.checkpoint(mix, prevent_cse=False)
             mixed_BLNH = mix(query_BLNH, key_BSNH, value_BSNH, mask, bias, seed)
@@ -129,12 +133,12 @@ def _mix(
 ) -> jax.Array:
     """Returns softmax(query key^T + bias) value, [B, L, N, H], with all scores in memory at once.
 
-    seed: seed of the dropout on the attention weights, whose rate is `rate`; None: no dropout.
-    function: returns another bias for (queries, keys), see `Bias`; None: there is no such bias.
+    seed, rate: seed and rate of the dropout on the attention weights; seed None: no dropout.
+    function: a `Bias` that is a function; None: there is no such bias.
 
     Under `jax.checkpoint` the backward pass recomputes the scores (Korthikanti et al., arXiv
-    2205.05198, section 5). This costs one more product, 1.6% of BERT base's FLOPs at length 512,
-    but avoids writing and reading seven bytes per score: BERT base's temporaries on a v5e fall from
+    2205.05198, section 5). This costs one more product, 1.6% of BERT base's FLOPs at length 512. It
+    avoids writing and reading seven bytes per score: BERT base's temporaries on a TPU v5e fall from
     10.2 to 6.6 GiB.
     """
     scores_BNLS = jnp.einsum("blnh,bsnh->bnls", query_BLNH, key_BSNH).astype(jnp.float32)

@@ -1,10 +1,10 @@
 """Heads on top of an encoder: the pooler, the pretraining heads and the fine-tuning heads.
 
 The fine-tuning heads are "classifier" (one prediction per sequence), "token_classifier" (one per
-token) and "span" (start and end of an answer). In each family they have the same layers as the
-transformers classes, given by a `Layout`, so that a fine-tuned model can be exported.
+token) and "span" (start and end of an answer). A `Layout` lists the layers of a head. In each
+family these are the layers of the transformers class, so that a fine-tuned model can be exported.
 
-Shapes: B batch, L length, P predictions a sequence, D model, C labels, V vocab.
+Shapes: B batch, L length, P predictions per sequence, D model, C labels, V vocab.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from bertjax import errors, sharding
 from bertjax.models.common import activations, layers
 
-# {fine-tuning head: the output of the body that is its input}
+# {fine-tuning head: the output of the model's body that this head takes as input}
 READS: Mapping[str, str] = MappingProxyType(
     {
         "classifier": "class_features",
@@ -33,14 +33,18 @@ _ACTIVATIONS = {**activations.FUNCTIONS, "tanh": jnp.tanh}
 class Layout(NamedTuple):
     """The layers of a fine-tuning head: [dropout, dense, activation, norm,] dropout, dense.
 
-    pooled: the head reads the pooler's output, so the model must have a pooler.
-    activation: follows the first dense layer, which keeps the width; "" if there is only one dense
-        layer.
-    norm: whether a norm follows the activation; if so, neither it nor the first dense has a bias.
+    The layers in brackets are optional.
+
+    pooled: whether the head reads the pooler's output; if so, the model must have a pooler.
+    activation: the activation after the first of two dense layers, which keeps the width; "": the
+        head has only one dense layer.
+    norm: whether a norm follows the activation; if so, neither the norm nor the first dense layer
+        has a bias.
     first_rate, rate: dropout rates before the first and before the last dense layer; None:
         `config.dropout_rate`.
     use_bias: whether the last dense layer has a bias.
-    starts_as: the pretraining head from which the first dense layer and the norm are initialized.
+    starts_as: the pretraining head from which the first dense layer and the norm are initialized;
+        "": none.
     """
 
     pooled: bool = False
@@ -67,7 +71,7 @@ def layouts(**own: Layout) -> Mapping[str, Layout]:
 def check(config: Any, known: tuple[str, ...]) -> None:
     """Raises UserError unless `config.heads` is a subset of `known`, in the order of `known`.
 
-    Also raises it if a head for labels is present, but `config.num_labels` is 0.
+    Also raises UserError if a head predicts labels but `config.num_labels` is 0.
     """
     names = config.heads
     ordered = names == tuple(name for name in known if name in names)
@@ -161,9 +165,9 @@ class Pooler(nn.Module):
 class Downstream(nn.Module):
     """A fine-tuning head. Maps states [..., D] to float32 logits [..., C].
 
-    Its kernels start with the standard deviation `config.init_std`, as in transformers. NOTE: the
-    kernels of a model that is pretrained start with 0.88 times this value, as in BERT's own code,
-    but fine-tuning heads that start like that learn more slowly.
+    Its initial kernels have the standard deviation `config.init_std`, as in transformers. NOTE:
+    other kernels start with 0.88 times their configured value, because truncation reduces it, as in
+    BERT's own code. Fine-tuning heads learn more slowly if they start like that.
     """
 
     config: Any
@@ -231,7 +235,7 @@ class Model(nn.Module):
         return self.classifier(features_BD, deterministic)
 
     def tell_tokens(self, x_BLD: jax.Array, *, deterministic: bool = True) -> dict[str, jax.Array]:
-        """Returns token_logits and span_logits, each if the model has its head.
+        """Returns token_logits and span_logits, each only if the model has the head for it.
 
         x_BLD: the last_hidden_state. Does not run the encoder.
         """
@@ -249,10 +253,11 @@ class Model(nn.Module):
         *,
         deterministic: bool,
     ) -> dict[str, jax.Array]:
-        """Returns `outputs` plus the float32 logits of the fine-tuning heads.
+        """Returns `outputs` plus the outputs of the fine-tuning heads. Logits are float32.
 
-        class_logits [B, C] and class_features [B, D], the input of `classify`; token_logits
-        [B, L, C]; span_logits [B, L, 2], for the first and for the last token of an answer.
+        classifier: class_logits [B, C] and class_features [B, D], the input of `classify`.
+        token_classifier: token_logits [B, L, C].
+        span: span_logits [B, L, 2], for the first and for the last token of an answer.
         """
         heads, x_BLD = self.config.heads, outputs["last_hidden_state"]
         found = self.tell_tokens(x_BLD, deterministic=deterministic)

@@ -3,12 +3,13 @@
     splash  Pallas on a TPU; skips blocks that a causal or local mask hides
     cudnn   flash attention on a GPU, in bfloat16
 
-The third name, xla, is not a kernel but the plain computation in `models.common.attention`. The
-kernels agree with it except at padding queries, whose outputs are unspecified but finite.
+The third value, xla, is not a kernel but the plain computation in `models.common.attention`. The
+kernels agree with xla except at padding queries, whose outputs are unspecified but finite.
 `check` and `check_mesh` reject what a kernel does not support; there is no silent fallback.
 
-ModernBERT-base with 8 rows of 1,024 tokens per v5e chip and no remat takes 10.0 GiB of temporaries
-with splash and 24.3 with xla, which does not fit (the TPU compiler of libtpu 0.0.42.1).
+For example, ModernBERT-base with 8 rows of 1,024 tokens per TPU v5e chip and no remat needs 10.0
+GiB of temporaries with splash and 24.3 GiB with xla, which does not fit (according to the compiler
+of libtpu 0.0.42.1).
 
 Shapes: B batch, L length, S key length, N heads, H head dim.
 """
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 from bertjax import errors, sharding
 from bertjax.models.common import masks
 
-LENGTH_MULTIPLE = 128  # splash needs lengths that are a multiple of the lanes of a TPU's vectors
+LENGTH_MULTIPLE = 128  # splash needs lengths that are a multiple of a TPU's vector width
 _BLOCKS = (512, 256, 128)  # block sizes of splash: the largest that divides the length is used
 _PLATFORMS = {"splash": "tpu", "cudnn": "gpu"}
 
@@ -41,10 +42,10 @@ _AXES: dict[str, tuple[str | None, ...]] = {
 def attend(
     name: str, query_BLNH: jax.Array, key_BSNH: jax.Array, value_BSNH: jax.Array, mask: masks.Mask
 ) -> jax.Array:
-    """Returns softmax(query key^T) value, [B, L, N, H], by kernel `name`, for scaled queries.
+    """Returns softmax(query key^T) value, [B, L, N, H], computed by kernel `name`.
 
-    Each device of the current mesh computes its own rows and heads. Raises UserError if the kernel
-    does not support the mask, or if the mesh shards the length.
+    The caller scales the queries. Each device of the current mesh computes its own rows and heads.
+    Raises UserError if the kernel does not support the mask, or if the mesh shards the length.
     """
     if sharding.splits("length"):
         raise errors.UserError(
@@ -58,7 +59,8 @@ def attend(
 def _splash(mask: masks.Mask, batch: int, queries: int, keys: int) -> tuple[Callable, dict]:
     """Returns (function, extra) to compute the attention of one device's rows and heads.
 
-    function: takes {name: array} with query, key, value and the arrays in `extra`.
+    function: returns the output for {name: array} of query, key, value and the arrays in `extra`.
+    extra: {name: array} of the inputs that describe the mask.
     """
     # Imported here because importing Pallas takes half a second.
     from jax.experimental.pallas.ops.tpu import splash_attention
@@ -127,15 +129,19 @@ def _block(length: int) -> int:
 
 
 def _platform() -> str:
-    """Returns the platform to compile for; when compiling ahead of time, devices may be absent."""
+    """Returns the platform to compile for.
+
+    In ahead-of-time compilation, it may differ from the platform of this machine.
+    """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
 
 def _cudnn(mask: masks.Mask, batch: int, queries: int, keys: int) -> tuple[Callable, dict]:
-    """Like `_splash`, with the mask as a bool array [B or 1, L, S].
+    """Like `_splash`, but `extra` has the mask as one bool array [B or 1, L, S].
 
-    Causality is not in the array but passed as a flag, except with a prefix or a cache.
+    The causal part of the mask is not in the array but passed as a flag, unless there is a prefix
+    or a cache.
     """
     only_before = mask.causal and mask.prefix is None and mask.start is None
     rest = dataclasses.replace(mask, causal=False) if only_before else mask
@@ -167,8 +173,8 @@ def check(
 ) -> None:
     """Raises UserError if the kernel `name` does not support the config.
 
-    model: the family's Config. dtype: `config.dtype`. lengths: {config key: length of a phase}.
-    features: names of the features that the objective passes to the model.
+    model: the family's Config. dtype: `config.dtype`. lengths: {config key: tokens per sequence},
+    for the phase of training to check. features: names of the features in the objective's batches.
     """
     errors.check(name in NAMES, "attention", name, f"one of {', '.join(NAMES)}")
     if name == "xla":
@@ -193,8 +199,8 @@ def check(
 def check_mesh(name: str, mesh: Any, platform: str | None = None) -> None:
     """Raises UserError if the devices do not support kernel `name`, or the mesh shards the length.
 
-    platform: the platform of the devices; None: the platform of the mesh's devices (the mesh must
-    not be abstract).
+    platform: the platform of the devices; None: the platform of the mesh's devices, so the mesh
+    must not be abstract.
     """
     if name == "xla":
         return

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 from bertjax import errors, hashing, sharding
 from bertjax.models.common import activations, norms
 
-# The embedding table is padded to a multiple of this many rows: the width of a TPU's lanes, and a
-# number that the size of a mesh axis divides.
+# The rows of a word embedding table are padded to a multiple of this. 128 is the vector width of a
+# TPU, and the usual sizes of a mesh axis divide it.
 VOCAB_MULTIPLE = 128
-MASKED = -1e9  # softmax turns this logit into 0 in float32; finite, so that no row becomes NaN
-TRUNCATED_STD = 0.87962566  # std of a unit normal truncated at 2, from which parameters are drawn
-ADAPTER_STD = 1e-3  # std of a fresh adapter's kernels: at first it changes next to nothing
+MASKED = -1e9  # a logit whose softmax is 0 in float32; finite, so that no row becomes NaN
+TRUNCATED_STD = 0.87962566  # std of N(0, 1) truncated at +-2, the distribution of initial parameters
+ADAPTER_STD = 1e-3  # std of a new adapter's kernels; small, so that it hardly changes its input
 
 REMAT_POLICIES: dict[str, Any] = {
     "none": None,
@@ -42,12 +42,12 @@ SMOKE = {
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """Fields for how a model is computed; they change its results only by rounding.
+    """Fields that define how a model is computed; they change its results only by rounding.
 
-    dtype: of activations and matmuls; parameters, softmax, layer norm and loss stay float32.
+    dtype: dtype of activations and matmuls; parameters, softmax, layer norm and loss stay float32.
     remat: what the backward pass recomputes, a key of REMAT_POLICIES.
     unroll_layers: compile the layers as straight-line code instead of a loop (faster on a CPU).
-    attention: one of `kernels.NAMES`.
+    attention: how attention is computed, one of `kernels.NAMES`.
     """
 
     dtype: str = "float32"
@@ -57,7 +57,7 @@ class Compute:
 
     @property
     def head_dim(self) -> int:
-        """Returns the width of an attention head; a family may override it by a field."""
+        """Returns the width of an attention head; a family may override it with a field."""
         return self.hidden_size // self.num_heads
 
     def kernel_std(self, name: str) -> float:
@@ -83,8 +83,8 @@ def fields_of(config: Any) -> dict[str, Any]:
     return {name: v for name, v in dataclasses.asdict(config).items() if name not in how}
 
 
-MOST_LAYERS = 4096
-MOST = 2**24  # upper limit of every other size
+MOST_LAYERS = 4096  # upper limit of numbers of layers
+MOST = 2**24  # upper limit of all other sizes
 
 
 def check_fields(config: Any) -> None:
@@ -96,7 +96,7 @@ def check_fields(config: Any) -> None:
     for field in dataclasses.fields(config):
         if field.type is int:
             free = field.name.endswith("_id") or field.name in ("num_labels", "adapter_size")
-            # Ids start at 0, or at -1, which means none, if that is the default.
+            # The lowest valid id is 0. A field whose default is -1 also allows -1: no such id.
             least = min(field.default, 0 if free else 1)
             check(getattr(config, field.name) >= least, field.name, f"{least} or more")
             most = MOST_LAYERS if field.name.endswith("layers") else MOST
@@ -136,7 +136,7 @@ class Dropout(nn.Module):
         return drop(x, self.rate, self.seed(deterministic))
 
     def seed(self, deterministic: bool) -> jax.Array | None:
-        """Returns the seed for this call's random bits; None if nothing is dropped."""
+        """Returns the seed for this call's random bits; None: no dropout."""
         if deterministic or self.rate == 0.0:
             return None
         return jax.random.key_data(self.make_rng("dropout"))[0]  # key data are random bits
@@ -182,9 +182,10 @@ class Embed(nn.Module):
 class Dense(nn.Module):
     """A linear map of the last `num_in` axes to `features`, computed as one matrix product.
 
-    Batch and length are flattened to one axis. The kernel's gradient is a sum over both; with two
-    axes, XLA would transpose both operands on a CPU, which takes 5 to 8% of a train step. On a mesh
-    that shards the length they stay separate, since no sharding of a flat axis is equivalent.
+    Batch and length are flattened to one axis. The kernel's gradient is a product that sums over
+    both. If they were two axes, XLA on a CPU would transpose both operands of this product, which
+    takes 5 to 8% of a train step. On a mesh that shards the length, batch and length stay two axes,
+    because no sharding of the flat axis is equivalent.
     """
 
     features: tuple[int, ...]
@@ -204,9 +205,9 @@ class Dense(nn.Module):
             x = x.reshape(*rows, math.prod(inner)).astype(self.dtype)
             return x @ kernel.reshape(x.shape[-1], -1).astype(self.dtype)
 
-        # With the checkpoint only x (once for all layers that share this input) and the parameter
-        # are saved for the backward pass: no flattened copies, and no copy of the parameter in the
-        # compute dtype.
+        # With the checkpoint, only x and the parameter are saved for the backward pass, but neither
+        # flattened copies nor a copy of the parameter in the compute dtype. If several dense layers
+        # have the same input x, it is saved once.
         x = jax.checkpoint(product, prevent_cse=False)(x, kernel)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
@@ -261,8 +262,8 @@ class RMSNorm(nn.Module):
 class Adapter(nn.Module):
     """Returns x + up(gelu(down(x))), at first almost x (Houlsby et al., arXiv 1902.00751).
 
-    Every layer has one after its attention and one after its MLP, before the residual sum (section
-    2.1, figure 2). `config.adapter_size` is the bottleneck width.
+    Every layer has one adapter after its attention and one after its MLP, before the residual sum
+    (section 2.1, figure 2). `config.adapter_size` is the bottleneck width.
     """
 
     config: Any
@@ -279,7 +280,7 @@ class Adapter(nn.Module):
 class Mlp(nn.Module):
     """Two dense layers with an activation between them.
 
-    gated: the activation's output is multiplied by that of a third dense layer.
+    gated: whether the activation's output is multiplied by the output of a third dense layer.
     dropout_rate: rate of the dropout on the input of the last dense layer.
     """
 
@@ -316,12 +317,12 @@ def stack(
     *,
     shared: bool = False,
 ) -> type[nn.Module]:
-    """Returns the class of a loop over `num_layers` layers, with stacked parameters.
+    """Returns a module class that loops over `num_layers` layers, with stacked parameters.
 
     `layer.__call__` takes (carry, per_layer, *broadcast) and returns (carry, out). per_layer is
     split along its first axis, one slice per layer (None: no such input). The `num_broadcast` other
     inputs are the same for all layers. The values `out` of the layers are stacked along a new first
-    axis. shared: whether all layers share one set of parameters.
+    axis. shared: whether all layers share one set of parameters, which is then not stacked.
 
         stack(Layer, config, 12, 1)(config, deterministic, name="layers")(x, None, mask)
     """

@@ -1,8 +1,8 @@
-"""Attention masks, stored as their parts, so that a kernel need not build the dense mask.
+"""Attention masks, stored as parts, so that a kernel need not build the dense mask.
 
-Query l may attend to key s if every part of the mask allows it. Queries and keys are numbered by
-their place in the row. Segments are the examples packed into a row: 0 is padding, the examples are
-numbered from 1.
+The parts are padding, segments, causality and a local window. A query may attend to a key if every
+part allows it. The place of a query or key is its index in the row. Segments are the examples
+packed into a row: 0 is padding, the examples are numbered from 1.
 
     mask = masks.causal() & masks.segments(segment_ids, segment_ids)
     mask.dense(length, length)  # bool [B or 1, L or 1, S]
@@ -18,7 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# The parts of a `Mask`, each with its fields. A mask has a part if the first field is set.
+# The parts of a `Mask`, each with its fields. A mask has a part if the part's first field
+# is set.
 _PARTS = (
     ("keys",),
     ("query_segments", "key_segments"),
@@ -38,12 +39,12 @@ class Mask:
 
     Build one with the functions below. A mask without parts does not restrict anything.
 
-    keys: [B or 1, S], 0 where a key is hidden from all queries.
-    query_segments [B or 1, L], key_segments [B or 1, S]: only keys of the query's segment.
-    causal: only keys at the query's place or before it. prefix: [B or 1, S]; where it is not 0, the
-    key is exempt from `causal`. start: int32[], the place of the first query (None: 0).
-    window: only keys at most window / 2 places away (0: no limit). everywhere: bool[], True
-    disables the window; it is an array so that it can differ between the layers of one loop.
+    keys: [B or 1, S]; where it is 0, the key is hidden from all queries.
+    query_segments [B or 1, L], key_segments [B or 1, S]: a query sees only keys of its segment.
+    causal: a query sees only keys at its place or before it. prefix: [B or 1, S]; where it is not
+    0, the key is exempt from `causal`. start: int32[], the place of the first query (None: 0).
+    window: a query sees only keys at most window / 2 places away (0: no limit). everywhere: bool[],
+    True disables the window; it is an array so that it can differ between the layers of one loop.
     """
 
     keys: jax.Array | None = None
@@ -73,7 +74,10 @@ class Mask:
         return value is not None and not (isinstance(value, int) and value == 0)
 
     def dense(self, queries: int, keys: int) -> jax.Array:
-        """Returns bool [B or 1, L or 1, S] for L queries and S keys: True where they may attend."""
+        """Returns bool [B or 1, L or 1, S]: True where a query may attend to a key.
+
+        queries, keys: the numbers L and S.
+        """
         parts = [jnp.ones((1, 1, keys), bool)]
         if self.keys is not None:
             parts.append(self.keys.astype(bool)[:, None, :])
@@ -127,15 +131,15 @@ def prefix(prefix_mask_BS: jax.Array) -> Mask:
 def local(window: int, everywhere: jax.Array | None = None) -> Mask:
     """Returns the mask in which each query attends to keys at most window / 2 places away.
 
-    The window extends to both sides. Distances are between places in the row. Within a segment,
-    which is contiguous, they equal the distances between positions. everywhere: bool[], True
-    disables the window.
+    The window extends to both sides. Places are indices in the row. Within a segment, which is
+    contiguous, distances between places equal distances between position ids. everywhere: bool[],
+    True disables the window.
     """
     return Mask(window=window, everywhere=everywhere)
 
 
 def of_batch(attention_mask: jax.Array | None, segment_ids: jax.Array | None) -> Mask:
-    """Returns a bidirectional encoder's mask: by segment_ids if given, else by attention_mask."""
+    """Returns a bidirectional mask, from segment_ids if given, else from attention_mask."""
     if segment_ids is not None:
         return segments(segment_ids, segment_ids)
     return Mask(keys=attention_mask)

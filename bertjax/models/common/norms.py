@@ -1,6 +1,6 @@
-"""Layer norms over the last axis, computed in float32, whose backward pass saves only the input.
+"""Layer norms over the last axis, computed in float32, with little memory for the backward pass.
 
-They save x, in the dtype that it has, and two numbers per row. JAX's automatic differentiation of
+They save x, in its own dtype, and at most two numbers per row. JAX's automatic differentiation of
 the formula saves three float32 arrays of the size of x. Shapes: x [..., D], scale and bias [D].
 """
 
@@ -18,7 +18,7 @@ def normalize(
 
     centred: True is layer norm (Ba et al., arXiv 1607.06450). False is RMSNorm (Zhang & Sennrich,
     arXiv 1910.07467): no mean is subtracted, and the mean square replaces the variance.
-    bias: None for no bias.
+    bias: None: no bias is added.
     """
     return _forward(x, scale, bias, epsilon, centred)[0]
 

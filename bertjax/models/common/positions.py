@@ -35,8 +35,9 @@ def relative_buckets(
     """Returns the int32 bucket of each distance key - query (T5, arXiv 1910.10683, section 2.1).
 
     If `bidirectional`, half of all buckets are for keys after the query; otherwise such keys share
-    the bucket of distance 0. Of each direction's buckets, the first half have one distance each.
-    The others widen logarithmically up to `max_distance`; all longer distances are in the last one.
+    the bucket of distance 0. In each direction, the first half of the buckets hold one distance
+    each. The second half cover logarithmically growing ranges up to `max_distance`. All longer
+    distances share the last bucket.
     """
     if bidirectional:
         num_buckets //= 2
@@ -60,12 +61,13 @@ def relative_bias(
 ) -> jax.Array:
     """Returns the bias on the attention scores, float32 [1, N, L, S], for a table [buckets, N].
 
-    queries_L, keys_S: places of the queries and of the keys in the row.
+    queries_L, keys_S: int, the indices of the queries and of the keys in the row.
     """
     distance_LS = keys_S[None, :] - queries_L[:, None]
     buckets_LS = relative_buckets(
         distance_LS, table.shape[0], max_distance, bidirectional=bidirectional
     )
-    # A product with one-hot vectors: its gradient is a product too, not a scatter of L * S rows.
+    # The lookup is a product with one-hot vectors, so its gradient is a product too. An indexed
+    # lookup would have a scatter of L * S rows as its gradient.
     ones_LSK = jax.nn.one_hot(buckets_LS, table.shape[0], dtype=table.dtype)
     return jnp.einsum("lsk,kn->nls", ones_LSK, table, precision="highest")[None]

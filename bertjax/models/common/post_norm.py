@@ -35,7 +35,7 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A stack of `config.num_layers` layers with one mask; parameters are stacked."""
+    """A stack of `config.num_layers` layers with the same mask; their parameters are stacked."""
 
     config: Any
     layer: type[nn.Module] = Layer

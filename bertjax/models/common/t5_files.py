@@ -14,7 +14,7 @@ UNITS = {
     "gated-gelu": ("gelu_tanh", True),
 }
 
-# Our name, the Hugging Face name, and the conversion (artifact/huggingface.py defines these).
+# Our name, the Hugging Face name, and the conversion (defined in artifact/huggingface.py).
 _MAPS = (("query", "q", "heads_out"), ("key", "k", "heads_out"), ("value", "v", "heads_out"),
          ("out", "o", "heads_in"))  # fmt: skip
 _UNITS = (("mlp/wi", "wi"), ("mlp/wo", "wo"), ("gated_mlp/wi", "wi_0"),
@@ -59,8 +59,8 @@ HF_PREFIX = ""
 HF_HEADS: dict[str, dict[str, str]] = {}
 
 
-# {feed_forward_proj: dense_act_fn}, where this is not just the part behind "gated-". transformers
-# derives dense_act_fn from feed_forward_proj, but a value in the file takes precedence.
+# {feed_forward_proj: dense_act_fn}, unless dense_act_fn is feed_forward_proj without "gated-".
+# transformers derives dense_act_fn from feed_forward_proj, but a value in the file overrides this.
 _UNITS_WITHIN = {"gated-gelu": "gelu_new"}
 
 
@@ -81,7 +81,7 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
             )
     scaled = _scales_output(content)
     bare = (content.get("architectures") or [""])[0].endswith("Model")
-    # transformers 5 ties the output projection if the file has no tensor for it.
+    # transformers 5 ties the output projection if the file has no tensor lm_head.weight.
     tied = scaled or not (bare or "lm_head.weight" in tensors)
     start = content["decoder_start_token_id"]
     padded = start is None or start == content["pad_token_id"]
@@ -99,8 +99,9 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
 def _scales_output(content: dict[str, Any]) -> bool:
     """Returns whether the state is divided by sqrt(d_model) before the output projection.
 
-    transformers 5 always writes tie_word_embeddings = true for a T5, has a separate key for the
-    scaling, and never scales mT5. Version 4 scales if and only if the embeddings are tied.
+    transformers 5 always writes tie_word_embeddings = true for a T5. Its key for the scaling is
+    scale_decoder_outputs, and it never scales mT5. Version 4 scales if and only if the embeddings
+    are tied.
     """
     if content["model_type"] == "mt5":
         of_4 = str(content.get("transformers_version")).startswith("4.")

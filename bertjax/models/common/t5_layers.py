@@ -1,9 +1,8 @@
 """T5's layers (arXiv 1910.10683, section 2.1) and their stack, used as encoder and decoder.
 
-Each part is preceded by an RMSNorm. The dense layers have no biases. Attention scores are not
-scaled; the initialization of the query kernels makes up for it. Positions are represented by a bias
-that is added to the scores.
-Shapes as in `models.common.layers`.
+Each part of a layer is preceded by an RMSNorm. The dense layers have no biases. Attention scores
+are not scaled; instead, the query kernels start smaller. A bias that is added to the scores
+represents the positions. Shapes are named as in `models.common.layers`.
 """
 
 from typing import Any
@@ -36,11 +35,11 @@ class Layer(nn.Module):
         memory_mask: masks.Mask | None,
         index: jax.Array | None,
     ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array] | None]]:
-        """Returns (state, (state, new cache)). With a `memory_mask` it is a decoder's layer.
+        """Returns (state, (state, new cache)). The layer is a decoder's if it has a `memory_mask`.
 
-        cache: "key" and "value", written at `index`; "cross_key" and "cross_value", computed from
-        the encoder's states; [B, S, N, H] each. memory_BSD: the encoder's states, which are needed
-        if there is no cache.
+        cache: "key" and "value", which are written from slot `index` on, and "cross_key" and
+        "cross_value", which are computed from the encoder's states; [B, S, N, H] each. memory_BSD:
+        the encoder's states; a decoder's layer needs them if there is no cache.
         """
         config = self.config
         x_BLD, new = self._attend(
@@ -50,8 +49,8 @@ class Layer(nn.Module):
         if memory_mask is not None:
             memory = memory_BSD if cache is None else (cache["cross_key"], cache["cross_value"])
             x_BLD, _ = self._attend(x_BLD, "cross_attention", memory_mask, memory=memory)
-        # The two kinds of MLP differ in name, since Hugging Face's names also differ (HF_NAMES of
-        # t5_files.py).
+        # The two kinds of MLP differ in name, because their Hugging Face names differ too (HF_NAMES
+        # of t5_files.py).
         name, rate = "gated_mlp" if config.gated else "mlp", config.dropout_rate
         mlp = layers.Mlp(config, use_bias=False, gated=config.gated, dropout_rate=rate, name=name)
         x_BLD = self._add(x_BLD, mlp(self._norm(x_BLD, "mlp"), self.deterministic), "mlp")
@@ -97,7 +96,7 @@ class Stack(nn.Module):
         """Returns (final state, states [1 + num_layers, B, L, D], new cache).
 
         The final state is normed; it is also the last of the states. places: (int[L], int[S]), the
-        places of the queries and of the keys in the row. For the other arguments see `Layer`.
+        indices of the queries and of the keys in the row. For the other arguments see `Layer`.
         """
         config = self.config
         buckets, std = config.relative_buckets, config.kernel_std("relative_bias")

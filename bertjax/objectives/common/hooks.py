@@ -39,9 +39,10 @@ class Hooks:
 
     In all functions `config` is an instance of the objective's Config.
 
-    FROZEN: fields of the Config that are paths of models which the loss uses but does not train.
-        `loss` takes each model, bound to its parameters, as a keyword argument of that name.
-    SCORED_BY: the objective that scores a model on data in place of this one; "": this one.
+    FROZEN: names of the Config's fields that are paths of models which the loss uses but does not
+        train. `loss` takes each model, bound to its parameters, as a keyword argument of that name.
+    SCORED_BY: the name of another objective that evaluates a model in place of this objective; "":
+        this objective evaluates it.
     PLAIN_TARGETS: whether the targets of an encoder-decoder are plain text without sentinels.
     fields_for(kind, heads): fields whose defaults depend on the kind and the heads of the model.
     check_family(config, family, kind): raises UserError if the fields do not fit the family.

@@ -20,11 +20,11 @@ def classification(
 ) -> metrics.Terms:
     """Returns {NAME_loss: cross entropy in nats, NAME_accuracy}, each as (sum, weight).
 
-    Sums over all axes but the class axis. logits: float32 [..., C]; labels: int32 [...]; weights:
-    [...].
+    The sums are over all axes except the class axis. logits: float32 [..., C]; labels: int32
+    [...]; weights: [...].
     """
-    # The label's logit is a masked sum, not a gather: C may be sharded, and a gather would need all
-    # of it on each device.
+    # The label's logit is a masked sum, not a gather: C may be sharded, and a gather would need the
+    # logits of all classes on each device.
     classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     own = classes == labels[..., None]
     nll = jax.nn.logsumexp(logits, axis=-1) - jnp.sum(jnp.where(own, logits, 0.0), axis=-1)
