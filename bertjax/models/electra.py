@@ -167,8 +167,9 @@ class Model(heads.Model):
         Head mlm: mlm_logits [B, P, rows of the word table], float32, at `masked_positions`; if
         these are None, at every position (P = L).
         Fine-tuning heads: the outputs of `heads.Model.add_downstream`.
-        The encoder, in a pair the discriminator's: last_hidden_state [B, L, D] and, if
-        `output_hidden_states`, hidden_states [1 + num_layers, B, L, D].
+        Always, except if only a pair's generator runs: last_hidden_state [B, L, D] and, if
+        `output_hidden_states`, hidden_states [1 + num_layers, B, L, D]. For a pair, they are those
+        of the discriminator.
 
         heads_to_run: which of the heads "mlm" and "rtd" to run; None: all of `config.heads`. A pair
         runs only the encoders that these heads need.

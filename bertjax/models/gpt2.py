@@ -186,7 +186,7 @@ class Model(heads.Model):
 
         attention_mask: 1 on tokens, 0 on padding.
         segment_ids: for packed rows; 0 on padding, and the examples of a row are numbered from 1.
-        position_ids: None: indices in the row. In packed rows they count within each example.
+        position_ids: by default the indices in the row; packed rows count within each example.
         prefix_mask: for a prefix LM; 1 on positions that the whole segment attends to.
 
         Always: last_hidden_state [B, L, D], normed.
@@ -232,8 +232,9 @@ class Model(heads.Model):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Returns (logits [B, T, V], new cache) for T tokens, cached in the slots from `index` on.
 
-        attention_mask: int32[B, S], 0 on slots of padding. prefix: False: a token does not attend
-        to later slots; True: the T tokens are a prefix and attend to each other in both directions.
+        attention_mask: int32[B, S], 0 on slots of padding. A token does not attend to later slots.
+        prefix: whether the T tokens are a prefix; if so, they attend to each other in both
+        directions.
         position_ids: int32[B, T]; None: the slot numbers.
         """
         places_T = index + jnp.arange(input_ids.shape[1])

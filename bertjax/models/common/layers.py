@@ -20,7 +20,7 @@ from bertjax.models.common import activations, norms
 # TPU, and the usual sizes of a mesh axis divide it.
 VOCAB_MULTIPLE = 128
 MASKED = -1e9  # a logit whose softmax is 0 in float32; finite, so that no row becomes NaN
-TRUNCATED_STD = 0.87962566  # std of N(0, 1) truncated at +-2, the distribution of initial parameters
+TRUNCATED_STD = 0.87962566  # std of N(0, 1) truncated at +-2, the distribution of new parameters
 ADAPTER_STD = 1e-3  # std of a new adapter's kernels; small, so that it hardly changes its input
 
 REMAT_POLICIES: dict[str, Any] = {
