@@ -168,8 +168,8 @@ class Model(heads.Model):
         these are None, at every position (P = L).
         Fine-tuning heads: the outputs of `heads.Model.add_downstream`.
         Always, except if only a pair's generator runs: last_hidden_state [B, L, D] and, if
-        `output_hidden_states`, hidden_states [1 + num_layers, B, L, D]. For a pair, they are those
-        of the discriminator.
+        `output_hidden_states`, hidden_states [1 + num_layers, B, L, D]. A pair returns the
+        discriminator's states.
 
         heads_to_run: which of the heads "mlm" and "rtd" to run; None: all of `config.heads`. A pair
         runs only the encoders that these heads need.
