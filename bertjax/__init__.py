@@ -47,10 +47,10 @@ def load(path: Path) -> "Pretrained":
 
 
 def build(family: str = "bert", variant: str = "base", **fields: Any) -> Any:
-    """Returns a Flax Linen module of a model family, which computes in float32.
+    """Returns a Flax Linen module of a model family, without parameters.
 
-    Does not create parameters. variant: one of the sizes in the family's file. fields: fields of
-    the family's `Config` that override the variant's values, such as num_layers=4. Raises
+    The module computes in float32. variant: one of the sizes in the family's file. fields: fields
+    of the family's `Config` that override the variant's values, such as num_layers=4. Raises
     `errors.UserError` for an unknown name or an impossible value.
     """
     from bertjax import plugins
@@ -95,7 +95,8 @@ def finetune(
 ) -> "Finetuned":
     """Fine-tunes `model` on a task of `finetuning/tasks.py` and writes the results to `output`.
 
-    data: the folder with the files of all splits; or give each file as train, dev and test.
+    data: the folder that contains the files of all splits. train, dev, test: the files of the
+    splits, if `data` is not given.
     keys: keys of the config (finetuning/recipe.py), such as num_epochs=2,
     learning_rates=(2e-5, 5e-5), seeds=3. overrides: {key: value} for keys with a dot in the name,
     such as {"kind.class_weights": True}. Returns the report and the best model. Raises

@@ -104,7 +104,7 @@ def _joined(argv: Sequence[str]) -> list[str]:
 def _unknown(
     word: str, argv: Sequence[str], flags: argparse.Namespace, command: ModuleType, prog: str
 ) -> str:
-    """Returns the message for a word that is neither a flag of the command nor a flag's value."""
+    """Returns the error message for a `word` that is neither a known flag nor a flag's value."""
     more = f" (see `{prog} --help`)"
     if word.startswith("-"):
         return f"unknown flag {word}{_hint(word, list(vars(flags)), command)}{more}"
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             return _main(argv)
-        finally:  # also after argparse's SystemExit, which follows the help
+        finally:  # flushes also after --help, when argparse raises SystemExit
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     is_program = argv is None
-    if is_program and sys.stdout is not None:  # JSON lines may contain half a surrogate pair
+    if is_program and sys.stdout is not None:  # JSON lines may contain unpaired surrogates
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help", "help"):

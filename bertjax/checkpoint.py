@@ -1,14 +1,14 @@
 """Saves and restores the resumable state of a run, with Orbax.
 
-Each step has a folder, `<folder>/<step>/`: the arrays of the state, `meta` (JSON), the metrics that
-rank it, and `checksums.json`. Invariants:
+Each saved step has a folder, `<folder>/<step>/`, which contains the arrays of the state, `meta`
+(JSON), the metrics for ranking, and `checksums.json`. Invariants:
 
 - A folder whose name is a bare number is complete. Orbax writes under a temporary name and renames
   at the end (on gs:// it writes a commit file last), so a killed save is never loaded.
 - The restored state equals the saved one bit for bit. Orbax does not detect flipped bytes in an
-  array, so every file's checksum is listed before the rename and verified before use.
-- A checkpoint that is no longer kept is renamed into `.deleted` before it is deleted, so that a
-  kill never leaves half of it under its number (on gs:// Orbax deletes it in place).
+  array, so every file's checksum is stored before the rename and verified before use.
+- A checkpoint is moved into `.deleted` before it is deleted, so that a killed process never leaves
+  a half-deleted folder under a bare number (on gs:// Orbax deletes it in place).
 
 In a run of several processes, every process must make every call.
 
@@ -48,7 +48,7 @@ def _one_voice() -> None:
     """Silences duplicate reports of a failed read or write; the raised error is the only report.
 
     Orbax also logs the failure with a traceback. If several writes fail together, only the first
-    error can be caught; the others end in asyncio's log, or in callbacks on a closed event loop.
+    error can be caught; asyncio's log and callbacks on a closed event loop report the others.
     """
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
     logging.getLogger("asyncio").addFilter(lambda record: "OCDBT" not in record.getMessage())
@@ -82,9 +82,9 @@ class _Manager(ocp.CheckpointManager):
 
 
 class _Keep(preservation_policy.PreservationPolicy):
-    """Keeps the newest checkpoint, the `last` newest regular ones, and the `pinned` ones.
+    """Keeps the newest checkpoint, the newest `last` regular ones, and those of the `pinned` steps.
 
-    A checkpoint that was saved off schedule, because the run was stopped, is not regular. So a
+    A checkpoint is regular if it was saved on schedule, and not because the run was stopped. So a
     finished run has the same checkpoints whether it was interrupted or not.
     """
 
@@ -138,7 +138,7 @@ class Reader:
         point leaves are cast to the dtypes given there.
 
         Raises UserError if there is no such checkpoint, if it is damaged, or if its paths, shapes
-        or dtypes of other leaves differ from those of `abstract_state`.
+        or dtypes (other than floating point) differ from those of `abstract_state`.
         """
         step = self._sound_step(step)
         self._check_fit(step, abstract_state, under=())
@@ -148,7 +148,7 @@ class Reader:
         return restored["state"], restored["meta"]
 
     def restore_params(self, abstract_params: Any, step: int | None = None) -> Any:
-        """Like `restore`, but returns only `params`; the rest of the state takes no memory."""
+        """Returns the parameters only; like `restore`, but the rest of the state is not loaded."""
         step = self._sound_step(step)
         self._check_fit(step, abstract_params, under=("params",))
         params = _restore_args({"params": abstract_params}, partial_restore=True)
@@ -166,8 +166,9 @@ class Reader:
         self._manager.close()
 
     def _sound_step(self, step: int | None, under: str = "") -> int:
-        """Returns the step to read. Verifies its files whose names start with `under`.
+        """Returns `step`, by default the newest, after verifying files of its checkpoint.
 
+        under: the prefix of the names of the files to verify, such as "meta/"; "": all files.
         Raises UserError if there is no such checkpoint or if a file is damaged.
         """
         self._manager.wait_until_finished()
@@ -187,7 +188,7 @@ class Reader:
         earlier = [other for other in reversed(steps) if other < step]
         good = next((other for other in earlier if not self._damage(other)), None)
         if good is None:
-            remedy = "no earlier one is undamaged; delete that folder to start from the beginning"
+            remedy = "no earlier one is intact; delete that folder to start from the beginning"
         else:
             remedy = (
                 f"delete that folder to resume from step {good}, "
@@ -243,16 +244,16 @@ class Checkpoints(Reader):
     ):
         """Creates `folder` if it is absent; removes half-written and half-deleted checkpoints.
 
-        Keeps the newest checkpoint, the `keep_last` newest of the `regular` steps, and the
-        `keep_best` ones with the lowest `best_metric`. A checkpoint that was saved without a finite
-        value of that metric is not ranked. One whose metrics are damaged cannot be ranked, and is
-        always kept.
+        Keeps the newest checkpoint, the newest `keep_last` checkpoints of the steps for which
+        `regular` returns True, and the `keep_best` checkpoints with the lowest `best_metric`. A
+        checkpoint that was saved without a finite value of that metric is not ranked. A checkpoint
+        whose metrics are damaged cannot be ranked, and is always kept.
         """
         self._best_metric = best_metric
         self._saving: int | None = None
         best = preservation_policy.BestN(
             get_metric_fn=self._rank,
-            reverse=True,  # keeps the end of the sorted list, hence the lowest
+            reverse=True,  # sorts in descending order; Orbax keeps the end of the list
             n=keep_best,
             keep_checkpoints_without_metrics=False,
         )
@@ -332,7 +333,7 @@ class Checkpoints(Reader):
         return metrics[self._best_metric]
 
     def _list_checksums(self) -> None:
-        """Writes checksums.json. Orbax calls this on process 0 after all files but the commit."""
+        """Writes checksums.json. Orbax calls this on process 0 just before the commit."""
         unfinished = self._root / f"{self._saving}{ocp.utils.TMP_DIR_SUFFIX}"
         checksums.write(unfinished if unfinished.exists() else self._root / str(self._saving))
 
@@ -350,7 +351,7 @@ class Checkpoints(Reader):
                 raise errors.UserError(f"cannot write to {self.folder}: {reason}") from error
             self._manager.reload()
             latest = self.latest_step()
-            kept = "there is no earlier one" if latest is None else f"step {latest} is complete"
+            kept = "no step is saved yet" if latest is None else f"step {latest} is complete"
             raise errors.UserError(
                 f"cannot write checkpoint {self.folder / str(self._saving)}: {failure or error}; "
                 f"{kept}: free space or repair the disk, then run the same command again"
@@ -371,7 +372,7 @@ def _by_path(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
 
 
 def _raw(leaf: Any) -> Any:
-    """Returns the leaf as Orbax stores it: a typed PRNG key as its integers."""
+    """Returns the leaf as Orbax stores it, which is an integer array for a typed PRNG key."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
     return leaf

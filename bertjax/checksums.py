@@ -54,8 +54,9 @@ def damage(folder: epath.Path, *, under: str = "", share: int = 0, shares: int =
 
     The result is "" if none differs.
 
-    Checks only files whose names start with `under`, and of these only every `shares`-th, starting
-    with number `share` (from 0), so that several processes can divide the work.
+    Checks only files whose names, relative to `folder`, start with `under`. To divide the work
+    among `shares` processes, each process checks every `shares`-th of these files, starting with
+    file number `share` (from 0).
     """
     try:
         listed = schema.read(folder / FILE, _List, "").files
@@ -87,7 +88,7 @@ def _difference(path: epath.Path, listed: _File) -> str:
         if size != listed.size:
             return f"has {size} bytes, not {listed.size}"
         if listed.sha256 and files.sha256(path) != listed.sha256:
-            return "has other bytes than were written"
+            return "has changed since it was written"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:

@@ -1,8 +1,9 @@
 """Declares every generic key of a run once, and checks the values.
 
-A config file is a Python file with `get_config(arg="")`; `FILE:ARG` passes it the argument. Fields
-of the family and of the objective come from their `Config` dataclasses and appear as `config.model`
-and `config.objective`. Every field can be overridden on the command line as `--config.a.b=value`.
+A config file is a Python file with `get_config(arg="")`; FILE:ARG calls it with the argument ARG.
+Fields of the family and of the objective come from their `Config` dataclasses and appear as
+`config.model` and `config.objective`. Every field can be overridden on the command line as
+`--config.a.b=value`.
 
     config = config.load("configs/bert_base.py:smoke", {"batch_size": "64"})
 """
@@ -21,19 +22,20 @@ from bertjax.models.common import kernels, layers
 from bertjax.objectives.common import hooks
 from bertjax.runtime import hardware
 
-# Keys that may change when a run is resumed: where and how it is computed, but not what is learned.
-# NOTE: changing dtype, mesh or micro_batch_size changes rounding and dropout masks, so the result
-# is not bit-equal. The paths of the objective's frozen models may change too, see `workdir`.
+# Keys that may change when a run is resumed. They decide where and how the run is computed, but not
+# what is learned. NOTE: changing dtype, mesh or micro_batch_size changes rounding and dropout
+# masks, so the result is not bit-equal. The paths of the objective's frozen models may change too;
+# see `workdir`.
 FREE_KEYS = (
     "data.path", "data.heldout_path", "dtype", "remat", "attention", "mesh", "micro_batch_size",
     "log_every", "eval", "checkpoint", "max_bad_steps", "init_from", "init_vocabulary", "topology",
 )  # fmt: skip
 
 
-# The lowest and highest value allowed for a number.
+# {key: (lowest allowed value, highest allowed value)}
 BOUNDS = {
     "batch_size": (1, 2**24),
-    "num_steps": (1, 2**31 - 2),  # the optimizer counts them in 32 bits
+    "num_steps": (1, 2**31 - 2),  # the optimizer counts the steps in 32 bits
     "phase2.num_steps": (0, 2**31 - 2),
     "phase2.batch_size": (1, 2**24),
     "log_every": (1, 2**31),
@@ -50,7 +52,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
     """Returns the config of a run with all keys; training is as in the BERT paper (appendix A.2).
 
     family, objective: names of files in bertjax/models and bertjax/objectives, or dotted names of
-        your own modules; if the objective is "", it is the family's published one.
+        your own modules. The objective "" means the family's published one.
     variant: name of a size in the family's VARIANTS.
     """
     module = plugins.family(family)
@@ -81,11 +83,11 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on CPUs, else bfloat16
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
     config.attention = "xla"  # xla, splash (TPU) or cudnn (GPU); see models/common/kernels.py
-    config.mesh = "auto"  # auto, or axis sizes: "data:2,fsdp:4,tensor:2,sequence:2"; -1: the rest
+    config.mesh = "auto"  # auto, or sizes: "data:-1,fsdp:4,tensor:2,sequence:2"; -1: as many as fit
     config.topology = "v5e-16"  # devices that `bertjax plan` plans for by default
 
     config.init_from = ""  # artifact, workdir or Hugging Face folder with initial parameters
-    config.init_vocabulary = "same"  # same as init_from's; shared_pieces: copy those embeddings
+    config.init_vocabulary = "same"  # same, or shared_pieces if init_from has another tokenizer
     config.log_every = 100  # steps between two lines of metrics
     config.eval = ConfigDict()
     config.eval.every = 10_000  # steps between two evaluations
@@ -93,7 +95,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 5_000  # steps between two checkpoints
     config.checkpoint.keep_last = 3  # how many of the newest to keep
-    config.checkpoint.keep_best = 1  # how many of the best to keep, by last phase's held-out loss
+    config.checkpoint.keep_best = 1  # how many of the best to keep, by held-out loss of last phase
     config.max_bad_steps = 20  # consecutive non-finite steps (skipped) after which the run stops
     return config.lock()
 
@@ -217,7 +219,7 @@ def of_file(what: str, path: str, kind: type) -> Any:
         found = getattr(module, function)(arg)
     except errors.UserError:
         raise
-    except Exception as error:  # the user's own code: whatever it raises, the file is named
+    except Exception as error:  # the file is the user's own code, which may raise anything
         raise errors.UserError(f"{flag}: {type(error).__name__}: {error}") from error
     if not isinstance(found, kind):
         raise errors.UserError(f"{flag}: {function} must return a {kind.__name__}")
@@ -267,7 +269,7 @@ def _read(key: str, text: str, kind: type) -> Any:
         if kind is float and type(value) is int:
             value = float(value)
         if kind is int and type(value) is float and value.is_integer():
-            value = int(value)  # 1e6 steps
+            value = int(value)  # so that 1e6 is an integer
         if type(value) is kind:
             return value
     except (ValueError, SyntaxError):
@@ -304,7 +306,7 @@ def forward_size(config: ConfigDict, phase: Phase) -> int:
 
 
 def micro_batches(config: ConfigDict, batch_size: int) -> int:
-    """Returns the number of micro-batches of a step."""
+    """Returns the number of micro-batches in a step on `batch_size` sequences."""
     return batch_size // config.micro_batch_size if config.micro_batch_size else 1
 
 

@@ -1,4 +1,4 @@
-"""Formats the keys of a config for help texts: each with its value and its comment in the source.
+"""Formats the keys of a config for help texts, with their values and their comments in the source.
 
     config_help.of_run("configs/bert_base.py")    # ["keys of ...:", "  batch_size=256    ...", ...]
 
@@ -41,7 +41,7 @@ def comments(source: ModuleType | type) -> dict[str, str]:
 def described(config: ConfigDict, known: Mapping[str, str]) -> Group:
     """Returns every key of a config with its value and comment.
 
-    A key such as "eval.every", if it has no comment, gets the comment of its group "eval".
+    A key without a comment gets the comment of its group: "a.b" gets that of "a".
     """
     return {
         key: (config_lib.value_of(config, key), known.get(key) or known.get(key.split(".")[0], ""))
@@ -92,7 +92,7 @@ def of_run(file: str | None) -> list[str]:
         if other != name:
             group = _known("objective", fields, module)
             groups[f"with objective.name={other}{base}"] = group
-    title = f"of the model {config.family}"
+    title = f"keys of the model {config.family}"
     title += "" if file else "; `--config=FILE --help` shows the values of FILE instead"
     groups[title] = _known("model", config.model.to_dict(), plugins.family(config.family))
     return lines(groups)
@@ -104,7 +104,7 @@ def keys_of_run() -> list[str]:
 
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
-    """Declares --print_config: the command then only prints the result of `resolved`."""
+    """Declares --print_config, which makes a command print `resolved` and do nothing else."""
     text = "print every config key with its comment (and its default, if it differs), then exit"
     parser.add_argument("--print_config", action="store_true", help=text)
 
@@ -153,7 +153,8 @@ def _general(config: ConfigDict) -> Group:
 def _known(prefix: str, values: Mapping[str, Any], module: ModuleType) -> Group:
     """Returns {PREFIX.KEY: (value, comment)} for the `values` of a family's or objective's Config.
 
-    The comments are from the Config in `module`; for a model's field without one, from BERT's.
+    The comments are those in the Config of `module`. A model's field that has no comment there gets
+    the comment of BERT's field of the same name.
     """
     shared = comments(plugins.family("bert").Config) if prefix == "model" else {}
     known = shared | comments(module.Config)

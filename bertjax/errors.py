@@ -14,7 +14,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of writes, which name no file
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of writes to open files; no file is named
 BEFORE = "bertjax: "  # prefix of each line of progress
 
 EXIT_BUG = 1  # the interpreter's exit code after a traceback
@@ -118,7 +118,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def several(names: Iterable[str], most: int = 10) -> str:
-    """Returns a text of the first `most` names, with commas, and the number of further names."""
+    """Returns the first `most` names, separated by commas, and the number of further names."""
     names = list(names)
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

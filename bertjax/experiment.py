@@ -18,17 +18,17 @@ from bertjax.data.tokenizers.vocabulary import Vocabulary
 from bertjax.models.common import kernels, layers
 from bertjax.objectives.common import hooks
 
-SPARE_ROWS = 1.1  # warn if the embedding has about this many rows, or more, for each piece
+SPARE_ROWS = 1.1  # warn if the embedding has more than about this many rows per piece
 Batches = Iterator[dict[str, np.ndarray]]
-Rows = Callable[[int], slice | np.ndarray]  # returns this process's rows of a batch of that size
+Rows = Callable[[int], slice | np.ndarray]  # batch size -> this process's rows of the batch
 
 
 class Experiment:
     """The parts of a run. Contains no arrays, so that everything can be evaluated abstractly.
 
     frozen_models: {name: Linen module} of the models that the loss uses but that are not trained;
-    the name is the keyword argument of the loss. platform: the platform to compute on; None: that
-    of the devices of this machine.
+    the name is the keyword argument of the loss. platform: the platform to compute on (cpu, gpu or
+    tpu); None: the platform of this machine's devices.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Experiment:
     ) -> Batches:
         """Yields the batch of each step from `start` to the end of the last phase.
 
-        Each batch contains only its rows `rows(batch_size)`.
+        rows: selects this process's rows of a batch; the batch contains only these rows.
         """
         for phase in config_lib.phases(self.config):
             if start >= phase.stop:
@@ -141,8 +141,8 @@ class Experiment:
     ) -> Batches:
         """Returns the held-out samples in batches of `config_lib.forward_size(config, phase)` rows.
 
-        Each batch contains only its rows `rows(size)`. Every call gives the same samples in the
-        same order.
+        rows: selects this process's rows of a batch; the batch contains only these rows. Every
+        call returns the same samples in the same order.
         """
         sampling, transform = self.sampling(phase.length, vocabulary)
         size = config_lib.forward_size(self.config, phase)
@@ -159,7 +159,7 @@ class Experiment:
     def unigram(self, dataset: loader.Dataset, vocabulary: Vocabulary) -> np.ndarray:
         """Returns float32[vocab_size]: the log frequency of each id among predicted tokens.
 
-        Counts the tokens of one training epoch, or of the start of a long one; see
+        Counts the tokens of one training epoch, but stops early if the epoch is long; see
         `evaluate.unigram_log_probs`.
         """
         stream = self.stream(dataset, vocabulary, config_lib.phases(self.config)[-1])
@@ -170,8 +170,8 @@ class Experiment:
 def check_mesh(config: ml_collections.ConfigDict, mesh: Any, platform: str | None = None) -> None:
     """Raises UserError if a batch, its sequences or the heads cannot be split over the mesh.
 
-    platform: the platform of the devices, on which the attention kernel must run; None: the
-    platform of the mesh's devices (the mesh must not be abstract).
+    platform: the platform on which the attention kernel must run; None: the platform of the mesh's
+    devices, for which the mesh must not be abstract.
     """
     shards, parts = sharding.batch_shards(mesh), mesh.shape["sequence"]
     for phase in config_lib.phases(config):
@@ -240,8 +240,8 @@ def _rows_needed(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> t
 def check_vocabulary(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
     """Raises UserError if the embedding or the model's special ids do not fit the tokenizer.
 
-    They do not fit if the tokenizer has ids without a row in the embedding, if `decoder_start_id`
-    is set, or if `pad_id`, from which the model counts positions, is not the tokenizer's padding.
+    The embedding needs a row for each id of the tokenizer. `decoder_start_id` must not be set.
+    `pad_id`, from which the model counts positions, must be the tokenizer's padding id.
     """
     needed, what = _rows_needed(config, vocabulary)
     if needed > config.model.vocab_size:

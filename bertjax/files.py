@@ -64,13 +64,13 @@ def local(path: str | os.PathLike) -> pathlib.Path:
     """Returns `path` as a local path. Raises UserError if it is a remote one (a URL)."""
     if "://" in os.fspath(path):
         raise errors.UserError(
-            f"{path}: is not a local folder; write to a local one and copy it there"
+            f"{path}: is not a local folder; write to a local folder, then copy that folder there"
         )
     return pathlib.Path(paths.of(path))
 
 
 def localise(path: str | os.PathLike, folder: str | os.PathLike) -> pathlib.Path:
-    """Returns `path` if it is local; else copies the remote folder to `folder` and returns that."""
+    """Returns `path` if it is local; else copies it to `folder` and returns `folder`."""
     if "://" not in os.fspath(path):
         return pathlib.Path(path)
     source, copy = epath.Path(path), pathlib.Path(folder)
@@ -121,9 +121,9 @@ def _locked_folder(target: pathlib.Path) -> tuple[pathlib.Path, int]:
         made = tempfile.mkdtemp(prefix=f".{target.name}.", suffix=PARTIAL, dir=target.parent)
         try:
             lock = os.open(made, os.O_RDONLY)
-        except FileNotFoundError:  # another process removed it as abandoned before the lock
+        except FileNotFoundError:  # removed by another process before it was locked
             continue
-        with contextlib.suppress(OSError):  # the file system cannot lock folders
+        with contextlib.suppress(OSError):  # some file systems cannot lock folders
             fcntl.flock(lock, fcntl.LOCK_EX)
         if os.path.isdir(made):
             return pathlib.Path(made), lock

@@ -1,6 +1,6 @@
-"""Computes random bits on the device from a seed and a position, so that sharding has no effect.
+"""Computes random bits on the device from a seed and a position, the same for any sharding.
 
-    hash_bits(seed, (B, L, D)) >= rate * 2**32      # where an element of [B, L, D] is kept
+    hash_bits(seed, (B, L, D)) >= rate * 2**32      # True where dropout keeps an element
 
 Each row (an index of the first axis) has a key, which is hashed with the position in the row. NOTE:
 the key is used twice. If it were used once, two keys that differ only in their low bits would give
@@ -38,8 +38,8 @@ def _hash(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 def _mix32(x: jax.Array, key: jax.Array) -> jax.Array:
     # triple32 of Chris Wellons' hash-prospector (public domain), a bijection of x for each key.
-    # NOTE: three rounds, not the two of MurmurHash3's finalizer: with two, the bits of positions
-    # that are a multiple of 4096 apart are correlated by up to 1%.
+    # NOTE: it has three rounds. With two, as in MurmurHash3's finalizer, the bits of positions that
+    # are a multiple of 4096 apart have correlations of up to 1%.
     x = (x ^ (x >> 17)) * jnp.uint32(0xED5AD4BB)
     x = (x ^ (x >> 11)) * jnp.uint32(0xAC4C1B51)
     x = (x ^ (x >> 15) ^ key) * jnp.uint32(0x31848BAB)

@@ -17,7 +17,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--distributed",
         action="store_true",
-        help="take these three values from TPU metadata or SLURM",
+        help="take the values of the three flags above from TPU metadata or SLURM",
     )
     parser.add_argument(
         "--heartbeat_seconds",

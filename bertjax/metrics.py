@@ -36,7 +36,7 @@ def total_loss(values: Mapping[str, Any], scales: Mapping[str, float]) -> Any:
 
 
 def mfu(flops_per_second: float, devices: list[jax.Device] | None = None) -> float | None:
-    """Returns model FLOP/s divided by the peak FLOP/s of all devices; None if that is unknown."""
+    """Returns model FLOP/s divided by the devices' peak FLOP/s; None if the peak is unknown."""
     devices = jax.devices() if devices is None else devices
     chip = hardware.chip_of(devices[0].device_kind)
     if chip is None or chip.peak_flops is None:

@@ -27,14 +27,14 @@ class Config:
     learning_rate: float = 1e-4  # peak learning rate
     schedule: str = "linear"  # constant, linear, cosine, rsqrt, wsd, one_cycle
     warmup_steps: int = 10_000  # steps in which the rate rises from start_rate to its peak
-    decay_steps: int = 0  # wsd: number of last steps, in which the rate falls
+    decay_steps: int = 0  # wsd only: number of steps at the end in which the rate falls
     start_rate: float = 0.0  # learning rate before the first warm-up step
-    end_rate: float = 0.0  # learning rate after the last step (rsqrt and constant do not reach it)
+    end_rate: float = 0.0  # learning rate after the last step; not used by rsqrt and constant
     weight_decay: float = 0.01  # applied to kernels and embeddings, never to biases and norms
     b1: float = 0.9  # decay of the first moment; adafactor has no first moment
     b2: float = 0.999  # decay of the second moment; adafactor uses 1 - step**-0.8
     eps: float = 1e-6  # added to the root of the second moment; not used by adafactor
-    clip_norm: float = 1.0  # maximum norm of the global gradient; 0: no clipping
+    clip_norm: float = 1.0  # maximum global norm of the gradient; 0: no clipping
 
 
 OPTIMIZERS = ("adamw", "adamw_rms", "lamb", "adafactor")
@@ -82,7 +82,7 @@ def _half_cosine(start: float, end: float, steps: int) -> optax.Schedule:
 def make_schedule(config: Any, num_steps: int) -> optax.Schedule:
     """Returns the learning rate as a function of the step.
 
-    It is a warm-up from `start_rate` to the peak, followed by the schedule:
+    The rate rises from `start_rate` to the peak in the warm-up, then follows the schedule:
 
     constant holds the peak. linear and cosine fall to `end_rate` at `num_steps`. wsd holds the peak
     and falls linearly in the last `decay_steps`. rsqrt is peak * sqrt(warmup / step) (T5, arXiv
@@ -136,9 +136,10 @@ def _matrices(path: Sequence[Any], array: jax.Array) -> jax.Array:
 
 
 def by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns `tx` applied to each matrix separately: for each layer, with heads merged.
+    """Returns `tx` applied to each matrix separately.
 
-    The state is one state of `tx` per parameter, stacked over layers like the parameter.
+    Stacked layers are separated, and the axes heads and head_dim are merged into one. The state is
+    one state of `tx` per parameter, stacked over layers like the parameter.
     """
 
     def each(function, path):

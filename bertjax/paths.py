@@ -13,7 +13,7 @@ from etils import epath
 
 from bertjax import errors
 
-MAX_DEPTH = 200  # most nested folders; some of Python's functions are recursive in them
+MAX_DEPTH = 200  # maximum depth of a folder; some of Python's functions recurse into each level
 
 
 def reaches_buckets() -> bool:
@@ -53,7 +53,10 @@ def of(path: str | os.PathLike) -> epath.Path:
 
 
 def _is_device(text: str) -> bool:
-    """Returns whether a local path is neither a file nor a folder: reading it may never end."""
+    """Returns whether a local path exists but is neither a file nor a folder.
+
+    Reading such a path may never end.
+    """
     try:
         mode = os.stat(text).st_mode
     except OSError:  # absent or not readable: opening it will raise the error

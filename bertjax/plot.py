@@ -1,4 +1,4 @@
-"""Plots a run's curves in one PNG: a large panel of losses, small ones of the other metrics.
+"""Plots a run's curves in one PNG: a large panel with the losses, small panels with other metrics.
 
 Example:
     plot.curves(run_log.read_metrics("run/metrics.jsonl"), "run/curves.png", unigram_loss=6.8)
@@ -156,7 +156,7 @@ def _has(metrics: Sequence[Mapping[str, float]], name: str) -> bool:
 
 
 def _series(metrics: Sequence[Mapping[str, float]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns steps and values of the lines with a finite `name`."""
+    """Returns the steps and values of the lines in which the metric `name` is finite."""
     points = [(line["step"], line[name]) for line in metrics if name in line]
     table = np.array(points, dtype=float).reshape(-1, 2)
     table = table[np.isfinite(table[:, 1])]
@@ -164,7 +164,7 @@ def _series(metrics: Sequence[Mapping[str, float]], name: str) -> tuple[np.ndarr
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
-    """Returns means over a centred window of 1/20 of the run, narrower towards both ends."""
+    """Returns means over a centred window of 1/20 of the values, smaller near both ends."""
     width = max(1, len(values) // 40)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))

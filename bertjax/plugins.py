@@ -1,5 +1,6 @@
-"""Loads the families, objectives and task types that are named: name = file, without a registry.
+"""Loads families, objectives and task types by name.
 
+The name is that of the file, so that no registry is needed.
 A name with a dot is a module of another package: `config.family = "my_package.my_bert"` imports
 that module, which must be on Python's path.
 """
@@ -29,7 +30,10 @@ def _names(package: ModuleType) -> list[str]:
 
 
 def _module(package: ModuleType, key: str, name: str, parts: Sequence[str]) -> Any:
-    """Imports the plug-in `name`. Raises UserError if that fails or one of `parts` is missing."""
+    """Imports the plug-in `name`. Raises UserError if that fails or it lacks one of `parts`.
+
+    parts: the names that the module must define. key: the config key, for the error message.
+    """
     if "." not in name and name not in _names(package):
         raise errors.UserError(
             f"config.{key} = {name!r}: must be one of {', '.join(_names(package))}, or the dotted "
@@ -38,7 +42,7 @@ def _module(package: ModuleType, key: str, name: str, parts: Sequence[str]) -> A
     path = name if "." in name else f"{package.__name__}.{name}"
     try:
         module = importlib.import_module(path)
-    except Exception as error:  # whatever the author's own code raises
+    except Exception as error:  # the plug-in's code may raise anything
         searched = "; add its folder to PYTHONPATH" if isinstance(error, ImportError) else ""
         raise errors.UserError(
             f"config.{key} = {name!r}: cannot import the module {path}: {type(error).__name__}: "
@@ -88,7 +92,7 @@ def objective_for(family_name: str, name: str) -> protocols.Objective:
 
 
 def family(name: str) -> protocols.Family:
-    """Returns the module `bertjax.models.NAME`, or the module NAME if that has a dot.
+    """Returns the module `bertjax.models.NAME`, or the module NAME if the name has a dot.
 
     Raises UserError if there is no such module or it lacks a name of FAMILY.
     """
@@ -96,7 +100,7 @@ def family(name: str) -> protocols.Family:
 
 
 def objective(name: str) -> protocols.Objective:
-    """Returns the module `bertjax.objectives.NAME`, or the module NAME if that has a dot.
+    """Returns the module `bertjax.objectives.NAME`, or the module NAME if the name has a dot.
 
     Raises UserError if there is no such module or it lacks a name of OBJECTIVE.
     """
@@ -126,20 +130,20 @@ def task_type(name: str) -> Any:
 
 
 def task_types() -> list[Any]:
-    """Returns the classes of all task types, by name."""
+    """Returns the classes of all task types, sorted by name."""
     package = _task_types()
     return [package.load(name) for name in package.names()]
 
 
 def _task_types() -> Any:
-    # NOTE: by string, because task types are of a higher layer, which imports this module.
+    # NOTE: imported by string, because the task types themselves import this module.
     return importlib.import_module("bertjax.finetuning.task_types")
 
 
 def compute(config: Any, platform: str | None = None) -> layers.Compute:
-    """Returns how to compute on a platform; the only place that resolves the dtype "auto".
+    """Returns the compute settings of a config on a platform, with the dtype "auto" resolved.
 
-    platform: cpu, gpu or tpu; None: the platform of the present devices.
+    platform: cpu, gpu or tpu; None: the platform of this machine's devices.
     """
     on_cpu = (platform or jax.default_backend()) == "cpu"
     dtype = config.dtype if config.dtype != "auto" else ("float32" if on_cpu else "bfloat16")
@@ -189,6 +193,9 @@ def family_of(model: Any) -> protocols.Family:
 
 
 def init_params(model: Any, key: jax.Array) -> Any:
-    """Returns fresh parameters of a model; INPUTS of its family name the inputs that create all."""
+    """Returns fresh parameters of a model.
+
+    Calls the model with all inputs in its family's INPUTS, so that all parameters are created.
+    """
     inputs = dict.fromkeys(family_of(model).INPUTS, jnp.ones((1, 2), jnp.int32))
     return model.init(key, **inputs)["params"]

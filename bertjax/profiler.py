@@ -52,20 +52,20 @@ class StepTrace:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._write()  # if the run ends before the last traced step
+        self._write()  # in case the run ends before the last step to trace
 
     def step(self, number: int) -> contextlib.AbstractContextManager[None]:
         """Returns a context manager for all work of a step, from loading its batch to logging."""
         if number not in self._steps:
             return contextlib.nullcontext()
         if self._local is None:
-            # jax cannot write to gs://.
+            # jax cannot write to gs://, so `_write` copies the trace.
             self._local = tempfile.TemporaryDirectory()
             jax.profiler.start_trace(self._local.name)
         return jax.profiler.StepTraceAnnotation(NAME, step_num=number)
 
     def end(self, number: int, report: object) -> None:
-        """Writes the trace if step `number` is the last one traced, once its `report` is ready."""
+        """After the last step to trace, waits for its `report` and writes the trace."""
         if self._steps and number == self._steps[-1]:
             jax.block_until_ready(report)
             self._write()

@@ -1,4 +1,4 @@
-"""Prints the progress of a command on stderr: a header, and the stages that take long.
+"""Prints the progress of a command on stderr: a header, and its stages with their durations.
 
     progress.table("pretrain", {"model": "bert, 109,482,240 parameters", "steps": "1,000,000"})
     with progress.stage("compiling the train step"):

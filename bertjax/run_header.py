@@ -19,7 +19,7 @@ def show(
     vocabulary: Vocabulary,
     workdir: str | os.PathLike,
 ) -> None:
-    """Prints model, devices, data, steps, epochs, workdir, and how often a run writes to that."""
+    """Prints model, devices, data, steps, epochs, workdir, and how often the run writes to it."""
     config, abstract = built.config, built.abstract_state(mesh)
     count = artifact.num_params(abstract.params, config.model.vocab_size)
     steps, epochs = [], 0.0

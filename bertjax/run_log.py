@@ -132,8 +132,8 @@ class JsonlWriter:
 class TensorBoardWriter:
     """Writes scalars for TensorBoard, without TensorFlow, to a new file at each start of the run.
 
-    Does not use tensorboardX's SummaryWriter: a second start in the same second overwrites its
-    file, and once a full disk has killed its thread, it blocks for ever.
+    tensorboardX's SummaryWriter is not used. A second start in the same second would overwrite its
+    file, and if a full disk has stopped its thread, it blocks for ever.
     """
 
     def __init__(self, folder: str | os.PathLike, *, start_step: int):
@@ -166,7 +166,7 @@ class TensorBoardWriter:
 
 
 class ProgressBar:
-    """Shows step, percent, time left, loss, tokens/s and MFU: a bar, or lines in a log file."""
+    """Shows step, percent, time left, loss, tokens/s and MFU, as a bar or as lines of a log."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class ProgressBar:
         self._file = sys.stderr if file is None else file
         self._start, self._num_steps = start_step, num_steps
         self._seconds_between, self._clock = seconds_between_lines, clock
-        self._began: float | None = None  # set after the first step, which includes compilation
+        self._began: float | None = None  # set after the first step, to exclude compilation
         self._last_line = -math.inf
         self._shown: dict[str, str] = {}
         self._bar = None
@@ -234,7 +234,7 @@ class ProgressBar:
                 total=self._num_steps,
                 file=self._file,
                 dynamic_ncols=True,
-                smoothing=0,  # the time left counts evaluations too
+                smoothing=0,  # average all steps, so that the time left counts evaluations
                 bar_format=BAR,
             )
 
@@ -268,7 +268,8 @@ class ProgressBar:
 def read_metrics(path: str | os.PathLike) -> list[dict[str, float]]:
     """Returns the lines of a metrics.jsonl, with NaN for null; skips a truncated last line.
 
-    Raises UserError if the file is absent, or, with the line number, if any other line is invalid.
+    Raises UserError if the file is absent, or if any other line is invalid; the message then
+    contains the line number.
     """
     return [line for _, line in _lines(epath.Path(path))]
 
@@ -294,7 +295,7 @@ def _lines(path: epath.Path) -> Iterator[tuple[bytes, dict[str, float]]]:
 
 
 def _rounded(value: float) -> float | None:
-    """Rounds to nine digits, which preserve a float32 exactly; returns None if not finite."""
+    """Returns `value` with nine digits, enough for an exact float32; None if it is not finite."""
     return float(f"{float(value):.9g}") if math.isfinite(value) else None
 
 
@@ -310,8 +311,8 @@ def _shown(metrics: Mapping[str, float]) -> dict[str, str]:
 class _GrowingFile:
     """A file to which bytes are appended.
 
-    Bytes are written to a local file at once. Object stores cannot append: there the whole file is
-    rewritten, at most every 30 s, and at `flush` and `close`.
+    Bytes are written to a local file at once. Object stores cannot append, so a remote file is
+    rewritten as a whole, at most every 30 s, and at `flush` and `close`.
     """
 
     _SECONDS_BETWEEN_UPLOADS = 30.0

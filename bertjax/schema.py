@@ -35,7 +35,7 @@ from etils import epath
 
 from bertjax import errors, files
 
-MAX_BYTES = 1 << 28  # largest JSON file; the largest tokenizer.json has a tenth of that
+MAX_BYTES = 1 << 28  # maximum size of a file; the largest tokenizer.json has a tenth of it
 MAX_DEPTH = 64
 CHECKSUM = "checksum"
 
@@ -166,8 +166,8 @@ def parse(
 ) -> dict[str, Any]:
     """Returns the object in a JSON text. Raises a one-line UserError that begins with `where`.
 
-    Also rejects repeated keys, nesting beyond MAX_DEPTH, and halves of surrogate pairs, which are
-    not characters.
+    Also rejects repeated keys, nesting beyond MAX_DEPTH, and unpaired surrogates, which are not
+    characters.
 
     number: for a file of JSON lines, the line number of `data`; the error names it.
     """
@@ -182,7 +182,7 @@ def parse(
         reason = f"line {line} is not UTF-8" if number is None else "is not UTF-8"
     except RecursionError:
         reason = f"is nested more than {MAX_DEPTH} levels deep"
-    except ValueError as error:  # a number of thousands of digits, a repeated key
+    except ValueError as error:  # such as a repeated key, or a number with thousands of digits
         reason = f"is not JSON: {error}"
     else:
         reason = _strange(content)
@@ -239,7 +239,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _strange(content: Any) -> str:
-    """Returns why `content` would be invalid for every shape; "" if it would not."""
+    """Returns what makes `content` invalid for every shape; "" if nothing does."""
     for depth, value in _walk(content):
         if depth > MAX_DEPTH:
             return f"is nested more than {MAX_DEPTH} levels deep"
@@ -247,7 +247,7 @@ def _strange(content: Any) -> str:
             try:
                 value.encode()
             except UnicodeEncodeError:
-                return f"{short(value)} contains an unpaired surrogate, which is no character"
+                return f"{short(value)} contains an unpaired surrogate, which is not a character"
     return ""
 
 

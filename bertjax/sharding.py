@@ -1,4 +1,4 @@
-"""Sharding: the mesh, and two tables that define how every array is split over it.
+"""Makes the mesh, and defines with two tables how every array is split over it.
 
 `PARAM_AXES` maps a parameter's path to logical axes, one per dimension (None: not split). Arrays
 that are stacked over layers have one more axis in front. The same table covers gradients and the
@@ -6,8 +6,9 @@ optimizer's moments, whose paths end like the parameters'. `AXIS_RULES` maps log
 axes. A dimension that is not divisible by the size of the mesh axis is not split.
 
 Parameters are stored sharded over fsdp and all-gathered before use. For kernels the compiler does
-this by itself, since the activations around them are pinned. Vocabulary tables need `gathered`:
-otherwise each device looks up parts of rows, and every device must reassemble the rows.
+this by itself, since the shardings of the activations around them are fixed (`constrain`). A
+vocabulary table needs `gathered`. Otherwise each device looks up parts of rows, and the devices
+must exchange these parts.
 
     mesh = sharding.make_mesh("fsdp:4,tensor:2")
     with jax.set_mesh(mesh): ...
@@ -160,7 +161,7 @@ def _pin(x: jax.Array, axes: Sequence[str | None], rules: dict) -> jax.Array:
 
 
 def constrain(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
-    """Pins an activation's logical axes to the current mesh; returns `x` outside a mesh."""
+    """Fixes the sharding of an activation with these logical axes; no effect outside a mesh."""
     return _pin(x, axes, ACTIVATION_RULES)
 
 
@@ -178,8 +179,8 @@ def map_shards(
 ) -> jax.Array:
     """Applies `function` to each device's shards, for operations that the compiler cannot split.
 
-    axes: the logical axes of each array, split like activations. like: the name of the array whose
-    sharding the result has. Returns `function(arrays)` outside a mesh.
+    axes: {name of an array: its logical axes}; the arrays are split like activations. like: the
+    name of the array whose sharding the result has. Returns `function(arrays)` outside a mesh.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
@@ -214,10 +215,10 @@ def gathered(param: jax.Array, path: str) -> jax.Array:
 
 
 def constrain_params(params: Any) -> Any:
-    """Pins a tree with the structure of the parameters, such as gradients, to their shardings.
+    """Gives a tree with the structure of the parameters, such as gradients, their shardings.
 
-    Without it the compiler may accumulate micro-batches in unsharded arrays, as large as the model,
-    on each device.
+    Without this the compiler may accumulate the gradients of micro-batches in unsharded arrays, as
+    large as the model, on each device.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return params
@@ -230,7 +231,7 @@ def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:
     """Returns a NamedSharding for every leaf of a state; PARAM_AXES splits parameters and moments.
 
     All other leaves are replicated. These include Adafactor's factored moments (means over rows and
-    over columns), which are small: for T5-3b they take 13 MB, the parameters 11.4 GB.
+    over columns), which are small: for T5-3b they take 13 MB, while the parameters take 11.4 GB.
     """
 
     def one(path, leaf):

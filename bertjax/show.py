@@ -63,8 +63,9 @@ class Cell:
 def tokens(tokenizer: Any, batch: Batch, rows: Sequence[int] = (0,)) -> Any:
     """Draws rows of a batch as a matplotlib Figure: pieces in boxes, wrapped like text.
 
-    The token to predict is drawn below the input token: in an encoder below each masked token, in a
-    decoder below each token whose target counts in the loss.
+    The token to predict is drawn below the input token: in an encoder at each masked position, in a
+    decoder at each position whose target counts in the loss.
+
     tokenizer: a `bertjax.data.tokenizers.tokenizer.Tokenizer`. rows: indices of rows of the batch.
     """
     drawer, roles = _Drawer(), set()

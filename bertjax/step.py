@@ -161,7 +161,7 @@ def make_train_step(
             **means,
             "terms": terms,
             "grad_norm": grad_norm,
-            "learning_rate": schedule(state.step - state.skipped),  # tx does not count skipped ones
+            "learning_rate": schedule(state.step - state.skipped),  # tx counts only updates
             "skipped": new_state.skipped,
             "skipped_in_row": new_state.skipped_in_row,
         }
@@ -173,7 +173,7 @@ def make_train_step(
 def make_eval_step(
     model: Any, loss: Loss, frozen_models: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[..., metrics.Terms]:
-    """Returns the function step(params, batch, frozen), which returns terms, without dropout."""
+    """Returns step(params, batch, frozen), which computes the loss's terms without dropout."""
 
     def eval_step(params, batch, frozen=None):
         apply = functools.partial(model.apply, {"params": params}, deterministic=True)

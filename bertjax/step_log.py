@@ -46,8 +46,8 @@ class StepLog:
 
         scales: {loss term: factor} in the sum that is minimised. unlogged: the sums stored in the
         checkpoint from which the run resumes (key UNLOGGED). diverged: called with (step, number of
-        steps in a row) after `max_bad_steps` non-finite steps in a row; never if that is 0.
-        on_loss: called with the loss of each finite step.
+        non-finite steps in a row) once that number reaches `max_bad_steps`; never called if
+        `max_bad_steps` is 0. on_loss: called with the loss of each finite step.
         """
         self._writers = run_log.Writers(workdir, start_step=start, num_steps=num_steps)
         self._num_steps, self._scales, self._log_every = num_steps, scales, log_every
@@ -91,7 +91,7 @@ class StepLog:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Logs the last dispatched step and stops the clock during the block (no training)."""
+        """Logs the last dispatched step; stops the clock during the block, which does not train."""
         self._read()
         self._writers.flush()
         self._seconds += time.perf_counter() - self._since
@@ -132,7 +132,7 @@ class StepLog:
         general = {name: float(jax.device_get(report[name])) for name in names}
         values = metrics.means(self._sums)
         loss = metrics.total_loss(values, self._scales) if values else math.nan
-        # The last step is logged even in the middle of a period, whose sums are then kept.
+        # The last step is logged even in the middle of a period. The period's sums are then kept.
         if number % self._log_every == 0:
             self._sums = {}
         seconds = self._seconds + time.perf_counter() - self._since

@@ -49,7 +49,8 @@ def train_and_evaluate(
     traced_steps: the steps to trace with `profiler.StepTrace`, which writes to WORKDIR/profile.
 
     Returns the last held-out metrics. Raises UserError for errors that the user can fix. After a
-    SIGTERM raises Preempted, after a first Ctrl-C KeyboardInterrupt, both with the state saved.
+    SIGTERM, saves the state and raises Preempted. After a first Ctrl-C, saves the state and raises
+    KeyboardInterrupt.
     """
     config_lib.validate(config)
     mesh = make_mesh(config)
@@ -127,12 +128,12 @@ def train_and_evaluate(
                         eval_step, state.params, held, mesh, config_lib.forward_size(config, phase),
                         experiment.scales, unigram, frozen_params,
                     )  # fmt: skip
-                    if step > start:  # a finished run that is restarted has written it already
+                    if step > start:  # a finished run that is restarted has logged this already
                         log.heldout(step, heldout)
                 if saves:
                     meta = {**vars(identity), "step": step, "saved_at": time.time()}
                     meta[step_log.UNLOGGED] = log.unlogged()
-                    # Losses at different lengths cannot be ranked: only the last phase counts.
+                    # Losses at different lengths are not comparable: only the last phase is ranked.
                     ranked = evaluates and phase == phases[-1]
                     scores = step_log.prefixed("eval", heldout) if ranked else None
                     checkpoints.save(step, state, meta, scores)
@@ -242,8 +243,9 @@ def first_state(
 ) -> tuple[step_lib.TrainState, dict[str, Any]]:
     """Returns the newest checkpoint's state and its meta, or a fresh state and an empty meta.
 
-    Each array is created with its sharding. The parameters of a fresh state are initialized from
-    `config.init_from` if it is set, else from the frozen models if the objective does so.
+    Each array is created with its sharding. The parameters of a fresh state are copied from
+    `config.init_from` if it is set; parameters that it lacks are random. If it is not set, the
+    objective's hook `first_params` may copy parameters from the frozen models.
 
     Raises UserError if `config.init_vocabulary` is "same" and `config.init_from` was trained with
     another tokenizer than the data's.

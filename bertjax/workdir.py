@@ -30,7 +30,7 @@ CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 
-# Keys that configs of earlier versions lack, with the values that match these versions' behaviour.
+# Keys that configs of earlier versions lack, with the values that match their behaviour.
 _ADDED = {"model.num_labels": 0, "model.adapter_size": 0}
 _PATHS = ("data.path", "data.heldout_path", "init_from")
 
@@ -71,7 +71,7 @@ def identity(
     data_fingerprint: str,
     frozen_fingerprints: Mapping[str, str],
 ) -> Identity:
-    """Returns the identity of a run. Tuples become lists, as in the JSON that it is compared to."""
+    """Returns the identity of a run, with lists instead of tuples, as in the stored JSON."""
     plain = json.loads(json.dumps(config.to_dict()))
     return Identity(plain, tokenizer_fingerprint, data_fingerprint, dict(frozen_fingerprints))
 
@@ -118,9 +118,10 @@ def _differences(mine: dict[str, Any], stored: dict[str, Any]) -> list[str]:
 
 
 def without_paths(mine: Identity) -> dict[str, Any]:
-    """Returns {name: value} of the identity without paths; all processes must have the same values.
+    """Returns the parts of the identity that all processes must share, as {name: value}.
 
-    Paths may differ between hosts; the fingerprints identify the data and models at these paths.
+    Leaves out paths, which may differ between hosts. The fingerprints of data and models are
+    included, and identify what is at these paths.
     """
     flat = _flat(mine.config)
     hidden = (*_PATHS, *_frozen_paths(flat))
@@ -215,8 +216,8 @@ def _changed_past(path: str | os.PathLike, mine: Identity, stored: Identity) -> 
         step = int(np.flatnonzero(rates[0] != rates[1])[0])
         raise errors.UserError(
             f"{where}: would change the learning rate of step {step}, which is already done, with "
-            f"the schedule {schedule} (constant, rsqrt, and wsd before its decay can be "
-            f"extended){elsewhere}"
+            f"the schedule {schedule} (constant, rsqrt, and wsd before its decay would "
+            f"not){elsewhere}"
         )
     if phases[0] != phases[1]:
         raise errors.UserError(

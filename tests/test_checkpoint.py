@@ -206,7 +206,7 @@ def flip_one_bit(folder):
 
 BREAKAGES = {
     "truncated": (truncate, "bytes, not"),
-    "one bit": (flip_one_bit, "has other bytes than were written"),
+    "one bit": (flip_one_bit, "has changed since it was written"),
     "data deleted": (lambda folder: data_file(folder).unlink(), "is missing"),
     "metadata deleted": (lambda folder: (folder / "state/_METADATA").unlink(), "is missing"),
     "meta overwritten": (lambda folder: (folder / "meta/metadata").write_text("{}"), "bytes, not"),
@@ -243,7 +243,7 @@ def test_damaged_checkpoint_is_one_line_that_says_where_to_go_on(run, breakage, 
 def test_damage_of_every_checkpoint_says_so(run):
     truncate(run / "10")
     truncate(run / "20")
-    with pytest.raises(errors.UserError, match="no earlier one is undamaged"):
+    with pytest.raises(errors.UserError, match="no earlier one is intact"):
         checkpoint.Reader(run).restore(abstract(make_state(0), make_mesh(1, 1)))
 
 
