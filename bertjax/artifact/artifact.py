@@ -67,8 +67,8 @@ class Artifact:
     fields: the fields of the family's Config, except those of `layers.Compute`.
     params: nested dict of float32 arrays on the host, or of ShapeDtypeStructs.
     step, objective, config: from the training run; None if unknown.
-    task: the task that the model was fine-tuned for, as a JSON object with the keys of `_Task`
-    and others of its type; None if the model was not fine-tuned.
+    task: the task that the model was fine-tuned for, as a JSON object with the keys of `_Task` and
+    additional keys that depend on the type of task; None if the model was not fine-tuned.
     origin: a readable name of the format that the model was read from; "" if it was not read.
     """
 
@@ -131,13 +131,13 @@ def abstract_params(family: str, fields: Mapping[str, Any], where: Any) -> Any:
     try:
         return plugins.abstract_params(plugins.model(family, dict(fields)))
     except (errors.UserError, TypeError, ValueError) as error:
-        raise errors.UserError(f"{where}: no model can be built from it: {error}") from error
+        raise errors.UserError(f"{where}: no model can be built: {error}") from error
 
 
 def check_tokenizer(
     tokenizer: tokenizer_lib.Tokenizer, vocab_size: int, where: str | os.PathLike
 ) -> None:
-    """Raises UserError naming `where` if the tokenizer has an id of `vocab_size` or more."""
+    """Raises UserError naming `where` if an id of the tokenizer is not below `vocab_size`."""
     top = max(tokenizer.size - 1, *dataclasses.astuple(tokenizer.specials))
     if top >= vocab_size:
         raise errors.UserError(
@@ -150,13 +150,13 @@ def check_fingerprint(tokenizer: Any, fingerprint: str, where: str | os.PathLike
     """Raises UserError naming `where` if the tokenizer's fingerprint is not `fingerprint`."""
     if tokenizer.fingerprint != fingerprint:
         raise errors.UserError(
-            f"{where}: is not the tokenizer that the model was trained with (fingerprint "
+            f"{where}: is not the tokenizer that the model was trained with (its fingerprint is "
             f"{tokenizer.fingerprint[:12]}, not {fingerprint[:12]}); restore the right files"
         )
 
 
 def check_task(content: Any, where: Any) -> None:
-    """Raises UserError naming `where` if a key of `_Task` is wrong or a required one missing."""
+    """Raises UserError naming `where` if a key of `_Task` is invalid, or missing but required."""
     schema.typed(content, _Task, where, weight_files.AGAIN)
 
 
@@ -170,7 +170,7 @@ def fingerprint(model: Artifact) -> str:
 
 
 def has_token_types(fields: Mapping[str, Any]) -> bool:
-    """Returns whether a model with these fields has token types that tell two texts apart."""
+    """Returns whether a model with these fields has a token type for each text of a pair."""
     return fields.get("type_vocab_size", 0) >= 2
 
 
@@ -212,8 +212,8 @@ def reads_prefixes(model: Artifact) -> bool:
 def top_of_text(model: Artifact) -> int:
     """Returns the upper limit, exclusive, of the ids that the model may generate.
 
-    It lies above all pieces of the tokenizer and, for an encoder-decoder, above the sentinels, but
-    is at most vocab_size.
+    The limit is one more than the highest id of the tokenizer's pieces and, for an encoder-decoder,
+    of the sentinels. It is at most vocab_size.
     """
     top = model.tokenizer.size
     if plugins.family(model.family).KIND == "encoder_decoder":  # sentinels may lie above pieces
@@ -243,7 +243,7 @@ def part(model: Artifact, name: str = "") -> Artifact:
 
 
 def write(model: Artifact, folder: str | os.PathLike) -> None:
-    """Writes the artifact to `folder` atomically; replaces an artifact that is there."""
+    """Writes the artifact to `folder` atomically; replaces an existing artifact."""
     with files.new_folder(folder) as new:
         weight_files.write_tensors(new / PARAMS, flatten(jax.device_get(model.params)))
         model.tokenizer.save(new / TOKENIZER, token_types=has_token_types(model.fields))
@@ -263,8 +263,8 @@ def write(model: Artifact, folder: str | os.PathLike) -> None:
 def read(folder: str | os.PathLike, *, with_params: bool = True) -> Artifact:
     """Returns the artifact in `folder`. If not `with_params`, `params` contains only shapes.
 
-    Raises UserError naming the file if one is missing, damaged, written in another version of the
-    format or inconsistent with the other files. NOTE: the checksum is verified only if
+    Raises UserError naming the file if a file is missing, damaged, written in another version of
+    the format or inconsistent with the other files. NOTE: the checksum is verified only if
     `with_params`.
     """
     folder = pathlib.Path(folder)
@@ -307,8 +307,8 @@ def _read_params(folder: pathlib.Path, abstract: Any, sha256: str, with_params: 
     for path in sorted(wanted.keys() | found.keys()):
         if wanted.get(path) != found.get(path):
             raise errors.UserError(
-                f"{file}: {path} has shape {found.get(path)}, but {wanted.get(path)} by "
-                f"{folder / CONFIG}; the files belong to different models; {weight_files.AGAIN}"
+                f"{file}: {path} has shape {found.get(path)}, but {wanted.get(path)} is required "
+                f"by {folder / CONFIG}; the files belong to different models; {weight_files.AGAIN}"
             )
     if not with_params:
         return abstract

@@ -1,8 +1,8 @@
-"""Reads weights saved by the Flax classes of transformers (up to 4.57), with PyTorch names.
+"""Reads weights saved by the Flax classes of transformers (up to 4.57) as PyTorch tensors.
 
-flax_model.msgpack contains a nested dict. The keys of a path, joined with dots, are the PyTorch
-name of the tensor, except that the last key is "weight" in PyTorch instead of kernel, scale or
-embedding. PyTorch's kernels are transposed.
+flax_model.msgpack contains a nested dict. The keys on the path to an array, joined with dots, are
+the name of the PyTorch tensor, except that the last key "kernel", "scale" or "embedding" is
+"weight" in PyTorch. A kernel is the transpose of the PyTorch tensor.
 """
 
 import pathlib

@@ -39,9 +39,9 @@ ACTIVATIONS = {  # {transformers' name: ours}; if two have the same value, the f
 def readers(first: str = "") -> Iterator[tuple[str, str]]:
     """Yields (model_type, name of the family that reads it), from every HF_MODEL_TYPES.
 
-    first: the name of the family to import first. A caller that stops at a match with it imports
-    no other family. Skips families whose files cannot be loaded, so that a broken file does not
-    affect models of other families.
+    first: the name of the family to import first. If the caller stops iterating at this family, no
+    other family is imported. Skips families whose files cannot be loaded, so that a broken file
+    does not affect models of other families.
     """
     for family in sorted(plugins.families(), key=lambda name: name != first):
         model_types = ()
@@ -112,9 +112,9 @@ def fields(
 ) -> dict[str, Any]:
     """Returns the fields of the family's Config, converted from config.json.
 
-    The heads are those of the transformers class if it is one for a task, else those of the
-    family's default Config. Raises UserError naming `file` and the key if our model does not
-    support a value.
+    If the transformers class is for a task, the heads are those of the class. Otherwise they are
+    those of the family's default Config. Raises UserError naming `file` and the key if our model
+    does not support a value.
 
     Args:
         content: the content of config.json.

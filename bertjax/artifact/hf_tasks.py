@@ -1,10 +1,10 @@
-"""The task classes of transformers: their heads, tensors and config.json.
+"""Maps our heads and tasks to the task classes of transformers and their config.json.
 
 A class is identified by the end of its name, such as "ForSequenceClassification". These endings are
 the keys of a family's `HF_HEADS`, whose values map our modules to theirs. In config.json the labels
 are `id2label`. The complete task of a fine-tuned model and the objective of pretraining are stored
-under the key "bertjax", which transformers preserves but does not read. What depends on the type of
-the task is in its file in `finetuning/task_types`, in the names that begin with `hf_`.
+under the key "bertjax", which transformers preserves but does not read. Everything that depends on
+the type of task is in the attributes `hf_*` of its class in `finetuning/task_types`.
 """
 
 import contextlib
@@ -30,8 +30,9 @@ _LEAVES = {
 def ending_of(model: artifact.Artifact) -> str:
     """Returns the end of the class name for the model's heads; "" if it has no head for a task.
 
-    Raises UserError if transformers has no class with these heads, or cannot hold the model's
-    adapters, trained prompt or decoder that reads its source in both directions.
+    Raises UserError if transformers has no class with these heads, or if it does not support
+    another part of the model: adapters, a trained prompt, or a decoder that reads its source in
+    both directions.
     """
     flat = artifact.flatten(model.params)
     if any("/adapter/" in path for path in flat):
@@ -52,13 +53,13 @@ def ending_of(model: artifact.Artifact) -> str:
         return ""
     module = plugins.family(model.family)
     own = {path.rpartition("/")[0] for path in flat if path.split("/")[0] in found}
-    # Several classes may have one head; without a task, the first of them is the usual one.
+    # Several classes may have the same head; the first one in HF_HEADS is used without a task.
     sharing = [ending for ending, names in module.HF_HEADS.items() if set(names) == own]
     wanted = "" if model.task is None else _type(model.task).hf_class
     ending = wanted or (sharing[0] if sharing else "")
     if ending in sharing and set(heads(module, ending)) == set(model.fields["heads"]):
         return ending
-    other = bool(sharing) and ending not in sharing  # only classes for other types of task
+    other = bool(sharing) and ending not in sharing  # the only classes are for other tasks
     purpose = f" for {model.task['kind'].replace('_', ' ')}" if other and model.task else ""
     raise errors.UserError(
         f"transformers has no class of {model.family} with the heads "
@@ -79,14 +80,14 @@ def ending_in(module: ModuleType, content: Mapping[str, Any]) -> str:
 
 
 def heads(module: ModuleType, ending: str) -> tuple[str, ...]:
-    """Returns our heads that the class has, in the order of the family's HEADS."""
+    """Returns our names of the class's heads, in the order of the family's HEADS."""
     (head,) = {ours.split("/")[0] for ours in module.HF_HEADS[ending]}
     pooled = module.Model.layouts[head].pooled or _of_class(ending, {}).hf_pooled
     return tuple(h for h in module.HEADS if h == head or (pooled and h == "pooler"))
 
 
 def lines(module: ModuleType, ending: str) -> tuple[tuple[str, str, str], ...]:
-    """Returns the lines (as in HF_NAMES) of the class's head; () if `ending` is ""."""
+    """Returns lines for the class's head, in the format of HF_NAMES; () if `ending` is ""."""
     if not ending:
         return ()
     return tuple(
@@ -117,13 +118,13 @@ def to_config(model: artifact.Artifact, ending: str) -> dict[str, Any]:
 def generation_config(model: artifact.Artifact, content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the content of generation_config.json; {} if no such file is needed.
 
-    content: of config.json. Its ids are repeated here, because transformers reads them from
-    generation_config.json if that file exists.
+    content: the content of config.json. Its ids of special tokens are copied, because transformers
+    reads them from generation_config.json if that file exists.
     """
     if "lm" not in model.fields["heads"]:
         return {}
     how = {} if model.task is None else _type(model.task).hf_generation(model.task)
-    # A model that is trained to generate also generates the sentinels of its pretraining.
+    # A model fine-tuned to generate text must not generate sentinels that lie above the pieces.
     top = model.tokenizer.size if how else artifact.top_of_text(model)
     if top < model.fields["vocab_size"]:  # padding of the vocabulary is never generated
         how["suppress_tokens"] = list(range(top, model.fields["vocab_size"]))
@@ -145,8 +146,9 @@ def max_length(model: artifact.Artifact) -> int:
 def ends(model: artifact.Artifact) -> ends_lib.Ends | None:
     """Returns the special tokens that the tokenizer of transformers adds around a text.
 
-    None stands for those that are usual for the model's kind. A decoder pretrained by bertjax has
-    the start of text first. Tasks from elsewhere, which lack `num_texts`, get None.
+    None: the special tokens that are usual for the model's kind. For a decoder that bertjax
+    pretrained, the start-of-text token comes first. The result is None for a task that bertjax did
+    not write; such a task has no `num_texts`.
     """
     task = model.task
     if task is None and artifact.starts_texts(model):
@@ -158,7 +160,7 @@ def ends(model: artifact.Artifact) -> ends_lib.Ends | None:
 
 def differs(model: artifact.Artifact) -> str:
     """Returns a warning if transformers reads prompts differently than this model; else ""."""
-    with contextlib.suppress(errors.UserError):  # an objective of a package that is not here
+    with contextlib.suppress(errors.UserError):  # the objective may not be installed
         if artifact.reads_prefixes(model):
             return (
                 "this model was trained to read prompts in both directions (objective "
@@ -174,7 +176,7 @@ def _type(task: Mapping[str, Any]) -> Any:
 
 
 def _of_class(ending: str, content: Mapping[str, Any], where: Any = "") -> Any:
-    """Returns the type of task that a class of transformers has; None if `ending` is "".
+    """Returns our type of task for a class of transformers; None if `ending` is "".
 
     Raises UserError naming `where` if no type reads this content of config.json.
     """
@@ -240,7 +242,11 @@ def read(content: Mapping[str, Any], ending: str, max_length: int, where: Any) -
 
 
 def _labels(content: Mapping[str, Any], where: Any) -> list[str]:
-    """Returns the labels' names; without id2label LABEL_0 ..., by default 2 as in transformers."""
+    """Returns the names of the labels.
+
+    If id2label is absent, these are LABEL_0 ... for num_labels labels (default: 2), as in
+    transformers.
+    """
     names = content.get("id2label")
     if names is None:
         count = schema.typed(

@@ -1,20 +1,21 @@
 """Reads and writes Hugging Face folders, without torch or transformers.
 
 Here "their" refers to Hugging Face tensors and "our" to bertjax parameters. Each line of a family's
-`HF_NAMES` has our path, their name, the name of the conversion and, if their tensor concatenates
-several of our arrays, the part that this array is: (number, count, axis of their tensor).
+`HF_NAMES` has our path, their name and the name of the conversion. If their tensor concatenates
+several of our arrays, the line also has (index of our array, number of arrays, axis of their
+tensor).
 
 Our arrays under "/layers/" contain all layers; their tensors contain one layer each. In their name
-"{}" is the number of the layer and "{+1}" that of the next layer; the last layer has the name after
-the "|", if there is one. The family also defines
+"{}" is the index of the layer and "{+1}" the index of the next layer. If the name contains "|", the
+last layer has the name after it. The family also defines
 
     HF_CONFIG, HF_MODEL_TYPES    see `hf_config`
     HF_TIED       {their tensor: the tensor that it duplicates}
     HF_SKIPPED    patterns of names of tensors that are not read
-    HF_PREFIX     prefix of the names, which files of the bare body lack
-    HF_DROPPED    beginnings of our paths that `write` omits (optional)
+    HF_PREFIX     prefix of the names; absent in files that contain only the body, without heads
+    HF_DROPPED    prefixes of our paths that `write` omits (optional)
 
-`read` raises an error for a tensor that is neither used, nor tied, nor skipped.
+`read` raises an error for a tensor that is not used, tied or skipped.
 
     model = huggingface.read("bert-base-uncased/")
     huggingface.write(model, "bert-hf/")
@@ -42,9 +43,9 @@ WEIGHTS = hf_weights.WEIGHTS
 
 _OLD_ENDINGS = {"gamma": "weight", "beta": "bias"}  # in layer norms converted from TensorFlow
 
-# The conversions that HF_NAMES names, from our arrays to their tensors. Their linear maps are
-# [out, in] ("conv*": [in, out]); ours are [in, out] with separate axes for heads. Their vocabulary
-# has no padding rows.
+# The conversions in HF_NAMES, from our arrays to their tensors. Their kernels are [out, in], but
+# [in, out] for "conv*"; ours are [in, out] with separate axes for heads. Their vocabulary has no
+# padding rows.
 TO_THEIRS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "same": lambda array, vocab_size: array,
     "transpose": lambda array, vocab_size: array.T,
@@ -166,8 +167,8 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
             )
         if shapes[stored[name]] != shape:
             raise errors.UserError(
-                f"{folder}: {stored[name]} has shape {shapes[stored[name]]}, but {shape} by "
-                f"{CONFIG}; the files belong to different models"
+                f"{folder}: {stored[name]} has shape {shapes[stored[name]]}, but {shape} is "
+                f"required by {CONFIG}; the files belong to different models"
             )
     tokenizer = tokenizer_lib.load(folder)
     artifact.check_tokenizer(tokenizer, vocab_size, folder)
@@ -229,7 +230,7 @@ def from_tensors(
 
 
 def dropped(model: artifact.Artifact) -> list[str]:
-    """Returns the paths of the parameters that `write` omits: the transformers model lacks them."""
+    """Returns the paths of the parameters that `write` omits, since transformers lacks them."""
     beginnings = _dropped(plugins.family(model.family))
     return [path for path in artifact.flatten(model.params) if path.startswith(beginnings)]
 
@@ -252,7 +253,7 @@ def _table(
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Returns {tensor name: (our path, tensor shape)} for the tensors of these parameters.
 
-    If a tensor concatenates several of our arrays, the path is that of the last one.
+    If a tensor concatenates several of our arrays, the path is that of the last array.
     """
     lines, table = _lines(module, ending), {}
     for path, leaf in artifact.flatten(abstract).items():
@@ -298,9 +299,9 @@ def _match(
     ending: str,
     folder: pathlib.Path,
 ) -> dict[str, str]:
-    """Returns {full name: name in the files} for the tensors that are used, tied ones included.
+    """Returns {full name: name in the files} for the tensors that are used, including tied tensors.
 
-    Raises UserError if a name is neither in the table nor tied nor skipped.
+    Raises UserError if a tensor is not in the table, tied or skipped.
     """
     known = {*table, *module.HF_TIED}
     # Older folders of task classes contain a pooler that the class does not use.

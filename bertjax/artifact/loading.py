@@ -70,7 +70,7 @@ def find(path: str | os.PathLike) -> Place:
 def load(path: str | os.PathLike, *, with_params: bool = True) -> artifact.Artifact:
     """Returns the model at `path`, on the host. If not `with_params`, `params` has only shapes.
 
-    Raises UserError naming the file if one is missing, damaged or inconsistent with the others.
+    Raises UserError naming the file if a file is missing, damaged or inconsistent with the others.
     """
     place = find(path)
     if place.kind == "workdir":
@@ -99,7 +99,7 @@ def check_data(
         )
 
 
-# Fields that may differ: they do not change what the copied arrays compute.
+# Fields that may differ, because they do not change what the copied arrays compute.
 _FREE_FIELDS = (
     "vocab_size", "max_length", "heads", "num_labels", "init_std", "pad_id", "decoder_start_id",
 )  # fmt: skip
@@ -195,14 +195,14 @@ def _kind(folder: epath.Path) -> str | None:
     content = schema.read_object(file, "restore it from a copy")
     if content.get("format") == FINETUNING:
         raise errors.UserError(
-            f"{folder}: contains an unfinished fine-tuning; run the same command again"
+            f"{folder}: contains an unfinished fine-tuning run; run the same command again"
         )
     kinds = {workdir.FORM.format: "workdir", artifact.FORM.format: "artifact"}
     if content.get("format") in kinds:
         return kinds[content["format"]]
     if "model_type" not in content and (folder / huggingface.WEIGHTS).exists():
         raise errors.UserError(
-            f"{file}: has no model_type; add that of the weights, as \"model_type\": \"bert\""
+            f"{file}: has no model_type; add that of the weights, such as \"model_type\": \"bert\""
         )
     return "huggingface" if "model_type" in content else None
 

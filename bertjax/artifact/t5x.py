@@ -1,7 +1,8 @@
-"""Reads T5X checkpoints: a msgpack file, with large arrays possibly in folders beside it.
+"""Reads T5X checkpoints.
 
-The layers may be saved one by one (layers_0, layers_1, ...) or scanned (arrays of all layers,
-stacked on axis 1). T5X does not save the tokenizer: copy the tokenizer's file into the folder.
+A checkpoint is a msgpack file. Large arrays may be stored in folders beside it. The layers may be
+saved one by one (layers_0, layers_1, ...) or as arrays that stack all layers on axis 1. T5X does
+not save the tokenizer: copy the tokenizer's file into the folder.
 
     model = t5x.read("t5_1_1_base/checkpoint_1000000")
 """
@@ -22,8 +23,8 @@ from bertjax.models.common import layers
 
 FILE = "checkpoint"  # the name of the msgpack file in the folder
 
-# {our name: T5X name} for the parts of a layer (_UNITS: for the kernels of its MLP) and, in
-# _OTHERS, for the parameters outside the layers.
+# {our name: T5X name}. _ENCODER and _DECODER: the parts of a layer, except the MLP. _UNITS: the
+# kernels of a layer's MLP. _OTHERS: the parameters outside the layers.
 _ENCODER = {
     "attention": "attention",
     "attention_norm": "pre_attention_layer_norm",
@@ -57,7 +58,7 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
     """Returns the model in the folder of a T5X checkpoint.
 
     The folder must also contain a tokenizer file, such as spiece.model. Raises UserError naming the
-    file if one is damaged or missing, or is not a T5 model.
+    file if a file is damaged or missing, or if the checkpoint is not a T5 model.
     """
     fields, params = read_checkpoint(pathlib.Path(folder) / FILE)
     tokenizer = tokenizer_lib.load(os.fspath(folder))
@@ -203,4 +204,4 @@ def _to_ours(array: np.ndarray, shape: tuple[int, ...], ours: str, where: str) -
         array = np.pad(array, ((0, 0), (0, shape[1] - array.shape[1])))
     if array.size != np.prod(shape):
         raise errors.UserError(f"{where} has shape {array.shape}, which does not match {shape}")
-    return array.reshape(shape)  # T5X may have one axis for heads and head_dim
+    return array.reshape(shape)  # T5X may merge the axes heads and head_dim

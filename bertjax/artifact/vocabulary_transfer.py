@@ -21,9 +21,9 @@ def carry_over(
     """Returns a copy of the model for `tokenizer`, with rows reordered for its ids.
 
     Arrays with a vocab axis (the word embeddings, the output's bias and kernel) are replaced by
-    those of `fresh`, except that each piece which both tokenizers have keeps the model's row. Not
-    changed are arrays without a vocab axis, arrays that `fresh` lacks, arrays whose other axes have
-    other sizes in `fresh`, and `model.fields`. Raises UserError if no piece is shared.
+    those of `fresh`. In these, each piece that both tokenizers have gets the model's row. An array
+    is not changed if it has no vocab axis, if `fresh` lacks it, or if another of its axes has
+    another size in `fresh`. `model.fields` is not changed. Raises UserError if no piece is shared.
 
     fresh: newly initialized parameters of a model with `vocab_size` embeddings.
     """
@@ -50,11 +50,11 @@ def shared_rows(
     """Returns (ids in `old`, ids in `new`) of the N pieces that both tokenizers have, int[N] each.
 
     Special tokens match if they have the same role, whatever their text. Sentinels match if they
-    have the same number. Other pieces match if they have the same text and both begin a word or
-    both continue one. Raises UserError if none of the other pieces match.
+    have the same number. Ordinary pieces match if they have the same text and both begin a word or
+    both continue a word. Raises UserError if no ordinary pieces match.
 
-    old_size, new_size: the numbers of embeddings of the two models. Pieces without an embedding,
-    which sentinels may be, are left out.
+    old_size, new_size: the numbers of embeddings of the two models. Pieces whose id has no
+    embedding are left out; such an id may belong to a sentinel.
     """
     ids = _ordinary(old)
     pairs = {i: ids[piece] for piece, i in _ordinary(new).items() if piece in ids}

@@ -2,8 +2,8 @@
 
 --data prints loss, accuracies and perplexity, and the loss of a unigram model for comparison.
 --task=blimp:FILE measures how often the model prefers the grammatical one of two sentences, for
-each paradigm. A fine-tuned model is scored on a file of labelled examples, with all scores of its
-kind of task.
+each paradigm. A fine-tuned model is scored on a file of labelled examples, with all metrics of its
+task type.
 
 Example:
   bertjax evaluate --model=run/ --data=prepared/
@@ -67,7 +67,7 @@ def run(flags: argparse.Namespace) -> None:
     """Scores the model and prints the numbers as a table; writes them to --json if it is given."""
     errors.file_to_write("json", flags.json)
     if (flags.data is None) == (flags.task is None):
-        raise errors.UserError("give either --data or --task, on which the model is scored")
+        raise errors.UserError("give either --data or --task to score the model on")
     unread = OF_DATA if flags.task else OF_TASK
     for name in unread:
         if getattr(flags, name) is not None:
@@ -192,7 +192,7 @@ def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, f
 
 
 def _rate(config: ml_collections.ConfigDict, model: artifact.Artifact) -> str:
-    """Returns a text with the mask rate and, if training had another one, with that rate too.
+    """Returns the end of a title: the mask rate, and that of training if it is different.
 
     Returns "" if the objective has no mask rate.
     """
@@ -226,7 +226,7 @@ def _config(model: artifact.Artifact, flags: argparse.Namespace):
         if objective == "mlm":
             if "mlm" not in config.model.heads:
                 raise errors.UserError(
-                    f"--model={flags.model} has no head mlm, so it has no loss on --data; "
+                    f"--model={flags.model} has no head mlm, so --data cannot be used; "
                     "ELECTRA's discriminator can be scored with --task=blimp:FILE"
                 )
         of_objective = hooks.of(plugins.objective(objective))
@@ -239,8 +239,8 @@ def _config(model: artifact.Artifact, flags: argparse.Namespace):
     if flags.mask_rate is not None:
         if "mask_rate" not in config.objective:
             raise errors.UserError(
-                f"--mask_rate={flags.mask_rate}: --model={flags.model} was trained with "
-                f"{config.objective.name}, which masks no tokens of an encoder: remove the flag"
+                f"--mask_rate={flags.mask_rate}: --model={flags.model} is scored with "
+                f"{config.objective.name}, which has no mask rate: remove the flag"
             )
         config.objective.mask_rate = flags.mask_rate
     return config

@@ -9,10 +9,10 @@ Examples:
   bertjax finetune --suite=configs/suites/glue.py --model=run/ --data=glue/ --output=out/
 
 Without --dev, a tenth of the training data is held out as dev. The learning rate with the best mean
-on dev is selected, and its runs are scored on test, once. --output receives report.md, report.json,
-scores.png, the predictions and the best model, which `bertjax predict`, `evaluate` and `export`
-accept. After a stop, run the same command again to resume; an unfinished run resumes from its
-newest checkpoint. --config.KEY=VALUE overrides a key of the recipe; the keys are listed below.
+score on dev is selected, and only its runs are scored on test. --output receives report.md,
+report.json, scores.png, the predictions and the best model, which `bertjax predict`, `evaluate` and
+`export` accept. After a stop, run the same command again to resume; an unfinished run resumes from
+its newest checkpoint. --config.KEY=VALUE overrides a key of the recipe; the keys are listed below.
 
 To run a job of several processes, run the same command on every host, with the flags of
 `bertjax pretrain`. All hosts must see the same --output.
@@ -46,7 +46,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--seeds", type=int, metavar="K", help="number of runs per learning rate; default: 1")
     flag("--lr", metavar="RATES",
          help="learning rates, separated by commas; default: depends on task and strategy, "
-              "2e-5,3e-5,5e-5 for a whole encoder")  # fmt: skip
+              "2e-5,3e-5,5e-5 for --strategy=full on an encoder")  # fmt: skip
     flag("--strategy", metavar="NAME",
          help=f"fine-tuning strategy: {', '.join(strategies.names())}; default: full")  # fmt: skip
     flag("--suite", metavar="FILE[:ARG]", help="file with several tasks, instead of --task")
@@ -55,7 +55,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def config_help(file: str | None) -> list[str]:
-    """Returns the help lines on the keys. `file` is ignored, since there are no config files."""
+    """Returns the help lines on the keys. Ignores `file`: fine-tuning has no config files."""
     del file
     return keys.table()
 
@@ -85,7 +85,7 @@ def _suite(flags: argparse.Namespace, values: dict[str, str]) -> None:
     """Runs every task of a suite and prints the results."""
     for name in ("task", *FILES):
         if getattr(flags, name):
-            raise errors.UserError(f"--{name} cannot be used with --suite; a suite names its own")
+            raise errors.UserError(f"--{name} cannot be used with --suite; remove it")
     if job_flags.is_one_of_several(flags):
         raise errors.UserError(
             "--suite must run in one process: run its tasks one by one in this job"

@@ -3,9 +3,9 @@
 Example:
   bertjax import --input=bert-base-uncased/ --output=artifact/
 
---input must contain config.json, model.safetensors (or its shards with their index) and the files
-of the tokenizer; or a checkpoint of T5X and a tokenizer file, such as spiece.model. An earlier
-artifact at --output is replaced.
+A Hugging Face folder must contain config.json, model.safetensors (or its shards with their index)
+and the files of the tokenizer. A folder with a T5X checkpoint must also contain a tokenizer file,
+such as spiece.model. An earlier artifact at --output is replaced.
 """
 
 import argparse

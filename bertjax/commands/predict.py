@@ -40,7 +40,7 @@ OPTIONS = {
     "top_p": (float, "sample from the fewest tokens whose probabilities sum to p; default: 1, off"),
     "seed": (int, "seed of the sampling; default: 0"),
     "num_beams": (int, "number of beams of a beam search; default: 1, no beam search"),
-    "length_penalty": (float, "exponent of the length that divides a beam's score; default: 1"),
+    "length_penalty": (float, "a beam's score is divided by length ** this value; default: 1"),
 }
 
 WHAT = ("text", "prompt", "question", "choice", "data")
@@ -57,13 +57,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     flag = parser.add_argument
     flag("--model", required=True, help="workdir, checkpoint, artifact or Hugging Face folder")
-    flag("--text", action="append", help="text with masks, or for a task; may be repeated")
+    flag("--text", action="append", help="text with masks, or text to predict on; may be repeated")
     flag("--prompt", action="append", help="text to continue; may be repeated")
     flag("--pair", action="append", help="second text of each --text, for tasks on pairs")
     flag("--question", action="append", help="question to answer from --context; may be repeated")
     flag("--context", help="text that contains the answers, or that the choices refer to")
-    flag("--choice", action="append", help="one choice for --context or --prompt; repeat it")
-    flag("--data", help="file of examples to predict; .txt: one text per line, or columns of words")
+    flag("--choice", action="append", help="a choice for --context or --prompt; repeat the flag")
+    flag("--data", help="file of examples; .txt: one text per line, or columns for tagging")
     flag("--output", help="with --data: file for one JSON line per example; default: stdout")
     flag("--top", type=int, help="number of pieces per mask, or of labels (10 at most); default: 5")
     options = parser.add_argument_group("with --prompt")

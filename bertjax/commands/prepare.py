@@ -46,7 +46,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--language",
         default=languages.ENGLISH,
         metavar="CODE",
-        help="language of the text, whose rules split sentences: "
+        help="language of the text, by whose rules sentences are split: "
         f"{', '.join(languages.LANGUAGES)}; all but en need sentencex: "
         "pip install 'bertjax[languages]'; default: %(default)s",
     )
@@ -126,8 +126,8 @@ def _header(flags: argparse.Namespace, plan: dict[str, Any], workers: int) -> No
 def report(manifest: dict[str, Any], share: float, seconds: float) -> list[str]:
     """Returns the lines of the report, including warnings.
 
-    share: the share of the text that this call has prepared, in `seconds`; an earlier call of the
-    command has prepared the rest.
+    share: the share of the text that this call of the command has prepared; earlier calls have
+    prepared the rest. seconds: the duration of this call.
     """
     train, heldout = manifest["splits"]["train"], manifest["splits"]["heldout"]
     both = {key: train[key] + heldout[key] for key in ("documents", "sentences", "tokens")}
@@ -157,7 +157,7 @@ def report(manifest: dict[str, Any], share: float, seconds: float) -> list[str]:
 
 
 class _Progress:
-    """Shows bytes done, rate and time left: a bar on a terminal, else a line every 10 seconds."""
+    """Shows bytes done, rate and time left: on a terminal as a bar, else as lines."""
 
     def __init__(self):
         self._begin = self._last = time.monotonic()

@@ -37,7 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--profile",
         metavar="FIRST:LAST",
         help="steps to trace with jax.profiler, written to WORKDIR/profile by process 0 only; a "
-        "resumed run traces those of the steps that it runs",
+        "resumed run omits steps that ran before",
     )
     job_flags.add(parser)
     config_help_lib.add_flag(parser)

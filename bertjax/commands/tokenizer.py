@@ -2,7 +2,7 @@
 
 Every kind works with every objective: a vocabulary without an end-of-text token uses [SEP] as one,
 and the sentinels of span corruption are ids above the pieces. The kind `bytes` is ByT5's tokenizer,
-which needs no training; its sentinels are the last ids of bytes.
+which needs no training; its sentinels are the last 100 byte ids.
 
 Example:
   bertjax tokenizer --kind=wordpiece --input='corpus/*.jsonl' --vocab_size=30522 --output=tok/
@@ -19,7 +19,7 @@ from bertjax import errors, paths
 from bertjax.data.corpus import reader
 from bertjax.data.tokenizers import tokenizer
 
-# More text hardly changes the pieces; sentencepiece holds several copies of its sample in memory.
+# More text hardly changes the pieces. sentencepiece (unigram) holds several copies of the text.
 SAMPLE_BYTES = {"wordpiece": 256 << 20, "bpe": 256 << 20, "unigram": 64 << 20}
 _UNIT_BYTES = 1 << 20
 _EXAMPLE_LENGTH = 70
@@ -114,8 +114,8 @@ def _trained(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
 class Sample:
     """The texts to train on: the whole input, or parts spread evenly over it.
 
-    Can be iterated repeatedly. documents, bytes: the amounts of the last pass. example: the
-    beginning of the first text. spread: a note for the report, "" if the whole input is used.
+    Can be iterated repeatedly. documents, bytes: the size of the text in the last pass. example:
+    the beginning of the first text. spread: a note for the report, "" if the whole input is used.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Sample:
 def _existing(output: epath.Path) -> tokenizer.Tokenizer | None:
     """Returns the tokenizer that the output folder already has; None if it is empty or missing.
 
-    Raises UserError if it has anything else.
+    Raises UserError if it contains anything else.
     """
     if not output.exists():
         return None
@@ -190,7 +190,7 @@ def _existing(output: epath.Path) -> tokenizer.Tokenizer | None:
 
 
 def _write(trained: tokenizer.Tokenizer, output: epath.Path) -> None:
-    """Writes the tokenizer to a hidden folder and renames that, so that `output` is complete."""
+    """Writes a hidden folder and renames it to `output`, so that `output` is never incomplete."""
     partial = output.parent / f".{output.name}.partial"
     if partial.exists():
         partial.rmtree()

@@ -14,10 +14,11 @@ from bertjax.objectives.common import hooks
 
 
 def experiment(config: ml_collections.ConfigDict, platform: str) -> experiment_lib.Experiment:
-    """Returns the experiment of `config` on a platform (tpu, gpu, cpu), which sets dtype "auto".
+    """Returns the experiment of `config` on `platform` (tpu, gpu or cpu).
 
-    If the path of one of the objective's frozen models is set, the model's config and shapes are
-    read, but not its arrays. If it is not set, the objective's stand-in replaces the model.
+    The platform decides which dtype "auto" stands for. If the path of one of the objective's frozen
+    models is set, the model's config and shapes are read, but not its arrays. If the path is not
+    set, the objective's stand-in replaces the model.
     """
     return experiment_lib.Experiment(config, _frozen_models(config, platform), platform)
 
@@ -81,7 +82,7 @@ def residuals(
 ) -> list[jax.ShapeDtypeStruct]:
     """Returns the arrays that the forward pass saves for the backward pass, except parameters.
 
-    Every array with the shape and dtype of a parameter is taken for one.
+    An array is assumed to be a parameter if a parameter has the same shape and dtype.
     """
     params, frozen = state(experiment).params, frozen_params(experiment)
     rng = jax.eval_shape(lambda: jax.random.key(0))

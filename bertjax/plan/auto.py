@@ -45,9 +45,10 @@ def choose(
 ) -> str:
     """Returns the mesh for `num_devices` devices, in the format of `config.mesh`.
 
-    It is the first of `meshes` that fits by `memory.on_mesh`. If none fits, it is the one that
-    needs the least memory. If there is no valid mesh, it is "data:N"; the run then raises an error
-    with the sizes that do not divide. hbm_bytes: the memory of a device; None: unlimited.
+    It is the first of `meshes` that fits according to `memory.on_mesh`. If none fits, it is the
+    mesh that needs the least memory. If there is no valid mesh, it is "data:N"; the run then raises
+    an error that names the sizes that cannot be divided. hbm_bytes: the memory of a device; None:
+    unlimited.
     """
     best = None
     for sizes in meshes(config, num_devices):
@@ -69,7 +70,7 @@ def mesh_of(config: ml_collections.ConfigDict, devices: list[jax.Device]) -> str
 
 
 def _memory_of(device: jax.Device) -> int | None:
-    """Returns the bytes that a program may use; None if unknown, or for a CPU (shared memory)."""
+    """Returns the bytes that a program may use; None if unknown, or if the device is a CPU."""
     if device.platform == "cpu":
         return None
     stats = device.memory_stats()

@@ -2,10 +2,10 @@
 
     compiled = compile_step(config, phase=0, topology=hardware.parse_topology("v5e-16"))
 
-libtpu compiles ahead of time on any x86 machine. It needs a separate process, whose environment
-prevents the search for TPUs: `python -m bertjax.plan.compile` reads a request as JSON and prints
-the result as JSON. No arrays are allocated and nothing is executed, so neither numerics nor speed
-can be measured.
+libtpu compiles ahead of time on any x86 machine. It runs in a separate process, whose environment
+variables prevent a search for TPUs. This process, `python -m bertjax.plan.compile`, reads a request
+as JSON and prints the result as JSON. No arrays are allocated and nothing is executed, so neither
+numerics nor speed can be measured.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ from bertjax.plan import abstract, cost
 from bertjax.runtime import hardware
 
 INSTALL = "pip install 'bertjax[tpu]'"
-# With these log levels warnings are printed, because `warnings` reads them from stderr. The
-# accelerator type need not match, because the topology is passed by name.
+# With these log levels libtpu prints warnings to stderr, where `warnings` reads them. The
+# accelerator type need not match the topology, because the topology is passed by name.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_ENABLE_COMPILATION_CACHE": "false",
@@ -52,8 +52,8 @@ class Compiled:
     """The compiler's figures for one step on one device; memory in bytes.
 
     seconds: the time to compile.
-    arguments: memory of state and batch. temporaries: memory of activations and everything else
-    that is allocated within the step. code: memory of the program.
+    arguments: memory of state and batch. temporaries: memory of activations and of all other
+    arrays that are allocated within the step. code: memory of the program.
     peak: the most memory in use at one time. It is less than the sum of the parts, because the new
     state replaces the old one and not all temporaries exist at the same time.
     capacity: the device's memory if the step does not fit, else 0. If it does not fit, peak is the
@@ -120,8 +120,8 @@ def compile_step(
         )
     except subprocess.TimeoutExpired:
         return Compiled(
-            error=f"the compiler did not finish within {TIMEOUT / 60:.0f} minutes, as happens if "
-            "a step needs far too much memory"
+            error=f"the compiler did not finish within {TIMEOUT / 60:.0f} minutes; the reason may "
+            "be that a step needs far too much memory"
         )
     if child.returncode == 1:  # a Python exception; libtpu's own failures end in a signal
         raise RuntimeError(f"python -m {__name__} failed:\n{child.stderr[-4000:]}")

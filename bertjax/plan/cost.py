@@ -3,8 +3,8 @@
 The body of a loop is counted as many times as it runs, unlike in `Compiled.cost_analysis`. For a
 conditional, only the most expensive branch is counted. FLOPs are those of matrix products only, as
 in the families' `flops_per_sequence`. HBM traffic is the bytes that operations read from and write
-to HBM: for a slice of a stacked array only the bytes of the slice, and for arrays that the compiler
-keeps in on-chip memory 0.
+to HBM. If an operation uses only a slice of a stacked array, only the slice is counted. Arrays that
+the compiler keeps in on-chip memory are not counted.
 """
 
 import dataclasses
@@ -26,7 +26,8 @@ _NO_TRAFFIC = {
     "replica-id", "opt-barrier", "while", "conditional", "call",
 }  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
-# A fusion reads only those bytes of the operand of these that other instructions need.
+# Each of these copies its operand without computing. In a fusion only the bytes that other
+# instructions use are read.
 _SAME_BYTES = {"bitcast", "reshape", "copy", "transpose"}
 
 
@@ -35,8 +36,8 @@ class Collective:
     """One collective, which runs `count` times per step.
 
     kind: one of COLLECTIVES. group: the number of devices in a group. axes: the mesh axes that the
-    group spans. bytes: the size of the array on a device in one run; the array is the result of an
-    all-gather, and the operand of other collectives.
+    group spans. bytes: the size of the array on a device in one run: of the result for all-gather,
+    of the operand for the other collectives.
     """
 
     kind: str
@@ -49,9 +50,10 @@ class Collective:
     def sent_bytes(self) -> int:
         """Returns the bytes that a device sends in a step with (optimal) ring algorithms.
 
-        They are (n - 1) / n of the array, and twice that for all-reduce, which is a reduce-scatter
-        and an all-gather: Chan et al., "Collective communication: theory, practice, and experience"
-        (2007), table 1. A permute or broadcast sends the array.
+        In a group of n devices, each sends (n - 1) / n of the array. For an all-reduce, which is a
+        reduce-scatter and an all-gather, it sends twice that (Chan et al., "Collective
+        communication: theory, practice, and experience", 2007, table 1). In a permute or broadcast
+        it sends the whole array.
         """
         if self.kind in ("collective-permute", "collective-broadcast"):
             return self.count * self.bytes
@@ -63,8 +65,8 @@ class Collective:
 class Cost:
     """The cost of one step on one device.
 
-    exchanges: {channel: collective}; the parts of an asynchronous collective share its channel, so
-    it is counted once.
+    exchanges: {channel: collective}. All parts of an asynchronous collective have the same channel,
+    so the collective is counted once.
     open_loops: the number of loops whose trip count is unknown; their bodies are counted once.
     silent_kernels: the number of runs of Pallas kernels without a cost estimate; their FLOPs are
     counted as 0.
@@ -86,7 +88,7 @@ class Cost:
         )
 
     def times(self, count: int, prefix: str) -> "Cost":
-        """Returns the cost of `count` runs. prefix: makes the channels distinct between bodies."""
+        """Returns the cost of `count` runs. prefix: makes the channels of bodies distinct."""
         exchanges = {
             f"{prefix}/{channel}": dataclasses.replace(one, count=one.count * count)
             for channel, one in self.exchanges.items()
@@ -118,7 +120,10 @@ class _Counter:
 
     @functools.cache  # noqa: B019  (there is one counter per program)
     def _cost(self, name: str, fused: bool) -> Cost:
-        """Returns the cost of computation `name`. fused: its instructions cause no HBM traffic."""
+        """Returns the cost of computation `name`.
+
+        fused: whether it is the body of a fusion, whose instructions cause no HBM traffic.
+        """
         computation = self._module.computations[name]
         total = Cost()
         for instruction in computation.instructions:
@@ -153,7 +158,7 @@ class _Counter:
 
     def _exchange(self, computation: hlo.Computation, i: hlo.Instruction, kind: str) -> Cost:
         operands = [computation.by_name[name].array for name in i.operands]
-        # A "-start" returns (operands, results, ...), except all-reduce-start: the results only.
+        # A "-start" returns (operands, results, ...); all-reduce-start returns only the results.
         results = i.arrays[len(operands) : 2 * len(operands)] or i.arrays
         whole = results if kind == "all-gather" else operands
         group = _group(i) or list(range(math.prod(self._mesh_sizes.values())))  # all devices
@@ -196,7 +201,7 @@ class _Counter:
         return read + sum(self._written(inside, name) for name, a in pairs if not a.on_chip)
 
     def _read(self, inside: hlo.Computation, name: str) -> int:
-        """Returns how many bytes of the array `name` the instructions of a fusion read."""
+        """Returns how many bytes of the array `name` are read within a fusion."""
         whole = sum(array.bytes for array in inside.by_name[name].arrays)
         total = 0
         for user in inside.users[name]:
@@ -335,8 +340,8 @@ def _named_group(text: str) -> list[int]:
     """Returns the first group of a text like "mesh['a'=4,'b'=8] {'a','b':(2)4}".
 
     In this example axis b of size 8 is split into 2 x 4, and the group spans a and the part of size
-    4. If the text contains "device_ids=([4,8]T(1,0))" before the brace, this lists the devices of
-    the mesh in order.
+    4. If the text contains, for example, "device_ids=([4,8]T(1,0))" before the brace, this lists
+    the devices of the mesh in order (see `_iota`).
     """
     mesh, _, rest = text.partition("]")
     devices, _, along = rest.partition("{")

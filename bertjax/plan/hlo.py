@@ -3,8 +3,9 @@
     module = hlo.parse(compiled.as_text())
     for instruction in module.entry.instructions: ...
 
-The input is the text of XLA's `HloModule::ToString` after optimisation; its operands are names. For
-the meaning of instructions see https://openxla.org/xla/operation_semantics.
+The input is the text that XLA's `HloModule::ToString` returns after optimisation. In this text
+operands are printed as names, without their shapes. For the meaning of instructions see
+https://openxla.org/xla/operation_semantics.
 """
 
 import dataclasses
@@ -125,9 +126,9 @@ class Module:
     def trip_count(self, computation: Computation, loop: Instruction) -> int | None:
         """Returns how many times the while loop `loop` in `computation` runs; None if unknown.
 
-        It is known if XLA recorded it (known_trip_count), or if the loop's condition compares a
-        counter that starts at a constant with a constant limit. Each constant may be an element of
-        the tuple that the loop carries.
+        The count is known if XLA recorded it (known_trip_count), or if the loop's condition
+        compares a counter that starts at a constant with a constant limit. Each constant may be an
+        element of the tuple that the loop carries.
         """
         known = re.search(r'known_trip_count\D*"n":"(\d+)"', loop.attributes)
         if known:
@@ -153,7 +154,7 @@ class Module:
         return max(0, -(-(stop + (test.attribute("direction") == "LE") - start) // step))
 
     def _step(self, loop: Instruction, counter: Instruction) -> int | None:
-        """Returns the constant that the body adds to `counter`; 1 if none can be recognized.
+        """Returns the constant that the body adds to `counter`; 1 if no constant is found.
 
         Returns None if `counter` is not an element of the tuple that the loop carries.
         """

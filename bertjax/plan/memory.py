@@ -2,9 +2,9 @@
 
 The size of the state is exact, computed from shapes and the sharding table. Activations are the
 arrays that automatic differentiation saves for the backward pass. They are obtained by tracing the
-step, so they are correct for every family, objective and remat policy; their sharding is inferred
-from their dimensions. The compiler's effects are not modelled: arrays that it removes by fusion,
-and temporary buffers that it adds.
+step, so they are correct for every family, objective and remat policy. Their sharding is inferred
+from their dimensions. The compiler's effects are not modelled: it removes arrays by fusion and adds
+temporary buffers.
 
     >>> sizes = sharding.mesh_sizes("fsdp:16", 16)
     >>> memory.estimate(config, sizes, hardware.parse_topology("v5e-16")).fits
@@ -29,8 +29,8 @@ from bertjax.runtime import hardware
 
 PROBE = 97  # rows of the traced batch: a prime that divides no other dimension
 SCORE_BYTES = 10  # per attention score in the backward pass: score, exponential, two gradients
-# The share of a device's memory that an estimate may fill. For each file of configs/ that needs
-# more than a gigabyte, the TPU compiler needed less than the estimate: by at least 4%, with a
+# The share of a device's memory that an estimate may fill. For every file of configs/ that needs
+# more than a gigabyte, the TPU compiler's figure was below the estimate, by at least 4% and with a
 # median of 22% (benchmarks/plans.py).
 MARGIN = 0.95
 
@@ -72,8 +72,8 @@ def estimate(
 ) -> Memory:
     """Estimates the memory of a step per device of `topology` with a mesh of these sizes.
 
-    The estimate is for the phase with the most saved activations, normally that with the longest
-    sequences.
+    The estimate is for the phase with the most saved activations, which is normally the phase with
+    the longest sequences.
     """
     return on_mesh(config, mesh_sizes, topology.chip.platform, topology.chip.hbm_bytes)
 
@@ -84,7 +84,10 @@ def on_mesh(
     platform: str,
     limit: int | None,
 ) -> Memory:
-    """Like `estimate`, for devices of a jax platform with `limit` bytes each; None: unknown."""
+    """Like `estimate`, for devices with `limit` bytes of memory each; None: unknown.
+
+    platform: the jax platform of the devices: tpu, gpu or cpu.
+    """
     state = state_bytes(experiment_on(config, platform), mesh_sizes)
     phases = config_lib.phases(config)
     parts = 2 if any(config_lib.micro_batches(config, p.batch_size) > 1 for p in phases) else 1
@@ -172,7 +175,7 @@ def _workspace_bytes(
     """Returns the bytes for the backward pass of one layer, plus the largest array of the loss.
 
     The bytes of a layer are those of all arrays that it would save without remat. With attention
-    "xla" its attention scores are added, which are never saved (`models.common.attention`).
+    "xla" they include its attention scores, which are never saved (`models.common.attention`).
     """
     whole = config.copy_and_resolve_references()
     whole.remat = "none"
@@ -225,7 +228,8 @@ def _share(
     """Returns the bytes of a saved array on a device with `rows` rows of the batch.
 
     Heads, MLP units and vocabulary are sharded over tensor, and tokens over sequence. An array
-    without rows is taken for a cast of parameters, sharded over fsdp and tensor.
+    without rows is assumed to be a copy of parameters in another dtype, sharded over fsdp and
+    tensor.
     """
     size = math.prod(leaf.shape) * leaf.dtype.itemsize
     place = _rows_dim(leaf)

@@ -19,16 +19,16 @@ from bertjax import experiment as experiment_lib
 from bertjax.plan import abstract, auto, compile, memory, roofline
 from bertjax.runtime import hardware
 
-USUAL_MFU = 0.4  # the MFU that the files of configs/ assume for their times
+USUAL_MFU = 0.4  # the MFU assumed for the training times in the files of configs/
 
 
 @dataclasses.dataclass(frozen=True)
 class PhasePlan:
     """The plan of one phase of a run; all numbers are per step.
 
-    model_flops: the FLOPs of all devices, without recomputation. work: the work of one device, from
-    the compiler if `compiled` is set and fits, else estimated. compiled: None if the compiler was
-    not used.
+    model_flops: the FLOPs of all devices, without recomputation. work: the work of one device. It
+    is taken from the compiler if `compiled` is set and fits; otherwise it is estimated. compiled:
+    None if the compiler was not used.
     """
 
     phase: config_lib.Phase
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Returns whether the run fits: according to the compiler if used, else the estimate."""
+        """Returns whether the run fits, by the compiler if it was used, else by the estimate."""
         said = [phase.compiled.fits for phase in self.phases if phase.compiled]
         return all(said) if said else self.memory.fits
 

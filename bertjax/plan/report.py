@@ -13,7 +13,7 @@ _COLUMN = 20
 
 
 def lines(plan: Plan, price: float | None = None) -> Iterable[str]:
-    """Yields the lines of the report. price: per chip-hour, to show the cost; None: no cost."""
+    """Yields the lines of the report. price: the price of a chip-hour; None: omits the cost."""
     yield from _head(plan)
     yield ""
     columns = [_column(plan, phase) for phase in plan.phases]
@@ -205,7 +205,10 @@ def _phase_json(phase: PhasePlan) -> dict[str, Any]:
 
 
 def search_lines(found: Sequence[search.Candidate], tried: int) -> Iterable[str]:
-    """Yields lines with the candidates of a search, best first. tried: how many fit by estimate."""
+    """Yields lines with the best candidates of a search, best first.
+
+    tried: the number of combinations that fit by estimate.
+    """
     yield f"{tried:,} combinations fit by estimate; the best of them:"
     head = ("hours", "MFU <=", "HBM of a device", "FLOPs ratio", "by", "flags")
     yield "{:>9}{:>9}{:>17}{:>13}  {:<10}{}".format(*head)

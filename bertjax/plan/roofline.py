@@ -23,8 +23,8 @@ class Roofline:
     """Lower bounds on the seconds of a step, one per resource; None if a figure is unknown.
 
     compute_s: for matmuls. memory_s: for HBM traffic. ici_s: for bytes sent within a slice. dcn_s:
-    for bytes sent between slices. mfu_bound: the upper bound on the MFU, which is the ratio of the
-    step's model FLOPs to the FLOPs that the chip can do at its peak in step_s.
+    for bytes sent between slices. mfu_bound: the upper bound on the MFU, which is the model FLOPs
+    of the step divided by the FLOPs that the chip can do in `step_s` seconds at its peak.
     """
 
     compute_s: float | None
@@ -186,7 +186,8 @@ def recomputed(experiment: experiment_lib.Experiment, length: int) -> float:
 def _depth(experiment: experiment_lib.Experiment) -> float:
     """Returns the model's number of layers.
 
-    A decoder layer with cross-attention counts as 1.5 layers: it has three residual sums, not two.
+    A decoder layer with cross-attention counts as 1.5 layers, because it adds to the residual three
+    times instead of twice.
     """
     fields = experiment.config.model
     decoder = 1.5 * fields.num_decoder_layers if "num_decoder_layers" in fields else 0.0

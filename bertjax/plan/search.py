@@ -35,8 +35,8 @@ class Candidate:
     def rank(self) -> tuple[float, float]:
         """Returns the key to sort by: the run's hours, then its summed time bounds.
 
-        The sum is over all resources. Of equally fast plans, the one with the lowest sum comes
-        first, since its other resources have the most slack.
+        The sum is over all resources. Among equally fast plans, the plan with the lowest sum comes
+        first, because its other resources have the most slack.
         """
         phases = self.plan.phases
         slowest = self.plan.hours if self.plan.hours is not None else 0.0
@@ -81,7 +81,7 @@ def _power_of_two(number: int) -> bool:
 def run(
     config: ml_collections.ConfigDict, topology: hardware.Topology, count: int = 4
 ) -> tuple[list[Candidate], int]:
-    """Returns (the at most `count` best candidates, how many combinations fit by estimate).
+    """Returns (the best candidates, at most `count`; how many combinations fit by estimate).
 
     For a TPU, if libtpu is installed, the best candidates by estimate are compiled and ranked by
     the compiler's figures. Candidates that do not fit according to the compiler are returned only
@@ -94,8 +94,8 @@ def run(
             estimated.append(Candidate(plan))
     if not estimated:
         raise errors.UserError(
-            f"config.topology = {topology.name!r}: by estimate the config fits with no mesh, "
-            "micro-batch size and remat: use a larger slice"
+            f"config.topology = {topology.name!r}: by estimate no combination of mesh, "
+            "micro-batch size and remat fits: use a larger slice"
         )
     estimated.sort(key=lambda one: one.rank)
     if not (compile.installed() and topology.chip.platform == "tpu"):

@@ -1,4 +1,4 @@
-"""Settings of the process: XLA flags, and memory pages of the C library."""
+"""Settings of the process: XLA flags, and the size of memory pages."""
 
 import importlib.metadata
 import importlib.util
@@ -6,15 +6,15 @@ import os
 import pathlib
 import sys
 
-# With these flags bfloat16 matmuls use a CPU's matrix units; with float32 they slow a step down.
-# They exist from jaxlib 0.12 on, and XLA aborts the process if a flag is unknown.
+# With these flags bfloat16 matmuls use a CPU's matrix units. For float32 the flags make a step
+# slower. They exist from jaxlib 0.12 on, and XLA aborts the process if a flag is unknown.
 _CPU_BFLOAT16 = (
     "--xla_cpu_experimental_onednn_custom_call=true",
     "--xla_cpu_experimental_ynn_fusion_type=reduce",
     "--xla_cpu_use_xnnpack=false",
 )
-# LLVM's first optimization level: compiling a train step mostly takes 65 to 90% of the CPU time
-# that it takes otherwise. The step is as fast, since it is limited by matmuls and memory.
+# At LLVM's optimization level 1, compiling a train step mostly takes 65 to 90% of the CPU time that
+# it takes at the default level. The step is as fast, since it is limited by matmuls and memory.
 _CPU = ("--xla_backend_optimization_level=1",)
 
 _HUGE_PAGES = "glibc.malloc.hugetlb"
@@ -22,7 +22,8 @@ _KERNEL_HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def _has_accelerator() -> bool:
-    # Does not call jax, because this would start the backend. Accelerators register entry points.
+    # Does not call jax, because this would start the backend. jax's accelerator plugins have entry
+    # points.
     if os.environ.get("JAX_PLATFORMS", "") == "cpu":
         return False
     plugins = importlib.metadata.entry_points(group="jax_plugins")

@@ -37,11 +37,11 @@ from bertjax.runtime import lifeline
 
 HEARTBEAT_SECONDS = 100  # JAX's default
 STARTUP_SECONDS = 300  # limit for all processes to connect
-SHUTDOWN_SECONDS = 60  # limit for all processes to shut down, after the first one has
+SHUTDOWN_SECONDS = 60  # limit for the other processes to shut down after the first one
 
 _COORDINATOR = re.compile(r"([-.\w]+|\[[:.%\w]+\]):[0-9]{1,5}", re.ASCII)
 _LIFELINE = "bertjax/lifeline"  # key of the lifeline's port and token in the key-value store
-_GRACE = 5  # seconds to wait after a failure in case it was caused by a process that died
+_GRACE = 5  # seconds to wait after a failure, since the death of a process may have caused it
 _LAST_WORDS = 10  # limit in seconds for the last messages before an exit
 # https://docs.cloud.google.com/compute/docs/metadata/overview; JAX reads the same attribute.
 _METADATA = "http://{}/computeMetadata/v1/instance/attributes/worker-network-endpoints"
@@ -89,9 +89,9 @@ def place(
 
 
 def on_several_hosts() -> bool:
-    """Returns whether this is one of several hosts of a TPU slice of Google Cloud.
+    """Returns whether this machine is one of several hosts of a TPU slice of Google Cloud.
 
-    This is read from environment variables, which GKE sets, or else from the metadata server of a
+    Reads environment variables, which GKE sets, or, if they are not set, the metadata server of a
     TPU VM. The server is not queried if there is no TPU or if JAX_PLATFORMS excludes TPUs.
     """
     platforms = os.environ.get("JAX_PLATFORMS", "")
@@ -112,12 +112,12 @@ def on_several_hosts() -> bool:
 
 
 def _has_tpu() -> bool:
-    # These are the device files that tpu-info lists, https://docs.cloud.google.com/tpu/docs/tpu-info-cli.
+    # tpu-info lists these device files: https://docs.cloud.google.com/tpu/docs/tpu-info-cli.
     return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
 
 
 def initialize(where: Place | None, heartbeat_seconds: int, startup_seconds: int) -> None:
-    """Joins the job at `where`; None: at the place that JAX finds in TPU metadata or SLURM.
+    """Joins the job at `where`; None: JAX finds the place in TPU metadata or SLURM.
 
     Raises UserError if JAX finds no place, or if the port is taken. NOTE: must be called before a
     device is used. JAX aborts the process if not all processes start in time or if one of them
@@ -216,7 +216,7 @@ def job(
                 line.ended.wait(_GRACE)
                 text = f"{type(error).__name__}: {text}"
             if not line.fail(f"process {me} of {count} stopped: {text}", code):
-                threading.Event().wait()  # the job has ended already; the lifeline's thread exits
+                threading.Event().wait()  # the lifeline's thread ends this process
             _exit_in_time(code)
             atexit.register(_exit, line, code)  # because JAX's shutdown would wait for the others
         if code in (errors.EXIT_BUG, errors.EXIT_INTERRUPTED):
@@ -285,7 +285,7 @@ def check_same(things: Mapping[str, Any]) -> None:
         other = np.flatnonzero((all_digests != all_digests[0]).any(axis=1))
         if other.size:
             raise errors.UserError(
-                f"process {other[0]} has another {name} than process 0: start all with the same"
+                f"process {other[0]} has another {name} than process 0: all need the same"
             )
 
 
@@ -296,7 +296,7 @@ def wait(what: str) -> None:
 
 
 def of_first(values: Mapping[str, float]) -> dict[str, float]:
-    """Returns the values that process 0 has, so that all processes decide by the same numbers."""
+    """Returns process 0's values, so that all processes make the same decisions."""
     if jax.process_count() == 1:
         return dict(values)
     found = multihost_utils.broadcast_one_to_all(np.array(list(values.values()), np.float32))

@@ -29,9 +29,10 @@ GIB = 2**30
 class Chip:
     """Peak figures of a device; a figure that is not published is None.
 
-    kinds: the values of jax's `device_kind` for it. peak_flops: FLOP/s of dense bfloat16 matmuls.
-    hbm_bytes: memory that a program may use. It is reported for TPUs by the compiler of libtpu
-    0.0.42, and for GPUs by nvidia-smi; of a GPU's memory, jax uses 3/4, or the share in
+    kinds: the values of jax's `device_kind` for this device. peak_flops: FLOP/s of dense bfloat16
+    matmuls.
+    hbm_bytes: memory that a program may use, as reported for TPUs by the compiler of libtpu 0.0.42
+    and for GPUs by nvidia-smi. NOTE: jax uses only 3/4 of a GPU's memory, or the share in
     XLA_PYTHON_CLIENT_MEM_FRACTION.
     hbm_bandwidth: bytes/s. ici_bandwidth: bytes/s that a device can send to its neighbours over all
     its links (TPU interconnect, NVLink), which is half of the "bidirectional" figure of data
@@ -79,7 +80,7 @@ CHIPS: dict[str, Chip] = {
     )
 }  # fmt: skip
 
-# Shapes of slices, in chips. Of several shapes with the same size, only the most cube-like is here.
+# Shapes of slices, in chips. If several shapes have the same size, only the most cube-like is here.
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _CUBES = (
     (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8),
@@ -95,7 +96,7 @@ _SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "v6e": _FLAT,
     "tpu7x": ((1, 1, 1), *_BIG_CUBES),
 }
-# Google names slices of these by the number of TensorCores, two per chip; other slices by chips.
+# Slices of these chips are named by the number of TensorCores, two per chip; others by chips.
 _NAMED_BY_CORES = ("v2", "v3", "v4", "v5p", "tpu7x")
 _ALIASES = {"v5litepod": "v5e", "v6litepod": "v6e"}
 

@@ -47,10 +47,10 @@ _MAX_TEXT = 4096
 def listen(host: str, port: int) -> list[socket.socket]:
     """Returns servers that listen at the addresses of this machine that `host` resolves to.
 
-    All servers have the same port; for port 0 a free one is chosen. Listens at every address of the
-    machine if `host` does not resolve to one through which other machines reach it: for example,
-    `host` may be the address of a router in between, or this machine's /etc/hosts may map it to a
-    loopback address. Raises OSError if the port is taken.
+    All servers have the same port; for port 0 a free port is chosen. Listens at every address of
+    the machine if `host` does not resolve to an address of it that other machines can reach: `host`
+    may be the address of a router in between, or this machine's /etc/hosts may map it to a loopback
+    address. Raises OSError if the port is taken.
     """
     for attempt in range(8):
         servers: list[socket.socket] = []
@@ -208,7 +208,7 @@ class Lifeline:
         if self._num_processes > 1 and not self._complete.wait(timeout):
             raise errors.UserError(
                 f"not all of the {self._num_processes} processes connected within {timeout:.0f} s: "
-                "see the messages of the others"
+                "see the messages of the other processes"
             )
 
     def fail(self, text: str, code: int) -> bool:

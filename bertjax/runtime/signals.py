@@ -32,7 +32,8 @@ def sigterm_raises(what_is_kept: str) -> Iterator[None]:
     """Makes SIGTERM raise `errors.Preempted` in the block, as Ctrl-C raises KeyboardInterrupt.
 
     Use it for work that can be stopped at any moment without leaving unusable files. Does nothing
-    outside the main thread. what_is_kept: the error message's part about what remains of the work.
+    outside the main thread. what_is_kept: the part of the error message that says what is
+    kept, such as "finished runs are kept".
 
     NOTE: Python discards an exception that is raised inside a finalizer or a callback of the
     garbage collector, and JAX has such a callback. In this case the exception is raised again by a
@@ -102,8 +103,8 @@ class StopSignals:
     def reached(self, step: int) -> bool:
         """Returns whether to save and stop after `step`.
 
-        Every process must call it at every step. If there are several, it returns True in all of
-        them at the same step, which may be later than the signal.
+        Every process must call this at every step. In a job of several processes, all of them get
+        True at the same step, which may be later than the signal.
         """
         if jax.distributed.is_initialized():
             stop = multihost_utils.reached_preemption_sync_point(step)

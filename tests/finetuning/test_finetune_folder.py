@@ -112,7 +112,7 @@ def test_an_output_that_is_not_finished_is_named(root, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "train", stop)
     with pytest.raises(KeyboardInterrupt):
         run.finetune(_config(root), tmp_path / "out")
-    with pytest.raises(errors.UserError, match="out: contains an unfinished fine-tuning; run"):
+    with pytest.raises(errors.UserError, match="out: contains an unfinished fine-tuning run; run"):
         bertjax.load(tmp_path / "out")
 
 
