@@ -6,7 +6,8 @@
 
 A type of example is a named tuple that inherits from the protocol, in a separate file.
 `Task.reader` is the name of that file. `types.TYPES` lists the types. If the label of an example is
-unknown, its field is None, or () if the field can contain several.
+unknown, its field is None. The exceptions are `Question.answers` and `TextPair.targets`, which are
+then ().
 """
 
 import abc
@@ -25,12 +26,12 @@ class Example(Protocol):
         tried.
     LISTS: names of the fields that contain several texts.
     INPUT: describes the inputs that `Predictor.predict` accepts, for an error message.
-    FLAGS: the main flag of `bertjax predict` for such an input, and a text that names all flags
-        that it needs.
+    FLAGS: the main flag of `bertjax predict` for such an input, and a text that names all the
+        flags that are needed.
     TEXT_SCORES: the metrics of a task that also exist in its text-to-text form.
     """
 
-    __slots__ = ()  # the fields of the tuple are all that an example has
+    __slots__ = ()  # an example has no attributes besides the fields of its tuple
 
     SUFFIXES: ClassVar[tuple[str, ...]]
     LISTS: ClassVar[tuple[str, ...]]
@@ -58,15 +59,16 @@ class Example(Protocol):
     ) -> list[Self]:
         """Returns the examples of a file, with their labels if it contains them.
 
-        training: whether the file is of train or dev. Other files may have one text per line.
-        scored, skipped: see `tasks.read`. Raises UserError, with file and line, for bad input.
+        training: whether the file is the train or the dev file. Other files may have one text per
+        line. scored, skipped: see `tasks.read`. Raises UserError, with file and line, for bad
+        input.
         """
 
     @classmethod
     def has_columns(cls, path: str) -> bool:
-        """Returns whether a file of such examples has named columns.
+        """Returns whether files of this type have named columns.
 
-        A file with one text per line never has them.
+        The caller must first rule out files with one text per line, which have none.
         """
         del path
         return True
@@ -99,7 +101,7 @@ class Example(Protocol):
         """Returns the example without its label."""
 
     def class_names(self) -> tuple[str, ...]:
-        """Returns the class names in the label; () if it has none, such as a score or an index."""
+        """Returns the class names in the label; () for a label without names, such as a score."""
         return ()
 
     def classes(self) -> Collection[str]:
@@ -113,7 +115,7 @@ class Example(Protocol):
         """Returns the texts that a model reads."""
 
     def num_texts(self) -> int | None:
-        """Returns the number of texts; None for a type that always has the same number."""
+        """Returns the number of texts; None if all examples of the type have the same number."""
         return None
 
     @abc.abstractmethod

@@ -2,7 +2,7 @@
 
     Choice("It rained. Why?", ("Clouds.", "Sun."), 0, passage="It rained.")
 
-Files are JSON lines, whose "choices" is a list.
+Files are JSON lines in which "choices" is a list of texts.
 """
 
 import collections
@@ -26,8 +26,8 @@ class _Fields(NamedTuple):
 class Choice(_Fields, base.Example):
     """A context (or question), its continuations or answers, and the index of the right one.
 
-    passage: if the context is a passage and a question, that passage, which other questions may
-    share; else "".
+    passage: the passage, if the context consists of a passage and a question; else "". Several
+    questions may share a passage.
     """
 
     __slots__ = ()
@@ -60,7 +60,7 @@ class Choice(_Fields, base.Example):
         """Converts a record with a context or question (or both), "choices", and perhaps a label.
 
         The label is the index of a choice, from 0. Raises UserError for fewer than two choices, a
-        blank choice, and a label that is not such an index.
+        blank choice, and a label that is not the index of a choice.
         """
         names = readers.alternative(record, columns.texts)
         options = record.fields.get("choices")

@@ -5,10 +5,10 @@
     German  B-MISC
 
 The first column is the word and the last one the tag. A line is split at its tabs if it has any,
-else at white space. -DOCSTART- lines and comments, `# name = value` and `# newpar`, are skipped,
-except `# text = EU rejects German`, the raw text of the next sentence. Entity tags are converted to
-BIO2, whichever scheme the file uses (Tjong Kim Sang & Buchholz, CoNLL-2000; the letters of IOBES
-and BILOU by Ratinov & Roth, CoNLL-2009).
+else at white space. -DOCSTART- lines are treated as blank lines. Comments, such as `# name = value`
+and `# newpar`, are skipped. But `# text = EU rejects German` is the raw text of the next sentence.
+Entity tags are converted to BIO2, whichever scheme the file uses (Tjong Kim Sang & Buchholz,
+CoNLL-2000; the letters of IOBES and BILOU by Ratinov & Roth, CoNLL-2009).
 """
 
 import functools
@@ -43,9 +43,9 @@ class Sentence(NamedTuple):
 def is_plain(path: str, *, entities: bool) -> bool:
     """Returns whether the path is a .txt file with one text per line, not with columns.
 
-    A file with tabs has columns. entities: see `bio2`. If True, a file in which every line is one
-    word or ends with a tag has columns. If False, any word may be a tag, so a file has columns if
-    all its lines have the same number of words.
+    A file with tabs has columns. A file without tabs is judged by `entities` (see `bio2`). If it is
+    True, the file has columns if every line is one word or ends with a tag. If it is False, any
+    word may be a tag, so the file has columns if all its lines have the same number of words.
     """
     if corpus_files.suffix(path) != ".txt":
         return False
@@ -97,11 +97,11 @@ def bio2(
 ) -> list[tuple[str, ...]]:
     """Returns the tags of all sentences of a file, with entity tags in BIO2.
 
-    entities: whether the tags must mark entities. Otherwise they may be any names (parts of
-    speech), and are unchanged unless all of them mark entities.
+    entities: whether the tags must be entity tags. If False, they may be any names, such as parts
+    of speech; if one of them is not an entity tag, all are returned unchanged.
     place: function of (sentence index, word index) that returns the place in the file, for error
     messages. Raises UserError for a tag that continues an entity which has not begun and, with
-    `entities`, for a tag that does not mark an entity.
+    `entities`, for a tag that is not an entity tag.
     """
     for i, tags in enumerate(sentences):
         for j, tag in enumerate(tags):
@@ -124,14 +124,18 @@ def bio2(
 def _begins(tags: Sequence[str]) -> bool:
     """Returns whether a B, S or U begins an entity that does not follow one of the same type.
 
-    IOB1 has an I there, so tags for which this is true are not IOB1.
+    In IOB1 such an entity begins with I, so tags for which this is true are not IOB1.
     """
     pairs = itertools.pairwise(["O", *tags])
     return any(tag[0] in "BSU" and before[2:] != tag[2:] for before, tag in pairs)
 
 
 def _from_iob1(tags: Sequence[str]) -> tuple[str, ...]:
-    """Converts IOB1 to BIO2. In IOB1, B only begins an entity right after one of its type."""
+    """Converts IOB1 to BIO2.
+
+    In IOB1, an entity begins with B only if the entity right before it has the same type; all
+    others begin with I.
+    """
     pairs = itertools.pairwise(["O", *tags])
     return tuple("B" + tag[1:] if before[2:] != tag[2:] != "" else tag for before, tag in pairs)
 

@@ -48,7 +48,8 @@ class Question(_Fields, base.Example):
         scored: bool,
         skipped: collections.Counter[str] | None,
     ) -> list[Self]:
-        """Returns the questions of a file. Some may have no answer if the task allows that."""
+        """Returns the questions of a file. Questions without an answer must be allowed by the task.
+        """
         del training, scored, skipped
         impossible = task.kind == "text_to_text" or "impossible" in task.options
         return cls.of_squad(path, impossible=impossible)
@@ -104,7 +105,7 @@ class Question(_Fields, base.Example):
 
     @classmethod
     def has_columns(cls, path: str) -> bool:
-        """Returns False: a missing answer is not explained by a column with another name."""
+        """Returns False, because SQuAD's own format has no columns."""
         del path
         return False
 
@@ -120,7 +121,7 @@ class Question(_Fields, base.Example):
         return cls(**({"id": ""} | given))
 
     def is_labelled(self) -> bool:
-        """Returns whether the answer is known, or it is known that there is none."""
+        """Returns whether the answer is known, or is known not to exist."""
         return bool(self.answers) or self.impossible
 
     def unlabelled(self) -> Self:

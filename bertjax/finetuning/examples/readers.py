@@ -23,8 +23,8 @@ from bertjax.data.corpus import corpus_files, indexed, reader
 class Record(NamedTuple):
     """A row of a table.
 
-    where: its place, such as "file:line". fields: {column: value}; values are texts in TSV, else of
-    any JSON type. Missing values are omitted.
+    where: its place, such as "file:line". fields: {column: value}; values are texts in TSV, and of
+    any JSON type in other files. Missing values are omitted.
     """
 
     where: str
@@ -34,8 +34,8 @@ class Record(NamedTuple):
 class Columns(NamedTuple):
     """For each part of an example, the column names that are tried, in this order.
 
-    texts: alternatives, each of which names the columns of all texts.
-    refused: names of columns that only files for another task have.
+    texts: alternatives that are tried in this order; each is a tuple with one column for each text.
+    refused: columns that raise an error, because only files for another task have them.
     """
 
     texts: tuple[tuple[str, ...], ...]
@@ -59,8 +59,8 @@ def records(
     """Yields the records of a file or TFDS dataset, in order. Raises UserError if there are none.
 
     headerless: column names to use for a TSV file whose first line has none of them.
-    skipped: counts the rows of a TSV file whose number of cells differs from the header's, which
-        are skipped. If it is None, such a row raises UserError.
+    skipped: counter of skipped rows. Rows of a TSV file with more or fewer cells than the header
+        are skipped and counted. If it is None, such a row raises UserError.
     """
     suffix = corpus_files.suffix(path)
     if has_fields(path):
@@ -138,8 +138,8 @@ def _tfds(path: str) -> Iterator[Record]:
 
 
 def _plain(value: Any, feature: Any) -> Any:
-    """Converts a TFDS value to JSON types; a label becomes its name, or None for -1."""
-    inner = getattr(feature, "feature", feature)  # the element's, for a Sequence
+    """Converts a TFDS value to JSON types; a label becomes its name, and -1 becomes None."""
+    inner = getattr(feature, "feature", feature)  # for a Sequence, the feature of an element
     if isinstance(value, dict):
         return {name: _plain(part, inner[name]) for name, part in value.items()}
     if isinstance(value, np.ndarray) and value.ndim:

@@ -26,7 +26,7 @@ PAIRS = (
     ("anchor", "positive"),
 )
 _KEPT_BACK = -1  # the label in files of a test split whose labels are not published
-# A class name, a score, or several class names; None if it is unknown.
+# A class name, a score, or several class names; None if the label is unknown.
 Label = str | float | tuple[str, ...] | None
 
 
@@ -40,7 +40,7 @@ class _Fields(NamedTuple):
 class Sentence(_Fields, base.Example):
     """One or two texts and a label: a class name, several class names, or a score.
 
-    id: the id of the line in the file, which leaderboard submissions contain; "" if it has none.
+    id: the id of the example in the file, for leaderboard submissions; "" if it has none.
     """
 
     __slots__ = ()
@@ -63,7 +63,7 @@ class Sentence(_Fields, base.Example):
     ) -> list[Self]:
         """Returns the examples of a table, or of a file with one text per line.
 
-        With `skipped`, leaves out rows with an empty text and counts them there.
+        If `skipped` is not None, rows with an empty text are skipped and counted in it.
         """
         del scored
         columns = task.columns
@@ -89,7 +89,7 @@ class Sentence(_Fields, base.Example):
 
     @classmethod
     def for_prediction(cls, task: task_lib.Task, *, any_texts: bool) -> task_lib.Task:
-        """Returns the task; if any_texts, changed to accept both pairs and single texts."""
+        """Returns the task. If `any_texts`, it accepts both pairs and single texts."""
         if not any_texts:
             return task
         return dataclasses.replace(task, columns=task.columns._replace(texts=(*PAIRS, *TEXT)))
@@ -110,7 +110,7 @@ class Sentence(_Fields, base.Example):
         return self._replace(label=None)
 
     def class_names(self) -> tuple[str, ...]:
-        """Returns the names in the label; () if it is a score or missing."""
+        """Returns the class names in the label; () if it is a score or unknown."""
         if isinstance(self.label, tuple):
             return self.label
         return (self.label,) if isinstance(self.label, str) else ()

@@ -1,4 +1,4 @@
-"""Splits examples into train and dev, and draws samples of them, the same in every call.
+"""Splits examples into train and dev, and draws samples. Repeated calls give the same result.
 
     train, dev = splits.held_out(examples, 0.1)
     few = splits.sample(train, 1000)
@@ -45,8 +45,9 @@ def held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example
 def sample(examples: Sequence[Example], count: int) -> list[Example]:
     """Returns `count` of the examples, in their order; all if `count` is 0.
 
-    Takes one example of each label first, then keeps the shares of the labels. An example with
-    several labels counts as one of its rarest label. Every call returns the same sample.
+    Takes one example of each label first. The other examples keep the proportions of the labels. An
+    example with several labels counts only for its rarest label. Every call returns the same
+    sample.
     """
     if not count or count >= len(examples):
         return list(examples)
@@ -64,7 +65,7 @@ def sample(examples: Sequence[Example], count: int) -> list[Example]:
         for name in examples[order[place]].class_names():
             first.setdefault(name, int(place))
     lacking = set(counts)
-    for name in sorted(counts, key=counts.__getitem__):  # some are not the rarest in any example
+    for name in sorted(counts, key=counts.__getitem__):  # a label may be no example's rarest
         if name in lacking:
             ranks[first[name]] = -1
             lacking -= set(examples[order[first[name]]].class_names())

@@ -4,9 +4,9 @@
         {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": 17}],
          "is_impossible": false}]}]}]}
 
-or one question per record of JSON lines or TFDS, with the fields id, question, context and
-answers: {"text": [...], "answer_start": [...]}. `questions` checks that the answers are in their
-contexts.
+JSON lines and TFDS data sets have one question per record instead, with the fields id, question,
+context and answers: {"text": [...], "answer_start": [...]}. `questions` checks that the answers are
+in their contexts.
 """
 
 from collections.abc import Iterator
@@ -31,9 +31,9 @@ class Entry(NamedTuple):
 def entries(path: str) -> Iterator[Entry]:
     """Yields the questions of a file, in its order. Raises UserError for other file formats.
 
-    In records, an empty list of answers means that the question has no answer, as in the published
-    records. In SQuAD's own format it means that the answer is unknown, because there
-    "is_impossible" marks a question without an answer.
+    In records (JSON lines, TFDS), an empty list of answers means that the question has no answer.
+    In SQuAD's own format, an empty list means that the answer is unknown; "is_impossible" marks a
+    question without an answer.
     """
     records = path.startswith("tfds:") or corpus_files.suffix(path) in (".jsonl", ".ndjson")
     yield from _flat(path) if records else _nested(path)

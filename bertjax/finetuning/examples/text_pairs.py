@@ -1,4 +1,4 @@
-"""Examples of a source text and its target texts, as for translation.
+"""Examples of a source text and its target texts, such as translations.
 
     TextPair("Hi.", ("Hola.", "Buenas."))
 """
@@ -52,7 +52,7 @@ class TextPair(_Fields, base.Example):
 
     @classmethod
     def of_record(cls, record: readers.Record, columns: readers.Columns) -> Self:
-        """Converts a record with a source and perhaps its targets: a text or a list of texts.
+        """Converts a record with a source and perhaps targets, which are a text or a list of texts.
 
         Raises UserError for targets of another type or with a blank text.
         """

@@ -2,8 +2,8 @@
 
     Words(("Ada", "spoke"), ("B-PER", "O"))
 
-Files are CoNLL columns (see `conll`) or JSON lines with the lists of words and tags and,
-optionally, the raw text as "text". A .txt file for prediction may have one text per line.
+Files are CoNLL columns (see `conll`) or JSON lines. JSON lines have a list of words, a list of tags
+and, optionally, the raw text as "text". A .txt file for prediction may have one text per line.
 """
 
 import collections
@@ -28,8 +28,8 @@ class _Fields(NamedTuple):
 class Words(_Fields, base.Example):
     """A sentence that is split into words, with a tag for each word.
 
-    tags: in the BIO2 scheme or any other; None if they are unknown. text: the raw text that the
-    words come from; "" if the file has only the words.
+    tags: one for each word, in the BIO2 scheme or any other; None if they are unknown. text: the
+    raw text that the words come from; "" if the file has only the words.
     """
 
     __slots__ = ()
@@ -73,9 +73,9 @@ class Words(_Fields, base.Example):
 
     @classmethod
     def of_conll(cls, path: str, *, entities: bool | None) -> list[Self]:
-        """Returns the sentences of a file of CoNLL columns: at least one.
+        """Returns the sentences of a file of CoNLL columns; at least one.
 
-        If no line has a tag, they have no tags.
+        If no line has a tag, the tags of the sentences are None.
 
         entities: see `conll.bio2`; None discards all tags. Raises UserError for an invalid file,
         and if only some words have a tag.
@@ -104,8 +104,8 @@ class Words(_Fields, base.Example):
     def of_record(cls, record: readers.Record, columns: readers.Columns) -> Self:
         """Converts a record with words, perhaps their tags, and perhaps the raw text as "text".
 
-        Words and tags are lists of equal length. Raises UserError if these are not non-empty lists
-        of texts, for blank words, and for lists of unequal lengths.
+        Words and tags are lists of equal length. Raises UserError if one of them is empty or is not
+        a list of texts, if their lengths differ, or if a word is blank.
         """
         (tokens,) = readers.alternative(record, columns.texts)
         cells, tags = record.fields[tokens], readers.column(record, columns.label)
@@ -125,7 +125,10 @@ class Words(_Fields, base.Example):
 
     @classmethod
     def cut(cls, text: str, where: str = "") -> Self:
-        """Splits a raw text into words: runs of letters, digits and _, and single other symbols."""
+        """Splits a raw text into words.
+
+        A run of letters, digits and _ is a word. Any other symbol except white space is a word too.
+        """
         return cls(tuple(_WORD.findall(text)), where=where, text=text)
 
     @classmethod
@@ -161,7 +164,8 @@ class Words(_Fields, base.Example):
     def with_text(self, text: str) -> Self:
         """Returns the example with `text` as its raw text.
 
-        Returns it unchanged if the text is not just the words with white space between them.
+        Returns the example unchanged if `text` contains anything else than its words, in their
+        order, and white space.
         """
         try:
             spans = self._replace(text=text).places()
@@ -174,7 +178,7 @@ class Words(_Fields, base.Example):
     def places(self) -> list[tuple[int, int]]:
         """Returns the characters [start, stop) of each word in the raw text.
 
-        Raises UserError for a word that is not in the text after the word before it.
+        Raises UserError if the text does not contain all words in their order.
         """
         found, end = [], 0
         for word in self.words:

@@ -1,13 +1,13 @@
 """Strategies of fine-tuning: which parameters are trained, and at what learning rates.
 
     method = strategies.make(config.strategy, fields)       # {"name": "lora", "rank": 8, ...}
-    trained, frozen = method.split(params, key)             # of a model with method.fields()
+    trained, frozen = method.split(params, key)             # params of a model with method.fields()
     params = method.combine(trained, frozen)                # for the loss
 
 The file NAME.py defines the strategy NAME: `Config`, a frozen dataclass of its options; `Strategy`,
 a subclass of `finetuning.strategies.base.Strategy`; and `RATES`, its usual learning rates, if they
-are higher than those of a whole model. Models do not depend on strategies, except for their field
-`adapter_size`.
+are higher than those for training a whole model. Models do not depend on strategies, except for
+their field `adapter_size`.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from bertjax.finetuning.strategies import base
 
 
 def names() -> list[str]:
-    """Returns the names of the strategies, which are those of all files here except `base`."""
+    """Returns the names of the strategies: the files of this package except `base`."""
     return [module.name for module in pkgutil.iter_modules(__path__) if module.name != "base"]
 
 
@@ -49,7 +49,7 @@ def owners(key: str) -> list[str]:
 
 
 def rates(name: str) -> tuple[float, ...]:
-    """Returns the strategy's usual learning rates; () if they are those for a whole model."""
+    """Returns the strategy's usual learning rates; () if they are as for training a whole model."""
     return getattr(load(name), "RATES", ())
 
 
@@ -58,7 +58,7 @@ def make(
 ) -> base.Strategy:
     """Returns the strategy that `config` describes.
 
-    config: "name" and every field of the strategy's Config. fields: those of the model to
+    config: "name" and every field of the strategy's Config. fields: the fields of the model to
     fine-tune. head_rate_factor: see `base.Strategy`.
     """
     module = load(config["name"])

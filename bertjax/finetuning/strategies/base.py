@@ -1,12 +1,12 @@
-"""The base class of strategies: which parameters of a model are trained, and how fast.
+"""The base class of strategies, which choose the parameters to train and their learning rates.
 
 A strategy splits a model's parameters into two trees and combines them again:
 
     trained, frozen = strategy.split(params, key)
-    params == strategy.combine(trained, frozen)      # at the start, but for prompt rows
+    params == strategy.combine(trained, frozen)      # before training, except for prompt rows
 
 Both trees keep the paths of the model. Frozen parameters have no gradient and no optimizer state.
-They do not depend on the key, so that runs with different seeds can share them.
+Frozen parameters do not depend on the key, so runs with different seeds can share them.
 """
 
 import abc
@@ -67,9 +67,9 @@ class Strategy(abc.ABC):
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
         """Splits the parameters of the model that `fields` describes into (trained, frozen).
 
-        key: the random key of subclasses that add parameters (LoRA, prompts). The pooler is trained
-        only if the model has a classifier, which uses it. Subclasses raise UserError if the model
-        lacks the parameters that they train.
+        key: random key, for subclasses that add parameters (LoRA, prompts). The pooler is trained
+        only if the model has a classifier, because no other head for tasks uses the pooler.
+        Subclasses raise UserError if the model lacks the parameters that they train.
         """
         del key
         flat = artifact.flatten(params)
@@ -99,9 +99,10 @@ class Strategy(abc.ABC):
     def optimizer(
         self, config: Any, num_steps: int, steps_per_epoch: int
     ) -> optax.GradientTransformation:
-        """Returns the optimizer of the trained parameters, whose rates depend on their height.
+        """Returns the optimizer of the trained parameters.
 
-        config: an `optimizer.Config`.
+        The learning rate of a parameter depends on its height (see `heights`). config: an
+        `optimizer.Config`.
         """
 
         def factor(height: Any, step: jax.Array) -> Any:
@@ -111,7 +112,7 @@ class Strategy(abc.ABC):
         return optax.chain(optimizer.make(config, num_steps), scale_by_height(factor))
 
     def needs(self, found: bool, what: str) -> None:
-        """Raises UserError that the model has no `what` to train, unless `found`."""
+        """Raises UserError unless `found`. what: the parameters that the model lacks, in words."""
         allowed = f"another strategy: the model has no {what}"
         errors.check(found, "strategy.name", self.name, allowed)
 

@@ -1,7 +1,7 @@
 """Trains only the head (Devlin et al., arXiv 1810.04805, section 5.3: feature-based approach).
 
-The body runs without dropout, so its features are the same in every epoch and in prediction. They
-are computed once and cached if they are small enough (`finetuning.feature_cache`).
+The body runs without dropout, so its features are the same in every epoch and in prediction. If
+they are small enough, they are computed once and cached (`finetuning.feature_cache`).
 """
 
 import dataclasses

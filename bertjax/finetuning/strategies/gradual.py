@@ -1,10 +1,10 @@
 """Gradual unfreezing (Howard and Ruder, arXiv 1801.06146, section 3.3).
 
-By default, the head and the top layer are trained in the first epoch, one more layer in each later
-epoch, and the embeddings after the lowest layer.
+By default, the first epoch trains the head and the top layer. Each later epoch adds the next lower
+layer. The embeddings are added one epoch after the lowest layer.
 
-NOTE: frozen layers have gradients and moments too. Adam's bias correction counts the steps
-since the start of the run; moments that began later would make a layer's first steps several times
+NOTE: frozen layers have gradients and Adam moments too. Adam's bias correction counts the steps
+since the start of the run. If a layer's moments began later, its first steps would be several times
 too large.
 """
 

@@ -28,7 +28,7 @@ class Config:
 
 
 class Strategy(full.Strategy):
-    """Trains the whole model with learning rates that fall with the depth."""
+    """Trains the whole model, with lower learning rates for lower layers."""
 
     name = "layerwise"
 

@@ -60,7 +60,7 @@ class Strategy(base.Strategy):
         return False
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
-        """Returns (all A, all B and the head; the rest of the model).
+        """Returns (trained, frozen): all A, all B and the head; and the rest of the model.
 
         Raises UserError if the model's layers lack a target.
         """

@@ -1,9 +1,10 @@
 """Freezes the embeddings and the bottom layers and trains the layers above.
 
 Lee et al., arXiv 1911.03090, study how many layers can be frozen at what cost. Layers are stacked
-in one array, so a parameter of the layers is in both trees: its bottom slices are frozen, its top
-slices trained. NOTE: if the stack is compiled as a loop, the backward pass still runs through
-all layers.
+in one array, so a parameter of the layers is in both trees: its bottom slices are frozen, and its
+top slices are trained.
+
+NOTE: if the stack is compiled as a loop, the backward pass still runs through all layers.
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 Only the new rows and the head are trained. Each new row starts as a copy of the row of a random
 piece (section 3.2, "sampled vocabulary"). The ids of the new rows follow those of the vocabulary.
-The task type inserts them after the first token of each input.
+The task type inserts these ids after the first token of each input.
 """
 
 import dataclasses
@@ -44,11 +44,15 @@ class Strategy(base.Strategy):
         return tuple(range(self.model["vocab_size"], self.fields()["vocab_size"]))
 
     def moves(self, path: str) -> bool:
-        """Returns False: of the body, only the rows that `split` adds are trained."""
+        """Returns False: the body is frozen, except for the rows that `split` adds."""
         return False
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
-        """Returns (new rows and head, the rest); each tree has a part of the word table."""
+        """Returns (trained, frozen): the new rows and the head; and the rest of the model.
+
+        The path of the word table is in both trees: the new rows in the first, the old ones in the
+        second.
+        """
         trained, frozen = map(artifact.flatten, super().split(params, key))
         words = frozen[TABLE][: self.model["vocab_size"]]
         pieces = jax.random.randint(key, (self.config.length,), 0, len(words))

@@ -1,7 +1,7 @@
 """Task types: how a model learns and predicts a type of task. Each file defines one.
 
     task_type = task_types.load("classification")("sst2", config)
-    task_type = task_types.of_artifact(source)      # that of a fine-tuned model
+    task_type = task_types.of_artifact(source)      # the task type of a fine-tuned model
 
 `base` describes what a task type must define.
 """
@@ -17,7 +17,7 @@ from bertjax.finetuning.task_types import base
 
 
 def names() -> list[str]:
-    """Returns the names of the task types, which are those of all files here except `base`."""
+    """Returns the names of the task types: the files of this package except `base`."""
     return [module.name for module in pkgutil.iter_modules(__path__) if module.name != "base"]
 
 

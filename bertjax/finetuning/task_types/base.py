@@ -1,4 +1,4 @@
-"""The base class of task types: from examples to rows of ids, from outputs to predictions.
+"""The base class of task types: converts examples to rows of ids, and outputs to predictions.
 
 A task type is one file of `finetuning/task_types` with `Config`, a frozen dataclass of its options
 (`config.kind` in a config), and `TaskType`, a subclass of the class below:
@@ -11,8 +11,9 @@ A task type is one file of `finetuning/task_types` with `Config`, a frozen datac
     bound.decode(examples, encoded, outputs)        # one prediction per example
 
 A batch has the rows' arrays, stacked and padded to common lengths, and "example_weights"
-float32[B], which is 0 for padding rows; every loss multiplies by it. It has "token_type_ids" only
-for a model with two token types: `batches` omits them for RoBERTa, DistilBERT, ModernBERT, GPT-2.
+float32[B]. These weights are 0 for padding rows; every loss multiplies by them. A batch has
+"token_type_ids" only for a model with two token types: `batches` omits them for RoBERTa,
+DistilBERT, ModernBERT and GPT-2.
 """
 
 import abc
@@ -47,8 +48,8 @@ class TaskType(abc.ABC):
     task: the task's name. config: the options of the type.
     The fields below are set when a model is bound to the task:
     labels: names in the order of the head's outputs. lengths: maximum tokens of a row and a target.
-    prompt_ids: inserted after the first token of each row. absent: features that the model does not
-    read. num_texts: texts per example of type Sentence; 0: any number.
+    prompt_ids: ids to insert after the first token of each row. absent: features that the model
+    does not read. num_texts: texts per example of type Sentence; 0: any number.
     """
 
     task: str
@@ -60,26 +61,26 @@ class TaskType(abc.ABC):
     absent: tuple[str, ...] = ()
     num_texts: int = 0
 
-    model_kinds: ClassVar[tuple[str, ...]]  # KINDs of families that it trains
-    heads: ClassVar[tuple[str, ...]]  # of the model that the loss reads; (): its own "lm", if any
-    libraries: ClassVar[tuple[str, ...]] = ()  # modules that `scores` needs; maybe not installed
+    model_kinds: ClassVar[tuple[str, ...]]  # KINDs of the model families that it supports
+    heads: ClassVar[tuple[str, ...]]  # of the task; (): the model's own "lm"; in an encoder, none
+    libraries: ClassVar[tuple[str, ...]] = ()  # optional packages that `scores` needs
     Config: ClassVar[type]
-    any_texts: ClassVar[bool] = False  # whether one model reads single texts and pairs
-    # Converts (record, value of its label column) to a label; None: to a name or a number, as the
-    # task says. Raises UserError for an invalid value.
+    any_texts: ClassVar[bool] = False  # whether a model reads both single texts and pairs
+    # Converts (record, value of its label column) to a label; raises UserError for a bad value. If
+    # `read_label` is None, labels are numbers or names, according to `Task.numbers`.
     read_label: ClassVar[Callable[[readers.Record, Any], Any] | None] = None
-    # Fields that configs stored by earlier versions lack, and the value that those versions had.
+    # Fields of Config that earlier versions did not store, with the values that they used.
     former: ClassVar[Mapping[str, Any]] = {}
     across_rows: ClassVar[bool] = False  # whether the loss of a row depends on other rows
     loops: ClassVar[bool] = False  # whether a prediction needs `predict_loop`
 
     @property
     def name(self) -> str:
-        """The name of the type: that of its file."""
+        """The name of the type, which is the name of its file."""
         return type(self).__module__.rpartition(".")[2]
 
     def _with(self, **options: Any) -> Self:
-        """Returns the type with other values of these options."""
+        """Returns a copy of the type with these options changed."""
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **options))
 
     # Before a model is bound
@@ -95,7 +96,7 @@ class TaskType(abc.ABC):
         return []
 
     def num_labels(self) -> int:
-        """Returns the size of the head."""
+        """Returns the number of outputs of the head."""
         return len(self.labels)
 
     def output_bias(self) -> float:
@@ -106,7 +107,7 @@ class TaskType(abc.ABC):
 
     @abc.abstractmethod
     def check(self, examples: Sequence[Any]) -> None:
-        """Raises UserError for an example that cannot be encoded, as one with an unknown label."""
+        """Raises UserError for an example that cannot be encoded, such as an unknown label."""
 
     @abc.abstractmethod
     def features(self) -> dict[str, rows.Feature]:
@@ -114,7 +115,7 @@ class TaskType(abc.ABC):
 
     @abc.abstractmethod
     def _encode(self, examples: Sequence[Any]) -> rows.Encoded:
-        """Returns valid examples, which may lack labels, as rows."""
+        """Returns the examples as rows. They have passed `check`, but may lack labels."""
 
     def encode(self, examples: Sequence[Any]) -> rows.Encoded:
         """Returns the examples as rows.
@@ -134,7 +135,7 @@ class TaskType(abc.ABC):
         return not self.num_texts or example.num_texts() in (None, self.num_texts)
 
     def batches(self, encoded: rows.Encoded, batch_size: int, passes: int = 0) -> batching.Batches:
-        """Returns the rows in batches. passes: how often they will be read; 0: unknown."""
+        """Returns the rows in batches. passes: how often the rows will be read; 0: unknown."""
         table = self.features() | feature_cache.features(encoded.rows[0])
         read = {name: feature for name, feature in table.items() if name not in self.absent}
         return batching.Batches(encoded.rows, read, self.lengths, batch_size, passes)
@@ -143,15 +144,15 @@ class TaskType(abc.ABC):
 
     @abc.abstractmethod
     def normalizers(self, batch: Batch) -> dict[str, jax.Array]:
-        """Returns {loss name: weight of the batch}, like an objective's."""
+        """Returns {loss name: total weight in the batch}, by which the loss sum is divided."""
 
     @abc.abstractmethod
     def loss(self, apply: Apply, batch: Batch) -> metrics.Terms:
-        """Returns {name: (sum, weight)}, like an objective's; NAME_loss first."""
+        """Returns {name: (sum, weight)} of the loss and other metrics. NAME_loss is the first."""
 
     @abc.abstractmethod
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """Returns {name: array, batch first}: what `decode` needs."""
+        """Returns the arrays for `decode`, as {name: array}; their first axis is the batch."""
 
     def predict_step(self, model: Any) -> Callable[..., dict[str, jax.Array]]:
         """Returns step(params, batch) -> outputs, without dropout."""
@@ -165,7 +166,7 @@ class TaskType(abc.ABC):
     def predict_loop(
         self, model: pretrained.Pretrained, encoded: rows.Encoded
     ) -> dict[str, np.ndarray]:
-        """Returns the outputs of a type that needs many forward passes, as for generation."""
+        """Returns the outputs for `decode`, for a type that needs many forward passes."""
         raise NotImplementedError(f"{self.name} predicts in one forward pass")
 
     def prompted(self, apply: Apply) -> Apply:
@@ -198,22 +199,22 @@ class TaskType(abc.ABC):
         predictions: Sequence[Prediction],
         outputs: Mapping[str, np.ndarray],
     ) -> Self:
-        """Returns the type with what it tunes on labelled examples of dev, such as a threshold.
+        """Returns the type with options tuned on labelled examples of dev, such as a threshold.
 
-        predictions: from `decode` of these outputs.
+        predictions: the result of `decode` for these outputs.
         """
         del examples, predictions, outputs
         return self
 
     def asked(self, examples: Sequence[Any]) -> Self:
-        """Returns the type for examples to predict, which may need more than training did."""
+        """Returns the type with options adapted to the examples to predict on."""
         del examples
         return self
 
     def lines(self, prediction: Prediction, top: int) -> list[str]:
         """Returns a prediction as lines of text to print: its probabilities, or its label.
 
-        top: how many labels, or further answers, to list.
+        top: how many labels or answers to list.
         """
         if "probabilities" in prediction:
             best = list(prediction["probabilities"].items())[:top]
@@ -227,7 +228,7 @@ class TaskType(abc.ABC):
 
     @property
     def pooling(self) -> str:
-        """How vectors of texts are pooled, for a type that trains them; else ""."""
+        """How text vectors are pooled; "" for a type that does not train text vectors."""
         return ""
 
     @property
@@ -255,10 +256,11 @@ class TaskType(abc.ABC):
         """Returns the lengths for rows of at most `max_length` tokens."""
         return rows.Lengths(max_length)
 
-    # Hugging Face folders, which `artifact.hf_tasks` reads and writes. `task`: `Artifact.task`;
-    # `content`: of config.json. A task from elsewhere may lack keys of its config.
+    # For Hugging Face folders, which `artifact.hf_tasks` reads and writes. `task`: `Artifact.task`;
+    # its "config" may lack keys if bertjax did not write the folder. `content`: the content of
+    # config.json.
 
-    hf_class: ClassVar[str] = ""  # end of the class name in transformers; "": there is no own class
+    hf_class: ClassVar[str] = ""  # end of the class name in transformers; "": it has none
     hf_task: ClassVar[str] = ""  # the task's name for a folder that bertjax did not write
     hf_labelled: ClassVar[bool] = False  # whether config.json has the labels, as id2label
     hf_num_labels: ClassVar[int] = 0  # the model's num_labels if config.json has no labels
@@ -266,7 +268,7 @@ class TaskType(abc.ABC):
 
     @classmethod
     def hf_reads(cls, content: Mapping[str, Any]) -> bool:
-        """Returns whether the folder is of this type. Several types may share a class."""
+        """Returns whether a folder is of this type. Several types may share an `hf_class`."""
         del content
         return True
 
@@ -295,20 +297,23 @@ class TaskType(abc.ABC):
 
     @classmethod
     def hf_max_length(cls, task: Mapping[str, Any], most: int) -> int:
-        """Returns the tokens to which transformers truncates a text. most: of the model."""
+        """Returns the length, in tokens, to which transformers truncates a text.
+
+        most: the maximum length of the model.
+        """
         return min(task["max_length"], most)
 
     @classmethod
     def hf_ends(
         cls, task: Mapping[str, Any], tokenizer: tokenizer_lib.Tokenizer
     ) -> special_tokens.Ends | None:
-        """Returns the special tokens around a text; None: those that are usual for the model."""
+        """Returns the special tokens around a text; None if they are the model's usual ones."""
         del task
         return special_tokens.of_rows(tokenizer)
 
     @classmethod
     def hf_refusal(cls, model: artifact.Artifact) -> str:
-        """Returns why transformers has no place for the model; "" if it has one."""
+        """Returns why transformers cannot run the model; "" if it can."""
         del model
         return ""
 
@@ -332,7 +337,7 @@ def summed(chances: Iterable[tuple[str, float]]) -> dict[str, float]:
 def absent(fields: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the features that a model with these fields does not read.
 
-    That is token_type_ids for a model without two token types, otherwise none.
+    A model without two token types does not read token_type_ids. All other features are read.
     """
     return () if artifact.has_token_types(fields) else ("token_type_ids",)
 

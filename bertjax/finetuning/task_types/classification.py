@@ -41,7 +41,7 @@ class Config:
 
 
 class TaskType(base.TaskType):
-    """Labels or numbers, by the head "classifier"."""
+    """Predicts a label or a number with the head "classifier"."""
 
     model_kinds = ("encoder", "decoder")
     libraries = ("sklearn",)
@@ -50,7 +50,7 @@ class TaskType(base.TaskType):
     Config = Config
 
     def num_labels(self) -> int:
-        """Returns C; 1 for regression."""
+        """Returns the number of labels; 1 for regression."""
         return 1 if self.config.regression else len(self.labels)
 
     def label_names(self, examples: Sequence[Example]) -> list[str]:
@@ -63,8 +63,8 @@ class TaskType(base.TaskType):
         """Raises UserError if there are fewer than two labels, or an example is invalid.
 
         An example is invalid if its label is not one of `labels` (for regression: not a finite
-        number), if it has more than two texts, or if it has another number of texts than the first
-        example.
+        number), if it has more than two texts, or if its number of texts differs from that of the
+        first example.
         """
         if not self.config.regression and len(self.labels) < 2:
             found = f"only the label {self.labels[0]!r}" if self.labels else "no label"
@@ -117,7 +117,7 @@ class TaskType(base.TaskType):
         return rows.Encoded(encoded, np.arange(len(examples)), truncated)
 
     def normalizers(self, batch: losses.Batch) -> dict[str, jax.Array]:
-        """Returns {loss name: sum of the weights of the examples}, to divide the loss."""
+        """Returns the sum of the example weights, by which the sum of the loss is divided."""
         return {"label_loss": losses.label_weights(batch).sum()}
 
     def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
@@ -147,7 +147,7 @@ class TaskType(base.TaskType):
     def decode(
         self, examples: Sequence[Example], encoded: rows.Encoded, outputs: dict[str, np.ndarray]
     ) -> list[dict[str, Any]]:
-        """Returns {"label": the likeliest, "probabilities": {label: p}} for each example.
+        """Returns {"label": likeliest label, "probabilities": {label: p}} for each example.
 
         "probabilities" holds the TOP likeliest labels, best first. For regression, a prediction is
         {"label": the number}.
@@ -194,14 +194,17 @@ class TaskType(base.TaskType):
 
     @classmethod
     def hf_reads(cls, content: Mapping[str, Any]) -> bool:
-        """Returns whether each text has one label, or a number."""
+        """Returns whether the model predicts one label or one number for each text."""
         return content.get("problem_type") != "multi_label_classification"
 
     @classmethod
     def hf_derived(
         cls, content: Mapping[str, Any], labels: list[str], where: Any
     ) -> tuple[str, list[str], dict[str, Any]]:
-        """Returns (name, labels, config) of a task from elsewhere; a single label is a number."""
+        """Returns (name, labels, config) of the task of a folder that bertjax did not write.
+
+        As in transformers, a model with a single label predicts a number.
+        """
         number = content.get("problem_type") == "regression"
         if number and len(labels) > 1:
             raise errors.UserError(
@@ -213,7 +216,7 @@ class TaskType(base.TaskType):
 
     @classmethod
     def hf_config(cls, model: artifact.Artifact) -> dict[str, Any]:
-        """Returns problem_type, and the padding after which a decoder's last token stands."""
+        """Returns problem_type and, for a decoder, pad_token_id (see `hf_padding`)."""
         one = model.fields["num_labels"] == 1
         found = {"problem_type": "regression" if one else "single_label_classification"}
         return found | hf_padding(model)

@@ -1,12 +1,14 @@
 """Sentence embeddings: texts with the same meaning get similar vectors.
 
 Two encoders with shared parameters (Reimers & Gurevych, Sentence-BERT, arXiv 1908.10084) encode the
-texts of a pair. The vector is the mean of the last hidden states, or that of the first token.
+texts of a pair. The vector of a text is the mean of the last hidden states of its tokens, or the
+last hidden state of its first token. There are two losses:
 
-    ranking    the second text matches the first one; the second texts of the other pairs in the
-               batch are negatives: cross entropy of scaled cosines (Henderson et al., arXiv
-               1705.00652, section 4; sentence-transformers' MultipleNegativesRankingLoss)
-    cosine     the pair has a score; squared error between the cosine and score / max_score
+    ranking    For pairs that match. The second texts of the other pairs in the batch are negatives.
+               The loss is the cross entropy of scaled cosines (Henderson et al., arXiv 1705.00652,
+               section 4; sentence-transformers' MultipleNegativesRankingLoss).
+    cosine     For pairs with a score. The loss is the squared error between the cosine and
+               score / max_score.
 
 Pairs that share a text are never each other's negatives. If the pairs have scores, the evaluation
 correlates them with the cosines. Otherwise it measures how well the second text of a pair is
@@ -36,7 +38,7 @@ from bertjax.objectives.common import losses
 Example = examples_lib.Sentence
 LOSSES = ("ranking", "cosine")
 POOLINGS = ("mean", "cls")
-SIMILARITIES = 2**25  # maximum in memory at once, for a block of first texts x all second texts
+SIMILARITIES = 2**25  # maximum in memory: a block of first texts times all second texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Config:
     """Options of the pooling and of the loss."""
 
     loss: str = "ranking"  # ranking: pairs that match; cosine: pairs with scores
-    pooling: str = "mean"  # of the last hidden states: mean of all tokens, or cls, the first token
+    pooling: str = "mean"  # mean: average last hidden state of all tokens; cls: of the first
     scale: float = 20.0  # ranking: factor of the cosines (inverse temperature)
     max_score: float = 5.0  # cosine: the highest score of a pair; 5 in STS-B
 
@@ -118,8 +120,8 @@ class TaskType(base.TaskType):
     def _encode(self, examples: Sequence[Example]) -> rows.Encoded:
         """Encodes each example as one row with an input for each text.
 
-        For loss "cosine", the label is score / max_score. For loss "ranking", it is one number for
-        each text, the same for equal texts.
+        For loss "cosine", the label is score / max_score. For loss "ranking", the label has one
+        number for each text; equal texts have equal numbers.
         """
         form = rows.Form(self.tokenizer)
         ids = rows.encode(self.tokenizer, [example.texts for example in examples])
@@ -139,7 +141,7 @@ class TaskType(base.TaskType):
         return rows.Encoded(encoded, np.arange(len(examples)), truncated)
 
     def normalizers(self, batch: losses.Batch) -> dict[str, jax.Array]:
-        """Returns {loss name: sum of the weights of the examples}, to divide the loss."""
+        """Returns the sum of the example weights, by which the sum of the loss is divided."""
         return {f"{self.config.loss}_loss": losses.label_weights(batch).sum()}
 
     def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
@@ -174,11 +176,11 @@ class TaskType(base.TaskType):
     ) -> list[dict[str, Any]]:
         """Returns {"similarity": cosine} for each pair, or {"vector": [D]} for each single text.
 
-        With loss "ranking", a pair also has "nearest", that text among the second texts of all
-        pairs which is nearest to its first text; and "rank", from 1, the rank of its best match
-        among them. A match is a text that is paired with this first text in any example. A text
-        that equals the first text is not retrieved, unless it is a match. A text that is as near as
-        the best match ranks before it.
+        With loss "ranking", the second texts of all pairs are ranked by their cosine with the first
+        text of each pair. A prediction then also has "nearest", the second text with the highest
+        cosine, and "rank", the rank of the best match, from 1. A match is a text that is paired
+        with this first text in any example. A second text that equals the first text is excluded,
+        unless it is a match. A text with the same cosine as the best match ranks before the match.
         """
         vectors_NBD = np.swapaxes(np.asarray(outputs["vectors"], np.float32), 0, 1)
         if len(vectors_NBD) == 1:
@@ -190,7 +192,7 @@ class TaskType(base.TaskType):
         first_B, second_B = _numbers(examples).T
         numbers_M, column_M = np.unique(
             second_B, return_index=True
-        )  # each distinct second text once
+        )  # M: the distinct second texts
         right = collections.defaultdict(list)
         for first, second in zip(first_B, second_B, strict=True):
             right[first].append(second)
@@ -258,7 +260,7 @@ def _cosines(vectors_BND: jax.Array) -> jax.Array:
 
 
 def _numbers(examples: Sequence[Example]) -> np.ndarray:
-    """Returns int32[B, N]: a number for each text, the same for equal texts."""
+    """Returns int32[B, N]: a number for each text; equal texts have equal numbers."""
     number: dict[str, int] = {}
     return np.array(
         [[number.setdefault(text, len(number)) for text in e.texts] for e in examples], np.int32

@@ -2,12 +2,12 @@
 
 A row is [CLS] question [SEP] window [SEP]: a context that is too long is split into overlapping
 windows. The head scores each token as the first and as the last token of the answer; if a window
-has no answer, both targets are the first token of the row. The prediction is the (first, last) pair
-with the highest sum of scores over all windows, as the characters of the context that it covers.
+has no answer, both targets are the first token of the row. In each window, a (first, last) pair of
+tokens has the sum of its two scores. The prediction is the text of the best pair of all windows.
 
 With `impossible` (SQuAD 2.0) a question may have no answer. Its null odds are the score of no
-answer (the lowest of its windows) minus that of the best answer. If they are above
-`null_threshold`, the prediction is no answer.
+answer (the lowest of its windows) minus the score of the best answer. If the null odds are above
+`null_threshold`, the prediction is that there is no answer.
 
 Shapes: B batch, L length, T tokens of a window.
 """
@@ -36,13 +36,13 @@ Example = examples_lib.Question
 class Config:
     """Options of the windows and of the search for answers."""
 
-    doc_stride: int = 128  # tokens between the starts of two windows, at most half a window
-    max_query_length: int = 64  # tokens of a question; longer questions are cut
-    max_answer_length: int = 30  # tokens of an answer
-    n_best: int = 20  # answers that a prediction lists, and that share the probability
+    doc_stride: int = 128  # tokens from one window's start to the next; at most half a window
+    max_query_length: int = 64  # maximum tokens of a question; longer ones are truncated
+    max_answer_length: int = 30  # maximum tokens of an answer
+    n_best: int = 20  # answers that a prediction lists and gives probabilities
     impossible: bool = False  # questions may have no answer
     tune_threshold: bool = True  # choose the null_threshold with the best F1 on dev
-    null_threshold: float = 0.0  # null odds above which there is no answer, if it is not tuned
+    null_threshold: float = 0.0  # null odds above which no answer is predicted; may be tuned
 
     def __post_init__(self):
         for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best"):
@@ -51,7 +51,10 @@ class Config:
 
 
 class Tokens(NamedTuple):
-    """A tokenized context: ids, and the characters [starts, stops) of each, int32[tokens]."""
+    """A tokenized context: ids of its tokens, and the characters [starts, stops) of each token.
+
+    All are int32[tokens].
+    """
 
     ids: np.ndarray
     starts: np.ndarray
@@ -59,7 +62,7 @@ class Tokens(NamedTuple):
 
 
 class TaskType(base.TaskType):
-    """Spans of a context, by the head "span"."""
+    """Predicts a span of the context with the head "span"."""
 
     model_kinds = ("encoder",)
     heads = ("span",)
@@ -80,8 +83,8 @@ class TaskType(base.TaskType):
         """Returns {name: Feature} of the arrays of a row.
 
         char_starts, char_stops: the characters of the context that a token covers; 0 and 0 for
-        other tokens. first, last: 1 at the first and last token of the answer; all 0 if it is
-        unknown.
+        other tokens. first, last: 1 at the first and last token of the answer, or both 1 at the
+        first token of the row if the window has no answer; all 0 if the answer is unknown.
         """
         names = "char_starts", "char_stops", "first", "last"
         return rows.FEATURES | {name: rows.Feature(np.int32) for name in names}
@@ -89,9 +92,9 @@ class TaskType(base.TaskType):
     def _encode(self, examples: Sequence[Example]) -> rows.Encoded:
         """Encodes each question as one row per window.
 
-        The target is the first of several answers; it is unknown if no token covers that answer.
-        truncated: questions longer than max_query_length. Raises UserError if a question leaves no
-        room for its context.
+        If a question has several answers, the first is the target. If no token covers this answer,
+        the target is unknown. Questions longer than max_query_length are marked as truncated.
+        Raises UserError if a question leaves no room for its context.
         """
         form = rows.Form(self.tokenizer)
         questions = self.tokenizer.encode_batch([example.question.strip() for example in examples])
@@ -150,7 +153,7 @@ class TaskType(base.TaskType):
     def outputs(
         self, apply: Callable[..., losses.Batch], batch: losses.Batch
     ) -> dict[str, jax.Array]:
-        """Returns {"span_logits" float32[B, 2, L]}, of each token as the first and as the last."""
+        """Returns {"span_logits" float32[B, 2, L]}: of the first token and of the last token."""
         return {"span_logits": _logits(apply, batch)}
 
     def decode(
@@ -160,8 +163,8 @@ class TaskType(base.TaskType):
 
         {"id", "answer", "start", "n_best": [{"answer", "start", "probability"}], "null_odds"}
 
-        start: the answer's first character in the context; None if the answer is "". n_best: the
-        best non-empty answers, best first. null_odds: only with `impossible`.
+        start: index of the answer's first character in the context; None if the answer is "".
+        n_best: the best non-empty answers, best first. null_odds: only with `impossible`.
         """
         found: list[dict[tuple[int, int], float]] = [{} for _ in examples]
         null = np.full(len(examples), np.inf)
@@ -181,9 +184,9 @@ class TaskType(base.TaskType):
     ) -> dict[str, float]:
         """Returns `squad_scores.scores` of the labelled questions.
 
-        With `impossible`, also null_threshold, and best_exact_match and best_f1 with their
-        thresholds. NOTE: these thresholds are chosen on the scored questions themselves, so the
-        best scores are an upper bound on what a threshold can gain, and not a result to report.
+        With `impossible`, also returns null_threshold, and best_exact_match and best_f1 with their
+        thresholds. NOTE: these last two thresholds are chosen on the scored questions themselves.
+        The best scores are an upper bound on what a threshold can gain, and not a result to report.
         """
         references, known = _known(examples, predictions)
         answers = [prediction["answer"] for prediction in known]
@@ -195,9 +198,9 @@ class TaskType(base.TaskType):
         return result
 
     def asked(self, examples: Sequence[Example]) -> "TaskType":
-        """Returns the type, with `impossible` = True if some of the examples have no answer.
+        """Returns the type; sets `impossible` if it is known that some examples have no answer.
 
-        Otherwise `impossible` stays as it is. null_threshold does not change.
+        Does not change null_threshold.
         """
         impossible = self.config.impossible or any(example.impossible for example in examples)
         return self._with(impossible=impossible)
@@ -210,7 +213,7 @@ class TaskType(base.TaskType):
     ) -> "TaskType":
         """Returns the type with the null threshold that has the best F1 on these questions (dev).
 
-        Unchanged unless `impossible` and `tune_threshold`.
+        Returns the type unchanged unless both `impossible` and `tune_threshold` are true.
         """
         del outputs
         if not (self.config.impossible and self.config.tune_threshold):
@@ -229,7 +232,7 @@ class TaskType(base.TaskType):
         return self.config.max_query_length
 
     def report_notes(self) -> list[str]:
-        """Returns a line on the threshold that was tuned on dev, if it was."""
+        """Returns a note that the threshold was tuned on dev; [] if it was not."""
         if not (self.config.impossible and self.config.tune_threshold):
             return []
         return ["The threshold for no answer is tuned on dev, so the F1 on dev is too high."]
@@ -238,8 +241,8 @@ class TaskType(base.TaskType):
 def windows(length: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
     """Yields [start, stop) of the windows over `length` tokens, at least one.
 
-    A window has at most `room` tokens and starts `stride` tokens after the one before. `stride`
-    is limited to half a window, so an answer no longer than half a window is whole in some window.
+    A window has at most `room` tokens and starts `stride` tokens after the one before. `stride` is
+    limited to half of `room`, so some window contains all of an answer of at most this length.
     """
     stride = min(stride, max(room // 2, 1))
     start = 0
@@ -260,7 +263,7 @@ def _contexts(tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[Example]) -
 
 
 def _answer_tokens(example: Example, tokens: Tokens) -> tuple[int, int]:
-    """Returns the first and last token of the first answer; (-1, -1) if there is none."""
+    """Returns the indices of the first answer's first and last token; (-1, -1) without any."""
     if not example.answers:
         return -1, -1
     text, start = example.answers[0]
@@ -283,7 +286,10 @@ def _weights(batch: losses.Batch) -> jax.Array:
 def _best(
     config: Config, row: dict[str, np.ndarray], logits_2L: np.ndarray
 ) -> list[tuple[tuple[int, int], float]]:
-    """Returns up to n_best answers of a window, unordered: ((start, stop) in characters, score)."""
+    """Returns up to n_best answers of a window, unordered, as ((start, stop), score).
+
+    start, stop: characters of the context.
+    """
     places_T = np.flatnonzero(row["char_stops"] > row["char_starts"])
     size = len(places_T)
     if not size:
@@ -320,7 +326,7 @@ def _prediction(
 def _known(
     examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
 ) -> tuple[list[list[str]], list[dict[str, Any]]]:
-    """Returns (answers of each, prediction of each) of the labelled questions."""
+    """Returns (answers, prediction) of each labelled question, as two lists."""
     pairs = [
         ([text for text, _ in example.answers], prediction)
         for example, prediction in zip(examples, predictions, strict=True)
@@ -332,7 +338,7 @@ def _known(
 def _best_thresholds(
     references: Sequence[Sequence[str]], predictions: Sequence[dict[str, Any]]
 ) -> dict[str, squad_scores.Threshold]:
-    """Returns {"exact_match", "f1"}: the best null threshold for each."""
+    """Returns the best null threshold for each of the scores "exact_match" and "f1"."""
     answers = [p["n_best"][0]["answer"] if p["n_best"] else "" for p in predictions]
     both = squad_scores.of_answers(references, answers, impossible=True)
     values = zip(("exact_match", "f1"), both, strict=True)

@@ -1,6 +1,6 @@
 """Predicts any number of labels for one or two texts.
 
-The head is that of `classification`. Its outputs are independent: each label has its own
+The head is the same as in `classification`. Its outputs are independent: each label has its own
 probability, the sigmoid of its logit, and its own threshold above which it is predicted. The loss
 is binary cross entropy (Nam et al., arXiv 1312.5419). The thresholds are tuned on dev, each for the
 best F1 of its label (the strategy SCut of Yang, "A Study on Thresholding Strategies for Text
@@ -37,9 +37,9 @@ _PROBLEM = "multi_label_classification"  # in config.json of transformers
 class Config:
     """Options of the thresholds."""
 
-    tune_thresholds: bool = True  # a threshold for each label, of the best F1 on dev
-    threshold: float = 0.5  # probability above which a label is predicted, if it is not tuned
-    thresholds: tuple[float, ...] = ()  # of all labels, in their order; set by the tuning
+    tune_thresholds: bool = True  # choose each label's threshold for its best F1 on dev
+    threshold: float = 0.5  # probability above which a label is predicted, unless tuned
+    thresholds: tuple[float, ...] = ()  # one for each label, in order; set by the tuning
 
     def __post_init__(self):
         for name, values in (("threshold", [self.threshold]), ("thresholds", self.thresholds)):
@@ -88,7 +88,7 @@ class TaskType(base.TaskType):
         """Raises UserError if there is no label, or an example is invalid.
 
         An example is invalid if one of its labels is not in `labels`, if it has more than two
-        texts, or if it has another number of texts than the first example.
+        texts, or if its number of texts differs from that of the first example.
         """
         if not self.labels:
             raise errors.UserError(
@@ -124,7 +124,7 @@ class TaskType(base.TaskType):
         return rows.Encoded(encoded, np.arange(len(examples)), truncated)
 
     def normalizers(self, batch: losses.Batch) -> dict[str, jax.Array]:
-        """Returns {loss name: sum of the weights of the examples}, to divide the loss."""
+        """Returns the sum of the example weights, by which the sum of the loss is divided."""
         return {"label_loss": losses.label_weights(batch).sum()}
 
     def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
@@ -152,7 +152,7 @@ class TaskType(base.TaskType):
     ) -> list[dict[str, Any]]:
         """Returns {"labels": [label], "probabilities": {label: p}} for each example.
 
-        "labels" are those with a probability above their threshold. "probabilities" has the
+        "labels" has the labels whose probability is above their threshold. "probabilities" has the
         `classification.TOP` likeliest labels. Both begin with the likeliest label.
         """
         thresholds_C, found = self._thresholds(), []
@@ -178,7 +178,7 @@ class TaskType(base.TaskType):
         if not pairs:
             return {}
         targets_NC, found_NC = (self._targets(side) for side in zip(*pairs, strict=True))
-        # NOTE: scikit-learn reads a single column as one label with the classes 0 and 1.
+        # NOTE: scikit-learn treats a single column as the classes 0 and 1; class 1 is our label.
         labels = range(len(self.labels)) if len(self.labels) > 1 else [1]
         of_average = scores_lib.library("sklearn.metrics").precision_recall_fscore_support
         precision, recall, micro_f1, _ = of_average(
@@ -220,7 +220,7 @@ class TaskType(base.TaskType):
         return self._with(thresholds=tuple(found))
 
     def lines(self, prediction: dict[str, Any], top: int) -> list[str]:
-        """Returns the labels, and the probabilities of the likeliest ones."""
+        """Returns two lines: the labels, and the probabilities of the likeliest labels."""
         return [", ".join(prediction["labels"]) or "(no label)", *super().lines(prediction, top)]
 
     def report_notes(self) -> list[str]:
@@ -269,7 +269,7 @@ def best_threshold(scores_N: np.ndarray, targets_N: np.ndarray, usual: float) ->
     right_N = np.cumsum(targets_N[order])
     predicted_N = np.arange(1, len(order) + 1)
     f1_N = 2 * right_N / (predicted_N + targets_N.sum())
-    f1_N[down_N[:-1] == down_N[1:]] = -1.0  # equal scores are on the same side
+    f1_N[down_N[:-1] == down_N[1:]] = -1.0  # no threshold separates equal scores
     middle_N = (down_N[:-1] + down_N[1:]) / 2
     best_M = middle_N[f1_N == f1_N.max()]
     return float(best_M[np.argmin(np.abs(best_M - usual))])

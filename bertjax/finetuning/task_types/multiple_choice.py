@@ -34,7 +34,7 @@ class TaskType(base.TaskType):
     """Predicts one of several choices; the head "classifier" scores each of them."""
 
     model_kinds = ("encoder", "decoder")
-    heads = ("pooler", "classifier")  # a family without a pooler omits it
+    heads = ("pooler", "classifier")  # families without a pooler use only the classifier
     Config = Config
     hf_class = "ForMultipleChoice"
     hf_task = "multiple_choice"
@@ -67,7 +67,7 @@ class TaskType(base.TaskType):
         }
 
     def _encode(self, examples: Sequence[Example]) -> rows.Encoded:
-        """Encodes an example as one row of N inputs: context (if there is one) and choice."""
+        """Encodes an example as one row of N inputs: the context, if any, with each choice."""
         form = rows.Form(self.tokenizer)
         width = max((len(example.choices) for example in examples), default=0)
         pairs = [
@@ -88,7 +88,7 @@ class TaskType(base.TaskType):
         return rows.Encoded(encoded, np.arange(len(examples)), truncated)
 
     def normalizers(self, batch: losses.Batch) -> dict[str, jax.Array]:
-        """Returns {loss name: sum of the weights of the examples}, to divide the loss."""
+        """Returns the sum of the example weights, by which the sum of the loss is divided."""
         return {"choice_loss": losses.label_weights(batch).sum()}
 
     def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
@@ -109,8 +109,8 @@ class TaskType(base.TaskType):
     ) -> list[dict[str, Any]]:
         """Returns {"label", "text", "probabilities": {choice: p}} for each example.
 
-        label, text: index and text of the likeliest choice. probabilities: best first; those
-        of equal choices are summed.
+        label, text: index and text of the likeliest choice. probabilities: best first; the
+        probabilities of equal choices are added.
         """
         found = []
         for example, scores_N in zip(examples, outputs["scores"], strict=True):

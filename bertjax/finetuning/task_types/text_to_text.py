@@ -33,7 +33,7 @@ from bertjax.objectives.common import losses
 
 Example = examples_lib.Example  # any type; `text_forms` converts all but TextPair
 ANSWERS = ("write", "choose")
-ROWS = 32  # at most, in a batch that is scored
+ROWS = 32  # maximum rows of a batch that is scored
 SUMS = ("log_likelihood", "right", "tokens")  # over each target, from `outputs`
 
 
@@ -42,14 +42,14 @@ class Config:
     """Options of the conversion to text, and of the prediction."""
 
     prefix: str = ""  # text in front of every source: "translate English to Spanish: "
-    task: str = ""  # text in front of labelled sentences; GLUE tasks have T5's form and words
-    max_target_length: int = 64  # tokens of a target, end included
+    task: str = ""  # name in front of labelled sentences; GLUE names select T5's input format
+    max_target_length: int = 64  # maximum tokens of a target, including its end token
     answer: str = "write"  # write: generate the target; choose: take the likeliest label
     num_beams: int = 1  # beams of the search; 1: greedy
     length_penalty: float = 1.0  # beams are ranked by score / length ** length_penalty
-    separator: str = "\n"  # between source and target of a decoder; if not one token: end of text
-    reader: str = "encoder"  # what reads the source: encoder, causal, prefix; set by the model
-    decoder_start_id: int = -1  # first id of T5's decoder; -1: padding; set by the model
+    separator: str = "\n"  # between a decoder's source and target; if it has no tokens: end of text
+    reader: str = "encoder"  # what reads the source: encoder, causal, prefix; set from the model
+    decoder_start_id: int = -1  # first input id of T5's decoder; -1: pad id; set from the model
 
     def __post_init__(self):
         def check(ok: bool, name: str, allowed: str) -> None:
@@ -63,13 +63,13 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class Encoded(rows.Encoded):
-    """One row per example. choices: for each row, the ids of each choice; () to write."""
+    """One row per example. choices: ids of each choice of each row; () for answer "write"."""
 
     choices: tuple[Sequence[np.ndarray], ...] = ()
 
 
 class TaskType(base.TaskType):
-    """Generated or chosen text, by the model's own head "lm"."""
+    """Predicts a generated or a chosen text with the model's own head "lm"."""
 
     model_kinds = ("encoder_decoder", "decoder")
     libraries = ("sacrebleu", "rouge_score", "sklearn")
@@ -78,11 +78,11 @@ class TaskType(base.TaskType):
     Config = Config
 
     def for_model(self, source: artifact.Artifact) -> "TaskType":
-        """Returns the type with the reader and the decoder_start_id of this model.
+        """Returns the type with the model's decoder_start_id (encoder-decoder) or reader (decoder).
 
-        Unless the config has one, a decoder's reader is that of its text_to_text task or
-        pretraining ("prefix" for a prefix LM). Raises UserError unless an encoder-decoder's
-        is "encoder".
+        A decoder keeps the reader of the config, if that sets one. Else the model's text_to_text
+        task or pretraining determines it. Raises UserError if an encoder-decoder has another
+        reader than "encoder".
         """
         if plugins.family(source.family).KIND == "encoder_decoder":
             errors.check(self.config.reader == "encoder", "kind.reader", self.config.reader,
@@ -96,7 +96,7 @@ class TaskType(base.TaskType):
         return self._with(reader="prefix" if artifact.reads_prefixes(source) else "causal")
 
     def label_names(self, examples: Sequence[Example]) -> list[str]:
-        """Returns the labels, sorted; of a pair to choose from, its first target is the label."""
+        """Returns the labels, sorted. With answer "choose", a pair's first target is its label."""
         found: set[Any] = set()
         for example in examples:
             if isinstance(example, examples_lib.Sentence):
@@ -106,7 +106,7 @@ class TaskType(base.TaskType):
         return sorted(label for label in found if isinstance(label, str))
 
     def check(self, examples: Sequence[Example]) -> None:
-        """Raises UserError for a label not in `labels`, or for fewer than two to choose from.
+        """Raises UserError for a label not in `labels`, or if fewer than two labels can be chosen.
 
         Any label is accepted if `labels` is empty.
         """
@@ -129,10 +129,10 @@ class TaskType(base.TaskType):
         return text_rows.features(self.config.reader)
 
     def _encode(self, examples: Sequence[Example]) -> Encoded:
-        """Truncates sources and targets at the end. Without a target, the loss weights are 0.
+        """Encodes each example as one row. Truncates sources and targets at the end.
 
-        The first of several targets is used. Raises UserError if the lengths leave a source no
-        room.
+        The first of several targets is used. Without a target, the loss weights are 0. Raises
+        UserError if the lengths leave no room for a source.
         """
         form, pairs = self._form(self.tokenizer), self._pairs(examples)
         room = form.room(self.lengths.length)
@@ -167,15 +167,15 @@ class TaskType(base.TaskType):
     ) -> dict[str, jax.Array]:
         """Returns three sums over each row's target: log_likelihood, right and tokens, float32[B].
 
-        right: how many of its `tokens` are the likeliest, given the true tokens before them.
+        right: how many tokens of the target are the likeliest, given the true tokens before them.
         """
         return _sums(apply, batch)
 
     def predict_loop(self, model: pretrained.Pretrained, encoded: Encoded) -> dict[str, np.ndarray]:
         """Returns the sums of `outputs` for all rows (0 without a target), and the predictions.
 
-        token_ids int32[R, T], generated, -1 after the end; or choices float32[R, C],
-        log-likelihoods of the choices.
+        The predictions are token_ids int32[R, T], with -1 after the end. With answer "choose", they
+        are choices float32[R, C], the log-likelihoods of the choices.
         """
         form = self._form(model.tokenizer)
         made = [text_rows.prompted(row, self.prompt_ids) for row in encoded.rows]
@@ -211,8 +211,8 @@ class TaskType(base.TaskType):
         """Returns {"text"}; for sentences and choices also "label", None if the text is no label.
 
         With answer "choose", also "probabilities": {text: p}, best first. For examples with a
-        target, also "target_tokens" and, of these, "right_tokens", predicted given the true ones
-        before.
+        target, also "target_tokens", the number of its tokens, and "right_tokens", the number that
+        are predicted correctly, given the true tokens before them.
         """
         if self.config.answer == "choose":
             pairs = zip(examples, outputs["choices"], strict=True)
@@ -232,12 +232,12 @@ class TaskType(base.TaskType):
     def scores(
         self, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
     ) -> dict[str, float]:
-        """Returns the scores of the examples that have a target; all with token_accuracy.
+        """Returns token_accuracy and other scores of the examples that have a target.
 
-        Pairs: bleu, rouge1, rouge2, rougeL, SQuAD's exact_match and f1, and accuracy, of identical
-        texts. Questions: see `squad_scores`. Sentences: accuracy, macro_f1, mcc; f1 with two
-        labels; pearson and spearman of scores (a text that is no number counts as 0). Words:
-        precision, recall, f1, and accuracy of whole sentences. Choices: accuracy.
+        Pairs: bleu, rouge1, rouge2, rougeL, SQuAD's exact_match and f1, and accuracy (identical
+        texts). Questions: see `squad_scores`. Sentences with labels: accuracy, macro_f1, mcc; with
+        two labels also f1. Sentences with numbers: pearson, spearman (other texts count as 0).
+        Words: precision, recall, f1, and accuracy of whole sentences. Choices: accuracy.
         """
         pairs = zip(examples, self._pairs(examples), predictions, strict=True)
         known = [(example, pair, found) for example, pair, found in pairs if pair.targets]
@@ -308,13 +308,13 @@ class TaskType(base.TaskType):
 
     @classmethod
     def hf_config(cls, model: artifact.Artifact) -> dict[str, Any]:
-        """Returns the prefix of a source, if there is one."""
+        """Returns {"prefix": text in front of each source}; {} if there is none."""
         prefix = model.task["config"].get("prefix")
         return {"prefix": prefix} if prefix else {}
 
     @classmethod
     def hf_generation(cls, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns how a target is generated."""
+        """Returns the options of generation_config.json."""
         return {
             "max_new_tokens": task["config"]["max_target_length"],
             "num_beams": task["config"]["num_beams"],
@@ -323,7 +323,7 @@ class TaskType(base.TaskType):
 
     @classmethod
     def hf_max_length(cls, task: Mapping[str, Any], most: int) -> int:
-        """Returns the tokens of a source. A causal decoder's share the row with the target."""
+        """Returns the maximum tokens of a source; a causal decoder leaves room for the target."""
         causal = task["config"]["reader"] == "causal"
         written = task["config"]["max_target_length"] if causal else 0
         return min(task["max_length"], most) - written
@@ -332,14 +332,14 @@ class TaskType(base.TaskType):
     def hf_ends(
         cls, task: Mapping[str, Any], tokenizer: tokenizer_lib.Tokenizer
     ) -> special_tokens.Ends | None:
-        """Returns the special tokens around a source; None: those of an encoder-decoder."""
+        """Returns the special tokens around a source; None (the usual) for an encoder-decoder."""
         if task["config"]["reader"] == "encoder":
             return None
         return special_tokens.of_source(tokenizer, task["config"]["separator"])
 
     @classmethod
     def hf_refusal(cls, model: artifact.Artifact) -> str:
-        """Returns why transformers has no place for a prefix LM; "" for other models."""
+        """Returns why transformers cannot run a prefix LM; "" for other models."""
         if model.task["config"]["reader"] != "prefix":
             return ""
         return (
@@ -379,7 +379,7 @@ def _chosen(example: Example, sums_C: np.ndarray, labels: Sequence[str]) -> dict
 def _by_text(
     tokenizer: tokenizer_lib.Tokenizer, texts: Sequence[str], values: Sequence[Any]
 ) -> dict[str, Any]:
-    """Returns {text: value}, also for the text as decoded: uncased, punctuation apart."""
+    """Returns {text: value}, also for each text as the tokenizer decodes it (e.g. lower case)."""
     read = [tokenizer.decode(ids).strip() for ids in tokenizer.encode_batch(list(texts))]
     found: dict[str, Any] = {}
     for text, value in zip((*texts, *read), (*values, *values), strict=True):

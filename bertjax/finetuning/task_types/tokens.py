@@ -1,12 +1,12 @@
 """Tags each word: named entities, slots, parts of speech (Devlin et al., arXiv 1810.04805, 5.3).
 
 The first piece of a word predicts its tag. A sentence that is too long is split between words into
-overlapping windows. Each word is trained and predicted exactly once, in the window that gives it
-more context on its shorter side.
+overlapping windows. Each word is trained and predicted in only one window. If two windows contain
+the word, this is the window in which it is farther from the end or start that cuts the sentence.
 
-A sentence is encoded as a whole (`word_pieces`), so the model reads the same ids as with other
-tools. A word may have no piece of its own, because a piece of the word before covers it or because
-the tokenizer drops its characters. It continues the tag of the word before.
+By default, a sentence is encoded as a whole (`word_pieces`), so the model reads the same ids as
+with other tools. A word may have no piece of its own, because a piece of the word before covers it
+or because the tokenizer drops its characters. Such a word continues the tag of the word before.
 
 The scores count whole entities of words, as CoNLL does (Tjong Kim Sang & De Meulder 2003): the type
 and both ends must be right.
@@ -41,8 +41,8 @@ class Config:
     """Options of pieces, windows and tags."""
 
     label_pieces: str = "first"  # pieces of a word that are trained: first, or all
-    long_sentences: str = "windows"  # windows, or truncate: words after max_length get no tag
-    overlap: int = 32  # pieces that two windows share, at most half a window
+    long_sentences: str = "windows"  # windows; or truncate: words beyond max_length are not read
+    overlap: int = 32  # maximum pieces that two windows share; at most half a window
     repair: bool = False  # turn an I that continues no entity into a B
     encoding: str = "text"  # encode the whole text of a sentence (text), or each word alone (words)
 
@@ -66,9 +66,9 @@ class Span(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A row holds the words [start, stop); of these, [first, last) are trained and predicted in it.
+    """A row of the words [start, stop), which trains and predicts only the words [first, last).
 
-    The numbers count only words that have pieces of their own.
+    The indices count only words that have pieces of their own.
     """
 
     start: int
@@ -78,11 +78,11 @@ class Window(NamedTuple):
 
 
 class TaskType(base.TaskType):
-    """A tag for each word, by the head "token_classifier"."""
+    """Predicts a tag for each word with the head "token_classifier"."""
 
     model_kinds = ("encoder",)
     libraries = ("seqeval",)
-    # Before sentences were encoded as a whole, each word was encoded alone.
+    # Earlier versions encoded each word alone.
     former = types.MappingProxyType({"encoding": "words"})
     heads = ("token_classifier",)
     Config = Config
@@ -94,17 +94,27 @@ class TaskType(base.TaskType):
     def hf_derived(
         cls, content: Mapping[str, Any], labels: list[str], where: Any
     ) -> tuple[str, list[str], dict[str, Any]]:
-        """Returns (name, labels, config): the whole text is encoded, as in their pipelines."""
+        """Returns (name, labels, config) of the task of a folder that bertjax did not write.
+
+        The whole text is encoded at once, as in the pipelines of transformers.
+        """
         return cls.hf_task, labels, {"encoding": "text"}
 
     @classmethod
     def hf_max_length(cls, task: Mapping[str, Any], most: int) -> int:
-        """Returns the model's length if long sentences are split, which transformers does not."""
+        """Returns the length, in tokens, to which transformers truncates a text.
+
+        This is the model's maximum if long sentences are split into windows, because transformers
+        does not split them.
+        """
         windows = task["config"].get("long_sentences") != "truncate"
         return most if windows else super().hf_max_length(task, most)
 
     def label_names(self, examples: Sequence[Example]) -> list[str]:
-        """Returns the tags that occur: O first, then sorted. An entity type gets both B and I."""
+        """Returns the tags that occur: O first, then sorted.
+
+        If the tags mark entities, O and both B and I of each entity type are always included.
+        """
         found = {tag for example in examples for tag in example.tags or ()}
         if marks_entities(found):
             types = sorted({tag[2:] for tag in found if tag != OUTSIDE})
@@ -123,8 +133,8 @@ class TaskType(base.TaskType):
     def features(self) -> dict[str, rows.Feature]:
         """Returns {name: Feature} of the arrays of a row.
 
-        words: 1 + the number of the word that this piece predicts; 0: it predicts none. carried:
-        how many words after that word have no piece of their own.
+        words: 1 + the index of the word whose tag this piece predicts; 0 if it predicts none.
+        carried: how many words after that word have no piece of their own.
         """
         return {
             **rows.FEATURES,
@@ -229,9 +239,9 @@ class TaskType(base.TaskType):
     ) -> dict[str, float]:
         """Returns the scores of the sentences that have tags, 0 to 100.
 
-        accuracy: of the words. If tags mark entities, also precision, recall and f1 of all
-        entities, and precision/TYPE, recall/TYPE and f1/TYPE of each type, by seqeval as CoNLL
-        counts them.
+        accuracy: the share of words with the right tag. If tags mark entities, also returns
+        precision, recall and f1 of all entities, and precision/TYPE, recall/TYPE and f1/TYPE of
+        each type. The package seqeval computes them as CoNLL does.
         """
         pairs = zip(examples, predictions, strict=True)
         pairs = [(list(e.tags), list(p["tags"])) for e, p in pairs if e.tags is not None]
@@ -250,7 +260,10 @@ class TaskType(base.TaskType):
         return result
 
     def lines(self, prediction: dict[str, Any], top: int) -> list[str]:
-        """Returns the entities, a line each; all tags, if they mark no entities."""
+        """Returns one line for each entity. If there is none, returns one line with the tags.
+
+        This line is "no entity" if all tags are O.
+        """
         if prediction["entities"] or not prediction["tags"]:
             return [f"{entity['type']}: {entity['text']}" for entity in prediction["entities"]]
         outside = set(prediction["tags"]) == {OUTSIDE}
@@ -263,9 +276,10 @@ def marks_entities(tags: Sequence[str] | set[str]) -> bool:
 
 
 def windows(sizes: Sequence[int], room: int, overlap: int) -> Iterator[Window]:
-    """Yields windows of at most `room` pieces over words of `sizes` pieces (each at most `room`).
+    """Yields windows of at most `room` pieces over the words of a sentence.
 
-    Two neighbours share at most `overlap` pieces. Each predicts half of the words that they share.
+    sizes: the number of pieces of each word, at most `room`. Two neighbouring windows share at most
+    `overlap` pieces. Each of them predicts half of the words that they share.
     """
     overlap = min(overlap, room // 2)
     ends = [0, *itertools.accumulate(sizes)]  # pieces before each word, and in total
@@ -275,7 +289,7 @@ def windows(sizes: Sequence[int], room: int, overlap: int) -> Iterator[Window]:
         if stop == len(sizes):
             yield Window(start, stop, first, stop)
             return
-        least = max(ends[stop] - overlap, ends[stop + 1] - room)  # and the next word fits
+        least = max(ends[stop] - overlap, ends[stop + 1] - room)  # the next word must fit
         following = bisect.bisect_left(ends, least, start + 1)
         last = (following + stop + 1) // 2
         yield Window(start, stop, first, last)
@@ -283,7 +297,7 @@ def windows(sizes: Sequence[int], room: int, overlap: int) -> Iterator[Window]:
 
 
 def spans(tags: Sequence[str]) -> list[Span]:
-    """Returns the entities. An I that continues none starts one, as in CoNLL's scorer."""
+    """Returns the entities. An I that continues no entity starts one, as in CoNLL's scorer."""
     found: list[Span] = []
     for place, tag in enumerate(tags):
         if tag == OUTSIDE:
@@ -297,7 +311,7 @@ def spans(tags: Sequence[str]) -> list[Span]:
 
 
 def repaired(tags: Sequence[str]) -> list[str]:
-    """Returns tags of the same entities in which each entity begins with a B."""
+    """Returns tags of the same entities, each of which begins with a B."""
     starts = {span.start for span in spans(tags)}
     return [f"B{tag[1:]}" if place in starts else tag for place, tag in enumerate(tags)]
 
@@ -339,13 +353,19 @@ def _told(
 
 
 def _before(target: int, labels: Sequence[str]) -> int:
-    """Returns the target of white space before a word: O if an entity begins with the word."""
+    """Returns the target of the white space before a word with the tag `target`.
+
+    This is O if an entity begins with the word, else `target`.
+    """
     begins = labels[target].startswith("B-") and OUTSIDE in labels
     return list(labels).index(OUTSIDE) if begins else target
 
 
 def _inner(target: int, labels: Sequence[str]) -> int:
-    """Returns the target of a word's other pieces: I-TYPE if the word has B-TYPE."""
+    """Returns the target of the later pieces of a word with the tag `target`.
+
+    This is I-TYPE if the tag is B-TYPE, else `target`.
+    """
     tag = labels[target]
     inner = f"I{tag[1:]}"
     return list(labels).index(inner) if tag.startswith("B-") and inner in labels else target
