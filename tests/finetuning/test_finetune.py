@@ -141,7 +141,7 @@ def test_predict_and_evaluate_by_command(root, done, capsys):
         (("--question=who",), "the task classification needs --text, or --data"),
         (("--prompt=a",), "the task classification needs --text, or --data"),
         (("--text=a", "--pair=b", "--pair=c"), "one --pair for each --text"),
-        (("--text=a", "--pair=b"), "a pair of texts, where the model is trained on a single text"),
+        (("--text=a", "--pair=b"), "a pair of texts, but the model is trained on a single text"),
         (("--data=.",), ".: is a folder: give a file in it"),
         (("--data=a.tsv", "--pair=b"), "--pair can only be used with --text,"),
         (("--text=a", "--context=b"), "--context can only be used with --question, --choice"),

@@ -43,7 +43,7 @@ def test_pairs_are_no_single_texts(root, tmp_path, capsys):
     run.finetune(config, tmp_path / "out")
     words = ["predict", f"--model={tmp_path / 'out'}", "--text=the cat sat"]
     assert command_line.main(words) == errors.EXIT_BAD_INPUT
-    said = "regression: a single text, where the model is trained on a pair of texts"
+    said = "regression: a single text, but the model is trained on a pair of texts"
     assert said in capsys.readouterr().err
     assert command_line.main([*words, "--pair=a dog ran"]) == 0
 
@@ -72,7 +72,7 @@ def test_answers_and_the_threshold_of_none(root, tmp_path, capsys):
     answers = [each["prediction"]["answer"] for each in stored]
     assert [each["answer"] for each in model.predict(asked)] == answers
     for wrong in (None, 7, {"question": "who"}):
-        with pytest.raises(errors.UserError, match="must be a question on a context, not "):
+        with pytest.raises(errors.UserError, match="must be a question about a context, not "):
             model.predict(wrong)
     assert model.predict([{"id": "q7", **asked[0]}])[0]["id"] == "q7"
     foreign = {**model.source.task, "name": "qa", "config": {}}  # as of transformers

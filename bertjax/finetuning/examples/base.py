@@ -126,8 +126,8 @@ class Example(Protocol):
 def lines_of_text(task: task_lib.Task, path: str, needed: Sequence[str]) -> errors.UserError:
     """Returns the error for a file with one text per line if the task needs several columns."""
     return errors.UserError(
-        f"{path}: lines of text, and the task {task.name} reads more than one text: give "
-        f"JSON lines with {', '.join(map(repr, needed))}"
+        f"{path}: has one text per line, but an example of the task {task.name} has several texts: "
+        f"give JSON lines with {', '.join(map(repr, needed))}"
     )
 
 

@@ -70,7 +70,7 @@ class Choice(_Fields, base.Example):
         if not (isinstance(options, list) and all(isinstance(c, str) for c in options)):
             raise errors.UserError(f"{record.where}: 'choices' is not a list of texts")
         if len(options) < 2 or not all(choice.strip() for choice in options):
-            raise errors.UserError(f"{record.where}: 'choices' needs two texts or more, none empty")
+            raise errors.UserError(f"{record.where}: 'choices' needs at least two non-empty texts")
         whole = isinstance(label, int) and not isinstance(label, bool)
         if label is not None and not (whole and 0 <= label < len(options)):
             raise errors.UserError(

@@ -82,7 +82,7 @@ def sentences(path: str) -> Iterator[Sentence]:
             columns = columns or len(cells)
             if len(cells) != columns:
                 raise errors.UserError(
-                    f"{path}:{number}: columns: {len(cells)}, where the lines above have {columns}"
+                    f"{path}:{number}: columns: {len(cells)}, but the lines above have {columns}"
                 )
             if not (cells and cells[0]):
                 raise errors.UserError(f"{path}:{number}: the first column, the word, is empty")
@@ -110,8 +110,8 @@ def bio2(
             if not entities:
                 return [tuple(tags) for tags in sentences]
             raise errors.UserError(
-                f"{place(i, j)}: tag {tag!r:.40} is neither O nor B-NAME nor I-NAME; tags that "
-                "mark no entities are read by --task=tokens"
+                f"{place(i, j)}: tag {tag!r:.40} is neither O nor B-NAME nor I-NAME; for tags that "
+                "do not mark entities use --task=tokens"
             )
     letters = {tag[0] for tags in sentences for tag in tags}
     if letters <= set("OBI") and not any(map(_begins, sentences)):
@@ -146,8 +146,8 @@ def _to_bio2(tags: Sequence[str], place: Callable[[int], str]) -> tuple[str, ...
         letter = _BIO2[tag[0]]
         if letter == "I" and (before[0] not in "BI" or before[2:] != tag[2:]):
             raise errors.UserError(
-                f"{place(word)}: tag {tag!r:.40} goes on with an entity that has not begun (the "
-                f"tag before is {before!r:.40}); the first word of an entity is B-{tag[2:]:.40}"
+                f"{place(word)}: tag {tag!r:.40} continues an entity that has not begun (the tag "
+                f"before is {before!r:.40}); the first word of an entity has B-{tag[2:]:.40}"
             )
         found.append(letter + tag[1:])
     return tuple(found)

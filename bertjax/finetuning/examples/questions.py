@@ -34,7 +34,7 @@ class Question(_Fields, base.Example):
 
     SUFFIXES = (".json", ".jsonl")
     LISTS = ("answers",)
-    INPUT = "a question on a context"
+    INPUT = "a question about a context"
     FLAGS = ("question", "--question and --context")
     TEXT_SCORES = ("f1", "exact_match")
 
@@ -48,8 +48,7 @@ class Question(_Fields, base.Example):
         scored: bool,
         skipped: collections.Counter[str] | None,
     ) -> list[Self]:
-        """Returns the questions of a file. Questions without an answer must be allowed by the task.
-        """
+        """Returns the questions of a file. Only some tasks accept questions without an answer."""
         del training, scored, skipped
         impossible = task.kind == "text_to_text" or "impossible" in task.options
         return cls.of_squad(path, impossible=impossible)
@@ -67,11 +66,11 @@ class Question(_Fields, base.Example):
         seen: set[str] = set()
         for question in found:
             if question.id in seen:
-                raise errors.UserError(f"{question.where}: the id stands twice in the file")
+                raise errors.UserError(f"{question.where}: the id occurs twice in the file")
             seen.add(question.id)
             if question.impossible and not impossible:
                 raise errors.UserError(
-                    f"{question.where}: has no answer in its context; such files are "
+                    f"{question.where}: has no answer in its context; for such files use "
                     "--task=squad_v2"
                 )
         return found
@@ -85,16 +84,16 @@ class Question(_Fields, base.Example):
                 raise errors.UserError(f"{where}: the {what} is empty")
         if entry.impossible and entry.answers:
             raise errors.UserError(
-                f"{where}: is_impossible, and has an answer; one of them is wrong"
+                f"{where}: is_impossible is true, but there is an answer; correct one of them"
             )
         for text, start in entry.answers:
             if not text.strip():
                 raise errors.UserError(
-                    f"{where}: an answer is empty; is_impossible says there is none"
+                    f"{where}: an answer is empty; if there is none, set is_impossible"
                 )
             if start < 0 or context[start : start + len(text)] != text:
                 at = context.find(text)
-                found = f"it stands at {at}" if at >= 0 else "it stands nowhere in it"
+                found = f"the context has it at {at}" if at >= 0 else "the context lacks it"
                 raise errors.UserError(
                     f"{where}: the answer {text!r:.60} is not in its context at character {start}, "
                     f"where {context[max(0, start) :][: len(text)]!r:.60} is; {found}"

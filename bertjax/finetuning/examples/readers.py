@@ -66,7 +66,9 @@ def records(
     if has_fields(path):
         found = _tfds(path) if path.startswith("tfds:") else _json_lines(path)
     elif suffix in (".csv", ".arrayrecord", ".array_record"):
-        raise errors.UserError(f"{path}: {suffix} is not read; make it TSV or JSON lines")
+        raise errors.UserError(
+            f"{path}: {suffix} is not supported; convert the file to TSV or JSON lines"
+        )
     else:
         found = _table(path, headerless, skipped)
     empty = True
@@ -97,8 +99,8 @@ def _table(
             skipped["rows with another number of cells than the header"] += 1
         else:
             raise errors.UserError(
-                f"{path}:{number}: cells: {len(cells)}, where the header has {len(header)}; they "
-                "are split at tabs, so no text can hold one"
+                f"{path}:{number}: cells: {len(cells)}, but the header has {len(header)}; tabs "
+                "separate cells, so a text cannot contain a tab"
             )
 
 
@@ -184,7 +186,7 @@ def columns_there(record: Record) -> str:
 
 def absent(record: Record, name: str, known: str = "") -> errors.UserError:
     """Returns the error for a record without the column `name`. known: names to suggest."""
-    rename = f": rename what is meant to {known}" if known else ""
+    rename = f": rename your columns to {known}" if known else ""
     return errors.UserError(
         f"{record.where}: no column {name!r}; there are {columns_there(record)}{rename} (a TSV "
         "file begins with a line of column names)"

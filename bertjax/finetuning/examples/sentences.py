@@ -154,7 +154,7 @@ def _name(task: task_lib.Task, record: readers.Record, value: Any) -> str | None
     if task.labels and label not in task.labels:
         known = ", ".join([*task.labels, *spelled])
         raise errors.UserError(
-            f"{record.where}: label {label!r:.40} is not one of the task {task.name}: {known}; "
-            "other labels are --task=classification or --task=pair"
+            f"{record.where}: label {label!r:.40} is not a label of the task {task.name} "
+            f"({known}); for other labels use --task=classification or --task=pair"
         )
     return label

@@ -73,7 +73,10 @@ def _flat(path: str) -> Iterator[Entry]:
             texts = _get(answers, "text", list, where)
             numbers = _get(answers, "answer_start", list, where)
             if len(texts) != len(numbers):
-                raise errors.UserError(f"{where}: {len(texts)} answers, {len(numbers)} starts")
+                raise errors.UserError(
+                    f"{where}: answers: {len(texts)} values of text, but {len(numbers)} values of "
+                    "answer_start"
+                )
             starts = [
                 (_get({"text": text}, "text", str, where), _get({"at": at}, "at", int, where))
                 for text, at in zip(texts, numbers, strict=True)

@@ -63,7 +63,7 @@ class TextPair(_Fields, base.Example):
         texts = isinstance(targets, list) and all(isinstance(t, str) for t in targets)
         if not texts or not all(t.strip() for t in targets):
             raise errors.UserError(
-                f"{record.where}: the target is not a text, or a list of texts, that holds anything"
+                f"{record.where}: the target must be a non-empty text or a list of non-empty texts"
             )
         name = readers.record_id(record, columns)
         return cls(readers.text(record, source), tuple(targets), name, record.where)

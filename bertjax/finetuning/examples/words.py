@@ -112,8 +112,8 @@ class Words(_Fields, base.Example):
         for value in (cells, *([] if tags is None else [tags])):
             if not (isinstance(value, list) and value and all(isinstance(v, str) for v in value)):
                 raise errors.UserError(
-                    f"{record.where}: words and tags are lists of texts; tags that are numbers are "
-                    "to be written by their names (B-PER, O, ...)"
+                    f"{record.where}: words and tags must be non-empty lists of texts; if tags are "
+                    "numbers, replace them with their names (B-PER, O, ...)"
                 )
         if not all(word.strip() for word in cells):
             raise errors.UserError(f"{record.where}: a word of {tokens!r} is empty")
@@ -164,8 +164,8 @@ class Words(_Fields, base.Example):
     def with_text(self, text: str) -> Self:
         """Returns the example with `text` as its raw text.
 
-        Returns the example unchanged if `text` contains anything else than its words, in their
-        order, and white space.
+        The text must contain the words in their order, and nothing else but white space. If it does
+        not, the example is returned unchanged.
         """
         try:
             spans = self._replace(text=text).places()
@@ -186,8 +186,8 @@ class Words(_Fields, base.Example):
             if start < 0:
                 where = f"{self.where}: " if self.where else ""
                 raise errors.UserError(
-                    f"{where}the word {word!r:.40} is not in {self.text[end:]!r:.40}, the text "
-                    "behind the word before it: give the words in the order of the text, or no text"
+                    f"{where}the word {word!r:.40} is not in {self.text[end:]!r:.40}, the rest of "
+                    "the text: give the words in the order of the text, or leave out the text"
                 )
             end = start + len(word)
             found.append((start, end))

@@ -49,7 +49,7 @@ def owners(key: str) -> list[str]:
 
 
 def rates(name: str) -> tuple[float, ...]:
-    """Returns the strategy's usual learning rates; () if they are as for training a whole model."""
+    """Returns the strategy's usual learning rates; () if they are the same as for "full"."""
     return getattr(load(name), "RATES", ())
 
 
@@ -72,8 +72,8 @@ def config_of(config: Mapping[str, Any]) -> Any:
     names = {field.name for field in dataclasses.fields(module.Config)}
     if knobs.keys() != names:
         raise errors.UserError(
-            f"config.strategy has the keys {sorted(knobs)}, and the strategy {config['name']!r} "
-            f"has {sorted(names)}: set exactly these"
+            f"config.strategy has the keys {sorted(knobs)}, but the strategy {config['name']!r} "
+            f"needs exactly {sorted(names)}: set these"
         )
     return module.Config(**knobs)
 

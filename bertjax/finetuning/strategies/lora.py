@@ -41,7 +41,7 @@ class Config:
             set(self.names) <= set(KERNELS),
             "strategy.targets",
             self.targets,
-            f"names of {', '.join(KERNELS)} with commas between them",
+            f"some of {', '.join(KERNELS)}, separated by commas",
         )
 
     @property

@@ -24,7 +24,7 @@ def names() -> list[str]:
 def load(name: str) -> type[base.TaskType]:
     """Returns the class of a task type. Raises UserError if there is none of that name."""
     if name not in names():
-        raise errors.UserError(f"kind {name!r}: there are {', '.join(names())}")
+        raise errors.UserError(f"kind {name!r} does not exist: use {', '.join(names())}")
     return importlib.import_module(f"{__name__}.{name}").TaskType
 
 

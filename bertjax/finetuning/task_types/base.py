@@ -125,7 +125,7 @@ class TaskType(abc.ABC):
         for example in examples:
             if not self._fits(example):
                 raise errors.UserError(
-                    f"{example.where or f'task {self.task}'}: {_texts(example.num_texts())}, where "
+                    f"{example.where or f'task {self.task}'}: {_texts(example.num_texts())}, but "
                     f"the model is trained on {_texts(self.num_texts)}"
                 )
         self.check(examples)

@@ -117,7 +117,7 @@ class TaskType(base.TaskType):
         return rows.Encoded(encoded, np.arange(len(examples)), truncated)
 
     def normalizers(self, batch: losses.Batch) -> dict[str, jax.Array]:
-        """Returns the sum of the example weights, by which the sum of the loss is divided."""
+        """Returns {loss name: sum of the example weights}, by which the loss sum is divided."""
         return {"label_loss": losses.label_weights(batch).sum()}
 
     def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:

@@ -38,7 +38,7 @@ from bertjax.objectives.common import losses
 Example = examples_lib.Sentence
 LOSSES = ("ranking", "cosine")
 POOLINGS = ("mean", "cls")
-SIMILARITIES = 2**25  # maximum in memory: a block of first texts times all second texts
+SIMILARITIES = 2**25  # maximum in memory at once: a block of first texts times all second texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,8 @@ class TaskType(base.TaskType):
             place, score, texts = example.where or self.task, example.label, len(example.texts)
             if texts != len(examples[0].texts) or (texts != 2 and score is not None):
                 raise errors.UserError(
-                    f"{place}: texts: {texts}; give pairs, sentence1 and sentence2, or single texts"
+                    f"{place}: texts: {texts}; give only pairs, sentence1 and sentence2, or only "
+                    "single texts without scores"
                 )
             if score is None:
                 continue
@@ -141,7 +142,7 @@ class TaskType(base.TaskType):
         return rows.Encoded(encoded, np.arange(len(examples)), truncated)
 
     def normalizers(self, batch: losses.Batch) -> dict[str, jax.Array]:
-        """Returns the sum of the example weights, by which the sum of the loss is divided."""
+        """Returns {loss name: sum of the example weights}, by which the loss sum is divided."""
         return {f"{self.config.loss}_loss": losses.label_weights(batch).sum()}
 
     def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:

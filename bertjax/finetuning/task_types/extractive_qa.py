@@ -2,8 +2,8 @@
 
 A row is [CLS] question [SEP] window [SEP]: a context that is too long is split into overlapping
 windows. The head scores each token as the first and as the last token of the answer; if a window
-has no answer, both targets are the first token of the row. In each window, a (first, last) pair of
-tokens has the sum of its two scores. The prediction is the text of the best pair of all windows.
+has no answer, both targets are the first token of the row. The score of an answer is the sum of the
+scores of its first and its last token. The prediction is the best answer in any window.
 
 With `impossible` (SQuAD 2.0) a question may have no answer. Its null odds are the score of no
 answer (the lowest of its windows) minus the score of the best answer. If the null odds are above
@@ -39,7 +39,7 @@ class Config:
     doc_stride: int = 128  # tokens from one window's start to the next; at most half a window
     max_query_length: int = 64  # maximum tokens of a question; longer ones are truncated
     max_answer_length: int = 30  # maximum tokens of an answer
-    n_best: int = 20  # answers that a prediction lists and gives probabilities
+    n_best: int = 20  # how many answers a prediction lists, with probabilities
     impossible: bool = False  # questions may have no answer
     tune_threshold: bool = True  # choose the null_threshold with the best F1 on dev
     null_threshold: float = 0.0  # null odds above which no answer is predicted; may be tuned
@@ -106,7 +106,7 @@ class TaskType(base.TaskType):
             if room < 1:
                 raise errors.UserError(
                     f"{example.where}: a question of {len(question)} tokens leaves no room for its "
-                    f"context in {self.lengths.length}: raise config.max_length, or lower "
+                    f"context in a row of {self.lengths.length}: raise config.max_length, or lower "
                     "config.kind.max_query_length"
                 )
             tokens = contexts[example.context]
@@ -153,7 +153,7 @@ class TaskType(base.TaskType):
     def outputs(
         self, apply: Callable[..., losses.Batch], batch: losses.Batch
     ) -> dict[str, jax.Array]:
-        """Returns {"span_logits" float32[B, 2, L]}: of the first token and of the last token."""
+        """Returns {"span_logits" float32[B, 2, L]}: each token's scores as first and last token."""
         return {"span_logits": _logits(apply, batch)}
 
     def decode(
@@ -263,7 +263,7 @@ def _contexts(tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[Example]) -
 
 
 def _answer_tokens(example: Example, tokens: Tokens) -> tuple[int, int]:
-    """Returns the indices of the first answer's first and last token; (-1, -1) without any."""
+    """Returns the first answer's first and last token (indices); (-1, -1) if there is none."""
     if not example.answers:
         return -1, -1
     text, start = example.answers[0]

@@ -124,7 +124,7 @@ class TaskType(base.TaskType):
         return rows.Encoded(encoded, np.arange(len(examples)), truncated)
 
     def normalizers(self, batch: losses.Batch) -> dict[str, jax.Array]:
-        """Returns the sum of the example weights, by which the sum of the loss is divided."""
+        """Returns {loss name: sum of the example weights}, by which the loss sum is divided."""
         return {"label_loss": losses.label_weights(batch).sum()}
 
     def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
@@ -227,7 +227,7 @@ class TaskType(base.TaskType):
         """Returns a note that the thresholds were tuned on dev; [] if they were not."""
         if not self.config.tune_thresholds:
             return []
-        return ["The threshold of each label is chosen on dev: the scores of dev flatter."]
+        return ["The threshold of each label is tuned on dev, so the scores on dev are too high."]
 
     def _targets(self, examples: Sequence[Example]) -> np.ndarray:
         """Returns int32[N, C]: 1 where the example has the label, else 0."""

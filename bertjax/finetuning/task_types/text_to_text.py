@@ -80,9 +80,9 @@ class TaskType(base.TaskType):
     def for_model(self, source: artifact.Artifact) -> "TaskType":
         """Returns the type with the model's decoder_start_id (encoder-decoder) or reader (decoder).
 
-        A decoder keeps the reader of the config, if that sets one. Else the model's text_to_text
-        task or pretraining determines it. Raises UserError if an encoder-decoder has another
-        reader than "encoder".
+        A decoder keeps a reader that the config sets. If the config sets none, the model's
+        text_to_text task or its pretraining determines the reader. Raises UserError if an
+        encoder-decoder has another reader than "encoder".
         """
         if plugins.family(source.family).KIND == "encoder_decoder":
             errors.check(self.config.reader == "encoder", "kind.reader", self.config.reader,
@@ -174,8 +174,8 @@ class TaskType(base.TaskType):
     def predict_loop(self, model: pretrained.Pretrained, encoded: Encoded) -> dict[str, np.ndarray]:
         """Returns the sums of `outputs` for all rows (0 without a target), and the predictions.
 
-        The predictions are token_ids int32[R, T], with -1 after the end. With answer "choose", they
-        are choices float32[R, C], the log-likelihoods of the choices.
+        With answer "write", the predictions are token_ids int32[R, T], with -1 after the end. With
+        answer "choose", they are choices float32[R, C], the log-likelihoods of the choices.
         """
         form = self._form(model.tokenizer)
         made = [text_rows.prompted(row, self.prompt_ids) for row in encoded.rows]
@@ -210,9 +210,9 @@ class TaskType(base.TaskType):
     ) -> list[dict[str, Any]]:
         """Returns {"text"}; for sentences and choices also "label", None if the text is no label.
 
-        With answer "choose", also "probabilities": {text: p}, best first. For examples with a
-        target, also "target_tokens", the number of its tokens, and "right_tokens", the number that
-        are predicted correctly, given the true tokens before them.
+        With answer "choose", there are also "probabilities": {text: p}, best first. If the example
+        has a target, "target_tokens" is its number of tokens, and "right_tokens" is how many of
+        them are predicted correctly, given the true tokens before them.
         """
         if self.config.answer == "choose":
             pairs = zip(examples, outputs["choices"], strict=True)
@@ -235,9 +235,9 @@ class TaskType(base.TaskType):
         """Returns token_accuracy and other scores of the examples that have a target.
 
         Pairs: bleu, rouge1, rouge2, rougeL, SQuAD's exact_match and f1, and accuracy (identical
-        texts). Questions: see `squad_scores`. Sentences with labels: accuracy, macro_f1, mcc; with
-        two labels also f1. Sentences with numbers: pearson, spearman (other texts count as 0).
-        Words: precision, recall, f1, and accuracy of whole sentences. Choices: accuracy.
+        texts). Questions: see `squad_scores`. Labels: accuracy, macro_f1, mcc; with two labels also
+        f1. Numbers: pearson, spearman; a text that is not a number counts as 0. Words: precision,
+        recall, f1, and accuracy of whole sentences. Choices: accuracy.
         """
         pairs = zip(examples, self._pairs(examples), predictions, strict=True)
         known = [(example, pair, found) for example, pair, found in pairs if pair.targets]

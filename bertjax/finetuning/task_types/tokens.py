@@ -2,7 +2,7 @@
 
 The first piece of a word predicts its tag. A sentence that is too long is split between words into
 overlapping windows. Each word is trained and predicted in only one window. If two windows contain
-the word, this is the window in which it is farther from the end or start that cuts the sentence.
+the word, the window in which the word is farther from the window's edge is used.
 
 By default, a sentence is encoded as a whole (`word_pieces`), so the model reads the same ids as
 with other tools. A word may have no piece of its own, because a piece of the word before covers it
@@ -260,9 +260,9 @@ class TaskType(base.TaskType):
         return result
 
     def lines(self, prediction: dict[str, Any], top: int) -> list[str]:
-        """Returns one line for each entity. If there is none, returns one line with the tags.
+        """Returns one line for each entity.
 
-        This line is "no entity" if all tags are O.
+        Without entities, returns one line with all tags, or "no entity" if all of them are O.
         """
         if prediction["entities"] or not prediction["tags"]:
             return [f"{entity['type']}: {entity['text']}" for entity in prediction["entities"]]

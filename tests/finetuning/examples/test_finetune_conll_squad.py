@@ -61,7 +61,7 @@ def test_entities_come_out_in_bio2(tmp_path, tags, expected):
 
 def test_the_scheme_is_that_of_the_whole_file(tmp_path):
     lines = ["Ada I-PER", "", "in O", "Oslo B-LOC"]
-    with pytest.raises(errors.UserError, match=r"a\.conll:1: tag 'I-PER' goes on .* is B-PER"):
+    with pytest.raises(errors.UserError, match=r"a\.conll:1: tag 'I-PER' continues .* has B-PER"):
         _words(tmp_path, *lines)
 
 
@@ -75,10 +75,10 @@ def test_other_tags_are_for_tasks_without_entities(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        (["a\tO", "b\tB-X", "c\tI-Y"], ":3: tag 'I-Y' goes on with an entity that has not begun"),
-        (["a\tB-X", "b\tO", "c\tI-X"], ":3: tag 'I-X' goes on"),
-        (["a\tS-X", "b\tI-X"], ":2: tag 'I-X' goes on"),
-        (["a\tO", "b"], ":2: columns: 1, where the lines above have 2"),
+        (["a\tO", "b\tB-X", "c\tI-Y"], ":3: tag 'I-Y' continues an entity that has not begun"),
+        (["a\tB-X", "b\tO", "c\tI-X"], ":3: tag 'I-X' continues"),
+        (["a\tS-X", "b\tI-X"], ":2: tag 'I-X' continues"),
+        (["a\tO", "b"], ":2: columns: 1, but the lines above have 2"),
         (["a\tO", "\tO"], ":2: the first column, the word, is empty"),
         (["a\tO", "b\t "], ":2: no tag beside 'b'"),
         (["", ""], "a.conll: holds no sentence"),
@@ -105,9 +105,9 @@ def test_words_in_json_lines(tmp_path):
     (sentence,) = tasks.read(tasks.find("ner"), os.fspath(path), "train")
     assert sentence == Words(("Ada", "spoke"), ("B-PER", "O"), f"{path}:1")
     for change, expected in (
-        ({"ner_tags": ["B-PER", "I-LOC"]}, "a.jsonl:1 word 2: tag 'I-LOC' goes on"),
+        ({"ner_tags": ["B-PER", "I-LOC"]}, "a.jsonl:1 word 2: tag 'I-LOC' continues"),
         ({"ner_tags": ["B-PER"]}, "a.jsonl:1: 2 words and 1 tags"),
-        ({"tokens": ["Ada", 3]}, "a.jsonl:1: words and tags are lists of texts"),
+        ({"tokens": ["Ada", 3]}, "a.jsonl:1: words and tags must be non-empty lists of"),
         ({"tokens": ["Ada", " "]}, "a.jsonl:1: a word of 'tokens' is empty"),
     ):
         path.write_text(json.dumps(row | change) + "\n")
@@ -169,15 +169,15 @@ def test_questions_with_and_without_answers(tmp_path):
     ("qas", "task", "expected"),
     [
         ([_qa(text="Ada Byron")], "squad", "question q1: the answer 'Ada Byron' is not in its "
-         "context at character 0, where 'Ada Lovel' is; it stands nowhere in it"),
-        ([_qa(start=1)], "squad", "it stands at 0"),
-        ([_qa(start=-3, text="43.")], "squad", "it stands at 30"),
+         "context at character 0, where 'Ada Lovel' is; the context lacks it"),
+        ([_qa(start=1)], "squad", "the context has it at 0"),
+        ([_qa(start=-3, text="43.")], "squad", "the context has it at 30"),
         ([_qa(text=" ", start=3)], "squad", "question q1: an answer is empty"),
-        ([_qa(), _qa()], "squad", "question q1: the id stands twice"),
+        ([_qa(), _qa()], "squad", "question q1: the id occurs twice"),
         ([_qa(question=" ")], "squad", "question q1: the question is empty"),
         ([_qa(answers=[])], "squad_v2", "question q1: no 'answers'; training"),
         ([_qa(answers=[], is_impossible=True)], "squad", "--task=squad_v2"),
-        ([_qa(is_impossible=True)], "squad_v2", "question q1: is_impossible, and has an answer"),
+        ([_qa(is_impossible=True)], "squad_v2", "question q1: is_impossible is true, but"),
         ([_qa(answers=[{"text": "Ada"}])], "squad", "question q1: no 'answer_start'"),
         ([_qa(start="0")], "squad", "question q1: 'answer_start' is not a JSON integer"),
         ([{"id": "q1", "question": "Who?"}], "squad", "question q1: no 'answers'; training"),
@@ -262,10 +262,10 @@ def test_tags_do_not_matter_where_nothing_is_scored(tmp_path):
 def test_a_row_that_lacks_its_tag_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_text("Ada B-PER\nran\n")
     for scored in (True, False):
-        with pytest.raises(errors.UserError, match="columns: 1, where the lines above have 2"):
+        with pytest.raises(errors.UserError, match="columns: 1, but the lines above have 2"):
             tasks.read(tasks.find("ner"), str(tmp_path / "a.txt"), "test", scored=scored)
     (tmp_path / "a.txt").write_text("I ran.\nHe flew home\n")
-    with pytest.raises(errors.UserError, match="columns: 3, where the lines above have 2"):
+    with pytest.raises(errors.UserError, match="columns: 3, but the lines above have 2"):
         tasks.read(tasks.find("ner"), str(tmp_path / "a.txt"), "test")
 
 
@@ -275,6 +275,6 @@ def test_a_line_of_white_space_that_ends_no_sentence(tmp_path, line, scored):
     rows = ["Ada B-PER", "ran O"]
     rows.insert(line - 1, "\N{NO-BREAK SPACE}")
     (tmp_path / "a.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    said = {1: ":1: the first column, the word, is empty", 2: ":2: columns: 0, where the lines"}
+    said = {1: ":1: the first column, the word, is empty", 2: ":2: columns: 0, but the lines"}
     with pytest.raises(errors.UserError, match=said[line]):
         tasks.read(tasks.find("ner"), str(tmp_path / "a.txt"), "test", scored=scored)

@@ -107,7 +107,7 @@ def test_labels_that_are_numbers_in_json_count_from_zero(tmp_path):
     assert _read("stsb", path, "test")[0].label is None
     assert _read("regression", path, "test")[0].label == -1
     path = _write(tmp_path / "a.jsonl", json.dumps(rows[0] | {"label": 2}))
-    with pytest.raises(errors.UserError, match="label '2' is not one of the task qnli"):
+    with pytest.raises(errors.UserError, match="label '2' is not a label of the task qnli"):
         _read("qnli", path)
 
 
@@ -224,7 +224,7 @@ _ROW = '{"question": "Q?", "choices": ["A.", "B."], "label": %s}\n'
         ("classification", "a.tsv", "text1\tlabel\nA.\tx\n", "a.tsv:2: no column 'sentence'; there "
          "are 'text1', 'label'"),
         ("pair", "a.tsv", "sentence1\tlabel\nA.\tx\n", "a.tsv:2: no column 'sentence2'"),
-        ("classification", "a.tsv", "sentence\tlabel\nA.\tx\nB.\n", "a.tsv:3: cells: 1, where the "
+        ("classification", "a.tsv", "sentence\tlabel\nA.\tx\nB.\n", "a.tsv:3: cells: 1, but the "
          "header has 2"),
         ("classification", "a.tsv", "sentence\tlabel\n\nB.\tx\n", "a.tsv:2: an empty line"),
         ("classification", "a.tsv", "sentence\tlabel\tlabel\n", "a.tsv:1: the header has column "
@@ -235,7 +235,7 @@ _ROW = '{"question": "Q?", "choices": ["A.", "B."], "label": %s}\n'
         ("classification", "a.tsv", "sentence\tlabel\nA.\tx\nB.\t\n", "a.tsv:3: no 'label'"),
         ("classification", "a.tsv", b"sentence\tlabel\ncaf\xe9\tx\n", "a.tsv:2: is not UTF-8"),
         ("classification", "a.tsv", b"sentence\tlabel\nA\0.\tx\n", "a.tsv:2: contains a NUL"),
-        ("classification", "a.csv", "sentence,label\n", "a.csv: .csv is not read"),
+        ("classification", "a.csv", "sentence,label\n", "a.csv: .csv is not supported"),
         ("classification", "a.jsonl", '{"sentence": "A."\n', "a.jsonl:1: is not JSON"),
         ("classification", "a.jsonl", "\n" + "[" * 100_000, "a.jsonl:2: is nested more than"),
         ("classification", "a.jsonl", '{"label": ' + "9" * 5_000 + "}", "a.jsonl:1: is not JSON"),
@@ -248,20 +248,20 @@ _ROW = '{"question": "Q?", "choices": ["A.", "B."], "label": %s}\n'
         ("classification", "a.jsonl", '{"sentence": "A.", "label": 0.5}\n', "a.jsonl:1: label 0.5"),
         ("classification", "a.jsonl", '{"text": "A.", "stars": 1}\n', "a.jsonl:1: no 'label'; "
          "there are 'text', 'stars'; training"),
-        ("sst2", "a.tsv", "sentence\tlabel\nA.\t2\n", "a.tsv:2: label '2' is not one of the task "
-         "sst2: negative, positive, 0, 1"),
+        ("sst2", "a.tsv", "sentence\tlabel\nA.\t2\n", "a.tsv:2: label '2' is not a label of the "
+         "task sst2 (negative, positive, 0, 1)"),
         ("stsb", "a.tsv", "sentence1\tsentence2\tscore\nA.\tB.\tnan\n", "a.tsv:2: label 'nan' is "
          "not a number"),
         ("embeddings", "a.tsv", "sentence1\tsentence2\tscore\nA.\tB.\t1\n",
          "a.tsv:2: this task does not use the column 'score'; use --task=similarity"),
         ("translation", "a.jsonl", '{"source": "A.", "targets": ["B.", ""]}\n', "a.jsonl:1: the "
-         "target is not a text"),
+         "target must be a non-empty text"),
         ("translation", "a.jsonl", '{"source": "A."}\n', "a.jsonl:1: no 'targets'"),
         ("multiple_choice", "a.jsonl", _ROW % 2, "a.jsonl:1: label 2 is not the number of a choice,"
          " 0 to 1"),
         ("multiple_choice", "a.jsonl", _ROW % "true", "a.jsonl:1: label True"),
         ("multiple_choice", "a.jsonl", '{"question": "Q?", "choices": ["A."], "label": 0}\n',
-         "needs two texts or more"),
+         "needs at least two non-empty texts"),
         ("multiple_choice", "a.jsonl", '{"choices": ["A.", "B."], "label": 0}\n', "no column"),
     ],
 )  # fmt: skip
@@ -289,7 +289,7 @@ def test_a_text_a_line_needs_no_labels(tmp_path):
         assert _bare(_read(task, path, "test")) == texts
     assert [each.source for each in _read("translation", path, "test")] == ["One, two.", "Three."]
     for task in ("pair", "multiple_choice"):
-        with pytest.raises(errors.UserError, match=f"the task {task} reads more than one text"):
+        with pytest.raises(errors.UserError, match=f"of the task {task} has several texts"):
             _read(task, path, "test")
     with pytest.raises(errors.UserError, match="questions are JSON in SQuAD's form"):
         _read("squad", path, "test")
