@@ -23,8 +23,6 @@ from typing import Any, TextIO
 import jax
 import tqdm
 from etils import epath
-from tensorboardX import record_writer, summary
-from tensorboardX.proto import event_pb2
 
 from bertjax import errors, files, schema
 from bertjax import workdir as workdir_lib
@@ -138,6 +136,12 @@ class TensorBoardWriter:
 
     def __init__(self, folder: str | os.PathLike, *, start_step: int):
         """Opens a new file; makes TensorBoard drop entries of earlier files past `start_step`."""
+        # Not at the top of the file: this imports PyTorch if it is installed, which takes a second.
+        from tensorboardX import record_writer, summary
+        from tensorboardX.proto import event_pb2
+
+        self._checksum, self._scalar = record_writer.masked_crc32c, summary.scalar
+        self._event = event_pb2.Event
         folder = epath.Path(folder)
         name = f"events.out.tfevents.{time.time_ns() // 1000:016d}.{socket.gethostname()}"
         self._file = _GrowingFile(folder / name)
@@ -148,7 +152,7 @@ class TensorBoardWriter:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes the metrics of `step`."""
         for name, value in metrics.items():
-            self._append(step=step, summary=summary.scalar(name, value))
+            self._append(step=step, summary=self._scalar(name, value))
 
     def flush(self) -> None:
         """Writes everything to disk."""
@@ -159,9 +163,9 @@ class TensorBoardWriter:
         self._file.close()
 
     def _append(self, **fields: Any) -> None:
-        event = event_pb2.Event(wall_time=time.time(), **fields).SerializeToString()
+        event = self._event(wall_time=time.time(), **fields).SerializeToString()
         size = struct.pack("<Q", len(event))
-        checks = [struct.pack("<I", record_writer.masked_crc32c(part)) for part in (size, event)]
+        checks = [struct.pack("<I", self._checksum(part)) for part in (size, event)]
         self._file.append(size + checks[0] + event + checks[1])
 
 

@@ -11,7 +11,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # What a test compiles runs for milliseconds: compiling takes the time, and less of it like this.
 _FLAGS = ["--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"]
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # an unknown flag ends the process
-    _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+    _FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
 for flag in _FLAGS:
     if flag.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()

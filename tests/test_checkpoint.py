@@ -251,7 +251,7 @@ def test_meta_reads_and_verifies_the_meta_only(run):
     truncate(run / "20")
     assert checkpoint.Reader(run).meta()["step"] == 20
     (run / "20/meta/metadata").write_text(json.dumps({**META, "step": 21}))
-    with pytest.raises(errors.UserError, match="meta/metadata has other bytes"):
+    with pytest.raises(errors.UserError, match="meta/metadata has changed since it was written"):
         checkpoint.Reader(run).meta()
 
 

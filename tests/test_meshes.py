@@ -3,8 +3,8 @@
 Whatever is compiled here is listened to: an "involuntary full rematerialization" fails the test.
 """
 
+import contextlib
 import functools
-import itertools
 import os
 import re
 import tempfile
@@ -31,14 +31,14 @@ GRADIENTS = optax.GradientTransformation(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_compilation_cache():
-    """What was compiled before is silent."""
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_enable_compilation_cache", True)
-    compilation_cache.reset_cache()
+@contextlib.contextmanager
+def _no_compilation_cache():
+    """Compiles anew: the compiler prints nothing about a program from the cache."""
+    for enabled in (False, True):
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
+        if not enabled:
+            yield
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,8 @@ def _listen(compile):
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
         try:
-            made = compile()
+            with _no_compilation_cache():
+                made = compile()
         finally:
             os.dup2(kept, 2)
             os.close(kept)
@@ -113,15 +114,20 @@ def _assert_equal_to_one_device(family, teacher, mesh, micro_batches):
         assert difference <= 1e-5 * np.linalg.norm(leaf) + 1e-7 * largest, path
 
 
-@pytest.mark.parametrize(
-    ("mesh", "micro_batches"), list(itertools.product(MESHES, (1, 2, 4)))[1:], ids=str
+COUNTS = (1, 2, 4)
+
+
+@pytest.mark.parametrize(  # every mesh with two of the counts
+    ("mesh", "micro_batches"),
+    [(mesh, n) for i, mesh in enumerate(MESHES) for n in COUNTS if n != COUNTS[i % 3]],
+    ids=str,
 )
 def test_neither_mesh_nor_micro_batches_change_loss_and_gradients(mesh, micro_batches):
     _assert_equal_to_one_device("bert", "", mesh, micro_batches)
 
 
 @pytest.mark.parametrize(
-    ("mesh", "micro_batches"), [*zip(MESHES, (2, 4, 4, 2, 1, 1), strict=True)], ids=str
+    ("mesh", "micro_batches"), [*zip(MESHES[2:], (4, 2, 1, 2), strict=True)], ids=str
 )
 @pytest.mark.parametrize("family", ["albert", "t5"])
 def test_nor_do_they_for_albert_and_t5(family, mesh, micro_batches):

@@ -19,7 +19,7 @@ def file(tmp_path, monkeypatch):
 
 def run(keep):
     clock = slow_tests._Clock(keep=keep)
-    durations = {"test_a[x]": [0.1, 2.0, 0.1], "test_a[y]": [0, 1, 0], "test_b[x]": [0, 1, 0.4]}
+    durations = {"test_a[x]": [0.1, 0.8, 0.1], "test_a[y]": [0, 0.2, 0], "test_b[x]": [0, 0.4, 0]}
     for name, phases in durations.items():
         for seconds in phases:
             nodeid = f"{HERE}::{name}"

@@ -106,7 +106,7 @@ def test_a_mean_of_means_would_be_another_number():
     assert len(set(weights)) == 4 and weights[0] == 0
 
 
-@pytest.mark.parametrize("mesh_shape", [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)])
+@pytest.mark.parametrize("mesh_shape", [(1, 8, 1), (2, 2, 2)])
 def test_meshes_give_the_loss_and_gradients_of_one_device(mesh_shape):
     # With dropout: the masks are those of one device too.
     got = _compiled(mesh_shape, dropout=0.2)(_batch())

@@ -33,6 +33,9 @@ def _config(data, **overrides):
     return config.load(SMOKE, keys | {k.replace("__", "."): str(v) for k, v in overrides.items()})
 
 
+NOTHING_BETWEEN = {"checkpoint__every": 1000, "eval__every": 1000}  # neither takes time
+
+
 def _params(workdir, conf):
     built = experiment.Experiment(conf)
     abstract = built.abstract_state(sharding.make_mesh(conf.mesh))
@@ -71,8 +74,8 @@ def test_writes_metrics_checkpoints_and_identity(uninterrupted):
 
 
 def test_learns(data, tmp_path):
-    conf = _config(data, num_steps=150, optimizer__learning_rate=3e-3, checkpoint__every=1000,
-                   eval__every=1000, log_every=50)  # fmt: skip
+    conf = _config(data, num_steps=150, optimizer__learning_rate=3e-3, log_every=50,
+                   **NOTHING_BETWEEN)  # fmt: skip
     heldout = train.train_and_evaluate(conf, tmp_path / "run")
     assert heldout["mlm_loss"] < np.log(150) - 1.0, "150 steps on a made-up grammar"
 
@@ -120,7 +123,8 @@ def test_goes_on_with_other_devices_and_micro_batches(data, uninterrupted, tmp_p
 
 
 def test_two_phases_change_length_and_batch_size(data, tmp_path):
-    conf = _config(data, phase2__num_steps=4, phase2__length=48, phase2__batch_size=8)
+    conf = _config(data, num_steps=6, phase2__num_steps=2, phase2__length=48, phase2__batch_size=8,
+                   **NOTHING_BETWEEN)  # fmt: skip
     shapes = []
     original = train.sharding.global_batch
 
@@ -206,6 +210,7 @@ def test_diverging_run_stops_and_names_the_last_good_checkpoint(data, tmp_path):
 @pytest.mark.parametrize(("schedule", "decay"), [("rsqrt", (0, 0)), ("wsd", (3, 3))])
 def test_continued_further_ends_bit_equal(data, tmp_path, schedule, decay):
     keys = {"optimizer__schedule": schedule, "optimizer__decay_steps": decay[0], "log_every": 3}
+    keys |= NOTHING_BETWEEN
     longer = _config(data, num_steps=14, **keys)
     train.train_and_evaluate(longer, tmp_path / "whole")
     shorter = _config(data, num_steps=11, **keys)
@@ -237,7 +242,7 @@ def test_what_would_change_the_past_is_refused(data, uninterrupted):
 
 def test_a_second_phase_that_has_not_begun_may_begin_later(data, tmp_path):
     phase2 = {"phase2__num_steps": 4, "phase2__length": 48, "phase2__batch_size": 8}
-    keys = {**phase2, "optimizer__schedule": "constant"}
+    keys = {**phase2, **NOTHING_BETWEEN, "optimizer__schedule": "constant"}
     shorter, longer = (_config(data, num_steps=n, **keys) for n in (10, 12))  # it begins at 6 or 8
     train.train_and_evaluate(longer, tmp_path / "whole")
     with pytest.MonkeyPatch.context() as monkey, pytest.raises(errors.Preempted):

@@ -154,7 +154,7 @@ def test_vectors_of_texts_that_match(root, tmp_path, capsys):
     with pytest.raises(errors.UserError, match="a prompt, which only `predict` inserts"):
         loaded.encode("the dog ran")
     loaded = bertjax.load(tmp_path / "out")
-    with pytest.raises(errors.UserError, match="give pairs, sentence1 and sentence2, or single"):
+    with pytest.raises(errors.UserError, match="give only pairs, sentence1 and sentence2, or"):
         loaded.predict(["the dog ran", ("the dog", "the cat")])
     (tmp_path / "test.txt").write_text("the dog ran\n")  # given vectors, and not scored
     config.data.test = str(tmp_path / "test.txt")

@@ -25,7 +25,7 @@ def make(family: str, seed: int = 0, **fields: Any) -> tuple[Any, Any]:
     def louder(path: Any, leaf: jax.Array) -> jax.Array:
         return leaf * 10 if sharding.path_name(path).endswith(("kernel", "embedding")) else leaf
 
-    return model, jax.tree_util.tree_map_with_path(louder, params)
+    return model, jax.jit(lambda: jax.tree_util.tree_map_with_path(louder, params))()
 
 
 def make_artifact(family: str, kind: str = "wordpiece", **fields: Any) -> artifact.Artifact:

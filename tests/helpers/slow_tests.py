@@ -10,7 +10,7 @@ with the fixtures that the case sets up.
 import collections
 import pathlib
 
-SECONDS = 1.5
+SECONDS = 0.5
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILE = ROOT / "tests" / "slow.txt"
 

@@ -95,15 +95,17 @@ def train(
     method: base.Strategy, params: Any, family: str = "bert", steps: int = 3, **options: Any
 ) -> list[Any]:
     """Returns the model's parameters at the start and after every step."""
-    trained, frozen = method.split(params, jax.random.key(1))
     step, _, tx = trainer(method, family, **options)
-    state = step_lib.init_state(trained, tx, jax.random.key(2))
-    seen = [method.combine(state.params, frozen)]
+    # One program each: outside of jit every operation on a new shape would be compiled alone.
+    trained, frozen = jax.jit(method.split)(params, jax.random.key(1))
+    state = jax.jit(lambda p, key: step_lib.init_state(p, tx, key))(trained, jax.random.key(2))
+    combine = jax.jit(method.combine)
+    stages = [combine(state.params, frozen)]
     for _ in range(steps):
         state, report = step(state, batch(method, family), {"base": frozen})
         assert int(report["skipped"]) == 0
-        seen.append(method.combine(state.params, frozen))
-    return seen
+        stages.append(combine(state.params, frozen))
+    return stages
 
 
 def named(tree: Any) -> dict[str, np.ndarray]:

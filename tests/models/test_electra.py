@@ -235,8 +235,7 @@ def _compiled(mesh_shape=(1, 1, 1), micro=1):
 
 
 @pytest.mark.parametrize(
-    ("mesh_shape", "micro"),
-    [((1, 1, 1), 2), ((1, 1, 1), 4), ((8, 1, 1), 1), ((1, 1, 8), 1), ((2, 2, 2), 2)],
+    ("mesh_shape", "micro"), [((1, 1, 1), 4), ((1, 1, 8), 1), ((2, 2, 2), 2)]
 )
 def test_neither_mesh_nor_micro_batches_change_loss_or_gradients(mesh_shape, micro):
     report, grads, _ = _compiled(mesh_shape, micro)

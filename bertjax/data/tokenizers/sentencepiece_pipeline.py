@@ -40,10 +40,6 @@ _BREAK = "\ufff0"
 # one before it, such a character would be lost. A _BREAK between the two prevents this.
 _JOINING = "\\p{M}\u200c\u200d\uff9e\uff9f\U0001f3fb-\U0001f3ff\u1160-\u11ff\n"
 
-_CONTROLS = [
-    i for i in range(1, sys.maxunicode + 1) if unicodedata.category(chr(i)) in ("Cc", "Cf")
-]
-
 
 class NotRepeatable(errors.UserError):
     """Raised for a model whose ids no pipeline of the `tokenizers` library can reproduce."""
@@ -172,6 +168,13 @@ def _removed(characters: str) -> list[normalizers.Normalizer]:
     ]
 
 
+@functools.cache
+def _controls() -> list[int]:
+    """Returns the code points of all control and format characters."""
+    code_points = range(1, sys.maxunicode + 1)
+    return [i for i in code_points if unicodedata.category(chr(i)) in ("Cc", "Cf")]
+
+
 def _table(charsmap: bytes) -> list[normalizers.Normalizer]:
     """Returns the steps that apply the model's character table.
 
@@ -186,7 +189,7 @@ def _table(charsmap: bytes) -> list[normalizers.Normalizer]:
         escape_whitespaces=False,
         remove_extra_whitespaces=False,
     )
-    dropped = [i for i in _CONTROLS if table.normalize(chr(i)) == ""]
+    dropped = [i for i in _controls() if table.normalize(chr(i)) == ""]
     return [
         *_composed(charsmap),
         *(_removed(_ranges(dropped)) if dropped else []),

@@ -256,8 +256,9 @@ def _finished(folder) -> dict[str, int]:
     return shards
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("how", [_kill_all, _kill_parent, _ctrl_c])
+@pytest.mark.parametrize(
+    ("how", "workers"), [(_kill_all, 1), (_kill_all, 2), (_kill_parent, 2), (_ctrl_c, 2)]
+)
 def test_killed_and_started_again_the_bytes_are_those_of_one_go(
     tmp_path, corpus_path, tok_path, how, workers
 ):

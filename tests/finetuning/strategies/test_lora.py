@@ -121,8 +121,8 @@ def test_a_trained_model_is_a_plain_artifact_whose_kernels_differ_by_the_rank(tm
     [
         ("bert", {"targets": "query,wi_gate"}, "targets = 'query,wi_gate': must be some of the "
          "model's kernels, query, key, value, out, wi, wo"),
-        ("bert", {"targets": "query,keys"}, "targets = 'query,keys': must be names of query, key"),
-        ("bert", {"targets": ""}, "targets = '': must be names of query"),
+        ("bert", {"targets": "query,keys"}, "targets = 'query,keys': must be some of query, key"),
+        ("bert", {"targets": ""}, "targets = '': must be some of query"),
         ("bert", {"rank": 0}, "rank = 0: must be 1 or more"),
         ("bert", {"alpha": 0.0}, "alpha = 0.0: must be above 0"),
     ],

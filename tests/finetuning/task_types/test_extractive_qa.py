@@ -223,7 +223,7 @@ def test_long_question_loses_its_end_and_says_so():
     assert cut.truncated.tolist() == [True] and whole.truncated.tolist() == [False]
     ids = whole.rows[0]["input_ids"]
     assert cut.rows[0]["input_ids"][:4].tolist() == ids[:4].tolist()
-    with pytest.raises(errors.UserError, match=r"no room for its context in 8: raise config.max_l"):
+    with pytest.raises(errors.UserError, match=r"its context in a row of 8: raise config.max_l"):
         _encode(Config(), [example], length=8)
 
 
