@@ -27,8 +27,8 @@ from bertjax.finetuning import rows as rows_lib
 
 # Bucket lengths of `common`. Except for 64, each is at most 1.5 times the previous one.
 _COMMON = (32, 64, 96, 128, 192, 256, 384, 512)
-_SHARE = 0.01  # the minimum share of all tokens that each additional bucket must save
-_MOST = 10  # the maximum number of buckets
+_MIN_SAVING = 0.01  # the minimum share of all tokens that each additional bucket must save
+_MAX_BUCKETS = 10  # the maximum number of buckets
 # On a CPU, a batch is split into micro-batches that are as small as possible, but each has more
 # tokens than this. On two cores, larger micro-batches are no more efficient, and use more memory:
 # the activations for the backward pass (0.27 MB per token for MiniLM) are allocated and cleared in
@@ -75,21 +75,21 @@ def fitted(lengths: np.ndarray, longest: int, passes: int, price: Price = _CPU) 
     rows = np.searchsorted(np.sort(lengths), sizes, side="right")  # rows that fit in each size
     # tokens[i, j]: tokens of bucket j, padding included, if i is the next smaller bucket
     tokens = np.where(np.tri(len(sizes), k=-1).T > 0, (rows - rows[:, None]) * sizes, np.inf)
-    bucket = max(price.compilation / passes, _SHARE * lengths.sum())
-    cost = rows * sizes + bucket  # cost[j]: least cost if bucket j is the longest
-    below = [np.full(len(sizes), -1)]
-    best, chosen = cost[-1], 0
-    for count in range(1, min(_MOST, len(sizes))):
-        options = cost[:, None] + tokens + bucket
-        below.append(options.argmin(axis=0))
-        cost = options.min(axis=0)
-        if cost[-1] < best:
-            best, chosen = cost[-1], count
-    last, found = len(sizes) - 1, []
-    for choices in reversed(below[: chosen + 1]):
-        found.append(sizes[last])
-        last = choices[last]
-    return np.array(found[::-1])
+    bucket_cost = max(price.compilation / passes, _MIN_SAVING * lengths.sum())
+    costs = rows * sizes + bucket_cost  # cost[j]: least cost if bucket j is the longest
+    predecessors = [np.full(len(sizes), -1)]
+    best_cost, best_count = costs[-1], 0
+    for count in range(1, min(_MAX_BUCKETS, len(sizes))):
+        options = costs[:, None] + tokens + bucket_cost
+        predecessors.append(options.argmin(axis=0))
+        costs = options.min(axis=0)
+        if costs[-1] < best_cost:
+            best_cost, best_count = costs[-1], count
+    last, buckets = len(sizes) - 1, []
+    for previous in reversed(predecessors[: best_count + 1]):
+        buckets.append(sizes[last])
+        last = previous[last]
+    return np.array(buckets[::-1])
 
 
 class Shape(NamedTuple):
@@ -178,16 +178,18 @@ class Batches:
         """Returns (shape, row numbers) of each batch of an epoch."""
         draws = rng.RowRandom(rng.row_keys(seed, epoch, np.array([0])))
         order = draws.permutation("finetune rows", len(self._rows))[0]
-        rest = len(self._rows) % self.batch_size
-        plan, left = [], np.zeros(0, int)
+        remainder = len(self._rows) % self.batch_size
+        plan, pending = [], np.zeros(0, int)
         for size in np.unique(self._buckets):
-            left = np.concatenate([left, order[self._buckets[order] == size]])
-            if 0 < rest <= len(left):
-                plan.append((self._shape(size), left[:rest]))
-                left, rest = left[rest:], 0
-            full = len(left) // self.batch_size * self.batch_size
-            plan += [(self._shape(size), part) for part in left[:full].reshape(-1, self.batch_size)]
-            left = left[full:]
+            pending = np.concatenate([pending, order[self._buckets[order] == size]])
+            if 0 < remainder <= len(pending):
+                plan.append((self._shape(size), pending[:remainder]))
+                pending, remainder = pending[remainder:], 0
+            full = len(pending) // self.batch_size * self.batch_size
+            plan += [
+                (self._shape(size), part) for part in pending[:full].reshape(-1, self.batch_size)
+            ]
+            pending = pending[full:]
         return plan
 
 
@@ -205,22 +207,23 @@ def micro_batches(batch: Mapping[str, jax.Array], shards: int) -> int:
 
 
 def row_lengths(
-    rows: Sequence[Row], features: Mapping[str, rows_lib.Feature], which: str
+    rows: Sequence[Row], features: Mapping[str, rows_lib.Feature], length_name: str
 ) -> np.ndarray:
     """Returns int[rows]: the length of the longest array of each row.
 
-    Counts only the arrays whose `Feature.length` is `which`; the length is 0 if there is none.
+    Counts only the arrays whose `Feature.length` is `length_name`. The length is 0 if there is
+    none.
     """
-    named = [name for name, feature in features.items() if feature.length == which]
-    return np.array([max((row[n].shape[-1] for n in named), default=0) for row in rows], int)
+    names = [name for name, feature in features.items() if feature.length == length_name]
+    return np.array([max((row[n].shape[-1] for n in names), default=0) for row in rows], int)
 
 
 def _stack(rows: Sequence[Row], name: str, feature: rows_lib.Feature, shape: Shape) -> np.ndarray:
     if not feature.length:
         return np.stack([np.asarray(row[name], feature.dtype) for row in rows])
     first = rows[0][name]
-    whole = (len(rows), *first.shape[:-1], getattr(shape, feature.length))
-    stacked = np.zeros(whole, feature.dtype)
+    full_shape = (len(rows), *first.shape[:-1], getattr(shape, feature.length))
+    stacked = np.zeros(full_shape, feature.dtype)
     for i, row in enumerate(rows):
         stacked[i, ..., : row[name].shape[-1]] = row[name]
     return stacked
@@ -246,16 +249,16 @@ def forward(
         parts.append((numbers, outputs))
         rows_done += len(numbers)
         on_progress(rows_done, batches.num_rows)
-    joined = {}
+    arrays = {}
     for name in parts[0][1]:
         shapes = [outputs[name].shape for _, outputs in parts]
-        whole = list(np.max(shapes, axis=0))
-        whole[0] = sum(len(numbers) for numbers, _ in parts)
-        joined[name] = np.zeros(whole, parts[0][1][name].dtype)
+        shape = list(np.max(shapes, axis=0))
+        shape[0] = sum(len(numbers) for numbers, _ in parts)
+        arrays[name] = np.zeros(shape, parts[0][1][name].dtype)
         for numbers, outputs in parts:
-            found = outputs[name][: len(numbers)]
-            joined[name][(numbers, *(slice(n) for n in found.shape[1:]))] = found
-    return joined
+            values = outputs[name][: len(numbers)]
+            arrays[name][(numbers, *(slice(n) for n in values.shape[1:]))] = values
+    return arrays
 
 
 def by_batch(

@@ -21,7 +21,7 @@ def for_calls(jitted: Any, calls: Sequence[tuple[Any, ...]]) -> Callable[..., An
     lowered = [jitted.lower(*call) for call in calls]
     # An interrupt waits for running compilations, but not for queued ones.
     with concurrent.futures.ThreadPoolExecutor(parallel.cpus()) as pool:
-        compiled = pool.map(lambda each: each.compile(), lowered)
+        compiled = pool.map(lambda function: function.compile(), lowered)
         by_shape = dict(zip(map(_shapes, calls), compiled, strict=True))
     return lambda *args: by_shape[_shapes(args)](*args)
 

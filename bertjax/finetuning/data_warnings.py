@@ -1,7 +1,7 @@
 """Warnings about labelled data that is valid but looks wrong, and about results.
 
-found = data_warnings.everything(examples, truncated, task_type, most=512, rows=30522)
-for line in found: print(line)
+warnings = data_warnings.everything(examples, truncated, task_type, longest=512, rows=30522)
+for line in warnings: print(line)
 """
 
 import collections
@@ -23,7 +23,7 @@ TRUNCATED = 0.05  # share of truncated examples
 UNKNOWN = 0.01  # share of unknown tokens
 SPARE = 256  # unused embedding rows; some are usual: sentinels, and padding to a round number
 QUOTED = 0.5  # share of examples with a text in quotation marks
-_SAMPLE, _CHARACTERS = 1000, 1000  # how many examples, and characters per text, are inspected
+_MAX_EXAMPLES, _MAX_CHARACTERS = 1000, 1000  # inspected examples, and characters per text
 
 Example = examples_lib.Example
 
@@ -32,21 +32,21 @@ def everything(
     examples: Mapping[str, Sequence[Example]],
     truncated: Mapping[str, np.ndarray],
     task_type: base.TaskType,
-    most: int,
+    longest: int,
     rows: int,
 ) -> list[str]:
     """Returns all warnings about the splits in `examples`, which must include "train".
 
-    most: the maximum number of tokens that the model can read. rows: the number of rows of its
+    longest: the maximum number of tokens that the model can read. rows: the number of rows of its
     embedding table. truncated: {split: bool[examples]}, as in `rows.Encoded`.
     """
     train, tokenizer, lengths = examples["train"], task_type.tokenizer, task_type.lengths
-    found = labels(train, task_type.labels, weigh=task_type.weighs_classes)
-    found += quotes(train) + tokens(train, tokenizer) + table(tokenizer, rows)
-    for split, own in examples.items():
-        found += overlap(train, own, split) if split != "train" else []
-        found += truncation(truncated[split], split, lengths, most, task_type.question_length)
-    return found
+    warnings = labels(train, task_type.labels, weigh=task_type.weighs_classes)
+    warnings += quotes(train) + tokens(train, tokenizer) + table(tokenizer, rows)
+    for split, split_examples in examples.items():
+        warnings += overlap(train, split_examples, split) if split != "train" else []
+        warnings += truncation(truncated[split], split, lengths, longest, task_type.question_length)
+    return warnings
 
 
 def overlap(train: Sequence[Example], other: Sequence[Example], split: str) -> list[str]:
@@ -54,13 +54,13 @@ def overlap(train: Sequence[Example], other: Sequence[Example], split: str) -> l
 
     Ignores differences in case and whitespace. split: the name of `other`.
     """
-    seen = {_squeezed(example) for example in train}
-    shared = [example for example in other if _squeezed(example) in seen]
-    if not shared:
+    train_texts = {_squeezed(example) for example in train}
+    copies = [example for example in other if _squeezed(example) in train_texts]
+    if not copies:
         return []
     return [
-        f"{len(shared)} of {len(other)} examples of {split} ({len(shared) / len(other):.1%}) are "
-        f"in train too, the first at {shared[0].where}: their scores say little about new text"
+        f"{len(copies)} of {len(other)} examples of {split} ({len(copies) / len(other):.1%}) are "
+        f"in train too, the first at {copies[0].where}: their scores say little about new text"
     ]
 
 
@@ -70,28 +70,28 @@ def labels(train: Sequence[Example], names: Sequence[str], *, weigh: bool = Fals
     names: all labels. weigh: whether the task type supports class weights. If so, the warning about
     skewed labels suggests them.
     """
-    found = [example.class_names() for example in train]
-    counts = collections.Counter(name for own in found for name in own)
+    label_sets = [example.class_names() for example in train]
+    counts = collections.Counter(name for label_set in label_sets for name in label_set)
     if not counts:
         return []
     absent = [name for name in names if name not in counts]
     result = []
-    if len(counts) > max(len(found) / 2, SKEW):
+    if len(counts) > max(len(label_sets) / 2, SKEW):
         result.append(
-            f"train has {len(counts):,} different labels in {len(found):,} examples: check "
+            f"train has {len(counts):,} different labels in {len(label_sets):,} examples: check "
             "that the label has its own column"
         )
     if absent:
-        shown = errors.several(map(repr, absent))
+        listing = errors.several(map(repr, absent))
         result.append(
             f"{len(absent)} of {len(names)} labels never occur in the {len(train)} examples of "
-            f"train and cannot be learned: {shown}"
+            f"train and cannot be learned: {listing}"
         )
-    (most, many), (least, few) = counts.most_common()[0], counts.most_common()[-1]
-    if many > SKEW * few:
+    (common, max_count), (rare, min_count) = counts.most_common()[0], counts.most_common()[-1]
+    if max_count > SKEW * min_count:
         result.append(
-            f"labels are skewed: train has {many} of {most!r} and {few} of {least!r}; accuracy "
-            "says little about rare labels: look at macro_f1"
+            f"labels are skewed: train has {max_count} of {common!r} and {min_count} of {rare!r}; "
+            "accuracy says little about rare labels: look at macro_f1"
             + ", or set --config.kind.class_weights=true" * weigh
         )
     return result
@@ -101,12 +101,12 @@ def truncation(
     truncated: np.ndarray,
     split: str,
     lengths: rows_lib.Lengths,
-    most: int | None = None,
+    longest: int | None = None,
     question_length: int = 0,
 ) -> list[str]:
     """Returns a warning if the share of truncated examples in a split is above TRUNCATED.
 
-    truncated: bool[examples], as in `rows.Encoded`. most: the maximum number of tokens that the
+    truncated: bool[examples], as in `rows.Encoded`. longest: the maximum number of tokens that the
     model can read. question_length: the maximum number of tokens of a question if only questions
     are truncated, otherwise 0.
     """
@@ -118,12 +118,12 @@ def truncation(
             f"{share:.1%} of the questions of {split} are cut after {question_length} "
             "tokens: raise --config.kind.max_query_length"
         ]
-    keys = ["max_length"] * (lengths.length != most)
+    keys = ["max_length"] * (lengths.length != longest)
     keys += ["kind.max_target_length"] * bool(lengths.target_length)
-    raise_it = f": raise --config.{' or --config.'.join(keys)}" if keys else ""
-    target = lengths.target_length
-    behind = f"{lengths.length} tokens" + f", or targets after {target}" * bool(target)
-    return [f"{share:.1%} of the examples of {split} are cut after {behind}{raise_it}"]
+    advice = f": raise --config.{' or --config.'.join(keys)}" if keys else ""
+    target_length = lengths.target_length
+    limit = f"{lengths.length} tokens" + f", or targets after {target_length}" * bool(target_length)
+    return [f"{share:.1%} of the examples of {split} are cut after {limit}{advice}"]
 
 
 def unread(truncated: np.ndarray, task_type: base.TaskType) -> list[str]:
@@ -131,12 +131,12 @@ def unread(truncated: np.ndarray, task_type: base.TaskType) -> list[str]:
     count = int(np.sum(truncated))
     if not count:
         return []
-    lost, read = "inputs", f"{task_type.lengths.length}"
+    noun, limit = "inputs", f"{task_type.lengths.length}"
     if task_type.question_length:
-        lost, read = "questions", f"{task_type.question_length}"
+        noun, limit = "questions", f"{task_type.question_length}"
     return [
-        f"{count:,} of {len(truncated):,} {lost} are cut: the model was fine-tuned on at most "
-        f"{read} tokens"
+        f"{count:,} of {len(truncated):,} {noun} are cut: the model was fine-tuned on at most "
+        f"{limit} tokens"
     ]
 
 
@@ -149,19 +149,21 @@ def results(
 
     means: {learning rate: its mean dev score}. predictions: the best model's, on dev.
     """
-    found = []
+    warnings = []
     if len(means) > 1 and len(set(means.values())) == 1:
-        found.append("all rates have the same score on dev, so none of them is the best")
+        warnings.append("all rates have the same score on dev, so none of them is the best")
     elif len(means) > 1 and chosen == max(means):
-        found.append(f"the best rate, {chosen:g}, is the highest one tried: try higher rates")
+        warnings.append(f"the best rate, {chosen:g}, is the highest one tried: try higher rates")
     keys = ("label", "labels")
-    answers = {str(each[key]) for each in predictions for key in keys if key in each}
-    if len(answers) == 1 < len(predictions):
-        found.append(
-            f"every prediction on dev is {answers.pop()!r}: the model learned nothing; try higher "
-            "rates or more epochs"
+    predicted_labels = {
+        str(prediction[key]) for prediction in predictions for key in keys if key in prediction
+    }
+    if len(predicted_labels) == 1 < len(predictions):
+        warnings.append(
+            f"every prediction on dev is {predicted_labels.pop()!r}: the model learned nothing; "
+            "try higher rates or more epochs"
         )
-    return found
+    return warnings
 
 
 def quotes(train: Sequence[Example]) -> list[str]:
@@ -169,7 +171,7 @@ def quotes(train: Sequence[Example]) -> list[str]:
 
     TSV has no quoting, so the quotation marks are read as part of the text.
     """
-    quoted = [any(text[:1] == text[-1:] == '"' for text in e.all_texts()) for e in _some(train)]
+    quoted = [any(text[:1] == text[-1:] == '"' for text in e.all_texts()) for e in _sample(train)]
     share = float(np.mean(quoted))
     if share <= QUOTED:
         return []
@@ -184,17 +186,17 @@ def tokens(train: Sequence[Example], tokenizer: tokenizer_lib.Tokenizer) -> list
 
     It warns of many unknown tokens, and of an uncased tokenizer for entities in cased text.
     """
-    texts = [text[:_CHARACTERS] for example in _some(train) for text in example.all_texts()]
+    texts = [text[:_MAX_CHARACTERS] for example in _sample(train) for text in example.all_texts()]
     result = []
-    share = _unknown(texts, tokenizer)
+    share = _unknown_share(texts, tokenizer)
     if share > UNKNOWN:
-        lowered = _unknown([text.lower() for text in texts], tokenizer)
-        why = (
+        lower_share = _unknown_share([text.lower() for text in texts], tokenizer)
+        reason = (
             "most are known in lower case: the vocabulary is uncased, so the tokenizer must be too"
-            if lowered < share / 2
+            if lower_share < share / 2
             else "check that the tokenizer is the checkpoint's own and of the right language"
         )
-        result.append(f"{share:.1%} of the tokens of train are unknown to the tokenizer: {why}")
+        result.append(f"{share:.1%} of the tokens of train are unknown to the tokenizer: {reason}")
     if isinstance(train[0], examples_lib.Words) and any(map(_is_entity, train)):
         upper, lower = tokenizer.encode_batch(["Paris", "paris"])
         if upper == lower and any(text != text.lower() for text in texts):
@@ -219,8 +221,8 @@ def _is_entity(example: examples_lib.Words) -> bool:
     return any(tag.startswith("B-") for tag in example.tags or ())
 
 
-def _unknown(texts: Sequence[str], tokenizer: tokenizer_lib.Tokenizer) -> float:
-    ids = np.concatenate([np.array(own, int) for own in tokenizer.encode_batch(texts)] or [[]])
+def _unknown_share(texts: Sequence[str], tokenizer: tokenizer_lib.Tokenizer) -> float:
+    ids = np.concatenate([np.array(row, int) for row in tokenizer.encode_batch(texts)] or [[]])
     return float(np.mean(ids == tokenizer.specials.unk)) if len(ids) else 0.0
 
 
@@ -228,5 +230,5 @@ def _squeezed(example: Example) -> str:
     return "\n".join(map(examples_base.squeezed, example.all_texts()))
 
 
-def _some(train: Sequence[Example]) -> Sequence[Example]:
-    return train[:: max(1, len(train) // _SAMPLE)]
+def _sample(train: Sequence[Example]) -> Sequence[Example]:
+    return train[:: max(1, len(train) // _MAX_EXAMPLES)]

@@ -27,14 +27,14 @@ def _task(
     *texts: tuple[str, ...],
     label: tuple[str, ...] = ("label",),
     binary: tuple[str, str] | None = None,
-    **others: Any,
+    **fields: Any,
 ) -> task.Task:
-    """Returns a task. texts: see `readers.Columns`. others: further fields of the task.
+    """Returns a task. texts: see `readers.Columns`. fields: further fields of the task.
 
     binary: the names of the labels that the files write as 0 and 1. TFDS uses the same names.
     """
     if binary:
-        others |= {"labels": binary, "spelling": dict(zip(binary, "01", strict=True))}
+        fields |= {"labels": binary, "spelling": dict(zip(binary, "01", strict=True))}
     return task.Task(
         name,
         "classification",
@@ -42,12 +42,12 @@ def _task(
         readers.Columns(texts, label),
         metrics,
         folders=(folder, name),
-        **{"files": _FILES, "submissions": {"test": f"{folder}.tsv"}} | others,
+        **{"files": _FILES, "submissions": {"test": f"{folder}.tsv"}} | fields,
     )
 
 
 def _by_name(tasks: Sequence[task.Task]) -> dict[str, task.Task]:
-    return {one.name: one for one in tasks}
+    return {entry.name: entry for entry in tasks}
 
 
 TASKS = _by_name(

@@ -31,10 +31,10 @@ from bertjax.finetuning import recipe, task_types, tasks, training
 from bertjax.runtime import distributed
 
 FORM = schema.Form(loading.FINETUNING, 1)
-_ANOTHER = "give another --output"
+_ADVICE = "give another --output"
 CONFIG, RUNS, ARTIFACT = "config.json", "runs", "artifact"
 PREDICTIONS, SUBMISSION = "predictions", "submission"
-_RUN = re.compile(r"lr([0-9]+(?:[.][0-9]+)?(?:e[-+]?[0-9]+)?)-seed([0-9]+)[.]json")
+_RUN_FILE = re.compile(r"lr([0-9]+(?:[.][0-9]+)?(?:e[-+]?[0-9]+)?)-seed([0-9]+)[.]json")
 REPORT, TABLE, PLOT = "report.json", "report.md", "scores.png"
 
 
@@ -76,24 +76,24 @@ class Folder:
         examples: Mapping[str, Sequence[Any]],
     ):
         self.path = files.local(path)
-        mine = {
-            "config": json.loads(json.dumps(_shared(config.to_dict()))),
+        content = {
+            "config": json.loads(json.dumps(_shared_values(config.to_dict()))),
             "model": artifact.fingerprint(source) + source.tokenizer.fingerprint,
-            "data": {name: _digest(found) for name, found in examples.items()},
+            "data": {split: _digest(split_examples) for split, split_examples in examples.items()},
         }
         self.writes = jax.process_index() == 0
-        distributed.check_same(mine)
+        distributed.check_same(content)
         if not self.writes:
             return
         file = self.path / CONFIG
-        _check_own(self.path)
+        _check_foreign(self.path)
         if file.exists():
             stored = self.stored()
-            _check(self.path, mine, stored)
-            mine["data"] = stored["data"] | mine["data"]  # keeps splits of earlier calls
+            _check_stored(self.path, content, stored)
+            content["data"] = stored["data"] | content["data"]  # keeps splits of earlier calls
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            schema.write(file, mine, FORM)  # before all other files, see `_check_own`
+            schema.write(file, content, FORM)  # before all other files, see `_check_foreign`
             (self.path / RUNS).mkdir(exist_ok=True)
             self._remove_leftovers()
         except OSError as error:
@@ -103,7 +103,7 @@ class Folder:
 
     def stored(self) -> dict[str, Any]:
         """Returns config, model and data of the existing config.json."""
-        return dataclasses.asdict(schema.read(self.path / CONFIG, _Config, _ANOTHER, form=FORM))
+        return dataclasses.asdict(schema.read(self.path / CONFIG, _Config, _ADVICE, form=FORM))
 
     def run(self, learning_rate: float, seed: int) -> training.Run | None:
         """Returns a finished run; None if it is not finished.
@@ -113,20 +113,20 @@ class Folder:
         file = self._file(learning_rate, seed, "json")
         if not file.exists():
             return None
-        again = "remove the file to train the run again"
-        run = schema.read(file, training.Run, again)
+        advice = "remove the file to train the run again"
+        run = schema.read(file, training.Run, advice)
         if not 0 <= run.best < len(run.evaluations) or run.main not in run.dev:
             raise errors.UserError(
                 f"{file}: `best` is not the index of an evaluation with the score {run.main!r}; "
-                f"{again}"
+                f"{advice}"
             )
         return run
 
     def left_out(self, rates: Sequence[float], seeds: Sequence[int]) -> list[tuple[float, int]]:
         """Returns (rate, seed) of each finished run whose rate or seed is not among these."""
-        matches = (_RUN.fullmatch(file.name) for file in (self.path / RUNS).iterdir())
-        found = sorted((float(match[1]), int(match[2])) for match in matches if match)
-        return [(rate, seed) for rate, seed in found if rate not in rates or seed not in seeds]
+        matches = (_RUN_FILE.fullmatch(file.name) for file in (self.path / RUNS).iterdir())
+        runs = sorted((float(match[1]), int(match[2])) for match in matches if match)
+        return [(rate, seed) for rate, seed in runs if rate not in rates or seed not in seeds]
 
     def save(self, run: training.Run, trained: Any = None) -> None:
         """Saves a finished run, and its trained parameters if given. All processes must call it."""
@@ -175,23 +175,25 @@ class Folder:
         for name in (PREDICTIONS, SUBMISSION):
             shutil.rmtree(self.path / name, ignore_errors=True)
         (self.path / PREDICTIONS).mkdir()
-        for split, found in predictions.items():
-            files.write_text(self._predictions(split), prediction_lines(examples[split], found))
+        for split, values in predictions.items():
+            files.write_text(
+                self._predictions_file(split), prediction_lines(examples[split], values)
+            )
 
     def predictions(self, split: str) -> list[dict[str, Any]]:
         """Returns the predictions that `write_predictions` wrote for a split.
 
         Raises UserError for a line without a prediction.
         """
-        file, again = self._predictions(split), "remove the file to have it written again"
-        found = []
+        file, advice = self._predictions_file(split), "remove the file to have it written again"
+        predictions = []
         for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
             if line:
-                prediction = schema.parse(line, file, again, number=number).get("prediction")
+                prediction = schema.parse(line, file, advice, number=number).get("prediction")
                 if not isinstance(prediction, dict):
-                    raise errors.UserError(f"{file}:{number}: contains no prediction; {again}")
-                found.append(prediction)
-        return found
+                    raise errors.UserError(f"{file}:{number}: contains no prediction; {advice}")
+                predictions.append(prediction)
+        return predictions
 
     def holds(self, run: training.Run, splits: Sequence[str]) -> bool:
         """Returns whether the folder has this run's artifact, and predictions for these splits.
@@ -202,8 +204,8 @@ class Folder:
         if not (file.exists() and (self.path / ARTIFACT).exists()):
             return False
         best = schema.read(file, _Report, "remove the file to have it written again").best
-        same = (best.learning_rate, best.seed) == (run.learning_rate, run.seed)
-        return same and all(self._predictions(split).exists() for split in splits)
+        same_run = (best.learning_rate, best.seed) == (run.learning_rate, run.seed)
+        return same_run and all(self._predictions_file(split).exists() for split in splits)
 
     def drop_report(self) -> None:
         """Deletes the report.
@@ -221,10 +223,10 @@ class Folder:
         for file in (self.path / RUNS).iterdir():
             if file.suffix == files.PARTIAL or file.name.startswith(".tmp"):
                 file.unlink()
-            elif match := _RUN.fullmatch(file.name):
+            elif match := _RUN_FILE.fullmatch(file.name):
                 self._remove_checkpoints(float(match[1]), int(match[2]))
 
-    def _predictions(self, split: str) -> pathlib.Path:
+    def _predictions_file(self, split: str) -> pathlib.Path:
         return self.path / PREDICTIONS / f"{split}.jsonl"
 
     def _file(self, learning_rate: float, seed: int, suffix: str) -> pathlib.Path:
@@ -235,54 +237,60 @@ class Folder:
 def prediction_lines(examples: Sequence[Any], predictions: Sequence[dict[str, Any]]) -> str:
     """Returns one line of JSON per example: {"example": its fields, "prediction": ...}."""
     return "".join(
-        json.dumps({"example": _said(e), "prediction": p}, ensure_ascii=False) + "\n"
+        json.dumps({"example": _example_fields(e), "prediction": p}, ensure_ascii=False) + "\n"
         for e, p in zip(examples, predictions, strict=True)
     )
 
 
-def _shared(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _shared_values(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns {dotted key: value} for the keys that are the same for all runs in a folder."""
     flat = {}
     for key, value in config.items():
         if isinstance(value, dict):
-            flat |= _shared(value, f"{prefix}{key}.")
+            flat |= _shared_values(value, f"{prefix}{key}.")
         elif not recipe.is_free(prefix + key):
             flat[prefix + key] = value
     return flat
 
 
-def _check_own(path: pathlib.Path) -> None:
+def _check_foreign(path: pathlib.Path) -> None:
     """Raises UserError if a folder without config.json has files that would be overwritten."""
-    own = (RUNS, ARTIFACT, PREDICTIONS, SUBMISSION, REPORT, TABLE, PLOT)
-    there = [name for name in own if (path / name).exists()]
-    if there and not (path / CONFIG).exists():
+    names = (RUNS, ARTIFACT, PREDICTIONS, SUBMISSION, REPORT, TABLE, PLOT)
+    existing = [name for name in names if (path / name).exists()]
+    if existing and not (path / CONFIG).exists():
         raise errors.UserError(
-            f"{path}: contains {', '.join(there)}, which would be "
+            f"{path}: contains {', '.join(existing)}, which would be "
             "overwritten; give another --output"
         )
 
 
-def _check(path: pathlib.Path, mine: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    config, other = mine["config"], stored["config"]
+def _check_stored(
+    path: pathlib.Path, content: Mapping[str, Any], stored: Mapping[str, Any]
+) -> None:
+    config, stored_config = content["config"], stored["config"]
     former = task_types.load(tasks.find(config["task"]).kind).former
-    other = {f"kind.{name}": value for name, value in former.items()} | other
-    keys = [key for key in sorted(config | other) if config.get(key) != other.get(key)]
-    for named in ("task", "strategy.name"):  # report only this key: other keys depend on it
-        keys = [named] if named in keys else keys
-    different = [f"{key} = {config.get(key)!r} (there {other.get(key)!r})" for key in keys]
-    if mine["model"] != stored["model"]:
-        different.append("another model")
-    for split in sorted(mine["data"].keys() & stored["data"].keys()):
-        if mine["data"][split] != stored["data"][split]:
-            different.append(f"other {split} data")
-    if different:
+    stored_config = {f"kind.{name}": value for name, value in former.items()} | stored_config
+    keys = [
+        key for key in sorted(config | stored_config) if config.get(key) != stored_config.get(key)
+    ]
+    for main_key in ("task", "strategy.name"):  # report only this key: other keys depend on it
+        keys = [main_key] if main_key in keys else keys
+    differences = [
+        f"{key} = {config.get(key)!r} (there {stored_config.get(key)!r})" for key in keys
+    ]
+    if content["model"] != stored["model"]:
+        differences.append("another model")
+    for split in sorted(content["data"].keys() & stored["data"].keys()):
+        if content["data"][split] != stored["data"][split]:
+            differences.append(f"other {split} data")
+    if differences:
         raise errors.UserError(
-            f"{path} belongs to another fine-tuning: {', '.join(different)}; give another --output,"
-            " or restore the folder's config, model and data"
+            f"{path} belongs to another fine-tuning: {', '.join(differences)}; give another "
+            "--output, or restore the folder's config, model and data"
         )
 
 
-def _said(example: Any) -> dict[str, Any]:
+def _example_fields(example: Any) -> dict[str, Any]:
     return {
         name: value
         for name, value in example._asdict().items()
@@ -293,5 +301,5 @@ def _said(example: Any) -> dict[str, Any]:
 def _digest(examples: Sequence[Any]) -> str:
     digest = hashlib.sha256()
     for example in examples:
-        digest.update(repr(_said(example)).encode("utf-8", "surrogatepass"))
+        digest.update(repr(_example_fields(example)).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()

@@ -35,22 +35,22 @@ _FREE_KEYS = (
 FORMER_KEYS = {"seeds_at_once": "seeds are trained one after the other"}
 
 
-class _Field(NamedTuple):
+class _UsualRates(NamedTuple):
     """The usual learning rates when the whole model is trained.
 
-    rates: the defaults. risky: training often fails at rates above this one. usual: the usual
+    rates: the defaults. limit: training often fails at rates above this one. range: the usual
     range, as text.
     """
 
     rates: tuple[float, ...]
-    risky: float
-    usual: str
+    limit: float
+    range: str
 
 
 # Strategies that need higher rates have their own `RATES`. Sources: Raffel et al., arXiv
 # 1910.10683, section 3.1.2; Devlin et al., appendix A.3.
-_T5 = _Field((1e-4, 3e-4, 1e-3), 1e-3, "1e-4 to 1e-3")
-_OTHERS = _Field((2e-5, 3e-5, 5e-5), 1e-4, "1e-5 to 5e-5")
+_T5 = _UsualRates((1e-4, 3e-4, 1e-3), 1e-3, "1e-4 to 1e-3")
+_OTHERS = _UsualRates((2e-5, 3e-5, 5e-5), 1e-4, "1e-5 to 5e-5")
 
 
 def default(task: str, strategy: str = "full") -> ConfigDict:
@@ -58,19 +58,19 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
 
     Raises UserError for an unknown task or strategy.
     """
-    found = tasks.find(task)
-    kind_config = task_types.load(found.kind).Config(**found.options)
+    definition = tasks.find(task)
+    kind_config = task_types.load(definition.kind).Config(**definition.options)
     config = ConfigDict()
     config.model = ""  # model to start from: artifact, workdir or Hugging Face folder
     config.task = task  # name of the task, see finetuning/tasks.py
     config.kind = ConfigDict(dataclasses.asdict(kind_config))  # options of the task type
 
     config.data = ConfigDict()
-    for split in splits(found):
+    for split in splits(definition):
         config.data[split] = ""  # file of the split; without a dev file, part of train is held out
     config.data.dev_fraction = 0.1  # share of train that is held out if dev has no file
     config.data.max_train = 0  # training examples to use, with the same shares of labels; 0: all
-    config.max_length = found.max_length  # tokens per row, special tokens included
+    config.max_length = definition.max_length  # tokens per row, special tokens included
 
     config.num_epochs = 3  # passes over the training data
     config.batch_size = 32  # rows per step, over all devices
@@ -118,8 +118,8 @@ def make(
     values = dict(values)
     config = default(task, values.pop("strategy.name", "full"))
     if data is not None:
-        found = tasks.files(tasks.find(task), os.fspath(data))
-        config.data.update({split: os.fspath(path) for split, path in found.items()})
+        paths = tasks.files(tasks.find(task), os.fspath(data))
+        config.data.update({split: os.fspath(path) for split, path in paths.items()})
     config.data.update({split: os.fspath(path) for split, path in files.items() if path})
     for key, value in values.items():
         if key == "task":
@@ -142,18 +142,18 @@ def make(
     return config
 
 
-def rates(given: str | float | Sequence[float]) -> tuple[float, ...]:
-    """Returns learning rates that are given as a text like "2e-5,3e-5", a number or several.
+def rates(value: str | float | Sequence[float]) -> tuple[float, ...]:
+    """Returns the learning rates in `value`: a text like "2e-5,3e-5", a number or several.
 
     Raises UserError for anything else.
     """
-    parts: Any = [given] if isinstance(given, float | int) else given
-    if isinstance(given, str):
-        parts = given.strip("()").rstrip(",").split(",")
+    parts: Any = [value] if isinstance(value, float | int) else value
+    if isinstance(value, str):
+        parts = value.strip("()").rstrip(",").split(",")
     try:
         return tuple(map(float, parts))
     except (TypeError, ValueError):
-        raise errors.UserError(f"--lr={given}: give rates like 2e-5,3e-5,5e-5") from None
+        raise errors.UserError(f"--lr={value}: give rates like 2e-5,3e-5,5e-5") from None
 
 
 def validate(config: ConfigDict) -> None:
@@ -193,23 +193,23 @@ def validate(config: ConfigDict) -> None:
 
 def is_free(key: str) -> bool:
     """Returns whether the runs of one output folder may differ in this key."""
-    of_data = key.startswith("data.") and key not in ("data.dev_fraction", "data.max_train")
-    return of_data or key in _FREE_KEYS
+    is_data = key.startswith("data.") and key not in ("data.dev_fraction", "data.max_train")
+    return is_data or key in _FREE_KEYS
 
 
 def task_type(config: ConfigDict) -> base.TaskType:
     """Returns the task type with the options in the config, not yet bound to a model."""
-    found = task_types.load(tasks.find(config.task).kind)
-    return found(config.task, found.Config(**config.kind))
+    task_class = task_types.load(tasks.find(config.task).kind)
+    return task_class(config.task, task_class.Config(**config.kind))
 
 
 def run_optimizer(config: ConfigDict, learning_rate: float, num_steps: int) -> optimizer.Config:
     """Returns the optimizer's config for a run of `num_steps` steps."""
     fields = {key: value for key, value in config.optimizer.items() if key != "warmup_rate"}
     warmup_steps = min(round(config.optimizer.warmup_rate * num_steps), num_steps - 1)
-    least = int(fields["schedule"] == "rsqrt")  # rsqrt is 0 without warm-up steps
+    min_warmup = int(fields["schedule"] == "rsqrt")  # rsqrt is 0 without warm-up steps
     return optimizer.Config(
-        **fields, learning_rate=learning_rate, warmup_steps=max(warmup_steps, least)
+        **fields, learning_rate=learning_rate, warmup_steps=max(warmup_steps, min_warmup)
     )
 
 
@@ -217,28 +217,28 @@ def with_rates(config: ConfigDict, model_kind: str) -> ConfigDict:
     """Returns the config, with the usual rates if it has none. model_kind: a family's KIND."""
     config = config.copy_and_resolve_references()
     if not config.learning_rates:
-        usual = _field(model_kind).rates
-        config.learning_rates = strategies.rates(config.strategy.name) or usual
+        default_rates = _usual_rates(model_kind).rates
+        config.learning_rates = strategies.rates(config.strategy.name) or default_rates
     return config
 
 
-def _field(model_kind: str) -> _Field:
+def _usual_rates(model_kind: str) -> _UsualRates:
     return _T5 if model_kind == "encoder_decoder" else _OTHERS
 
 
 def guard_rails(config: ConfigDict, model_kind: str) -> list[str]:
     """Returns a warning for each setting that often fails. model_kind: a family's KIND."""
-    found = []
+    warnings = []
     highest = max(config.learning_rates)
-    field = _field(model_kind)
-    if config.strategy.name in ("full", "layerwise", "gradual") and highest > field.risky:
-        found.append(
-            f"learning rate {highest:g} for the whole model: rates above {field.risky:g} often "
-            f"destroy the pretrained weights; usual rates are {field.usual}"
+    usual = _usual_rates(model_kind)
+    if config.strategy.name in ("full", "layerwise", "gradual") and highest > usual.limit:
+        warnings.append(
+            f"learning rate {highest:g} for the whole model: rates above {usual.limit:g} often "
+            f"destroy the pretrained weights; usual rates are {usual.range}"
         )
     if config.num_epochs > 10:
-        found.append(
+        warnings.append(
             f"{config.num_epochs} epochs: 2 to 4 are usual, and more than 10 mostly overfit unless "
             "config.early_stopping ends the run"
         )
-    return found
+    return warnings

@@ -13,7 +13,7 @@ from bertjax.finetuning import job as job_lib
 from bertjax.finetuning import output_folder, task_types, training
 
 Runs = Mapping[float, Sequence[training.Run]]
-_LINES = ("-", "--", ":", "-.")  # line styles, one per rate
+_STYLES = ("-", "--", ":", "-.")  # line styles, one per rate
 
 
 def make(
@@ -30,10 +30,10 @@ def make(
     best: the best of these runs. seconds: the duration of the call of `run.finetune`; each run also
     has its own duration.
     """
-    own = runs[chosen]
-    splits = {"dev": [run.dev for run in own]}
-    given = [split for split in best.others if split in job.examples]
-    splits |= {split: [run.others[split] for run in own] for split in given}
+    chosen_runs = runs[chosen]
+    splits = {"dev": [run.dev for run in chosen_runs]}
+    others = [split for split in best.others if split in job.examples]
+    splits |= {split: [run.others[split] for run in chosen_runs] for split in others}
     return {
         "task": job.config.task,
         "kind": job.task.kind,
@@ -44,12 +44,12 @@ def make(
         "parameters": job.counts,
         "memory": job.memory,
         "labels": list(job.task_type.labels),
-        "examples": {split: len(found) for split, found in job.examples.items()},
+        "examples": {split: len(examples) for split, examples in job.examples.items()},
         "steps": job.num_steps,
         "warnings": list(warnings),
         "best": {"learning_rate": chosen, "seed": best.seed},
         "splits": {split: summaries(scores) for split, scores in splits.items()},
-        "runs": [_run(run, splits) for of_rate in runs.values() for run in of_rate],
+        "runs": [_run(run, splits) for rate_runs in runs.values() for run in rate_runs],
         "seconds": seconds,
         "config": job.config.to_dict(),
     }
@@ -67,8 +67,8 @@ def _run(run: training.Run, splits: Container[str]) -> dict[str, Any]:
 
 def summaries(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
     """Returns {score: its `summary` over the seeds}, for the scores that all seeds have."""
-    names = [name for name in scores[0] if all(name in each for each in scores)]
-    return {name: summary([each[name] for each in scores]) for name in names}
+    names = [name for name in scores[0] if all(name in seed_scores for seed_scores in scores)]
+    return {name: summary([seed_scores[name] for seed_scores in scores]) for name in names}
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
@@ -111,8 +111,10 @@ def table(content: Mapping[str, Any]) -> str:
         for name in metrics:
             if name in scores:
                 lines.append(f"| {split} | {name} | {' | '.join(cells(scores[name]))} |")
-    found = task_types.load(content["kind"])
-    for note in found(content["task"], found.Config(**content["config"]["kind"])).report_notes():
+    task_class = task_types.load(content["kind"])
+    for note in task_class(
+        content["task"], task_class.Config(**content["config"]["kind"])
+    ).report_notes():
         lines += ["", note]
     others = [split for split in content["splits"] if split != "dev"]
     header = " | ".join(["rate", "seed", f"best dev {main}", "after epoch", *others, "seconds"])
@@ -120,13 +122,13 @@ def table(content: Mapping[str, Any]) -> str:
     lines += [f"| {header} |", "|---:" * (5 + len(others)) + "|"]
     for run in content["runs"]:
         scores = run["scores"]
-        tested = [f"{scores[s][main]:.2f}" if s in scores else "" for s in others]
+        other_cells = [f"{scores[s][main]:.2f}" if s in scores else "" for s in others]
         row = [
             f"{run['learning_rate']:g}",
             str(run["seed"]),
             f"{scores['dev'][main]:.2f}",
             f"{run['best_epoch']:g}",
-            *tested,
+            *other_cells,
             f"{run['seconds']:.1f}",
         ]
         lines.append(f"| {' | '.join(row)} |")
@@ -155,11 +157,11 @@ def summary_lines(content: Mapping[str, Any]) -> list[str]:
     for split, scores in content["splits"].items():
         for name in _reported(content):
             if name in scores:
-                found = scores[name]
-                spread = "" if found["std"] is None else f" +- {found['std']:.2f}"
-                seeds = len(found["values"])
-                of = f", mean of {seeds} seeds, median {found['median']:.2f}" if seeds > 1 else ""
-                lines.append(f"  {split:<6}{name:<{width}}{found['mean']:>7.2f}{spread}{of}")
+                stats = scores[name]
+                spread = "" if stats["std"] is None else f" +- {stats['std']:.2f}"
+                seeds = len(stats["values"])
+                note = f", mean of {seeds} seeds, median {stats['median']:.2f}" if seeds > 1 else ""
+                lines.append(f"  {split:<6}{name:<{width}}{stats['mean']:>7.2f}{spread}{note}")
     return lines
 
 
@@ -170,11 +172,11 @@ def _reported(content: Mapping[str, Any]) -> list[str]:
     return [*content["metrics"], *(name for name in first if name.startswith(f"{main}/"))]
 
 
-def cells(found: Mapping[str, Any]) -> list[str]:
+def cells(stats: Mapping[str, Any]) -> list[str]:
     """Returns median, mean, standard deviation and values of a `summary` as table cells."""
-    std = "" if found["std"] is None else f"{found['std']:.2f}"
-    values = ", ".join(f"{value:.2f}" for value in found["values"])
-    return [f"{found['median']:.2f}", f"{found['mean']:.2f}", std, values]
+    std = "" if stats["std"] is None else f"{stats['std']:.2f}"
+    values = ", ".join(f"{value:.2f}" for value in stats["values"])
+    return [f"{stats['median']:.2f}", f"{stats['mean']:.2f}", std, values]
 
 
 def draw(content: Mapping[str, Any], path: str | os.PathLike) -> None:
@@ -194,15 +196,15 @@ def draw(content: Mapping[str, Any], path: str | os.PathLike) -> None:
         by_epoch, by_rate = figure.subplots(1, 2, width_ratios=(5, 3), sharey=True)
         for place, rate in enumerate(rates):
             colour = plot.HELDOUT if rate == chosen else plot.QUIET
-            own = [run for run in content["runs"] if run["learning_rate"] == rate]
-            for number, run in enumerate(own):
-                epochs = [each["epoch"] for each in run["evaluations"]]
-                values = [each["dev"][main] for each in run["evaluations"]]
+            rate_runs = [run for run in content["runs"] if run["learning_rate"] == rate]
+            for number, run in enumerate(rate_runs):
+                epochs = [evaluation["epoch"] for evaluation in run["evaluations"]]
+                values = [evaluation["dev"][main] for evaluation in run["evaluations"]]
                 label = f"rate {rate:g}{', the best' * (rate == chosen)}" * (number == 0)
-                style = dict(color=colour, linestyle=_LINES[place % len(_LINES)], linewidth=1.2)
+                style = dict(color=colour, linestyle=_STYLES[place % len(_STYLES)], linewidth=1.2)
                 by_epoch.plot(epochs, values, marker="o", label=label, **style)
-            scores = [run["scores"]["dev"][main] for run in own]
-            by_rate.plot([place] * len(own), scores, "o", color=colour, alpha=0.7)
+            scores = [run["scores"]["dev"][main] for run in rate_runs]
+            by_rate.plot([place] * len(rate_runs), scores, "o", color=colour, alpha=0.7)
             mean = statistics.fmean(scores)
             by_rate.plot([place - 0.2, place + 0.2], [mean, mean], color=colour, linewidth=1.6)
         by_epoch.set_title(f"{content['task']}: {main} on dev")

@@ -41,11 +41,11 @@ def f1(reference: str, prediction: str, *, impossible: bool = False) -> float:
 
     impossible: use the rules of SQuAD 2.0.
     """
-    wanted, found = normalized(reference).split(), normalized(prediction).split()
-    if impossible and not (wanted and found):
-        return float(wanted == found)
-    common = (collections.Counter(wanted) & collections.Counter(found)).total()
-    return 2 * common / (len(wanted) + len(found)) if common else 0.0
+    reference_words, words = normalized(reference).split(), normalized(prediction).split()
+    if impossible and not (reference_words and words):
+        return float(reference_words == words)
+    common = (collections.Counter(reference_words) & collections.Counter(words)).total()
+    return 2 * common / (len(reference_words) + len(words)) if common else 0.0
 
 
 def of_answers(
@@ -58,9 +58,9 @@ def of_answers(
     """
     rows = []
     for answers, prediction in zip(references, predictions, strict=True):
-        known = [answer for answer in answers if normalized(answer) or not impossible] or [""]
-        exact = max(exact_match(answer, prediction) for answer in known)
-        rows.append([exact, max(f1(a, prediction, impossible=impossible) for a in known)])
+        candidates = [answer for answer in answers if normalized(answer) or not impossible] or [""]
+        exact = max(exact_match(answer, prediction) for answer in candidates)
+        rows.append([exact, max(f1(a, prediction, impossible=impossible) for a in candidates)])
     exact_Q, f1_Q = np.array(rows, np.float64).reshape(-1, 2).T
     return exact_Q, f1_Q
 
@@ -75,15 +75,15 @@ def scores(
     no_answer_accuracy over the others. Scores over no questions are omitted.
     """
     exact_Q, f1_Q = of_answers(references, predictions, impossible=impossible)
-    found = {"exact_match": _percent(exact_Q), "f1": _percent(f1_Q)}
+    result = {"exact_match": _percent(exact_Q), "f1": _percent(f1_Q)}
     if impossible:
         answered_Q = has_answer(references)
         if answered_Q.any():
-            found["has_answer_exact_match"] = _percent(exact_Q[answered_Q])
-            found["has_answer_f1"] = _percent(f1_Q[answered_Q])
+            result["has_answer_exact_match"] = _percent(exact_Q[answered_Q])
+            result["has_answer_f1"] = _percent(f1_Q[answered_Q])
         if not answered_Q.all():
-            found["no_answer_accuracy"] = _percent(exact_Q[~answered_Q])
-    return found
+            result["no_answer_accuracy"] = _percent(exact_Q[~answered_Q])
+    return result
 
 
 def has_answer(references: Sequence[Sequence[str]]) -> np.ndarray:

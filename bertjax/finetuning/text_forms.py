@@ -28,7 +28,7 @@ _NAMES = {
     "qnli": ("question", "sentence"),
     "qqp": ("question1", "question2"),
 }
-_BETWEEN = " $$ "  # separates entities
+_SEPARATOR = " $$ "  # between two entities
 
 Entity = tuple[str, str]  # (type, text)
 
@@ -48,12 +48,12 @@ def pair(example: types.Example, task: str = "") -> types.TextPair:
     elif isinstance(example, types.Question):
         return _of_question(example)
     elif isinstance(example, types.Words):
-        target = None if example.tags is None else _written(entities(example))
-        return _texts(f"tag: {' '.join(example.words)}", target, "", example.where)
+        target = None if example.tags is None else _entity_text(entities(example))
+        return _text_pair(f"tag: {' '.join(example.words)}", target, "", example.where)
     else:
         source = _of_choice(example)
         target = None if example.label is None else example.choices[example.label]
-    return _texts(source, target, example.id, example.where)
+    return _text_pair(source, target, example.id, example.where)
 
 
 def word(label: str | float) -> str:
@@ -72,32 +72,32 @@ def number(text: str) -> float | None:
 
 def entities(example: types.Words) -> list[Entity]:
     """Returns the entities that BIO2 tags mark, in order. Raises UserError for other tags."""
-    found: list[tuple[str, list[str]]] = []
-    running = ""
-    for one, tag in zip(example.words, example.tags or (), strict=True):
+    spans: list[tuple[str, list[str]]] = []
+    previous = ""
+    for token, tag in zip(example.words, example.tags or (), strict=True):
         scheme, _, name = tag.partition("-")
-        if scheme == "B" or (scheme == "I" and name != running):
-            found.append((name, [one]))
+        if scheme == "B" or (scheme == "I" and name != previous):
+            spans.append((name, [token]))
         elif scheme == "I":
-            found[-1][1].append(one)
+            spans[-1][1].append(token)
         elif tag != "O":
             raise errors.UserError(
                 f"{example.where}: tag {tag!r} is not O, B-TYPE or I-TYPE: the text-to-text "
                 "form supports only entity tags; for other tags fine-tune an encoder-only model, "
                 "such as BERT"
             )
-        running = name
-    return [(name, " ".join(words)) for name, words in found]
+        previous = name
+    return [(name, " ".join(words)) for name, words in spans]
 
 
 def read_entities(text: str) -> list[Entity]:
     """Parses a text like "PER: Ada Lovelace $$ LOC: London"; skips parts of any other form."""
-    parts = [part.partition(":") for part in text.split(_BETWEEN.strip())]
-    named = [(name.strip(), words.strip()) for name, _, words in parts]
-    return [(name, words) for name, words in named if name and words]
+    parts = [part.partition(":") for part in text.split(_SEPARATOR.strip())]
+    pairs = [(name.strip(), words.strip()) for name, _, words in parts]
+    return [(name, words) for name, words in pairs if name and words]
 
 
-def _texts(source: str, target: str | None, name: str, where: str) -> types.TextPair:
+def _text_pair(source: str, target: str | None, name: str, where: str) -> types.TextPair:
     return types.TextPair(source, () if target is None else (target,), name, where)
 
 
@@ -105,13 +105,13 @@ def _of_sentence(example: types.Sentence, task: str) -> str:
     task = "mnli" if task == "ax" else task  # AX is a split of MNLI
     default = [f"sentence{i + 1}" for i in range(len(example.texts))]
     names = ("sentence",) if len(example.texts) == 1 else _NAMES.get(task, default)
-    named = sorted(zip(names, example.texts, strict=True))
-    return " ".join([task] * bool(task) + [f"{name}: {text}" for name, text in named])
+    pairs = sorted(zip(names, example.texts, strict=True))
+    return " ".join([task] * bool(task) + [f"{name}: {text}" for name, text in pairs])
 
 
 def _of_question(example: types.Question) -> types.TextPair:
-    known = dict.fromkeys(text for text, _ in example.answers)
-    targets = ("",) if example.impossible else tuple(known)
+    answers = dict.fromkeys(text for text, _ in example.answers)
+    targets = ("",) if example.impossible else tuple(answers)
     source = f"question: {example.question} context: {example.context}"
     return types.TextPair(source, targets, example.id, example.where)
 
@@ -123,9 +123,9 @@ def _of_choice(example: types.Choice) -> str:
             f"{example.where}: {len(example.choices)} choices; give at most {len(letters)}, one "
             "per letter"
         )
-    listed = [f"({a}) {text}" for a, text in zip(letters, example.choices, strict=False)]
-    return " ".join([example.context, *listed])
+    options = [f"({a}) {text}" for a, text in zip(letters, example.choices, strict=False)]
+    return " ".join([example.context, *options])
 
 
-def _written(named: Sequence[Entity]) -> str:
-    return _BETWEEN.join(f"{name}: {words}" for name, words in named)
+def _entity_text(entities: Sequence[Entity]) -> str:
+    return _SEPARATOR.join(f"{name}: {words}" for name, words in entities)

@@ -71,14 +71,14 @@ class Form:
 
         Raises UserError if there is no room for a source.
         """
-        taken = len(self._front) + len(self._back)
-        taken += self._target_length * (self._reader != "encoder")
-        if length <= taken:
+        overhead = len(self._front) + len(self._back)
+        overhead += self._target_length * (self._reader != "encoder")
+        if length <= overhead:
             raise errors.UserError(
-                f"config.max_length = {length} leaves no room for the source beside {taken} other "
-                "tokens; raise it or lower config.kind.max_target_length"
+                f"config.max_length = {length} leaves no room for the source beside {overhead} "
+                "other tokens; raise it or lower config.kind.max_target_length"
             )
-        return length - taken
+        return length - overhead
 
     def prompt(self, source: Sequence[int]) -> np.ndarray:
         """Returns int32[L]: the source and the special tokens around it, without a target."""
@@ -86,10 +86,10 @@ class Form:
 
     def prompt_of(self, row: Row) -> np.ndarray:
         """Returns the prompt from which a row was made."""
-        scored = np.flatnonzero(row["loss_weights"])
-        if self._reader == "encoder" or not len(scored):
+        positions = np.flatnonzero(row["loss_weights"])
+        if self._reader == "encoder" or not len(positions):
             return row["input_ids"]
-        return row["input_ids"][: scored[0] + 1]
+        return row["input_ids"][: positions[0] + 1]
 
     def targets(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns int32[T] for each text: its ids and the end token, not truncated."""
@@ -114,15 +114,15 @@ class Form:
                 "targets": target,
                 "loss_weights": weights,
             }
-        read = np.concatenate([prompt, target[:-1]])
+        ids = np.concatenate([prompt, target[:-1]])
         row = {
-            "input_ids": read,
-            "attention_mask": np.ones_like(read),
-            "targets": np.append(read[1:], target[-1]),
+            "input_ids": ids,
+            "attention_mask": np.ones_like(ids),
+            "targets": np.append(ids[1:], target[-1]),
             "loss_weights": np.concatenate([np.zeros(len(prompt) - 1, np.float32), weights]),
         }
         if self._reader == "prefix":
-            row["prefix_mask"] = (np.arange(len(read)) < len(prompt)).astype(np.int32)
+            row["prefix_mask"] = (np.arange(len(ids)) < len(prompt)).astype(np.int32)
         return row
 
 
@@ -130,12 +130,12 @@ def prompted(row: Row, ids: Sequence[int]) -> Row:
     """Returns the row with `ids` inserted after its first token; they are never predicted."""
     if not ids:
         return row
-    longer = {"input_ids": ids, "attention_mask": 1, "prefix_mask": 1}
+    values = {"input_ids": ids, "attention_mask": 1, "prefix_mask": 1}
     if "decoder_input_ids" not in row:
-        longer |= {"targets": 0, "loss_weights": 0}
-    inserted = {
+        values |= {"targets": 0, "loss_weights": 0}
+    arrays = {
         name: np.insert(row[name], 1, np.broadcast_to(value, len(ids)))
-        for name, value in longer.items()
+        for name, value in values.items()
         if name in row
     }
-    return row | inserted
+    return row | arrays

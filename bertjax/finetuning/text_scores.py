@@ -25,8 +25,8 @@ def bleu(references: References, predictions: Sequence[str]) -> float:
     Papineni et al. 2002; Post, arXiv 1804.08771.
     """
     library = scores.library("sacrebleu")
-    most = max(map(len, references))
-    streams = [[own[i] if i < len(own) else None for own in references] for i in range(most)]
+    count = max(map(len, references))
+    streams = [[texts[i] if i < len(texts) else None for texts in references] for i in range(count)]
     return float(library.corpus_bleu(list(predictions), streams).score)
 
 
@@ -38,8 +38,8 @@ def rouge(references: References, predictions: Sequence[str]) -> dict[str, float
     """
     scorer = scores.library("rouge_score.rouge_scorer").RougeScorer(list(ROUGES))
     rows = [
-        scorer.score_multi(list(own), prediction)
-        for own, prediction in zip(references, predictions, strict=True)
+        scorer.score_multi(list(texts), prediction)
+        for texts, prediction in zip(references, predictions, strict=True)
     ]
     return {name: 100.0 * float(np.mean([row[name].fmeasure for row in rows])) for name in ROUGES}
 
@@ -49,32 +49,36 @@ def spans(targets: Entities, predictions: Entities) -> dict[str, float]:
 
     An entity is a type and a text. accuracy: the share of sentences with all entities right.
     """
-    right = wanted = found = whole = 0
+    right = num_targets = num_predicted = num_exact = 0
     for target, prediction in zip(targets, predictions, strict=True):
-        whole += sorted(target) == sorted(prediction)
+        num_exact += sorted(target) == sorted(prediction)
         common = collections.Counter(target) & collections.Counter(prediction)
-        right, wanted, found = right + common.total(), wanted + len(target), found + len(prediction)
+        right, num_targets, num_predicted = (
+            right + common.total(),
+            num_targets + len(target),
+            num_predicted + len(prediction),
+        )
     return {
-        "precision": 100.0 * right / max(found, 1),
-        "recall": 100.0 * right / max(wanted, 1),
-        "f1": 200.0 * right / max(found + wanted, 1),
-        "accuracy": 100.0 * whole / max(len(targets), 1),
+        "precision": 100.0 * right / max(num_predicted, 1),
+        "recall": 100.0 * right / max(num_targets, 1),
+        "f1": 200.0 * right / max(num_predicted + num_targets, 1),
+        "accuracy": 100.0 * num_exact / max(len(targets), 1),
     }
 
 
 def of_labels(
-    targets: Sequence[Any], found: Sequence[Any], labels: Sequence[str]
+    targets: Sequence[Any], predictions: Sequence[Any], labels: Sequence[str]
 ) -> dict[str, float]:
     """Returns the scores of labels; of numbers, if the targets are floats and `labels` is empty.
 
     found: the predictions; None for a prediction that is not a label or not a number.
     """
     if not labels and isinstance(targets[0], float):
-        numbers = [0.0 if value is None else value for value in found]
+        numbers = [0.0 if value is None else value for value in predictions]
         return scores.correlations(targets, numbers)
-    result = {"accuracy": scores.accuracy(targets, found)}
+    result = {"accuracy": scores.accuracy(targets, predictions)}
     if labels:
-        names = ["" if name is None else name for name in found]
+        names = ["" if name is None else name for name in predictions]
         result["macro_f1"] = scores.macro_f1(targets, names, labels)
         result["mcc"] = scores.mcc(targets, names)
         if len(labels) == 2:

@@ -77,8 +77,8 @@ def of_words(
     unknown = [max(tokenizer.specials.unk, 0)]
     encoded = iter(tokenizer.encode_batch(texts))
     for example in examples:
-        own = itertools.islice(encoded, len(example.words))
-        yield [Pieces(word, list(ids) or unknown) for word, ids in enumerate(own)]
+        word_ids = itertools.islice(encoded, len(example.words))
+        yield [Pieces(word, list(ids) or unknown) for word, ids in enumerate(word_ids)]
 
 
 def _by_words(
@@ -93,9 +93,9 @@ def _by_words(
     owners = np.searchsorted([stop for _, stop in places], starts, side="right")
     owners = np.minimum(owners, len(places) - 1)  # final white space belongs to the last word
     words, lows = np.unique(owners, return_index=True)
-    highs, following = [*lows[1:], len(ids)], [*words[1:], len(places)]
+    highs, next_words = [*lows[1:], len(ids)], [*words[1:], len(places)]
     result = []
-    for word, low, high, next_word in zip(words, lows, highs, following, strict=True):
+    for word, low, high, next_word in zip(words, lows, highs, next_words, strict=True):
         visible = (i for i in range(low, high) if not blank[i])
         first = next(visible, low) - low
         start = int(np.searchsorted(starts[low:high], places[word][0], side="right"))
