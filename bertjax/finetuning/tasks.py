@@ -259,4 +259,4 @@ def columns_there(task: Task, path: str, where: str) -> str:
     record = next((record for record in records if record.where == where), None)
     if record is None or any(name in record.fields for name in task.columns.label):
         return ""
-    return f"; there are {readers.columns_there(record)}"
+    return f"; there are {readers.column_list(record)}"

@@ -70,10 +70,10 @@ class Run:
     def add(self, evaluation: Evaluation) -> bool:
         """Adds an evaluation, and returns whether it is the best so far."""
         self.evaluations.append(evaluation)
-        gained = self.best < 0 or _finite(evaluation.dev[self.main]) > self.score
-        if gained:
+        is_best = self.best < 0 or _finite(evaluation.dev[self.main]) > self.score
+        if is_best:
             self.best = len(self.evaluations) - 1
-        return gained
+        return is_best
 
     def stopped(self, patience: int) -> bool:
         """Returns whether the last `patience` evaluations had no gain; False if `patience` is 0."""
@@ -117,8 +117,8 @@ def train(
     """
     config, name = job.config, f"rate {learning_rate:g}, seed {seed}"
     boundaries = itertools.count() if boundaries is None else boundaries
-    evaluates = evaluation_steps(job)
-    started = time.perf_counter()
+    eval_steps = evaluation_steps(job)
+    start_time = time.perf_counter()
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(signals.StopSignals())
         checkpoints = checkpoint.Checkpoints(
@@ -130,18 +130,20 @@ def train(
             state = job.first_state(seed)
             best = jax.tree.map(jnp.copy, state.params)
         else:
-            abstract = job.abstract_state()
-            saved, meta = checkpoints.restore({"state": abstract, "best": abstract.params})
-            state, best = saved["state"], saved["best"]
+            abstract_state = job.abstract_state()
+            trees, meta = checkpoints.restore(
+                {"state": abstract_state, "best": abstract_state.params}
+            )
+            state, best = trees["state"], trees["best"]
             run = schema.typed(meta["run"], Run, checkpoints.folder, "remove it")
             seconds, unlogged = meta["seconds"], meta[step_log.UNLOGGED]
             losses = _Losses(*meta["losses"])
             tell(f"{name}: resumes from step {int(state.step):,} of {job.num_steps:,}")
         start = int(state.step)
         tell(f"{name}: compiling the train step, {job.num_steps:,} steps")
-        compiling = time.perf_counter()
+        compile_start = time.perf_counter()
         train_step = job.train_step
-        tell(f"{name}: compiled in {time.perf_counter() - compiling:.1f} s")
+        tell(f"{name}: compiled in {time.perf_counter() - compile_start:.1f} s")
         log = stack.enter_context(
             step_log.StepLog(
                 folder,
@@ -156,42 +158,42 @@ def train(
         batches = job.batches(seed, start)
 
         for step in range(start, job.num_steps + 1):
-            asked = stop.reached(next(boundaries))
+            stopping = stop.reached(next(boundaries))
             last = step == job.num_steps
-            scores = step > start and step in evaluates
-            saves = asked or (step > start and step % config.checkpoint_every == 0)
-            with log.paused() if scores or saves else contextlib.nullcontext():
-                if scores:
+            evaluating = step > start and step in eval_steps
+            saving = stopping or (step > start and step % config.checkpoint_every == 0)
+            with log.paused() if evaluating or saving else contextlib.nullcontext():
+                if evaluating:
                     log.note("evaluating")
                     dev = distributed.of_first(job.on_dev(state.params)[-1])
                     epoch = step / job.train_batches.steps_per_epoch
                     run.skipped = int(state.skipped)
                     if run.add(Evaluation(epoch, losses.mean(), dev)):
                         best = jax.tree.map(jnp.copy, state.params)
-                    run.seconds = seconds + time.perf_counter() - started
+                    run.seconds = seconds + time.perf_counter() - start_time
                     log.heldout(step, dev, "dev")
                     tell(_line(run, config.num_epochs))
                     last = last or run.stopped(config.early_stopping)
-                if saves and not last:
+                if saving and not last:
                     checkpoints.save(
                         step,
                         {"state": state, "best": best},
                         {
                             "run": dataclasses.asdict(run),
-                            "seconds": seconds + time.perf_counter() - started,
+                            "seconds": seconds + time.perf_counter() - start_time,
                             "losses": [losses.total, losses.count],
                             step_log.UNLOGGED: log.unlogged(),
                         },
                         None,
                     )
-            if last or asked:
+            if last or stopping:
                 break
             batch = next(batches)
             state, report = train_step(state, batch, job.frozen, float(learning_rate))
             log.step(step + 1, report, tokens=batch["input_ids"].size)
 
         checkpoints.wait()
-        if asked and not last:
+        if stopping and not last:
             if stop.requested == "SIGINT":
                 raise errors.Interrupted
             raise errors.Preempted(
@@ -206,19 +208,19 @@ def evaluation_steps(job: job_lib.Job) -> set[int]:
 
     They are the ends of epochs, and steps in between if `config.evals_per_epoch` is above 1.
     """
-    times = job.config.evals_per_epoch
-    epoch = job.train_batches.steps_per_epoch
-    count = job.config.num_epochs * times
-    return {-(-part * epoch // times) for part in range(1, count + 1)}
+    evals_per_epoch = job.config.evals_per_epoch
+    steps_per_epoch = job.train_batches.steps_per_epoch
+    count = job.config.num_epochs * evals_per_epoch
+    return {-(-part * steps_per_epoch // evals_per_epoch) for part in range(1, count + 1)}
 
 
 def _line(run: Run, num_epochs: int) -> str:
     """Returns a line of text about the last evaluation."""
-    last = run.evaluations[-1]
-    loss = "not finite" if last.loss is None else f"{last.loss:.3f}"
+    evaluation = run.evaluations[-1]
+    loss = "not finite" if evaluation.loss is None else f"{evaluation.loss:.3f}"
     return (
-        f"rate {run.learning_rate:g}, seed {run.seed}: epoch {last.epoch:g} of {num_epochs}, "
-        f"loss {loss}, dev {run.main} {last.dev[run.main]:.2f} ({run.seconds:.0f} s)"
+        f"rate {run.learning_rate:g}, seed {run.seed}: epoch {evaluation.epoch:g} of {num_epochs}, "
+        f"loss {loss}, dev {run.main} {evaluation.dev[run.main]:.2f} ({run.seconds:.0f} s)"
     )
 
 

@@ -84,7 +84,7 @@ class Example(Protocol):
 
     @classmethod
     @abc.abstractmethod
-    def from_input(cls, given: Any) -> Self:
+    def from_input(cls, value: Any) -> Self:
         """Converts a text, a tuple of texts or a dict of fields to an example.
 
         Raises TypeError if the input is not in a form that the type accepts.

@@ -71,8 +71,8 @@ class Choice(_Fields, base.Example):
             raise errors.UserError(f"{record.where}: 'choices' is not a list of texts")
         if len(options) < 2 or not all(choice.strip() for choice in options):
             raise errors.UserError(f"{record.where}: 'choices' needs at least two non-empty texts")
-        whole = isinstance(label, int) and not isinstance(label, bool)
-        if label is not None and not (whole and 0 <= label < len(options)):
+        is_int = isinstance(label, int) and not isinstance(label, bool)
+        if label is not None and not (is_int and 0 <= label < len(options)):
             raise errors.UserError(
                 f"{record.where}: label {label!r:.40} is not the number of a choice, "
                 f"0 to {len(options) - 1}"
@@ -88,9 +88,9 @@ class Choice(_Fields, base.Example):
         )
 
     @classmethod
-    def from_input(cls, given: Any) -> Self:
+    def from_input(cls, value: Any) -> Self:
         """Converts a dict of fields to an example."""
-        return cls(**given)
+        return cls(**value)
 
     def is_labelled(self) -> bool:
         """Returns whether the right choice is known."""

@@ -114,20 +114,20 @@ def bio2(
                 "do not mark entities use --task=tokens"
             )
     letters = {tag[0] for tags in sentences for tag in tags}
-    if letters <= set("OBI") and not any(map(_begins, sentences)):
+    if letters <= set("OBI") and not any(map(_excludes_iob1, sentences)):
         return [_from_iob1(tags) for tags in sentences]
     return [
         _to_bio2(tags, functools.partial(place, number)) for number, tags in enumerate(sentences)
     ]
 
 
-def _begins(tags: Sequence[str]) -> bool:
+def _excludes_iob1(tags: Sequence[str]) -> bool:
     """Returns whether a B, S or U begins an entity that does not follow one of the same type.
 
     In IOB1 such an entity begins with I, so tags for which this is true are not IOB1.
     """
     pairs = itertools.pairwise(["O", *tags])
-    return any(tag[0] in "BSU" and before[2:] != tag[2:] for before, tag in pairs)
+    return any(tag[0] in "BSU" and previous[2:] != tag[2:] for previous, tag in pairs)
 
 
 def _from_iob1(tags: Sequence[str]) -> tuple[str, ...]:
@@ -137,17 +137,17 @@ def _from_iob1(tags: Sequence[str]) -> tuple[str, ...]:
     others begin with I.
     """
     pairs = itertools.pairwise(["O", *tags])
-    return tuple("B" + tag[1:] if before[2:] != tag[2:] != "" else tag for before, tag in pairs)
+    return tuple("B" + tag[1:] if previous[2:] != tag[2:] != "" else tag for previous, tag in pairs)
 
 
 def _to_bio2(tags: Sequence[str], place: Callable[[int], str]) -> tuple[str, ...]:
-    found = []
-    for word, (before, tag) in enumerate(itertools.pairwise(["O", *tags])):
+    result = []
+    for word, (previous, tag) in enumerate(itertools.pairwise(["O", *tags])):
         letter = _BIO2[tag[0]]
-        if letter == "I" and (before[0] not in "BI" or before[2:] != tag[2:]):
+        if letter == "I" and (previous[0] not in "BI" or previous[2:] != tag[2:]):
             raise errors.UserError(
                 f"{place(word)}: tag {tag!r:.40} continues an entity that has not begun (the tag "
-                f"before is {before!r:.40}); the first word of an entity has B-{tag[2:]:.40}"
+                f"before is {previous!r:.40}); the first word of an entity has B-{tag[2:]:.40}"
             )
-        found.append(letter + tag[1:])
-    return tuple(found)
+        result.append(letter + tag[1:])
+    return tuple(result)

@@ -60,28 +60,28 @@ class Question(_Fields, base.Example):
         impossible: whether questions without an answer are allowed (v2.0). Raises UserError for bad
         files, files without questions, and repeated ids.
         """
-        found = [cls._of_entry(entry) for entry in squad.entries(path)]
-        if not found:
+        questions = [cls._of_entry(entry) for entry in squad.entries(path)]
+        if not questions:
             raise errors.UserError(f"{path}: holds no question")
-        seen: set[str] = set()
-        for question in found:
-            if question.id in seen:
+        ids: set[str] = set()
+        for question in questions:
+            if question.id in ids:
                 raise errors.UserError(f"{question.where}: the id occurs twice in the file")
-            seen.add(question.id)
+            ids.add(question.id)
             if question.impossible and not impossible:
                 raise errors.UserError(
                     f"{question.where}: has no answer in its context; for such files use "
                     "--task=squad_v2"
                 )
-        return found
+        return questions
 
     @classmethod
     def _of_entry(cls, entry: squad.Entry) -> Self:
         """Converts an entry to a question. Raises UserError if an answer is not in the context."""
         where, context = entry.where, entry.context
-        for what, text in (("question", entry.question), ("context", context)):
+        for name, text in (("question", entry.question), ("context", context)):
             if not text.strip():
-                raise errors.UserError(f"{where}: the {what} is empty")
+                raise errors.UserError(f"{where}: the {name} is empty")
         if entry.impossible and entry.answers:
             raise errors.UserError(
                 f"{where}: is_impossible is true, but there is an answer; correct one of them"
@@ -92,11 +92,11 @@ class Question(_Fields, base.Example):
                     f"{where}: an answer is empty; if there is none, set is_impossible"
                 )
             if start < 0 or context[start : start + len(text)] != text:
-                at = context.find(text)
-                found = f"the context has it at {at}" if at >= 0 else "the context lacks it"
+                index = context.find(text)
+                hint = f"the context has it at {index}" if index >= 0 else "the context lacks it"
                 raise errors.UserError(
                     f"{where}: the answer {text!r:.60} is not in its context at character {start}, "
-                    f"where {context[max(0, start) :][: len(text)]!r:.60} is; {found}"
+                    f"where {context[max(0, start) :][: len(text)]!r:.60} is; {hint}"
                 )
         return cls(
             entry.id, entry.question, context, tuple(entry.answers), entry.impossible, where
@@ -115,9 +115,9 @@ class Question(_Fields, base.Example):
         return dataclasses.replace(task, options={**task.options, "impossible": True})
 
     @classmethod
-    def from_input(cls, given: Any) -> Self:
+    def from_input(cls, value: Any) -> Self:
         """Converts a dict of fields, which may lack the id, to a question."""
-        return cls(**({"id": ""} | given))
+        return cls(**({"id": ""} | value))
 
     def is_labelled(self) -> bool:
         """Returns whether the answer is known, or is known not to exist."""

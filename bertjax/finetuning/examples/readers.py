@@ -64,15 +64,15 @@ def records(
     """
     suffix = corpus_files.suffix(path)
     if has_fields(path):
-        found = _tfds(path) if path.startswith("tfds:") else _json_lines(path)
+        rows = _tfds(path) if path.startswith("tfds:") else _json_lines(path)
     elif suffix in (".csv", ".arrayrecord", ".array_record"):
         raise errors.UserError(
             f"{path}: {suffix} is not supported; convert the file to TSV or JSON lines"
         )
     else:
-        found = _table(path, headerless, skipped)
+        rows = _table(path, headerless, skipped)
     empty = True
-    for record in found:
+    for record in rows:
         empty = False
         yield record
     if empty:
@@ -117,10 +117,12 @@ def _without_blank_end(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _check_header(path: str, header: Sequence[str]) -> None:
-    twice = [name for name, count in collections.Counter(header).items() if count > 1]
-    if twice or "" in header:
-        what = f"column {twice[0]!r} twice" if twice else "a column without a name"
-        raise errors.UserError(f"{path}:1: the header has {what}; columns are found by their names")
+    duplicates = [name for name, count in collections.Counter(header).items() if count > 1]
+    if duplicates or "" in header:
+        problem = f"column {duplicates[0]!r} twice" if duplicates else "a column without a name"
+        raise errors.UserError(
+            f"{path}:1: the header has {problem}; columns are found by their names"
+        )
 
 
 def _json_lines(path: str) -> Iterator[Record]:
@@ -179,16 +181,16 @@ def text(record: Record, name: str, *, empty: bool = False) -> str:
     return value
 
 
-def columns_there(record: Record) -> str:
+def column_list(record: Record) -> str:
     """Returns the names of a record's columns for a message, shortened if there are many."""
     return ", ".join(map(repr, list(record.fields)[:12]))[:200]
 
 
-def absent(record: Record, name: str, known: str = "") -> errors.UserError:
-    """Returns the error for a record without the column `name`. known: names to suggest."""
-    rename = f": rename your columns to {known}" if known else ""
+def absent(record: Record, name: str, suggestion: str = "") -> errors.UserError:
+    """Returns the error for a record without the column `name`. suggestion: names to suggest."""
+    rename = f": rename your columns to {suggestion}" if suggestion else ""
     return errors.UserError(
-        f"{record.where}: no column {name!r}; there are {columns_there(record)}{rename} (a TSV "
+        f"{record.where}: no column {name!r}; there are {column_list(record)}{rename} (a TSV "
         "file begins with a line of column names)"
     )
 
@@ -207,10 +209,10 @@ def is_plain(path: str, columns: Columns) -> bool:
 def plain(path: str) -> list[tuple[str, str]]:
     """Returns (where, text) of the non-blank lines. Raises UserError if all are blank."""
     lines = corpus_files.text_lines(path)
-    found = [(f"{path}:{number}", line) for number, line in lines if line.strip()]
-    if not found:
+    pairs = [(f"{path}:{number}", line) for number, line in lines if line.strip()]
+    if not pairs:
         raise errors.UserError(f"{path}: holds no text")
-    return found
+    return pairs
 
 
 def alternative(record: Record, texts: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
@@ -223,8 +225,8 @@ def alternative(record: Record, texts: tuple[tuple[str, ...], ...]) -> tuple[str
             return names
     # Name the missing column of the alternative with the most columns present.
     best = max(texts, key=lambda names: sum(name in record.fields for name in names))
-    known = " or ".join(" and ".join(names) for names in texts[:3]) if len(texts) > 1 else ""
-    raise absent(record, next(name for name in best if name not in record.fields), known)
+    suggestion = " or ".join(" and ".join(names) for names in texts[:3]) if len(texts) > 1 else ""
+    raise absent(record, next(name for name in best if name not in record.fields), suggestion)
 
 
 def record_id(record: Record, columns: Columns) -> str:

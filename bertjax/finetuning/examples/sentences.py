@@ -25,7 +25,7 @@ PAIRS = (
     ("source", "target"),
     ("anchor", "positive"),
 )
-_KEPT_BACK = -1  # the label in files of a test split whose labels are not published
+_HIDDEN = -1  # the label in files of a test split whose labels are not published
 # A class name, a score, or several class names; None if the label is unknown.
 Label = str | float | tuple[str, ...] | None
 
@@ -71,7 +71,7 @@ class Sentence(_Fields, base.Example):
             if all(len(names) > 1 for names in columns.texts) and not task.any_texts:
                 raise base.lines_of_text(task, path, columns.texts[0])
             return [cls((text,), where=where) for where, text in readers.plain(path)]
-        found = []
+        examples = []
         for record in readers.records(path, headerless=task.headerless, skipped=skipped):
             names = readers.alternative(record, columns.texts)
             if skipped is not None and not all(str(record.fields[name]).strip() for name in names):
@@ -84,8 +84,8 @@ class Sentence(_Fields, base.Example):
                 )
             texts = tuple(readers.text(record, name, empty=task.damaged) for name in names)
             label = _label(task, record)
-            found.append(cls(texts, label, readers.record_id(record, columns), record.where))
-        return found
+            examples.append(cls(texts, label, readers.record_id(record, columns), record.where))
+        return examples
 
     @classmethod
     def for_prediction(cls, task: task_lib.Task, *, any_texts: bool) -> task_lib.Task:
@@ -95,11 +95,11 @@ class Sentence(_Fields, base.Example):
         return dataclasses.replace(task, columns=task.columns._replace(texts=(*PAIRS, *TEXT)))
 
     @classmethod
-    def from_input(cls, given: Any) -> Self:
+    def from_input(cls, value: Any) -> Self:
         """Converts a text, a tuple of texts or a dict of fields to an example."""
-        if isinstance(given, str):
-            return cls((given,))
-        return cls(given) if isinstance(given, tuple) else cls(**given)
+        if isinstance(value, str):
+            return cls((value,))
+        return cls(value) if isinstance(value, tuple) else cls(**value)
 
     def is_labelled(self) -> bool:
         """Returns whether the example has a label."""
@@ -139,22 +139,22 @@ def _label(task: task_lib.Task, record: readers.Record) -> Label:
 
 def _number(task: task_lib.Task, record: readers.Record, value: Any) -> float | None:
     score = readers.number(record, value)
-    of_leaderboard = bool(task.submissions) or record.where.startswith("tfds:glue/")
-    return None if of_leaderboard and score == _KEPT_BACK else score
+    is_leaderboard = bool(task.submissions) or record.where.startswith("tfds:glue/")
+    return None if is_leaderboard and score == _HIDDEN else score
 
 
 def _name(task: task_lib.Task, record: readers.Record, value: Any) -> str | None:
-    if type(value) is int and task.labels and _KEPT_BACK <= value < len(task.labels):
-        return None if value == _KEPT_BACK else task.labels[value]  # as in Hugging Face's datasets
+    if type(value) is int and task.labels and _HIDDEN <= value < len(task.labels):
+        return None if value == _HIDDEN else task.labels[value]  # as in Hugging Face's datasets
     label = readers.name(record, value)
-    if task.labels and label == str(_KEPT_BACK):
+    if task.labels and label == str(_HIDDEN):
         return None
-    spelled = {text: name for name, text in task.spelling.items()}
-    label = spelled[label] if label in spelled else label
+    names = {text: name for name, text in task.spelling.items()}
+    label = names[label] if label in names else label
     if task.labels and label not in task.labels:
-        known = ", ".join([*task.labels, *spelled])
+        allowed = ", ".join([*task.labels, *names])
         raise errors.UserError(
             f"{record.where}: label {label!r:.40} is not a label of the task {task.name} "
-            f"({known}); for other labels use --task=classification or --task=pair"
+            f"({allowed}); for other labels use --task=classification or --task=pair"
         )
     return label

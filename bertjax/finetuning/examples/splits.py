@@ -26,16 +26,16 @@ def held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example
         group = example.group()
         groups.setdefault(i if group is None else group, []).append(i)
     members = list(groups.values())
-    left = collections.Counter(label for example in examples for label in example.classes())
-    wanted, in_dev = max(1, round(fraction * len(examples))), np.zeros(len(examples), bool)
+    train_labels = collections.Counter(label for example in examples for label in example.classes())
+    num_missing, in_dev = max(1, round(fraction * len(examples))), np.zeros(len(examples), bool)
     for group in _permutation("finetune dev", len(members)):
-        if wanted <= 0:
+        if num_missing <= 0:
             break
-        own = collections.Counter(x for i in members[group] for x in examples[i].classes())
-        if all(left[label] > count for label, count in own.items()):
-            left.subtract(own)
+        labels = collections.Counter(x for i in members[group] for x in examples[i].classes())
+        if all(train_labels[label] > count for label, count in labels.items()):
+            train_labels.subtract(labels)
             in_dev[members[group]] = True
-            wanted -= len(members[group])
+            num_missing -= len(members[group])
     return (
         [e for e, dev in zip(examples, in_dev, strict=True) if not dev],
         [e for e, dev in zip(examples, in_dev, strict=True) if dev],
@@ -55,20 +55,20 @@ def sample(examples: Sequence[Example], count: int) -> list[Example]:
     counts = collections.Counter(name for example in examples for name in example.class_names())
     rarest = [min(e.class_names(), key=counts.__getitem__, default="") for e in examples]
     labels = _numbered(rarest)[order]
-    sizes, seen = np.bincount(labels), collections.Counter()
+    sizes, num_seen = np.bincount(labels), collections.Counter()
     ranks = np.zeros(len(order))
     for place, label in enumerate(labels):
-        ranks[place] = seen[label] / sizes[label]  # the first example of a label has rank 0
-        seen[label] += 1
+        ranks[place] = num_seen[label] / sizes[label]  # the first example of a label has rank 0
+        num_seen[label] += 1
     first: dict[str, int] = {}
     for place in np.argsort(ranks, kind="stable"):
         for name in examples[order[place]].class_names():
             first.setdefault(name, int(place))
-    lacking = set(counts)
+    missing = set(counts)
     for name in sorted(counts, key=counts.__getitem__):  # a label may be no example's rarest
-        if name in lacking:
+        if name in missing:
             ranks[first[name]] = -1
-            lacking -= set(examples[order[first[name]]].class_names())
+            missing -= set(examples[order[first[name]]].class_names())
     chosen = order[np.argsort(ranks, kind="stable")[:count]]
     return [examples[i] for i in sorted(chosen)]
 

@@ -41,8 +41,8 @@ def entries(path: str) -> Iterator[Entry]:
 
 def _nested(path: str) -> Iterator[Entry]:
     content = "\n".join(line for _, line in corpus_files.text_lines(path))
-    whole = schema.parse(content, path, "questions are JSON in SQuAD's form")
-    for a, article in enumerate(_get(whole, "data", list, path)):
+    document = schema.parse(content, path, "questions are JSON in SQuAD's form")
+    for a, article in enumerate(_get(document, "data", list, path)):
         place = f"{path} article {a}"
         for p, paragraph in enumerate(_get(article, "paragraphs", list, place)):
             place = f"{path} article {a} paragraph {p}"
@@ -62,29 +62,29 @@ def _nested(path: str) -> Iterator[Entry]:
 def _flat(path: str) -> Iterator[Entry]:
     for record in readers.records(path):
         place = record.where
-        name, question, context = (
+        question_id, question, context = (
             _get(record.fields, key, str, place) for key in ("id", "question", "context")
         )
-        where = f"{place} question {name}"
+        where = f"{place} question {question_id}"
         starts: list[tuple[str, int]] = []
-        given = "answers" in record.fields
-        if given:
+        has_answers = "answers" in record.fields
+        if has_answers:
             answers = _get(record.fields, "answers", dict, where)
             texts = _get(answers, "text", list, where)
-            numbers = _get(answers, "answer_start", list, where)
-            if len(texts) != len(numbers):
+            positions = _get(answers, "answer_start", list, where)
+            if len(texts) != len(positions):
                 raise errors.UserError(
-                    f"{where}: answers: {len(texts)} values of text, but {len(numbers)} values of "
+                    f"{where}: answers: {len(texts)} values of text, but {len(positions)} values of "
                     "answer_start"
                 )
             starts = [
                 (_get({"text": text}, "text", str, where), _get({"at": at}, "at", int, where))
-                for text, at in zip(texts, numbers, strict=True)
+                for text, at in zip(texts, positions, strict=True)
             ]
-        unanswerable = given and not starts
+        unanswerable = has_answers and not starts
         if "is_impossible" in record.fields:
             unanswerable = _get(record.fields, "is_impossible", bool, where)
-        yield Entry(where, name, question, context, starts, unanswerable)
+        yield Entry(where, question_id, question, context, starts, unanswerable)
 
 
 def _get(value: Any, key: str, kind: type, where: str) -> Any:
@@ -92,8 +92,8 @@ def _get(value: Any, key: str, kind: type, where: str) -> Any:
     if not isinstance(value, dict) or key not in value:
         raise errors.UserError(f"{where}: no {key!r}; the file is not in SQuAD's form")
     if not isinstance(value[key], kind) or (kind is int and isinstance(value[key], bool)):
-        raise errors.UserError(f"{where}: {key!r} is not a JSON {_NAMES[kind]}")
+        raise errors.UserError(f"{where}: {key!r} is not a JSON {_JSON_NAMES[kind]}")
     return value[key]
 
 
-_NAMES = {str: "string", int: "integer", list: "list", dict: "object", bool: "true or false"}
+_JSON_NAMES = {str: "string", int: "integer", list: "list", dict: "object", bool: "true or false"}

@@ -56,22 +56,22 @@ class TextPair(_Fields, base.Example):
 
         Raises UserError for targets of another type or with a blank text.
         """
-        (source,) = readers.alternative(record, columns.texts)
+        (column,) = readers.alternative(record, columns.texts)
         value = readers.column(record, columns.label)
         targets = [] if value is None or value == "" else value
         targets = [targets] if isinstance(targets, str) else targets
-        texts = isinstance(targets, list) and all(isinstance(t, str) for t in targets)
-        if not texts or not all(t.strip() for t in targets):
+        are_texts = isinstance(targets, list) and all(isinstance(t, str) for t in targets)
+        if not are_texts or not all(t.strip() for t in targets):
             raise errors.UserError(
                 f"{record.where}: the target must be a non-empty text or a list of non-empty texts"
             )
-        name = readers.record_id(record, columns)
-        return cls(readers.text(record, source), tuple(targets), name, record.where)
+        record_id = readers.record_id(record, columns)
+        return cls(readers.text(record, column), tuple(targets), record_id, record.where)
 
     @classmethod
-    def from_input(cls, given: Any) -> Self:
+    def from_input(cls, value: Any) -> Self:
         """Converts a text or a dict of fields to an example."""
-        return cls(given) if isinstance(given, str) else cls(**given)
+        return cls(value) if isinstance(value, str) else cls(**value)
 
     def is_labelled(self) -> bool:
         """Returns whether there is a target."""

@@ -60,15 +60,15 @@ class Words(_Fields, base.Example):
         if not readers.has_fields(path):
             return cls.of_conll(path, entities=entities if task.columns.label else None)
         records = readers.records(path, headerless=task.headerless, skipped=skipped)
-        found = [cls.of_record(record, task.columns) for record in records]
+        examples = [cls.of_record(record, task.columns) for record in records]
         tags = conll.bio2(
-            [example.tags or () for example in found],
-            lambda sentence, word: f"{found[sentence].where} word {word + 1}",
+            [example.tags or () for example in examples],
+            lambda sentence, word: f"{examples[sentence].where} word {word + 1}",
             entities=entities,
         )
         return [
-            example if example.tags is None else example._replace(tags=own)
-            for example, own in zip(found, tags, strict=True)
+            example if example.tags is None else example._replace(tags=new_tags)
+            for example, new_tags in zip(examples, tags, strict=True)
         ]
 
     @classmethod
@@ -80,25 +80,25 @@ class Words(_Fields, base.Example):
         entities: see `conll.bio2`; None discards all tags. Raises UserError for an invalid file,
         and if only some words have a tag.
         """
-        found = list(conll.sentences(path))
-        if not found:
+        sentences = list(conll.sentences(path))
+        if not sentences:
             raise errors.UserError(f"{path}: holds no sentence")
-        lines = [sentence.lines for sentence in found]
-        tags: list[Any] = [None] * len(found)
-        if entities is not None and any(line.tag for own in lines for line in own):
-            for line in (line for own in lines for line in own):
+        blocks = [sentence.lines for sentence in sentences]
+        tags: list[Any] = [None] * len(sentences)
+        if entities is not None and any(line.tag for block in blocks for line in block):
+            for line in (line for block in blocks for line in block):
                 if not line.tag:
                     raise errors.UserError(f"{path}:{line.number}: no tag beside {line.word!r:.40}")
             tags = conll.bio2(
-                [[line.tag for line in own] for own in lines],
-                lambda sentence, word: f"{path}:{lines[sentence][word].number}",
+                [[line.tag for line in block] for block in blocks],
+                lambda sentence, word: f"{path}:{blocks[sentence][word].number}",
                 entities=entities,
             )
         examples = [
-            cls(tuple(line.word for line in own), its_tags, f"{path}:{own[0].number}")
-            for own, its_tags in zip(lines, tags, strict=True)
+            cls(tuple(line.word for line in block), block_tags, f"{path}:{block[0].number}")
+            for block, block_tags in zip(blocks, tags, strict=True)
         ]
-        return [e.with_text(sentence.text) for e, sentence in zip(examples, found, strict=True)]
+        return [e.with_text(sentence.text) for e, sentence in zip(examples, sentences, strict=True)]
 
     @classmethod
     def of_record(cls, record: readers.Record, columns: readers.Columns) -> Self:
@@ -107,8 +107,8 @@ class Words(_Fields, base.Example):
         Words and tags are lists of equal length. Raises UserError if one of them is empty or is not
         a list of texts, if their lengths differ, or if a word is blank.
         """
-        (tokens,) = readers.alternative(record, columns.texts)
-        cells, tags = record.fields[tokens], readers.column(record, columns.label)
+        (column,) = readers.alternative(record, columns.texts)
+        cells, tags = record.fields[column], readers.column(record, columns.label)
         for value in (cells, *([] if tags is None else [tags])):
             if not (isinstance(value, list) and value and all(isinstance(v, str) for v in value)):
                 raise errors.UserError(
@@ -116,7 +116,7 @@ class Words(_Fields, base.Example):
                     "numbers, replace them with their names (B-PER, O, ...)"
                 )
         if not all(word.strip() for word in cells):
-            raise errors.UserError(f"{record.where}: a word of {tokens!r} is empty")
+            raise errors.UserError(f"{record.where}: a word of {column!r} is empty")
         if tags is not None and len(tags) != len(cells):
             raise errors.UserError(f"{record.where}: {len(cells)} words and {len(tags)} tags")
         example = cls(tuple(cells), None if tags is None else tuple(tags), record.where)
@@ -137,9 +137,9 @@ class Words(_Fields, base.Example):
         return readers.has_fields(path)
 
     @classmethod
-    def from_input(cls, given: Any) -> Self:
+    def from_input(cls, value: Any) -> Self:
         """Converts a text or a dict of fields to an example."""
-        return cls.cut(given) if isinstance(given, str) else cls(**given)
+        return cls.cut(value) if isinstance(value, str) else cls(**value)
 
     def is_labelled(self) -> bool:
         """Returns whether the words have tags."""
@@ -172,15 +172,15 @@ class Words(_Fields, base.Example):
         except errors.UserError:
             return self
         bounds = [0, *(bound for span in spans for bound in span), len(text)]
-        between = "".join(text[a:b] for a, b in zip(bounds[::2], bounds[1::2], strict=True))
-        return self if between.strip() else self._replace(text=text)
+        gaps = "".join(text[a:b] for a, b in zip(bounds[::2], bounds[1::2], strict=True))
+        return self if gaps.strip() else self._replace(text=text)
 
     def places(self) -> list[tuple[int, int]]:
         """Returns the characters [start, stop) of each word in the raw text.
 
         Raises UserError if the text does not contain all words in their order.
         """
-        found, end = [], 0
+        spans, end = [], 0
         for word in self.words:
             start = self.text.find(word, end)
             if start < 0:
@@ -190,5 +190,5 @@ class Words(_Fields, base.Example):
                     "the text: give the words in the order of the text, or leave out the text"
                 )
             end = start + len(word)
-            found.append((start, end))
-        return found
+            spans.append((start, end))
+        return spans

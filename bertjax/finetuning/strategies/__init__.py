@@ -44,8 +44,8 @@ def default(name: str) -> dict[str, Any]:
 
 def owners(key: str) -> list[str]:
     """Returns the names of the strategies that have the config key `key`, "strategy.OPTION"."""
-    group, _, knob = key.partition(".")
-    return [name for name in names() if group == "strategy" and knob in default(name)]
+    group, _, option = key.partition(".")
+    return [name for name in names() if group == "strategy" and option in default(name)]
 
 
 def rates(name: str) -> tuple[float, ...]:
@@ -68,22 +68,22 @@ def make(
 def config_of(config: Mapping[str, Any]) -> Any:
     """Returns the strategy's Config. Raises UserError for wrong or missing keys and bad values."""
     module = load(config["name"])
-    knobs = {key: value for key, value in config.items() if key != "name"}
+    options = {key: value for key, value in config.items() if key != "name"}
     names = {field.name for field in dataclasses.fields(module.Config)}
-    if knobs.keys() != names:
+    if options.keys() != names:
         raise errors.UserError(
-            f"config.strategy has the keys {sorted(knobs)}, but the strategy {config['name']!r} "
+            f"config.strategy has the keys {sorted(options)}, but the strategy {config['name']!r} "
             f"needs exactly {sorted(names)}: set these"
         )
-    return module.Config(**knobs)
+    return module.Config(**options)
 
 
 def counts(trained: Any, frozen: Any, vocab_size: int) -> dict[str, int]:
     """Returns the "trained" and "total" numbers of parameters, without vocabulary padding."""
 
     def of_leaf(path: str, leaf: Any) -> int:
-        real = artifact.real_shape(path, leaf.shape, vocab_size)
-        return math.prod(map(min, real, leaf.shape))  # a leaf may be only part of a table
+        shape = artifact.real_shape(path, leaf.shape, vocab_size)
+        return math.prod(map(min, shape, leaf.shape))  # a leaf may be only part of a table
 
     def count(tree: Any) -> int:
         return sum(of_leaf(path, leaf) for path, leaf in artifact.flatten(tree).items())

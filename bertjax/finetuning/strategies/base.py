@@ -73,11 +73,11 @@ class Strategy(abc.ABC):
         """
         del key
         flat = artifact.flatten(params)
-        unread = () if "classifier" in params else ("pooler",)
+        unused_heads = () if "classifier" in params else ("pooler",)
         trained = {
             path: leaf
             for path, leaf in flat.items()
-            if self.moves(path) or (of_head(path) and path.split("/")[0] not in unread)
+            if self.moves(path) or (of_head(path) and path.split("/")[0] not in unused_heads)
         }
         frozen = {p: x for p, x in flat.items() if p not in trained}
         return artifact.unflatten(trained), artifact.unflatten(frozen)
@@ -106,15 +106,15 @@ class Strategy(abc.ABC):
         """
 
         def factor(height: Any, step: jax.Array) -> Any:
-            of_body = self.rate_factor(height, step, steps_per_epoch)
-            return jnp.where(height == 0, self.head_rate_factor, of_body)
+            body_factor = self.rate_factor(height, step, steps_per_epoch)
+            return jnp.where(height == 0, self.head_rate_factor, body_factor)
 
         return optax.chain(optimizer.make(config, num_steps), scale_by_height(factor))
 
-    def needs(self, found: bool, what: str) -> None:
-        """Raises UserError unless `found`. what: the parameters that the model lacks, in words."""
-        allowed = f"another strategy: the model has no {what}"
-        errors.check(found, "strategy.name", self.name, allowed)
+    def needs(self, present: bool, description: str) -> None:
+        """Raises UserError unless `present`. description: what the model lacks, in words."""
+        allowed = f"another strategy: the model has no {description}"
+        errors.check(present, "strategy.name", self.name, allowed)
 
 
 def heights(path: str, shape: tuple[int, ...], num_layers: int) -> np.ndarray:
@@ -125,12 +125,12 @@ def heights(path: str, shape: tuple[int, ...], num_layers: int) -> np.ndarray:
     encoder-decoder, the top layers of both stacks have 1.
     """
     if of_head(path):
-        found = np.zeros(())
+        height = np.zeros(())
     elif "/layers/" in path:
-        found = np.arange(shape[0], 0, -1).reshape(-1, *(1 for _ in shape[1:]))
+        height = np.arange(shape[0], 0, -1).reshape(-1, *(1 for _ in shape[1:]))
     else:
-        found = np.array(1 if above_layers(path) else num_layers + 1)
-    return found.astype(np.float32)
+        height = np.array(1 if above_layers(path) else num_layers + 1)
+    return height.astype(np.float32)
 
 
 def stacked(flat: Mapping[str, Any]) -> int:
@@ -160,10 +160,10 @@ def scale_by_height(
         del params
         num_layers = stacked(artifact.flatten(updates))
 
-        def one(path: Any, update: jax.Array) -> jax.Array:
+        def scale(path: Any, update: jax.Array) -> jax.Array:
             height = heights(sharding.path_name(path), update.shape, num_layers)
             return update * factor(height, state.count)
 
-        return jax.tree_util.tree_map_with_path(one, updates), HeightState(state.count + 1)
+        return jax.tree_util.tree_map_with_path(scale, updates), HeightState(state.count + 1)
 
     return optax.GradientTransformation(init_fn, update_fn)

@@ -27,6 +27,6 @@ class Strategy(base.Strategy):
 
     def split(self, params: Any, key: jax.Array) -> tuple[Any, Any]:
         """Returns (biases and head, the rest). Raises UserError if the layers have no biases."""
-        found = any("/layers/" in p and self.moves(p) for p in artifact.flatten(params))
-        self.needs(found, "biases in its layers")
+        has_biases = any("/layers/" in p and self.moves(p) for p in artifact.flatten(params))
+        self.needs(has_biases, "biases in its layers")
         return super().split(params, key)

@@ -37,10 +37,10 @@ class Strategy(full.Strategy):
     def notes(self, trained: Any, num_epochs: int) -> list[str]:
         """Returns a warning if the embeddings, and perhaps layers, are never unfrozen; else []."""
         num_layers = base.stacked(artifact.flatten(trained))
-        lowest = num_layers - self.config.layers_per_epoch * num_epochs
-        if lowest < 0:
+        num_frozen = num_layers - self.config.layers_per_epoch * num_epochs
+        if num_frozen < 0:
             return []
-        layers = f" and the lowest {lowest} of {num_layers} layers" * (lowest > 0)
+        layers = f" and the lowest {num_frozen} of {num_layers} layers" * (num_frozen > 0)
         return [
             f"strategy gradual: the embeddings{layers} are never trained in so few epochs: "
             "raise --config.strategy.layers_per_epoch or --config.num_epochs"

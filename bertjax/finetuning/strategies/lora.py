@@ -70,34 +70,38 @@ class Strategy(base.Strategy):
             for path, kernel in sorted(artifact.flatten(frozen).items())
             if "/layers/" in path and path.endswith("/kernel")
         }
-        there = {path.split("/")[-2] for path in flat}
+        kernels = {path.split("/")[-2] for path in flat}
         errors.check(
-            there.issuperset(self.config.names),
+            kernels.issuperset(self.config.names),
             "strategy.targets",
             self.config.targets,
-            f"some of the model's kernels, {', '.join(n for n in KERNELS if n in there)}",
+            f"some of the model's kernels, {', '.join(n for n in KERNELS if n in kernels)}",
         )
-        chosen = [path for path in flat if path.split("/")[-2] in self.config.names]
-        new = {}
-        for path, one in zip(chosen, jax.random.split(key, len(chosen)), strict=True):
-            new[f"{path}/lora_a"], new[f"{path}/lora_b"] = self._start(path, flat[path], one)
-        return artifact.unflatten({**artifact.flatten(trained), **new}), frozen
+        targets = [path for path in flat if path.split("/")[-2] in self.config.names]
+        matrices = {}
+        for path, subkey in zip(targets, jax.random.split(key, len(targets)), strict=True):
+            matrices[f"{path}/lora_a"], matrices[f"{path}/lora_b"] = self._initial_matrices(
+                path, flat[path], subkey
+            )
+        return artifact.unflatten({**artifact.flatten(trained), **matrices}), frozen
 
     def combine(self, trained: Any, frozen: Any) -> Any:
         """Returns the parameters with W + alpha / rank * A B in place of each target kernel W."""
         scale = self.config.alpha / self.config.rank
-        over, whole = artifact.flatten(trained), artifact.flatten(frozen)
-        for path in [path for path in over if path.endswith("/lora_a")]:
+        flat_trained, flat = artifact.flatten(trained), artifact.flatten(frozen)
+        for path in [path for path in flat_trained if path.endswith("/lora_a")]:
             kernel = path.removesuffix("/lora_a")
-            product = over.pop(path) @ over.pop(f"{kernel}/lora_b")
-            whole[kernel] = whole[kernel] + scale * product.reshape(whole[kernel].shape)
-        return artifact.unflatten({**whole, **over})
+            product = flat_trained.pop(path) @ flat_trained.pop(f"{kernel}/lora_b")
+            flat[kernel] = flat[kernel] + scale * product.reshape(flat[kernel].shape)
+        return artifact.unflatten({**flat, **flat_trained})
 
-    def _start(self, path: str, kernel: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _initial_matrices(
+        self, path: str, kernel: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         # A is drawn as in the authors' code: uniform in +-1 / sqrt(in).
-        num_in = 2 if sharding.param_axes(path)[1:3] == ("heads", "head_dim") else 1
+        num_in_axes = 2 if sharding.param_axes(path)[1:3] == ("heads", "head_dim") else 1
         num_layers, rank = len(kernel), self.config.rank
-        width = math.prod(kernel.shape[1 : 1 + num_in])
+        width = math.prod(kernel.shape[1 : 1 + num_in_axes])
         shape = (num_layers, width, rank)
         a = jax.random.uniform(key, shape, minval=-1.0, maxval=1.0) / width**0.5
-        return a, jnp.zeros((num_layers, rank, math.prod(kernel.shape[1 + num_in :])))
+        return a, jnp.zeros((num_layers, rank, math.prod(kernel.shape[1 + num_in_axes :])))

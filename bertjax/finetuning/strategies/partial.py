@@ -58,9 +58,12 @@ class Strategy(base.Strategy):
 
     def combine(self, trained: Any, frozen: Any) -> Any:
         """Returns the whole model, with the slices of each stack concatenated."""
-        over, under = artifact.flatten(trained), artifact.flatten(frozen)
-        both = {path: jnp.concatenate([under[path], over[path]]) for path in over.keys() & under}
-        return artifact.unflatten({**under, **over, **both})
+        flat_trained, flat_frozen = artifact.flatten(trained), artifact.flatten(frozen)
+        stacks = {
+            path: jnp.concatenate([flat_frozen[path], flat_trained[path]])
+            for path in flat_trained.keys() & flat_frozen
+        }
+        return artifact.unflatten({**flat_frozen, **flat_trained, **stacks})
 
     def _check(self, stack: str, num_layers: int) -> None:
         errors.check(

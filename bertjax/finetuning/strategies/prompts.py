@@ -61,8 +61,8 @@ class Strategy(base.Strategy):
 
     def combine(self, trained: Any, frozen: Any) -> Any:
         """Returns the parameters, with one word table: old rows, new rows and padding."""
-        over, under = artifact.flatten(trained), artifact.flatten(frozen)
-        rows = jnp.concatenate([under[TABLE], over[TABLE]])
+        flat_trained, flat_frozen = artifact.flatten(trained), artifact.flatten(frozen)
+        rows = jnp.concatenate([flat_frozen[TABLE], flat_trained[TABLE]])
         missing = layers.padded_vocab_size(len(rows)) - len(rows)
-        whole = {TABLE: jnp.pad(rows, ((0, missing), (0, 0)))}
-        return artifact.unflatten({**under, **over, **whole})
+        table = {TABLE: jnp.pad(rows, ((0, missing), (0, 0)))}
+        return artifact.unflatten({**flat_frozen, **flat_trained, **table})
