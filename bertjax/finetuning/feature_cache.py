@@ -1,12 +1,12 @@
 """Caches the encoder's output when the encoder is frozen, so that each epoch runs only the head.
 
 A frozen encoder runs without dropout, so its output is the same in every epoch; only the head has
-dropout. If the features take more than `MOST` bytes, nothing is cached, and every step computes
-them again, with the same result.
+dropout. If the features take more than `MAX_BYTES`, nothing is cached, and every step computes them
+again, with the same result.
 
     step = jax.jit(feature_cache.step(task_type, model, "classifier"))
-    for numbers, found in batching.by_batch(step, params, batches):
-        feature_cache.keep(encoded.rows, numbers, found)
+    for numbers, outputs in batching.by_batch(step, params, batches):
+        feature_cache.keep(encoded.rows, numbers, outputs)
 
 Shapes: B batch, N texts of an example, L length, D model.
 """
@@ -22,7 +22,7 @@ import numpy as np
 from bertjax.finetuning import rows as rows_lib
 from bertjax.models.common import heads
 
-MOST = 2**32  # bytes that may be cached
+MAX_BYTES = 2**32  # bytes that may be cached
 # {name of an array that is cached in a row: its `Feature.length`}. The shape of class_features is
 # [N, D], that of last_hidden_state is [D, L].
 _LENGTHS = {"class_features": "", "last_hidden_state": "length"}
@@ -61,18 +61,18 @@ def step(task_type: Any, model: Any, head: str) -> Callable[[Any, Batch], dict[s
     name = heads.READS[head]
 
     def compute(params: Any, batch: Batch) -> dict[str, jax.Array]:
-        read = {}
+        states = {}
 
         def apply(*args: Any, **kwargs: Any) -> dict[str, jax.Array]:
             outputs = model.apply({"params": params}, *args, deterministic=True, **kwargs)
-            read[name] = outputs[name]
+            states[name] = outputs[name]
             return outputs
 
         task_type.outputs(task_type.prompted(apply), batch)
         rows = len(batch["example_weights"])
         if _LENGTHS[name]:
-            return {name: jnp.swapaxes(read[name], 1, 2)}
-        return {name: read[name].reshape(rows, -1, read[name].shape[-1])}
+            return {name: jnp.swapaxes(states[name], 1, 2)}
+        return {name: states[name].reshape(rows, -1, states[name].shape[-1])}
 
     return compute
 
@@ -80,17 +80,17 @@ def step(task_type: Any, model: Any, head: str) -> Callable[[Any, Batch], dict[s
 def keep(
     rows: Sequence[dict[str, np.ndarray]],
     numbers: np.ndarray,
-    found: Mapping[str, np.ndarray],
+    outputs: Mapping[str, np.ndarray],
 ) -> None:
     """Stores the features that `step` returned for a batch in its rows, without padding.
 
-    numbers: the indices in `rows` of the batch's rows. found: what `step` returned; it may have
+    numbers: the indices in `rows` of the batch's rows. outputs: what `step` returned; it may have
     padding rows at the end.
     """
-    for name, x in found.items():
-        for number, own in zip(numbers, x, strict=False):
+    for name, x in outputs.items():
+        for number, value in zip(numbers, x, strict=False):
             row = rows[number]
-            row[name] = own[:, : row["input_ids"].shape[-1]].copy() if _LENGTHS[name] else own
+            row[name] = value[:, : row["input_ids"].shape[-1]].copy() if _LENGTHS[name] else value
 
 
 def head_alone(apply: Callable[..., Any], head: str, batch: Batch) -> Callable[..., Any]:
@@ -100,7 +100,7 @@ def head_alone(apply: Callable[..., Any], head: str, batch: Batch) -> Callable[.
     """
     name = heads.READS[head]
 
-    def told(**inputs: Any) -> dict[str, jax.Array]:
+    def head_apply(**inputs: Any) -> dict[str, jax.Array]:
         if name not in batch:
             x = apply(**inputs, deterministic=True)[name]
         elif _LENGTHS[name]:
@@ -111,4 +111,4 @@ def head_alone(apply: Callable[..., Any], head: str, batch: Batch) -> Callable[.
             return {"class_logits": apply(x, method="classify")}
         return apply(x, method="tell_tokens")
 
-    return told
+    return head_apply

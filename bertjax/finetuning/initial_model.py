@@ -45,37 +45,40 @@ def model(
     """
     source = artifact.part(source)
     module = plugins.family(source.family)
-    wanted = {**source.fields, **fields, "heads": _heads(source, module, heads)}
-    whole = _whole(source.family, wanted)
-    made = plugins.model(source.family, whole)
+    partial_fields = {**source.fields, **fields, "heads": _heads(source, module, heads)}
+    all_fields = _all_fields(source.family, partial_fields)
+    new_model = plugins.model(source.family, all_fields)
     shapes = {
-        name: leaf.shape for name, leaf in artifact.flatten(plugins.abstract_params(made)).items()
+        name: leaf.shape
+        for name, leaf in artifact.flatten(plugins.abstract_params(new_model)).items()
     }
     keeps_heads = source.task is not None and (
         (source.task["kind"], list(source.task["labels"])) == (kind, list(labels))
     )
-    found = _found(source, made, shapes, keeps_heads=keeps_heads)
-    rows, pieces = source.fields["vocab_size"], whole["vocab_size"]
+    source_values = _source_values(source, new_model, shapes, keeps_heads=keeps_heads)
+    rows, pieces = source.fields["vocab_size"], all_fields["vocab_size"]
     allowed = f"{rows} or more, the vocabulary size of the model"
     errors.check(pieces >= rows, "model.vocab_size", pieces, allowed)
-    lacking = tuple(
+    missing = tuple(
         name
         for name in shapes
-        if name not in found or (pieces > rows and "vocab" in sharding.param_axes(name))
+        if name not in source_values or (pieces > rows and "vocab" in sharding.param_axes(name))
     )
-    params = found | (jax.device_get(_draw(made, lacking, key)) if lacking else {})
-    for name in lacking:
+    params = source_values | (
+        jax.device_get(_initialize(new_model, missing, key)) if missing else {}
+    )
+    for name in missing:
         if name in {f"{head}/logits/bias" for head in heads}:
             params[name] = np.full_like(params[name], output_bias)
-    for name in found.keys() & set(lacking):
-        params[name] = _more_rows(name, found[name], np.array(params[name]), rows)
+    for name in source_values.keys() & set(missing):
+        params[name] = _grow(name, source_values[name], np.array(params[name]), rows)
     for name, shape in shapes.items():
         if params[name].shape != shape:
             raise errors.UserError(
                 f"parameter {name} has shape {params[name].shape} in the model to start with, but "
                 f"shape {shape} with the given model fields: do not change the model's sizes"
             )
-    return source.family, whole, artifact.unflatten({name: params[name] for name in shapes})
+    return source.family, all_fields, artifact.unflatten({name: params[name] for name in shapes})
 
 
 def _heads(
@@ -92,13 +95,13 @@ def _heads(
             f"a {source.family} has no head {', '.join(sorted(unknown))}: choose a text-to-text "
             "task for this model, or an encoder for this task"
         )
-    wanted = set(heads)
+    names = set(heads)
     if "classifier" in heads and module.Model.layouts["classifier"].pooled:
-        wanted.add("pooler")
-    return tuple(head for head in module.HEADS if head in wanted)
+        names.add("pooler")
+    return tuple(head for head in module.HEADS if head in names)
 
 
-def _whole(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _all_fields(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns every field of the family's Config except those of `Compute`."""
     known = {field.name for field in dataclasses.fields(plugins.family(family).Config)}
     for name in fields:
@@ -107,39 +110,39 @@ def _whole(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     return layers.fields_of(plugins.model(family, dict(fields)).config)
 
 
-def _found(
-    source: artifact.Artifact, made: Any, shapes: Mapping[str, Any], *, keeps_heads: bool
+def _source_values(
+    source: artifact.Artifact, new_model: Any, shapes: Mapping[str, Any], *, keeps_heads: bool
 ) -> dict[str, np.ndarray]:
     """Returns {path in the model: its initial value, from the source}.
 
     Omits the parameters that the source lacks. keeps_heads: whether to use the source's task heads.
     """
-    theirs = artifact.flatten(source.params)
-    found = {}
+    flat = artifact.flatten(source.params)
+    values = {}
     for name in shapes:
         head, _, rest = name.partition("/")
         if head not in heads_lib.DOWNSTREAM:
-            found[name] = theirs.get(name)
+            values[name] = flat.get(name)
             continue
-        if keeps_heads and np.shape(theirs.get(name)) == shapes[name]:
-            found[name] = theirs[name]
-        elif begins := made.layouts[head].starts_as:
-            found[name] = theirs.get(f"{begins}/{rest}")
-    return {name: np.asarray(leaf) for name, leaf in found.items() if leaf is not None}
+        if keeps_heads and np.shape(flat.get(name)) == shapes[name]:
+            values[name] = flat[name]
+        elif prefix := new_model.layouts[head].starts_as:
+            values[name] = flat.get(f"{prefix}/{rest}")
+    return {name: np.asarray(leaf) for name, leaf in values.items() if leaf is not None}
 
 
-@functools.partial(jax.jit, static_argnames=("made", "names"))
-def _draw(made: Any, names: tuple[str, ...], key: jax.Array) -> dict[str, jax.Array]:
+@functools.partial(jax.jit, static_argnames=("new_model", "names"))
+def _initialize(new_model: Any, names: tuple[str, ...], key: jax.Array) -> dict[str, jax.Array]:
     """Initializes the parameters in `names`; the others are not computed."""
-    fresh = artifact.flatten(plugins.init_params(made, key))
-    return {name: fresh[name] for name in names}
+    params = artifact.flatten(plugins.init_params(new_model, key))
+    return {name: params[name] for name in names}
 
 
-def _more_rows(name: str, found: np.ndarray, fresh: np.ndarray, rows: int) -> np.ndarray:
-    """Copies the values of the first `rows` pieces from `found` to `fresh`; returns `fresh`.
+def _grow(name: str, old: np.ndarray, new: np.ndarray, rows: int) -> np.ndarray:
+    """Copies the values of the first `rows` pieces from `old` to `new`; returns `new`.
 
-    `fresh` is the initialized parameter for a larger vocabulary.
+    `new` is the initialized parameter for a larger vocabulary.
     """
-    first = (slice(None),) * sharding.param_axes(name).index("vocab") + (slice(rows),)
-    fresh[first] = found[first]
-    return fresh
+    index = (slice(None),) * sharding.param_axes(name).index("vocab") + (slice(rows),)
+    new[index] = old[index]
+    return new

@@ -2,7 +2,7 @@
 
     labelled = reading.read(config, source)                    # files -> examples, labels
     encoded = reading.encode(config, source, labelled)         # examples -> rows of ids
-    made = job.build(config, source, mesh, labelled, encoded)  # rows -> model, steps, batches
+    job = build(config, source, mesh, labelled, encoded)       # rows -> model, steps, batches
 
 All learning rates and seeds use the same job.
 """
@@ -102,7 +102,7 @@ class Job:
         """The bytes of memory that one run takes, see `strategies.memory`."""
         return strategies.memory(self.trained, self.frozen, self.tx(1.0))
 
-    def _finished(self, params: Any, task_type: base.TaskType | None = None) -> artifact.Artifact:
+    def _artifact(self, params: Any, task_type: base.TaskType | None = None) -> artifact.Artifact:
         return dataclasses.replace(
             self.source,
             family=self.family,
@@ -119,7 +119,7 @@ class Job:
         trained, frozen = sharding.fetch(trained), sharding.fetch(self.frozen)
         with sharding.alone():
             params = sharding.fetch(self.strategy.combine(trained, frozen))
-        return self._finished(params, task_type)
+        return self._artifact(params, task_type)
 
     def pretrained(self, trained: Any) -> pretrained_lib.Pretrained:
         """Returns the model, sharded over the mesh if there is one process, otherwise unsharded."""
@@ -127,7 +127,7 @@ class Job:
             params = self.strategy.combine(*sharding.fetch((trained, self.frozen)))
         else:
             params = _put(self.mesh, self.strategy.combine(trained, self.frozen))
-        return pretrained_lib.Pretrained(self._finished(params), plugins.compute(self.config))
+        return pretrained_lib.Pretrained(self._artifact(params), plugins.compute(self.config))
 
     # States and steps. The learning rate is an argument, so that all rates share a compilation.
 
@@ -139,7 +139,7 @@ class Job:
 
     def place_trained(self, trained: Any) -> Any:
         """Puts trained parameters on the devices, sharded as in a train state."""
-        return jax.device_put(trained, self._places().params)
+        return jax.device_put(trained, self._state_shardings().params)
 
     def first_state(self, seed: int) -> step_lib.TrainState:
         """Returns the train state before the first step."""
@@ -150,9 +150,9 @@ class Job:
     def abstract_state(self) -> step_lib.TrainState:
         """Returns shapes, dtypes and shardings of the train state; allocates nothing."""
         shapes = jax.eval_shape(self._init, self.trained, jax.random.key(0))
-        places = sharding.state_shardings(self.mesh, shapes)
+        shardings = sharding.state_shardings(self.mesh, shapes)
         return jax.tree.map(
-            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
         )
 
     @functools.cached_property
@@ -167,7 +167,7 @@ class Job:
 
         NOTE: the step donates its state, so the caller must not use that state again.
         """
-        step = jax.jit(self._step, donate_argnums=0, out_shardings=(self._places(), None))
+        step = jax.jit(self._step, donate_argnums=0, out_shardings=(self._state_shardings(), None))
         shapes = self.train_batches.one_of_each_shape(in_order=False)
         state = self.abstract_state()
         calls = [(state, self.place(batch), self.frozen, 1.0) for batch in shapes]
@@ -182,14 +182,14 @@ class Job:
 
     def batches_of(self, split: str) -> batching.Batches:
         """Returns the batches of a split; the buckets of train and dev are fitted to their rows."""
-        times = {"train": 1, "dev": self.config.evals_per_epoch}
-        passes = self.config.num_epochs * times[split] if split in times else 0
+        reads = {"train": 1, "dev": self.config.evals_per_epoch}
+        passes = self.config.num_epochs * reads[split] if split in reads else 0
         return self.task_type.batches(self.encoded[split], self.config.batch_size, passes)
 
     def place(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Puts a batch on the devices, its rows split over the mesh."""
-        own = sharding.local_rows(self.mesh, self.config.batch_size)
-        local = {name: x[own] for name, x in batch.items()}
+        local_rows = sharding.local_rows(self.mesh, self.config.batch_size)
+        local = {name: x[local_rows] for name, x in batch.items()}
         return sharding.global_batch(self.mesh, self.config.batch_size, local)
 
     def _init(self, trained: Any, key: jax.Array) -> step_lib.TrainState:
@@ -197,7 +197,7 @@ class Job:
 
     @functools.cached_property
     def _jitted_init(self) -> Callable[[Any, jax.Array], step_lib.TrainState]:
-        return jax.jit(self._init, out_shardings=self._places())
+        return jax.jit(self._init, out_shardings=self._state_shardings())
 
     def _step(
         self, state: step_lib.TrainState, batch: step_lib.Batch, frozen: Any, rate: jax.Array
@@ -205,7 +205,7 @@ class Job:
         options = recipe.run_optimizer(self.config, rate, self.num_steps)
         step = step_lib.make_train_step(
             self.model,
-            lambda apply, batch: self.task_type.loss(self._reading(apply, batch), batch),
+            lambda apply, batch: self.task_type.loss(self._task_apply(apply, batch), batch),
             self.task_type.normalizers,
             self.scales,
             self.tx(rate),
@@ -253,18 +253,18 @@ class Job:
     def on_dev(self, trained: Any) -> tuple[base.TaskType, list[Any], dict[str, float]]:
         """Returns (task type with options tuned on dev, predictions on dev, their scores)."""
         outputs = self.outputs(trained, "dev")
-        found = self.predictions(outputs, "dev", self.task_type)
-        tuned = self.task_type.tuned(self.examples["dev"], found, outputs)
-        if tuned != self.task_type:
-            found = self.predictions(outputs, "dev", tuned)
-        return tuned, found, tuned.scores(self.examples["dev"], found)
+        predictions = self.predictions(outputs, "dev", self.task_type)
+        task_type = self.task_type.tuned(self.examples["dev"], predictions, outputs)
+        if task_type != self.task_type:
+            predictions = self.predictions(outputs, "dev", task_type)
+        return task_type, predictions, task_type.scores(self.examples["dev"], predictions)
 
     def _predict(self, trained: Any, batch: step_lib.Batch, frozen: Any) -> dict[str, jax.Array]:
         params = {"params": self.strategy.combine(trained, frozen)}
         apply = functools.partial(self.model.apply, params, deterministic=True)
-        return self.task_type.outputs(self._reading(apply, batch), batch)
+        return self.task_type.outputs(self._task_apply(apply, batch), batch)
 
-    def _reading(self, apply: Callable, batch: step_lib.Batch) -> Callable:
+    def _task_apply(self, apply: Callable, batch: step_lib.Batch) -> Callable:
         """Returns the `apply` for the task type; it uses the batch's cached features, if any."""
         if self.strategy.body_stays:
             apply = feature_cache.head_alone(apply, self.head, batch)
@@ -272,7 +272,7 @@ class Job:
 
     # Placement
 
-    def _places(self) -> step_lib.TrainState:
+    def _state_shardings(self) -> step_lib.TrainState:
         """Returns the shardings of the state."""
         return jax.tree.map(lambda x: x.sharding, self.abstract_state())
 
@@ -294,7 +294,7 @@ def build(
     _check_attention(config, model.config)
     trained, frozen = _split(strategy, first, 0)
     notes = (*labelled.notes, *encoded.notes)
-    made = Job(
+    job = Job(
         config,
         source,
         mesh,
@@ -311,9 +311,9 @@ def build(
         _put(mesh, frozen),
         notes,
     )
-    kept = _keep_features(made) if strategy.body_stays else ()
-    notes = (*notes, *kept, *strategy.notes(trained, config.num_epochs))
-    return dataclasses.replace(made, notes=notes)
+    cache_notes = _cache_features(job) if strategy.body_stays else ()
+    notes = (*notes, *cache_notes, *strategy.notes(trained, config.num_epochs))
+    return dataclasses.replace(job, notes=notes)
 
 
 def make(config: ml_collections.ConfigDict, source: artifact.Artifact, mesh: Mesh) -> Job:
@@ -364,24 +364,24 @@ def _put(mesh: Mesh, params: Any) -> Any:
     return jax.device_put(tree, sharding.state_shardings(mesh, tree))["params"]
 
 
-def _keep_features(made: Job) -> tuple[str, ...]:
+def _cache_features(job: Job) -> tuple[str, ...]:
     """Caches the encoder's output in the rows of train and dev.
 
-    If this would take more than `feature_cache.MOST` bytes, only returns a note.
+    If this would take more than `feature_cache.MAX_BYTES`, only returns a note.
     """
-    own = [row for split in ("train", "dev") for row in made.encoded[split].rows]
-    size, most = feature_cache.size(made.head, made.model, own), feature_cache.MOST
-    if size > most:
+    cached_rows = [row for split in ("train", "dev") for row in job.encoded[split].rows]
+    size, limit = feature_cache.size(job.head, job.model, cached_rows), feature_cache.MAX_BYTES
+    if size > limit:
         return (
-            f"the encoder's features take {size / 2**30:,.1f} GiB, more than the {most / 2**30:g} "
+            f"the encoder's features take {size / 2**30:,.1f} GiB, more than the {limit / 2**30:g} "
             "GiB that may be cached: every step computes them again",
         )
-    step = jax.jit(feature_cache.step(made.task_type, made.model, made.head))
-    params = _put(made.mesh, made.first)
+    step = jax.jit(feature_cache.step(job.task_type, job.model, job.head))
+    params = _put(job.mesh, job.first)
     for split in ("train", "dev"):
-        batches = made.batches_of(split)
-        for numbers, found in batching.by_batch(step, params, batches, made.place):
-            feature_cache.keep(made.encoded[split].rows, numbers, found)
+        batches = job.batches_of(split)
+        for numbers, features in batching.by_batch(step, params, batches, job.place):
+            feature_cache.keep(job.encoded[split].rows, numbers, features)
     return ()
 
 
@@ -394,7 +394,7 @@ def _check_attention(config: ml_collections.ConfigDict, model: Any) -> None:
     kernels.check(name, model, model.dtype, {}, ())
 
 
-def _key(seed: int, what: str) -> jax.Array:
+def _key(seed: int, purpose: str) -> jax.Array:
     """Returns the random key for one use of a seed: "heads", "strategy" or "steps"."""
-    number = {"heads": 0, "strategy": 1, "steps": 2}[what]
+    number = {"heads": 0, "strategy": 1, "steps": 2}[purpose]
     return jax.random.fold_in(jax.random.key(seed), number)

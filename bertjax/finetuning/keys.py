@@ -18,7 +18,7 @@ from bertjax.finetuning import recipe, strategies, task_types, tasks
 
 def names() -> list[str]:
     """Returns all config keys, including those of every strategy and task type."""
-    groups = [_of_recipe(), *_of_strategies().values(), *_of_kinds().values()]
+    groups = [_recipe_keys(), *_strategy_keys().values(), *_kind_keys().values()]
     return [key for group in groups for key in group]
 
 
@@ -27,66 +27,66 @@ def table() -> list[str]:
 
     The keys of the recipe come first, then those of each strategy and each task type.
     """
-    groups = {"keys of the recipe, for --config.KEY=VALUE": _of_recipe()}
-    groups |= {f"with --strategy={name}": group for name, group in _of_strategies().items()}
-    for name, group in _of_kinds().items():
-        of_kind = [task.name for task in tasks.TASKS.values() if task.kind == name]
-        groups[f"with the tasks {', '.join(sorted(of_kind))}"] = group
+    groups = {"keys of the recipe, for --config.KEY=VALUE": _recipe_keys()}
+    groups |= {f"with --strategy={name}": group for name, group in _strategy_keys().items()}
+    for name, group in _kind_keys().items():
+        task_names = [task.name for task in tasks.TASKS.values() if task.kind == name]
+        groups[f"with the tasks {', '.join(sorted(task_names))}"] = group
     return config_help.lines(groups)
 
 
-def _with_tasks(group: config_help.Group) -> config_help.Group:
+def _with_task_notes(group: config_help.Group) -> config_help.Group:
     """Adds to each comment of the group the tasks that override the default."""
     return {
-        key: (value, comment + _of_tasks(key, value)) for key, (value, comment) in group.items()
+        key: (value, comment + _task_note(key, value)) for key, (value, comment) in group.items()
     }
 
 
-def _of_tasks(key: str, default: Any) -> str:
+def _task_note(key: str, default: Any) -> str:
     """Returns a list of the tasks that override `default`, to append to the comment on `key`.
 
     For example "; 384 with qa, squad, squad_v2"; "" if no task overrides it.
     """
-    found: dict[Any, list[str]] = {}
+    tasks_by_value: dict[Any, list[str]] = {}
     for task in tasks.TASKS.values():
-        own = {f"kind.{name}": value for name, value in task.options.items()}
-        own["max_length"] = task.max_length
-        if own.get(key, default) != default:
-            found.setdefault(own[key], []).append(task.name)
-    told = [f"{value!r} with {', '.join(names)}" for value, names in found.items()]
-    return f"; {'; '.join(told)}" * bool(told)
+        options = {f"kind.{name}": value for name, value in task.options.items()}
+        options["max_length"] = task.max_length
+        if options.get(key, default) != default:
+            tasks_by_value.setdefault(options[key], []).append(task.name)
+    parts = [f"{value!r} with {', '.join(names)}" for value, names in tasks_by_value.items()]
+    return f"; {'; '.join(parts)}" * bool(parts)
 
 
-def _of_recipe() -> config_help.Group:
+def _recipe_keys() -> config_help.Group:
     """Returns {key: (default, comment)} for the keys that all tasks and strategies have."""
     config = recipe.default("classification")
-    known = config_help.comments(optimizer.Config)
-    known = {f"optimizer.{key}": said for key, said in known.items()}
-    group = config_help.described(config, known | config_help.comments(recipe))
-    return _with_tasks(
+    comments = config_help.comments(optimizer.Config)
+    comments = {f"optimizer.{key}": comment for key, comment in comments.items()}
+    group = config_help.described(config, comments | config_help.comments(recipe))
+    return _with_task_notes(
         {k: pair for k, pair in group.items() if k != "task" and not k.startswith("kind.")}
     )
 
 
-def _of_strategies() -> dict[str, config_help.Group]:
-    return _knobs("strategy", {name: strategies.load(name) for name in strategies.names()})
+def _strategy_keys() -> dict[str, config_help.Group]:
+    return _option_keys("strategy", {name: strategies.load(name) for name in strategies.names()})
 
 
-def _of_kinds() -> dict[str, config_help.Group]:
-    found = {name: sys.modules[task_types.load(name).__module__] for name in task_types.names()}
-    return _knobs("kind", found)
+def _kind_keys() -> dict[str, config_help.Group]:
+    modules = {name: sys.modules[task_types.load(name).__module__] for name in task_types.names()}
+    return _option_keys("kind", modules)
 
 
-def _knobs(prefix: str, modules: Mapping[str, ModuleType]) -> dict[str, config_help.Group]:
+def _option_keys(prefix: str, modules: Mapping[str, ModuleType]) -> dict[str, config_help.Group]:
     """Returns {name: the fields of its module's Config}; omits a Config without fields.
 
     prefix: the first part of the keys, "strategy" or "kind".
     """
-    found = {}
+    groups = {}
     for name, module in modules.items():
-        known = config_help.comments(module)
+        comments = config_help.comments(module)
         fields = dataclasses.asdict(module.Config())
-        found[name] = _with_tasks(
-            {f"{prefix}.{k}": (value, known.get(k, "")) for k, value in fields.items()}
+        groups[name] = _with_task_notes(
+            {f"{prefix}.{k}": (value, comments.get(k, "")) for k, value in fields.items()}
         )
-    return {name: group for name, group in found.items() if group}
+    return {name: group for name, group in groups.items() if group}

@@ -23,7 +23,7 @@ from bertjax.inference import pretrained
 from bertjax.models.common import layers
 
 BATCH_SIZE = 32
-_LISTS = {name for kind in examples_lib.TYPES.values() for name in kind.LISTS}
+_LIST_FIELDS = {name for kind in examples_lib.TYPES.values() for name in kind.LISTS}
 Input = str | Sequence[str] | Mapping[str, Any] | examples_lib.Example
 
 
@@ -44,11 +44,11 @@ class Predictor(pretrained.Pretrained):
         {"words"}. Raises UserError for anything that is not an input of the task.
         """
         if isinstance(inputs, list):
-            return self.answer([self.example(each) for each in inputs])[1]
+            return self.answer([self.example(value) for value in inputs])[1]
         return self.answer([self.example(inputs)])[1][0]
 
-    def _pooling(self, asked: str) -> str:
-        """Returns the pooling for `encode`: `asked`, or the one used in training.
+    def _pooling(self, pooling: str) -> str:
+        """Returns the pooling for `encode`: `pooling`, or the one used in training.
 
         NOTE: `encode` reads as many tokens as the model can, `predict` only as many as training.
         Raises UserError for embeddings trained with a prompt, which only `predict` inserts.
@@ -59,7 +59,7 @@ class Predictor(pretrained.Pretrained):
                 "the model was trained with a prompt, which only `predict` inserts: use the "
                 "vectors that `predict` returns"
             )
-        return asked or trained or super()._pooling(asked)
+        return pooling or trained or super()._pooling(pooling)
 
     def evaluate(
         self,
@@ -71,11 +71,11 @@ class Predictor(pretrained.Pretrained):
         Prints how many damaged rows of a file were skipped. on_progress: as in `answer`.
         """
         if isinstance(examples, str | os.PathLike):
-            damaged: collections.Counter[str] = collections.Counter()
+            skipped: collections.Counter[str] = collections.Counter()
             path = os.fspath(examples)
-            examples = tasks.read(self.task, path, "dev", skipped=damaged)
-            for why, count in damaged.items():
-                errors.tell(f"{path}: {count} {why}, left out")
+            examples = tasks.read(self.task, path, "dev", skipped=skipped)
+            for reason, count in skipped.items():
+                errors.tell(f"{path}: {count} {reason}, left out")
         predictions = self.answer(examples, on_progress)[1]
         return self.task_type.asked(examples).scores(examples, predictions)
 
@@ -103,25 +103,25 @@ class Predictor(pretrained.Pretrained):
             outputs = batching.forward(self._step, self.params, batches, on_progress=on_progress)
         return encoded, task_type.decode(examples, encoded, outputs)
 
-    def example(self, given: Input) -> examples_lib.Example:
+    def example(self, value: Input) -> examples_lib.Example:
         """Converts an input to an example of the task. Raises UserError if it does not fit."""
-        if isinstance(given, tuple(examples_lib.TYPES.values())):
-            return given
+        if isinstance(value, tuple(examples_lib.TYPES.values())):
+            return value
         fields = {}
-        if isinstance(given, Mapping):
-            fields = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-        for name in _LISTS & fields.keys():
+        if isinstance(value, Mapping):
+            fields = {name: tuple(v) if isinstance(v, list) else v for name, v in value.items()}
+        for name in _LIST_FIELDS & fields.keys():
             if isinstance(fields[name], str):
                 raise errors.UserError(
                     f"{name!r} must be a list of texts, not {pretrained.short(fields[name])}"
                 )
         kind = examples_lib.TYPES[self.task.reader]
         try:
-            return kind.from_input(fields if isinstance(given, Mapping) else given)
+            return kind.from_input(fields if isinstance(value, Mapping) else value)
         except TypeError:
             raise errors.UserError(
                 f"an input of the task {self.task.name} must be {kind.INPUT}, "
-                f"not {pretrained.short(given)}"
+                f"not {pretrained.short(value)}"
             ) from None
 
     @functools.cached_property

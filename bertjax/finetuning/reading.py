@@ -51,12 +51,12 @@ def read(config: ml_collections.ConfigDict, source: artifact.Artifact) -> Labell
     """
     task = tasks.find(config.task)
     task_type = recipe.task_type(config)
-    found = plugins.family(source.family).KIND
-    if found not in task_type.model_kinds:
+    model_kind = plugins.family(source.family).KIND
+    if model_kind not in task_type.model_kinds:
         raise errors.UserError(
             f"config.task = {config.task!r} needs a model of the kind "
             f"{' or '.join(task_type.model_kinds)}, and config.model = {config.model} is a "
-            f"{source.family}, of the kind {found}"
+            f"{source.family}, of the kind {model_kind}"
         )
     for name in task_type.libraries:  # fails now, not after hours of training
         scores_lib.library(name)
@@ -83,26 +83,28 @@ def _examples(
     task = tasks.find(config.task)
     if not config.data.train:
         raise errors.UserError("config.data.train is not set: give --data=FOLDER or --train=FILE")
-    found = {}
+    examples = {}
     for split in recipe.splits(task):
         if config.data[split]:
             skipped: collections.Counter[str] = collections.Counter()
-            answered = split.startswith("test")
-            found[split] = tasks.read(
-                task, config.data[split], split, skipped=None if answered else skipped
+            is_test = split.startswith("test")
+            examples[split] = tasks.read(
+                task, config.data[split], split, skipped=None if is_test else skipped
             )
-            notes += [f"{config.data[split]}: {n} {why}, left out" for why, n in skipped.items()]
-    if "dev" not in found:
-        found["train"], found["dev"] = splits.held_out(found["train"], config.data.dev_fraction)
-        if not (found["train"] and found["dev"]):
-            whole = found["train"] + found["dev"]
-            labels = {label for example in whole for label in example.classes()}
-            several = f" with {len(labels):,} labels" if labels else ""
+            notes += [f"{config.data[split]}: {n} {kind}, left out" for kind, n in skipped.items()]
+    if "dev" not in examples:
+        examples["train"], examples["dev"] = splits.held_out(
+            examples["train"], config.data.dev_fraction
+        )
+        if not (examples["train"] and examples["dev"]):
+            pool = examples["train"] + examples["dev"]
+            labels = {label for example in pool for label in example.classes()}
+            suffix = f" with {len(labels):,} labels" if labels else ""
             raise errors.UserError(
-                f"{config.data.train} cannot be split into train and dev: {len(whole):,} examples"
-                f"{several}; give --dev=FILE" + " (is the label in its own column?)" * bool(labels)
+                f"{config.data.train} cannot be split into train and dev: {len(pool):,} examples"
+                f"{suffix}; give --dev=FILE" + " (is the label in its own column?)" * bool(labels)
             )
-    return found
+    return examples
 
 
 def encode(
@@ -113,24 +115,24 @@ def encode(
     strategy = strategies.make(
         config.strategy, _fields(config, source, task_type), config.head_rate_factor
     )
-    most = longest(source, strategy)
+    max_length = longest(source, strategy)
     notes = ()
-    if config.max_length > most:
+    if config.max_length > max_length:
         prompt = len(strategy.prompt_ids())
-        beside = f" in addition to a prompt of {prompt}" if prompt else ""
+        prompt_note = f" in addition to a prompt of {prompt}" if prompt else ""
         notes = (
-            f"max_length is {most}, not {config.max_length}: the model can read no more "
-            f"tokens{beside}",
+            f"max_length is {max_length}, not {config.max_length}: the model can read no more "
+            f"tokens{prompt_note}",
         )
     task_type = dataclasses.replace(
         task_type,
         tokenizer=source.tokenizer,
-        lengths=task_type.lengths_of(min(config.max_length, most)),
+        lengths=task_type.lengths_of(min(config.max_length, max_length)),
         prompt_ids=strategy.prompt_ids(),
         absent=base.absent(source.fields),
     )
-    made = {name: task_type.encode(own) for name, own in labelled.splits.items()}
-    return Encoded(task_type, strategy, made, most, notes)
+    encoded = {name: task_type.encode(examples) for name, examples in labelled.splits.items()}
+    return Encoded(task_type, strategy, encoded, max_length, notes)
 
 
 def longest(source: artifact.Artifact, strategy: strategies_base.Strategy) -> int:
@@ -138,11 +140,11 @@ def longest(source: artifact.Artifact, strategy: strategies_base.Strategy) -> in
 
     Raises UserError if the prompt leaves room for less than `recipe.SHORTEST` tokens.
     """
-    reads, prompt = source.fields["max_length"], len(strategy.prompt_ids())
+    limit, prompt = source.fields["max_length"], len(strategy.prompt_ids())
     if prompt:
-        allowed = f"{reads - recipe.SHORTEST} or less: the model reads {reads} tokens"
-        errors.check(reads - prompt >= recipe.SHORTEST, "strategy.length", prompt, allowed)
-    return reads - prompt
+        allowed = f"{limit - recipe.SHORTEST} or less: the model reads {limit} tokens"
+        errors.check(limit - prompt >= recipe.SHORTEST, "strategy.length", prompt, allowed)
+    return limit - prompt
 
 
 def _fields(

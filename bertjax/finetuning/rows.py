@@ -94,8 +94,8 @@ class Form:
         The longer text is truncated first, at its end. A row that would be empty gets one
         special token.
         """
-        whole = [len(text) for text in texts]
-        sizes = fitting(whole, length - self.overhead(len(texts)))
+        full_sizes = [len(text) for text in texts]
+        sizes = fitting(full_sizes, length - self.overhead(len(texts)))
         ids, starts = [*self._head], []
         for text, size in zip(texts, sizes, strict=True):
             ids += self._between if starts else []
@@ -108,7 +108,7 @@ class Form:
             "attention_mask": np.ones_like(ids),
             "token_type_ids": in_second.astype(np.int32),
         }
-        return Enclosed(row, tuple(starts), tuple(sizes), sum(sizes) < sum(whole))
+        return Enclosed(row, tuple(starts), tuple(sizes), sum(sizes) < sum(full_sizes))
 
 
 def fitting(sizes: Sequence[int], room: int) -> list[int]:
@@ -129,12 +129,12 @@ def encode(
     return [[next(ids) for _ in texts] for texts in groups]
 
 
-def stack(made: Sequence[Row], count: int) -> Row:
+def stack(rows: Sequence[Row], count: int) -> Row:
     """Returns the rows of one example stacked as arrays [count, L]; missing rows are zeros."""
-    length = max(len(row["input_ids"]) for row in made)
+    length = max(len(row["input_ids"]) for row in rows)
     stacked = {name: np.zeros((count, length), np.int32) for name in INPUTS}
     for name, array in stacked.items():
-        for i, row in enumerate(made):
+        for i, row in enumerate(rows):
             array[i, : len(row[name])] = row[name]
     return stacked
 

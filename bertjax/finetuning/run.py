@@ -55,7 +55,7 @@ def finetune(
     recipe.validate(config)
     output = files.local(output)
     tell = tell if jax.process_index() == 0 else lambda line: None
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     mesh = sharding.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
         tell(f"finetune: reading {config.model} and the data")
@@ -65,8 +65,8 @@ def finetune(
         job = job_lib.make(config, source, mesh)
         out = output_folder.Folder(output, config, job.source, job.examples)
         distributed.check_shared(out.path / output_folder.CONFIG, "output")
-        rails = recipe.guard_rails(config, model_kind)
-        warnings = [*rails, *job.notes, *suspicions(job)]
+        setting_warnings = recipe.guard_rails(config, model_kind)
+        warnings = [*setting_warnings, *job.notes, *suspicions(job)]
         for line in warnings:
             tell(f"warning: {line}")
 
@@ -88,25 +88,25 @@ def finetune(
                 out.save(*train(rate, seed))
             runs[rate] = [out.run(rate, seed) for seed in seeds]
             chosen = best_rate(runs)
-            for other in runs.keys() - {chosen}:
-                for run in runs[other]:
+            for other_rate in runs.keys() - {chosen}:
+                for run in runs[other_rate]:
                     out.drop_params(run)
         best = max(runs[chosen], key=lambda run: run.score)
         for run in runs[chosen]:
             finish(job, out, run, train, is_best=run is best, tell=tell)
 
-        late = [
+        result_warnings = [
             f"rate {run.learning_rate:g}, seed {run.seed}: {run.skipped} of {job.num_steps} "
             "steps were not finite and were skipped; lower the rate"
             for run in itertools.chain.from_iterable(runs.values())
             if run.skipped
         ]
-        means = {rate: _mean(own) for rate, own in runs.items()}
-        late += data_warnings.results(means, chosen, out.predictions("dev"))
-        for line in late:
+        means = {rate: _mean(rate_runs) for rate, rate_runs in runs.items()}
+        result_warnings += data_warnings.results(means, chosen, out.predictions("dev"))
+        for line in result_warnings:
             tell(f"warning: {line}")
-        seconds = time.perf_counter() - started
-        content = report.make(job, runs, chosen, best, warnings + late, seconds)
+        seconds = time.perf_counter() - start_time
+        content = report.make(job, runs, chosen, best, warnings + result_warnings, seconds)
         if out.writes:
             report.write(content, out.path)
         for run in runs[chosen]:
@@ -146,8 +146,8 @@ def header(
     Its rows are the model, devices, strategy, task, examples, runs and output folder. missing:
     {learning rate: the seeds that are not trained yet}.
     """
-    sizes = ", ".join(f"{split} {len(own):,}" for split, own in job.examples.items())
-    cut = "" if config.data.dev else f" (dev is {config.data.dev_fraction:g} of train)"
+    sizes = ", ".join(f"{split} {len(examples):,}" for split, examples in job.examples.items())
+    dev_note = "" if config.data.dev else f" (dev is {config.data.dev_fraction:g} of train)"
     rates = ", ".join(f"{rate:g}" for rate in missing)
     count = sum(map(len, missing.values()))
     return {
@@ -156,7 +156,7 @@ def header(
         "devices": sharding.described(mesh, job.model.config.dtype),
         "strategy": report.what_moves(config.strategy.name, job.counts, job.memory),
         "task": config.task,
-        "examples": sizes + cut,
+        "examples": sizes + dev_note,
         "runs": f"{count}, of {job.num_steps:,} steps, at rates {rates}; the first run compiles"
         if count
         else "all are finished",
@@ -200,21 +200,21 @@ def finish(
     if run.others.keys() >= set(scored) and (not is_best or out.holds(run, ["dev", *others])):
         return
     trained = out.params(run)
-    again = trained is None  # deleted by an earlier call
-    if again:
-        what = f"rate {run.learning_rate:g}, seed {run.seed}"
-        tell(f"{what}: training this run again to score it, because its parameters were not kept")
+    was_deleted = trained is None  # deleted by an earlier call
+    if was_deleted:
+        name = f"rate {run.learning_rate:g}, seed {run.seed}"
+        tell(f"{name}: training this run again to score it, because its parameters were not kept")
         _, trained = train(run.learning_rate, run.seed)
-    placed = job.place_trained(trained)
-    task_type, found, dev = job.on_dev(placed)
-    if again and not math.isclose(dev[run.main], run.score, abs_tol=0.01):
+    device_params = job.place_trained(trained)
+    task_type, dev_predictions, dev = job.on_dev(device_params)
+    if was_deleted and not math.isclose(dev[run.main], run.score, abs_tol=0.01):
         tell(
-            f"warning: {what}: dev {run.main} is {dev[run.main]:.2f} now and was {run.score:.2f}: "
+            f"warning: {name}: dev {run.main} is {dev[run.main]:.2f} now and was {run.score:.2f}: "
             "results differ slightly between machines and meshes; the new model is scored"
         )
-    predictions = {"dev": found}
+    predictions = {"dev": dev_predictions}
     for split in others if is_best else scored:
-        outputs = job.outputs(placed, split)
+        outputs = job.outputs(device_params, split)
         predictions[split] = job.predictions(outputs, split, task_type)
     run.others |= {
         split: task_type.scores(job.examples[split], predictions[split]) for split in scored
@@ -236,7 +236,7 @@ def write_model(
     out.drop_report()  # first, because it describes the old artifact
     artifact.write(model, out.path / output_folder.ARTIFACT)
     out.write_predictions(job.examples, predictions)
-    for split, answers in predictions.items():
+    for split, split_predictions in predictions.items():
         if split in job.task.submissions:
-            place = os.fspath(out.path / output_folder.SUBMISSION)
-            submission.write(job.task, place, job.examples[split], answers, split)
+            folder = os.fspath(out.path / output_folder.SUBMISSION)
+            submission.write(job.task, folder, job.examples[split], split_predictions, split)

@@ -85,14 +85,15 @@ def run(
         raise errors.UserError("a suite needs --model and --data, the folder of its tasks")
     configs, absent = _configs(suite, os.fspath(data), values)
     if not configs:
-        name, why = next(iter(absent.items()))
+        name, reason = next(iter(absent.items()))
         raise errors.UserError(
-            f"--data={data}: contains files of none of the suite's tasks; for example {name}: {why}"
+            f"--data={data}: contains files of none of the suite's tasks; for example "
+            f"{name}: {reason}"
         )
     backend.configure(next(iter(configs.values())).dtype)  # before jax uses a device
     reports: dict[str, Mapping[str, Any]] = {}
-    for place, (name, config) in enumerate(configs.items(), 1):
-        tell(f"task {place} of {len(configs)}: {name}")
+    for number, (name, config) in enumerate(configs.items(), 1):
+        tell(f"task {number} of {len(configs)}: {name}")
         reports[name] = run_lib.finetune(config, out / name, tell).report
         _write(suite, reports, absent, out)
     return table(suite, reports, absent)
@@ -145,13 +146,18 @@ def table(suite: Suite, reports: Mapping[str, Mapping[str, Any]], absent: Mappin
     for name, content in reports.items():
         main, rate = content["metrics"][0], content["best"]["learning_rate"]
         for split, scores in _rows(suite, name, content):
-            others = [_published(p, name, split) for p in suite.published]
-            known = [f"{value:g}" if value is not None else "" for value in others]
-            found = report.cells(scores[main]) if main in scores else [""] * 4
-            cells = [name, split, main, *found, f"{rate:g}", *known]
+            values = [_published(p, name, split) for p in suite.published]
+            published_cells = [f"{value:g}" if value is not None else "" for value in values]
+            own_cells = report.cells(scores[main]) if main in scores else [""] * 4
+            cells = [name, split, main, *own_cells, f"{rate:g}", *published_cells]
             lines.append(f"| {' | '.join(cells)} |")
     if absent:
-        lines += ["", "Without files:", "", *(f"- {name}: {why}" for name, why in absent.items())]
+        lines += [
+            "",
+            "Without files:",
+            "",
+            *(f"- {name}: {reason}" for name, reason in absent.items()),
+        ]
     sources = [f"- {published.name}: {published.source}" for published in suite.published]
     notes = [suite.note] if suite.note else []
     lines += ["", *notes, *([""] if notes else []), *sources]
@@ -163,16 +169,16 @@ def _rows(
     suite: Suite, name: str, content: Mapping[str, Any]
 ) -> list[tuple[str, Mapping[str, Any]]]:
     """Returns (split, scores) for our splits, and (split, {}) if only published scores exist."""
-    own = dict(content["splits"])
+    by_split = dict(content["splits"])
     for published in suite.published:
         for split in published.scores.get(name, {}):
-            own.setdefault(split, {})
-    return list(own.items())
+            by_split.setdefault(split, {})
+    return list(by_split.items())
 
 
 def _published(published: Published, name: str, split: str) -> float | None:
-    own = published.scores[name] if name in published.scores else {}
-    return own[split] if split in own else None
+    scores = published.scores[name] if name in published.scores else {}
+    return scores[split] if split in scores else None
 
 
 def draw(suite: Suite, reports: Mapping[str, Mapping[str, Any]], path: pathlib.Path) -> None:
@@ -188,10 +194,10 @@ def draw(suite: Suite, reports: Mapping[str, Mapping[str, Any]], path: pathlib.P
         axes = figure.subplots()
         labelled: set[str] = set()
         for place, (name, content) in enumerate(reports.items()):
-            found = content["splits"]["dev"][content["metrics"][0]]
-            own = dict(color=plot.HELDOUT, label="ours, dev: seeds and median" * (place == 0))
-            axes.plot(found["values"], [place] * len(found["values"]), "o", alpha=0.6, **own)
-            axes.plot([found["median"]] * 2, [place - 0.3, place + 0.3], color=plot.HELDOUT)
+            stats = content["splits"]["dev"][content["metrics"][0]]
+            style = dict(color=plot.HELDOUT, label="ours, dev: seeds and median" * (place == 0))
+            axes.plot(stats["values"], [place] * len(stats["values"]), "o", alpha=0.6, **style)
+            axes.plot([stats["median"]] * 2, [place - 0.3, place + 0.3], color=plot.HELDOUT)
             for mark, published in zip(marks, suite.published, strict=False):
                 value = _published(published, name, "test")
                 if value is not None:

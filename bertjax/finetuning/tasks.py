@@ -36,7 +36,7 @@ _SPANS = readers.Columns((("question", "context"),), ("answers",))
 _SOURCE = readers.Columns((("source",),), ("targets", "target"))
 _ENTITY_SCORES = ("f1", "precision", "recall", "accuracy")
 _SQUAD_SCORES = ("f1", "exact_match")
-WRITTEN = "text_to_text"
+TEXT_TO_TEXT = "text_to_text"
 _ROUGE = ("rougeL", "rouge1", "rouge2")
 
 
@@ -49,8 +49,8 @@ def _squad(version: str) -> dict[str, Any]:
 
 
 TASKS: dict[str, Task] = glue.TASKS | {
-    one.name: one
-    for one in (
+    task.name: task
+    for task in (
         Task("squad", "extractive_qa", "questions", _SPANS, _SQUAD_SCORES, **_squad("v1.1")),
         Task("squad_v2", "extractive_qa", "questions", _SPANS,
              (*_SQUAD_SCORES, "has_answer_f1", "no_answer_accuracy"),
@@ -92,23 +92,23 @@ def find(name: str) -> Task:
 
     Raises UserError if NAME is not in TASKS, or if the task has no text-to-text form.
     """
-    known, _, kind = name.partition(":")
-    if known not in TASKS or kind not in ("", WRITTEN):
-        meant = errors.did_you_mean(known, TASKS)
+    base, _, kind = name.partition(":")
+    if base not in TASKS or kind not in ("", TEXT_TO_TEXT):
+        suggestion = errors.did_you_mean(base, TASKS)
         raise errors.UserError(
-            f"--task={name}: {meant}there are {', '.join(sorted(TASKS))}; most also "
-            f"exist as NAME:{WRITTEN}"
+            f"--task={name}: {suggestion}there are {', '.join(sorted(TASKS))}; most also "
+            f"exist as NAME:{TEXT_TO_TEXT}"
         )
-    task = TASKS[known]
+    task = TASKS[base]
     if not kind or task.kind == kind:
         return task
     if not task.text_form:
-        raise errors.UserError(f"--task={name}: {known} has no text-to-text form")
+        raise errors.UserError(f"--task={name}: {base} has no text-to-text form")
     return dataclasses.replace(
         task,
         name=name,
         kind=kind,
-        options={"task": known} if known in glue.TASKS else {},
+        options={"task": base} if base in glue.TASKS else {},
         metrics=tuple(score for score in task.metrics if score in _type(task).TEXT_SCORES),
     )
 
@@ -135,42 +135,42 @@ def files(task: Task, folder: str) -> dict[str, str]:
     and "ax" are in the result only if they are found. Raises UserError if the folder or its train
     file does not exist.
     """
-    wanted = dict(task.files) or {
+    candidates = dict(task.files) or {
         split: tuple(stem + suffix for stem in stems for suffix in _type(task).SUFFIXES)
         for split, stems in _STEMS.items()
     }
     if folder.startswith("tfds:"):
-        return _in_tfds(task, folder, list(wanted))
+        return _in_tfds(task, folder, list(candidates))
     root = paths.of(folder)
     if not root.is_dir():
-        what = "is a file; name it by --train=" if root.exists() else "no such folder"
-        raise errors.UserError(f"{folder}: {what}")
+        problem = "is a file; name it by --train=" if root.exists() else "no such folder"
+        raise errors.UserError(f"{folder}: {problem}")
     for inner in (root, *(root / name for name in task.folders)):
-        there = {path.name for path in inner.iterdir()} if inner.is_dir() else set()
-        found = {
-            split: next((n for n in names if n in there or _is_beside(inner, n)), "")
-            for split, names in wanted.items()
+        entries = {path.name for path in inner.iterdir()} if inner.is_dir() else set()
+        matches = {
+            split: next((n for n in names if n in entries or _exists_by_path(inner, n)), "")
+            for split, names in candidates.items()
         }
-        if found["train"]:
-            return {split: os.fspath(inner / name) for split, name in found.items() if name}
+        if matches["train"]:
+            return {split: os.fspath(inner / name) for split, name in matches.items() if name}
     raise errors.UserError(
-        f"{folder}: no train file of the task {task.name} ({', '.join(wanted['train'])}); name "
+        f"{folder}: no train file of the task {task.name} ({', '.join(candidates['train'])}); name "
         "files by --train= --dev= --test="
     )
 
 
-def _is_beside(folder: epath.Path, name: str) -> bool:
+def _exists_by_path(folder: epath.Path, name: str) -> bool:
     return "/" in name and (folder / name).exists()
 
 
 def _in_tfds(task: Task, path: str, splits: Sequence[str]) -> dict[str, str]:
     names = _TFDS_SPLITS | dict(task.tfds_splits)
-    found = {}
-    there = indexed.opened(f"{path}:{names[splits[0]]}").dataset_info.splits
+    result = {}
+    available = indexed.opened(f"{path}:{names[splits[0]]}").dataset_info.splits
     for split in splits:
-        if split in names and names[split] in there:
-            found[split] = f"{path}:{names[split]}"
-    return found
+        if split in names and names[split] in available:
+            result[split] = f"{path}:{names[split]}"
+    return result
 
 
 def read(
@@ -212,29 +212,29 @@ def _read(
 ) -> list[examples_lib.Example]:
     training = split == "train" or split.startswith("dev")
     skipped = skipped if task.damaged else None
-    found = _type(task).read(task, path, training=training, scored=scored, skipped=skipped)
+    examples = _type(task).read(task, path, training=training, scored=scored, skipped=skipped)
     needed = training and task.labelled
-    _check_labels(task, path, found, needed=needed, all_or_none=scored)
-    return found
+    _check_labels(task, path, examples, needed=needed, all_or_none=scored)
+    return examples
 
 
 def _check_labels(
     task: Task,
     path: str,
-    found: Sequence[examples_lib.Example],
+    examples: Sequence[examples_lib.Example],
     *,
     needed: bool,
     all_or_none: bool,
 ) -> None:
-    if not found:
+    if not examples:
         raise errors.UserError(f"{path}: holds no example")
-    bare = [example for example in found if not example.is_labelled()]
-    if bare and (needed or (all_or_none and len(bare) < len(found))):
-        why = "training and dev data need one" if needed else "others in the file have one"
-        there = columns_there(task, path, bare[0].where)
-        rename = "; rename the column that contains it" if there else ""
+    unlabelled = [example for example in examples if not example.is_labelled()]
+    if unlabelled and (needed or (all_or_none and len(unlabelled) < len(examples))):
+        reason = "training and dev data need one" if needed else "others in the file have one"
+        columns = columns_there(task, path, unlabelled[0].where)
+        rename = "; rename the column that contains it" if columns else ""
         label = repr(task.columns.label[0])
-        raise errors.UserError(f"{bare[0].where}: no {label}{there}; {why}{rename}")
+        raise errors.UserError(f"{unlabelled[0].where}: no {label}{columns}; {reason}{rename}")
 
 
 def can_be_scored(task: Task, examples: Sequence[examples_lib.Example]) -> bool:

@@ -213,7 +213,7 @@ def test_features_are_computed_once_and_change_nothing(
     for name, shape in kept.items():
         length = batch["input_ids"].shape[-1]
         assert batch[name].shape == tuple(size or length for size in shape)
-    monkeypatch.setattr(feature_cache, "MOST", 0)
+    monkeypatch.setattr(feature_cache, "MAX_BYTES", 0)
     computed, second, other = _trained(root, *given, **values)
     assert not kept.keys() & next(computed.train_batches.epoch(0, 0)).keys()
     assert any("every step computes them again" in note for note in computed.notes)

@@ -74,8 +74,8 @@ def _flat(path: str) -> Iterator[Entry]:
             positions = _get(answers, "answer_start", list, where)
             if len(texts) != len(positions):
                 raise errors.UserError(
-                    f"{where}: answers: {len(texts)} values of text, but {len(positions)} values of "
-                    "answer_start"
+                    f"{where}: answers: {len(texts)} values of text, but {len(positions)} values "
+                    "of answer_start"
                 )
             starts = [
                 (_get({"text": text}, "text", str, where), _get({"at": at}, "at", int, where))
