@@ -36,10 +36,10 @@ def of_artifact(source: artifact.Artifact) -> base.TaskType:
             "this model is not fine-tuned for a task: fine-tune it with "
             "`bertjax finetune`"
         )
-    found = load(task["kind"])
-    fields: dict[str, Any] = {**found.former, **task["config"]}
-    config = schema.typed(fields, found.Config, "task: config", weight_files.AGAIN)
-    unbound = found(task["name"], config)
+    task_class = load(task["kind"])
+    fields: dict[str, Any] = {**task_class.former, **task["config"]}
+    config = schema.typed(fields, task_class.Config, "task: config", weight_files.AGAIN)
+    unbound = task_class(task["name"], config)
     return dataclasses.replace(
         unbound,
         labels=tuple(task["labels"]),

@@ -137,8 +137,8 @@ class TaskType(abc.ABC):
     def batches(self, encoded: rows.Encoded, batch_size: int, passes: int = 0) -> batching.Batches:
         """Returns the rows in batches. passes: how often the rows will be read; 0: unknown."""
         table = self.features() | feature_cache.features(encoded.rows[0])
-        read = {name: feature for name, feature in table.items() if name not in self.absent}
-        return batching.Batches(encoded.rows, read, self.lengths, batch_size, passes)
+        features = {name: feature for name, feature in table.items() if name not in self.absent}
+        return batching.Batches(encoded.rows, features, self.lengths, batch_size, passes)
 
     # The model
 
@@ -296,12 +296,12 @@ class TaskType(abc.ABC):
         return {}
 
     @classmethod
-    def hf_max_length(cls, task: Mapping[str, Any], most: int) -> int:
+    def hf_max_length(cls, task: Mapping[str, Any], limit: int) -> int:
         """Returns the length, in tokens, to which transformers truncates a text.
 
-        most: the maximum length of the model.
+        limit: the maximum length of the model.
         """
-        return min(task["max_length"], most)
+        return min(task["max_length"], limit)
 
     @classmethod
     def hf_ends(
@@ -318,20 +318,20 @@ class TaskType(abc.ABC):
         return ""
 
 
-def not_trained(place: str, what: str, known: Sequence[str]) -> errors.UserError:
+def not_trained(place: str, label: str, known: Sequence[str]) -> errors.UserError:
     """Returns the error for a label or a tag that is not one of the trained ones, `known`."""
     return errors.UserError(
-        f"{place}: {what} is not one of the labels of the training data "
+        f"{place}: {label} is not one of the labels of the training data "
         f"({errors.several(known)}); correct it, or add examples of it to the training data"
     )
 
 
-def summed(chances: Iterable[tuple[str, float]]) -> dict[str, float]:
+def summed(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Returns {text: probability} in the given order; probabilities of equal texts are added."""
-    found: dict[str, float] = {}
-    for text, chance in chances:
-        found[text] = found.get(text, 0.0) + float(chance)
-    return found
+    totals: dict[str, float] = {}
+    for text, probability in pairs:
+        totals[text] = totals.get(text, 0.0) + float(probability)
+    return totals
 
 
 def absent(fields: Mapping[str, Any]) -> tuple[str, ...]:
@@ -355,14 +355,14 @@ def _prompted(apply: Apply, ids: Sequence[int]) -> Apply:
     def with_prompt(**inputs: Any) -> dict[str, jax.Array]:
         values = {"input_ids": np.array(ids, np.int32), "attention_mask": 1, "token_type_ids": 0,
                   "prefix_mask": 1}  # fmt: skip
-        longer = {name: insert(inputs[name], v) for name, v in values.items() if name in inputs}
-        outputs = apply(**{**inputs, **longer})
-        decodes = "decoder_input_ids" in inputs
+        arrays = {name: insert(inputs[name], v) for name, v in values.items() if name in inputs}
+        outputs = apply(**{**inputs, **arrays})
+        has_decoder = "decoder_input_ids" in inputs
 
         def cut(x_BL: jax.Array) -> jax.Array:
             return jnp.concatenate([x_BL[:, :1], x_BL[:, 1 + len(ids) :]], axis=1)
 
-        by_token = () if decodes else _BY_TOKEN
+        by_token = () if has_decoder else _BY_TOKEN
         return {name: cut(x) if name in by_token else x for name, x in outputs.items()}
 
     return with_prompt

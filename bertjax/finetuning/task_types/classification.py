@@ -67,9 +67,9 @@ class TaskType(base.TaskType):
         first example.
         """
         if not self.config.regression and len(self.labels) < 2:
-            found = f"only the label {self.labels[0]!r}" if self.labels else "no label"
+            content = f"only the label {self.labels[0]!r}" if self.labels else "no label"
             raise errors.UserError(
-                f"{self.task}: the training data has {found}; at least two are needed"
+                f"{self.task}: the training data has {content}; at least two are needed"
             )
         known = set(self.labels)
         check_texts(self.task, examples)
@@ -97,7 +97,7 @@ class TaskType(base.TaskType):
         """
         form = rows.Form(self.tokenizer)
         ids = rows.encode(self.tokenizer, [example.texts for example in examples])
-        number = {name: i for i, name in enumerate(self.labels)}
+        index = {name: i for i, name in enumerate(self.labels)}
         counts = collections.Counter(example.label for example in examples)
         total = sum(n for label, n in counts.items() if label is not None)
         encoded, truncated = [], np.zeros(len(examples), bool)
@@ -107,7 +107,7 @@ class TaskType(base.TaskType):
             if label is None:
                 value, weight = 0, 0.0
             else:
-                value = label if self.config.regression else number[label]
+                value = label if self.config.regression else index[label]
                 weight = (
                     total / (len(self.labels) * counts[label]) if self.config.class_weights else 1.0
                 )
@@ -130,12 +130,12 @@ class TaskType(base.TaskType):
         if self.config.regression:
             error_B = (logits_BC[:, 0] - batch["label"]) ** 2
             return {"label_loss": ((error_B * weights_B).sum(), weights_B.sum())}
-        found = losses.classification("label", logits_BC, batch["label"], weights_B)
+        terms = losses.classification("label", logits_BC, batch["label"], weights_B)
         if self.config.class_weights:  # accuracy ignores the class weights
             known_B = (weights_B > 0).astype(jnp.float32)
             plain = losses.classification("label", logits_BC, batch["label"], known_B)
-            found["label_accuracy"] = plain["label_accuracy"]
-        return found
+            terms["label_accuracy"] = plain["label_accuracy"]
+        return terms
 
     def outputs(
         self, apply: Callable[..., losses.Batch], batch: losses.Batch
@@ -154,12 +154,12 @@ class TaskType(base.TaskType):
         """
         if self.config.regression:
             return [{"label": float(value)} for value in outputs["scores"][:, 0]]
-        found = []
+        predictions = []
         for scores_C in outputs["scores"]:
             best = np.argsort(-scores_C, kind="stable")[:TOP]
             probabilities = {self.labels[i]: float(scores_C[i]) for i in best}
-            found.append({"label": self.labels[best[0]], "probabilities": probabilities})
-        return found
+            predictions.append({"label": self.labels[best[0]], "probabilities": probabilities})
+        return predictions
 
     def scores(
         self, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
@@ -173,19 +173,19 @@ class TaskType(base.TaskType):
         pairs = [(e.label, p) for e, p in pairs if e.label is not None]
         if not pairs:
             return {}
-        targets, found = [label for label, _ in pairs], [p["label"] for _, p in pairs]
+        targets, outputs = [label for label, _ in pairs], [p["label"] for _, p in pairs]
         if self.config.regression:
-            return scores_lib.correlations(targets, found)
+            return scores_lib.correlations(targets, outputs)
         result = {
-            "accuracy": scores_lib.accuracy(targets, found),
-            "macro_f1": scores_lib.macro_f1(targets, found, self.labels),
-            "mcc": scores_lib.mcc(targets, found),
+            "accuracy": scores_lib.accuracy(targets, outputs),
+            "macro_f1": scores_lib.macro_f1(targets, outputs, self.labels),
+            "mcc": scores_lib.mcc(targets, outputs),
         }
         if len(self.labels) == 2:
             positive = self.labels[1]
-            chances = [p["probabilities"][positive] for _, p in pairs]
-            result["f1"] = scores_lib.f1(targets, found, self.labels)
-            result |= scores_lib.auc([target == positive for target in targets], chances)
+            probabilities = [p["probabilities"][positive] for _, p in pairs]
+            result["f1"] = scores_lib.f1(targets, outputs, self.labels)
+            result |= scores_lib.auc([target == positive for target in targets], probabilities)
         return result
 
     hf_class = "ForSequenceClassification"
@@ -205,21 +205,21 @@ class TaskType(base.TaskType):
 
         As in transformers, a model with a single label predicts a number.
         """
-        number = content.get("problem_type") == "regression"
-        if number and len(labels) > 1:
+        is_regression = content.get("problem_type") == "regression"
+        if is_regression and len(labels) > 1:
             raise errors.UserError(
                 f"{where}: regression with {len(labels)} outputs is not supported, only with 1"
             )
-        if number or len(labels) == 1:
+        if is_regression or len(labels) == 1:
             return "regression", [], {"regression": True}
         return cls.hf_task, labels, {}
 
     @classmethod
     def hf_config(cls, model: artifact.Artifact) -> dict[str, Any]:
         """Returns problem_type and, for a decoder, pad_token_id (see `hf_padding`)."""
-        one = model.fields["num_labels"] == 1
-        found = {"problem_type": "regression" if one else "single_label_classification"}
-        return found | hf_padding(model)
+        is_regression = model.fields["num_labels"] == 1
+        options = {"problem_type": "regression" if is_regression else "single_label_classification"}
+        return options | hf_padding(model)
 
 
 def check_texts(task: str, examples: Sequence[Example]) -> None:

@@ -129,9 +129,9 @@ class TaskType(base.TaskType):
         numbers_BN = _numbers(examples)
         encoded, truncated = [], np.zeros(len(examples), bool)
         for i, (example, texts) in enumerate(zip(examples, ids, strict=True)):
-            made = [form.enclose([text], self.lengths.length) for text in texts]
-            truncated[i] = any(each.truncated for each in made)
-            row = rows.stack([each.row for each in made], len(made))
+            inputs = [form.enclose([text], self.lengths.length) for text in texts]
+            truncated[i] = any(enclosed.truncated for enclosed in inputs)
+            row = rows.stack([enclosed.row for enclosed in inputs], len(inputs))
             if self.config.loss == "cosine":
                 row["label"] = np.array((example.label or 0.0) / self.config.max_score, np.float32)
                 row["label_weight"] = np.array(example.label is not None, np.float32)
@@ -159,10 +159,10 @@ class TaskType(base.TaskType):
             error_B = (_cosines(vectors_BND) - batch["label"]) ** 2
             return {"cosine_loss": ((error_B * weights_B).sum(), weights_B.sum())}
         logits_BB = self.config.scale * vectors_BND[:, 0] @ vectors_BND[:, 1].T
-        own_BB = jnp.eye(len(weights_B), dtype=bool)
+        diagonal_BB = jnp.eye(len(weights_B), dtype=bool)
         same_BBNN = batch["label"][:, None, :, None] == batch["label"][None, :, None, :]
         same_BB = same_BBNN.any(axis=(-2, -1))
-        candidates_BB = own_BB | (~same_BB & (weights_B > 0)[None])
+        candidates_BB = diagonal_BB | (~same_BB & (weights_B > 0)[None])
         logits_BB = jnp.where(candidates_BB, logits_BB, layers.MASKED)
         return losses.classification("ranking", logits_BB, jnp.arange(len(weights_B)), weights_B)
 
@@ -194,27 +194,27 @@ class TaskType(base.TaskType):
         numbers_M, column_M = np.unique(
             second_B, return_index=True
         )  # M: the distinct second texts
-        right = collections.defaultdict(list)
+        matches = collections.defaultdict(list)
         for first, second in zip(first_B, second_B, strict=True):
-            right[first].append(second)
-        found, size = [], max(1, SIMILARITIES // len(column_M))
+            matches[first].append(second)
+        predictions, size = [], max(1, SIMILARITIES // len(column_M))
         for start in range(0, len(examples), size):
             cosines_RM = first_BD[start : start + size] @ second_BD[column_M].T
             for i, cosines_M in enumerate(cosines_RM, start):
-                right_M = np.zeros(len(column_M), bool)
-                right_M[np.searchsorted(numbers_M, right[first_B[i]])] = True
-                cosines_M = np.where((numbers_M == first_B[i]) & ~right_M, -np.inf, cosines_M)
-                before_M = ~right_M & ~(
-                    cosines_M < cosines_M[right_M].max()
+                matches_M = np.zeros(len(column_M), bool)
+                matches_M[np.searchsorted(numbers_M, matches[first_B[i]])] = True
+                cosines_M = np.where((numbers_M == first_B[i]) & ~matches_M, -np.inf, cosines_M)
+                before_M = ~matches_M & ~(
+                    cosines_M < cosines_M[matches_M].max()
                 )  # true for NaN as well
-                found.append(
+                predictions.append(
                     {
                         "similarity": float(similarity_B[i]),
                         "rank": 1 + int(before_M.sum()),
                         "nearest": examples[column_M[cosines_M.argmax()]].texts[1],
                     }
                 )
-        return found
+        return predictions
 
     def scores(
         self, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
@@ -232,10 +232,10 @@ class TaskType(base.TaskType):
         if pairs:
             return scores_lib.correlations(*zip(*pairs, strict=True))
         if "rank" not in predictions[0]:
-            what = "pairs without scores" if "similarity" in predictions[0] else "single texts"
-            asked = "pairs with scores" if self.config.loss == "cosine" else "pairs"
+            kind = "pairs without scores" if "similarity" in predictions[0] else "single texts"
+            expected = "pairs with scores" if self.config.loss == "cosine" else "pairs"
             raise errors.UserError(
-                f"{examples[0].where or 'examples'}: {what} cannot be scored here; give {asked}"
+                f"{examples[0].where or 'examples'}: {kind} cannot be scored here; give {expected}"
             )
         return scores_lib.retrieval([prediction["rank"] for prediction in predictions])
 
@@ -262,9 +262,9 @@ def _cosines(vectors_BND: jax.Array) -> jax.Array:
 
 def _numbers(examples: Sequence[Example]) -> np.ndarray:
     """Returns int32[B, N]: a number for each text; equal texts have equal numbers."""
-    number: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     return np.array(
-        [[number.setdefault(text, len(number)) for text in e.texts] for e in examples], np.int32
+        [[numbers.setdefault(text, len(numbers)) for text in e.texts] for e in examples], np.int32
     )
 
 

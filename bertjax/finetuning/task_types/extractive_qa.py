@@ -141,8 +141,8 @@ class TaskType(base.TaskType):
         """
         logits_B2L = _logits(apply, batch)
         targets_B2L = jnp.stack([batch["first"], batch["last"]], axis=1)
-        own_B2 = jnp.sum(jnp.where(targets_B2L > 0, logits_B2L, 0.0), axis=-1)
-        nll_B = (jax.nn.logsumexp(logits_B2L, axis=-1) - own_B2).mean(axis=1)
+        target_logits_B2 = jnp.sum(jnp.where(targets_B2L > 0, logits_B2L, 0.0), axis=-1)
+        nll_B = (jax.nn.logsumexp(logits_B2L, axis=-1) - target_logits_B2).mean(axis=1)
         right_B2 = jnp.argmax(logits_B2L, axis=-1) == jnp.argmax(targets_B2L, axis=-1)
         weights_B = _weights(batch)
         return {
@@ -166,17 +166,17 @@ class TaskType(base.TaskType):
         start: index of the answer's first character in the context; None if the answer is "".
         n_best: the best non-empty answers, best first. null_odds: only with `impossible`.
         """
-        found: list[dict[tuple[int, int], float]] = [{} for _ in examples]
-        null = np.full(len(examples), np.inf)
+        answers: list[dict[tuple[int, int], float]] = [{} for _ in examples]
+        null_scores = np.full(len(examples), np.inf)
         for row, owner, logits_2L in zip(
             encoded.rows, encoded.owners, outputs["span_logits"], strict=True
         ):
-            null[owner] = min(null[owner], float(logits_2L[:, 0].sum()))
+            null_scores[owner] = min(null_scores[owner], float(logits_2L[:, 0].sum()))
             for span, score in _best(self.config, row, logits_2L):
-                found[owner][span] = max(score, found[owner].get(span, -np.inf))
+                answers[owner][span] = max(score, answers[owner].get(span, -np.inf))
         return [
             _prediction(self.config, example, spans, score)
-            for example, spans, score in zip(examples, found, null.tolist(), strict=True)
+            for example, spans, score in zip(examples, answers, null_scores.tolist(), strict=True)
         ]
 
     def scores(
@@ -188,12 +188,12 @@ class TaskType(base.TaskType):
         thresholds. NOTE: these last two thresholds are chosen on the scored questions themselves.
         The best scores are an upper bound on what a threshold can gain, and not a result to report.
         """
-        references, known = _known(examples, predictions)
-        answers = [prediction["answer"] for prediction in known]
+        references, labelled = _labelled(examples, predictions)
+        answers = [prediction["answer"] for prediction in labelled]
         result = squad_scores.scores(references, answers, impossible=self.config.impossible)
         if self.config.impossible:
             result["null_threshold"] = self.config.null_threshold
-            for name, best in _best_thresholds(references, known).items():
+            for name, best in _best_thresholds(references, labelled).items():
                 result |= {f"best_{name}": best.score, f"best_{name}_threshold": best.threshold}
         return result
 
@@ -218,13 +218,13 @@ class TaskType(base.TaskType):
         del outputs
         if not (self.config.impossible and self.config.tune_threshold):
             return self
-        best = _best_thresholds(*_known(examples, predictions))["f1"]
+        best = _best_thresholds(*_labelled(examples, predictions))["f1"]
         return self._with(null_threshold=best.threshold)
 
     def lines(self, prediction: dict[str, Any], top: int) -> list[str]:
         """Returns the answer, and the best answers with their probabilities."""
-        others = [f"{each['answer']} {each['probability']:.3f}" for each in prediction["n_best"]]
-        return [prediction["answer"] or _silence(prediction), f"best: {'   '.join(others[:top])}"]
+        lines = [f"{item['answer']} {item['probability']:.3f}" for item in prediction["n_best"]]
+        return [prediction["answer"] or _no_answer(prediction), f"best: {'   '.join(lines[:top])}"]
 
     @property
     def question_length(self) -> int:
@@ -255,11 +255,11 @@ def windows(length: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
 def _contexts(tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[Example]) -> dict[str, Tokens]:
     """Returns {context: Tokens}; tokenizes each distinct context once."""
     texts = list(dict.fromkeys(example.context for example in examples))
-    found = {}
+    contexts = {}
     for text, (ids, offsets) in zip(texts, tokenizer.encode_with_offsets(texts), strict=True):
         starts, stops = np.array(offsets, np.int32).reshape(-1, 2).T
-        found[text] = Tokens(np.array(ids, np.int32), starts, stops)
-    return found
+        contexts[text] = Tokens(np.array(ids, np.int32), starts, stops)
+    return contexts
 
 
 def _answer_tokens(example: Example, tokens: Tokens) -> tuple[int, int]:
@@ -310,8 +310,8 @@ def _prediction(
     config: Config, example: Example, spans: dict[tuple[int, int], float], null_score: float
 ) -> dict[str, Any]:
     best = heapq.nsmallest(config.n_best, spans.items(), key=lambda item: (-item[1], item[0]))
-    known = [score for _, score in best] + [null_score] * (config.impossible or not best)
-    weights = np.exp(np.array(known) - max(known))
+    scores = [score for _, score in best] + [null_score] * (config.impossible or not best)
+    weights = np.exp(np.array(scores) - max(scores))
     n_best = [
         {"answer": example.context[start:stop], "start": start, "probability": float(p)}
         for ((start, stop), _), p in zip(best, weights / weights.sum(), strict=False)
@@ -323,7 +323,7 @@ def _prediction(
     return prediction | ({"null_odds": null_odds} if config.impossible else {})
 
 
-def _known(
+def _labelled(
     examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
 ) -> tuple[list[list[str]], list[dict[str, Any]]]:
     """Returns (answers, prediction) of each labelled question, as two lists."""
@@ -349,9 +349,9 @@ def _best_thresholds(
     }
 
 
-def _silence(prediction: dict[str, Any]) -> str:
+def _no_answer(prediction: dict[str, Any]) -> str:
     """Returns "(no answer)" and its probability: 1 minus the sum over `n_best`."""
     if "null_odds" not in prediction:
         return "(no answer)"
-    rest = 1 - sum(each["probability"] for each in prediction["n_best"])
+    rest = 1 - sum(item["probability"] for item in prediction["n_best"])
     return f"(no answer) {abs(rest):.3f}"

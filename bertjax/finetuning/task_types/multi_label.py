@@ -155,13 +155,13 @@ class TaskType(base.TaskType):
         "labels" has the labels whose probability is above their threshold. "probabilities" has the
         `classification.TOP` likeliest labels. Both begin with the likeliest label.
         """
-        thresholds_C, found = self._thresholds(), []
+        thresholds_C, predictions = self._thresholds(), []
         for scores_C in outputs["scores"]:
             order, above_C = np.argsort(-scores_C, kind="stable"), scores_C > thresholds_C
             names = [self.labels[i] for i in order if above_C[i]]
             best = {self.labels[i]: float(scores_C[i]) for i in order[: classification.TOP]}
-            found.append({"labels": names, "probabilities": best})
-        return found
+            predictions.append({"labels": names, "probabilities": best})
+        return predictions
 
     def scores(
         self, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
@@ -177,20 +177,20 @@ class TaskType(base.TaskType):
         pairs = [(e, e._replace(label=tuple(p["labels"]))) for e, p in pairs if e.label is not None]
         if not pairs:
             return {}
-        targets_NC, found_NC = (self._targets(side) for side in zip(*pairs, strict=True))
+        targets_NC, predicted_NC = (self._targets(side) for side in zip(*pairs, strict=True))
         # NOTE: scikit-learn treats a single column as the classes 0 and 1; class 1 is our label.
         labels = range(len(self.labels)) if len(self.labels) > 1 else [1]
-        of_average = scores_lib.library("sklearn.metrics").precision_recall_fscore_support
-        precision, recall, micro_f1, _ = of_average(
-            targets_NC, found_NC, labels=labels, average="micro", zero_division=0.0
+        compute = scores_lib.library("sklearn.metrics").precision_recall_fscore_support
+        precision, recall, micro_f1, _ = compute(
+            targets_NC, predicted_NC, labels=labels, average="micro", zero_division=0.0
         )
-        *_, macro_f1, _ = of_average(
-            targets_NC, found_NC, labels=labels, average="macro", zero_division=0.0
+        *_, macro_f1, _ = compute(
+            targets_NC, predicted_NC, labels=labels, average="macro", zero_division=0.0
         )
         result = {
             "micro_f1": micro_f1,
             "macro_f1": macro_f1,
-            "subset_accuracy": (targets_NC == found_NC).all(axis=1).mean(),
+            "subset_accuracy": (targets_NC == predicted_NC).all(axis=1).mean(),
             "micro_precision": precision,
             "micro_recall": recall,
         }
@@ -212,12 +212,12 @@ class TaskType(base.TaskType):
             return self
         targets_NC = self._targets(examples)[known_N] > 0
         scores_NC = outputs["scores"][known_N]
-        usual = self.config.threshold
-        found = [
-            best_threshold(scores_N, targets_N, usual) if targets_N.sum() >= RARE else usual
+        default = self.config.threshold
+        thresholds = [
+            best_threshold(scores_N, targets_N, default) if targets_N.sum() >= RARE else default
             for scores_N, targets_N in zip(scores_NC.T, targets_NC.T, strict=True)
         ]
-        return self._with(thresholds=tuple(found))
+        return self._with(thresholds=tuple(thresholds))
 
     def lines(self, prediction: dict[str, Any], top: int) -> list[str]:
         """Returns two lines: the labels, and the probabilities of the likeliest labels."""
@@ -231,16 +231,16 @@ class TaskType(base.TaskType):
 
     def _targets(self, examples: Sequence[Example]) -> np.ndarray:
         """Returns int32[N, C]: 1 where the example has the label, else 0."""
-        number = {name: i for i, name in enumerate(self.labels)}
+        index = {name: i for i, name in enumerate(self.labels)}
         targets_NC = np.zeros((len(examples), len(self.labels)), np.int32)
         for n, example in enumerate(examples):
-            targets_NC[n, [number[name] for name in example.class_names()]] = 1
+            targets_NC[n, [index[name] for name in example.class_names()]] = 1
         return targets_NC
 
     def _thresholds(self) -> np.ndarray:
         """Returns float64[C], the threshold of each label."""
-        usual = [self.config.threshold] * len(self.labels)
-        return np.array(self.config.thresholds or usual, np.float64)
+        default = [self.config.threshold] * len(self.labels)
+        return np.array(self.config.thresholds or default, np.float64)
 
     hf_class = "ForSequenceClassification"
     hf_task = "multi_label"
@@ -265,11 +265,11 @@ def best_threshold(scores_N: np.ndarray, targets_N: np.ndarray, usual: float) ->
     on rounding. If several thresholds give the same F1, the nearest to `usual` is returned.
     """
     order = np.argsort(-scores_N, kind="stable")
-    down_N = np.append(scores_N[order].astype(float), 0.0)
+    sorted_N = np.append(scores_N[order].astype(float), 0.0)
     right_N = np.cumsum(targets_N[order])
     predicted_N = np.arange(1, len(order) + 1)
     f1_N = 2 * right_N / (predicted_N + targets_N.sum())
-    f1_N[down_N[:-1] == down_N[1:]] = -1.0  # no threshold separates equal scores
-    middle_N = (down_N[:-1] + down_N[1:]) / 2
+    f1_N[sorted_N[:-1] == sorted_N[1:]] = -1.0  # no threshold separates equal scores
+    middle_N = (sorted_N[:-1] + sorted_N[1:]) / 2
     best_M = middle_N[f1_N == f1_N.max()]
     return float(best_M[np.argmin(np.abs(best_M - usual))])

@@ -78,9 +78,9 @@ class TaskType(base.TaskType):
         ids = iter(rows.encode(self.tokenizer, pairs))
         encoded, truncated = [], np.zeros(len(examples), bool)
         for i, example in enumerate(examples):
-            made = [form.enclose(next(ids), self.lengths.length) for _ in example.choices]
-            truncated[i] = any(each.truncated for each in made)
-            row = rows.stack([each.row for each in made], width)
+            inputs = [form.enclose(next(ids), self.lengths.length) for _ in example.choices]
+            truncated[i] = any(enclosed.truncated for enclosed in inputs)
+            row = rows.stack([enclosed.row for enclosed in inputs], width)
             row["choice_mask"] = (np.arange(width) < len(example.choices)).astype(np.int32)
             row["label"] = np.array(example.label or 0, np.int32)
             row["label_weight"] = np.array(example.label is not None, np.float32)
@@ -112,13 +112,15 @@ class TaskType(base.TaskType):
         label, text: index and text of the likeliest choice. probabilities: best first; the
         probabilities of equal choices are added.
         """
-        found = []
+        predictions = []
         for example, scores_N in zip(examples, outputs["scores"], strict=True):
             best = np.argsort(-scores_N[: len(example.choices)], kind="stable")
-            chances = base.summed((example.choices[i], scores_N[i]) for i in best)
+            probabilities = base.summed((example.choices[i], scores_N[i]) for i in best)
             text = example.choices[best[0]]
-            found.append({"label": int(best[0]), "text": text, "probabilities": chances})
-        return found
+            predictions.append(
+                {"label": int(best[0]), "text": text, "probabilities": probabilities}
+            )
+        return predictions
 
     def scores(
         self, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]

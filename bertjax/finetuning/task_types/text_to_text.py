@@ -87,8 +87,8 @@ class TaskType(base.TaskType):
         if plugins.family(source.family).KIND == "encoder_decoder":
             errors.check(self.config.reader == "encoder", "kind.reader", self.config.reader,
                          f"'encoder': a {source.family} reads with its encoder")  # fmt: skip
-            own = source.fields.get("decoder_start_id", -1)
-            return self._with(decoder_start_id=own)
+            start_id = source.fields.get("decoder_start_id", -1)
+            return self._with(decoder_start_id=start_id)
         if self.config.reader != "encoder":
             return self
         if source.task is not None and source.task["kind"] == "text_to_text":
@@ -97,20 +97,20 @@ class TaskType(base.TaskType):
 
     def label_names(self, examples: Sequence[Example]) -> list[str]:
         """Returns the labels, sorted. With answer "choose", a pair's first target is its label."""
-        found: set[Any] = set()
+        labels: set[Any] = set()
         for example in examples:
             if isinstance(example, examples_lib.Sentence):
-                found.add(example.label)
+                labels.add(example.label)
             elif isinstance(example, examples_lib.TextPair) and self.config.answer == "choose":
-                found.update(example.targets[:1])
-        return sorted(label for label in found if isinstance(label, str))
+                labels.update(example.targets[:1])
+        return sorted(label for label in labels if isinstance(label, str))
 
     def check(self, examples: Sequence[Example]) -> None:
         """Raises UserError for a label not in `labels`, or if fewer than two labels can be chosen.
 
         Any label is accepted if `labels` is empty.
         """
-        known, chooses = set(self.labels), self.config.answer == "choose"
+        known, choosing = set(self.labels), self.config.answer == "choose"
         for example in examples if self.labels else ():
             if isinstance(example, examples_lib.TextPair):
                 label = example.targets[0] if example.targets else None
@@ -118,7 +118,7 @@ class TaskType(base.TaskType):
                 label = example.label
             if label is not None and label not in known:
                 raise base.not_trained(example.where or self.task, f"label {label!r}", self.labels)
-        if chooses and len(self.labels) < 2 and not isinstance(examples[0], examples_lib.Choice):
+        if choosing and len(self.labels) < 2 and not isinstance(examples[0], examples_lib.Choice):
             raise errors.UserError(
                 f"{self.task}: config.kind.answer = 'choose' needs at least two labels, and there "
                 f"are {len(self.labels)}; use 'write'"
@@ -178,17 +178,17 @@ class TaskType(base.TaskType):
         answer "choose", they are choices float32[R, C], the log-likelihoods of the choices.
         """
         form = self._form(model.tokenizer)
-        made = [text_rows.prompted(row, self.prompt_ids) for row in encoded.rows]
-        found = self._forced(model, made)
-        prompts = [form.prompt_of(row) for row in made]
+        inputs = [text_rows.prompted(row, self.prompt_ids) for row in encoded.rows]
+        sums = self._all_sums(model, inputs)
+        prompts = [form.prompt_of(row) for row in inputs]
         if self.config.answer == "choose":
-            pairs = [(i, k) for i, own in enumerate(encoded.choices) for k in range(len(own))]
-            made = [form.row(prompts[i], encoded.choices[i][k]) for i, k in pairs]
+            pairs = [(i, k) for i, ids in enumerate(encoded.choices) for k in range(len(ids))]
+            inputs = [form.row(prompts[i], encoded.choices[i][k]) for i, k in pairs]
             sums_RC = np.full((len(prompts), max(map(len, encoded.choices))), -np.inf, np.float32)
-            sums_RC[tuple(np.transpose(pairs))] = self._forced(model, made)["log_likelihood"]
-            return found | {"choices": sums_RC}
+            sums_RC[tuple(np.transpose(pairs))] = self._all_sums(model, inputs)["log_likelihood"]
+            return sums | {"choices": sums_RC}
         vocabulary = model.model.config.vocab_size
-        written = generation.generate(
+        sequences = generation.generate(
             model.model,
             model.params,
             prompts,
@@ -200,10 +200,10 @@ class TaskType(base.TaskType):
             generation.Ids(form.end, form.pad, min(model.tokenizer.size, vocabulary), form.start),
             prefix=self.config.reader == "prefix",
         )
-        ids_RT = np.full((len(written), self.config.max_target_length), -1, np.int32)
-        for row, ids in zip(ids_RT, written, strict=True):
+        ids_RT = np.full((len(sequences), self.config.max_target_length), -1, np.int32)
+        for row, ids in zip(ids_RT, sequences, strict=True):
             row[: len(ids)] = ids
-        return found | {"token_ids": ids_RT}
+        return sums | {"token_ids": ids_RT}
 
     def decode(
         self, examples: Sequence[Example], encoded: rows.Encoded, outputs: dict[str, np.ndarray]
@@ -216,18 +216,18 @@ class TaskType(base.TaskType):
         """
         if self.config.answer == "choose":
             pairs = zip(examples, outputs["choices"], strict=True)
-            found = [_chosen(example, sums_C, self.labels) for example, sums_C in pairs]
+            results = [_choose(example, sums_C, self.labels) for example, sums_C in pairs]
         else:
             names = _by_text(self.tokenizer, self.labels, self.labels)
             texts = [self.tokenizer.decode(ids).strip() for ids in outputs["token_ids"]]
-            found = [
-                _written(example, text, names, self.tokenizer)
+            results = [
+                _prediction(example, text, names, self.tokenizer)
                 for example, text in zip(examples, texts, strict=True)
             ]
-        for one, tokens, right in zip(found, outputs["tokens"], outputs["right"], strict=True):
+        for result, tokens, right in zip(results, outputs["tokens"], outputs["right"], strict=True):
             if tokens:
-                one |= {"target_tokens": int(tokens), "right_tokens": int(right)}
-        return found
+                result |= {"target_tokens": int(tokens), "right_tokens": int(right)}
+        return results
 
     def scores(
         self, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
@@ -240,26 +240,26 @@ class TaskType(base.TaskType):
         recall, f1, and accuracy of whole sentences. Choices: accuracy.
         """
         pairs = zip(examples, self._pairs(examples), predictions, strict=True)
-        known = [(example, pair, found) for example, pair, found in pairs if pair.targets]
-        if not known:
+        items = [(example, pair, prediction) for example, pair, prediction in pairs if pair.targets]
+        if not items:
             return {}
-        references = [pair.targets for _, pair, _ in known]
-        texts = [found["text"] for _, _, found in known]
-        tokens = sum(found["target_tokens"] for _, _, found in known)
-        right = sum(found["right_tokens"] for _, _, found in known)
+        references = [pair.targets for _, pair, _ in items]
+        texts = [prediction["text"] for _, _, prediction in items]
+        tokens = sum(prediction["target_tokens"] for _, _, prediction in items)
+        right = sum(prediction["right_tokens"] for _, _, prediction in items)
         result = {"token_accuracy": 100.0 * right / tokens}
-        first = known[0][0]
+        first = items[0][0]
         if isinstance(first, examples_lib.Question):
-            impossible = any(example.impossible for example, _, _ in known)
+            impossible = any(example.impossible for example, _, _ in items)
             return squad_scores.scores(references, texts, impossible=impossible) | result
         if isinstance(first, examples_lib.Words):
-            named = [text_forms.entities(example) for example, _, _ in known]
-            return text_scores.spans(named, list(map(text_forms.read_entities, texts))) | result
+            entities = [text_forms.entities(example) for example, _, _ in items]
+            return text_scores.spans(entities, list(map(text_forms.read_entities, texts))) | result
         if not isinstance(first, examples_lib.TextPair):
-            told = [(example.label, found["label"]) for example, _, found in known]
-            return text_scores.of_labels(*zip(*told, strict=True), self.labels) | result
-        stripped = [[target.strip() for target in own] for own in references]
-        best = [text if text in own else own[0] for own, text in zip(stripped, texts, strict=True)]
+            label_pairs = [(example.label, prediction["label"]) for example, _, prediction in items]
+            return text_scores.of_labels(*zip(*label_pairs, strict=True), self.labels) | result
+        clean = [[target.strip() for target in refs] for refs in references]
+        best = [text if text in refs else refs[0] for refs, text in zip(clean, texts, strict=True)]
         return {
             "bleu": text_scores.bleu(references, texts),
             **text_scores.rouge(references, texts),
@@ -268,27 +268,27 @@ class TaskType(base.TaskType):
             **result,
         }
 
-    def _forced(
-        self, model: pretrained.Pretrained, made: Sequence[text_rows.Row]
+    def _all_sums(
+        self, model: pretrained.Pretrained, inputs: Sequence[text_rows.Row]
     ) -> dict[str, np.ndarray]:
         """Returns the sums of `outputs` for all rows, 0 for rows without a target."""
-        if not any(row["loss_weights"].any() for row in made):
-            return {name: np.zeros(len(made), np.float32) for name in SUMS}
+        if not any(row["loss_weights"].any() for row in inputs):
+            return {name: np.zeros(len(inputs), np.float32) for name in SUMS}
         table = self.features()
-        longest = int(batching.row_lengths(made, table, "length").max())
+        longest = int(batching.row_lengths(inputs, table, "length").max())
         target_length = self.config.max_target_length
         length = batching.common(longest, max(longest, model.max_length))
         lengths = rows.Lengths(length, target_length)
-        scored = target_length if self.config.reader == "encoder" else length
+        scored_length = target_length if self.config.reader == "encoder" else length
         width = layers.padded_vocab_size(model.model.config.vocab_size)
-        size = max(1, min(ROWS, scoring.LOGITS // (scored * width)))
-        found: dict[str, np.ndarray] = {}
-        for numbers, batch in batching.Batches(made, table, lengths, size).in_order():
-            given = jax.device_get(_outputs(model.model, model.params, batch))
-            for name, values in given.items():
-                found.setdefault(name, np.zeros(len(made), values.dtype))
-                found[name][numbers] = values[: len(numbers)]
-        return found
+        size = max(1, min(ROWS, scoring.LOGITS // (scored_length * width)))
+        sums: dict[str, np.ndarray] = {}
+        for numbers, batch in batching.Batches(inputs, table, lengths, size).in_order():
+            outputs = jax.device_get(_outputs(model.model, model.params, batch))
+            for name, values in outputs.items():
+                sums.setdefault(name, np.zeros(len(inputs), values.dtype))
+                sums[name][numbers] = values[: len(numbers)]
+        return sums
 
     def _pairs(self, examples: Sequence[Example]) -> list[examples_lib.TextPair]:
         return [text_forms.pair(example, self.config.task) for example in examples]
@@ -322,11 +322,11 @@ class TaskType(base.TaskType):
         }
 
     @classmethod
-    def hf_max_length(cls, task: Mapping[str, Any], most: int) -> int:
+    def hf_max_length(cls, task: Mapping[str, Any], limit: int) -> int:
         """Returns the maximum tokens of a source; a causal decoder leaves room for the target."""
         causal = task["config"]["reader"] == "causal"
-        written = task["config"]["max_target_length"] if causal else 0
-        return min(task["max_length"], most) - written
+        target_length = task["config"]["max_target_length"] if causal else 0
+        return min(task["max_length"], limit) - target_length
 
     @classmethod
     def hf_ends(
@@ -356,23 +356,23 @@ def _outputs(model: Any, params: Any, batch: losses.Batch) -> dict[str, jax.Arra
 def _sums(apply: Callable[..., losses.Batch], batch: losses.Batch) -> dict[str, jax.Array]:
     logits_BTV = apply(**losses.inputs(batch, losses.SEQUENCES))["logits"]
     targets_BT, weights_BT = batch["targets"], batch["loss_weights"]
-    own_BT = losses.log_probs(logits_BTV, targets_BT)
+    log_probs_BT = losses.log_probs(logits_BTV, targets_BT)
     right_BT = jnp.argmax(logits_BTV, axis=-1) == targets_BT
-    sums = (own_BT * weights_BT, right_BT * weights_BT, weights_BT)
+    sums = (log_probs_BT * weights_BT, right_BT * weights_BT, weights_BT)
     return {name: x_BT.sum(axis=1) for name, x_BT in zip(SUMS, sums, strict=True)}
 
 
-def _chosen(example: Example, sums_C: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
+def _choose(example: Example, sums_C: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
     texts, names = labels, labels
     if isinstance(example, examples_lib.Choice):
         texts, names = example.choices, range(len(example.choices))
     sums_C = sums_C[: len(texts)]
-    chances_C = np.exp(sums_C - np.logaddexp.reduce(sums_C))
-    order = np.argsort(-chances_C, kind="stable")
+    probabilities_C = np.exp(sums_C - np.logaddexp.reduce(sums_C))
+    order = np.argsort(-probabilities_C, kind="stable")
     return {
         "text": texts[order[0]],
         "label": names[order[0]],
-        "probabilities": base.summed((texts[i], chances_C[i]) for i in order),
+        "probabilities": base.summed((texts[i], probabilities_C[i]) for i in order),
     }
 
 
@@ -380,14 +380,14 @@ def _by_text(
     tokenizer: tokenizer_lib.Tokenizer, texts: Sequence[str], values: Sequence[Any]
 ) -> dict[str, Any]:
     """Returns {text: value}, also for each text as the tokenizer decodes it (e.g. lower case)."""
-    read = [tokenizer.decode(ids).strip() for ids in tokenizer.encode_batch(list(texts))]
-    found: dict[str, Any] = {}
-    for text, value in zip((*texts, *read), (*values, *values), strict=True):
-        found.setdefault(text, value)  # the first of equal texts
-    return found
+    decoded = [tokenizer.decode(ids).strip() for ids in tokenizer.encode_batch(list(texts))]
+    table: dict[str, Any] = {}
+    for text, value in zip((*texts, *decoded), (*values, *values), strict=True):
+        table.setdefault(text, value)  # the first of equal texts
+    return table
 
 
-def _written(
+def _prediction(
     example: Example, text: str, names: dict[str, str], tokenizer: tokenizer_lib.Tokenizer
 ) -> dict[str, Any]:
     if isinstance(example, examples_lib.Choice):

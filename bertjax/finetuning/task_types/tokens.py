@@ -101,25 +101,25 @@ class TaskType(base.TaskType):
         return cls.hf_task, labels, {"encoding": "text"}
 
     @classmethod
-    def hf_max_length(cls, task: Mapping[str, Any], most: int) -> int:
+    def hf_max_length(cls, task: Mapping[str, Any], limit: int) -> int:
         """Returns the length, in tokens, to which transformers truncates a text.
 
         This is the model's maximum if long sentences are split into windows, because transformers
         does not split them.
         """
         windows = task["config"].get("long_sentences") != "truncate"
-        return most if windows else super().hf_max_length(task, most)
+        return limit if windows else super().hf_max_length(task, limit)
 
     def label_names(self, examples: Sequence[Example]) -> list[str]:
         """Returns the tags that occur: O first, then sorted.
 
         If the tags mark entities, O and both B and I of each entity type are always included.
         """
-        found = {tag for example in examples for tag in example.tags or ()}
-        if marks_entities(found):
-            types = sorted({tag[2:] for tag in found if tag != OUTSIDE})
-            return [OUTSIDE, *(f"{letter}-{name}" for name in types for letter in "BI")]
-        return sorted(found, key=lambda tag: (tag != OUTSIDE, tag))
+        tags = {tag for example in examples for tag in example.tags or ()}
+        if marks_entities(tags):
+            entity_types = sorted({tag[2:] for tag in tags if tag != OUTSIDE})
+            return [OUTSIDE, *(f"{letter}-{name}" for name in entity_types for letter in "BI")]
+        return sorted(tags, key=lambda tag: (tag != OUTSIDE, tag))
 
     def check(self, examples: Sequence[Example]) -> None:
         """Raises UserError for a tag that is not one of `labels`."""
@@ -127,8 +127,8 @@ class TaskType(base.TaskType):
         for example in examples:
             for place, tag in enumerate(example.tags or ()):
                 if tag not in known:
-                    what = f"tag {tag!r} of {example.words[place]!r:.40}"
-                    raise base.not_trained(example.where or self.task, what, self.labels)
+                    label = f"tag {tag!r} of {example.words[place]!r:.40}"
+                    raise base.not_trained(example.where or self.task, label, self.labels)
 
     def features(self) -> dict[str, rows.Feature]:
         """Returns {name: Feature} of the arrays of a row.
@@ -156,24 +156,27 @@ class TaskType(base.TaskType):
             raise errors.UserError(
                 f"config.max_length = {self.lengths.length} leaves no room for a word; raise it"
             )
-        number = {tag: i for i, tag in enumerate(self.labels)}
+        index = {tag: i for i, tag in enumerate(self.labels)}
         split = word_pieces.of_texts if self.config.encoding == "text" else word_pieces.of_words
         encoded, owners, truncated = [], [], np.zeros(len(examples), bool)
         for i, (example, words) in enumerate(
             zip(examples, split(self.tokenizer, examples), strict=True)
         ):
             words = [word.cut(room) for word in words]
-            found = list(windows([len(word.ids) for word in words], room, self.config.overlap))
+            row_windows = list(
+                windows([len(word.ids) for word in words], room, self.config.overlap)
+            )
             if self.config.long_sentences == "truncate":
-                truncated[i] = len(found) > 1
-                found = [found[0]._replace(last=found[0].stop)]
-            targets = None if example.tags is None else [number[tag] for tag in example.tags]
-            for window in found:
-                inside = words[window.start : window.stop]
-                ids = list(itertools.chain.from_iterable(word.ids for word in inside))
+                truncated[i] = len(row_windows) > 1
+                row_windows = [row_windows[0]._replace(last=row_windows[0].stop)]
+            targets = None if example.tags is None else [index[tag] for tag in example.tags]
+            for window in row_windows:
+                window_words = words[window.start : window.stop]
+                ids = list(itertools.chain.from_iterable(word.ids for word in window_words))
                 enclosed = form.enclose([ids], self.lengths.length)
                 encoded.append(
-                    enclosed.row | _told(self.config, window, words, targets, self.labels, enclosed)
+                    enclosed.row
+                    | _targets(self.config, window, words, targets, self.labels, enclosed)
                 )
                 owners.append(i)
         return rows.Encoded(encoded, np.array(owners, int), truncated)
@@ -213,25 +216,25 @@ class TaskType(base.TaskType):
         """
         outside = OUTSIDE if OUTSIDE in self.labels else ""
         tags = [[outside] * len(example.words) for example in examples]
-        chances = [[0.0] * len(example.words) for example in examples]
+        probabilities = [[0.0] * len(example.words) for example in examples]
         for number, (row, owner) in enumerate(zip(encoded.rows, encoded.owners, strict=True)):
             for place in np.flatnonzero(row["words"]):
                 word, tag = row["words"][place] - 1, outputs["tags"][number][place]
                 count = int(row["carried"][place])
-                inner = self.labels[_inner(tag, self.labels)]
+                inner = self.labels[_target_inside(tag, self.labels)]
                 tags[owner][word : word + 1 + count] = [self.labels[tag], *[inner] * count]
                 probability = float(outputs["probabilities"][number][place])
-                chances[owner][word : word + 1 + count] = [probability] * (1 + count)
+                probabilities[owner][word : word + 1 + count] = [probability] * (1 + count)
         entities = marks_entities(self.labels)
         if self.config.repair and entities:
             tags = [repaired(sentence) for sentence in tags]
         return [
             {
-                "tags": found,
+                "tags": sentence_tags,
                 "probabilities": p,
-                "entities": _entities(example, spans(found)) if entities else [],
+                "entities": _entities(example, spans(sentence_tags)) if entities else [],
             }
-            for example, found, p in zip(examples, tags, chances, strict=True)
+            for example, sentence_tags, p in zip(examples, tags, probabilities, strict=True)
         ]
 
     def scores(
@@ -245,15 +248,15 @@ class TaskType(base.TaskType):
         """
         pairs = zip(examples, predictions, strict=True)
         pairs = [(list(e.tags), list(p["tags"])) for e, p in pairs if e.tags is not None]
-        targets, found = [tags for tags, _ in pairs], [tags for _, tags in pairs]
+        targets, outputs = [tags for tags, _ in pairs], [tags for _, tags in pairs]
         flat = itertools.chain.from_iterable
-        accuracy = scores_lib.accuracy(list(flat(targets)), list(flat(found)))
+        accuracy = scores_lib.accuracy(list(flat(targets)), list(flat(outputs)))
         if not marks_entities(self.labels):
             return {"accuracy": accuracy}
-        if not any(spans(tags) for tags in targets + found):
-            return {**dict.fromkeys(_NAMES, 0.0), "accuracy": accuracy}
+        if not any(spans(tags) for tags in targets + outputs):
+            return {**dict.fromkeys(_SCORES, 0.0), "accuracy": accuracy}
         seqeval = scores_lib.library("seqeval.metrics")
-        report = seqeval.classification_report(targets, found, output_dict=True, zero_division=0)
+        report = seqeval.classification_report(targets, outputs, output_dict=True, zero_division=0)
         result = {**_of_report(report["micro avg"]), "accuracy": accuracy}
         for name in sorted(report.keys() - {"micro avg", "macro avg", "weighted avg"}):
             result |= {f"{key}/{name}": value for key, value in _of_report(report[name]).items()}
@@ -289,25 +292,25 @@ def windows(sizes: Sequence[int], room: int, overlap: int) -> Iterator[Window]:
         if stop == len(sizes):
             yield Window(start, stop, first, stop)
             return
-        least = max(ends[stop] - overlap, ends[stop + 1] - room)  # the next word must fit
-        following = bisect.bisect_left(ends, least, start + 1)
-        last = (following + stop + 1) // 2
+        lowest = max(ends[stop] - overlap, ends[stop + 1] - room)  # the next word must fit
+        next_start = bisect.bisect_left(ends, lowest, start + 1)
+        last = (next_start + stop + 1) // 2
         yield Window(start, stop, first, last)
-        start, first = following, last
+        start, first = next_start, last
 
 
 def spans(tags: Sequence[str]) -> list[Span]:
     """Returns the entities. An I that continues no entity starts one, as in CoNLL's scorer."""
-    found: list[Span] = []
+    entities: list[Span] = []
     for place, tag in enumerate(tags):
         if tag == OUTSIDE:
             continue
-        goes_on = found and found[-1].stop == place and found[-1].type == tag[2:]
-        if tag[0] == "I" and goes_on:
-            found[-1] = found[-1]._replace(stop=place + 1)
+        continues = entities and entities[-1].stop == place and entities[-1].type == tag[2:]
+        if tag[0] == "I" and continues:
+            entities[-1] = entities[-1]._replace(stop=place + 1)
         else:
-            found.append(Span(tag[2:], place, place + 1))
-    return found
+            entities.append(Span(tag[2:], place, place + 1))
+    return entities
 
 
 def repaired(tags: Sequence[str]) -> list[str]:
@@ -316,15 +319,15 @@ def repaired(tags: Sequence[str]) -> list[str]:
     return [f"B{tag[1:]}" if place in starts else tag for place, tag in enumerate(tags)]
 
 
-_NAMES = ("f1", "precision", "recall")
+_SCORES = ("f1", "precision", "recall")
 
 
 def _of_report(line: dict[str, Any]) -> dict[str, float]:
     values = line["f1-score"], line["precision"], line["recall"]
-    return {name: 100.0 * float(value) for name, value in zip(_NAMES, values, strict=True)}
+    return {name: 100.0 * float(value) for name, value in zip(_SCORES, values, strict=True)}
 
 
-def _told(
+def _targets(
     config: Config,
     window: Window,
     words: Sequence[word_pieces.Pieces],
@@ -339,20 +342,20 @@ def _told(
     for number in range(window.start, window.stop):
         word, count = words[number], len(words[number].ids)
         if window.first <= number < window.last:
-            told = place + word.first
-            words_L[told], carried_L[told] = word.word + 1, word.carried
+            position = place + word.first
+            words_L[position], carried_L[position] = word.word + 1, word.carried
             if targets is not None:
                 target = targets[word.word]
                 trained = count if config.label_pieces == "all" else word.start
-                targets_L[place:told] = _before(target, labels)
-                targets_L[told] = target
-                targets_L[told + 1 : place + trained] = _inner(target, labels)
+                targets_L[place:position] = _target_before(target, labels)
+                targets_L[position] = target
+                targets_L[position + 1 : place + trained] = _target_inside(target, labels)
                 weights_L[place : place + trained] = 1
         place += count
     return {"targets": targets_L, "loss_weights": weights_L, "words": words_L, "carried": carried_L}
 
 
-def _before(target: int, labels: Sequence[str]) -> int:
+def _target_before(target: int, labels: Sequence[str]) -> int:
     """Returns the target of the white space before a word with the tag `target`.
 
     This is O if an entity begins with the word, else `target`.
@@ -361,7 +364,7 @@ def _before(target: int, labels: Sequence[str]) -> int:
     return list(labels).index(OUTSIDE) if begins else target
 
 
-def _inner(target: int, labels: Sequence[str]) -> int:
+def _target_inside(target: int, labels: Sequence[str]) -> int:
     """Returns the target of the later pieces of a word with the tag `target`.
 
     This is I-TYPE if the tag is B-TYPE, else `target`.
@@ -371,10 +374,10 @@ def _inner(target: int, labels: Sequence[str]) -> int:
     return list(labels).index(inner) if tag.startswith("B-") and inner in labels else target
 
 
-def _entities(example: Example, found: Sequence[Span]) -> list[dict[str, Any]]:
+def _entities(example: Example, entity_spans: Sequence[Span]) -> list[dict[str, Any]]:
     places = example.places() if example.text else []
     entities = []
-    for span in found:
+    for span in entity_spans:
         entity = {"type": span.type, "start": span.start, "stop": span.stop}
         if example.text:
             start, stop = places[span.start][0], places[span.stop - 1][1]
