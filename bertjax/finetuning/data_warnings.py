@@ -54,8 +54,8 @@ def overlap(train: Sequence[Example], other: Sequence[Example], split: str) -> l
 
     Ignores differences in case and whitespace. split: the name of `other`.
     """
-    train_texts = {_squeezed(example) for example in train}
-    copies = [example for example in other if _squeezed(example) in train_texts]
+    train_texts = {_normalised_text(example) for example in train}
+    copies = [example for example in other if _normalised_text(example) in train_texts]
     if not copies:
         return []
     return [
@@ -226,7 +226,7 @@ def _unknown_share(texts: Sequence[str], tokenizer: tokenizer_lib.Tokenizer) -> 
     return float(np.mean(ids == tokenizer.specials.unk)) if len(ids) else 0.0
 
 
-def _squeezed(example: Example) -> str:
+def _normalised_text(example: Example) -> str:
     return "\n".join(map(examples_base.squeezed, example.all_texts()))
 
 

@@ -103,9 +103,9 @@ def _heads(
 
 def _all_fields(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns every field of the family's Config except those of `Compute`."""
-    known = {field.name for field in dataclasses.fields(plugins.family(family).Config)}
+    names = {field.name for field in dataclasses.fields(plugins.family(family).Config)}
     for name in fields:
-        if name not in known:
+        if name not in names:
             raise errors.UserError(f"a {family} has no field {name}: leave it out")
     return layers.fields_of(plugins.model(family, dict(fields)).config)
 

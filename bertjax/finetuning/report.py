@@ -49,13 +49,13 @@ def make(
         "warnings": list(warnings),
         "best": {"learning_rate": chosen, "seed": best.seed},
         "splits": {split: summaries(scores) for split, scores in splits.items()},
-        "runs": [_run(run, splits) for rate_runs in runs.values() for run in rate_runs],
+        "runs": [_run_content(run, splits) for rate_runs in runs.values() for run in rate_runs],
         "seconds": seconds,
         "config": job.config.to_dict(),
     }
 
 
-def _run(run: training.Run, splits: Container[str]) -> dict[str, Any]:
+def _run_content(run: training.Run, splits: Container[str]) -> dict[str, Any]:
     others = {split: scores for split, scores in run.others.items() if split in splits}
     return {
         **dataclasses.asdict(run),
@@ -94,7 +94,7 @@ def write(content: Mapping[str, Any], path: pathlib.Path) -> None:
 
 def table(content: Mapping[str, Any]) -> str:
     """Returns the report as Markdown."""
-    main, metrics, best = content["metrics"][0], _reported(content), content["best"]
+    main, metrics, best = content["metrics"][0], _metric_names(content), content["best"]
     moves = what_moves(content["strategy"], content["parameters"], content["memory"])
     sizes = ", ".join(f"{n:,} {split}" for split, n in content["examples"].items())
     lines = [
@@ -153,9 +153,9 @@ def summary_lines(content: Mapping[str, Any]) -> list[str]:
     """Returns the mean scores at the chosen learning rate, as lines for a terminal."""
     best = content["best"]
     lines = [f"{content['task']}, rate {best['learning_rate']:g}, best seed {best['seed']}"]
-    width = max(map(len, _reported(content))) + 2
+    width = max(map(len, _metric_names(content))) + 2
     for split, scores in content["splits"].items():
-        for name in _reported(content):
+        for name in _metric_names(content):
             if name in scores:
                 stats = scores[name]
                 spread = "" if stats["std"] is None else f" +- {stats['std']:.2f}"
@@ -165,7 +165,7 @@ def summary_lines(content: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _reported(content: Mapping[str, Any]) -> list[str]:
+def _metric_names(content: Mapping[str, Any]) -> list[str]:
     """Returns the task's metrics, and the main one for each entity type, such as "f1/PER"."""
     first = content["splits"]["dev"]
     main = content["metrics"][0]

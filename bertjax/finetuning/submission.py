@@ -33,7 +33,7 @@ def write(
         content = json.dumps({e.id: p["answer"] for e, p in pairs}, ensure_ascii=False)
     else:
         rows = [
-            (example.id or str(number), _spelled(task, prediction["label"]))
+            (example.id or str(number), _file_label(task, prediction["label"]))
             for number, (example, prediction) in enumerate(pairs)
         ]
         content = "".join(f"{a}\t{b}\n" for a, b in [("index", "prediction"), *rows])
@@ -42,7 +42,7 @@ def write(
     return os.fspath(path)
 
 
-def _spelled(task: task_lib.Task, label: str | float | None) -> str:
+def _file_label(task: task_lib.Task, label: str | float | None) -> str:
     """Returns a label in the leaderboard's spelling.
 
     None (generated text that is not a label) becomes the first label, or the score 0.

@@ -146,7 +146,7 @@ def table(suite: Suite, reports: Mapping[str, Mapping[str, Any]], absent: Mappin
     for name, content in reports.items():
         main, rate = content["metrics"][0], content["best"]["learning_rate"]
         for split, scores in _rows(suite, name, content):
-            values = [_published(p, name, split) for p in suite.published]
+            values = [_published_score(p, name, split) for p in suite.published]
             published_cells = [f"{value:g}" if value is not None else "" for value in values]
             own_cells = report.cells(scores[main]) if main in scores else [""] * 4
             cells = [name, split, main, *own_cells, f"{rate:g}", *published_cells]
@@ -176,7 +176,7 @@ def _rows(
     return list(by_split.items())
 
 
-def _published(published: Published, name: str, split: str) -> float | None:
+def _published_score(published: Published, name: str, split: str) -> float | None:
     scores = published.scores[name] if name in published.scores else {}
     return scores[split] if split in scores else None
 
@@ -199,7 +199,7 @@ def draw(suite: Suite, reports: Mapping[str, Mapping[str, Any]], path: pathlib.P
             axes.plot(stats["values"], [place] * len(stats["values"]), "o", alpha=0.6, **style)
             axes.plot([stats["median"]] * 2, [place - 0.3, place + 0.3], color=plot.HELDOUT)
             for mark, published in zip(marks, suite.published, strict=False):
-                value = _published(published, name, "test")
+                value = _published_score(published, name, "test")
                 if value is not None:
                     label = f"{published.name}, test" * (published.name not in labelled)
                     labelled.add(published.name)

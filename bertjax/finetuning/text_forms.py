@@ -44,14 +44,14 @@ def pair(example: types.Example, task: str = "") -> types.TextPair:
         return example
     if isinstance(example, types.Sentence):
         target = None if example.label is None else word(example.label)
-        source = _of_sentence(example, task)
+        source = _sentence_source(example, task)
     elif isinstance(example, types.Question):
-        return _of_question(example)
+        return _question_pair(example)
     elif isinstance(example, types.Words):
         target = None if example.tags is None else _entity_text(entities(example))
         return _text_pair(f"tag: {' '.join(example.words)}", target, "", example.where)
     else:
-        source = _of_choice(example)
+        source = _choice_source(example)
         target = None if example.label is None else example.choices[example.label]
     return _text_pair(source, target, example.id, example.where)
 
@@ -101,7 +101,7 @@ def _text_pair(source: str, target: str | None, name: str, where: str) -> types.
     return types.TextPair(source, () if target is None else (target,), name, where)
 
 
-def _of_sentence(example: types.Sentence, task: str) -> str:
+def _sentence_source(example: types.Sentence, task: str) -> str:
     task = "mnli" if task == "ax" else task  # AX is a split of MNLI
     default = [f"sentence{i + 1}" for i in range(len(example.texts))]
     names = ("sentence",) if len(example.texts) == 1 else _NAMES.get(task, default)
@@ -109,14 +109,14 @@ def _of_sentence(example: types.Sentence, task: str) -> str:
     return " ".join([task] * bool(task) + [f"{name}: {text}" for name, text in pairs])
 
 
-def _of_question(example: types.Question) -> types.TextPair:
+def _question_pair(example: types.Question) -> types.TextPair:
     answers = dict.fromkeys(text for text, _ in example.answers)
     targets = ("",) if example.impossible else tuple(answers)
     source = f"question: {example.question} context: {example.context}"
     return types.TextPair(source, targets, example.id, example.where)
 
 
-def _of_choice(example: types.Choice) -> str:
+def _choice_source(example: types.Choice) -> str:
     letters = string.ascii_lowercase
     if len(example.choices) > len(letters):
         raise errors.UserError(

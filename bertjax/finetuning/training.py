@@ -172,7 +172,7 @@ def train(
                         best = jax.tree.map(jnp.copy, state.params)
                     run.seconds = seconds + time.perf_counter() - start_time
                     log.heldout(step, dev, "dev")
-                    tell(_line(run, config.num_epochs))
+                    tell(_progress_line(run, config.num_epochs))
                     last = last or run.stopped(config.early_stopping)
                 if saving and not last:
                     checkpoints.save(
@@ -214,7 +214,7 @@ def evaluation_steps(job: job_lib.Job) -> set[int]:
     return {-(-part * steps_per_epoch // evals_per_epoch) for part in range(1, count + 1)}
 
 
-def _line(run: Run, num_epochs: int) -> str:
+def _progress_line(run: Run, num_epochs: int) -> str:
     """Returns a line of text about the last evaluation."""
     evaluation = run.evaluations[-1]
     loss = "not finite" if evaluation.loss is None else f"{evaluation.loss:.3f}"

@@ -137,19 +137,19 @@ def _tfds(path: str) -> Iterator[Record]:
     features = data.dataset_info.features
     for index in range(len(data)):
         where = f"{path} record {index}"
-        fields = {name: _plain(value, features[name]) for name, value in data[index].items()}
+        fields = {name: _json_value(value, features[name]) for name, value in data[index].items()}
         yield Record(where, {name: value for name, value in fields.items() if value is not None})
 
 
-def _plain(value: Any, feature: Any) -> Any:
+def _json_value(value: Any, feature: Any) -> Any:
     """Converts a TFDS value to JSON types; a label becomes its name, and -1 becomes None."""
     inner = getattr(feature, "feature", feature)  # for a Sequence, the feature of an element
     if isinstance(value, dict):
-        return {name: _plain(part, inner[name]) for name, part in value.items()}
+        return {name: _json_value(part, inner[name]) for name, part in value.items()}
     if isinstance(value, np.ndarray) and value.ndim:
-        return [_plain(part, inner) for part in value]
+        return [_json_value(part, inner) for part in value]
     if isinstance(value, list | tuple):
-        return [_plain(part, inner) for part in value]
+        return [_json_value(part, inner) for part in value]
     value = value.item() if isinstance(value, np.ndarray | np.generic) else value
     if isinstance(value, bytes):
         return value.decode("utf-8")

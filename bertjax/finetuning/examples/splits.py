@@ -54,26 +54,26 @@ def sample(examples: Sequence[Example], count: int) -> list[Example]:
     order = _permutation("finetune sample", len(examples))
     counts = collections.Counter(name for example in examples for name in example.class_names())
     rarest = [min(e.class_names(), key=counts.__getitem__, default="") for e in examples]
-    labels = _numbered(rarest)[order]
+    labels = _numbers(rarest)[order]
     sizes, num_seen = np.bincount(labels), collections.Counter()
     ranks = np.zeros(len(order))
     for place, label in enumerate(labels):
         ranks[place] = num_seen[label] / sizes[label]  # the first example of a label has rank 0
         num_seen[label] += 1
-    first: dict[str, int] = {}
+    first_places: dict[str, int] = {}
     for place in np.argsort(ranks, kind="stable"):
         for name in examples[order[place]].class_names():
-            first.setdefault(name, int(place))
+            first_places.setdefault(name, int(place))
     missing = set(counts)
     for name in sorted(counts, key=counts.__getitem__):  # a label may be no example's rarest
         if name in missing:
-            ranks[first[name]] = -1
-            missing -= set(examples[order[first[name]]].class_names())
+            ranks[first_places[name]] = -1
+            missing -= set(examples[order[first_places[name]]].class_names())
     chosen = order[np.argsort(ranks, kind="stable")[:count]]
     return [examples[i] for i in sorted(chosen)]
 
 
-def _numbered(keys: Sequence[Hashable]) -> np.ndarray:
+def _numbers(keys: Sequence[Hashable]) -> np.ndarray:
     """Returns int[keys]: numbers from 0 in order of first occurrence, equal for equal keys."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], int)

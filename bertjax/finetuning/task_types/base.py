@@ -125,8 +125,8 @@ class TaskType(abc.ABC):
         for example in examples:
             if not self._fits(example):
                 raise errors.UserError(
-                    f"{example.where or f'task {self.task}'}: {_texts(example.num_texts())}, but "
-                    f"the model is trained on {_texts(self.num_texts)}"
+                    f"{example.where or f'task {self.task}'}: {_text_count(example.num_texts())}, "
+                    f"but the model is trained on {_text_count(self.num_texts)}"
                 )
         self.check(examples)
         return self._encode(examples)
@@ -318,11 +318,11 @@ class TaskType(abc.ABC):
         return ""
 
 
-def not_trained(place: str, label: str, known: Sequence[str]) -> errors.UserError:
-    """Returns the error for a label or a tag that is not one of the trained ones, `known`."""
+def not_trained(place: str, label: str, labels: Sequence[str]) -> errors.UserError:
+    """Returns the error for a label or a tag that is not one of the trained ones, `labels`."""
     return errors.UserError(
         f"{place}: {label} is not one of the labels of the training data "
-        f"({errors.several(known)}); correct it, or add examples of it to the training data"
+        f"({errors.several(labels)}); correct it, or add examples of it to the training data"
     )
 
 
@@ -342,7 +342,7 @@ def absent(fields: Mapping[str, Any]) -> tuple[str, ...]:
     return () if artifact.has_token_types(fields) else ("token_type_ids",)
 
 
-def _texts(number: int) -> str:
+def _text_count(number: int) -> str:
     return {1: "a single text", 2: "a pair of texts"}.get(number, f"{number} texts")
 
 

@@ -71,7 +71,7 @@ class TaskType(base.TaskType):
             raise errors.UserError(
                 f"{self.task}: the training data has {content}; at least two are needed"
             )
-        known = set(self.labels)
+        labels = set(self.labels)
         check_texts(self.task, examples)
         for example in examples:
             place = example.where or self.task
@@ -80,7 +80,7 @@ class TaskType(base.TaskType):
             if self.config.regression:
                 if not isinstance(example.label, float | int) or not np.isfinite(example.label):
                     raise errors.UserError(f"{place}: label {example.label!r} is not a number")
-            elif example.label not in known:
+            elif example.label not in labels:
                 raise base.not_trained(place, f"label {example.label!r}", self.labels)
 
     def features(self) -> dict[str, rows.Feature]:

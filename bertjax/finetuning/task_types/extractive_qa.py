@@ -172,7 +172,7 @@ class TaskType(base.TaskType):
             encoded.rows, encoded.owners, outputs["span_logits"], strict=True
         ):
             null_scores[owner] = min(null_scores[owner], float(logits_2L[:, 0].sum()))
-            for span, score in _best(self.config, row, logits_2L):
+            for span, score in _best_answers(self.config, row, logits_2L):
                 answers[owner][span] = max(score, answers[owner].get(span, -np.inf))
         return [
             _prediction(self.config, example, spans, score)
@@ -283,7 +283,7 @@ def _weights(batch: losses.Batch) -> jax.Array:
     return losses.example_weights(batch) * batch["first"].sum(axis=1)
 
 
-def _best(
+def _best_answers(
     config: Config, row: dict[str, np.ndarray], logits_2L: np.ndarray
 ) -> list[tuple[tuple[int, int], float]]:
     """Returns up to n_best answers of a window, unordered, as ((start, stop), score).
@@ -340,8 +340,8 @@ def _best_thresholds(
 ) -> dict[str, squad_scores.Threshold]:
     """Returns the best null threshold for each of the scores "exact_match" and "f1"."""
     answers = [p["n_best"][0]["answer"] if p["n_best"] else "" for p in predictions]
-    both = squad_scores.of_answers(references, answers, impossible=True)
-    values = zip(("exact_match", "f1"), both, strict=True)
+    scores = squad_scores.of_answers(references, answers, impossible=True)
+    values = zip(("exact_match", "f1"), scores, strict=True)
     answered_Q = squad_scores.has_answer(references)
     odds_Q = np.array([p["null_odds"] for p in predictions])
     return {

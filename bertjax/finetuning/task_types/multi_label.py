@@ -98,10 +98,10 @@ class TaskType(base.TaskType):
         errors.check(count in (0, len(self.labels)), "kind.thresholds", self.config.thresholds,
                      f"() or {len(self.labels)} numbers, one for each label")  # fmt: skip
         classification.check_texts(self.task, examples)
-        known = set(self.labels)
+        labels = set(self.labels)
         for example in examples:
             for name in example.class_names():
-                if name not in known:
+                if name not in labels:
                     place = example.where or self.task
                     raise base.not_trained(place, f"label {name!r}", self.labels)
 

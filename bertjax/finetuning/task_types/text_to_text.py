@@ -110,13 +110,13 @@ class TaskType(base.TaskType):
 
         Any label is accepted if `labels` is empty.
         """
-        known, choosing = set(self.labels), self.config.answer == "choose"
+        labels, choosing = set(self.labels), self.config.answer == "choose"
         for example in examples if self.labels else ():
             if isinstance(example, examples_lib.TextPair):
                 label = example.targets[0] if example.targets else None
             else:
                 label = example.label
-            if label is not None and label not in known:
+            if label is not None and label not in labels:
                 raise base.not_trained(example.where or self.task, f"label {label!r}", self.labels)
         if choosing and len(self.labels) < 2 and not isinstance(examples[0], examples_lib.Choice):
             raise errors.UserError(

@@ -123,10 +123,10 @@ class TaskType(base.TaskType):
 
     def check(self, examples: Sequence[Example]) -> None:
         """Raises UserError for a tag that is not one of `labels`."""
-        known = set(self.labels)
+        labels = set(self.labels)
         for example in examples:
             for place, tag in enumerate(example.tags or ()):
-                if tag not in known:
+                if tag not in labels:
                     label = f"tag {tag!r} of {example.words[place]!r:.40}"
                     raise base.not_trained(example.where or self.task, label, self.labels)
 
@@ -257,9 +257,9 @@ class TaskType(base.TaskType):
             return {**dict.fromkeys(_SCORES, 0.0), "accuracy": accuracy}
         seqeval = scores_lib.library("seqeval.metrics")
         report = seqeval.classification_report(targets, outputs, output_dict=True, zero_division=0)
-        result = {**_of_report(report["micro avg"]), "accuracy": accuracy}
+        result = {**_percents(report["micro avg"]), "accuracy": accuracy}
         for name in sorted(report.keys() - {"micro avg", "macro avg", "weighted avg"}):
-            result |= {f"{key}/{name}": value for key, value in _of_report(report[name]).items()}
+            result |= {f"{key}/{name}": value for key, value in _percents(report[name]).items()}
         return result
 
     def lines(self, prediction: dict[str, Any], top: int) -> list[str]:
@@ -322,7 +322,7 @@ def repaired(tags: Sequence[str]) -> list[str]:
 _SCORES = ("f1", "precision", "recall")
 
 
-def _of_report(line: dict[str, Any]) -> dict[str, float]:
+def _percents(line: dict[str, Any]) -> dict[str, float]:
     values = line["f1-score"], line["precision"], line["recall"]
     return {name: 100.0 * float(value) for name, value in zip(_SCORES, values, strict=True)}
 
