@@ -77,16 +77,16 @@ def buckets(
     pad: the id of padding.
     """
     sizes = [np.array([len(sequence) for sequence in column], int) for column in columns]
-    lengths_RC = np.stack([_rounded(size_R, limit) for size_R in sizes], axis=1)
+    lengths_RC = np.stack([_round_sizes(size_R, limit) for size_R in sizes], axis=1)
     for shape in np.unique(lengths_RC, axis=0):
         rows = np.flatnonzero((lengths_RC == shape).all(axis=1))
-        made = [
+        arrays = [
             padded([column[row] for row in rows], (len(rows), int(length)), pad)
             for length, column in zip(shape, columns, strict=True)
         ]
-        yield rows, [ids for ids, _ in made], [real for _, real in made]
+        yield rows, [ids for ids, _ in arrays], [real for _, real in arrays]
 
 
-def _rounded(size_R: np.ndarray, limit: int) -> np.ndarray:
+def _round_sizes(size_R: np.ndarray, limit: int) -> np.ndarray:
     step_R = 2 ** np.maximum(np.log2(size_R).astype(int) - 2, 2)
     return np.minimum(-(-size_R // step_R) * step_R, limit)

@@ -21,7 +21,7 @@ from bertjax import errors, paths, schema
 from bertjax.data.corpus import corpus_files
 from bertjax.inference import pretrained, scoring
 
-_ORIGINAL = {
+_ORIGINAL_KEYS = {
     "uid": "UID",
     "term": "linguistics_term",
     "good": "sentence_good",
@@ -58,13 +58,13 @@ def read(file: str | os.PathLike, max_pairs: int | None = None) -> list[Pair]:
     if not paths.of(file).is_file():
         raise errors.UserError(f"{file}: not found; give BLiMP as JSON lines")
     pairs = []
-    taken: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for number, line in corpus_files.text_lines(os.fspath(file)):
         if not line.strip():
             continue
         pair = _pair(line, file, number)
-        taken[pair.uid] += 1
-        if max_pairs is None or taken[pair.uid] <= max_pairs:
+        counts[pair.uid] += 1
+        if max_pairs is None or counts[pair.uid] <= max_pairs:
             pairs.append(pair)
     if not pairs:
         raise errors.UserError(f"{file}: contains no pairs")
@@ -80,20 +80,20 @@ def evaluate(
     """
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     scores = scoring.log_likelihoods(model, texts, within_word=within_word).reshape(-1, 2)
-    right = scores[:, 0] > scores[:, 1]
+    correct = scores[:, 0] > scores[:, 1]
     return Accuracy(
-        by_uid=_shares([pair.uid for pair in pairs], right),
-        by_term=_shares([pair.term for pair in pairs], right),
-        overall=float(right.mean()),
+        by_uid=_accuracies([pair.uid for pair in pairs], correct),
+        by_term=_accuracies([pair.term for pair in pairs], correct),
+        overall=float(correct.mean()),
         pairs=len(pairs),
     )
 
 
 def table(accuracy: Accuracy, pairs: Sequence[Pair]) -> str:
     """Formats the accuracies as lines: all pairs, then each phenomenon above its paradigms."""
-    terms = sorted({(pair.term, pair.uid) for pair in pairs})
+    paradigms = sorted({(pair.term, pair.uid) for pair in pairs})
     lines = [f"{'all ' + format(accuracy.pairs, ',') + ' pairs':<60}{accuracy.overall:>7.4f}"]
-    for term, members in itertools.groupby(terms, key=lambda member: member[0]):
+    for term, members in itertools.groupby(paradigms, key=lambda paradigm: paradigm[0]):
         lines.append(f"  {term:<58}{accuracy.by_term[term]:>7.4f}")
         lines += [f"    {uid:<56}{accuracy.by_uid[uid]:>7.4f}" for _, uid in members]
     return "\n".join(lines)
@@ -102,7 +102,7 @@ def table(accuracy: Accuracy, pairs: Sequence[Pair]) -> str:
 def _pair(line: str, file: str | os.PathLike, number: int) -> Pair:
     record = schema.parse(line, file, "each line must be one pair of BLiMP", number=number)
     values = {}
-    for name, original in _ORIGINAL.items():
+    for name, original in _ORIGINAL_KEYS.items():
         value = record[original] if original in record else record.get(name)
         if not isinstance(value, str) or not value.strip():
             raise errors.UserError(
@@ -112,7 +112,7 @@ def _pair(line: str, file: str | os.PathLike, number: int) -> Pair:
     return Pair(**values)
 
 
-def _shares(names: Sequence[str], right: np.ndarray) -> dict[str, float]:
+def _accuracies(names: Sequence[str], correct: np.ndarray) -> dict[str, float]:
     keys, group = np.unique(names, return_inverse=True)
-    shares = np.bincount(group, right) / np.bincount(group)
-    return dict(zip(keys.tolist(), shares.tolist(), strict=True))
+    accuracies = np.bincount(group, correct) / np.bincount(group)
+    return dict(zip(keys.tolist(), accuracies.tolist(), strict=True))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from bertjax import plugins
 from bertjax.models.common import layers
 
-_OF_BEAMS = ("key", "value")  # arrays of a cache that differ between the beams of a prompt
+_BEAM_ARRAYS = ("key", "value")  # arrays of a cache that differ between the beams of a prompt
 
 Step = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
@@ -28,7 +28,7 @@ def is_decoder(model: Any) -> bool:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("model", "slots", "num_beams", "sampled", "cut", "prefix")
+    jax.jit, static_argnames=("model", "slots", "num_beams", "sampled", "truncated", "prefix")
 )
 def decode(
     model: Any,
@@ -39,7 +39,7 @@ def decode(
     slots: int,
     num_beams: int,
     sampled: bool,
-    cut: bool,
+    truncated: bool,
     prefix: bool,
 ) -> jax.Array:
     """Returns the new tokens, int32[B, T] with T = slots; after eos they are padding.
@@ -52,7 +52,7 @@ def decode(
         slots: the number of new tokens to allocate, at least max_new_tokens.
         num_beams: above 1, beam search with this many beams.
         sampled: whether to sample tokens; if False, the likeliest token is chosen.
-        cut: whether top_k or top_p limits sampling.
+        truncated: whether top_k or top_p limits sampling.
         prefix: whether attention within the prompt is bidirectional.
     """
     inputs = model, params, batch, numbers, slots, num_beams
@@ -61,7 +61,7 @@ def decode(
     else:
         step, cache, first_B = _start_encoder_decoder(*inputs)
     if num_beams > 1:
-        return _beams(step, cache, first_B, batch["live"], numbers, slots, num_beams)
+        return _beam_search(step, cache, first_B, batch["live"], numbers, slots, num_beams)
 
     def choose(logits_BV: jax.Array, t: jax.Array) -> jax.Array:
         if not sampled:
@@ -69,21 +69,21 @@ def decode(
         # Subtract the maximum first, so that a tiny temperature gives -inf and never inf.
         logits_BV = logits_BV - logits_BV.max(axis=-1, keepdims=True)
         logits_BV = logits_BV / numbers["temperature"]
-        if cut:
+        if truncated:
             logits_BV = truncate(logits_BV, numbers["top_k"], numbers["top_p"])
         return _draw(logits_BV, numbers["seed"], batch["row"], t)
 
-    return _one_by_one(step, cache, first_B, batch["live"], numbers, slots, choose)
+    return _single_beam(step, cache, first_B, batch["live"], numbers, slots, choose)
 
 
-def _known(logits_RV: jax.Array, numbers: dict[str, jax.Array]) -> jax.Array:
+def _mask_unknown_ids(logits_RV: jax.Array, numbers: dict[str, jax.Array]) -> jax.Array:
     """Masks the logits of ids that must not be generated: those >= `Ids.vocabulary`."""
     return jnp.where(
         jnp.arange(logits_RV.shape[-1]) < numbers["vocabulary"], logits_RV, layers.MASKED
     )
 
 
-def _long_enough(scores: jax.Array, t: jax.Array, numbers: dict[str, jax.Array]) -> jax.Array:
+def _mask_early_eos(scores: jax.Array, t: jax.Array, numbers: dict[str, jax.Array]) -> jax.Array:
     """Masks eos in the scores [..., V] of step t if t is below min_new_tokens."""
     early_V = jnp.arange(scores.shape[-1]) == numbers["eos"]
     return jnp.where(early_V & (t < numbers["min_new_tokens"]), layers.MASKED, scores)
@@ -109,17 +109,18 @@ def _start_decoder(
     ids_BL, mask_BL = batch["input_ids"], batch["attention_mask"]
     count, length = ids_BL.shape
     mask_BS = jnp.pad(mask_BL, ((0, 0), (0, slots - 1)), constant_values=1)
-    places_BS = jnp.maximum(jnp.cumsum(mask_BS, axis=1) - 1, 0)
+    positions_BS = jnp.maximum(jnp.cumsum(mask_BS, axis=1) - 1, 0)
     cache = model.apply({"params": params}, count, mask_BS.shape[1], method="start_cache")
-    read = length if prefix else length - 1
-    _, cache = apply(ids_BL[:, :read], cache, 0, mask_BS, places_BS[:, :read], prefix=prefix)
-    mask_RS, places_RS = jnp.repeat(mask_BS, num_beams, 0), jnp.repeat(places_BS, num_beams, 0)
+    size = length if prefix else length - 1
+    _, cache = apply(ids_BL[:, :size], cache, 0, mask_BS, positions_BS[:, :size], prefix=prefix)
+    mask_RS = jnp.repeat(mask_BS, num_beams, 0)
+    positions_RS = jnp.repeat(positions_BS, num_beams, 0)
 
     def step(cache: Any, ids_R: jax.Array, t: jax.Array) -> tuple[jax.Array, Any]:
         index = length - 1 + t
-        places_R1 = jax.lax.dynamic_slice_in_dim(places_RS, index, 1, axis=1)
-        logits_R1V, cache = apply(ids_R[:, None], cache, index, mask_RS, places_R1)
-        return _known(logits_R1V[:, 0], numbers), cache
+        positions_R1 = jax.lax.dynamic_slice_in_dim(positions_RS, index, 1, axis=1)
+        logits_R1V, cache = apply(ids_R[:, None], cache, index, mask_RS, positions_R1)
+        return _mask_unknown_ids(logits_R1V[:, 0], numbers), cache
 
     return step, _repeat(cache, num_beams), ids_BL[:, -1]
 
@@ -138,7 +139,7 @@ def _start_encoder_decoder(
 
     def step(cache: Any, ids_R: jax.Array, t: jax.Array) -> tuple[jax.Array, Any]:
         logits_R1V, cache = apply(ids_R[:, None], cache, t, method="decode_step")
-        return _known(logits_R1V[:, 0], numbers), cache
+        return _mask_unknown_ids(logits_R1V[:, 0], numbers), cache
 
     first_B = jnp.full(batch["live"].shape, numbers["start"])
     return step, _repeat(cache, num_beams), first_B
@@ -157,26 +158,26 @@ def truncate(logits_BV: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Ar
     """
     width = logits_BV.shape[-1]
     ordered_BV = -jnp.sort(-logits_BV, axis=-1)
-    kept = jnp.where(top_k > 0, jnp.minimum(top_k, width), width)
-    ordered_BV = jnp.where(jnp.arange(width) < kept, ordered_BV, layers.MASKED)
+    limit = jnp.where(top_k > 0, jnp.minimum(top_k, width), width)
+    ordered_BV = jnp.where(jnp.arange(width) < limit, ordered_BV, layers.MASKED)
     probabilities_BV = jax.nn.softmax(ordered_BV, axis=-1)
     before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV
-    inside_BV = (before_BV < top_p) & (jnp.arange(width)[None] < kept)
-    least_B1 = jnp.min(jnp.where(inside_BV, ordered_BV, jnp.inf), axis=-1, keepdims=True)
+    kept_BV = (before_BV < top_p) & (jnp.arange(width)[None] < limit)
+    least_B1 = jnp.min(jnp.where(kept_BV, ordered_BV, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(logits_BV >= least_B1, logits_BV, layers.MASKED)
 
 
 def _draw(logits_BV: jax.Array, seed: jax.Array, row_B: jax.Array, t: jax.Array) -> jax.Array:
     """Samples a token per row; its random key depends only on seed, prompt index and step."""
 
-    def one(logits_V: jax.Array, row: jax.Array) -> jax.Array:
+    def draw_one(logits_V: jax.Array, row: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), row), t)
         return jax.random.categorical(key, logits_V)
 
-    return jax.vmap(one)(logits_BV, row_B)
+    return jax.vmap(draw_one)(logits_BV, row_B)
 
 
-def _one_by_one(
+def _single_beam(
     step: Step,
     cache: Any,
     first_B: jax.Array,
@@ -185,23 +186,23 @@ def _one_by_one(
     slots: int,
     choose: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> jax.Array:
-    def running(carry: tuple) -> jax.Array:
-        t, _, _, going_B, _ = carry
-        return (t < numbers["max_new_tokens"]) & going_B.any()
+    def unfinished(carry: tuple) -> jax.Array:
+        t, _, _, active_B, _ = carry
+        return (t < numbers["max_new_tokens"]) & active_B.any()
 
     def body(carry: tuple) -> tuple:
-        t, tokens_BT, last_B, going_B, cache = carry
+        t, tokens_BT, last_B, active_B, cache = carry
         logits_BV, cache = step(cache, last_B, t)
-        next_B = choose(_long_enough(logits_BV, t, numbers), t).astype(jnp.int32)
-        next_B = jnp.where(going_B, next_B, numbers["pad"])
+        next_B = choose(_mask_early_eos(logits_BV, t, numbers), t).astype(jnp.int32)
+        next_B = jnp.where(active_B, next_B, numbers["pad"])
         tokens_BT = jax.lax.dynamic_update_slice(tokens_BT, next_B[:, None], (0, t))
-        return t + 1, tokens_BT, next_B, going_B & (next_B != numbers["eos"]), cache
+        return t + 1, tokens_BT, next_B, active_B & (next_B != numbers["eos"]), cache
 
     tokens_BT = jnp.full((len(first_B), slots), numbers["pad"])
-    return jax.lax.while_loop(running, body, (0, tokens_BT, first_B, live_B, cache))[1]
+    return jax.lax.while_loop(unfinished, body, (0, tokens_BT, first_B, live_B, cache))[1]
 
 
-def _beams(
+def _beam_search(
     step: Step,
     cache: Any,
     first_B: jax.Array,
@@ -218,45 +219,45 @@ def _beams(
     running beam at its current length is worth more than the worst finished beam.
     """
     count = len(first_B)
-    none = -jnp.inf  # the worth of a finished beam that does not exist yet
+    absent = -jnp.inf  # the worth of a finished beam that does not exist yet
 
-    def running(carry: dict) -> jax.Array:
+    def unfinished(carry: dict) -> jax.Array:
         return (carry["t"] < numbers["max_new_tokens"]) & carry["open"].any()
 
     def body(carry: dict) -> dict:
         t = carry["t"]
         logits_RV, cache = step(carry["cache"], carry["last"].reshape(-1), t)
-        log_p_RV = _long_enough(jax.nn.log_softmax(logits_RV), t, numbers)
+        log_p_RV = _mask_early_eos(jax.nn.log_softmax(logits_RV), t, numbers)
         log_p_BKV = log_p_RV.reshape(count, num_beams, -1)
         width = log_p_BKV.shape[-1]
         sums_BC = (log_p_BKV + carry["sums"][:, :, None]).reshape(count, -1)
-        best_BC, at_BC = jax.lax.top_k(sums_BC, 2 * num_beams)
-        beam_BC, token_BC = at_BC // width, at_BC % width
+        best_BC, index_BC = jax.lax.top_k(sums_BC, 2 * num_beams)
+        beam_BC, token_BC = index_BC // width, index_BC % width
         tokens_BCT = jnp.take_along_axis(carry["tokens"], beam_BC[:, :, None], axis=1)
         tokens_BCT = jax.lax.dynamic_update_slice(tokens_BCT, token_BC[:, :, None], (0, 0, t))
         ends_BC = (token_BC == numbers["eos"]) | (t + 1 == numbers["max_new_tokens"])
 
-        worth_BC = jnp.where(ends_BC, best_BC / numbers["penalty"][t], none)
-        worth_BC = jnp.where(carry["open"][:, None], worth_BC, none)[:, :num_beams]
+        worth_BC = jnp.where(ends_BC, best_BC / numbers["penalty"][t], absent)
+        worth_BC = jnp.where(carry["open"][:, None], worth_BC, absent)[:, :num_beams]
         merged = jnp.concatenate([carry["worth"], worth_BC], axis=1)
         worth_BK, kept_BK = jax.lax.top_k(merged, num_beams)
         done = jnp.concatenate([carry["done"], tokens_BCT[:, :num_beams]], axis=1)
 
-        sums_BK, on_BK = jax.lax.top_k(jnp.where(ends_BC, none, best_BC), num_beams)
-        beam_BK = jnp.take_along_axis(beam_BC, on_BK, axis=1)
+        sums_BK, running_BK = jax.lax.top_k(jnp.where(ends_BC, absent, best_BC), num_beams)
+        beam_BK = jnp.take_along_axis(beam_BC, running_BK, axis=1)
         row_R = (beam_BK + num_beams * jnp.arange(count)[:, None]).reshape(-1)
 
-        full_B = worth_BK[:, -1] > none
-        hope_B = sums_BK[:, 0] / numbers["penalty"][t] > worth_BK[:, -1]
+        full_B = worth_BK[:, -1] > absent
+        promising_B = sums_BK[:, 0] / numbers["penalty"][t] > worth_BK[:, -1]
         return {
             "t": t + 1,
-            "cache": {n: x[:, row_R] if n in _OF_BEAMS else x for n, x in cache.items()},
-            "last": jnp.take_along_axis(token_BC, on_BK, axis=1),
-            "tokens": jnp.take_along_axis(tokens_BCT, on_BK[:, :, None], axis=1),
+            "cache": {n: x[:, row_R] if n in _BEAM_ARRAYS else x for n, x in cache.items()},
+            "last": jnp.take_along_axis(token_BC, running_BK, axis=1),
+            "tokens": jnp.take_along_axis(tokens_BCT, running_BK[:, :, None], axis=1),
             "sums": sums_BK,
             "done": jnp.take_along_axis(done, kept_BK[:, :, None], axis=1),
             "worth": worth_BK,
-            "open": carry["open"] & (~full_B | (hope_B & ~numbers["early_stopping"])),
+            "open": carry["open"] & (~full_B | (promising_B & ~numbers["early_stopping"])),
         }
 
     tokens_BKT = jnp.full((count, num_beams, slots), numbers["pad"])
@@ -266,9 +267,9 @@ def _beams(
         "last": jnp.repeat(first_B[:, None], num_beams, axis=1),
         "tokens": tokens_BKT,
         # All beams are equal at the start, so only the first may be extended.
-        "sums": jnp.where(jnp.arange(num_beams)[None] == 0, 0.0, none) + jnp.zeros((count, 1)),
+        "sums": jnp.where(jnp.arange(num_beams)[None] == 0, 0.0, absent) + jnp.zeros((count, 1)),
         "done": tokens_BKT,
-        "worth": jnp.full((count, num_beams), none),
+        "worth": jnp.full((count, num_beams), absent),
         "open": live_B,
     }
-    return jax.lax.while_loop(running, body, carry)["done"][:, 0]
+    return jax.lax.while_loop(unfinished, body, carry)["done"][:, 0]

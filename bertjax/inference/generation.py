@@ -59,8 +59,8 @@ class Options:
     early_stopping: bool = False
 
     def __post_init__(self):
-        def check(ok: bool, name: str, allowed: str) -> None:
-            if not ok:
+        def check(valid: bool, name: str, allowed: str) -> None:
+            if not valid:
                 raise errors.UserError(f"{name} = {getattr(self, name)!r}: must be {allowed}")
 
         check(self.max_new_tokens >= 1, "max_new_tokens", "1 or more")
@@ -130,7 +130,7 @@ def generate(
         "early_stopping": np.bool_(options.early_stopping),
         **{name: np.int32(value) for name, value in ids._asdict().items()},
     }
-    found: list[np.ndarray] = [np.zeros(0, np.int32)] * len(prompts)
+    continuations: list[np.ndarray] = [np.zeros(0, np.int32)] * len(prompts)
 
     def batch_size(longest: int) -> int:
         return _batch_size(longest + slots, options.num_beams)
@@ -141,13 +141,14 @@ def generate(
         )
         tokens_BT = decoding.decode(
             model, params, batch, numbers, slots=slots, num_beams=options.num_beams,
-            sampled=options.sampled, cut=options.top_k > 0 or options.top_p < 1.0, prefix=prefix,
+            sampled=options.sampled, truncated=options.top_k > 0 or options.top_p < 1.0,
+            prefix=prefix,
         )  # fmt: skip
         tokens_BT = np.asarray(jax.device_get(tokens_BT))[:, : options.max_new_tokens]
         for row, tokens_T in zip(rows, tokens_BT, strict=False):
             ends = np.flatnonzero(tokens_T == ids.eos)
-            found[row] = tokens_T[: ends[0] + 1] if len(ends) else tokens_T
-    return found
+            continuations[row] = tokens_T[: ends[0] + 1] if len(ends) else tokens_T
+    return continuations
 
 
 def _batch_size(length: int, num_beams: int) -> int:

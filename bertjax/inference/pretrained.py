@@ -106,9 +106,9 @@ class Pretrained:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors
 
-    def _pooling(self, asked: str) -> str:
-        """Returns the pooling for `encode`: `asked`, its argument, or the default if that is ""."""
-        return asked or "mean"
+    def _pooling(self, pooling: str) -> str:
+        """Returns the pooling for `encode`: `pooling`, or the default if that is ""."""
+        return pooling or "mean"
 
     def fill_mask(
         self, text: str | Sequence[str], top: int = 5
@@ -126,19 +126,19 @@ class Pretrained:
         sequences = [self.with_ends(self._encode(t), t, False) for t in texts]
         positions = [np.flatnonzero(s == self.tokenizer.specials.mask) for s in sequences]
         mask = self.tokenizer.pieces([self.tokenizer.specials.mask])[0]
-        for t, found in zip(texts, positions, strict=True):
-            if not len(found):
+        for t, mask_positions in zip(texts, positions, strict=True):
+            if not len(mask_positions):
                 raise errors.UserError(
                     f"the text {short(t)} contains no {mask}: insert one for each word to predict"
                 )
         top = min(top, int(self._words_V.sum()))
         fills: list[list[list[Fill]]] = [[] for _ in texts]
         for rows, batch in self._batches(sequences):
-            most = batching.power_of_two(max(len(positions[row]) for row in rows))
-            shape = len(batch["input_ids"]), most
-            places, _ = batching.padded([positions[row] for row in rows], shape, pad=0)
+            num_slots = batching.power_of_two(max(len(positions[row]) for row in rows))
+            shape = len(batch["input_ids"]), num_slots
+            masked_positions, _ = batching.padded([positions[row] for row in rows], shape, pad=0)
             best = _fill(
-                self.model, self.params, {**batch, "masked_positions": places},
+                self.model, self.params, {**batch, "masked_positions": masked_positions},
                 self._real_V, self._words_V, top,
             )  # fmt: skip
             probabilities, ids = jax.device_get(best)
@@ -161,13 +161,13 @@ class Pretrained:
         and max_new_tokens exceed the model's maximum length: together for a decoder, each alone for
         an encoder-decoder.
         """
-        how = generation.Options(**options)
+        settings = generation.Options(**options)
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        sequences = [self._prompt(text, how.max_new_tokens) for text in texts]
-        found = generation.generate(
-            self.model, self.params, sequences, how, self._ids(), prefix=self.reads_prefixes()
+        sequences = [self._prompt(text, settings.max_new_tokens) for text in texts]
+        continuations = generation.generate(
+            self.model, self.params, sequences, settings, self._ids(), prefix=self.reads_prefixes()
         )
-        return [self.tokenizer.decode(ids) for ids in found]
+        return [self.tokenizer.decode(ids) for ids in continuations]
 
     def _prompt(self, text: str, max_new_tokens: int) -> np.ndarray:
         """Returns a prompt's ids. Raises UserError if prompt or new tokens are too many."""
@@ -226,8 +226,8 @@ class Pretrained:
 
     def decoder_start(self) -> int:
         """Returns the first input id of an encoder-decoder's decoder."""
-        own = self.source.fields.get("decoder_start_id", -1)
-        return special_tokens.decoder_start(self.tokenizer.specials, own)
+        start_id = self.source.fields.get("decoder_start_id", -1)
+        return special_tokens.decoder_start(self.tokenizer.specials, start_id)
 
     def _fills(self, ids_K: np.ndarray, probabilities_K: np.ndarray) -> list[Fill]:
         pieces = self.tokenizer.readable(ids_K)
@@ -268,18 +268,18 @@ class Pretrained:
         """Yields (indices of the sequences, batch); a batch may end with padding rows."""
         pad = special_tokens.padding(self.tokenizer.specials)
         for rows in batching.longest_first(sequences, lambda longest: BATCH_SIZE):
-            chosen = [sequences[row] for row in rows]
-            length = min(batching.round_up(len(chosen[0])), self.max_length)
+            members = [sequences[row] for row in rows]
+            length = min(batching.round_up(len(members[0])), self.max_length)
             shape = batching.power_of_two(len(rows)), length
-            ids_BL, real_BL = batching.padded(chosen, shape, pad)
+            ids_BL, real_BL = batching.padded(members, shape, pad)
             yield rows, {"input_ids": ids_BL, "attention_mask": real_BL.astype(np.int32)}
 
 
-def short(given: Any) -> str:
-    """Returns the repr of `given`, truncated to about 40 characters, for an error message."""
-    text = given if isinstance(given, str) else repr(given)
+def short(value: Any) -> str:
+    """Returns the repr of `value`, truncated to about 40 characters, for an error message."""
+    text = value if isinstance(value, str) else repr(value)
     text = text if len(text) <= 40 else text[:37] + "..."
-    return repr(text) if isinstance(given, str) else text
+    return repr(text) if isinstance(value, str) else text
 
 
 @functools.partial(jax.jit, static_argnames=("model", "pooling"))

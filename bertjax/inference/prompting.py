@@ -1,7 +1,7 @@
 """Few-shot prompting: builds prompts with labelled examples, and picks the likeliest answer.
 
-    shown = [("2 + 2", "4"), ("3 + 5", "8")]
-    prompt = prompting.few_shot(shown, "1 + 6")
+    examples = [("2 + 2", "4"), ("3 + 5", "8")]
+    prompt = prompting.few_shot(examples, "1 + 6")
     prompting.choose(bertjax.load("gpt2/"), [prompt], ["7", "9"])[0].text        # "7"
 
 See Brown et al., arXiv 2005.14165, section 2.4.
@@ -42,9 +42,9 @@ def few_shot(
         )
     question = template.removesuffix("{label}").rstrip()
     space = template.removesuffix("{label}")[len(question) :]
-    shown = [question.replace("{text}", one) + space + label for one, label in examples]
+    blocks = [question.replace("{text}", example) + space + label for example, label in examples]
     parts = [instruction] if instruction else []
-    return separator.join([*parts, *shown, question.replace("{text}", text)])
+    return separator.join([*parts, *blocks, question.replace("{text}", text)])
 
 
 class Choice(NamedTuple):
@@ -79,27 +79,27 @@ def choose(
     if all(isinstance(choice, str) for choice in choices):
         lists = [list(choices)] * len(prompts)
     else:
-        lists = [list(own) for own in choices]
+        lists = [list(options) for options in choices]
     if len(lists) != len(prompts):
         raise errors.UserError(
             f"there are {len(prompts)} prompts and {len(lists)} lists of choices: give one list "
             "per prompt"
         )
-    if not all(choice.strip() for own in lists for choice in own) or not all(lists):
+    if not all(choice.strip() for options in lists for choice in options) or not all(lists):
         raise errors.UserError("each prompt needs choices, and no choice may be empty")
     if not prompts:
         return []
     contexts, answers = [], []
-    for prompt, own in zip(prompts, lists, strict=True):
-        for choice in own:
-            joined = prompt[-1:].isspace() or choice[0].isspace() or not prompt
+    for prompt, options in zip(prompts, lists, strict=True):
+        for choice in options:
+            spaced = prompt[-1:].isspace() or choice[0].isspace() or not prompt
             contexts.append(prompt)
-            answers.append(choice if joined else " " + choice)
+            answers.append(choice if spaced else " " + choice)
     scores, counts = scoring.log_likelihood_of_continuations(model, contexts, answers)
     if normalize:
         scores = scores / np.maximum(counts, 1)  # the count is 0 if the choice adds no token
-    edges = np.cumsum([len(own) for own in lists])[:-1]
+    edges = np.cumsum([len(options) for options in lists])[:-1]
     return [
-        Choice(own[int(part.argmax())], int(part.argmax()), tuple(map(float, part)))
-        for own, part in zip(lists, np.split(scores, edges), strict=True)
+        Choice(options[int(part.argmax())], int(part.argmax()), tuple(map(float, part)))
+        for options, part in zip(lists, np.split(scores, edges), strict=True)
     ]

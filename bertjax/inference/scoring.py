@@ -69,10 +69,10 @@ def log_likelihoods(
     Raises UserError if the model has no head that can score texts, or if a text is too long.
     """
     method, _ = _method(model)
-    if within_word and method is not _masked:
+    if within_word and method is not _masked_scores:
         raise errors.UserError("within_word needs a masked language model; this model is not one")
-    if method is _masked:
-        return _masked(model, list(texts), within_word)
+    if method is _masked_scores:
+        return _masked_scores(model, list(texts), within_word)
     return method(model, list(texts))
 
 
@@ -100,59 +100,59 @@ def log_likelihood_of_continuations(
         )
     specials, encode = model.tokenizer.specials, model.tokenizer.encode_batch
     if kind == "encoder_decoder":
-        of_source = special_tokens.of_encoder_decoder(specials)
-        of_target = special_tokens.of_decoder(specials, model.decoder_start())
-        sources = [of_source.around(ids) for ids in encode(list(contexts))]
-        targets = [of_target.around(ids) for ids in encode(list(continuations))]
+        source_ends = special_tokens.of_encoder_decoder(specials)
+        target_ends = special_tokens.of_decoder(specials, model.decoder_start())
+        sources = [source_ends.around(ids) for ids in encode(list(contexts))]
+        targets = [target_ends.around(ids) for ids in encode(list(continuations))]
         _check(model, contexts, sources, model.max_length)
         _check(model, continuations, targets, model.max_length + 1)
         counts = np.array([len(target) - 1 for target in targets], int)
-        return Continuations(_answers(model, sources, targets), counts)
+        return Continuations(_target_scores(model, sources, targets), counts)
     ends = special_tokens.Ends(head=(special_tokens.start_of_text(specials),))
-    known = encode([context.rstrip() for context in contexts])
+    context_ids = encode([context.rstrip() for context in contexts])
     texts = [a + b for a, b in zip(contexts, continuations, strict=True)]
     encoded = encode(texts)
-    shared = [_shared(a, b) for a, b in zip(known, encoded, strict=True)]
+    offsets = [_common_prefix(a, b) for a, b in zip(context_ids, encoded, strict=True)]
     sequences = [ends.around(ids) for ids in encoded]
     _check(model, texts, sequences, model.max_length + 1)
-    counts = np.array([len(ids) - n for ids, n in zip(encoded, shared, strict=True)], int)
-    return Continuations(_next_tokens(model, sequences, shared), counts)
+    counts = np.array([len(ids) - n for ids, n in zip(encoded, offsets, strict=True)], int)
+    return Continuations(_next_token_scores(model, sequences, offsets), counts)
 
 
 def _method(model: pretrained.Pretrained) -> tuple[Callable[..., np.ndarray], str]:
     kind, heads = plugins.family_of(model.model).KIND, model.model.config.heads
     if kind == "decoder" and "lm" in heads:
-        return _causal, "log-likelihood"
+        return _causal_scores, "log-likelihood"
     if kind == "encoder_decoder" and "lm" in heads:
         if model.objective()[0].PLAIN_TARGETS:
-            return _written, "log-likelihood"
-        return _corrupted, "pseudo-log-likelihood by sentinels"
+            return _decoder_scores, "log-likelihood"
+        return _sentinel_scores, "pseudo-log-likelihood by sentinels"
     if "rtd" in heads:
-        return _discriminated, "log probability of being original"
+        return _discriminator_scores, "log probability of being original"
     if "mlm" in heads:
-        return _masked, "pseudo-log-likelihood"
+        return _masked_scores, "pseudo-log-likelihood"
     raise errors.UserError(
         f"this {model.source.family} model has no head that scores text (mlm, rtd or lm): load a "
         "model that was saved with such a head"
     )
 
 
-def _masked(model: pretrained.Pretrained, texts: list[str], within_word: bool) -> np.ndarray:
+def _masked_scores(model: pretrained.Pretrained, texts: list[str], within_word: bool) -> np.ndarray:
     specials = model.tokenizer.specials
     if specials.mask < 0:
         raise errors.UserError("the tokenizer of this model has no mask token")
-    begins_V = ~model.tokenizer.continuations()
+    word_starts_V = ~model.tokenizer.continuations()
     scores = np.zeros(len(texts))
     for rows, (ids_RL,), (real_RL,) in _buckets(model, _with_ends(model, texts)):
-        text_RL = _text(model, real_RL)
+        text_RL = _text_mask(model, real_RL)
         row, place = np.nonzero(text_RL)
         if not len(row):  # empty texts
             continue
-        word_RL = np.cumsum(begins_V[ids_RL] | ~text_RL, axis=1)
+        word_RL = np.cumsum(word_starts_V[ids_RL] | ~text_RL, axis=1)
         places_L = np.arange(ids_RL.shape[1])
-        found = []
-        for chosen in _slices(len(row), len(places_L), _width(model)):
-            r, p = row[chosen], place[chosen][:, None]
+        parts = []
+        for index in _slices(len(row), len(places_L), _width(model)):
+            r, p = row[index], place[index][:, None]
             hidden_BL = places_L == p
             if within_word:
                 same_BL = word_RL[r] == np.take_along_axis(word_RL[r], p, axis=1)
@@ -163,53 +163,55 @@ def _masked(model: pretrained.Pretrained, texts: list[str], within_word: bool) -
                 "masked_positions": p,
             }
             targets_B1 = np.take_along_axis(ids_RL[r], p, axis=1)
-            found.append(_log_probs(model.model, model.params, "mlm_logits", features, targets_B1))
-        scores[rows] = np.bincount(row, np.concatenate(found)[: len(row), 0], len(rows))
+            parts.append(_log_probs(model.model, model.params, "mlm_logits", features, targets_B1))
+        scores[rows] = np.bincount(row, np.concatenate(parts)[: len(row), 0], len(rows))
     return scores
 
 
-def _discriminated(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
+def _discriminator_scores(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
     scores = np.zeros(len(texts))
     for rows, (ids_RL,), (real_RL,) in _buckets(model, _with_ends(model, texts)):
-        found = []
-        for chosen in _slices(len(rows), ids_RL.shape[1], ids_RL.shape[1]):
-            features = {"input_ids": ids_RL[chosen], "attention_mask": real_RL[chosen]}
-            found.append(_original(model.model, model.params, features))
-        found_RL = np.concatenate(found)[: len(rows)]
-        scores[rows] = (found_RL * _text(model, real_RL)).sum(axis=1, dtype=np.float64)
+        parts = []
+        for index in _slices(len(rows), ids_RL.shape[1], ids_RL.shape[1]):
+            features = {"input_ids": ids_RL[index], "attention_mask": real_RL[index]}
+            parts.append(_original_log_probs(model.model, model.params, features))
+        log_probs_RL = np.concatenate(parts)[: len(rows)]
+        scores[rows] = (log_probs_RL * _text_mask(model, real_RL)).sum(axis=1, dtype=np.float64)
     return scores
 
 
-def _causal(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
+def _causal_scores(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
     ends = special_tokens.of_decoder(model.tokenizer.specials)
     sequences = [ends.around(ids) for ids in model.tokenizer.encode_batch(texts)]
     _check(model, texts, sequences, model.max_length + 1)  # + 1: the last token is not an input
-    return _next_tokens(model, sequences, [0] * len(texts))
+    return _next_token_scores(model, sequences, [0] * len(texts))
 
 
-def _next_tokens(model: pretrained.Pretrained, sequences: Ids, known: Sequence[int]) -> np.ndarray:
+def _next_token_scores(
+    model: pretrained.Pretrained, sequences: Ids, offsets: Sequence[int]
+) -> np.ndarray:
     """Returns the sum of a decoder's token log probabilities for each sequence.
 
-    known: for each sequence, the number of tokens after the start-of-text token that are not
+    offsets: for each sequence, the number of tokens after the start-of-text token that are not
     scored. In a prefix LM the start-of-text token and these tokens are the prefix.
     """
-    scores, known, prefix = np.zeros(len(sequences)), np.array(known), model.reads_prefixes()
+    scores, offsets, prefix_lm = np.zeros(len(sequences)), np.array(offsets), model.reads_prefixes()
     for rows, (ids_RL,), (real_RL,) in _buckets(model, sequences):
-        found = []
-        read, length = ids_RL[:, :-1], ids_RL.shape[1] - 1
-        known_RL = np.arange(length) <= known[rows, None]
-        for chosen in _slices(len(rows), length, length * _width(model)):
-            features = {"input_ids": read[chosen], "attention_mask": real_RL[chosen, :-1]}
-            features |= {"prefix_mask": known_RL[chosen]} if prefix else {}
-            targets_BL = ids_RL[chosen, 1:]
-            found.append(_log_probs(model.model, model.params, "logits", features, targets_BL))
-        found_RL = np.concatenate(found)[: len(rows)]
-        scored_RL = real_RL[:, 1:] & (np.arange(length) >= known[rows, None])
-        scores[rows] = (found_RL * scored_RL).sum(axis=1, dtype=np.float64)
+        parts = []
+        inputs, length = ids_RL[:, :-1], ids_RL.shape[1] - 1
+        context_RL = np.arange(length) <= offsets[rows, None]
+        for index in _slices(len(rows), length, length * _width(model)):
+            features = {"input_ids": inputs[index], "attention_mask": real_RL[index, :-1]}
+            features |= {"prefix_mask": context_RL[index]} if prefix_lm else {}
+            targets_BL = ids_RL[index, 1:]
+            parts.append(_log_probs(model.model, model.params, "logits", features, targets_BL))
+        log_probs_RL = np.concatenate(parts)[: len(rows)]
+        scored_RL = real_RL[:, 1:] & (np.arange(length) >= offsets[rows, None])
+        scores[rows] = (log_probs_RL * scored_RL).sum(axis=1, dtype=np.float64)
     return scores
 
 
-def _corrupted(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
+def _sentinel_scores(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
     sentinel, start = int(model.tokenizer.sentinels[0]), model.decoder_start()
     if sentinel >= model.model.config.vocab_size:
         raise errors.UserError(
@@ -217,8 +219,8 @@ def _corrupted(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
             f"{sentinel}: load a model with embeddings for sentinels, as in T5"
         )
     ends = special_tokens.of_encoder_decoder(model.tokenizer.specials)
-    of_objective, config = model.objective()
-    front = of_objective.input_start(config, model.tokenizer.vocabulary())
+    objective_hooks, config = model.objective()
+    front = objective_hooks.input_start(config, model.tokenizer.vocabulary())
     encoded = model.tokenizer.encode_batch(texts)
     sequences = [ends.around([*front, *ids]) for ids in encoded]
     _check(model, texts, sequences, model.max_length)
@@ -229,46 +231,46 @@ def _corrupted(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
         row, place = np.nonzero(hidden_RL)
         if not len(row):
             continue
-        found = []
-        for chosen in _slices(len(row), ids_RL.shape[1], 2 * _width(model)):
-            r, p = row[chosen], place[chosen][:, None]
+        parts = []
+        for index in _slices(len(row), ids_RL.shape[1], 2 * _width(model)):
+            r, p = row[index], place[index][:, None]
             features = {
                 "input_ids": np.where(np.arange(ids_RL.shape[1]) == p, sentinel, ids_RL[r]),
                 "attention_mask": real_RL[r],
                 "decoder_input_ids": np.broadcast_to(np.int32([start, sentinel]), (len(r), 2)),
             }
             targets_B2 = np.hstack([np.full_like(p, sentinel), np.take_along_axis(ids_RL[r], p, 1)])
-            found.append(_log_probs(model.model, model.params, "logits", features, targets_B2))
-        scores[rows] = np.bincount(row, np.concatenate(found)[: len(row), 1], len(rows))
+            parts.append(_log_probs(model.model, model.params, "logits", features, targets_B2))
+        scores[rows] = np.bincount(row, np.concatenate(parts)[: len(row), 1], len(rows))
     return scores
 
 
-def _written(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
+def _decoder_scores(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
     specials = model.tokenizer.specials
     ends = special_tokens.of_decoder(specials, model.decoder_start())
     sequences = [ends.around(ids) for ids in model.tokenizer.encode_batch(texts)]
     _check(model, texts, sequences, model.max_length + 1)  # + 1: the last token is not an input
     source = special_tokens.of_encoder_decoder(specials).around([])
-    return _answers(model, [source] * len(texts), sequences)
+    return _target_scores(model, [source] * len(texts), sequences)
 
 
-def _answers(model: pretrained.Pretrained, sources: Ids, targets: Ids) -> np.ndarray:
+def _target_scores(model: pretrained.Pretrained, sources: Ids, targets: Ids) -> np.ndarray:
     """Returns the log probability of each target, without its first token, given its source."""
     scores = np.zeros(len(sources))
     for rows, (ids_RL, ids_RT), (real_RL, real_RT) in _buckets(model, sources, targets):
-        found = []
-        read, length = ids_RT[:, :-1], ids_RT.shape[1] - 1
-        for chosen in _slices(len(rows), ids_RL.shape[1] + length, length * _width(model)):
+        parts = []
+        inputs, length = ids_RT[:, :-1], ids_RT.shape[1] - 1
+        for index in _slices(len(rows), ids_RL.shape[1] + length, length * _width(model)):
             features = {
-                "input_ids": ids_RL[chosen],
-                "attention_mask": real_RL[chosen],
-                "decoder_input_ids": read[chosen],
-                "decoder_attention_mask": real_RT[chosen, :-1],
+                "input_ids": ids_RL[index],
+                "attention_mask": real_RL[index],
+                "decoder_input_ids": inputs[index],
+                "decoder_attention_mask": real_RT[index, :-1],
             }
-            targets_BT = ids_RT[chosen, 1:]
-            found.append(_log_probs(model.model, model.params, "logits", features, targets_BT))
-        found_RT = np.concatenate(found)[: len(rows)]
-        scores[rows] = (found_RT * real_RT[:, 1:]).sum(axis=1, dtype=np.float64)
+            targets_BT = ids_RT[index, 1:]
+            parts.append(_log_probs(model.model, model.params, "logits", features, targets_BT))
+        log_probs_RT = np.concatenate(parts)[: len(rows)]
+        scores[rows] = (log_probs_RT * real_RT[:, 1:]).sum(axis=1, dtype=np.float64)
     return scores
 
 
@@ -291,13 +293,13 @@ def _check(model: pretrained.Pretrained, texts: Sequence[str], sequences: Ids, r
             )
 
 
-def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Returns the length of the longest common prefix of `a` and `b`."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
-def _text(model: pretrained.Pretrained, real_RL: np.ndarray) -> np.ndarray:
+def _text_mask(model: pretrained.Pretrained, real_RL: np.ndarray) -> np.ndarray:
     """Returns bool[R, L]: True for the tokens of [CLS] text [SEP] that belong to the text."""
     ends = special_tokens.of_encoder(model.tokenizer.specials)
     text_RL = real_RL.copy()
@@ -322,8 +324,8 @@ def _slices(count: int, length: int, logits: int) -> Iterator[np.ndarray]:
 
     count: the number of rows. length, logits: the number of tokens and of logits per row.
     """
-    most = max(1, min(TOKENS // length, LOGITS // logits))
-    size = min(batching.power_of_two_within(most), batching.power_of_two(count))
+    limit = max(1, min(TOKENS // length, LOGITS // logits))
+    size = min(batching.power_of_two_within(limit), batching.power_of_two(count))
     for start in range(0, count, size):
         yield np.arange(start, start + size) % count
 
@@ -342,6 +344,6 @@ def _log_probs(
 
 
 @functools.partial(jax.jit, static_argnames=("model",))
-def _original(model: Any, params: Any, features: dict[str, jax.Array]) -> jax.Array:
+def _original_log_probs(model: Any, params: Any, features: dict[str, jax.Array]) -> jax.Array:
     """Returns float32[B, L]: the log probability that each token is the original one."""
     return jax.nn.log_sigmoid(-model.apply({"params": params}, **features)["rtd_logits"])
