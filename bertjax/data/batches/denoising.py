@@ -95,8 +95,8 @@ class Corruption:
 
         tables = []
         for i in np.unique(noise_P):
-            of_kind = noise_P == i
-            inputs, targets = self.noises[i].lengths(size[of_kind], len(self.sentinels))
+            match_P = noise_P == i
+            inputs, targets = self.noises[i].lengths(size[match_P], len(self.sentinels))
             tables.append(
                 packing.arrange(
                     np.stack([inputs + self.front, targets]),
@@ -104,9 +104,9 @@ class Corruption:
                     packing.slots(self.length, self.packing),
                     rng,
                     f"denoising/pieces{i}",
-                    start=start[of_kind],
-                    size=size[of_kind],
-                    noise=noise_P[of_kind],
+                    start=start[match_P],
+                    size=size[match_P],
+                    noise=noise_P[match_P],
                 )
             )
         return np.concatenate(tables)
@@ -130,12 +130,12 @@ class Corruption:
         for i, noise in enumerate(self.noises):
             rows = batch["noise"] == i
             counts_BK[rows], spans_BK[rows] = noise.counts(sizes_BK[rows], len(self.sentinels))
-        hidden = spans.noise_mask(sizes_BK, counts_BK, spans_BK, rng)
+        noise_T = spans.noise_mask(sizes_BK, counts_BK, spans_BK, rng)
 
         real_BK = sizes_BK > 0
-        text = tokens, hidden, sizes_BK[real_BK], self.sentinels
-        inputs, input_sizes = spans.noise_span_to_unique_sentinel(*text)
-        targets, target_sizes = spans.nonnoise_span_to_unique_sentinel(*text)
+        pieces = tokens, noise_T, sizes_BK[real_BK], self.sentinels
+        inputs, input_sizes = spans.noise_span_to_unique_sentinel(*pieces)
+        targets, target_sizes = spans.nonnoise_span_to_unique_sentinel(*pieces)
         if self.modes:
             modes_BK = np.broadcast_to(np.take(self.modes, batch["noise"])[:, None], sizes_BK.shape)
             starts = np.cumsum(input_sizes) - input_sizes

@@ -63,16 +63,16 @@ def lay_out_targets(
     start: the id that each piece of input_ids starts with.
     prefix: prepended to the names of the features of `lay_out`, as in decoder_input_ids.
     """
-    row = lay_out(tokens_T, sizes_BK, length, pad, packing=packing)
-    targets_BL = row["input_ids"]
-    real_BL = row["segment_ids" if packing else "attention_mask"] > 0
-    read_BL = np.full_like(targets_BL, start)
-    read_BL[:, 1:] = targets_BL[:, :-1]
+    inputs = lay_out(tokens_T, sizes_BK, length, pad, packing=packing)
+    targets_BL = inputs["input_ids"]
+    real_BL = inputs["segment_ids" if packing else "attention_mask"] > 0
+    inputs_BL = np.full_like(targets_BL, start)
+    inputs_BL[:, 1:] = targets_BL[:, :-1]
     if packing:
-        read_BL[real_BL & (row["position_ids"] == 0)] = start
-        read_BL[~real_BL] = pad
-    row["input_ids"] = read_BL
-    features = {prefix + name: value for name, value in row.items()}
+        inputs_BL[real_BL & (inputs["position_ids"] == 0)] = start
+        inputs_BL[~real_BL] = pad
+    inputs["input_ids"] = inputs_BL
+    features = {prefix + name: value for name, value in inputs.items()}
     return features | {"targets": targets_BL, "loss_weights": real_BL.astype(np.float32)}
 
 

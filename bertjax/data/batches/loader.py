@@ -125,8 +125,8 @@ class Stream:
         self._sampling = sampling
         self._transform = transform
         self._windows = Windows(dataset, sampling, seed, window_tokens)
-        self._ahead = _ReadAhead(self._windows)
-        _, table = self._ahead.get(0)
+        self._read_ahead = _ReadAhead(self._windows)
+        _, table = self._read_ahead.get(0)
         records = np.diff(self._windows.edges)
         sizes = np.maximum(1, np.rint(records * (len(table) / records[0]))).astype(np.int64)
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
@@ -145,7 +145,7 @@ class Stream:
         parts = []
         for n in np.unique(number):
             member = np.flatnonzero(number == n)
-            window, table = self._ahead.get(int(n))
+            window, table = self._read_ahead.get(int(n))
             # If the table has fewer samples than are used of the window, it is repeated.
             sample = (index - self._starts[w])[member] % len(table)
             parts.append((member, self._sampling.assemble(window, table[sample])))
@@ -193,7 +193,7 @@ def eval_batches(
     """
     windows = Windows(dataset, sampling, seed, window_tokens)
 
-    def finished(first: int, pieces: list[tuple[object, np.ndarray]]) -> Batch:
+    def build(first: int, pieces: list[tuple[object, np.ndarray]]) -> Batch:
         parts = [sampling.assemble(window, table) for window, table in pieces]
         batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         index = first + np.arange(len(batch["input_ids"]))
@@ -211,23 +211,23 @@ def eval_batches(
             size += len(table[:free])
             table = table[free:]
             if size == batch_size:
-                yield finished(first, pieces)
+                yield build(first, pieces)
                 first, pieces, size = first + batch_size, [], 0
         if first + size == max_samples:
             break
     if pieces:
-        yield finished(first, pieces)
+        yield build(first, pieces)
 
 
 class _ReadAhead:
     """Reads a window by its number, counted across epochs, and the next window in the background.
 
-    keep: how many of the most recent windows are cached.
+    cache_size: how many of the most recent windows are cached.
     """
 
-    def __init__(self, windows: Windows, keep: int = 3):
+    def __init__(self, windows: Windows, cache_size: int = 3):
         self._windows = windows
-        self._keep = keep
+        self._cache_size = cache_size
         self._lock = threading.Lock()
         self._futures: collections.OrderedDict[int, futures.Future] = collections.OrderedDict()
         self._pool = futures.ThreadPoolExecutor(2, thread_name_prefix="bertjax-window")
@@ -236,14 +236,14 @@ class _ReadAhead:
         with self._lock:
             future = self._submit(number)
             self._submit(number + 1)
-            while len(self._futures) > self._keep:
+            while len(self._futures) > self._cache_size:
                 self._futures.popitem(last=False)
         return future.result()
 
     def _submit(self, number: int) -> futures.Future:
         if number not in self._futures:
-            place = divmod(number, len(self._windows))
-            self._futures[number] = self._pool.submit(self._windows.read, *place)
+            epoch_and_window = divmod(number, len(self._windows))
+            self._futures[number] = self._pool.submit(self._windows.read, *epoch_and_window)
         self._futures.move_to_end(number)
         return self._futures[number]
 
@@ -253,13 +253,13 @@ def _merge(parts: list[tuple[np.ndarray, Batch]], rows: int) -> Batch:
 
     A part is a pair: the indices of its rows in the merged batch, and a batch of these rows.
     """
-    whole = {
+    merged = {
         name: np.empty((rows, *value.shape[1:]), value.dtype) for name, value in parts[0][1].items()
     }
     for member, part in parts:
         for name, value in part.items():
-            whole[name][member] = value
-    return whole
+            merged[name][member] = value
+    return merged
 
 
 def _fill(batch: Batch, batch_size: int) -> Batch:
@@ -268,12 +268,12 @@ def _fill(batch: Batch, batch_size: int) -> Batch:
     batch = batch | {"example_weights": np.ones(size, np.float32)}
     if size == batch_size:
         return batch
-    full = {
+    padded = {
         name: np.pad(value, [(0, batch_size - size)] + [(0, 0)] * (value.ndim - 1))
         for name, value in batch.items()
     }
     # A row of weight 0 attends to its first token. Packed rows have no attention_mask; their
     # padding attends to nothing.
-    if "attention_mask" in full:
-        full["attention_mask"][size:, 0] = 1
-    return full
+    if "attention_mask" in padded:
+        padded["attention_mask"][size:, 0] = 1
+    return padded

@@ -15,7 +15,7 @@ import numpy as np
 
 from bertjax.data.batches.rng import RowRandom
 
-_LAST = np.uint32(2**31)  # greater than the score of any candidate
+_LAST_SCORE = np.uint32(2**31)  # greater than the score of any candidate
 
 
 def counts(lengths_B: np.ndarray, rate: float, limit: int) -> np.ndarray:
@@ -72,16 +72,16 @@ def choose_words(
     order_BL = shuffled(first_BL, rng) + np.arange(b, dtype=np.int32)[:, None] * length
     words_B = first_BL.sum(axis=1)
     fits_LB = np.zeros((length, b), bool)
-    left_B = counts_B.copy()
+    room_B = counts_B.copy()
     for rank in range(words_B.max(initial=0)):
         size_B = sizes[order_BL[:, rank]]
-        fits_LB[rank] = (size_B <= left_B) & (rank < words_B)
-        left_B -= size_B * fits_LB[rank]
-        if not np.any(left_B * (rank + 1 < words_B)):
+        fits_LB[rank] = (size_B <= room_B) & (rank < words_B)
+        room_B -= size_B * fits_LB[rank]
+        if not np.any(room_B * (rank + 1 < words_B)):
             break
 
     chosen = np.sort(order_BL[fits_LB.T])
-    return slots(chosen, sizes[chosen], counts_B - left_B, (length, limit))
+    return slots(chosen, sizes[chosen], counts_B - room_B, (length, limit))
 
 
 def words(candidates_BL: np.ndarray, continues_BL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -111,8 +111,8 @@ def slots(
       shape: the pair (L, P).
     """
     length, limit = shape
-    before = np.cumsum(sizes) - sizes
-    chosen = np.repeat(starts - before, sizes)
+    offsets = np.cumsum(sizes) - sizes
+    chosen = np.repeat(starts - offsets, sizes)
     chosen += np.arange(len(chosen))
     used_BP = np.arange(limit) < counts_B[:, None]
     positions_BP = np.zeros(used_BP.shape, np.int32)
@@ -153,13 +153,13 @@ def apply(
     action_BP = rng.uniform("masking/action", truth_BP.shape[1])
     if deciders_BP is not None:
         action_BP = np.take_along_axis(action_BP, deciders_BP, axis=1)
-    seen_BP = np.where(action_BP < mask_token_rate + random_token_rate, drawn_BP, truth_BP)
-    seen_BP = np.where(action_BP < mask_token_rate, mask_id, seen_BP)
+    ids_BP = np.where(action_BP < mask_token_rate + random_token_rate, drawn_BP, truth_BP)
+    ids_BP = np.where(action_BP < mask_token_rate, mask_id, ids_BP)
     # Unused slots have position 0, which is never chosen. They write back the token at position 0.
-    seen_BP = np.where(used_BP, seen_BP, truth_BP)
-    hidden_BL = input_ids_BL.copy()
-    np.put_along_axis(hidden_BL, positions_BP, seen_BP.astype(hidden_BL.dtype), axis=1)
-    return hidden_BL, np.where(used_BP, truth_BP, 0)
+    ids_BP = np.where(used_BP, ids_BP, truth_BP)
+    masked_BL = input_ids_BL.copy()
+    np.put_along_axis(masked_BL, positions_BP, ids_BP.astype(masked_BL.dtype), axis=1)
+    return masked_BL, np.where(used_BP, truth_BP, 0)
 
 
 def shuffled(candidates_BL: np.ndarray, rng: RowRandom) -> np.ndarray:
@@ -170,11 +170,11 @@ def shuffled(candidates_BL: np.ndarray, rng: RowRandom) -> np.ndarray:
     than argsort.
     """
     length = candidates_BL.shape[1]
-    low = np.uint32((1 << (length - 1).bit_length()) - 1)
+    low_bits = np.uint32((1 << (length - 1).bit_length()) - 1)
     score_BL = rng.bits("masking/score", length) >> np.uint32(1)
-    score_BL &= ~low
-    score_BL[~candidates_BL] = _LAST
+    score_BL &= ~low_bits
+    score_BL[~candidates_BL] = _LAST_SCORE
     score_BL |= np.arange(length, dtype=np.uint32)
     score_BL.sort(axis=1)
-    score_BL &= low
+    score_BL &= low_bits
     return score_BL.view(np.int32)

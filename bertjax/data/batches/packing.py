@@ -73,10 +73,10 @@ def cut(window: Window, limit: int | np.ndarray, rng: RowRandom) -> tuple[np.nda
     """
     sizes = np.diff(window.edges)
     counts = -(-sizes // limit)
-    shorter = np.cumsum(counts) - counts + rng.integers("packing/cut", 0, counts, len(sizes))[0]
+    short = np.cumsum(counts) - counts + rng.integers("packing/cut", 0, counts, len(sizes))[0]
     limits = np.broadcast_to(limit, sizes.shape)
     size = np.repeat(limits, counts)
-    size[shorter] = sizes - (counts - 1) * limits
+    size[short] = sizes - (counts - 1) * limits
     return np.cumsum(size) - size, size
 
 
@@ -101,30 +101,30 @@ def best_fit(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
     scale_D = 2**24 // capacity_D
 
     rows_P = np.empty(costs_DP.shape[1], np.int64)
-    left_DR = np.empty_like(costs_DP, np.int64)
-    opened, room = 0, np.zeros(0, np.int64)  # number of rows so far; rows that may have room
+    free_DR = np.empty_like(costs_DP, np.int64)
+    num_rows, open_rows = 0, np.zeros(0, np.int64)  # number of rows so far; rows that may have room
     for kind in np.argsort(-(cost_DC * scale_D).max(axis=0), kind="stable"):
         cost_D, pieces = cost_DC[:, kind, None], members[kind]
-        room = room[(left_DR[:, room] > 0).all(axis=0)]
-        fits = room[(left_DR[:, room] >= cost_D).all(axis=0)]
+        open_rows = open_rows[(free_DR[:, open_rows] > 0).all(axis=0)]
+        fits = open_rows[(free_DR[:, open_rows] >= cost_D).all(axis=0)]
         # At a tie, the row opened first is filled. The words (room left, row) are distinct, so any
         # sort algorithm gives the same order.
-        words = ((left_DR[:, fits] * scale_D).sum(axis=0) << 32) | fits
+        words = ((free_DR[:, fits] * scale_D).sum(axis=0) << 32) | fits
         if len(words) > len(pieces):
             words = np.partition(words, len(pieces) - 1)[: len(pieces)]
         fits = np.sort(words) & 0xFFFFFFFF
-        times = (left_DR[:, fits] // cost_D).min(axis=0)
-        times = np.diff(np.minimum(np.cumsum(times), len(pieces)), prepend=0)
-        placed = int(times.sum())
-        rows_P[pieces[:placed]] = np.repeat(fits, times)
-        left_DR[:, fits] -= times * cost_D
+        counts = (free_DR[:, fits] // cost_D).min(axis=0)
+        counts = np.diff(np.minimum(np.cumsum(counts), len(pieces)), prepend=0)
+        num_placed = int(counts.sum())
+        rows_P[pieces[:num_placed]] = np.repeat(fits, counts)
+        free_DR[:, fits] -= counts * cost_D
 
-        new = np.arange(len(pieces) - placed) // int((capacity_D // cost_D).min())
-        rows_P[pieces[placed:]] = opened + new
-        taken = np.bincount(new)
-        left_DR[:, opened : opened + len(taken)] = capacity_D - taken * cost_D
-        room = np.concatenate([room, np.arange(opened, opened + len(taken))])
-        opened += len(taken)
+        new_rows = np.arange(len(pieces) - num_placed) // int((capacity_D // cost_D).min())
+        rows_P[pieces[num_placed:]] = num_rows + new_rows
+        new_counts = np.bincount(new_rows)
+        free_DR[:, num_rows : num_rows + len(new_counts)] = capacity_D - new_counts * cost_D
+        open_rows = np.concatenate([open_rows, np.arange(num_rows, num_rows + len(new_counts))])
+        num_rows += len(new_counts)
     return rows_P
 
 

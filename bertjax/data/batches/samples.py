@@ -108,7 +108,7 @@ class TwoSegments:
         sentences, n = window.sentences, len(window.sentences) - 1
         end = np.repeat(window.parts[1:], np.diff(window.parts))  # end of each sentence's part
         target = _targets(self.short_rate, self.max_tokens, n, rng)
-        chunk_end = np.minimum(_reach(sentences, sentences[:-1] + target), end)
+        chunk_end = np.minimum(_next_boundary(sentences, sentences[:-1] + target), end)
         size = chunk_end - np.arange(n)
         return chunk_end, np.arange(n) + rng.integers("pairs/a", 1, size, n)[0], target
 
@@ -148,10 +148,10 @@ class Pairs(TwoSegments):
         foreign, a_end = foreign[s], a_end[s]
         b_start, b_end = a_end.copy(), chunk_end[s]
         part = np.searchsorted(window.parts, s[foreign], side="right") - 1
-        b = _elsewhere(window, part, rng)
+        b = _foreign_sentences(window, part, rng)
         target_b = np.maximum(target[s] - (sentences[a_end] - sentences[s]), 1)[foreign]
         b_start[foreign] = b
-        b_end[foreign] = np.minimum(_reach(sentences, sentences[b] + target_b), end[b])
+        b_end[foreign] = np.minimum(_next_boundary(sentences, sentences[b] + target_b), end[b])
         table = np.empty(len(s), SAMPLE)
         table["a"], table["a_size"] = sentences[s], sentences[a_end] - sentences[s]
         table["b"], table["b_size"] = sentences[b_start], sentences[b_end] - sentences[b_start]
@@ -180,9 +180,9 @@ class OrderedPairs(TwoSegments):
         single = chunk_end[s] == s + 1
         cut = start + rng.integers("pairs/cut", 1, end - start, len(s))[0]
         middle = np.where(single, cut, sentences[a_end[s]])
-        two = end - start > 1
-        start, middle, end = start[two], middle[two], end[two]
-        swapped = rng.uniform("pairs/swapped", len(s))[0][two] < 0.5
+        splittable = end - start > 1
+        start, middle, end = start[splittable], middle[splittable], end[splittable]
+        swapped = rng.uniform("pairs/swapped", len(s))[0][splittable] < 0.5
         table = np.empty(len(start), SAMPLE)
         table["a"], table["b"] = np.where(swapped, (middle, start), (start, middle))
         sizes = middle - start, end - middle
@@ -252,18 +252,18 @@ class FullSentences:
         }
 
 
-def follow(following: np.ndarray) -> np.ndarray:
-    """Returns int64[N], the first sentence of each sample: 0, following[0],
-    following[following[0]] ..., up to the last sentence.
+def follow(next_starts: np.ndarray) -> np.ndarray:
+    """Returns int64[N], the first sentence of each sample: 0, next_starts[0],
+    next_starts[next_starts[0]] ..., up to the last sentence.
 
-    following: for each sentence s, the first sentence of the next sample; it is greater than s.
+    next_starts: for each sentence s, the first sentence of the next sample; it is greater than s.
     """
-    links = following.tolist()  # iterating over a list is much faster than over an array
-    met, s = [], 0
+    links = next_starts.tolist()  # iterating over a list is much faster than over an array
+    starts, s = [], 0
     while s < len(links):
-        met.append(s)
+        starts.append(s)
         s = links[s]
-    return np.array(met, np.int64)
+    return np.array(starts, np.int64)
 
 
 def truncate(table: np.ndarray, max_tokens: int, front: np.ndarray) -> np.ndarray:
@@ -276,11 +276,11 @@ def truncate(table: np.ndarray, max_tokens: int, front: np.ndarray) -> np.ndarra
     a, b = table["a_size"], table["b_size"]
     b_keep = np.minimum(b, np.maximum(max_tokens - a, max_tokens // 2))
     a_keep = np.minimum(a, max_tokens - b_keep)
-    short = table.copy()
-    short["a"] += (front * (a - a_keep + 1)).astype(np.int32)
-    short["b"] += (front * (b - b_keep + 1)).astype(np.int32)
-    short["a_size"], short["b_size"] = a_keep, b_keep
-    return short
+    result = table.copy()
+    result["a"] += (front * (a - a_keep + 1)).astype(np.int32)
+    result["b"] += (front * (b - b_keep + 1)).astype(np.int32)
+    result["a_size"], result["b_size"] = a_keep, b_keep
+    return result
 
 
 def _targets(short_rate: float, max_tokens: int, n: int, rng: RowRandom) -> np.ndarray:
@@ -294,21 +294,21 @@ def _targets(short_rate: float, max_tokens: int, n: int, rng: RowRandom) -> np.n
     return np.where(short, size, max_tokens).astype(np.int32)
 
 
-def _reach(sentences: np.ndarray, token: np.ndarray) -> np.ndarray:
+def _next_boundary(sentences: np.ndarray, token: np.ndarray) -> np.ndarray:
     """Returns the first sentence boundary at or after each token."""
     return np.searchsorted(sentences, token)
 
 
-def _elsewhere(window: Window, part: np.ndarray, rng: RowRandom) -> np.ndarray:
+def _foreign_sentences(window: Window, part: np.ndarray, rng: RowRandom) -> np.ndarray:
     """Returns for each part (see `Window`) the index of a random sentence in another document.
 
     First draws one of the parts of other documents, then a sentence of this part.
     """
     # Sort the parts by document id. Then the parts of a document form one range: draw outside it.
     order = np.argsort(window.document_ids, kind="stable")
-    ids, own = window.document_ids[order], window.document_ids[part]
-    low = np.searchsorted(ids, own, side="left")
-    high = np.searchsorted(ids, own, side="right")
+    ids, part_ids = window.document_ids[order], window.document_ids[part]
+    low = np.searchsorted(ids, part_ids, side="left")
+    high = np.searchsorted(ids, part_ids, side="right")
     other = rng.integers("pairs/document", 0, len(ids) - (high - low), len(part))[0]
     other = order[np.where(other < low, other, other + high - low)]
     return rng.integers("pairs/b", window.parts[other], window.parts[other + 1], len(part))[0]

@@ -20,8 +20,8 @@ def harmonic(longest: int) -> np.ndarray:
 
     The probability of n words is proportional to 1 / n (ALBERT, arXiv 1909.11942, section 4.1).
     """
-    chances = 1.0 / np.arange(1, longest + 1)
-    return chances / chances.sum()
+    weights = 1.0 / np.arange(1, longest + 1)
+    return weights / weights.sum()
 
 
 def geometric(p: float, longest: int) -> np.ndarray:
@@ -30,13 +30,13 @@ def geometric(p: float, longest: int) -> np.ndarray:
     The distribution is geometric, Geo(p), truncated at `longest` words and normalised. SpanBERT
     (arXiv 1907.10529, section 3.1) uses p = 0.2 and at most 10 words, which gives 3.8 on average.
     """
-    chances = (1.0 - p) ** np.arange(longest)
-    return chances / chances.sum()
+    weights = (1.0 - p) ** np.arange(longest)
+    return weights / weights.sum()
 
 
-def draw_lengths(chances: np.ndarray, count: int, rng: RowRandom) -> np.ndarray:
-    """Returns int64[B, count]: lengths in words. Length n has probability chances[n - 1]."""
-    edges = np.cumsum(chances)[:-1]
+def draw_lengths(probabilities: np.ndarray, count: int, rng: RowRandom) -> np.ndarray:
+    """Returns int64[B, count]: lengths in words. Length n has probability probabilities[n - 1]."""
+    edges = np.cumsum(probabilities)[:-1]
     return 1 + np.searchsorted(edges, rng.uniform("masking/words", count), side="right")
 
 
@@ -76,40 +76,40 @@ def choose_spans(
     # position that is not a candidate.
     starts = np.flatnonzero(first_BL)
     ends = starts + sizes[starts]
-    broken = np.append((starts[1:] != ends[:-1]) | (starts[1:] % length == 0), True)
-    stops = np.flatnonzero(broken) + 1
+    is_last = np.append((starts[1:] != ends[:-1]) | (starts[1:] % length == 0), True)
+    stops = np.flatnonzero(is_last) + 1
     stops = np.repeat(stops, np.diff(stops, prepend=0))
     numbers = np.cumsum(first_BL) - 1
 
     order_BL = masking.shuffled(first_BL, rng) + np.arange(b, dtype=np.int32)[:, None] * length
     words_B = first_BL.sum(axis=1)
-    left_B = counts_B.copy()
-    taken_B = np.zeros(b, np.int64)
+    room_B = counts_B.copy()
+    runs_B = np.zeros(b, np.int64)
     from_BP, to_BP = np.full((2, b, limit), -1)  # the accepted runs; ends are exclusive
-    rows = np.flatnonzero((words_B > 0) & (left_B > 0))
+    rows = np.flatnonzero((words_B > 0) & (room_B > 0))
     rank = 0
     while len(rows):
-        start, taken, left = order_BL[rows, rank], taken_B[rows], left_B[rows]
-        word, wanted = numbers[start], lengths_BK[rows, taken]
-        size = np.minimum(wanted, np.searchsorted(ends, start + left, side="right") - word)
-        whole = (size > 0) & (word + size <= stops[word])
-        end = ends[np.where(whole, word + size - 1, word)]
-        # A run may be shorter than wanted if the count allows no more words, but not if the
+        start, run, room = order_BL[rows, rank], runs_B[rows], room_B[rows]
+        word, target = numbers[start], lengths_BK[rows, run]
+        size = np.minimum(target, np.searchsorted(ends, start + room, side="right") - word)
+        valid = (size > 0) & (word + size <= stops[word])
+        end = ends[np.where(valid, word + size - 1, word)]
+        # A run may be shorter than `target` if the count allows no more words, but not if the
         # candidates end first.
-        whole &= (size == wanted) | (word + size < stops[word]) | (end - start == left)
-        used = slice(taken.max() + 1)
+        valid &= (size == target) | (word + size < stops[word]) | (end - start == room)
+        used = slice(run.max() + 1)
         before = end[:, None] + gap <= from_BP[rows, used]
-        clear = before | (start[:, None] >= to_BP[rows, used] + gap)
-        ok = whole & clear.all(axis=1)
-        row, at = rows[ok], taken[ok]
-        from_BP[row, at], to_BP[row, at] = start[ok], end[ok]
-        left_B[row] -= end[ok] - start[ok]
-        taken_B[row] += 1
+        apart = before | (start[:, None] >= to_BP[rows, used] + gap)
+        ok = valid & apart.all(axis=1)
+        row, slot = rows[ok], run[ok]
+        from_BP[row, slot], to_BP[row, slot] = start[ok], end[ok]
+        room_B[row] -= end[ok] - start[ok]
+        runs_B[row] += 1
         rank += 1
-        rows = rows[(left_B[rows] > 0) & (words_B[rows] > rank)]
+        rows = rows[(room_B[rows] > 0) & (words_B[rows] > rank)]
 
     begin, end = np.sort(from_BP[from_BP >= 0]), np.sort(to_BP[to_BP >= 0])
-    return masking.slots(begin, end - begin, counts_B - left_B, (length, limit))
+    return masking.slots(begin, end - begin, counts_B - room_B, (length, limit))
 
 
 def runs(positions_BP: np.ndarray, weights_BP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -120,10 +120,10 @@ def runs(positions_BP: np.ndarray, weights_BP: np.ndarray) -> tuple[np.ndarray, 
     run of one slot.
     """
     slots_P = np.arange(positions_BP.shape[1])
-    goes_on_BP = np.diff(positions_BP, axis=1, prepend=-2) == 1
-    goes_on_BP &= weights_BP > 0
-    first_BP = np.maximum.accumulate(np.where(goes_on_BP, 0, slots_P), axis=1)
-    ends_BP = np.append(~goes_on_BP[:, 1:], np.ones((len(goes_on_BP), 1), bool), axis=1)
+    continues_BP = np.diff(positions_BP, axis=1, prepend=-2) == 1
+    continues_BP &= weights_BP > 0
+    first_BP = np.maximum.accumulate(np.where(continues_BP, 0, slots_P), axis=1)
+    ends_BP = np.append(~continues_BP[:, 1:], np.ones((len(continues_BP), 1), bool), axis=1)
     last_BP = np.where(ends_BP, slots_P, slots_P[-1])
     last_BP = np.minimum.accumulate(last_BP[:, ::-1], axis=1)[:, ::-1]
     return first_BP, last_BP

@@ -6,9 +6,9 @@ holds the size of each piece. A piece of n tokens has round(n * density) noise t
 `mean_length` tokens on average. It starts with text and ends with noise.
 
     noise = Noise(density=0.15, mean_length=3.0)
-    hidden = noise_mask(sizes_BK, *noise.counts(sizes_BK, max_spans), rng)
-    inputs, sizes = noise_span_to_unique_sentinel(tokens, hidden, sizes_P, sentinels)
-    targets, sizes = nonnoise_span_to_unique_sentinel(tokens, hidden, sizes_P, sentinels)
+    noise_T = noise_mask(sizes_BK, *noise.counts(sizes_BK, max_spans), rng)
+    inputs, sizes = noise_span_to_unique_sentinel(tokens, noise_T, sizes_P, sentinels)
+    targets, sizes = nonnoise_span_to_unique_sentinel(tokens, noise_T, sizes_P, sentinels)
 
 Shapes: B rows, K slots for pieces per row (size 0: empty), P pieces, T tokens of all pieces.
 """
@@ -105,14 +105,14 @@ def noise_mask(
     groups_BG = np.stack([noise_BK, sizes_BK - noise_BK], axis=2).reshape(len(sizes_BK), -1)
     sizes_G, spans_G = groups_BG.ravel(), np.repeat(spans_BK.ravel(), 2)
     row_sizes_B = groups_BG.sum(axis=1)
-    before_G = np.cumsum(sizes_G) - sizes_G
+    offset_G = np.cumsum(sizes_G) - sizes_G
     group_BG = np.broadcast_to(np.arange(groups_BG.shape[1], dtype=np.uint64), groups_BG.shape)
     group_T = np.repeat(group_BG.ravel(), sizes_G)  # number of the group within its row
 
     width = int(row_sizes_B.max(initial=0))
     real_BW = np.arange(width) < row_sizes_B[:, None]
     score_T = rng.bits("spans/score", width)[real_BW].astype(np.uint64)
-    score_T[before_G[sizes_G > 0]] = 0
+    score_T[offset_G[sizes_G > 0]] = 0
     # Group, score and column are packed into one word, in this order. So sorting the words of a row
     # sorts the scores within each group.
     column_BW = np.broadcast_to(np.arange(width, dtype=np.uint64), real_BW.shape)
@@ -121,18 +121,18 @@ def noise_mask(
     words_BW.sort(axis=1)
     column_T = (words_BW[real_BW] & np.uint64(0xFFFF)).astype(np.int64)
 
-    chosen_T = np.arange(len(group_T)) < np.repeat(before_G + spans_G, sizes_G)
+    chosen_T = np.arange(len(group_T)) < np.repeat(offset_G + spans_G, sizes_G)
     row_start_T = np.repeat(np.cumsum(row_sizes_B) - row_sizes_B, row_sizes_B)
     starts_T = np.zeros(len(group_T), bool)
     starts_T[row_start_T[chosen_T] + column_T[chosen_T]] = True
     starts = np.flatnonzero(starts_T)
     span_sizes = np.diff(starts, append=len(starts_T))
-    of_noise = group_T[starts] % 2 == 0
+    is_noise = group_T[starts] % 2 == 0
 
-    alternate = np.zeros((int(spans_BK.sum()), 2), np.int64)  # text span, noise span
-    alternate[:, 0] = span_sizes[~of_noise]
-    alternate[np.repeat(noise_BK.ravel() > 0, spans_BK.ravel()), 1] = span_sizes[of_noise]
-    return np.repeat(np.tile([False, True], len(alternate)), alternate.ravel())
+    pairs = np.zeros((int(spans_BK.sum()), 2), np.int64)  # text span, noise span
+    pairs[:, 0] = span_sizes[~is_noise]
+    pairs[np.repeat(noise_BK.ravel() > 0, spans_BK.ravel()), 1] = span_sizes[is_noise]
+    return np.repeat(np.tile([False, True], len(pairs)), pairs.ravel())
 
 
 def noise_span_to_unique_sentinel(
@@ -144,10 +144,10 @@ def noise_span_to_unique_sentinel(
     Returns the tokens of all pieces, int32, and the size of each piece, int64[P].
     """
     piece_starts = np.cumsum(sizes_P) - sizes_P
-    before_T = np.zeros_like(noise_T)
-    before_T[1:] = noise_T[:-1]
-    before_T[piece_starts] = False
-    span_T = noise_T & ~before_T  # the first token of each span
+    previous_T = np.zeros_like(noise_T)
+    previous_T[1:] = noise_T[:-1]
+    previous_T[piece_starts] = False
+    span_T = noise_T & ~previous_T  # the first token of each span
     spans_P = np.add.reduceat(span_T, piece_starts, dtype=np.int64)
     number = np.arange(int(spans_P.sum())) - np.repeat(np.cumsum(spans_P) - spans_P, spans_P)
     marked_T = tokens_T.astype(np.int32)
