@@ -44,9 +44,9 @@ _OFFICE = {
 
 def check(path: str, head: bytes) -> None:
     """Raises UserError if the first HEAD bytes of a file, `head`, show a known binary format."""
-    found = _format(head)
-    if found is not None:
-        name, advice = found
+    match = _format(head)
+    if match is not None:
+        name, advice = match
         raise errors.UserError(f"{path}: is a {name} file, but must be text: {advice}")
 
 
@@ -54,13 +54,13 @@ def _format(head: bytes) -> tuple[str, str] | None:
     if head[257:262] == b"ustar":
         return "tar", _UNPACK
     for magic, name, advice in _FORMATS:
-        if head.startswith(magic) and not _plain(head):
-            office = (found for part, found in _OFFICE.items() if part in head)
+        if head.startswith(magic) and not _is_plain_text(head):
+            office = (entry for part, entry in _OFFICE.items() if part in head)
             return next(office, (name, advice)) if name == "ZIP" else (name, advice)
     return None
 
 
-def _plain(head: bytes) -> bool:
+def _is_plain_text(head: bytes) -> bool:
     """Returns whether the bytes are UTF-8 without control characters other than white space.
 
     The last character may be incomplete.

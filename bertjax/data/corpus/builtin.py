@@ -54,16 +54,16 @@ _MARKUP = (
     (re.compile(r"\s*\[(?:\d+|[A-Z]\w*\d)\]_?"), ""),  # citations
 )
 _CALL = re.compile(r"(?<=\w)\(\)")
-_REFUSED = re.compile(
+_NOT_PROSE = re.compile(
     r"https?:|www\.|>>>|::|[\\{}|<>@$^~]|\.\. |(?:^|\s)[/.]*/\w|[A-Za-z]:/|\w\(\w*[,)].*=|"
     r"==|[+*/=-]=|=.*=|--|[Cc]opyright|[Ll]icensed? under|WARRANT|[Aa]ll rights reserved|"
     r"Auto-?generated|TODO|FIXME|\.py\b"
 )
-_STOPPED = re.compile(r"[a-z0-9)\]%\"'\u201d\u2019][.!?][\"')\u201d\u2019]*\Z")
-_OPEN_END = re.compile(r"[a-z)\"]")
+_SENTENCE_END = re.compile(r"[a-z0-9)\]%\"'\u201d\u2019][.!?][\"')\u201d\u2019]*\Z")
+_UNPUNCTUATED_END = re.compile(r"[a-z)\"]")
 _CODE = re.compile(r"\w[_./\[\]()]\w|_|[a-z][A-Z]|[A-Z]{4}|\d\w*\d|=")
 _SIGN = re.compile(r"[^\w\s]|[\d_]")
-_COMMON = frozenset(
+_COMMON_WORDS = frozenset(
     "a an and are as at be been but by can do does for from has have if in is it its may more must "
     "no not of on one only or other should so such than that the their then there these they this "
     "to used was we when where which will with would you your".split()
@@ -106,15 +106,15 @@ def paragraphs(text: str) -> Iterator[str]:
 
 @functools.cache
 def _corpus() -> tuple[str, ...]:
-    seen: set[str] = set()
+    seen_keys: set[str] = set()
     corpus: list[str] = []
     total = 0
     for package in _packages():
-        kept = [text for text in map(_document, package, itertools.repeat(seen)) if text]
-        size = sum(len(text.encode()) for text in kept)
+        texts = [text for text in map(_document, package, itertools.repeat(seen_keys)) if text]
+        size = sum(len(text.encode()) for text in texts)
         if total + size <= MAX_BYTES:
             total += size
-            corpus += kept
+            corpus += texts
         if total >= ENOUGH_BYTES:
             break
     return tuple(corpus)
@@ -155,8 +155,8 @@ def _modules(root: pathlib.Path) -> Iterator[list[str]]:
 
 
 def _docstrings(source: bytes) -> list[str]:
-    quoted = sum(len(a) + len(b) for a, b in _TRIPLE_QUOTED.findall(source))
-    if quoted < max(MIN_DOCUMENT, _DOCSTRING_SHARE * len(source)):
+    quoted_bytes = sum(len(a) + len(b) for a, b in _TRIPLE_QUOTED.findall(source))
+    if quoted_bytes < max(MIN_DOCUMENT, _DOCSTRING_SHARE * len(source)):
         return []
     try:
         with warnings.catch_warnings():
@@ -175,18 +175,18 @@ def _walk(node: ast.Module | _HOLDS_DOCSTRINGS) -> Iterator[str]:
             yield from _walk(child)
 
 
-def _document(texts: list[str], seen: set[str]) -> str:
-    """Joins the paragraphs of prose that are not in `seen` yet, and adds them to `seen`.
+def _document(texts: list[str], seen_keys: set[str]) -> str:
+    """Joins the paragraphs of prose whose keys are not in `seen_keys`, and adds their keys to it.
 
     Returns "" if the result has fewer than MIN_DOCUMENT characters.
     """
-    kept = []
+    unique = []
     for paragraph in itertools.chain.from_iterable(map(paragraphs, texts)):
         key = "".join(filter(str.isalpha, paragraph)).lower()
-        if key not in seen:
-            seen.add(key)
-            kept.append(paragraph)
-    text = "\n\n".join(kept)
+        if key not in seen_keys:
+            seen_keys.add(key)
+            unique.append(paragraph)
+    text = "\n\n".join(unique)
     return text if len(text) >= MIN_DOCUMENT else ""
 
 
@@ -197,21 +197,21 @@ def _parts(lines: list[str]) -> Iterator[list[str]]:
     """
     part: list[str] = []
     indent = 0
-    measured = [
+    rows = [
         (line, len(line) - len(line.lstrip()), _UNDERLINE.fullmatch(line)) for line in [*lines, ""]
     ]
-    for (line, depth, ruled), (_, after, underlined) in itertools.pairwise(measured):
-        named = after > depth and (len(line.split()) <= 3 or _TYPED_NAME.fullmatch(line))
-        dropped = ruled or underlined or _DIRECTIVE.match(line)
-        if dropped or (named and not line.endswith(".")):
+    for (line, depth, underline), (_, next_depth, next_underline) in itertools.pairwise(rows):
+        is_name = next_depth > depth and (len(line.split()) <= 3 or _TYPED_NAME.fullmatch(line))
+        is_markup = underline or next_underline or _DIRECTIVE.match(line)
+        if is_markup or (is_name and not line.endswith(".")):
             yield part
             part = []
             continue
-        opened = _ITEM.match(line) or _FIELD.match(line)
-        if opened or depth < indent or not part:
+        bullet = _ITEM.match(line) or _FIELD.match(line)
+        if bullet or depth < indent or not part:
             yield part
             part = []
-        part.append(line[opened.end() :] if opened else line)
+        part.append(line[bullet.end() :] if bullet else line)
         indent = depth
     yield part
 
@@ -225,8 +225,8 @@ def _sentences(paragraph: str) -> str:
         for pattern, replacement in _MARKUP:
             paragraph = pattern.sub(replacement, paragraph)
     paragraph = _CALL.sub("", paragraph).strip()
-    if not _STOPPED.search(paragraph):
-        if not _OPEN_END.match(paragraph[-1:]):
+    if not _SENTENCE_END.search(paragraph):
+        if not _UNPUNCTUATED_END.match(paragraph[-1:]):
             return ""
         paragraph += "."
     first = paragraph[0]
@@ -236,11 +236,11 @@ def _sentences(paragraph: str) -> str:
 
 
 def _is_prose(paragraph: str) -> bool:
-    if _REFUSED.search(paragraph):
+    if _NOT_PROSE.search(paragraph):
         return False
     words = paragraph.lower().split()
     return (
-        sum(map(_COMMON.__contains__, words)) >= 0.2 * len(words)
+        sum(map(_COMMON_WORDS.__contains__, words)) >= 0.2 * len(words)
         and len(_CODE.findall(paragraph)) <= 0.2 * len(words)
         and len(_SIGN.findall(paragraph)) <= 0.1 * len(paragraph)
     )

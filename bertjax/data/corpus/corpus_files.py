@@ -27,7 +27,7 @@ MAX_DOCUMENT = 1 << 30  # maximum bytes of a line, or of a file that is read as 
 _ZSTD = (".zst", ".zstd")
 _COMPRESSED = (".gz", *_ZSTD)
 _CORRUPT = (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError)
-_PIECE = 1 << 20
+_PIECE_BYTES = 1 << 20
 
 
 def is_compressed(path: str) -> bool:
@@ -83,8 +83,8 @@ def text_lines(path: str) -> Iterator[tuple[int, str]]:
     """
     number = 0
     with opened(path) as (file, _):
-        found = lines(file, lambda line: f"{path}:{line + 1}")
-        for number, data in enumerate(found, 1):
+        byte_lines = lines(file, lambda line: f"{path}:{line + 1}")
+        for number, data in enumerate(byte_lines, 1):
             try:
                 line = data.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
@@ -122,7 +122,7 @@ def _decompressed(path: str, raw: BinaryIO) -> BinaryIO:
     if path.endswith(".gz"):
         return gzip.GzipFile(fileobj=raw)
     if path.endswith(_ZSTD):
-        return io.BufferedReader(_ZstdFile(raw), _PIECE)
+        return io.BufferedReader(_ZstdFile(raw), _PIECE_BYTES)
     return raw
 
 
@@ -135,24 +135,24 @@ class _ZstdFile(io.RawIOBase):
     the file; this one raises EOFError."""
 
     def __init__(self, raw: BinaryIO):
-        self._raw, self._frame, self._left, self._ready = raw, None, b"", memoryview(b"")
+        self._raw, self._frame, self._input, self._output = raw, None, b"", memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:
-        while not self._ready:
+        while not self._output:
             # Reads few bytes at a time: decompressed, repetitive text may be 30,000 times larger.
-            data = self._left or self._raw.read(_PIECE // 256)
+            data = self._input or self._raw.read(_PIECE_BYTES // 256)
             if not data:
                 if self._frame:
                     raise EOFError("the file ends within a zstd frame")
                 return 0
             frame = self._frame or _decompressor().decompressobj()
-            self._ready = memoryview(frame.decompress(data))
-            self._frame, self._left = (None, frame.unused_data) if frame.eof else (frame, b"")
-        size = min(len(buffer), len(self._ready))
-        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+            self._output = memoryview(frame.decompress(data))
+            self._frame, self._input = (None, frame.unused_data) if frame.eof else (frame, b"")
+        size = min(len(buffer), len(self._output))
+        buffer[:size], self._output = self._output[:size], self._output[size:]
         return size
 
 
@@ -171,7 +171,7 @@ def boundary(file: BinaryIO, position: int, *, blank: bool) -> int:
     """
     file.seek(position)
     at_start = False  # whether `line` is the first piece of a line: long lines are read in pieces
-    while line := file.readline(_PIECE):
+    while line := file.readline(_PIECE_BYTES):
         ended = line.endswith(b"\n")
         if ended and (not blank or (at_start and line.isspace())):
             break
@@ -188,42 +188,42 @@ def lines_before(path: str, position: int) -> int:
     count = 0
     if position:
         with opened(path) as (file, _):
-            while position and (piece := file.read(min(position, _PIECE))):
+            while position and (piece := file.read(min(position, _PIECE_BYTES))):
                 count += piece.count(b"\n")
                 position -= len(piece)
     return count
 
 
-def expand(pattern: str, known: Callable[[str], bool]) -> list[str]:
+def expand(pattern: str, is_known: Callable[[str], bool]) -> list[str]:
     """Returns the files that match a path, folder or glob, sorted.
 
-    A folder matches those of its files for which `known` is true. Local folders are searched at any
+    A folder matches those of its files for which `is_known` is true. Local folders are searched at any
     depth, remote folders only at their top level, because epath lists buckets level by level.
     Raises UserError if no file matches.
     """
     folder = paths.of(pattern).is_dir()
     if "://" in pattern:
-        found = _remote(pattern, folder)
+        matches = _remote_paths(pattern, folder)
     elif folder:
-        found = glob.glob(os.path.join(glob.escape(pattern), "**", "*"), recursive=True)
+        matches = glob.glob(os.path.join(glob.escape(pattern), "**", "*"), recursive=True)
     else:
-        found = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-    names = [name for name in found if not epath.Path(name).is_dir()]
+        matches = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
+    names = [name for name in matches if not epath.Path(name).is_dir()]
     if folder:
-        names = [name for name in names if known(name)]
+        names = [name for name in names if is_known(name)]
     if not names:
-        what = "no file with a known suffix in this folder" if folder else "no such file"
-        raise errors.UserError(f"{pattern}: {what}")
+        reason = "no file with a known suffix in this folder" if folder else "no such file"
+        raise errors.UserError(f"{pattern}: {reason}")
     return sorted(names)
 
 
-def _remote(pattern: str, folder: bool) -> list[str]:
+def _remote_paths(pattern: str, folder: bool) -> list[str]:
     if folder:
         return [os.fspath(path) for path in epath.Path(pattern).glob("*")]
     if not glob.has_magic(pattern):
         return [pattern] if epath.Path(pattern).exists() else []
     scheme, _, rest = pattern.partition("://")
     parts = rest.split("/")
-    fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
-    root = epath.Path(f"{scheme}://" + "/".join(fixed))
-    return [os.fspath(path) for path in root.glob("/".join(parts[len(fixed) :]))]
+    folders = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+    root = epath.Path(f"{scheme}://" + "/".join(folders))
+    return [os.fspath(path) for path in root.glob("/".join(parts[len(folders) :]))]

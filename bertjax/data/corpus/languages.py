@@ -27,12 +27,12 @@ LANGUAGES = (
 
 # Maximum characters passed to the library at once: it takes quadratic time if quotation marks are
 # opened and never closed.
-_LIMIT = 8192
+_MAX_CHARACTERS = 8192
 # Each pattern matches a piece that ends with an abbreviation or ordinal, after which the library
 # wrongly ends the sentence. For example, it splits "M. Dupont" after "M.", and German sentences
 # between an ordinal and its noun. In the novels of the ELTeC corpus this affects every 60th French
 # sentence.
-_GOES_ON = {
+_FALSE_ENDS = {
     "de": re.compile(r"(?<![\w.])(?:\d{1,2}|Fa|Hrn?|Frl)\.\s*\Z"),
     "fr": re.compile(r"(?<![\w.])(?:MM?|Mgr|Dr|Me|Mmes?|Mlles?|Ste?)\.\s*\Z"),
 }
@@ -54,14 +54,14 @@ def splitter(name: str, language: str) -> Callable[[str], list[str]]:
             f"language = {language!r}: cannot be used with the splitter {name!r}, which is the "
             "same in every language: remove one of the two options"
         )
-    library, goes_on = _library(language), _GOES_ON.get(language)
+    library, false_end = _library(language), _FALSE_ENDS.get(language)
 
     def split(document: str) -> list[str]:
-        found: list[str] = []
+        pieces: list[str] = []
         for paragraph in sentences.paragraphs(document):
-            for part in sentences.chopped(paragraph, _LIMIT):
-                found += _joined(library.segment(language, part), goes_on)
-        return sentences.clean(found)
+            for part in sentences.chopped(paragraph, _MAX_CHARACTERS):
+                pieces += _join_false_ends(library.segment(language, part), false_end)
+        return sentences.clean(pieces)
 
     return split
 
@@ -81,16 +81,16 @@ def _library(language: str) -> ModuleType:
     return sentencex
 
 
-def _joined(pieces: list[str], goes_on: re.Pattern[str] | None) -> list[str]:
-    """Joins each piece whose end matches `goes_on` with the next piece."""
-    if goes_on is None:
+def _join_false_ends(pieces: list[str], false_end: re.Pattern[str] | None) -> list[str]:
+    """Joins each piece whose end matches `false_end` with the next piece."""
+    if false_end is None:
         return pieces
-    found: list[str] = []
+    joined: list[str] = []
     open_end = False
     for piece in pieces:
         if open_end:
-            found[-1] += piece
+            joined[-1] += piece
         else:
-            found.append(piece)
-        open_end = goes_on.search(piece[-8:]) is not None
-    return found
+            joined.append(piece)
+        open_end = false_end.search(piece[-8:]) is not None
+    return joined

@@ -86,22 +86,22 @@ def find(
     Raises UserError if a pattern matches nothing, if a file's suffix implies no format, or if a
     file is empty or unreadable (with on_error="skip" such files are counted in `skipped`).
     """
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     for pattern in inputs:
         if pattern == "builtin":
-            found[pattern] = Source(pattern, "builtin", _BUILTIN_BYTES)
+            sources[pattern] = Source(pattern, "builtin", _BUILTIN_BYTES)
         elif pattern.startswith("tfds:"):
-            found[pattern] = Source(pattern, "tfds", indexed.tfds_bytes(pattern))
+            sources[pattern] = Source(pattern, "tfds", indexed.tfds_bytes(pattern))
         else:
             for path in corpus_files.expand(pattern, lambda path: bool(_known_format(path))):
                 kind = _format_of(path) if format == "auto" else format
                 with _guard(on_error, skipped, "unreadable or empty files"):
-                    found[path] = Source(path, kind, corpus_files.checked_size(path))
+                    sources[path] = Source(path, kind, corpus_files.checked_size(path))
                     if kind.startswith("arrayrecord"):
                         indexed.opened(path)
-    if not found:
+    if not sources:
         raise errors.UserError(f"--input={','.join(inputs)}: nothing can be read")
-    return list(found.values())
+    return list(sources.values())
 
 
 def split(source: Source, unit_bytes: int, *, text_split: str = "file") -> list[Source]:
@@ -172,11 +172,11 @@ def read(
 
 @contextlib.contextmanager
 def _guard(
-    on_error: str, skipped: collections.Counter[str] | None, what: str
+    on_error: str, skipped: collections.Counter[str] | None, name: str
 ) -> Iterator[None]:
     """Suppresses a UserError in the body of the `with` statement, unless on_error is "stop".
 
-    Counts it in `skipped` under the name `what`.
+    Counts it in `skipped` under `name`.
     """
     try:
         yield
@@ -184,7 +184,7 @@ def _guard(
         if on_error == "stop":
             raise
         if skipped is not None:
-            skipped[what] += 1
+            skipped[name] += 1
 
 
 def _read_builtin(source: Source) -> Iterator[tuple[str, int]]:

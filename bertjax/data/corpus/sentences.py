@@ -70,14 +70,14 @@ _FIRST_WORDS = frozenset(
 
 def rules(document: str) -> list[str]:
     """Splits prose by rules for abbreviations, initials, numbers, quotes, ellipses and CJK."""
-    found = []
+    pieces = []
     start = 0
     for candidate in _CANDIDATE.finditer(document):
         if _ends(document, start, candidate):
-            found.append(document[start : candidate.end()])
+            pieces.append(document[start : candidate.end()])
             start = candidate.end()
-    found.append(document[start:])
-    return clean(found)
+    pieces.append(document[start:])
+    return clean(pieces)
 
 
 def lines(document: str) -> list[str]:
@@ -157,6 +157,6 @@ def _full_stop_ends(text: str, start: int, dot: int, after: int) -> bool:
         if not text[start : match.start()].strip("\"'(\u201c\u2018 \n"):
             return False  # the label of an item or a section: "1. First", "IV. The"
     if single or lower in _MAY_END or _ACRONYM.match(word):
-        usual = next_word.lower() in _FIRST_WORDS and not (following and following[2])
-        return usual and not (single and word.islower())
+        starts_sentence = next_word.lower() in _FIRST_WORDS and not (following and following[2])
+        return starts_sentence and not (single and word.islower())
     return True

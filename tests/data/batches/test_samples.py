@@ -129,7 +129,8 @@ def test_other_document_is_uniform_and_never_the_own():
     sampling = pairs(length=8, random_next_rate=1.0)
     window = sampling.window(made)
     parts = np.arange(6)
-    drawn = [samples._foreign_sentences(window, parts, window_random(epoch)) for epoch in range(900)]
+    rngs = (window_random(epoch) for epoch in range(900))
+    drawn = [samples._foreign_sentences(window, parts, rng) for rng in rngs]
     part = np.searchsorted(window.parts, np.array(drawn), side="right") - 1
     for own in parts:
         others = np.flatnonzero(window.document_ids != window.document_ids[own])
