@@ -197,8 +197,8 @@ def lines_before(path: str, position: int) -> int:
 def expand(pattern: str, is_known: Callable[[str], bool]) -> list[str]:
     """Returns the files that match a path, folder or glob, sorted.
 
-    A folder matches those of its files for which `is_known` is true. Local folders are searched at any
-    depth, remote folders only at their top level, because epath lists buckets level by level.
+    A folder matches those of its files for which `is_known` is true. Local folders are searched at
+    any depth, remote folders only at their top level, because epath lists buckets level by level.
     Raises UserError if no file matches.
     """
     folder = paths.of(pattern).is_dir()

@@ -14,7 +14,7 @@ from bertjax import errors, paths, schema
 FILE = "manifest.json"
 EARLIER_OPTIONS = {"language": "en"}  # values of options that earlier manifests lack
 FORM = schema.Form("bertjax-prepared", 1)
-_AGAIN = "delete the folder and prepare the data again"
+_REMEDY = "delete the folder and prepare the data again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,13 +126,13 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
             f"{file}: not found; {path} is not a prepared folder, or its preparation was not "
             "finished: run `bertjax prepare` (again)"
         )
-    found = schema.read(file, Manifest, _AGAIN, form=FORM)
-    for name, split in vars(found.splits).items():
+    manifest = schema.read(file, Manifest, _REMEDY, form=FORM)
+    for name, split in vars(manifest.splits).items():
         for field in dataclasses.fields(Counts):
             total = sum(getattr(shard, field.name) for shard in split.shards)
             if getattr(split, field.name) != total:
                 raise errors.UserError(
                     f"{file}: splits.{name}.{field.name} = {getattr(split, field.name)}: must be "
-                    f"{total}, the sum over its shards; {_AGAIN}"
+                    f"{total}, the sum over its shards; {_REMEDY}"
                 )
-    return vars(FORM) | dataclasses.asdict(found)
+    return vars(FORM) | dataclasses.asdict(manifest)

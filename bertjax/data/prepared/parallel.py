@@ -41,27 +41,27 @@ def run(
         for task in tasks:
             yield task, work(task, lambda amount, task=task: on_progress(task, amount))
         return
-    waiting = list(reversed(tasks))
-    team = _start(min(processes, len(tasks)), make_work, arguments)
+    queue = list(reversed(tasks))
+    workers = _start(min(processes, len(tasks)), make_work, arguments)
     busy: dict[connection.Connection, Any] = {}
     try:
-        for pipe in team:
-            busy[pipe] = waiting.pop()
-            _send(pipe, busy[pipe], team)
+        for pipe in workers:
+            busy[pipe] = queue.pop()
+            _send(pipe, busy[pipe], workers)
         while busy:
             for pipe in connection.wait(list(busy)):
-                kind, value = _receive(pipe, busy[pipe], team)
+                kind, value = _receive(pipe, busy[pipe], workers)
                 if kind == "progress":
                     on_progress(busy[pipe], value)
                 elif kind == "failed":
                     raise value
                 else:
                     yield busy.pop(pipe), value
-                    if waiting:
-                        busy[pipe] = waiting.pop()
-                        _send(pipe, busy[pipe], team)
+                    if queue:
+                        busy[pipe] = queue.pop()
+                        _send(pipe, busy[pipe], workers)
     finally:
-        for pipe, process in team.items():
+        for pipe, process in workers.items():
             process.terminate()
             process.join()
             pipe.close()
@@ -71,49 +71,53 @@ def _start(
     processes: int, make_work: Callable[..., Work], arguments: tuple[Any, ...]
 ) -> dict[connection.Connection, Any]:
     context = multiprocessing.get_context("spawn")
-    team = {}
+    workers = {}
     # Ctrl-C sends SIGINT to the whole process group. Workers inherit the blocked SIGINT, so only
     # the parent receives it and then stops the workers. The resource tracker of multiprocessing
     # must be started before SIGINT is blocked, because starting it unblocks SIGINT.
     resource_tracker.ensure_running()
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         for _ in range(processes):
-            ours, theirs = context.Pipe()
+            parent_end, child_end = context.Pipe()
             process = context.Process(
-                target=_worker, args=(theirs, make_work, arguments), daemon=True
+                target=_worker, args=(child_end, make_work, arguments), daemon=True
             )
             process.start()
-            theirs.close()  # so that the pipe closes when the worker dies
-            team[ours] = process
+            child_end.close()  # so that the pipe closes when the worker dies
+            workers[parent_end] = process
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    return team
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+    return workers
 
 
-def _send(pipe: connection.Connection, task: Any, team: dict[connection.Connection, Any]) -> None:
+def _send(
+    pipe: connection.Connection, task: Any, workers: dict[connection.Connection, Any]
+) -> None:
     try:
         pipe.send(task)
     except BrokenPipeError:
-        raise _death(pipe, team) from None
+        raise _death_error(pipe, workers) from None
 
 
 def _receive(
-    pipe: connection.Connection, task: Any, team: dict[connection.Connection, Any]
+    pipe: connection.Connection, task: Any, workers: dict[connection.Connection, Any]
 ) -> tuple[str, Any]:
     try:
         return pipe.recv()
     except (EOFError, ConnectionResetError):
-        raise _death(pipe, team) from None
+        raise _death_error(pipe, workers) from None
 
 
-def _death(pipe: connection.Connection, team: dict[connection.Connection, Any]) -> Exception:
-    team[pipe].join()
-    code = team[pipe].exitcode
-    how = f"was killed by signal {-code} (out of memory?)" if code < 0 else f"exited with {code}"
+def _death_error(
+    pipe: connection.Connection, workers: dict[connection.Connection, Any]
+) -> Exception:
+    workers[pipe].join()
+    code = workers[pipe].exitcode
+    cause = f"was killed by signal {-code} (out of memory?)" if code < 0 else f"exited with {code}"
     return errors.UserError(
-        f"a worker process {how}; run the same command again to resume; fewer --workers need less "
-        "memory"
+        f"a worker process {cause}; run the same command again to resume; fewer --workers need "
+        "less memory"
     )
 
 

@@ -80,8 +80,8 @@ def prepare(
     if language != languages.ENGLISH:
         options["language_rules"] = languages.rules_version()
     tok = tokenizer.load(tokenizer_path)
-    missing: collections.Counter[str] = collections.Counter()
-    sources = reader.find(inputs, format=format, on_error=on_error, skipped=missing)
+    skipped: collections.Counter[str] = collections.Counter()
+    sources = reader.find(inputs, format=format, on_error=on_error, skipped=skipped)
     plan = {
         "tokenizer": {"kind": tok.kind, "size": tok.size, "fingerprint": tok.fingerprint},
         "token_dtype": store.token_dtype(tok.size).name,
@@ -109,7 +109,7 @@ def prepare(
         counts = _finish(job, units, workers, on_progress)
         if heldout_fraction:
             counts = _hold_one_out(job, units, counts)
-        manifest = plan | _totals(counts, missing)
+        manifest = plan | _totals(counts, skipped)
         _check_documents(folder, manifest)
         schema.write(folder / manifest_lib.FILE, manifest, manifest_lib.FORM)
         prepare_folder.clear(folder)
@@ -165,20 +165,20 @@ def _finish(
 ) -> dict[int, dict[str, Any]]:
     """Runs the unfinished units; returns the counts of all units, by index."""
     with futures.ThreadPoolExecutor() as pool:
-        found = pool.map(functools.partial(prepare_folder.counts_of, job), units)
-        counts = {unit.index: counts for unit, counts in zip(units, found, strict=True)}
+        existing = pool.map(functools.partial(prepare_folder.counts_of, job), units)
+        counts = {unit.index: counts for unit, counts in zip(units, existing, strict=True)}
     todo = [unit for unit in units if counts[unit.index] is None]
     done = {unit.index: 0 if counts[unit.index] is None else unit.size for unit in units}
     total = sum(unit.size for unit in units)
 
     on_progress(sum(done.values()), total)
 
-    def hear(unit: prepare_unit.Unit, amount: int) -> None:
+    def report(unit: prepare_unit.Unit, amount: int) -> None:
         done[unit.index] = amount
         on_progress(sum(done.values()), total)
 
     work = parallel.run(
-        todo, prepare_unit.make_work, (job,), processes=workers, on_progress=hear
+        todo, prepare_unit.make_work, (job,), processes=workers, on_progress=report
     )
     with contextlib.closing(work):
         for unit, result in work:
@@ -197,31 +197,31 @@ def _hold_one_out(
     counts of all units, with new counts for the repeated units.
     """
     hashes = [c["smallest_hash"] for c in counts.values() if c["smallest_hash"] is not None]
-    least = min(hashes, default=0)
-    if least < units[0].threshold:
+    smallest = min(hashes, default=0)
+    if smallest < units[0].threshold:
         return counts
-    again = [
-        dataclasses.replace(unit, threshold=least + 1)
+    repeated = [
+        dataclasses.replace(unit, threshold=smallest + 1)
         for unit in units
-        if counts[unit.index]["smallest_hash"] == least
+        if counts[unit.index]["smallest_hash"] == smallest
     ]
-    return counts | _finish(job, again, 1, lambda done, total: None)
+    return counts | _finish(job, repeated, 1, lambda done, total: None)
 
 
 def _totals(
-    counts: dict[int, dict[str, Any]], missing: collections.Counter[str]
+    counts: dict[int, dict[str, Any]], skipped_files: collections.Counter[str]
 ) -> dict[str, Any]:
     ordered = [counts[index] for index in sorted(counts)]
-    skipped = sum((collections.Counter(c["skipped"]) for c in ordered), start=missing)
+    skipped = sum((collections.Counter(c["skipped"]) for c in ordered), start=skipped_files)
     splits = {}
     for split in prepare_unit.SPLITS:
         shards = [c["splits"][split] for c in ordered if c["splits"][split]]
         sums = {key: sum(shard[key] for shard in shards) for key in _COUNTS}
         splits[split] = sums | {"shards": shards}
-    read = sum(c["documents_read"] for c in ordered)
+    num_read = sum(c["documents_read"] for c in ordered)
     return {
         "text_bytes": sum(c["text_bytes"] for c in ordered),
-        "empty_documents": read - sum(split["documents"] for split in splits.values()),
+        "empty_documents": num_read - sum(split["documents"] for split in splits.values()),
         "skipped": dict(sorted(skipped.items())),
         "splits": splits,
         "texts": [c["text"] for c in ordered] if all(c["text"] for c in ordered) else [],

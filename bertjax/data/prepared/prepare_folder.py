@@ -75,7 +75,7 @@ def existing(
             "choose another --output or delete the folder"
         )
     texts = dict(enumerate(manifest["texts"]))
-    _check_texts(job, texts, units if texts else (), _perhaps_changed(folder, sources), workers)
+    _check_texts(job, texts, units if texts else (), _possibly_changed(folder, sources), workers)
     for split in manifest["splits"].values():
         for shard in split["shards"]:
             store.check_size(folder / shard["file"], shard["bytes"])
@@ -101,32 +101,34 @@ def begin(
         remedy = "choose another --output or delete the folder"
         old = schema.read(file, manifest_lib.Plan, remedy, form=manifest_lib.FORM)
         _check_same(folder, dataclasses.asdict(old), plan)
-        changed = _perhaps_changed(folder, sources)
-        found = {unit.index: counts_of(job, unit) for unit in units if _reads(unit, changed)}
-        texts = {index: counts["text"] for index, counts in found.items() if counts}
-        begun = [unit for unit in units if texts.get(unit.index)]
-        _check_texts(job, texts, begun, changed, workers)
+        changed = _possibly_changed(folder, sources)
+        unit_counts = {unit.index: counts_of(job, unit) for unit in units if _reads(unit, changed)}
+        texts = {index: counts["text"] for index, counts in unit_counts.items() if counts}
+        finished_units = [unit for unit in units if texts.get(unit.index)]
+        _check_texts(job, texts, finished_units, changed, workers)
     else:
         clear(folder)
         (folder / prepare_unit.UNITS).mkdir(parents=True, exist_ok=True)
         schema.write(file, plan, manifest_lib.FORM)
 
 
-def _perhaps_changed(folder: epath.Path, sources: Sequence[reader.Source]) -> set[str]:
+def _possibly_changed(folder: epath.Path, sources: Sequence[reader.Source]) -> set[str]:
     """Returns the paths of text files modified since the oldest file in `folder` was written.
 
     NOTE: file system clocks are coarse, so files modified up to a second before also count.
     """
-    begun = min(_modified(os.fspath(item)) for item in folder.iterdir() if not item.is_dir())
+    start_time = min(
+        _modification_time(os.fspath(item)) for item in folder.iterdir() if not item.is_dir()
+    )
     files = (source.path for source in sources if source.format not in ("tfds", "builtin"))
-    return {path for path in files if _modified(path) > begun - _SECOND}
+    return {path for path in files if _modification_time(path) > start_time - _SECOND}
 
 
 def _reads(unit: prepare_unit.Unit, paths: set[str]) -> bool:
     return any(source.path in paths for source in unit.sources)
 
 
-def _modified(path: str) -> int:
+def _modification_time(path: str) -> int:
     """Returns when a file was last modified, in nanoseconds.
 
     For a local file this is the later of mtime and ctime, because a program can set mtime but not
@@ -134,8 +136,8 @@ def _modified(path: str) -> int:
     """
     if "://" in path:
         return int(epath.Path(path).stat().mtime * _SECOND)
-    found = os.stat(path)
-    return max(found.st_mtime_ns, found.st_ctime_ns)
+    status = os.stat(path)
+    return max(status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _check_texts(
@@ -150,16 +152,16 @@ def _check_texts(
     texts: the digest of each unit's text, by index, from when it was prepared.
     changed: paths of files; only units that read one of them are checked.
     """
-    again = [unit for unit in units if _reads(unit, changed)]
+    affected = [unit for unit in units if _reads(unit, changed)]
     work = parallel.run(
-        again, prepare_unit.make_digest, (job,), processes=workers, on_progress=lambda *_: None
+        affected, prepare_unit.make_digest, (job,), processes=workers, on_progress=lambda *_: None
     )
     with contextlib.closing(work):
         for unit, digest in work:
             if digest != texts.get(unit.index):
-                named = errors.several(dict.fromkeys(source.path for source in unit.sources), 3)
+                names = errors.several(dict.fromkeys(source.path for source in unit.sources), 3)
                 raise errors.UserError(
-                    f"{job.output}: contains data prepared from other sources: the text of {named} "
+                    f"{job.output}: contains data prepared from other sources: the text of {names} "
                     "has changed; choose another --output or delete the folder"
                 )
 
@@ -167,9 +169,9 @@ def _check_texts(
 def _check_same(folder: epath.Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     differences = [f"different {key}" for key in new if key != "options" and old[key] != new[key]]
     for key, value in new["options"].items():
-        before = (manifest_lib.EARLIER_OPTIONS | old["options"]).get(key)
-        if before != value:
-            differences.append(f"{key}={before!r} instead of {value!r}")
+        old_value = (manifest_lib.EARLIER_OPTIONS | old["options"]).get(key)
+        if old_value != value:
+            differences.append(f"{key}={old_value!r} instead of {value!r}")
     if differences:
         raise errors.UserError(
             f"{folder}: contains data that was prepared differently ({', '.join(differences)}); "

@@ -66,7 +66,7 @@ class Unit:
 
 def make_work(job: Job) -> Callable[[Unit, Callable[[int], None]], dict[str, Any]]:
     """Returns the function that processes a unit; loads the tokenizer once."""
-    return functools.partial(_work, job, tokenizer.load(job.tokenizer_path))
+    return functools.partial(_process_unit, job, tokenizer.load(job.tokenizer_path))
 
 
 def counts_file(output: str, index: int) -> epath.Path:
@@ -95,7 +95,7 @@ def _hash(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=8).digest()
 
 
-def _work(
+def _process_unit(
     job: Job, tok: tokenizer.Tokenizer, unit: Unit, report: Callable[[int], None]
 ) -> dict[str, Any]:
     shards = {split: _Shard(job.output, split, unit, tok) for split in SPLITS}
@@ -128,34 +128,35 @@ def _write_documents(
     skipped: collections.Counter[str] = collections.Counter()
     split_sentences = languages.splitter(job.splitter, job.language)
     batch = _Batch(tok, shards)
-    read = text_bytes = 0
+    num_documents = text_bytes = 0
     smallest = None
     digest = hashlib.sha256()
     for text, position in _texts(job, unit, skipped):
         data = text.encode("utf-8")
         text_bytes += len(data)
-        hashed = _hash(data)
+        text_hash = _hash(data)
         del data
-        digest.update(hashed)
-        order = int.from_bytes(hashed, "little")
-        found = False
+        digest.update(text_hash)
+        number = int.from_bytes(text_hash, "little")
+        has_text = False
         for piece in sentences.chopped(text, _BATCH):
             pieces = split_sentences(piece)
             if pieces:
-                found = True
-                batch.add(pieces, unit.index << 32 | read, order < unit.threshold, len(piece))
+                has_text = True
+                document = unit.index << 32 | num_documents
+                batch.add(pieces, document, number < unit.threshold, len(piece))
             if batch.letters >= _BATCH:
                 batch.flush()
                 report(position)
-        if found:
-            smallest = order if smallest is None else min(order, smallest)
-        read += 1
+        if has_text:
+            smallest = number if smallest is None else min(number, smallest)
+        num_documents += 1
     batch.flush()
     report(unit.size)
     return {
         "threshold": unit.threshold,
         "smallest_hash": smallest,
-        "documents_read": read,
+        "documents_read": num_documents,
         "text_bytes": text_bytes,
         "skipped": dict(sorted(skipped.items())),
         "text": digest.hexdigest(),
@@ -165,7 +166,7 @@ def _write_documents(
 def _texts(
     job: Job, unit: Unit, skipped: collections.Counter[str]
 ) -> Iterator[tuple[str, int]]:
-    before = 0
+    offset = 0
     for source in unit.sources:
         for text, position in reader.read(
             source,
@@ -174,8 +175,8 @@ def _texts(
             on_error=job.on_error,
             skipped=skipped,
         ):
-            yield text, before + position
-        before += source.size
+            yield text, offset + position
+        offset += source.size
 
 
 class _Batch:
@@ -183,7 +184,7 @@ class _Batch:
 
     def __init__(self, tok: tokenizer.Tokenizer, shards: dict[str, "_Shard"]):
         self._encode, self._shards = tok.encode_batch, shards
-        self._between = " " if tok.keeps_spaces() else ""  # put between sentences
+        self._separator = " " if tok.keeps_spaces() else ""  # put between sentences
         self._clear()
 
     def _clear(self) -> None:
@@ -191,20 +192,20 @@ class _Batch:
         self._documents: list[tuple[int, bool, int]] = []  # id, held out, number of sentences
         self.letters = 0
 
-    def add(self, found: list[str], document: int, held_out: bool, letters: int) -> None:
-        if max(map(len, found)) > MAX_SENTENCE:
-            found = sentences.clean(
-                [part for piece in found for part in sentences.chopped(piece, MAX_SENTENCE)]
+    def add(self, pieces: list[str], document: int, held_out: bool, letters: int) -> None:
+        if max(map(len, pieces)) > MAX_SENTENCE:
+            pieces = sentences.clean(
+                [part for piece in pieces for part in sentences.chopped(piece, MAX_SENTENCE)]
             )
-        self._sentences += found[:1]
-        self._sentences += [self._between + sentence for sentence in found[1:]]
-        self._documents.append((document, held_out, len(found)))
+        self._sentences += pieces[:1]
+        self._sentences += [self._separator + sentence for sentence in pieces[1:]]
+        self._documents.append((document, held_out, len(pieces)))
         self.letters += letters
 
     def flush(self) -> None:
         if not self._sentences:
             return
-        with _no_collection():
+        with _no_garbage_collection():
             encoded = self._encode(self._sentences)
             lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
             flat = itertools.chain.from_iterable(encoded)
@@ -213,16 +214,16 @@ class _Batch:
         ids, held_out, counts = zip(*self._documents, strict=True)
         ids = np.repeat(np.array(ids, np.uint64), counts)
         held_out = np.repeat(np.array(held_out), counts)
-        for split, belongs in (("train", ~held_out), ("heldout", held_out)):
-            chosen = belongs & (lengths > 0)  # a sentence of control characters has no tokens
-            if chosen.any():
-                inside = tokens if belongs.all() else tokens[np.repeat(belongs, lengths)]
-                self._shards[split].add(ids[chosen], lengths[chosen], inside)
+        for split, in_split in (("train", ~held_out), ("heldout", held_out)):
+            nonempty = in_split & (lengths > 0)  # a sentence of control characters has no tokens
+            if nonempty.any():
+                split_tokens = tokens if in_split.all() else tokens[np.repeat(in_split, lengths)]
+                self._shards[split].add(ids[nonempty], lengths[nonempty], split_tokens)
         self._clear()
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def _no_garbage_collection() -> Iterator[None]:
     """Disables the garbage collector, which would take a quarter of the time.
 
     It would search thousands of short-lived lists for reference cycles, but they have none.

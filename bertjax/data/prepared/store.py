@@ -239,32 +239,32 @@ class Dataset:
         Raises UserError, naming the shard and the record, if a record is corrupt, and IndexError if
         an index is out of range.
         """
-        wanted = collections.defaultdict(list)  # {shard: [(index in the result, record)]}
+        requests = collections.defaultdict(list)  # {shard: [(index in the result, record)]}
         for place, index in enumerate(record_indices):
             index = int(index)
             if not 0 <= index < self.num_records:
                 raise IndexError(f"record {index} of {self.num_records}")
             shard = bisect.bisect_right(self._starts, index) - 1
-            wanted[shard].append((place, index - self._starts[shard]))
+            requests[shard].append((place, index - self._starts[shard]))
         records: list[Any] = [None] * len(record_indices)
-        for shard, places in wanted.items():
+        for shard, places in requests.items():
             for (place, _), record in zip(places, self._read(shard, places), strict=True):
                 records[place] = record
         return records
 
     def _read(self, shard: int, places: list[tuple[int, int]]) -> list[Record]:
         reader = self._reader(shard)
-        inside = [record for _, record in places]
+        indices = [index for _, index in places]
         try:
-            return [decode_record(data) for data in reader.read(inside)]
+            return [decode_record(data) for data in reader.read(indices)]
         except (RuntimeError, ValueError):
             pass
-        for record in inside:  # read one by one, to find the corrupt record
+        for index in indices:  # read one by one, to find the corrupt record
             try:
-                decode_record(reader.read([record])[0])
+                decode_record(reader.read([index])[0])
             except (RuntimeError, ValueError) as error:
                 raise errors.UserError(
-                    f"{self._path(shard)}: record {record} is corrupt ({error}); "
+                    f"{self._path(shard)}: record {index} is corrupt ({error}); "
                     "delete the folder and prepare the data again"
                 ) from error
         raise errors.UserError(
@@ -294,12 +294,12 @@ class Dataset:
             reader = array_record_module.ArrayRecordReader(
                 local, options=_READER_OPTIONS, file_reader_buffer_size=1 << 15
             )
-            found = reader.num_records() if reader.ok() else 0
+            count = reader.num_records() if reader.ok() else 0
         except RuntimeError as error:
             raise errors.UserError(f"{path}: cannot be read as ArrayRecord ({error})") from error
-        if found != expected:
+        if count != expected:
             raise errors.UserError(
-                f"{path}: contains {found} records, but the manifest lists {expected}; it is "
+                f"{path}: contains {count} records, but the manifest lists {expected}; it is "
                 "truncated or corrupt: delete the folder and prepare the data again"
             )
         return reader
@@ -346,10 +346,10 @@ def too_small_to_rank(documents: int, tokens: int) -> str | None:
     """
     if documents >= RANKING_DOCUMENTS and tokens >= RANKING_TOKENS:
         return None
-    found = "1 document" if documents == 1 else f"{documents:,} documents"
-    few = "is too little" if documents == 1 else "are too few"
+    amount = "1 document" if documents == 1 else f"{documents:,} documents"
+    verdict = "is too little" if documents == 1 else "are too few"
     return (
-        f"{found} with {tokens:,} tokens in total {few} to rank models by small "
+        f"{amount} with {tokens:,} tokens in total {verdict} to rank models by small "
         f"differences in loss, which needs about {RANKING_DOCUMENTS} documents and "
         f"{RANKING_TOKENS:,} "
         "tokens: hold out more with `bertjax prepare --heldout_fraction`"
@@ -359,12 +359,12 @@ def too_small_to_rank(documents: int, tokens: int) -> str | None:
 def check_size(file: epath.Path, size: int) -> None:
     """Raises UserError unless the file exists and has `size` bytes."""
     try:
-        found = file.stat().length
+        actual = file.stat().length
     except OSError as error:
         raise errors.UserError(f"{file}: not found, but the manifest lists it") from error
-    if found != size:
+    if actual != size:
         raise errors.UserError(
-            f"{file}: has {found} bytes, but the manifest lists {size}; it is truncated or "
+            f"{file}: has {actual} bytes, but the manifest lists {size}; it is truncated or "
             "corrupt: delete the folder and prepare the data again"
         )
 
