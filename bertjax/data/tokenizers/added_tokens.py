@@ -18,7 +18,7 @@ from bertjax import errors, schema
 
 DECODER = "added_tokens_decoder"  # key of tokenizer_config.json; its value is {id: token}
 FILE = "added_tokens.json"  # {content: id}, as transformers wrote it before version 4.34
-AGAIN = "copy the tokenizer's files again"
+REMEDY = "copy the tokenizer's files again"
 MAX_ID = 1 << 24
 
 Id = Annotated[int, schema.Between(0, MAX_ID)]
@@ -60,42 +60,42 @@ def read(folder: epath.Path, config: Mapping[str, Any], pipeline: Mapping[str, A
     lists = []
     entries = pipeline.get("added_tokens") or []
     where = folder / "tokenizer.json"
-    numbered = schema.typed(entries, list[_Numbered], f"{where}: added_tokens", AGAIN)
+    numbered = schema.typed(entries, list[_Numbered], f"{where}: added_tokens", REMEDY)
     lists.append((where, [(entry.id, entry.token()) for entry in numbered]))
     where = folder / "tokenizer_config.json"
     by_id = schema.typed(
-        config.get(DECODER) or {}, dict[str, _Entry], f"{where}: {DECODER}", AGAIN
+        config.get(DECODER) or {}, dict[str, _Entry], f"{where}: {DECODER}", REMEDY
     )
     lists.append((where, [(_number(i, where), entry.token()) for i, entry in by_id.items()]))
     where = folder / FILE
     if where.exists():
         special = _special_contents(config)
-        by_content = schema.typed(schema.read_object(where, AGAIN), dict[str, Id], where, AGAIN)
+        by_content = schema.typed(schema.read_object(where, REMEDY), dict[str, Id], where, REMEDY)
         plain = [(i, _Entry(name, special=name in special)) for name, i in by_content.items()]
         lists.append((where, [(i, entry.token()) for i, entry in plain]))
-    found: dict[int, tokenizers.AddedToken] = {}
+    added: dict[int, tokenizers.AddedToken] = {}
     ids: dict[str, int] = {}
     for where, tokens in lists:
         for i, token in tokens:
             if not token.content:
-                raise errors.UserError(f"{where}: the added token {i} is empty; {AGAIN}")
+                raise errors.UserError(f"{where}: the added token {i} is empty; {REMEDY}")
             if ids.setdefault(token.content, i) != i or (
-                found.setdefault(i, token).content != token.content
+                added.setdefault(i, token).content != token.content
             ):
-                other = ids[token.content] if ids[token.content] != i else found[i].content
+                other = ids[token.content] if ids[token.content] != i else added[i].content
                 raise errors.UserError(
                     f"{where}: the added token {token.content!r} has id {i}, which conflicts with "
-                    f"{other!r} in the folder's lists of added tokens; {AGAIN}"
+                    f"{other!r} in the folder's lists of added tokens; {REMEDY}"
                 )
-    return dict(sorted(found.items()))
+    return dict(sorted(added.items()))
 
 
-def parse(stated: Mapping[str, Any], where: Any) -> tokenizers.AddedToken:
-    """Returns the special token that the JSON object `stated` describes.
+def parse(fields: Mapping[str, Any], where: Any) -> tokenizers.AddedToken:
+    """Returns the special token that the JSON object `fields` describes.
 
     where: the file and key of the object, for error messages.
     """
-    return schema.typed({**stated, "special": True}, _Entry, where, AGAIN).token()
+    return schema.typed({**fields, "special": True}, _Entry, where, REMEDY).token()
 
 
 def declare(library: tokenizers.Tokenizer, added: Added, where: Any) -> None:
@@ -103,15 +103,15 @@ def declare(library: tokenizers.Tokenizer, added: Added, where: Any) -> None:
 
     where: the file that lists the tokens, for the error message.
     """
-    known = {token.content for token in library.get_added_tokens_decoder().values()}
+    contents = {token.content for token in library.get_added_tokens_decoder().values()}
     for i, token in sorted(added.items()):
-        if token.content not in known:
+        if token.content not in contents:
             library.add_tokens([token])
-        found = library.token_to_id(token.content)
-        if found != i:
+        actual_id = library.token_to_id(token.content)
+        if actual_id != i:
             raise errors.UserError(
-                f"{where}: the added token {token.content!r} has id {i}, but {found} in the "
-                f"vocabulary; {AGAIN}"
+                f"{where}: the added token {token.content!r} has id {i}, but {actual_id} in the "
+                f"vocabulary; {REMEDY}"
             )
 
 
@@ -157,7 +157,7 @@ class Splitter:
 
 def _number(text: str, where: Any) -> int:
     if not (text.isascii() and text.isdigit()) or int(text[:20]) > MAX_ID:
-        raise errors.UserError(f"{where}: {DECODER}: {schema.short(text)} is not an id; {AGAIN}")
+        raise errors.UserError(f"{where}: {DECODER}: {schema.short(text)} is not an id; {REMEDY}")
     return int(text)
 
 
@@ -165,8 +165,8 @@ def _special_contents(config: Mapping[str, Any]) -> set[str]:
     """Returns the contents of the special tokens in a config."""
     values = [value for key, value in config.items() if key.endswith("_token")]
     for key in ("additional_special_tokens", "extra_special_tokens"):
-        listed = config.get(key)
-        values += listed if isinstance(listed, list) else []
+        entries = config.get(key)
+        values += entries if isinstance(entries, list) else []
     contents = (value.get("content") if isinstance(value, dict) else value for value in values)
     return {content for content in contents if isinstance(content, str)}
 

@@ -24,7 +24,7 @@ SENTINELS = np.arange(SIZE - 1, SIZE - 101, -1, dtype=np.int32)
 KEY = "first_sentinel"  # key of tokenizer_config.json: the id of the first sentinel
 # Keys that transformers writes and earlier versions of bertjax did not write: `of_config` uses them
 # to recognise a file from such a version.
-_THEIRS = {"additional_special_tokens", "added_tokens_decoder", "extra_special_tokens"}
+_TRANSFORMERS_KEYS = {"additional_special_tokens", "added_tokens_decoder", "extra_special_tokens"}
 _SPACES = b" \t\n\r\x0b\x0c"
 _ROLES = ("pad", "eos", "unk")  # roles of the special tokens with ids 0, 1 and 2
 
@@ -74,11 +74,11 @@ class ByteModel:
         By default a special token absorbs the white space around it, as in ByT5Tokenizer; flags in
         the files override this.
         """
-        usual = {
+        defaults = {
             i: tokenizers.AddedToken(self.pieces[i], special=True, lstrip=True, rstrip=True)
             for i in self.special_ids
         }
-        return {**usual, **self.declared}
+        return {**defaults, **self.declared}
 
     def encode_with_offsets(
         self, texts: Sequence[str]
@@ -130,14 +130,14 @@ def of_config(
     """
     first = content.get(KEY)
     if first is None:
-        earlier = {"model_input_names", "extra_ids"} <= content.keys()
-        first = SIZE if earlier and not content.keys() & _THEIRS else SIZE - 1
+        is_earlier = {"model_input_names", "extra_ids"} <= content.keys()
+        first = SIZE if is_earlier and not content.keys() & _TRANSFORMERS_KEYS else SIZE - 1
     declared = {}
     for i, role in enumerate(_ROLES):
         token = (added or {}).get(i)
-        stated = content.get(f"{role}_token")
-        if token is None and isinstance(stated, Mapping):
-            token = added_tokens.parse(stated, f"{where}: {role}_token")
+        value = content.get(f"{role}_token")
+        if token is None and isinstance(value, Mapping):
+            token = added_tokens.parse(value, f"{where}: {role}_token")
         if token is not None and token.content == ByteModel.pieces[i]:
             declared[i] = token
     if first == SIZE - 1:

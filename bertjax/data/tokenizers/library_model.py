@@ -24,7 +24,7 @@ _BYTES = {chr(byte): byte for byte in _VISIBLE}
 _BYTES |= {chr(0x100 + n): byte for n, byte in enumerate(_HIDDEN)}
 
 # Keys that `_settings` drops: `rules` adds vocab and merges itself; the others change no id.
-_SILENT = ("vocab", "merges", "trim_offsets", "fuse_unk", "dropout")
+_IGNORED_KEYS = ("vocab", "merges", "trim_offsets", "fuse_unk", "dropout")
 PREPEND = "prepend_scheme"  # key of tokenizer_config.json; used if there is no tokenizer.json
 _PROBE = "\ufdd0"  # a noncharacter, which does not occur in text
 
@@ -44,11 +44,11 @@ class LibraryModel:
         library.no_padding()
         library.no_truncation()
         spec = json.loads(library.to_str())
-        cutter = spec["pre_tokenizer"]
-        once = cutter == _prefixed_once(cutter)
+        pre_tokenizer = spec["pre_tokenizer"]
+        once = pre_tokenizer == _prefixed_once(pre_tokenizer)
         self.prefix_once = prefix_once or once
         if once:  # a plain ByteLevel gives plain text the same ids, and `_word_cache` supports it
-            level = cutter["pretokenizers"][-1]
+            level = pre_tokenizer["pretokenizers"][-1]
             library.pre_tokenizer = pre_tokenizers.ByteLevel(
                 add_prefix_space=True,
                 trim_offsets=level["trim_offsets"],
@@ -57,7 +57,7 @@ class LibraryModel:
             spec = json.loads(library.to_str())
         library.encode_special_tokens = True  # `[MASK]` in a text is six plain characters
         self._spec = spec
-        self.library = _plain(library, spec)
+        self.library = _without_specials(library, spec)
         self.kind = KINDS[self._spec["model"]["type"]]
         pieces = _pieces(library)
         self.num_sentinels = count_sentinels(pieces)
@@ -73,7 +73,7 @@ class LibraryModel:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of each text, without special tokens."""
         if self._cache is None:
-            return self._plain(texts)
+            return self._encode_uncached(texts)
         return self._cache.encode_batch(texts)
 
     def encode_with_offsets(
@@ -85,7 +85,7 @@ class LibraryModel:
 
     def encode_behind(self, text: str) -> list[int]:
         """Returns the ids of a text that follows a special token; see `prefix_once`."""
-        return _ids(self._behind_probe, [_PROBE + text.replace(_PROBE, "\ufffd")])[0][1:]
+        return _ids(self._probe_library, [_PROBE + text.replace(_PROBE, "\ufffd")])[0][1:]
 
     def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
         """Returns {id: special token}, as declared in the library."""
@@ -141,15 +141,15 @@ class LibraryModel:
     @property
     def pipeline(self) -> dict:
         """The JSON of the library after applying `prefix_once`, for export."""
-        return self._completed(self._spec)
+        return self._exported_spec(self._spec)
 
-    def _completed(self, spec: dict) -> dict:
+    def _exported_spec(self, spec: dict) -> dict:
         return prefixed_once(spec) if self.prefix_once else spec
 
     @functools.cached_property
-    def _behind_probe(self) -> tokenizers.Tokenizer:
+    def _probe_library(self) -> tokenizers.Tokenizer:
         """The pipeline with the added token _PROBE, which represents any special token."""
-        spec = self._completed(json.loads(self.library.to_str()))
+        spec = self._exported_spec(json.loads(self.library.to_str()))
         library = tokenizers.Tokenizer.from_str(json.dumps(spec))
         library.encode_special_tokens = True
         library.add_tokens([_probe()])
@@ -159,18 +159,18 @@ class LibraryModel:
     def _prefix_space(self) -> bool:
         return bool((self._spec["pre_tokenizer"] or {}).get("add_prefix_space"))
 
-    def _plain(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode_uncached(self, texts: Sequence[str]) -> list[list[int]]:
         return _ids(self.library, texts)
 
     def _word_cache(self) -> word_cache.WordCache | None:
         """Returns a cache; None if added tokens match in text or `word_cache` has no splitter."""
         if any(not token["special"] for token in self._spec["added_tokens"]):
             return None
-        normalizer, cutter = self._spec["normalizer"], self._spec["pre_tokenizer"] or {}
+        normalizer, pre_tokenizer = self._spec["normalizer"], self._spec["pre_tokenizer"] or {}
         if (
             self.kind == "wordpiece"
             and (normalizer or {}).get("type") == "BertNormalizer"
-            and cutter.get("type") == "BertPreTokenizer"
+            and pre_tokenizer.get("type") == "BertPreTokenizer"
         ):
             chunks = word_cache.wordpiece_chunks(
                 split_ideographs=normalizer["handle_chinese_chars"]
@@ -179,11 +179,11 @@ class LibraryModel:
         if (
             self.kind == "bpe"
             and normalizer is None
-            and cutter.get("type") == "ByteLevel"
-            and cutter["use_regex"]
+            and pre_tokenizer.get("type") == "ByteLevel"
+            and pre_tokenizer["use_regex"]
         ):
-            chunks = word_cache.byte_level_chunks(prefix_space=cutter["add_prefix_space"])
-            spec = self._spec | {"pre_tokenizer": cutter | {"add_prefix_space": False}}
+            chunks = word_cache.byte_level_chunks(prefix_space=pre_tokenizer["add_prefix_space"])
+            spec = self._spec | {"pre_tokenizer": pre_tokenizer | {"add_prefix_space": False}}
             unprefixed = tokenizers.Tokenizer.from_str(json.dumps(spec))
             unprefixed.encode_special_tokens = True
             return word_cache.WordCache(chunks, lambda words: _ids(unprefixed, words))
@@ -197,13 +197,13 @@ class LibraryModel:
         correct because a full stop is always a separate chunk and no other chunk yields its id. If
         the number of full stops is nevertheless wrong, each chunk is encoded separately.
         """
-        stop = self._plain(["."])[0]
+        stop = self._encode_uncached(["."])[0]
         plain = [word for word in words if word != "."]
-        ids = self._plain([" . ".join(plain) + " ."])[0]
+        ids = self._encode_uncached([" . ".join(plain) + " ."])[0]
         ends = [i for i, piece in enumerate(ids) if [piece] == stop]
         if len(ends) != len(plain):
-            return self._plain(words)
-        rows = dict(zip(plain, _cut(ids, ends), strict=True))
+            return self._encode_uncached(words)
+        rows = dict(zip(plain, _split_at(ids, ends), strict=True))
         rows["."] = stop
         return [rows[word] for word in words]
 
@@ -236,10 +236,10 @@ def prefixed_once(spec: dict) -> dict:
 
     spec: the JSON of the pipeline.
     """
-    cutter = spec["pre_tokenizer"] or {}
-    if cutter.get("type") != "ByteLevel" or not cutter["add_prefix_space"]:
+    pre_tokenizer = spec["pre_tokenizer"] or {}
+    if pre_tokenizer.get("type") != "ByteLevel" or not pre_tokenizer["add_prefix_space"]:
         return spec
-    return spec | {"pre_tokenizer": _prefixed_once({"pretokenizers": [{}, cutter]})}
+    return spec | {"pre_tokenizer": _prefixed_once({"pretokenizers": [{}, pre_tokenizer]})}
 
 
 def begins_words_behind_specials(pipeline: dict) -> bool:
@@ -258,7 +258,7 @@ def _probe() -> tokenizers.AddedToken:
     return tokenizers.AddedToken(_PROBE, normalized=False)
 
 
-def _plain(library: tokenizers.Tokenizer, spec: dict) -> tokenizers.Tokenizer:
+def _without_specials(library: tokenizers.Tokenizer, spec: dict) -> tokenizers.Tokenizer:
     """Returns a library that does not match special tokens in text.
 
     Special tokens that are also pieces, such as the control pieces of a Unigram vocabulary, could
@@ -269,29 +269,29 @@ def _plain(library: tokenizers.Tokenizer, spec: dict) -> tokenizers.Tokenizer:
     if not any(i in ids for ids, i in rows):
         return library
 
-    def renamed(piece: str) -> str:
+    def rename(piece: str) -> str:
         return _PROBE + piece if piece in specials else piece
 
     model = dict(spec["model"])
     if isinstance(model["vocab"], dict):
-        model["vocab"] = {renamed(piece): i for piece, i in model["vocab"].items()}
+        model["vocab"] = {rename(piece): i for piece, i in model["vocab"].items()}
     else:
-        model["vocab"] = [(renamed(piece), score) for piece, score in model["vocab"]]
+        model["vocab"] = [(rename(piece), score) for piece, score in model["vocab"]]
     if model.get("unk_token"):
-        model["unk_token"] = renamed(model["unk_token"])
-    added = [token | {"content": renamed(token["content"])} for token in spec["added_tokens"]]
-    other = {"model": model, "added_tokens": added, "post_processor": None}
-    library = tokenizers.Tokenizer.from_str(json.dumps(spec | other))
+        model["unk_token"] = rename(model["unk_token"])
+    added = [token | {"content": rename(token["content"])} for token in spec["added_tokens"]]
+    changes = {"model": model, "added_tokens": added, "post_processor": None}
+    library = tokenizers.Tokenizer.from_str(json.dumps(spec | changes))
     library.encode_special_tokens = True
     return library
 
 
-def _prefixed_once(cutter: dict | None) -> dict:
+def _prefixed_once(pre_tokenizer: dict | None) -> dict:
     """Returns the pre-tokenizer of `prefixed_once`.
 
-    cutter: a Sequence of pre-tokenizers, of which the last one, a ByteLevel, is used.
+    pre_tokenizer: a Sequence of pre-tokenizers, of which the last one, a ByteLevel, is used.
     """
-    parts = (cutter or {}).get("pretokenizers", [])
+    parts = (pre_tokenizer or {}).get("pretokenizers", [])
     level = parts[-1] if parts else {}
     space = {"type": "Metaspace", "replacement": " ", "prepend_scheme": "first", "split": False}
     level = level | {"add_prefix_space": False}
@@ -303,7 +303,7 @@ def _ids(library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]
     return [encoding.ids for encoding in encodings]
 
 
-def _cut(ids: list[int], ends: list[int]) -> Iterable[list[int]]:
+def _split_at(ids: list[int], ends: list[int]) -> Iterable[list[int]]:
     start = 0
     for end in ends:
         yield ids[start:end]
@@ -325,12 +325,12 @@ def count_sentinels(pieces: list[str]) -> int:
 
 
 def _settings(section: dict | None) -> dict:
-    """Drops the keys in _SILENT, and settings that are False, None or empty.
+    """Drops the keys in _IGNORED_KEYS, and settings that are False, None or empty.
 
     Some versions of the library write False, None and empty settings, and others omit them.
     """
     return {
         key: value
         for key, value in (section or {}).items()
-        if key not in _SILENT and value not in (None, False, "", [])
+        if key not in _IGNORED_KEYS and value not in (None, False, "", [])
     }

@@ -107,11 +107,13 @@ class UnigramModel:
             i for i, piece in enumerate(self._proto.pieces) if _COMMA_AFTER_DIGIT(piece.piece)
         )
         self._num_base = len(base)
-        self._of_model = {i: n for n, i in enumerate(self._ids) if n >= skipped}
-        matched = [(i, token) for i, token in self.added.items() if not token.special]
-        self.prefix_once = prefix_once and not matched
+        self._model_index = {i: n for n, i in enumerate(self._ids) if n >= skipped}
+        text_tokens = [(i, token) for i, token in self.added.items() if not token.special]
+        self.prefix_once = prefix_once and not text_tokens
         self._splitter = (
-            added_tokens.Splitter(matched, self._plain_library().normalizer) if matched else None
+            added_tokens.Splitter(text_tokens, self._plain_library().normalizer)
+            if text_tokens
+            else None
         )
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -164,15 +166,15 @@ class UnigramModel:
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of the ids; skips special tokens."""
         specials = set(self.special_ids)
-        shown = [i for i in map(int, ids) if i not in specials]
+        text_ids = [i for i in map(int, ids) if i not in specials]
         parts: list[str] = []
-        for own, group in itertools.groupby(shown, self._of_model.__contains__):
+        for in_model, group in itertools.groupby(text_ids, self._model_index.__contains__):
             run = list(group)
-            if not own:
+            if not in_model:
                 parts += [self.pieces[i] for i in run]
                 continue
             space = " " if parts and self.pieces[run[0]].startswith(SPACE) else ""
-            parts.append(space + self._processor.decode([self._of_model[i] for i in run]))
+            parts.append(space + self._processor.decode([self._model_index[i] for i in run]))
         return "".join(parts)
 
     def readable(self, i: int) -> str:
@@ -220,8 +222,8 @@ class UnigramModel:
 
     def options(self) -> dict[str, Any]:
         """Returns the entries for tokenizer_config.json in a folder without tokenizer.json."""
-        listed = {str(i): added_tokens.entry(token) for i, token in self.added.items()}
-        options = {added_tokens.DECODER: listed} if listed else {}
+        entries = {str(i): added_tokens.entry(token) for i, token in self.added.items()}
+        options = {added_tokens.DECODER: entries} if entries else {}
         return options if self.prefix_once else options | {library_model.PREPEND: "always"}
 
     def library(self) -> tokenizers.Tokenizer:
@@ -264,10 +266,10 @@ class UnigramModel:
         return [self._ids[i] for i in row]
 
     def _cut_commas(self, ids: Sequence[int]) -> list[int]:
-        out: list[int] = []
+        cut_ids: list[int] = []
         for i in ids:
-            out += self._cut_comma(i) if i in self._comma_ids else [i]
-        return out
+            cut_ids += self._cut_comma(i) if i in self._comma_ids else [i]
+        return cut_ids
 
     def _cut_comma(self, i: int) -> list[int]:
         piece = self._proto.pieces[i].piece
@@ -285,8 +287,8 @@ class UnigramModel:
                 ids.append(i)
                 offsets.append((start, stop))
                 continue
-            found, spans = self._encode_plain_with_offsets(text[start:stop])
-            ids += self._renumbered(found)
+            piece_ids, spans = self._encode_plain_with_offsets(text[start:stop])
+            ids += self._renumbered(piece_ids)
             offsets += [(start + first, start + last) for first, last in spans]
         return ids, offsets
 
@@ -296,13 +298,13 @@ class UnigramModel:
         The ids are those of the SentencePiece model, before `layout` changes them.
         """
         if self.albert is None:
-            found = self._processor.encode_as_offset_mapping(text)
-            return found["ids"], found["offsets"]
+            mapping = self._processor.encode_as_offset_mapping(text)
+            return mapping["ids"], mapping["offsets"]
         cleaned, origins = self.albert.clean_with_origins(text)
-        found = self._processor.encode_as_offset_mapping(cleaned)
+        mapping = self._processor.encode_as_offset_mapping(cleaned)
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
-        for i, (start, stop) in zip(found["ids"], found["offsets"], strict=True):
+        for i, (start, stop) in zip(mapping["ids"], mapping["offsets"], strict=True):
             parts = self._cut_comma(i) if i in self._comma_ids else [i]
             for part in parts[:-1]:
                 end = min(stop, start + len(self._proto.pieces[part].piece))
@@ -322,8 +324,8 @@ def _ids_of_pieces(proto: sentencepiece_model_pb2.ModelProto, layout: Layout) ->
                 f"its first {skipped} pieces must be special, as in models of fairseq, but one is "
                 f"{piece.piece!r}"
             )
-    own = range(len(head), len(head) + len(proto.pieces) - skipped)
-    ids = [*(head.index(piece.piece) for piece in proto.pieces[:skipped]), *own]
+    model_ids = range(len(head), len(head) + len(proto.pieces) - skipped)
+    ids = [*(head.index(piece.piece) for piece in proto.pieces[:skipped]), *model_ids]
     if unk:
         for i, piece in enumerate(proto.pieces):
             if piece.type == _UNKNOWN:
@@ -336,8 +338,8 @@ def _scores(
 ) -> list[tuple[str, float]]:
     """Returns (piece, score) for every piece of the layout, in the order of ids."""
     head, skipped, tail, _ = layout
-    own = [(piece.piece, piece.score) for piece in proto.pieces[skipped:]]
-    return [*((piece, 0.0) for piece in head), *own, *((piece, 0.0) for piece in tail)]
+    model_scores = [(piece.piece, piece.score) for piece in proto.pieces[skipped:]]
+    return [*((piece, 0.0) for piece in head), *model_scores, *((piece, 0.0) for piece in tail)]
 
 
 def _extended(pieces: list[str], added: added_tokens.Added) -> list[str]:

@@ -31,8 +31,9 @@ _PIECE = sentencepiece_model_pb2.ModelProto.SentencePiece
 _TRAINER = sentencepiece_model_pb2.TrainerSpec
 _TYPES = {_TRAINER.UNIGRAM: "unigram", _TRAINER.BPE: "bpe", _TRAINER.CHAR: "char"}
 
-_NEVER = -100.0  # score of pieces that are not in the model; too low for any text to contain them
-_ENDS = rf"[ {SPACE}]+\z"
+# The score of pieces that are not in the model: too low for any text to contain them.
+_LOWEST_SCORE = -100.0
+_FINAL_SPACES = rf"[ {SPACE}]+\z"
 # A code point that separates units inside the normalizer. No character is assigned to it, it is
 # never part of a longer grapheme, and normalization never composes or reorders it.
 _BREAK = "\ufff0"
@@ -65,13 +66,13 @@ def build(
     library = tokenizers.Tokenizer(_model(proto, pieces, ids))
     charsmap = proto.normalizer_spec.precompiled_charsmap
     _check_symbols(proto)
-    before, cutters = _spaces(proto, prefix_once=prefix_once, cut=cut)
+    spaces, splitters = _spaces(proto, prefix_once=prefix_once, cut=cut)
     library.normalizer = normalizers.Sequence(
-        [*(_albert(albert) if albert else []), *(_table(charsmap) if charsmap else []), *before]
+        [*(_albert(albert) if albert else []), *(_table(charsmap) if charsmap else []), *spaces]
     )
     if albert is not None:  # split off a comma after a number
-        cutters.append(pre_tokenizers.Split(Regex(r"(?<=\d),(?!\d)"), "isolated"))
-    library.pre_tokenizer = pre_tokenizers.Sequence(cutters)
+        splitters.append(pre_tokenizers.Split(Regex(r"(?<=\d),(?!\d)"), "isolated"))
+    library.pre_tokenizer = pre_tokenizers.Sequence(splitters)
     library.decoder = _decoder(proto)
     return library
 
@@ -107,7 +108,7 @@ def _model(
         )
     if kind == "unigram":
         scores = dict(zip(ids, (_score(piece, proto) for piece in proto.pieces), strict=True))
-        pairs = [(piece, scores.get(i, _NEVER)) for i, piece in enumerate(pieces)]
+        pairs = [(piece, scores.get(i, _LOWEST_SCORE)) for i, piece in enumerate(pieces)]
         return models.Unigram(pairs, unk, byte_fallback=trainer.byte_fallback)
     return models.BPE(
         {piece: i for i, piece in enumerate(pieces)},
@@ -132,11 +133,11 @@ def _merges(proto: sentencepiece_model_pb2.ModelProto) -> list[tuple[str, str]]:
     The pairs are sorted by the score of that piece, best first.
     """
     scores = {p.piece: p.score for p in proto.pieces if p.type == _PIECE.NORMAL}
-    found = []
+    pairs = []
     for piece in sorted(scores, key=scores.get, reverse=True):
         cuts = ((piece[:i], piece[i:]) for i in range(1, len(piece)))
-        found += [(a, b) for a, b in cuts if a in scores and b in scores]
-    return found
+        pairs += [(a, b) for a, b in cuts if a in scores and b in scores]
+    return pairs
 
 
 def _albert(rules) -> list[normalizers.Normalizer]:
@@ -150,8 +151,8 @@ def _albert(rules) -> list[normalizers.Normalizer]:
         steps += [normalizers.NFKD(), *_removed(marks)]
     if rules.lowercase:
         # Matches a sigma at the end of a word, to lowercase it as str.lower() does.
-        final = "\\p{Cased}\\p{Case_Ignorable}*\\K\u03a3(?!\\p{Case_Ignorable}*\\p{Cased})"
-        steps += [normalizers.Replace(Regex(final), "\u03c2"), normalizers.Lowercase()]
+        final_sigma = "\\p{Cased}\\p{Case_Ignorable}*\\K\u03a3(?!\\p{Case_Ignorable}*\\p{Cased})"
+        steps += [normalizers.Replace(Regex(final_sigma), "\u03c2"), normalizers.Lowercase()]
     return steps
 
 
@@ -219,8 +220,8 @@ def _composed(charsmap: bytes) -> tuple[normalizers.Normalizer, ...]:
         for marks, letters in sorted(heads.items(), key=lambda pair: (-len(pair[0]), pair[0]))
     ]
     unit = rf"(?>{'|'.join(sequences)}|(?m:.))"
-    ends = rf"(?:\G|(?!\p{{M}}))(?=(?m:.)\p{{M}}){unit}\K(?=\p{{M}})"
-    return normalizers.Replace(Regex(ends), _BREAK), normalizers.NFKC()
+    boundary = rf"(?:\G|(?!\p{{M}}))(?=(?m:.)\p{{M}}){unit}\K(?=\p{{M}})"
+    return normalizers.Replace(Regex(boundary), _BREAK), normalizers.NFKC()
 
 
 def _spaces(proto, *, prefix_once: bool, cut: bool):
@@ -233,32 +234,32 @@ def _spaces(proto, *, prefix_once: bool, cut: bool):
         steps += [normalizers.Replace(Regex(" {2,}"), " ")]
         if not once:
             steps += [normalizers.Replace(Regex(r"\A +"), "")]
-        steps += [normalizers.Replace(Regex(_ENDS), "")]
+        steps += [normalizers.Replace(Regex(_FINAL_SPACES), "")]
     if suffix or not (strip and prefix):
         steps += [normalizers.Replace(" ", SPACE)]
     if suffix and prefix:
         steps += [normalizers.Replace(Regex(r"(?<=(?m:.))\z"), SPACE)]
     # The text before an added token may still end with spaces.
-    cutters = [pre_tokenizers.Split(Regex(_ENDS), "removed")] if strip and cut else []
+    splitters = [pre_tokenizers.Split(Regex(_FINAL_SPACES), "removed")] if strip and cut else []
     scheme = "first" if once else "always"
     if prefix and not suffix:
-        cutters += [pre_tokenizers.Metaspace(replacement=" ", prepend_scheme=scheme, split=False)]
+        splitters += [pre_tokenizers.Metaspace(replacement=" ", prepend_scheme=scheme, split=False)]
     names = [p.piece for p in proto.pieces if p.type in (_PIECE.NORMAL, _PIECE.USER_DEFINED)]
-    place = slice(None, -1) if suffix else slice(1, None)
-    words = SPACE in names and not any(SPACE in name[place] for name in names)
+    inner = slice(None, -1) if suffix else slice(1, None)
+    has_words = SPACE in names and not any(SPACE in name[inner] for name in names)
     if suffix:
-        if words:
-            cutters += [pre_tokenizers.Split(SPACE, "merged_with_previous")]
+        if has_words:
+            splitters += [pre_tokenizers.Split(SPACE, "merged_with_previous")]
     else:
-        cutters += [pre_tokenizers.Metaspace(SPACE, prepend_scheme="never", split=words)]
+        splitters += [pre_tokenizers.Metaspace(SPACE, prepend_scheme="never", split=has_words)]
     if trainer.byte_fallback and not any("<0" in name for name in names):
         # a text that contains the name of a byte piece, such as <0x41>, must not match that piece
-        cutters += [pre_tokenizers.Split(Regex(r"(?<=<)(?=0x[0-9A-F]{2}>)"), "isolated")]
+        splitters += [pre_tokenizers.Split(Regex(r"(?<=<)(?=0x[0-9A-F]{2}>)"), "isolated")]
     symbols = [p.piece for p in proto.pieces if p.type == _PIECE.USER_DEFINED]
     if symbols and trainer.model_type != _TRAINER.UNIGRAM:
-        longest = sorted(map(re.escape, symbols), key=len, reverse=True)
-        cutters += [pre_tokenizers.Split(Regex("|".join(longest)), "isolated")]
-    return steps, cutters
+        patterns = sorted(map(re.escape, symbols), key=len, reverse=True)
+        splitters += [pre_tokenizers.Split(Regex("|".join(patterns)), "isolated")]
+    return steps, splitters
 
 
 def _decoder(proto):
@@ -268,12 +269,12 @@ def _decoder(proto):
         steps += [decoders.ByteFallback()]
     steps += [decoders.Fuse()]
     if rules.add_dummy_prefix:
-        ends = (
+        sides = (
             {"left": 0, "right": 1}
             if trainer.treat_whitespace_as_suffix
             else {"left": 1, "right": 0}
         )
-        steps += [decoders.Strip(content=" ", **ends)]
+        steps += [decoders.Strip(content=" ", **sides)]
     return decoders.Sequence(steps)
 
 

@@ -62,12 +62,12 @@ def padding(specials: vocabulary.Specials) -> int:
     return max(specials.pad, 0)
 
 
-def decoder_start(specials: vocabulary.Specials, own: int) -> int:
+def decoder_start(specials: vocabulary.Specials, start_id: int) -> int:
     """Returns the first input id of an encoder-decoder's decoder.
 
-    own: the id in the model's config; if it is -1, the pad id is returned.
+    start_id: the id in the model's config; if it is -1, the pad id is returned.
     """
-    return padding(specials) if own < 0 else own
+    return padding(specials) if start_id < 0 else start_id
 
 
 def encoder_ends(cls: int, sep: int, *, between: int = 1) -> Ends:
@@ -111,8 +111,8 @@ def of_rows(tokenizer: "Tokenizer") -> Ends:
     """
     specials = tokenizer.specials
     roberta = specials.cls >= 0 and tokenizer.pieces([specials.cls]) == ["<s>"]
-    found = encoder_ends(specials.cls, specials.sep, between=1 + roberta)
-    return found if found.tail else found._replace(between=(end_of_text(specials),))
+    ends = encoder_ends(specials.cls, specials.sep, between=1 + roberta)
+    return ends if ends.tail else ends._replace(between=(end_of_text(specials),))
 
 
 def of_source(tokenizer: "Tokenizer", separator: str) -> Ends:
@@ -122,5 +122,5 @@ def of_source(tokenizer: "Tokenizer", separator: str) -> Ends:
     UserError if the tokenizer has no token to start a text, or no end-of-text token where needed.
     """
     specials = tokenizer.specials
-    separating = tuple(tokenizer.encode(separator)) or (end_of_text(specials),)
-    return Ends(head=(start_of_text(specials),), tail=separating)
+    separator_ids = tuple(tokenizer.encode(separator)) or (end_of_text(specials),)
+    return Ends(head=(start_of_text(specials),), tail=separator_ids)

@@ -30,7 +30,7 @@ from bertjax.data.tokenizers import (
 from bertjax.data.tokenizers.vocabulary import Specials, Vocabulary
 
 KINDS = tokenizer_training.KINDS
-_TRIAL = "A trial: 1,000 caf\u00e9s \u4f60"
+_TRIAL_TEXT = "A trial: 1,000 caf\u00e9s \u4f60"
 _PUNCTUATION = frozenset(string.punctuation)
 
 
@@ -59,8 +59,8 @@ class Tokenizer:
         self.fingerprint: str = self._fingerprint(options, by_role)
         spare = byte_model.SPARE if self.kind == "bytes" else 0
         self.reserved_sentinels: np.ndarray = self.sentinels[self.sentinels >= spare]
-        declared = self.reserved_sentinels[self.reserved_sentinels < self.size]
-        self._special_ids = sorted({*by_role.values(), *model.special_ids, *declared.tolist()})
+        reserved = self.reserved_sentinels[self.reserved_sentinels < self.size]
+        self._special_ids = sorted({*by_role.values(), *model.special_ids, *reserved.tolist()})
         self._sentinel_names = {
             int(i): tokenizer_files.SENTINEL.format(n)
             for n, i in enumerate(self.reserved_sentinels)
@@ -223,11 +223,11 @@ class Tokenizer:
     def _fingerprint(self, options: tokenizer_files.Options, specials: dict[str, int]) -> str:
         # The first fingerprints did not include start, end and sentinels. They are included only if
         # they do not follow from the pieces, so that old fingerprints stay valid.
-        named = {role: i for role, i in specials.items() if role not in ("bos", "eos")}
-        content = {"kind": self.kind, "rules": self._model.rules(), "specials": named}
-        usual, sentinels = tokenizer_files.of_pieces(self._model, options)
+        role_ids = {role: i for role, i in specials.items() if role not in ("bos", "eos")}
+        content = {"kind": self.kind, "rules": self._model.rules(), "specials": role_ids}
+        default, sentinels = tokenizer_files.of_pieces(self._model, options)
         for name in ("start", "end"):  # the ids that start and end a text, in any role
-            if getattr(self.specials, name) != getattr(usual, name):
+            if getattr(self.specials, name) != getattr(default, name):
                 content[name] = getattr(self.specials, name)
         if not np.array_equal(self.sentinels, sentinels):
             content["sentinels"] = self.sentinels.tolist()
@@ -240,12 +240,12 @@ class Tokenizer:
         # If pieces include the space before a word, so do the mask and the sentinels, because they
         # replace pieces.
         greedy = {self.specials.mask, *self.reserved_sentinels.tolist()}
-        joined = self.kind in library_model.SPACE
+        spaced = self.kind in library_model.SPACE
         tokens = []
         for name, i in self._special_names.items():
             token = declared.get(i)
             if token is None or token.content != name:
-                lstrip = joined and i in greedy
+                lstrip = spaced and i in greedy
                 token = tokenizers.AddedToken(name, special=True, lstrip=lstrip)
             tokens.append((i, token))
         return added_tokens.Splitter(tokens)
@@ -260,10 +260,10 @@ def load(
     folder is ALBERT's, a SentencePiece model gets ALBERT's text cleaning.
     Raises UserError with the file and, if known, the line.
     """
-    with tokenizer_files.one_line(path):
+    with tokenizer_files.library_errors(path):
         loaded = Tokenizer(*tokenizer_files.read(path, lowercase, strip_accents))
-        ids, _ = loaded.encode_with_offsets([_TRIAL])[0]  # a damaged tokenizer fails here
-        loaded.decode([*loaded.encode(_TRIAL), *ids])
+        ids, _ = loaded.encode_with_offsets([_TRIAL_TEXT])[0]  # a damaged tokenizer fails here
+        loaded.decode([*loaded.encode(_TRIAL_TEXT), *ids])
     return loaded
 
 

@@ -62,8 +62,8 @@ def contents(
         files = _vocabulary_files(model, {})
     else:
         if kind == "encoder_decoder":
-            _declare(library, sentinels, lstrip=model.kind in library_model.SPACE)
-        _put(library, names, ends, kind=kind, token_types=token_types)
+            _declare_sentinels(library, sentinels, lstrip=model.kind in library_model.SPACE)
+        _set_post_processor(library, names, ends, kind=kind, token_types=token_types)
         pipeline = json.loads(library.to_str())
         config |= _class_options(model, pipeline, kind)
         files = _vocabulary_files(model, pipeline) | {"tokenizer.json": _json(pipeline)}
@@ -87,7 +87,9 @@ def _library(
     return tokenizers.Tokenizer.from_str(json.dumps(model.pipeline))
 
 
-def _declare(library: tokenizers.Tokenizer, sentinels: np.ndarray, *, lstrip: bool) -> None:
+def _declare_sentinels(
+    library: tokenizers.Tokenizer, sentinels: np.ndarray, *, lstrip: bool
+) -> None:
     """Adds the sentinels above the pieces as special tokens; the library numbers them in order.
 
     lstrip: whether a sentinel includes the space before it, like the pieces that it replaces.
@@ -97,7 +99,7 @@ def _declare(library: tokenizers.Tokenizer, sentinels: np.ndarray, *, lstrip: bo
     library.add_special_tokens([AddedToken(by_id[i], special=True, lstrip=lstrip) for i in new])
 
 
-def _put(
+def _set_post_processor(
     library: tokenizers.Tokenizer,
     names: dict[str, str],
     ends: special_tokens.Ends | None,
@@ -114,40 +116,40 @@ def _put(
       - `ends` is None, `kind` is "encoder" and it differs from the generic post-processor.
     """
     if ends is not None:
-        if not _puts(library, ends, token_types=token_types):
+        if not _adds(library, ends, token_types=token_types):
             library.post_processor = _template(library, ends, token_types=token_types)
         return
-    usual = _template(library, _ends(library, names, kind), token_types=True)  # the generic one
-    found = library.post_processor
-    if kind != "encoder" or found is None or repr(found) == repr(usual):
+    generic = _template(library, _ends(library, names, kind), token_types=True)
+    current = library.post_processor
+    if kind != "encoder" or current is None or repr(current) == repr(generic):
         # RoBERTa, which has no token types, separates a pair by two </s>.
         roberta = names.get("cls") == "<s>" and not token_types
         ends = _ends(library, names, kind, between=1 + roberta)
         library.post_processor = _template(library, ends, token_types=token_types)
 
 
-def _puts(library: tokenizers.Tokenizer, ends: special_tokens.Ends, *, token_types: bool) -> bool:
+def _adds(library: tokenizers.Tokenizer, ends: special_tokens.Ends, *, token_types: bool) -> bool:
     """Returns whether the library already adds `ends` and these token types."""
     a, b = (library.encode(text, add_special_tokens=False) for text in "ab")
-    one, two = library.post_process(a), library.post_process(a, b)
+    single, pair = library.post_process(a), library.post_process(a, b)
     first = [*ends.head, *a.ids, *ends.between]
     second = [*b.ids, *ends.tail]
     types = [0] * len(first) + [int(token_types)] * len(second)
-    alone = [*ends.head, *a.ids, *ends.tail]
-    return (one.ids, two.ids, two.type_ids) == (alone, first + second, types)
+    expected = [*ends.head, *a.ids, *ends.tail]
+    return (single.ids, pair.ids, pair.type_ids) == (expected, first + second, types)
 
 
 def _ends(
     library: tokenizers.Tokenizer, names: dict[str, str], kind: str, *, between: int = 1
 ) -> special_tokens.Ends:
-    def number(*roles: str) -> int:
+    def token_id(*roles: str) -> int:
         return next((library.token_to_id(names[role]) for role in roles if role in names), -1)
 
     if kind == "decoder":
         return special_tokens.Ends()
     if kind == "encoder_decoder":
-        return special_tokens.encoder_ends(-1, number("eos", "sep"))
-    return special_tokens.encoder_ends(number("cls"), number("sep"), between=between)
+        return special_tokens.encoder_ends(-1, token_id("eos", "sep"))
+    return special_tokens.encoder_ends(token_id("cls"), token_id("sep"), between=between)
 
 
 def _template(
@@ -159,18 +161,18 @@ def _template(
     # Colons and dollar signs have a special meaning in a template.
     names = {i: f"token {i}" if {*piece} & {*":$"} else piece for i, piece in tokens.items()}
 
-    def typed(part: tuple[int, ...], number: int) -> list[str]:
-        return [f"{names[i]}:{number}" for i in part]
+    def part_template(part: tuple[int, ...], type_id: int) -> list[str]:
+        return [f"{names[i]}:{type_id}" for i in part]
 
-    second = int(token_types)
+    second_type = int(token_types)
     return processors.TemplateProcessing(
-        single=[*typed(ends.head, 0), "$A:0", *typed(ends.tail, 0)],
+        single=[*part_template(ends.head, 0), "$A:0", *part_template(ends.tail, 0)],
         pair=[
-            *typed(ends.head, 0),
+            *part_template(ends.head, 0),
             "$A:0",
-            *typed(ends.between, 0),
-            f"$B:{second}",
-            *typed(ends.tail, second),
+            *part_template(ends.between, 0),
+            f"$B:{second_type}",
+            *part_template(ends.tail, second_type),
         ],
         special_tokens=[
             {"id": names[i], "ids": [i], "tokens": [piece]} for i, piece in tokens.items()
@@ -193,9 +195,9 @@ def _class_options(model: tokenizer_files.Model, pipeline: dict, kind: str) -> d
                 "remove_space": True,
             }
     elif model.kind == "bpe":
-        cutter = model.spec["pre_tokenizer"] or {}
+        pre_tokenizer = model.spec["pre_tokenizer"] or {}
         options = {
-            "add_prefix_space": bool(cutter.get("add_prefix_space")),
+            "add_prefix_space": bool(pre_tokenizer.get("add_prefix_space")),
             "do_lower_case": normalizer.get("type") == "Lowercase",
         }
     elif normalizer.get("type") == "BertNormalizer":

@@ -50,7 +50,7 @@ NAMES = (
 SENTINEL = "<extra_id_{}>"
 ROLES = tokenizer_folder.ROLES
 CONFIG = tokenizer_folder.CONFIG
-_AGAIN = added_tokens.AGAIN
+_REMEDY = added_tokens.REMEDY
 _PROBE = "A\u00c9\u0301b \u00c7d"  # reveals whether a normalizer lowercases or strips accents
 
 Model = library_model.LibraryModel | sentencepiece_model.UnigramModel | byte_model.ByteModel
@@ -64,18 +64,18 @@ def read(path: str, lowercase: bool | None, strip_accents: bool | None) -> tuple
     pieces, and a SentencePiece model applies only the rules in its own file.
     Raises UserError with the file and, if known, the line.
     """
-    said = {}
+    overrides = {}
     if lowercase is not None:
-        said["do_lower_case"] = lowercase
+        overrides["do_lower_case"] = lowercase
     if strip_accents is not None:
-        said |= {"strip_accents": strip_accents, "keep_accents": not strip_accents}
-    file, folder = tokenizer_folder.find(paths.of(path), said)
-    with one_line(file):
+        overrides |= {"strip_accents": strip_accents, "keep_accents": not strip_accents}
+    file, folder = tokenizer_folder.find(paths.of(path), overrides)
+    with library_errors(file):
         return _READERS[tokenizer_folder.kind(file)](file, folder), folder.options
 
 
 @contextlib.contextmanager
-def one_line(file: epath.Path) -> Iterator[None]:
+def library_errors(file: epath.Path) -> Iterator[None]:
     """Converts errors of the libraries that read `file` to a UserError."""
     try:
         yield
@@ -91,11 +91,11 @@ def one_line(file: epath.Path) -> Iterator[None]:
 def special_names(pieces: set[str], options: Options) -> dict[str, str]:
     """Returns {role: piece} for the roles that have a piece in the vocabulary."""
     tables = (dict(options.names), *NAMES)
-    found = {}
+    names = {}
     for role in ROLES:
         piece = next((t[role] for t in tables if t.get(role) in pieces), None)
-        found |= {role: piece} if piece else {}
-    return found
+        names |= {role: piece} if piece else {}
+    return names
 
 
 def sentinels(model: Model, options: Options) -> np.ndarray:
@@ -111,8 +111,8 @@ def sentinels(model: Model, options: Options) -> np.ndarray:
 
 def of_pieces(model: Model, options: Options) -> tuple[vocabulary.Specials, np.ndarray]:
     """Returns (specials, sentinels), ignoring bos, eos and the number of sentinels in the files."""
-    kept = tuple((role, piece) for role, piece in options.names if role not in ("bos", "eos"))
-    names = special_names(set(model.pieces), dataclasses.replace(options, names=kept))
+    role_names = tuple((role, piece) for role, piece in options.names if role not in ("bos", "eos"))
+    names = special_names(set(model.pieces), dataclasses.replace(options, names=role_names))
     ids = {role: model.pieces.index(piece) for role, piece in names.items()}
     return vocabulary.Specials(**dict.fromkeys(ROLES, -1) | ids), _sentinels(model, 0)
 
@@ -159,11 +159,11 @@ def byte_level(
 def finish(library: tokenizers.Tokenizer, options: Options) -> tokenizers.Tokenizer:
     """Declares the special tokens in the library and returns it."""
     names = special_names(set(library.get_vocab()), options)
-    joined = not isinstance(library.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
+    spaced = not isinstance(library.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
     library.add_special_tokens(
         [
             # If pieces include the space before a word, so does the mask, which replaces a piece.
-            tokenizers.AddedToken(name, special=True, lstrip=joined and name == names.get("mask"))
+            tokenizers.AddedToken(name, special=True, lstrip=spaced and name == names.get("mask"))
             for name in sorted(set(names.values()), key=library.token_to_id)
         ]
     )
@@ -183,7 +183,7 @@ def _text(file: epath.Path) -> str:
 
 
 def _read_bytes(file: epath.Path, folder: Folder) -> byte_model.ByteModel:
-    if folder.known is not tokenizer_classes.BYTES:  # e.g. a class of kind "any"
+    if folder.properties is not tokenizer_classes.BYTES:  # e.g. a class of kind "any"
         raise errors.UserError(
             f"{file}: contains no vocabulary; the folder needs one of {tokenizer_folder.forms()}"
         )
@@ -229,7 +229,7 @@ def _read_wordpiece(file: epath.Path, folder: Folder) -> library_model.LibraryMo
 
 def _read_byte_level(file: epath.Path, folder: Folder) -> library_model.LibraryModel:
     ids = schema.typed(
-        schema.read_object(file, _AGAIN), dict[str, added_tokens.Id], file, _AGAIN
+        schema.read_object(file, _REMEDY), dict[str, added_tokens.Id], file, _REMEDY
     )
     merges_file = file.parent / "merges.txt"
     if not merges_file.exists():
@@ -251,39 +251,39 @@ def _read_pipeline(file: epath.Path, folder: Folder) -> library_model.LibraryMod
     spec = dict(folder.pipeline)
     kind = library_model.model_type(spec.get("model"))
     if kind not in tuple(library_model.KINDS):
-        known = ", ".join(library_model.KINDS)
-        raise errors.UserError(f"{file}: its model is {kind!r}; must be one of {known}")
+        kinds = ", ".join(library_model.KINDS)
+        raise errors.UserError(f"{file}: its model is {kind!r}; must be one of {kinds}")
     spec["model"] = spec["model"] | {"type": kind}
     for part, type_name, rules in (
         ("normalizer", "BertNormalizer", _bert_rules(folder)),
         ("pre_tokenizer", "ByteLevel", _byte_level_rules(folder)),
     ):
-        found = spec.get(part)
-        if isinstance(found, dict) and found.get("type") == type_name:
-            spec[part] = found | rules
+        file_rules = spec.get(part)
+        if isinstance(file_rules, dict) and file_rules.get("type") == type_name:
+            spec[part] = file_rules | rules
     return _extended(tokenizers.Tokenizer.from_str(json.dumps(spec)), file, folder)
 
 
 def _bert_rules(folder: Folder) -> dict[str, bool | None]:
     """Returns the settings that override those of the normalizer in tokenizer.json."""
     options = folder.options
-    wanted = {
+    rules = {
         "lowercase": options.do_lower_case,
         "strip_accents": options.strip_accents,
         "handle_chinese_chars": options.tokenize_chinese_chars,
     }
-    if folder.known.kind == "wordpiece":  # such a class overrides all settings
-        return wanted
+    if folder.properties.kind == "wordpiece":  # such a class overrides all settings
+        return rules
     if folder.class_name:  # as in transformers, only the caller's arguments override the file
-        wanted = {
-            "lowercase": folder.said.get("do_lower_case"),
-            "strip_accents": folder.said.get("strip_accents"),
+        rules = {
+            "lowercase": folder.overrides.get("do_lower_case"),
+            "strip_accents": folder.overrides.get("strip_accents"),
         }
-    return {key: value for key, value in wanted.items() if value is not None}
+    return {key: value for key, value in rules.items() if value is not None}
 
 
 def _byte_level_rules(folder: Folder) -> dict[str, bool]:
-    if folder.known.kind != "bpe":
+    if folder.properties.kind != "bpe":
         return {}
     return {"add_prefix_space": bool(folder.options.add_prefix_space)}
 
@@ -299,14 +299,14 @@ def _read_sentencepiece(
     file: epath.Path, folder: Folder
 ) -> sentencepiece_model.UnigramModel | library_model.LibraryModel:
     data = file.read_bytes()
-    albert, layout = _albert_rules(folder), folder.known.layout
+    albert, layout = _albert_rules(folder), folder.properties.layout
     if folder.pipeline:
         layout = _common_layout(data, folder)
         if layout is None:
             return _read_pipeline(folder.path / tokenizer_folder.PIPELINE, folder)
-        if folder.known.kind == "any" and folder.class_name:
+        if folder.properties.kind == "any" and folder.class_name:
             plain = sentencepiece_model.UnigramModel(data, albert, layout=layout)
-            if _normalized(folder.pipeline) != _bare(plain.normalized(_PROBE)):
+            if _normalized(folder.pipeline) != _without_spaces(plain.normalized(_PROBE)):
                 return _read_pipeline(folder.path / tokenizer_folder.PIPELINE, folder)
     size = len(sentencepiece_model.pieces_of(data, layout))
     model = sentencepiece_model.UnigramModel(
@@ -327,11 +327,11 @@ def _albert_rules(folder: Folder) -> albert_rules.AlbertRules | None:
     Folders written by bertjax have a generic class and request it by the option keep_accents.
     """
     options = folder.options
-    wanted = "keep_accents" in folder.known.defaults or folder.said
-    if folder.known.kind == "any":
-        wanted = wanted or options.keep_accents is not None
-        wanted = wanted or (not folder.class_name and options.do_lower_case is not None)
-    if not wanted:
+    has_rules = "keep_accents" in folder.properties.defaults or folder.overrides
+    if folder.properties.kind == "any":
+        has_rules = has_rules or options.keep_accents is not None
+        has_rules = has_rules or (not folder.class_name and options.do_lower_case is not None)
+    if not has_rules:
         return None
     return albert_rules.AlbertRules(
         lowercase=options.do_lower_case is not False, strip_accents=not options.keep_accents
@@ -346,16 +346,17 @@ def _common_layout(data: bytes, folder: Folder) -> str | None:
     vocab = folder.pipeline.get("model", {}).get("vocab", [])
     scores: list[float] = []
     if isinstance(vocab, dict):
-        theirs = sorted(vocab, key=vocab.__getitem__)
+        json_pieces = sorted(vocab, key=vocab.__getitem__)
     else:
-        theirs, scores = [piece for piece, _ in vocab], [score for _, score in vocab]
+        json_pieces, scores = [piece for piece, _ in vocab], [score for _, score in vocab]
     added = {token.content for token in folder.added.values()}
     for name in sentencepiece_model.LAYOUTS:
         try:
-            ours = sentencepiece_model.pieces_of(data, name)
+            model_pieces = sentencepiece_model.pieces_of(data, name)
         except ValueError:  # this layout is for models with other special pieces
             continue
-        if theirs[: len(ours)] == ours and added.issuperset(theirs[len(ours) :]):
+        size = len(model_pieces)
+        if json_pieces[:size] == model_pieces and added.issuperset(json_pieces[size:]):
             same = sentencepiece_model.same_scores(data, name, scores)
             return name if same or not scores else None
     return None
@@ -363,7 +364,7 @@ def _common_layout(data: bytes, folder: Folder) -> str | None:
 
 def _normalized(pipeline: dict[str, Any]) -> str:
     spec = pipeline.get("normalizer")
-    return _bare(_normalizer(spec).normalize_str(_PROBE) if spec else _PROBE)
+    return _without_spaces(_normalizer(spec).normalize_str(_PROBE) if spec else _PROBE)
 
 
 def _normalizer(spec: dict[str, Any]) -> normalizers.Normalizer:
@@ -371,7 +372,7 @@ def _normalizer(spec: dict[str, Any]) -> normalizers.Normalizer:
     return tokenizers.Tokenizer.from_str(json.dumps(frame)).normalizer
 
 
-def _bare(text: str) -> str:
+def _without_spaces(text: str) -> str:
     return text.replace(sentencepiece_model.SPACE, "").replace(" ", "")
 
 

@@ -59,10 +59,10 @@ def _wordpiece(
         texts = list(texts)
     specials = list(_BERT_NAMES.values())
     library = tokenizer_files.wordpiece(specials, options)
-    alphabet, inner = _alphabet(texts, library)
+    alphabet, inner_characters = _alphabet(texts, library)
     # The library assigns ids to the `##x` characters in the order of a hash table, which differs
     # between runs, and breaks ties between merges by id. As declared specials they have fixed ids.
-    declared = [*specials, *alphabet, *(f"##{char}" for char in inner)]
+    declared = [*specials, *alphabet, *(f"##{char}" for char in inner_characters)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=MIN_FREQUENCY,
@@ -72,8 +72,8 @@ def _wordpiece(
         show_progress=False,
     )
     library.train_from_iterator(_batches(texts), trainer)
-    trained = library.get_vocab()
-    return tokenizer_files.wordpiece(sorted(trained, key=trained.__getitem__), options)
+    ids = library.get_vocab()
+    return tokenizer_files.wordpiece(sorted(ids, key=ids.__getitem__), options)
 
 
 def _alphabet(texts: Iterable[str], library: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
@@ -82,18 +82,18 @@ def _alphabet(texts: Iterable[str], library: tokenizers.Tokenizer) -> tuple[list
     The first has the most frequent characters of the normalised texts. The second has those of them
     that may occur inside a word, because the pre-tokenizer does not split a word there.
     """
-    raw: collections.Counter[str] = collections.Counter()
+    raw_counts: collections.Counter[str] = collections.Counter()
     for text in texts:
-        raw.update(text)
+        raw_counts.update(text)
     counts: collections.Counter[str] = collections.Counter()
-    for char, count in raw.items():
+    for char, count in raw_counts.items():
         if "\ud800" <= char <= "\udfff":
             continue
         for normal in library.normalizer.normalize_str(char):
             counts[normal] += count if not normal.isspace() else 0
-    kept = sorted(+counts, key=lambda char: (-counts[char], char))[:ALPHABET]
-    cut = library.pre_tokenizer.pre_tokenize_str
-    return sorted(kept), sorted(char for char in kept if len(cut(f"a{char}a")) == 1)
+    frequent = sorted(+counts, key=lambda char: (-counts[char], char))[:ALPHABET]
+    split = library.pre_tokenizer.pre_tokenize_str
+    return sorted(frequent), sorted(char for char in frequent if len(split(f"a{char}a")) == 1)
 
 
 def _bpe(
@@ -119,10 +119,10 @@ def _unigram(
     texts: Iterable[str], vocab_size: int, lowercase: bool
 ) -> sentencepiece_model.UnigramModel:
     model = io.BytesIO()
-    raised: list[Exception] = []
+    reader_errors: list[Exception] = []
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_kept_errors(_lines(texts), raised),
+            sentence_iterator=_record_errors(_lines(texts), reader_errors),
             model_writer=model,
             model_type="unigram",
             vocab_size=vocab_size,
@@ -138,27 +138,27 @@ def _unigram(
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise (raised or [_unigram_error(str(error), vocab_size)])[0] from error
+        raise (reader_errors or [_unigram_error(str(error), vocab_size)])[0] from error
     return sentencepiece_model.UnigramModel(model.getvalue())
 
 
-def _kept_errors(texts: Iterable[str], raised: list[Exception]) -> Iterator[str]:
-    """Yields the texts. Appends an exception from reading them to `raised`.
+def _record_errors(texts: Iterable[str], reader_errors: list[Exception]) -> Iterator[str]:
+    """Yields the texts. Appends an exception from reading them to `reader_errors`.
 
     Without this, the exception would be lost: sentencepiece replaces it by a RuntimeError.
     """
     try:
         yield from texts
     except Exception as error:
-        raised.append(error)
+        reader_errors.append(error)
         raise
 
 
 def _unigram_error(message: str, vocab_size: int) -> errors.UserError:
-    if found := re.search(r"value <= (\d+)", message):
-        return _too_large(int(found[1]), vocab_size)
-    if found := re.search(r"required_chars[^0-9]*\d+ vs (\d+)", message):
-        return _too_small(int(found[1]) + 1, vocab_size)
+    if match := re.search(r"value <= (\d+)", message):
+        return _too_large(int(match[1]), vocab_size)
+    if match := re.search(r"required_chars[^0-9]*\d+ vs (\d+)", message):
+        return _too_small(int(match[1]) + 1, vocab_size)
     if re.search(r"sentences_\.empty|all_chars_count", message):
         return errors.UserError("no text to train a tokenizer on: every document is empty")
     return errors.UserError(f"sentencepiece cannot train on this text: {message}")

@@ -52,14 +52,14 @@ def byte_level_chunks(*, prefix_space: bool = False) -> Chunks:
     prefix_space: whether to prepend a space to a text that does not start with one.
     """
     whole_run = rf"(?![^{_SPACE}A-Za-z0-9{_PUNCTUATION}])"
-    cut = re.compile(
+    split = re.compile(
         "'(?:s|t|re|ve|m|ll|d)"
         rf"| ?[A-Za-z]++{whole_run}| ?[0-9]++{whole_run}| ?[{_PUNCTUATION}]++{whole_run}"
         rf"| ?[^{_SPACE}]+|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+"
     ).findall
     if not prefix_space:
-        return cut
-    return lambda text: cut(text if not text or text.startswith(" ") else " " + text)
+        return split
+    return lambda text: split(text if not text or text.startswith(" ") else " " + text)
 
 
 class WordCache:
@@ -83,7 +83,7 @@ class WordCache:
         self._cost_limit = cost
         self._cost = 0
         self._ids: dict[str, tuple[int, ...]] = {}
-        self._shared: dict[int, int] = {}  # one int object per id, which saves memory
+        self._shared_ints: dict[int, int] = {}  # one int object per id, which saves memory
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of each text."""
@@ -91,23 +91,23 @@ class WordCache:
         ids = self._ids
         new = set(itertools.chain.from_iterable(words_by_text)).difference(ids)
         if new:
-            ids = self._learn(ids, sorted(new))
+            ids = self._add_words(ids, sorted(new))
         flatten = itertools.chain.from_iterable
         return [list(flatten(map(ids.__getitem__, words))) for words in words_by_text]
 
-    def _learn(
-        self, known: dict[str, tuple[int, ...]], new: list[str]
+    def _add_words(
+        self, cached: dict[str, tuple[int, ...]], new: list[str]
     ) -> dict[str, tuple[int, ...]]:
-        """Encodes and caches the new words; returns {word: ids} of the known and the new words."""
-        share = self._shared.setdefault
+        """Encodes and caches the new words; returns {word: ids} of the cached and the new words."""
+        share = self._shared_ints.setdefault
         rows = self._encode_words(new)
-        learned = {
+        added = {
             word: tuple(share(i, i) for i in row) for word, row in zip(new, rows, strict=True)
         }
         cost = sum(map(len, new)) + _ENTRY_COST * len(new)
         if self._cost + cost > self._cost_limit:
-            self._ids, self._cost = learned, cost
-            return known | learned
-        known.update(learned)
+            self._ids, self._cost = added, cost
+            return cached | added
+        cached.update(added)
         self._cost += cost
-        return known
+        return cached
