@@ -163,8 +163,8 @@ def truncate(logits_BV: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Ar
     probabilities_BV = jax.nn.softmax(ordered_BV, axis=-1)
     before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV
     kept_BV = (before_BV < top_p) & (jnp.arange(width)[None] < limit)
-    least_B1 = jnp.min(jnp.where(kept_BV, ordered_BV, jnp.inf), axis=-1, keepdims=True)
-    return jnp.where(logits_BV >= least_B1, logits_BV, layers.MASKED)
+    threshold_B1 = jnp.min(jnp.where(kept_BV, ordered_BV, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(logits_BV >= threshold_B1, logits_BV, layers.MASKED)
 
 
 def _draw(logits_BV: jax.Array, seed: jax.Array, row_B: jax.Array, t: jax.Array) -> jax.Array:
@@ -240,7 +240,7 @@ def _beam_search(
         worth_BC = jnp.where(ends_BC, best_BC / numbers["penalty"][t], absent)
         worth_BC = jnp.where(carry["open"][:, None], worth_BC, absent)[:, :num_beams]
         merged = jnp.concatenate([carry["worth"], worth_BC], axis=1)
-        worth_BK, kept_BK = jax.lax.top_k(merged, num_beams)
+        worth_BK, best_BK = jax.lax.top_k(merged, num_beams)
         done = jnp.concatenate([carry["done"], tokens_BCT[:, :num_beams]], axis=1)
 
         sums_BK, running_BK = jax.lax.top_k(jnp.where(ends_BC, absent, best_BC), num_beams)
@@ -255,7 +255,7 @@ def _beam_search(
             "last": jnp.take_along_axis(token_BC, running_BK, axis=1),
             "tokens": jnp.take_along_axis(tokens_BCT, running_BK[:, :, None], axis=1),
             "sums": sums_BK,
-            "done": jnp.take_along_axis(done, kept_BK[:, :, None], axis=1),
+            "done": jnp.take_along_axis(done, best_BK[:, :, None], axis=1),
             "worth": worth_BK,
             "open": carry["open"] & (~full_B | (promising_B & ~numbers["early_stopping"])),
         }

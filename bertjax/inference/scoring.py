@@ -153,12 +153,12 @@ def _masked_scores(model: pretrained.Pretrained, texts: list[str], within_word: 
         parts = []
         for index in _slices(len(row), len(places_L), _width(model)):
             r, p = row[index], place[index][:, None]
-            hidden_BL = places_L == p
+            masked_BL = places_L == p
             if within_word:
                 same_BL = word_RL[r] == np.take_along_axis(word_RL[r], p, axis=1)
-                hidden_BL = same_BL & (places_L >= p)
+                masked_BL = same_BL & (places_L >= p)
             features = {
-                "input_ids": np.where(hidden_BL, specials.mask, ids_RL[r]),
+                "input_ids": np.where(masked_BL, specials.mask, ids_RL[r]),
                 "attention_mask": real_RL[r],
                 "masked_positions": p,
             }
@@ -226,9 +226,9 @@ def _sentinel_scores(model: pretrained.Pretrained, texts: list[str]) -> np.ndarr
     _check(model, texts, sequences, model.max_length)
     scores = np.zeros(len(texts))
     for rows, (ids_RL,), (real_RL,) in _buckets(model, sequences):
-        hidden_RL = real_RL[:, 1:].copy()  # tokens to replace: all except the end-of-text token
-        hidden_RL[:, : len(front)] = False
-        row, place = np.nonzero(hidden_RL)
+        replaced_RL = real_RL[:, 1:].copy()  # tokens to replace: all except the end-of-text token
+        replaced_RL[:, : len(front)] = False
+        row, place = np.nonzero(replaced_RL)
         if not len(row):
             continue
         parts = []

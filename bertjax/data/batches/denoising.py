@@ -87,8 +87,8 @@ class Corruption:
         else:
             rows_DN = -(-np.diff(window.edges)[:, None] // self.limits)
         shares_DN = np.cumsum(self.rates / rows_DN, axis=1)
-        drawn_D = rng.uniform("denoising/noise", len(shares_DN))[0] * shares_DN[:, -1]
-        noise_D = (shares_DN <= drawn_D[:, None]).sum(axis=1)
+        draws_D = rng.uniform("denoising/noise", len(shares_DN))[0] * shares_DN[:, -1]
+        noise_D = (shares_DN <= draws_D[:, None]).sum(axis=1)
         noise_D = np.minimum(noise_D, len(self.noises) - 1)
         start, size = packing.cut(window, self.limits[noise_D], rng)
         noise_P = noise_D[np.searchsorted(window.edges, start, side="right") - 1]

@@ -80,8 +80,8 @@ def choose_words(
         if not np.any(room_B * (rank + 1 < words_B)):
             break
 
-    chosen = np.sort(order_BL[fits_LB.T])
-    return slots(chosen, sizes[chosen], counts_B - room_B, (length, limit))
+    word_starts = np.sort(order_BL[fits_LB.T])
+    return slots(word_starts, sizes[word_starts], counts_B - room_B, (length, limit))
 
 
 def words(candidates_BL: np.ndarray, continues_BL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -112,11 +112,11 @@ def slots(
     """
     length, limit = shape
     offsets = np.cumsum(sizes) - sizes
-    chosen = np.repeat(starts - offsets, sizes)
-    chosen += np.arange(len(chosen))
+    positions = np.repeat(starts - offsets, sizes)
+    positions += np.arange(len(positions))
     used_BP = np.arange(limit) < counts_B[:, None]
     positions_BP = np.zeros(used_BP.shape, np.int32)
-    positions_BP[used_BP] = chosen % length
+    positions_BP[used_BP] = positions % length
     return positions_BP, used_BP.astype(np.float32)
 
 
@@ -149,11 +149,11 @@ def apply(
     """
     used_BP = weights_BP > 0
     truth_BP = np.take_along_axis(input_ids_BL, positions_BP, axis=1)
-    drawn_BP = random_ids[rng.integers("masking/random", 0, len(random_ids), truth_BP.shape[1])]
+    random_BP = random_ids[rng.integers("masking/random", 0, len(random_ids), truth_BP.shape[1])]
     action_BP = rng.uniform("masking/action", truth_BP.shape[1])
     if deciders_BP is not None:
         action_BP = np.take_along_axis(action_BP, deciders_BP, axis=1)
-    ids_BP = np.where(action_BP < mask_token_rate + random_token_rate, drawn_BP, truth_BP)
+    ids_BP = np.where(action_BP < mask_token_rate + random_token_rate, random_BP, truth_BP)
     ids_BP = np.where(action_BP < mask_token_rate, mask_id, ids_BP)
     # Unused slots have position 0, which is never chosen. They write back the token at position 0.
     ids_BP = np.where(used_BP, ids_BP, truth_BP)

@@ -85,12 +85,12 @@ def _join_false_ends(pieces: list[str], false_end: re.Pattern[str] | None) -> li
     """Joins each piece whose end matches `false_end` with the next piece."""
     if false_end is None:
         return pieces
-    joined: list[str] = []
+    result: list[str] = []
     open_end = False
     for piece in pieces:
         if open_end:
-            joined[-1] += piece
+            result[-1] += piece
         else:
-            joined.append(piece)
+            result.append(piece)
         open_end = false_end.search(piece[-8:]) is not None
-    return joined
+    return result

@@ -215,10 +215,10 @@ class _Batch:
         ids = np.repeat(np.array(ids, np.uint64), counts)
         held_out = np.repeat(np.array(held_out), counts)
         for split, in_split in (("train", ~held_out), ("heldout", held_out)):
-            nonempty = in_split & (lengths > 0)  # a sentence of control characters has no tokens
-            if nonempty.any():
+            with_tokens = in_split & (lengths > 0)  # a sentence of control characters has no tokens
+            if with_tokens.any():
                 split_tokens = tokens if in_split.all() else tokens[np.repeat(in_split, lengths)]
-                self._shards[split].add(ids[nonempty], lengths[nonempty], split_tokens)
+                self._shards[split].add(ids[with_tokens], lengths[with_tokens], split_tokens)
         self._clear()
 
 
