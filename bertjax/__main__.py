@@ -26,12 +26,12 @@ VERBS = {
     "import": "convert a Hugging Face folder or a T5X checkpoint to an artifact",
     "inspect": "show the contents of a run, a checkpoint, an artifact or prepared data",
 }
-_COMPUTES = ("pretrain", "finetune", "evaluate", "predict")
-_GOES_ON = "run the same command again to resume"
+_COMPUTE_VERBS = ("pretrain", "finetune", "evaluate", "predict")
+_RESUME_ADVICE = "run the same command again to resume"
 # {command that can be resumed: what to do after an interruption, as printed in the message}
 RESUMABLE = {
-    "prepare": _GOES_ON,
-    "pretrain": _GOES_ON,
+    "prepare": _RESUME_ADVICE,
+    "pretrain": _RESUME_ADVICE,
     "finetune": "run the same command again: it keeps the finished runs and resumes this one",
 }
 
@@ -61,18 +61,18 @@ def _run(verb: str, argv: Sequence[str]) -> None:
         allow_abbrev=False,
     )
     command.add_flags(parser)
-    argv = _joined(argv)
+    argv = _join_config_values(argv)
     if hasattr(command, "config_help") and {"-h", "--help"} & set(argv):  # slow, so only for help
         files = [word.partition("=")[2] for word in argv if word.startswith("--config=")]
         parser.epilog = "\n".join(command.config_help(files[-1] if files else None))
     if "--print_config" in argv:
-        _needs_only_the_config(parser)
+        _require_only_config(parser)
     flags, rest = parser.parse_known_args(argv)
     overrides = {}
     for word in rest:
         key, equals, value = word.removeprefix("--config.").partition("=")
         if not (word.startswith("--config.") and "config" in flags):
-            raise errors.UserError(_unknown(word, argv, flags, command, parser.prog))
+            raise errors.UserError(_unknown_message(word, argv, flags, command, parser.prog))
         if not equals:
             parser.error(f"{word} needs a value: give {word}=VALUE")
         overrides[key] = value
@@ -83,51 +83,51 @@ def _run(verb: str, argv: Sequence[str]) -> None:
     command.run(flags)
 
 
-def _needs_only_the_config(parser: argparse.ArgumentParser) -> None:
+def _require_only_config(parser: argparse.ArgumentParser) -> None:
     for action in parser._actions:
         action.required = action.required and action.dest == "config"
 
 
-def _joined(argv: Sequence[str]) -> list[str]:
+def _join_config_values(argv: Sequence[str]) -> list[str]:
     """Returns `argv` with `--config VALUE` and `--config.KEY VALUE` joined by `=` into one word."""
     words: list[str] = []
     for word in argv:
         last = words[-1] if words else ""
-        waits = re.fullmatch(r"--config(\.[^=]*)?", last)
-        if waits and not word.startswith("--") and word != "-h":
+        config_flag = re.fullmatch(r"--config(\.[^=]*)?", last)
+        if config_flag and not word.startswith("--") and word != "-h":
             words[-1] = f"{last}={word}"
         else:
             words.append(word)
     return words
 
 
-def _unknown(
+def _unknown_message(
     word: str, argv: Sequence[str], flags: argparse.Namespace, command: ModuleType, prog: str
 ) -> str:
     """Returns the error message for a `word` that is neither a known flag nor a flag's value."""
-    more = f" (see `{prog} --help`)"
+    see_help = f" (see `{prog} --help`)"
     if word.startswith("-"):
-        return f"unknown flag {word}{_hint(word, list(vars(flags)), command)}{more}"
-    place = len(argv) - 1 - argv[::-1].index(word)
-    before = [each for each in argv[:place] if each.startswith("--")]
-    if not before:
-        return f"{word} is not the value of a flag: give --flag={word}{more}"
-    flag = before[-1].partition("=")[0]
+        return f"unknown flag {word}{_hint(word, list(vars(flags)), command)}{see_help}"
+    index = len(argv) - 1 - argv[::-1].index(word)
+    earlier_flags = [arg for arg in argv[:index] if arg.startswith("--")]
+    if not earlier_flags:
+        return f"{word} is not the value of a flag: give --flag={word}{see_help}"
+    flag = earlier_flags[-1].partition("=")[0]
     if isinstance(getattr(flags, flag[2:], None), list):
         advice = f"repeat {flag} for several values; quote a text with spaces or a pattern with *"
     else:
         advice = "quote a text with spaces; separate several numbers by commas"
-    return f"{flag} takes one value, but {word} is a second one: {advice}{more}"
+    return f"{flag} takes one value, but {word} is a second one: {advice}{see_help}"
 
 
 def _hint(word: str, flags: Sequence[str], command: ModuleType) -> str:
     """Returns a hint that names the command's flags and config keys similar to an unknown flag."""
     key = word.lstrip("-").removeprefix("config.").partition("=")[0]
     leaf = key.split(".")[-1]
-    meant = [f"--{name}" for name in difflib.get_close_matches(leaf, flags, 1, 0.7)]
+    suggestions = [f"--{name}" for name in difflib.get_close_matches(leaf, flags, 1, 0.7)]
     if hasattr(command, "config_keys"):
-        meant += [f"--config.{name}=..." for name in errors.near(key, command.config_keys())]
-    return errors.hint(meant)
+        suggestions += [f"--config.{name}=..." for name in errors.near(key, command.config_keys())]
+    return errors.hint(suggestions)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -162,10 +162,10 @@ def _main(argv: Sequence[str] | None) -> int:
         return 0
     verb = argv.pop(0)
     if verb not in VERBS:
-        meant = errors.did_you_mean(verb, VERBS)
-        errors.tell(f"error: unknown command {verb!r}; {meant}the commands are {', '.join(VERBS)}")
+        hint = errors.did_you_mean(verb, VERBS)
+        errors.tell(f"error: unknown command {verb!r}; {hint}the commands are {', '.join(VERBS)}")
         return errors.EXIT_BAD_INPUT
-    if is_program and verb in _COMPUTES:
+    if is_program and verb in _COMPUTE_VERBS:
         backend.start_with_huge_pages()
     try:
         _run(verb, argv)
@@ -173,8 +173,8 @@ def _main(argv: Sequence[str] | None) -> int:
         errors.tell(errors.one_line(stop))
         return errors.EXIT_RESTART
     except KeyboardInterrupt:
-        goes_on = f"; {RESUMABLE[verb]}" if verb in RESUMABLE else ""
-        errors.tell(f"interrupted{goes_on}")
+        advice = f"; {RESUMABLE[verb]}" if verb in RESUMABLE else ""
+        errors.tell(f"interrupted{advice}")
         return errors.EXIT_INTERRUPTED
     except (errors.UserError, OSError) as error:
         if os.environ.get("BERTJAX_TRACEBACK") or not errors.of_the_user(error):

@@ -44,7 +44,7 @@ _DELETED = ".deleted"
 _DISK_FAILED = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)))
 
 
-def _one_voice() -> None:
+def _suppress_duplicate_reports() -> None:
     """Silences duplicate reports of a failed read or write; the raised error is the only report.
 
     Orbax also logs the failure with a traceback. If several writes fail together, only the first
@@ -52,13 +52,13 @@ def _one_voice() -> None:
     """
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
     logging.getLogger("asyncio").addFilter(lambda record: "OCDBT" not in record.getMessage())
-    report = sys.unraisablehook
+    original_hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: (
-        None if "Event loop is closed" in str(unraisable.exc_value) else report(unraisable)
+        None if "Event loop is closed" in str(unraisable.exc_value) else original_hook(unraisable)
     )
 
 
-_one_voice()
+_suppress_duplicate_reports()
 
 
 class _Manager(ocp.CheckpointManager):
@@ -68,7 +68,7 @@ class _Manager(ocp.CheckpointManager):
         """Returns the metrics of `step`; None if it has none or they are damaged."""
         folder = self.directory / str(step)
         file = folder / "metrics" / "metrics"
-        if not file.exists() or checksums.damage(folder, under="metrics/"):
+        if not file.exists() or checksums.damage(folder, prefix="metrics/"):
             return None
         try:
             return schema.typed(schema.read_object(file, ""), dict[str, schema.Score], file, "")
@@ -96,7 +96,7 @@ class _Keep(preservation_policy.PreservationPolicy):
     ) -> list[bool]:
         """Returns for each checkpoint whether to keep it. checkpoints: in ascending order."""
         del context
-        steps = [each.step for each in checkpoints]
+        steps = [checkpoint.step for checkpoint in checkpoints]
         kept = {*[s for s in steps if self._regular(s)][-self._last :], *steps[-1:], *self._pinned}
         return [step in kept for step in steps]
 
@@ -140,8 +140,8 @@ class Reader:
         Raises UserError if there is no such checkpoint, if it is damaged, or if its paths, shapes
         or dtypes (other than floating point) differ from those of `abstract_state`.
         """
-        step = self._sound_step(step)
-        self._check_fit(step, abstract_state, under=())
+        step = self._verified_step(step)
+        self._check_fit(step, abstract_state, prefix=())
         state = _restore_args(abstract_state)
         items = ocp.args.Composite(state=state, meta=ocp.args.JsonRestore())
         restored = self._manager.restore(step, args=items)
@@ -149,15 +149,15 @@ class Reader:
 
     def restore_params(self, abstract_params: Any, step: int | None = None) -> Any:
         """Returns the parameters only; like `restore`, but the rest of the state is not loaded."""
-        step = self._sound_step(step)
-        self._check_fit(step, abstract_params, under=("params",))
+        step = self._verified_step(step)
+        self._check_fit(step, abstract_params, prefix=("params",))
         params = _restore_args({"params": abstract_params}, partial_restore=True)
         restored = self._manager.restore(step, args=ocp.args.Composite(state=params))
         return restored["state"]["params"]
 
     def meta(self, step: int | None = None) -> dict[str, Any]:
         """Returns the meta of `step` (default: the newest) without reading the state."""
-        step = self._sound_step(step, under="meta/")
+        step = self._verified_step(step, prefix="meta/")
         items = ocp.args.Composite(meta=ocp.args.JsonRestore())
         return self._manager.restore(step, args=items)["meta"]
 
@@ -165,10 +165,10 @@ class Reader:
         """Closes Orbax's manager."""
         self._manager.close()
 
-    def _sound_step(self, step: int | None, under: str = "") -> int:
+    def _verified_step(self, step: int | None, prefix: str = "") -> int:
         """Returns `step`, by default the newest, after verifying files of its checkpoint.
 
-        under: the prefix of the names of the files to verify, such as "meta/"; "": all files.
+        prefix: of the names of the files to verify, such as "meta/"; "": all files.
         Raises UserError if there is no such checkpoint or if a file is damaged.
         """
         self._manager.wait_until_finished()
@@ -178,50 +178,52 @@ class Reader:
         if step is None:
             step = steps[-1]
         if step not in steps:
-            there = ", ".join(map(str, steps))
+            available = ", ".join(map(str, steps))
             raise errors.UserError(
-                f"{self.folder}: contains no checkpoint of step {step}; the steps are {there}"
+                f"{self.folder}: contains no checkpoint of step {step}; the steps are {available}"
             )
-        damage = self._damage(step, under)
+        damage = self._damage(step, prefix)
         if not damage:
             return step
-        earlier = [other for other in reversed(steps) if other < step]
-        good = next((other for other in earlier if not self._damage(other)), None)
-        if good is None:
+        earlier = [s for s in reversed(steps) if s < step]
+        intact_step = next((s for s in earlier if not self._damage(s)), None)
+        if intact_step is None:
             remedy = "no earlier one is intact; delete that folder to start from the beginning"
         else:
             remedy = (
-                f"delete that folder to resume from step {good}, "
-                f"or give --model={self.folder / str(good)}"
+                f"delete that folder to resume from step {intact_step}, "
+                f"or give --model={self.folder / str(intact_step)}"
             )
         raise errors.UserError(
             f"checkpoint {self.folder / str(step)} is damaged ({damage}): {remedy}"
         )
 
-    def _damage(self, step: int, under: str = "") -> str:
-        found = checksums.damage(
+    def _damage(self, step: int, prefix: str = "") -> str:
+        damage = checksums.damage(
             self._root / str(step),
-            under=under,
+            prefix=prefix,
             share=jax.process_index(),
             shares=jax.process_count(),
         )
         # If only the process that finds the damage stopped, the others would wait for it.
         if jax.process_count() > 1:
-            flags = multihost_utils.process_allgather(np.array(bool(found)))
-            found = found or ("found by another process" if flags.any() else "")
-        return found
+            flags = multihost_utils.process_allgather(np.array(bool(damage)))
+            damage = damage or ("found by another process" if flags.any() else "")
+        return damage
 
-    def _check_fit(self, step: int, wanted: Any, under: tuple[str, ...]) -> None:
-        """Raises UserError unless the stored tree below path `under` matches `wanted`."""
+    def _check_fit(self, step: int, target: Any, prefix: tuple[str, ...]) -> None:
+        """Raises UserError unless the stored tree below path `prefix` matches `target`."""
         stored = {
             path: leaf
-            for path, leaf in _by_path(self._manager.item_metadata(step)["state"].tree)
-            if path[: len(under)] == under
+            for path, leaf in _leaves_by_path(self._manager.item_metadata(step)["state"].tree)
+            if path[: len(prefix)] == prefix
         }
-        misfit = _misfit(stored, {under + path: _raw(leaf) for path, leaf in _by_path(wanted)})
-        if misfit:
+        mismatch = _mismatch(
+            stored, {prefix + path: _as_stored(leaf) for path, leaf in _leaves_by_path(target)}
+        )
+        if mismatch:
             raise errors.UserError(
-                f"checkpoint {self.folder / str(step)} does not match this config: {misfit}; use "
+                f"checkpoint {self.folder / str(step)} does not match this config: {mismatch}; use "
                 "the config that it was saved with, or another workdir"
             )
 
@@ -250,7 +252,7 @@ class Checkpoints(Reader):
         whose metrics are damaged cannot be ranked, and is always kept.
         """
         self._best_metric = best_metric
-        self._saving: int | None = None
+        self._save_step: int | None = None
         best = preservation_policy.BestN(
             get_metric_fn=self._rank,
             reverse=True,  # sorts in descending order; Orbax keeps the end of the list
@@ -265,7 +267,7 @@ class Checkpoints(Reader):
             preservation_policy=keep,
             todelete_subdir=_DELETED,
             async_options=ocp.AsyncOptions(
-                timeout_secs=_SAVE_SECONDS, post_finalization_callback=self._list_checksums
+                timeout_secs=_SAVE_SECONDS, post_finalization_callback=self._write_checksums
             ),
         )
         self.folder = epath.Path(folder)
@@ -273,7 +275,7 @@ class Checkpoints(Reader):
             self._open(folder, options)
             self._remove_deleted()
         for step in self.steps():
-            damage = checksums.damage(self._root / str(step), under="metrics/")
+            damage = checksums.damage(self._root / str(step), prefix="metrics/")
             if damage:
                 pinned.add(step)
                 if jax.process_index() == 0:
@@ -300,7 +302,7 @@ class Checkpoints(Reader):
             state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(dict(meta))
         )
         self.wait()
-        self._saving = step
+        self._save_step = step
         with self._writing():
             # force: the train loop decides when to save, not Orbax.
             scores = metrics and {name: float(value) for name, value in metrics.items()}
@@ -332,10 +334,10 @@ class Checkpoints(Reader):
     def _rank(self, metrics: Mapping[str, float]) -> float:
         return metrics[self._best_metric]
 
-    def _list_checksums(self) -> None:
+    def _write_checksums(self) -> None:
         """Writes checksums.json. Orbax calls this on process 0 just before the commit."""
-        unfinished = self._root / f"{self._saving}{ocp.utils.TMP_DIR_SUFFIX}"
-        checksums.write(unfinished if unfinished.exists() else self._root / str(self._saving))
+        partial = self._root / f"{self._save_step}{ocp.utils.TMP_DIR_SUFFIX}"
+        checksums.write(partial if partial.exists() else self._root / str(self._save_step))
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -346,15 +348,15 @@ class Checkpoints(Reader):
             failure = next((text for text in _DISK_FAILED if text in str(error)), "")
             if not failure and not isinstance(error, OSError):
                 raise
-            if self._saving is None:
+            if self._save_step is None:
                 reason = failure or error
                 raise errors.UserError(f"cannot write to {self.folder}: {reason}") from error
             self._manager.reload()
             latest = self.latest_step()
-            kept = "no step is saved yet" if latest is None else f"step {latest} is complete"
+            status = "no step is saved yet" if latest is None else f"step {latest} is complete"
             raise errors.UserError(
-                f"cannot write checkpoint {self.folder / str(self._saving)}: {failure or error}; "
-                f"{kept}: free space or repair the disk, then run the same command again"
+                f"cannot write checkpoint {self.folder / str(self._save_step)}: {failure or error}"
+                f"; {status}: free space or repair the disk, then run the same command again"
             ) from error
 
 
@@ -365,34 +367,34 @@ def _restore_args(target: Any, **options: Any) -> ocp.args.PyTreeRestore:
     return ocp.args.PyTreeRestore(target, restore_args=arguments, **options)
 
 
-def _by_path(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
+def _leaves_by_path(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     name = jax.tree_util.keystr
     return [(tuple(name((key,), simple=True) for key in path), leaf) for path, leaf in leaves]
 
 
-def _raw(leaf: Any) -> Any:
+def _as_stored(leaf: Any) -> Any:
     """Returns the leaf as Orbax stores it, which is an integer array for a typed PRNG key."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
     return leaf
 
 
-def _misfit(stored: Mapping[tuple[str, ...], Any], wanted: Mapping[tuple[str, ...], Any]) -> str:
+def _mismatch(stored: Mapping[tuple[str, ...], Any], target: Mapping[tuple[str, ...], Any]) -> str:
     """Returns a description of the first difference between the trees; "" if they match."""
-    for path, leaf in wanted.items():
+    for path, leaf in target.items():
         if path not in stored:
-            return f"it has no {'/'.join(path)}, expected {_form(leaf)}"
-        found = stored[path]
-        if tuple(found.shape) != tuple(leaf.shape) or not _castable(found.dtype, leaf.dtype):
-            return f"its {'/'.join(path)} is {_form(found)}, expected {_form(leaf)}"
-    unwanted = ("/".join(path) for path in stored if path not in wanted)
-    return next((f"it has an unexpected {path}" for path in unwanted), "")
+            return f"it has no {'/'.join(path)}, expected {_describe(leaf)}"
+        saved = stored[path]
+        if tuple(saved.shape) != tuple(leaf.shape) or not _is_castable(saved.dtype, leaf.dtype):
+            return f"its {'/'.join(path)} is {_describe(saved)}, expected {_describe(leaf)}"
+    unexpected = ("/".join(path) for path in stored if path not in target)
+    return next((f"it has an unexpected {path}" for path in unexpected), "")
 
 
-def _castable(found: Any, wanted: Any) -> bool:
-    return found == wanted or all(jnp.issubdtype(dtype, jnp.floating) for dtype in (found, wanted))
+def _is_castable(stored: Any, target: Any) -> bool:
+    return stored == target or all(jnp.issubdtype(d, jnp.floating) for d in (stored, target))
 
 
-def _form(leaf: Any) -> str:
+def _describe(leaf: Any) -> str:
     return f"{jnp.dtype(leaf.dtype).name}[{','.join(map(str, leaf.shape))}]"

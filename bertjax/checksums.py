@@ -26,7 +26,7 @@ class _File:
 
 
 @dataclasses.dataclass(frozen=True)
-class _List:
+class _Content:
     """The content of checksums.json."""
 
     version: Literal[1]
@@ -41,32 +41,32 @@ def write(folder: epath.Path) -> None:
     """
     paths = [path for item in folder.iterdir() if item.is_dir() for path in _files(item)]
     with futures.ThreadPoolExecutor() as pool:
-        sums = pool.map(_checksum, paths)
-        listed = {
-            str(path.relative_to(folder)): dataclasses.asdict(found)
-            for path, found in zip(paths, sums, strict=True)
+        checksums = pool.map(_checksum, paths)
+        entries = {
+            str(path.relative_to(folder)): dataclasses.asdict(entry)
+            for path, entry in zip(paths, checksums, strict=True)
         }
-    schema.write(folder / FILE, {"version": 1, "files": dict(sorted(listed.items()))})
+    schema.write(folder / FILE, {"version": 1, "files": dict(sorted(entries.items()))})
 
 
-def damage(folder: epath.Path, *, under: str = "", share: int = 0, shares: int = 1) -> str:
+def damage(folder: epath.Path, *, prefix: str = "", share: int = 0, shares: int = 1) -> str:
     """Returns the name and fault of the first file that differs from its listed size or checksum.
 
     The result is "" if none differs.
 
-    Checks only files whose names, relative to `folder`, start with `under`. To divide the work
+    Checks only files whose names, relative to `folder`, start with `prefix`. To divide the work
     among `shares` processes, each process checks every `shares`-th of these files, starting with
     file number `share` (from 0).
     """
     try:
-        listed = schema.read(folder / FILE, _List, "").files
+        entries = schema.read(folder / FILE, _Content, "").files
     except errors.UserError:
         return f"{FILE} is missing or unreadable"
-    names = sorted(name for name in listed if name.startswith(under))[share::shares]
+    names = sorted(name for name in entries if name.startswith(prefix))[share::shares]
     with futures.ThreadPoolExecutor() as pool:
-        problems = pool.map(lambda name: _difference(folder / name, listed[name]), names)
-        found = (f"{n} {problem}" for n, problem in zip(names, problems, strict=True) if problem)
-        return next(found, "")
+        faults = pool.map(lambda name: _difference(folder / name, entries[name]), names)
+        lines = (f"{name} {fault}" for name, fault in zip(names, faults, strict=True) if fault)
+        return next(lines, "")
 
 
 def _files(folder: epath.Path) -> Iterator[epath.Path]:
@@ -82,12 +82,12 @@ def _checksum(path: epath.Path) -> _File:
     return _File(path.stat().length, None if remote else files.sha256(path))
 
 
-def _difference(path: epath.Path, listed: _File) -> str:
+def _difference(path: epath.Path, entry: _File) -> str:
     try:
         size = path.stat().length
-        if size != listed.size:
-            return f"has {size} bytes, not {listed.size}"
-        if listed.sha256 and files.sha256(path) != listed.sha256:
+        if size != entry.size:
+            return f"has {size} bytes, not {entry.size}"
+        if entry.sha256 and files.sha256(path) != entry.sha256:
             return "has changed since it was written"
     except FileNotFoundError:
         return "is missing"

@@ -112,8 +112,8 @@ def choose_objective(config: ConfigDict, name: str = "") -> None:
     with config.unlocked():
         config.objective = ConfigDict(_objective_fields(family, name))
     if config.objective.name != family.OBJECTIVE["name"]:
-        read = plugins.objective(config.objective.name).heads(plugins.objective_config(config))
-        config.model.heads = tuple(head for head in family.Config().heads if head in read)
+        heads = plugins.objective(config.objective.name).heads(plugins.objective_config(config))
+        config.model.heads = tuple(head for head in family.Config().heads if head in heads)
 
 
 def _objective_fields(family: protocols.Family, name: str) -> dict[str, Any]:
@@ -132,17 +132,17 @@ def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
     Raises UserError if the dict is not a config of this version.
     """
 
-    def put(config: ConfigDict, values: Mapping[str, Any]) -> None:
+    def update(config: ConfigDict, values: Mapping[str, Any]) -> None:
         for key, value in values.items():
             if isinstance(value, Mapping):
-                put(config[key], value)
+                update(config[key], value)
             else:
                 config[key] = tuple(value) if isinstance(value, list) else value
 
     try:
         family, objective = stored["family"], stored["objective"]["name"]
         config = default(family, next(iter(plugins.family(family).VARIANTS)), objective)
-        put(config, stored)
+        update(config, stored)
     except (KeyError, TypeError) as error:
         raise errors.UserError(
             f"the stored config does not match this version of bertjax: {error}"
@@ -197,33 +197,33 @@ def overridden(config: ConfigDict, overrides: Mapping[str, str]) -> ConfigDict:
     return config
 
 
-def of_file(what: str, path: str, kind: type) -> Any:
-    """Calls get_WHAT(ARG) of a Python file and returns the result.
+def of_file(flag: str, path: str, kind: type) -> Any:
+    """Calls get_FLAG(ARG) of a Python file and returns the result.
 
-    path: the value of the flag --WHAT, `FILE` or `FILE:ARG`; without ARG the argument is "".
+    path: the value of the flag --FLAG, `FILE` or `FILE:ARG`; without ARG the argument is "".
     Raises UserError, naming flag and file, if the call fails or the result is not of type `kind`.
     """
-    flag, function = f"--{what}={path}", f"get_{what}"
+    source, function = f"--{flag}={path}", f"get_{flag}"
     name, _, arg = str(path).partition(":")
     file = pathlib.Path(name)
     if not file.is_file():
-        raise errors.UserError(f"{flag}: the file {name} does not exist")
-    spec = importlib.util.spec_from_file_location(f"bertjax_{what}_{file.stem}", file)
+        raise errors.UserError(f"{source}: the file {name} does not exist")
+    spec = importlib.util.spec_from_file_location(f"bertjax_{flag}_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise errors.UserError(f"{flag}: {name} is not a Python file")
+        raise errors.UserError(f"{source}: {name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
         if not hasattr(module, function):
-            raise errors.UserError(f"{flag}: {name} has no function {function}(arg)")
-        found = getattr(module, function)(arg)
+            raise errors.UserError(f"{source}: {name} has no function {function}(arg)")
+        result = getattr(module, function)(arg)
     except errors.UserError:
         raise
     except Exception as error:  # the file is the user's own code, which may raise anything
-        raise errors.UserError(f"{flag}: {type(error).__name__}: {error}") from error
-    if not isinstance(found, kind):
-        raise errors.UserError(f"{flag}: {function} must return a {kind.__name__}")
-    return found
+        raise errors.UserError(f"{source}: {type(error).__name__}: {error}") from error
+    if not isinstance(result, kind):
+        raise errors.UserError(f"{source}: {function} must return a {kind.__name__}")
+    return result
 
 
 def choose(config: ConfigDict, arg: str) -> ConfigDict:
@@ -239,11 +239,11 @@ def choose(config: ConfigDict, arg: str) -> ConfigDict:
 
 def keys(config: ConfigDict, prefix: str = "") -> list[str]:
     """Returns all keys; nested ones as "a.b"."""
-    found = []
+    names = []
     for name, value in config.items():
-        inner = isinstance(value, ConfigDict)
-        found += keys(value, f"{prefix}{name}.") if inner else [prefix + name]
-    return found
+        nested = isinstance(value, ConfigDict)
+        names += keys(value, f"{prefix}{name}.") if nested else [prefix + name]
+    return names
 
 
 def override(config: ConfigDict, key: str, text: str) -> None:
@@ -257,10 +257,10 @@ def override(config: ConfigDict, key: str, text: str) -> None:
     *parents, leaf = key.split(".")
     for parent in parents:
         config = config[parent]
-    config[leaf] = _read(key, text, type(config[leaf]))
+    config[leaf] = _parse_value(key, text, type(config[leaf]))
 
 
-def _read(key: str, text: str, kind: type) -> Any:
+def _parse_value(key: str, text: str, kind: type) -> Any:
     if kind is str:
         return text
     try:
@@ -331,15 +331,15 @@ def check_keys(config: ConfigDict) -> None:
         errors.check(key in config and config[key] is not None, key, "absent", "set")
     errors.check("name" in config.objective, "objective.name", "absent", "set")
     family = plugins.family(config.family)
-    usual = default(config.family, next(iter(family.VARIANTS)), config.objective.name)
-    there = set(keys(config))
-    for key in keys(usual):
-        if key not in there and key.startswith("objective."):
+    defaults = default(config.family, next(iter(family.VARIANTS)), config.objective.name)
+    present = set(keys(config))
+    for key in keys(defaults):
+        if key not in present and key.startswith("objective."):
             plugins.check_objective_keys(config)
-        errors.check(key in there, key, "absent", "set; the config file has deleted it")
-        expected, value = value_of(usual, key), value_of(config, key)
-        number = type(expected) is float and type(value) is int
-        if type(value) is not type(expected) and not number:
+        errors.check(key in present, key, "absent", "set; the config file has deleted it")
+        expected, value = value_of(defaults, key), value_of(config, key)
+        int_for_float = type(expected) is float and type(value) is int
+        if type(value) is not type(expected) and not int_for_float:
             errors.check(False, key, value, f"of type {type(expected).__name__}")
 
 
@@ -357,11 +357,11 @@ def validate(config: ConfigDict) -> None:
     hooks.of(module).check_family(objective, config.family, family.KIND)
     for head in module.heads(objective):
         if head not in family.HEADS:
-            having = [name for name in plugins.families() if head in plugins.family(name).HEADS]
+            families = [name for name in plugins.families() if head in plugins.family(name).HEADS]
             raise errors.UserError(
                 f"config.objective.name = {config.objective.name!r}: needs the head {head!r}, "
                 f"which {config.family} does not have; families with it: "
-                f"{', '.join(having) or 'none'}"
+                f"{', '.join(families) or 'none'}"
             )
         _check(head in config.model.heads, config, "model.heads",
                f"a tuple that contains {head!r}, which {config.objective.name} needs")  # fmt: skip

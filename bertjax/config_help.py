@@ -21,7 +21,7 @@ from bertjax import optimizer, plugins
 
 Group = Mapping[str, tuple[Any, str]]  # {key: (value, comment)}
 
-_DECLARED = re.compile(r"^ +(?:config\.)?([\w.]+)(?:\[.*\]|: \w+.*)? = .*  # (.+)$", re.MULTILINE)
+_ASSIGNMENT = re.compile(r"^ +(?:config\.)?([\w.]+)(?:\[.*\]|: \w+.*)? = .*  # (.+)$", re.MULTILINE)
 _COLUMN, _WIDTH = 36, 100
 
 
@@ -31,44 +31,47 @@ def comments(source: ModuleType | type) -> dict[str, str]:
     If several assignments to a name have a comment, the first counts. For a class, includes the
     comments of its base classes.
     """
-    found: dict[str, str] = {}
-    classes = reversed(source.__mro__[:-1]) if isinstance(source, type) else (source,)
-    for each in classes:
-        found |= dict(reversed(_DECLARED.findall(inspect.getsource(each))))
-    return found
+    by_name: dict[str, str] = {}
+    sources = reversed(source.__mro__[:-1]) if isinstance(source, type) else (source,)
+    for part in sources:
+        by_name |= dict(reversed(_ASSIGNMENT.findall(inspect.getsource(part))))
+    return by_name
 
 
-def described(config: ConfigDict, known: Mapping[str, str]) -> Group:
+def described(config: ConfigDict, comment_of: Mapping[str, str]) -> Group:
     """Returns every key of a config with its value and comment.
 
     A key without a comment gets the comment of its group: "a.b" gets that of "a".
     """
     return {
-        key: (config_lib.value_of(config, key), known.get(key) or known.get(key.split(".")[0], ""))
+        key: (
+            config_lib.value_of(config, key),
+            comment_of.get(key) or comment_of.get(key.split(".")[0], ""),
+        )
         for key in config_lib.keys(config)
     }
 
 
 def lines(groups: Mapping[str, Group]) -> list[str]:
     """Returns each title followed by one or more lines for each of its keys."""
-    found = []
+    result = []
     for title, group in groups.items():
-        found += [*textwrap.wrap(f"{title}:", _WIDTH), *map(_line, group.items()), ""]
-    return found[:-1]
+        result += [*textwrap.wrap(f"{title}:", _WIDTH), *map(_line, group.items()), ""]
+    return result[:-1]
 
 
 def _line(pair: tuple[str, tuple[Any, str]]) -> str:
     key, (value, comment) = pair
-    first = f"  {f'{key}={_shown(value)}':<{_COLUMN - 4}}  "
+    first = f"  {f'{key}={_format_value(value)}':<{_COLUMN - 4}}  "
     if not comment:
         return first.rstrip()
     return textwrap.fill(comment, _WIDTH, initial_indent=first, subsequent_indent=" " * _COLUMN)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Returns a value as it is written after --config.KEY=."""
     if isinstance(value, tuple):
-        value = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value)
+        value = ",".join(f"{item:g}" if isinstance(item, float) else str(item) for item in value)
     return value.encode("unicode_escape").decode() if isinstance(value, str) else str(value)
 
 
@@ -79,22 +82,24 @@ def of_run(file: str | None) -> list[str]:
     defaults, and for each other objective the keys that differ.
     """
     config = config_lib.of_file("config", file, ConfigDict) if file else config_lib.default()
-    what = f"values of {file}" if file else "defaults"
-    groups = {f"config keys for --config.KEY=VALUE, with the {what}": _general(config)}
-    name, own = config.objective.name, config.objective.to_dict()
-    default = plugins.objective(name).Config
-    groups[f"with objective.name={name}"] = _known("objective", own, plugins.objective(name))
-    for other in plugins.objectives_there() if not file else ():
-        module = plugins.objective(other)
+    kind = f"values of {file}" if file else "defaults"
+    groups = {f"config keys for --config.KEY=VALUE, with the {kind}": _general_group(config)}
+    name, current = config.objective.name, config.objective.to_dict()
+    config_class = plugins.objective(name).Config
+    groups[f"with objective.name={name}"] = _plugin_group(
+        "objective", current, plugins.objective(name)
+    )
+    for other_name in plugins.objectives_there() if not file else ():
+        module = plugins.objective(other_name)
         fields = dataclasses.asdict(module.Config())
-        fields = {k: v for k, v in fields.items() if k not in own or v != own[k]}
-        base = f" (other keys as with {name})" * issubclass(module.Config, default)
-        if other != name:
-            group = _known("objective", fields, module)
-            groups[f"with objective.name={other}{base}"] = group
+        fields = {k: v for k, v in fields.items() if k not in current or v != current[k]}
+        base = f" (other keys as with {name})" * issubclass(module.Config, config_class)
+        if other_name != name:
+            group = _plugin_group("objective", fields, module)
+            groups[f"with objective.name={other_name}{base}"] = group
     title = f"keys of the model {config.family}"
     title += "" if file else "; `--config=FILE --help` shows the values of FILE instead"
-    groups[title] = _known("model", config.model.to_dict(), plugins.family(config.family))
+    groups[title] = _plugin_group("model", config.model.to_dict(), plugins.family(config.family))
     return lines(groups)
 
 
@@ -117,19 +122,19 @@ def resolved(file: str, config: ConfigDict) -> list[str]:
     """
     family = plugins.family(config.family)
     variant = "base" if "base" in family.VARIANTS else next(iter(family.VARIANTS))
-    usual = config_lib.default(config.family, variant, config.objective.name)
+    defaults = config_lib.default(config.family, variant, config.objective.name)
     objective = plugins.objective(config.objective.name)
     groups = {
-        f"config of {file}": _general(config),
-        f"objective {config.objective.name}": _known(
+        f"config of {file}": _general_group(config),
+        f"objective {config.objective.name}": _plugin_group(
             "objective", config.objective.to_dict(), objective
         ),
-        f"model {config.family}": _known("model", config.model.to_dict(), family),
+        f"model {config.family}": _plugin_group("model", config.model.to_dict(), family),
     }
     return lines(
         {
             title: {
-                key: (value, comment + _default(config_lib.value_of(usual, key), value))
+                key: (value, comment + _default_note(config_lib.value_of(defaults, key), value))
                 for key, (value, comment) in group.items()
             }
             for title, group in groups.items()
@@ -137,33 +142,33 @@ def resolved(file: str, config: ConfigDict) -> list[str]:
     )
 
 
-def _default(usual: Any, value: Any) -> str:
+def _default_note(default: Any, value: Any) -> str:
     """Returns a comment's suffix that shows the default; "" if `value` is the default."""
-    return f" [default: {_shown(usual)}]" if value != usual else ""
+    return f" [default: {_format_value(default)}]" if value != default else ""
 
 
-def _general(config: ConfigDict) -> Group:
+def _general_group(config: ConfigDict) -> Group:
     """Returns the keys that do not depend on family and objective, with values and comments."""
-    general = config.copy_and_resolve_references().unlock()
-    del general["model"], general["objective"]
-    known = _prefixed("optimizer", comments(optimizer.Config)) | comments(config_lib)
-    return described(general, known)
+    generic = config.copy_and_resolve_references().unlock()
+    del generic["model"], generic["objective"]
+    comment_of = _add_prefix("optimizer", comments(optimizer.Config)) | comments(config_lib)
+    return described(generic, comment_of)
 
 
-def _known(prefix: str, values: Mapping[str, Any], module: ModuleType) -> Group:
+def _plugin_group(prefix: str, values: Mapping[str, Any], module: ModuleType) -> Group:
     """Returns {PREFIX.KEY: (value, comment)} for the `values` of a family's or objective's Config.
 
     The comments are those in the Config of `module`. A model's field that has no comment there gets
     the comment of BERT's field of the same name.
     """
-    shared = comments(plugins.family("bert").Config) if prefix == "model" else {}
-    known = shared | comments(module.Config)
+    bert_comments = comments(plugins.family("bert").Config) if prefix == "model" else {}
+    comment_of = bert_comments | comments(module.Config)
     return {
-        f"{prefix}.{key}": (value, known.get(key, ""))
+        f"{prefix}.{key}": (value, comment_of.get(key, ""))
         for key, value in values.items()
         if key != "name"
     }
 
 
-def _prefixed(prefix: str, known: Mapping[str, str]) -> dict[str, str]:
-    return {f"{prefix}.{key}": comment for key, comment in known.items()}
+def _add_prefix(prefix: str, comment_of: Mapping[str, str]) -> dict[str, str]:
+    return {f"{prefix}.{key}": comment for key, comment in comment_of.items()}

@@ -14,8 +14,8 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of writes to open files; no file is named
-BEFORE = "bertjax: "  # prefix of each line of progress
+_DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of failed writes to open files
+PREFIX = "bertjax: "  # prefix of each line of progress
 
 EXIT_BUG = 1  # the interpreter's exit code after a traceback
 EXIT_BAD_INPUT = 2
@@ -38,10 +38,10 @@ class Interrupted(KeyboardInterrupt):
 
 def tell(line: str) -> None:
     """Prints a line of progress on stderr; on a terminal, wraps it between words."""
-    line = BEFORE + line
+    line = PREFIX + line
     if sys.stderr.isatty():
         line = textwrap.fill(
-            line, shutil.get_terminal_size().columns, subsequent_indent=" " * len(BEFORE),
+            line, shutil.get_terminal_size().columns, subsequent_indent=" " * len(PREFIX),
             break_long_words=False, break_on_hyphens=False,
         )  # fmt: skip
     print(line, file=sys.stderr, flush=True)
@@ -73,7 +73,7 @@ def discard_output() -> None:
 def of_the_user(error: BaseException) -> bool:
     """Returns whether `error` is due to bad input or a failing disk, and not to a bug."""
     if isinstance(error, OSError):
-        return error.filename is not None or error.errno in _DISK
+        return error.filename is not None or error.errno in _DISK_ERRNOS
     return isinstance(error, UserError)
 
 
@@ -93,35 +93,35 @@ def exit_code(error: BaseException) -> int:
     return EXIT_BAD_INPUT if of_the_user(error) else EXIT_BUG
 
 
-def near(key: str, known: Sequence[str]) -> list[str]:
-    """Returns up to three of the known keys ("a.b") that are similar to a misspelt `key`."""
+def near(key: str, known_keys: Sequence[str]) -> list[str]:
+    """Returns up to three of `known_keys` ("a.b") that are similar to a misspelt `key`."""
     leaf = key.split(".")[-1]
     by_leaf: dict[str, list[str]] = {}
-    for each in known:
-        by_leaf.setdefault(each.split(".")[-1], []).append(each)
-    close = [leaf] if leaf in by_leaf else difflib.get_close_matches(leaf, by_leaf, n=1)
-    return [each for name in close for each in by_leaf[name]][:3]
+    for candidate in known_keys:
+        by_leaf.setdefault(candidate.split(".")[-1], []).append(candidate)
+    close_leaves = [leaf] if leaf in by_leaf else difflib.get_close_matches(leaf, by_leaf, n=1)
+    return [candidate for name in close_leaves for candidate in by_leaf[name]][:3]
 
 
-def hint(meant: Sequence[str]) -> str:
-    """Returns "; did you mean A or B?" for the names in `meant`; "" if it is empty."""
-    return f"; did you mean {' or '.join(meant)}?" if meant else ""
+def hint(names: Sequence[str]) -> str:
+    """Returns "; did you mean A or B?" for `names`; "" if there are none."""
+    return f"; did you mean {' or '.join(names)}?" if names else ""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known_names: Iterable[str]) -> str:
     """Returns a hint to print before the list of known names; "" if none is similar to `name`.
 
-    known: names in lower case without hyphens.
+    known_names: in lower case without hyphens.
     """
-    meant = difflib.get_close_matches(name.lower().replace("-", ""), list(known), n=1)
-    return f"did you mean {meant[0]}? " if meant else ""
+    matches = difflib.get_close_matches(name.lower().replace("-", ""), list(known_names), n=1)
+    return f"did you mean {matches[0]}? " if matches else ""
 
 
-def several(names: Iterable[str], most: int = 10) -> str:
-    """Returns the first `most` names, separated by commas, and the number of further names."""
+def several(names: Iterable[str], limit: int = 10) -> str:
+    """Returns the first `limit` names, separated by commas, and the number of further names."""
     names = list(names)
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    suffix = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + suffix
 
 
 def file_to_write(flag: str, path: str | None) -> None:

@@ -35,8 +35,8 @@ def evaluate(
     result contains "unigram_loss", the unigram model's loss in nats on the same predicted tokens.
     """
     total = None
-    for local in batches:
-        batch = sharding.global_batch(mesh, batch_size, local)
+    for local_batch in batches:
+        batch = sharding.global_batch(mesh, batch_size, local_batch)
         terms = dict(eval_step(params, batch, dict(frozen)))
         if unigram is not None:
             terms["unigram"] = _unigram_term(unigram, *predicted(batch))

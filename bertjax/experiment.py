@@ -39,8 +39,8 @@ class Experiment:
     ):
         self.config = config
         self.frozen_models = frozen_models
-        how = plugins.compute(config, platform)
-        self.model = plugins.model(config.family, config.model, how)
+        compute = plugins.compute(config, platform)
+        self.model = plugins.model(config.family, config.model, compute)
         self.objective = plugins.objective(config.objective.name)
         self.objective_config = plugins.objective_config(config)
         self.hooks = hooks.of(self.objective)
@@ -58,17 +58,19 @@ class Experiment:
     def abstract_state(self, mesh: jax.sharding.Mesh) -> step_lib.TrainState:
         """Returns shapes, dtypes and shardings of the state; nothing is allocated."""
         shapes = jax.eval_shape(lambda: self.init_state(jax.random.key(0)))
-        places = sharding.state_shardings(mesh, shapes)
+        shardings = sharding.state_shardings(mesh, shapes)
         return jax.tree.map(
-            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+            lambda leaf, leaf_sharding: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=leaf_sharding
+            ),
             shapes,
-            places,
+            shardings,
         )
 
     def train_step(self, phase: config_lib.Phase, mesh: jax.sharding.Mesh) -> Callable:
         """Returns the jitted train step for the batches of a phase; its input state is donated."""
         normalizers = functools.partial(self.objective.normalizers, self.objective_config)
-        function = step_lib.make_train_step(
+        step_fn = step_lib.make_train_step(
             self.model,
             self.loss,
             normalizers,
@@ -80,8 +82,8 @@ class Experiment:
         )
         # Fixes the shardings of the new state. Otherwise the compiler would shard some biases, and
         # the next step would be recompiled.
-        places = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(mesh))
-        return jax.jit(function, donate_argnums=0, out_shardings=(places, None))
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(mesh))
+        return jax.jit(step_fn, donate_argnums=0, out_shardings=(shardings, None))
 
     def eval_step(self) -> Callable:
         """Returns the jitted evaluation step."""
@@ -173,7 +175,7 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: Any, platform: str | Non
     platform: the platform on which the attention kernel must run; None: the platform of the mesh's
     devices, for which the mesh must not be abstract.
     """
-    shards, parts = sharding.batch_shards(mesh), mesh.shape["sequence"]
+    shards, sequence_shards = sharding.batch_shards(mesh), mesh.shape["sequence"]
     for phase in config_lib.phases(config):
         size = config_lib.forward_size(config, phase)
         if size % shards:
@@ -182,10 +184,10 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: Any, platform: str | Non
                 f"config.{key} = {size}: must be a multiple of {shards}, the number of devices on "
                 "the mesh axes data x fsdp"
             )
-        if phase.length % parts:
+        if phase.length % sequence_shards:
             raise errors.UserError(
                 f"config.{phase.prefix or 'data.'}length = {phase.length}: must be a multiple of "
-                f"{parts}, the number of devices on the mesh axis sequence"
+                f"{sequence_shards}, the number of devices on the mesh axis sequence"
             )
     kernels.check_mesh(config.attention, mesh, platform)
     tensor = mesh.shape["tensor"]
@@ -198,8 +200,8 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: Any, platform: str | Non
 
 def check_data(config: ml_collections.ConfigDict, dataset: store.Dataset) -> None:
     """Raises UserError if the objective cannot be trained on the data."""
-    of_objective = hooks.of(plugins.objective(config.objective.name))
-    of_objective.check_data(
+    objective_hooks = hooks.of(plugins.objective(config.objective.name))
+    objective_hooks.check_data(
         plugins.objective_config(config), config.data.path, dataset.num_documents
     )
 
@@ -213,19 +215,19 @@ def data_warnings(
 
     The held-out data may be too small to rank models, or unsuitable for the objective.
     """
-    found = []
-    rows, used = config.model.vocab_size, _rows_needed(config, vocabulary)[0]
-    if rows > SPARE_ROWS * used + layers.VOCAB_MULTIPLE:
-        found.append(
-            f"config.model.vocab_size = {rows}: the tokenizer of config.data.path has {used} "
-            f"pieces, so {1 - used / rows:.0%} of the embedding's rows are never trained: set "
-            f"--config.model.vocab_size={used}"
+    warnings = []
+    rows, needed = config.model.vocab_size, _rows_needed(config, vocabulary)[0]
+    if rows > SPARE_ROWS * needed + layers.VOCAB_MULTIPLE:
+        warnings.append(
+            f"config.model.vocab_size = {rows}: the tokenizer of config.data.path has {needed} "
+            f"pieces, so {1 - needed / rows:.0%} of the embedding's rows are never trained: set "
+            f"--config.model.vocab_size={needed}"
         )
-    small = store.too_small_to_rank(heldout.num_documents, heldout.num_tokens)
-    if small:
-        found.append(f"held-out data: {small}")
-    of_objective = hooks.of(plugins.objective(config.objective.name))
-    return found + of_objective.heldout_warnings(
+    size_warning = store.too_small_to_rank(heldout.num_documents, heldout.num_tokens)
+    if size_warning:
+        warnings.append(f"held-out data: {size_warning}")
+    objective_hooks = hooks.of(plugins.objective(config.objective.name))
+    return warnings + objective_hooks.heldout_warnings(
         plugins.objective_config(config), heldout.num_documents
     )
 
@@ -243,10 +245,10 @@ def check_vocabulary(config: ml_collections.ConfigDict, vocabulary: Vocabulary) 
     The embedding needs a row for each id of the tokenizer. `decoder_start_id` must not be set.
     `pad_id`, from which the model counts positions, must be the tokenizer's padding id.
     """
-    needed, what = _rows_needed(config, vocabulary)
+    needed, units = _rows_needed(config, vocabulary)
     if needed > config.model.vocab_size:
         raise errors.UserError(
-            f"the tokenizer of config.data.path = {config.data.path} has {needed} {what}, more "
+            f"the tokenizer of config.data.path = {config.data.path} has {needed} {units}, more "
             f"than config.model.vocab_size = {config.model.vocab_size}: set that to {needed}"
         )
     if "decoder_start_id" in config.model and config.model.decoder_start_id >= 0:

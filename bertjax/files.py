@@ -118,15 +118,15 @@ def _locked_folder(target: pathlib.Path) -> tuple[pathlib.Path, int]:
     The lock is held until the descriptor is closed or the process dies.
     """
     while True:
-        made = tempfile.mkdtemp(prefix=f".{target.name}.", suffix=PARTIAL, dir=target.parent)
+        folder = tempfile.mkdtemp(prefix=f".{target.name}.", suffix=PARTIAL, dir=target.parent)
         try:
-            lock = os.open(made, os.O_RDONLY)
+            lock = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:  # removed by another process before it was locked
             continue
         with contextlib.suppress(OSError):  # some file systems cannot lock folders
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if os.path.isdir(made):
-            return pathlib.Path(made), lock
+        if os.path.isdir(folder):
+            return pathlib.Path(folder), lock
         os.close(lock)
 
 
@@ -138,8 +138,8 @@ def _remove_abandoned(target: pathlib.Path) -> None:
     """
     prefix = f".{target.name}."
     for name in os.listdir(target.parent):
-        middle = name.removeprefix(prefix).removesuffix(PARTIAL)
-        if name != f"{prefix}{middle}{PARTIAL}" or not re.fullmatch("[a-z0-9_]{8}", middle):
+        token = name.removeprefix(prefix).removesuffix(PARTIAL)
+        if name != f"{prefix}{token}{PARTIAL}" or not re.fullmatch("[a-z0-9_]{8}", token):
             continue
         folder = target.parent / name
         try:
@@ -164,18 +164,18 @@ def _discard(folder: pathlib.Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _put_in_place(new: pathlib.Path, target: pathlib.Path, aside: pathlib.Path) -> None:
+def _put_in_place(new: pathlib.Path, target: pathlib.Path, backup: pathlib.Path) -> None:
     if target.exists():
-        foreign = sorted(set(os.listdir(target)) - set(os.listdir(new)))
-        if foreign:
+        extra = sorted(set(os.listdir(target)) - set(os.listdir(new)))
+        if extra:
             raise errors.UserError(
-                f"{target}: contains {foreign[0]}, which this command would delete; give another "
+                f"{target}: contains {extra[0]}, which this command would delete; give another "
                 "--output or remove the folder first"
             )
-        target.rename(aside)
+        target.rename(backup)
     try:
         new.rename(target)
     except OSError:
-        if aside.exists():
-            aside.rename(target)
+        if backup.exists():
+            backup.rename(target)
         raise

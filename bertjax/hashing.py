@@ -33,7 +33,7 @@ def hash_bits_by_row(seed_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _hash(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Returns uint32[shape]. seed: uint32[B, 1, ..., 1], one for each row."""
     key = _mix32(seed, jnp.uint32(0))
-    return _mix32(_place_in_row(shape) ^ key, key)
+    return _mix32(_position_in_row(shape) ^ key, key)
 
 
 def _mix32(x: jax.Array, key: jax.Array) -> jax.Array:
@@ -46,8 +46,8 @@ def _mix32(x: jax.Array, key: jax.Array) -> jax.Array:
     return x ^ (x >> 14)
 
 
-def _place_in_row(shape: tuple[int, ...]) -> jax.Array:
-    place = jnp.zeros(shape, jnp.uint32)
+def _position_in_row(shape: tuple[int, ...]) -> jax.Array:
+    index = jnp.zeros(shape, jnp.uint32)
     for axis in range(1, len(shape)):
-        place = place * jnp.uint32(shape[axis]) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
-    return place
+        index = index * jnp.uint32(shape[axis]) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    return index

@@ -42,17 +42,17 @@ def is_one_of_several(flags: argparse.Namespace) -> bool:
 
 
 def joined(
-    flags: argparse.Namespace, goes_on: Callable[[], str]
+    flags: argparse.Namespace, resume_advice: Callable[[], str]
 ) -> contextlib.AbstractContextManager[None]:
     """Returns a context manager that joins the job; it does nothing if there is only one process.
 
-    goes_on: called when another process has died; returns a text that says how to resume the run.
+    resume_advice: called when another process has died; returns a text that says how to resume.
     """
     if not is_one_of_several(flags):
         return contextlib.nullcontext()
     return distributed.job(
         distributed.place(flags.coordinator, flags.num_processes, flags.process_id),
-        goes_on=goes_on,
+        goes_on=resume_advice,
         heartbeat_seconds=flags.heartbeat_seconds,
         startup_seconds=flags.startup_seconds,
     )

@@ -55,9 +55,9 @@ def validate(config: Any, num_steps: int) -> None:
           f"0 or more and below config.num_steps = {num_steps}")  # fmt: skip
     check(config.schedule != "rsqrt" or config.warmup_steps >= 1, "warmup_steps",
           "1 or more for the schedule rsqrt, which it scales")  # fmt: skip
-    left = num_steps - config.warmup_steps
-    check(0 <= config.decay_steps <= left, "decay_steps",
-          f"between 0 and {left}, the number of steps after the warm-up")  # fmt: skip
+    remaining = num_steps - config.warmup_steps
+    check(0 <= config.decay_steps <= remaining, "decay_steps",
+          f"between 0 and {remaining}, the number of steps after the warm-up")  # fmt: skip
     check((config.schedule == "wsd") == (config.decay_steps >= 1), "decay_steps",
           "1 or more for the schedule wsd, and 0 for all other schedules")  # fmt: skip
     for key in ("start_rate", "end_rate", "weight_decay", "clip_norm"):
@@ -73,8 +73,8 @@ def _rsqrt(peak: float, warmup_steps: int) -> optax.Schedule:
 
 def _half_cosine(start: float, end: float, steps: int) -> optax.Schedule:
     def rate(step):
-        done = jnp.clip(step / steps, 0.0, 1.0)
-        return end + (start - end) * 0.5 * (1.0 + jnp.cos(math.pi * done))
+        progress = jnp.clip(step / steps, 0.0, 1.0)
+        return end + (start - end) * 0.5 * (1.0 + jnp.cos(math.pi * progress))
 
     return rate
 
@@ -90,26 +90,26 @@ def make_schedule(config: Any, num_steps: int) -> optax.Schedule:
     1803.09820); the warm-up of all other schedules is linear.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
-    left = max(num_steps - warmup, 1)
+    remaining = max(num_steps - warmup, 1)
     rise = optax.linear_schedule(config.start_rate, peak, max(warmup, 1))
     if config.schedule == "constant":
-        parts, borders = [optax.constant_schedule(peak)], []
+        schedules, boundaries = [optax.constant_schedule(peak)], []
     elif config.schedule == "linear":
-        parts, borders = [optax.linear_schedule(peak, config.end_rate, left)], []
+        schedules, boundaries = [optax.linear_schedule(peak, config.end_rate, remaining)], []
     elif config.schedule == "cosine":
-        parts, borders = [_half_cosine(peak, config.end_rate, left)], []
+        schedules, boundaries = [_half_cosine(peak, config.end_rate, remaining)], []
     elif config.schedule == "rsqrt":
-        parts, borders = [_rsqrt(peak, warmup)], []
+        schedules, boundaries = [_rsqrt(peak, warmup)], []
     elif config.schedule == "wsd":
         fall = optax.linear_schedule(peak, config.end_rate, max(config.decay_steps, 1))
-        parts = [optax.constant_schedule(peak), fall]
-        borders = [num_steps - config.decay_steps]
+        schedules = [optax.constant_schedule(peak), fall]
+        boundaries = [num_steps - config.decay_steps]
     else:
         rise = _half_cosine(config.start_rate, peak, max(warmup, 1))
-        parts, borders = [_half_cosine(peak, config.end_rate, left)], []
+        schedules, boundaries = [_half_cosine(peak, config.end_rate, remaining)], []
     if warmup:
-        parts, borders = [rise, *parts], [warmup, *borders]
-    return optax.join_schedules(parts, borders)
+        schedules, boundaries = [rise, *schedules], [warmup, *boundaries]
+    return optax.join_schedules(schedules, boundaries)
 
 
 def decay_mask(params: Any) -> Any:
@@ -123,7 +123,7 @@ def decay_mask(params: Any) -> Any:
     )
 
 
-def _matrices(path: Sequence[Any], array: jax.Array) -> jax.Array:
+def _as_matrices(path: Sequence[Any], array: jax.Array) -> jax.Array:
     """Returns a kernel reshaped to [in, out] or [layers, in, out]; other arrays unchanged."""
     name = sharding.path_name(path)
     stacked = int("/layers/" in name)
@@ -142,31 +142,31 @@ def by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     one state of `tx` per parameter, stacked over layers like the parameter.
     """
 
-    def each(function, path):
+    def over_layers(function, path):
         return jax.vmap(function) if "/layers/" in sharding.path_name(path) else function
 
     def init_fn(params):
-        def one(path, param):
-            return each(tx.init, path)(_matrices(path, param))
+        def init_leaf(path, param):
+            return over_layers(tx.init, path)(_as_matrices(path, param))
 
-        return jax.tree_util.tree_map_with_path(one, params)
+        return jax.tree_util.tree_map_with_path(init_leaf, params)
 
     def update_fn(updates, state, params):
-        def one(path, update, state, param):
-            parts = (_matrices(path, x) for x in (update, param))
-            new, state = each(lambda u, p, s: tx.update(u, s, p), path)(*parts, state)
+        def update_leaf(path, update, state, param):
+            matrices = (_as_matrices(path, x) for x in (update, param))
+            new, state = over_layers(lambda u, p, s: tx.update(u, s, p), path)(*matrices, state)
             return new.reshape(update.shape), state
 
         structure = jax.tree.structure(updates)
         pairs = structure.flatten_up_to(
-            jax.tree_util.tree_map_with_path(one, updates, state, params)
+            jax.tree_util.tree_map_with_path(update_leaf, updates, state, params)
         )
         return tuple(structure.unflatten([pair[i] for pair in pairs]) for i in range(2))
 
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def _scale_by(config: Any) -> optax.GradientTransformation:
+def _moment_scaling(config: Any) -> optax.GradientTransformation:
     """Returns the transformation of gradients to updates, before weight decay and learning rate."""
     adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
     if config.name == "adafactor":
@@ -184,7 +184,7 @@ def _scale_by(config: Any) -> optax.GradientTransformation:
     return adam
 
 
-def _clip_by_global_norm(limit: float) -> optax.GradientTransformation:
+def _clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     """Like `optax.clip_by_global_norm`, but avoids a second copy of the gradients.
 
     Multiplies by one scalar, where optax divides by the norm. If the norm is not finite, the
@@ -193,7 +193,7 @@ def _clip_by_global_norm(limit: float) -> optax.GradientTransformation:
 
     def update_fn(updates, state, params=None):
         del params
-        factor = jnp.minimum(1.0, limit / optax.tree.norm(updates))
+        factor = jnp.minimum(1.0, max_norm / optax.tree.norm(updates))
         return jax.tree.map(lambda x: x * factor.astype(x.dtype), updates), state
 
     return optax.GradientTransformation(optax.init_empty_state, update_fn)
@@ -207,11 +207,11 @@ def make(config: Any, num_steps: int) -> optax.GradientTransformation:
     multiplies by the ratio |matrix| / |update| instead, but, like the authors' code, not for biases
     and norms.
     """
-    ratio = optax.masked(by_matrix(optax.scale_by_trust_ratio()), decay_mask)
+    trust_ratio = optax.masked(by_matrix(optax.scale_by_trust_ratio()), decay_mask)
     return optax.chain(
         _clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-        _scale_by(config),
+        _moment_scaling(config),
         optax.add_decayed_weights(config.weight_decay, decay_mask),
-        ratio if config.name == "lamb" else optax.identity(),
+        trust_ratio if config.name == "lamb" else optax.identity(),
         optax.scale_by_learning_rate(make_schedule(config, num_steps)),
     )

@@ -24,30 +24,30 @@ def reaches_buckets() -> bool:
 def of(path: str | os.PathLike) -> epath.Path:
     """Returns the path as an epath.Path. Raises UserError, naming it, if it cannot be valid."""
     text = os.fspath(path)
-    shown = text.encode("utf-8", "backslashreplace").decode()[:200].replace("\0", "\\0")
+    display = text.encode("utf-8", "backslashreplace").decode()[:200].replace("\0", "\\0")
     if not text:
         raise errors.UserError("a path is empty: give the name of a file or folder")
-    if "\0" in text or shown != text[:200]:
-        raise errors.UserError(f"{shown}: contains an invalid character; rename the file")
+    if "\0" in text or display != text[:200]:
+        raise errors.UserError(f"{display}: contains an invalid character; rename the file")
     if len(text.split("/")) > MAX_DEPTH:
-        raise errors.UserError(f"{shown}...: is more than {MAX_DEPTH} folders deep; use fewer")
+        raise errors.UserError(f"{display}...: is more than {MAX_DEPTH} folders deep; use fewer")
     if text.startswith("gs:") and not text.startswith("gs://"):
-        raise errors.UserError(f"{shown}: give gs://BUCKET/FOLDER, with two slashes")
+        raise errors.UserError(f"{display}: give gs://BUCKET/FOLDER, with two slashes")
     scheme, slashes, rest = text.partition("://")
     if slashes and re.fullmatch(r"[A-Za-z0-9+.-]*", scheme):
         if scheme == "file":
-            raise errors.UserError(f"{shown}: give a local path without file://")
+            raise errors.UserError(f"{display}: give a local path without file://")
         if scheme != "gs":
             raise errors.UserError(
-                f"{shown}: this scheme is unsupported; give a local path or gs://..."
+                f"{display}: this scheme is unsupported; give a local path or gs://..."
             )
         if not rest.strip("/"):
-            raise errors.UserError(f"{shown}: contains no bucket name; give gs://BUCKET/FOLDER")
+            raise errors.UserError(f"{display}: contains no bucket name; give gs://BUCKET/FOLDER")
         if not reaches_buckets():
-            raise errors.UserError(f"{shown}: gs:// paths need gcsfs: pip install 'bertjax[gcs]'")
+            raise errors.UserError(f"{display}: gs:// paths need gcsfs: pip install 'bertjax[gcs]'")
     elif _is_device(text):
         raise errors.UserError(
-            f"{shown}: is a device or a pipe, not a file; write its output to a file first"
+            f"{display}: is a device or a pipe, not a file; write its output to a file first"
         )
     return epath.Path(text)
 

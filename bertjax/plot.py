@@ -50,8 +50,8 @@ def curves(
     from matplotlib import rc_context, ticker
     from matplotlib.figure import Figure
 
-    loss = next((name for name in LOSSES if _has(metrics, name)), "loss")
-    if not _has(metrics, loss):
+    loss = next((name for name in LOSSES if _is_logged(metrics, name)), "loss")
+    if not _is_logged(metrics, loss):
         raise errors.UserError(f"{path}: not drawn, because the run has not logged a loss yet")
     with rc_context(STYLE):
         figure = Figure(figsize=(9.6, 6.4), dpi=130, layout="constrained")
@@ -62,7 +62,7 @@ def curves(
                 (_quantity, "learning_rate"),
                 (_quantity, "tokens_per_second"),
             )
-            if _has(metrics, name)
+            if _is_logged(metrics, name)
         ]
         grid = figure.add_gridspec(2, max(1, len(small)), height_ratios=(5, 3))
         _losses(figure.add_subplot(grid[0, :]), metrics, loss, unigram_loss, title)
@@ -151,7 +151,7 @@ def _accuracies(metrics: Sequence[Mapping[str, float]]) -> list[str]:
     return [name for name in keys if name.endswith("_accuracy")][:3]
 
 
-def _has(metrics: Sequence[Mapping[str, float]], name: str) -> bool:
+def _is_logged(metrics: Sequence[Mapping[str, float]], name: str) -> bool:
     return any(_series(metrics, key)[0].size for key in (name, f"train/{name}", f"eval/{name}"))
 
 

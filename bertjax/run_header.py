@@ -12,7 +12,7 @@ from bertjax.data.tokenizers.vocabulary import Vocabulary
 
 
 def show(
-    built: experiment.Experiment,
+    run: experiment.Experiment,
     mesh: jax.sharding.Mesh,
     data: store.Dataset,
     heldout: store.Dataset,
@@ -20,14 +20,14 @@ def show(
     workdir: str | os.PathLike,
 ) -> None:
     """Prints model, devices, data, steps, epochs, workdir, and how often the run writes to it."""
-    config, abstract = built.config, built.abstract_state(mesh)
-    count = artifact.num_params(abstract.params, config.model.vocab_size)
+    config, abstract_state = run.config, run.abstract_state(mesh)
+    count = artifact.num_params(abstract_state.params, config.model.vocab_size)
     steps, epochs = [], 0.0
     for phase in config_lib.phases(config):
-        number = phase.stop - phase.start
-        steps.append(f"{number:,} of {phase.batch_size:,} sequences of {phase.length:,} tokens")
-        samples = built.stream(data, vocabulary, phase).samples_per_epoch
-        epochs += number * phase.batch_size / samples
+        num_steps = phase.stop - phase.start
+        steps.append(f"{num_steps:,} of {phase.batch_size:,} sequences of {phase.length:,} tokens")
+        samples = run.stream(data, vocabulary, phase).samples_per_epoch
+        epochs += num_steps * phase.batch_size / samples
     sources = data.manifest["sources"] if "sources" in data.manifest else []
     plural = "" if len(sources) == 1 else "s"
     progress.table(
@@ -35,7 +35,7 @@ def show(
         {
             "model": f"{config.family}, {config.model.num_layers} layers of width "
             f"{config.model.hidden_size}, {count:,} parameters; objective {config.objective.name}",
-            "devices": f"{sharding.described(mesh, built.model.config.dtype)}, attention "
+            "devices": f"{sharding.described(mesh, run.model.config.dtype)}, attention "
             f"{config.attention}",
             "data": f"{data.path}: {data.num_tokens:,} tokens in {data.num_documents:,} documents "
             f"of {len(sources):,} source{plural}; held out {heldout.num_tokens:,} tokens",
