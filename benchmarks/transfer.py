@@ -40,7 +40,7 @@ TASKS = {
     "movie_reviews": ("classification/movie_reviews", 256),
 }
 SOURCES = ("real", "ours", "scratch")
-COLOURS = {"real": plot.TRAIN, "ours": plot.HELDOUT, "scratch": plot.QUIET}
+COLOURS = {"real": plot.TRAIN, "ours": plot.HELDOUT, "scratch": plot.GREY}
 RATES = (1e-4, 3e-4, 1e-3)
 MIN_STEPS = 500
 DEV_FRACTION = 0.02  # of the training file

@@ -89,7 +89,7 @@ def of_run(file: str | None) -> list[str]:
     groups[f"with objective.name={name}"] = _plugin_group(
         "objective", current, plugins.objective(name)
     )
-    for other_name in plugins.objectives_there() if not file else ():
+    for other_name in plugins.objective_names() if not file else ():
         module = plugins.objective(other_name)
         fields = dataclasses.asdict(module.Config())
         fields = {k: v for k, v in fields.items() if k not in current or v != current[k]}

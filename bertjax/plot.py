@@ -13,7 +13,7 @@ import numpy as np
 
 from bertjax import errors, files, paths
 
-TRAIN, HELDOUT, REFERENCE, QUIET = "#3b76af", "#d1622b", "#5a5a5a", "#8a8a8a"
+TRAIN, HELDOUT, REFERENCE, GREY = "#3b76af", "#d1622b", "#5a5a5a", "#8a8a8a"
 # The main losses of the objectives, and their titles above the curves.
 LOSSES = {"mlm_loss": "Masked language model loss", "lm_loss": "Language model loss"}
 STYLE = {
@@ -55,7 +55,7 @@ def curves(
         raise errors.UserError(f"{path}: not drawn, because the run has not logged a loss yet")
     with rc_context(STYLE):
         figure = Figure(figsize=(9.6, 6.4), dpi=130, layout="constrained")
-        small = [
+        small_panels = [
             (draw, name)
             for draw, name in (
                 *((_accuracy, name) for name in _accuracies(metrics)),
@@ -64,25 +64,25 @@ def curves(
             )
             if _is_logged(metrics, name)
         ]
-        grid = figure.add_gridspec(2, max(1, len(small)), height_ratios=(5, 3))
+        grid = figure.add_gridspec(2, max(1, len(small_panels)), height_ratios=(5, 3))
         _losses(figure.add_subplot(grid[0, :]), metrics, loss, unigram_loss, title)
-        for column, (draw, name) in enumerate(small):
+        for column, (draw, name) in enumerate(small_panels):
             draw(figure.add_subplot(grid[1, column]), metrics, name)
-        last = max(line["step"] for line in metrics)
-        for number, axes in enumerate(figure.axes):
-            ticks = ticker.MaxNLocator(4 if number else 10, steps=[1, 2, 5, 10])
+        last_step = max(line["step"] for line in metrics)
+        for i, axes in enumerate(figure.axes):
+            ticks = ticker.MaxNLocator(4 if i else 10, steps=[1, 2, 5, 10])
             axes.xaxis.set_major_locator(ticks)
             axes.xaxis.set_major_formatter(_thousands)
-            axes.set_xlim(0, max(1, last) * 1.01)
+            axes.set_xlim(0, max(1, last_step) * 1.01)
         save(figure, path)
 
 
 def save(figure: Any, path: str | os.PathLike) -> None:
     """Writes a figure to `path` as PNG, atomically."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
     with files.replacing(paths.of(path)) as partial:
-        partial.write_bytes(picture.getvalue())
+        partial.write_bytes(buffer.getvalue())
 
 
 def _losses(
@@ -104,8 +104,8 @@ def _losses(
             ha="right",
             color=REFERENCE,
         )
-    what = LOSSES.get(name, "Loss")
-    axes.set_title(f"{title}: {what.lower()}" if title else what)
+    loss_title = LOSSES.get(name, "Loss")
+    axes.set_title(f"{title}: {loss_title.lower()}" if title else loss_title)
     axes.set_ylabel("nats per predicted token")
     axes.set_xlabel("step")
     axes.legend(loc="upper right")
@@ -118,15 +118,15 @@ def _accuracy(axes: Any, metrics: Sequence[Mapping[str, float]], name: str) -> N
 
 
 def _quantity(axes: Any, metrics: Sequence[Mapping[str, float]], name: str) -> None:
-    title, form = {
+    title, formatter = {
         "learning_rate": ("Learning rate", _power_of_ten),
         "tokens_per_second": ("Tokens/s", _thousands),
     }[name]
     steps, values = _series(metrics, name)
-    axes.plot(steps, values, color=QUIET, marker=_marker(steps))
+    axes.plot(steps, values, color=GREY, marker=_marker(steps))
     axes.set_title(title)
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(form)
+    axes.yaxis.set_major_formatter(formatter)
 
 
 def _train_and_heldout(
@@ -134,10 +134,10 @@ def _train_and_heldout(
 ) -> None:
     steps, values = _series(metrics, f"train/{name}")
     if steps.size:
-        smooth = _smooth(values)
-        label = f"train, last {smooth[-1]:.2f}"
+        smoothed = _smooth(values)
+        label = f"train, last {smoothed[-1]:.2f}"
         axes.plot(steps, values, color=TRAIN, linewidth=0.8, alpha=0.3)
-        axes.plot(steps, smooth, color=TRAIN, linewidth=1.6, marker=_marker(steps), label=label)
+        axes.plot(steps, smoothed, color=TRAIN, linewidth=1.6, marker=_marker(steps), label=label)
     steps, values = _series(metrics, f"eval/{name}")
     if steps.size:
         marker = "o" if markers else _marker(steps)
@@ -168,8 +168,8 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     width = max(1, len(values) // 40)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))
-    reach = np.minimum(np.minimum(index, index[::-1]), width)
-    return (sums[index + reach + 1] - sums[index - reach]) / (2 * reach + 1)
+    radius = np.minimum(np.minimum(index, index[::-1]), width)
+    return (sums[index + radius + 1] - sums[index - radius]) / (2 * radius + 1)
 
 
 def _marker(steps: np.ndarray) -> str | None:

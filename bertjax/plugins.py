@@ -26,13 +26,13 @@ OBJECTIVE = protocols.names(protocols.Objective)
 
 
 def _names(package: ModuleType) -> list[str]:
-    return [m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg]
+    return [module.name for module in pkgutil.iter_modules(package.__path__) if not module.ispkg]
 
 
-def _module(package: ModuleType, key: str, name: str, parts: Sequence[str]) -> Any:
-    """Imports the plug-in `name`. Raises UserError if that fails or it lacks one of `parts`.
+def _load_plugin(package: ModuleType, key: str, name: str, required: Sequence[str]) -> Any:
+    """Imports the plug-in `name`. Raises UserError if that fails or it lacks one of `required`.
 
-    parts: the names that the module must define. key: the config key, for the error message.
+    required: the names that the module must define. key: the config key, for the error message.
     """
     if "." not in name and name not in _names(package):
         raise errors.UserError(
@@ -43,12 +43,12 @@ def _module(package: ModuleType, key: str, name: str, parts: Sequence[str]) -> A
     try:
         module = importlib.import_module(path)
     except Exception as error:  # the plug-in's code may raise anything
-        searched = "; add its folder to PYTHONPATH" if isinstance(error, ImportError) else ""
+        hint = "; add its folder to PYTHONPATH" if isinstance(error, ImportError) else ""
         raise errors.UserError(
             f"config.{key} = {name!r}: cannot import the module {path}: {type(error).__name__}: "
-            f"{error}{searched}"
+            f"{error}{hint}"
         ) from error
-    missing = [part for part in parts if not hasattr(module, part)]
+    missing = [part for part in required if not hasattr(module, part)]
     if missing:
         raise errors.UserError(
             f"config.{key} = {name!r}: {module.__file__ or path} must define {', '.join(missing)}"
@@ -61,7 +61,7 @@ def families() -> list[str]:
     return _names(models)
 
 
-def objectives_there() -> list[str]:
+def objective_names() -> list[str]:
     """Returns the names of the objectives of this package."""
     return _names(objectives)
 
@@ -96,7 +96,7 @@ def family(name: str) -> protocols.Family:
 
     Raises UserError if there is no such module or it lacks a name of FAMILY.
     """
-    return _module(models, "family", name, FAMILY)
+    return _load_plugin(models, "family", name, FAMILY)
 
 
 def objective(name: str) -> protocols.Objective:
@@ -104,7 +104,7 @@ def objective(name: str) -> protocols.Objective:
 
     Raises UserError if there is no such module or it lacks a name of OBJECTIVE.
     """
-    return _module(objectives, "objective.name", name, OBJECTIVE)
+    return _load_plugin(objectives, "objective.name", name, OBJECTIVE)
 
 
 def objective_config(config: Any) -> Any:
@@ -168,12 +168,12 @@ def model(family_name: str, fields: dict[str, Any], compute: layers.Compute | No
     Raises UserError for an unknown field.
     """
     module = family(family_name)
-    known = [field.name for field in dataclasses.fields(module.Config)]
-    for name in set(fields) - set(known):
-        hint = errors.hint(errors.near(name, known))
+    known_fields = [field.name for field in dataclasses.fields(module.Config)]
+    for name in set(fields) - set(known_fields):
+        hint = errors.hint(errors.near(name, known_fields))
         raise errors.UserError(f"the Config of {family_name} has no field {name!r}{hint}")
-    how = dataclasses.asdict(compute or layers.Compute())
-    return module.Model(module.Config(**{**fields, **how}))
+    compute_fields = dataclasses.asdict(compute or layers.Compute())
+    return module.Model(module.Config(**{**fields, **compute_fields}))
 
 
 def abstract_params(model: Any) -> Any:

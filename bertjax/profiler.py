@@ -30,8 +30,8 @@ def parse(text: str, num_steps: int) -> range:
     Steps are numbered from 1, as in the log. Raises UserError unless
     1 <= FIRST <= LAST <= `num_steps`.
     """
-    found = re.fullmatch(r"(\d+):(\d+)", text, re.ASCII)
-    first, last = map(int, found.groups()) if found else (0, 0)
+    match = re.fullmatch(r"(\d+):(\d+)", text, re.ASCII)
+    first, last = map(int, match.groups()) if match else (0, 0)
     if not 1 <= first <= last <= num_steps:
         raise errors.UserError(
             f"--profile={text}: give FIRST:LAST, the first and the last step to trace, with "
@@ -46,7 +46,7 @@ class StepTrace:
     def __init__(self, steps: range, folder: str | os.PathLike):
         self._steps = steps if jax.process_index() == 0 else range(0)
         self._folder = epath.Path(folder)
-        self._local: tempfile.TemporaryDirectory | None = None
+        self._local_folder: tempfile.TemporaryDirectory | None = None
 
     def __enter__(self) -> "StepTrace":
         return self
@@ -58,10 +58,10 @@ class StepTrace:
         """Returns a context manager for all work of a step, from loading its batch to logging."""
         if number not in self._steps:
             return contextlib.nullcontext()
-        if self._local is None:
+        if self._local_folder is None:
             # jax cannot write to gs://, so `_write` copies the trace.
-            self._local = tempfile.TemporaryDirectory()
-            jax.profiler.start_trace(self._local.name)
+            self._local_folder = tempfile.TemporaryDirectory()
+            jax.profiler.start_trace(self._local_folder.name)
         return jax.profiler.StepTraceAnnotation(NAME, step_num=number)
 
     def end(self, number: int, report: object) -> None:
@@ -71,14 +71,14 @@ class StepTrace:
             self._write()
 
     def _write(self) -> None:
-        if self._local is None:
+        if self._local_folder is None:
             return
         jax.profiler.stop_trace()
-        for path in pathlib.Path(self._local.name).rglob("*"):
+        for path in pathlib.Path(self._local_folder.name).rglob("*"):
             if path.is_file():
-                copy = self._folder / path.relative_to(self._local.name)
+                copy = self._folder / path.relative_to(self._local_folder.name)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 copy.write_bytes(path.read_bytes())
-        self._local.cleanup()
-        self._local, self._steps = None, range(0)
+        self._local_folder.cleanup()
+        self._local_folder, self._steps = None, range(0)
         errors.tell(f"the trace is in {self._folder}: tensorboard --logdir={self._folder}")

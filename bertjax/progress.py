@@ -28,16 +28,16 @@ def table(title: str, rows: Mapping[str, str]) -> None:
     print("\n".join([title, *lines(rows)]), file=sys.stderr, flush=True)
 
 
-def lines(rows: Mapping[str, str], *, before: str = "") -> list[str]:
-    """Returns the lines of a table, wrapped to 80 columns less the length of `before`.
+def lines(rows: Mapping[str, str], *, prefix: str = "") -> list[str]:
+    """Returns the lines of a table, wrapped to 80 columns less the length of `prefix`.
 
-    before: the prefix that the caller prints before each line.
+    prefix: text that the caller prints before each line.
     """
     return [
         line
         for label, value in rows.items()
         for line in textwrap.wrap(
-            value, _WIDTH - len(before), initial_indent=f"{label:<{_LABEL}}",
+            value, _WIDTH - len(prefix), initial_indent=f"{label:<{_LABEL}}",
             subsequent_indent=" " * _LABEL, break_long_words=False, break_on_hyphens=False,
         )
     ]  # fmt: skip
@@ -51,8 +51,8 @@ def wrapped(line: str, indent: str = "  ") -> str:
 
 
 @contextlib.contextmanager
-def stage(what: str, *, shown: bool = True) -> Iterator[Done]:
-    """Prints `what` when the block starts and, if it took long, its duration when it ends.
+def stage(label: str, *, shown: bool = True) -> Iterator[Done]:
+    """Prints `label` when the block starts and, if it took long, its duration when it ends.
 
     Yields a function (done, total) that the block may call to show its progress; total is None if
     it is unknown. On a terminal the line is overwritten, and erased after a short stage.
@@ -61,8 +61,8 @@ def stage(what: str, *, shown: bool = True) -> Iterator[Done]:
         yield lambda done, total: None
         return
     terminal = sys.stderr.isatty()
-    between = _SECONDS_BETWEEN_REFRESHES if terminal else _SECONDS_BETWEEN_LINES
-    began = last = time.perf_counter()
+    interval = _SECONDS_BETWEEN_REFRESHES if terminal else _SECONDS_BETWEEN_LINES
+    start = last_shown = time.perf_counter()
 
     def show(line: str) -> None:
         if terminal:  # truncate, because a wrapped line cannot be replaced
@@ -70,19 +70,19 @@ def stage(what: str, *, shown: bool = True) -> Iterator[Done]:
         print(line, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
     def show_done(done: int, total: int | None) -> None:
-        nonlocal last
+        nonlocal last_shown
         now = time.perf_counter()
-        if now - last >= between:
-            last = now
-            show(f"{what}: {done:,}" + ("" if total is None else f" of {total:,}"))
+        if now - last_shown >= interval:
+            last_shown = now
+            show(f"{label}: {done:,}" + ("" if total is None else f" of {total:,}"))
 
-    show(f"{what} ...")
+    show(f"{label} ...")
     try:
         yield show_done
     finally:
-        seconds = time.perf_counter() - began
-        done = f"{what}: {seconds:.1f} s\n" if seconds >= _LONG else ""
-        print("\r\x1b[K" * terminal + done, end="", file=sys.stderr, flush=True)
+        seconds = time.perf_counter() - start
+        summary = f"{label}: {seconds:.1f} s\n" if seconds >= _LONG else ""
+        print("\r\x1b[K" * terminal + summary, end="", file=sys.stderr, flush=True)
 
 
 def counted(items: Iterable[Item], done: Done) -> Iterator[Item]:

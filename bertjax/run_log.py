@@ -60,11 +60,11 @@ class Writers:
             if isinstance(writer, ProgressBar):
                 writer.advance(step)
 
-    def note(self, what: str) -> None:
+    def note(self, text: str) -> None:
         """Shows on the terminal what is done between two steps, such as "evaluating"."""
         for writer in self._writers:
             if isinstance(writer, ProgressBar):
-                writer.note(what)
+                writer.note(text)
 
     def flush(self) -> None:
         """Writes everything to disk. Call it before a save, or a resumed run may lack lines."""
@@ -88,11 +88,11 @@ def tell_resumed(workdir: str | os.PathLike, step: int, saved_at: float) -> None
         return
     path = epath.Path(workdir) / workdir_lib.METRICS
     logged = max((line["step"] for line in read_metrics(path)), default=0) if path.exists() else 0
-    ago = tqdm.tqdm.format_interval(time.time() - saved_at)
-    again = max(logged - step, 0)
+    elapsed = tqdm.tqdm.format_interval(time.time() - saved_at)
+    repeated = max(logged - step, 0)
     print(
-        f"resuming from step {step:,} (saved {ago} ago); "
-        f"{again:,} step{'' if again == 1 else 's'} will be repeated",
+        f"resuming from step {step:,} (saved {elapsed} ago); "
+        f"{repeated:,} step{'' if repeated == 1 else 's'} will be repeated",
         file=sys.stderr,
         flush=True,
     )
@@ -107,11 +107,11 @@ class JsonlWriter:
     def __init__(self, path: str | os.PathLike, *, start_step: int):
         """Keeps the lines of `path` up to and including `start_step` and drops later ones."""
         path = epath.Path(path)
-        kept = b""
+        content = b""
         if path.exists():
             lines = _lines(path)
-            kept = b"".join(raw + b"\n" for raw, line in lines if line["step"] <= start_step)
-        self._file = _GrowingFile(path, kept)
+            content = b"".join(raw + b"\n" for raw, line in lines if line["step"] <= start_step)
+        self._file = _GrowingFile(path, content)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes the metrics of `step`."""
@@ -165,8 +165,8 @@ class TensorBoardWriter:
     def _append(self, **fields: Any) -> None:
         event = self._event(wall_time=time.time(), **fields).SerializeToString()
         size = struct.pack("<Q", len(event))
-        checks = [struct.pack("<I", self._checksum(part)) for part in (size, event)]
-        self._file.append(size + checks[0] + event + checks[1])
+        checksums = [struct.pack("<I", self._checksum(part)) for part in (size, event)]
+        self._file.append(size + checksums[0] + event + checksums[1])
 
 
 class ProgressBar:
@@ -187,11 +187,11 @@ class ProgressBar:
         `seconds_between_lines`, and one for the last step. clock: returns the time in seconds.
         """
         self._file = sys.stderr if file is None else file
-        self._start, self._num_steps = start_step, num_steps
+        self._first_step, self._num_steps = start_step, num_steps
         self._seconds_between, self._clock = seconds_between_lines, clock
-        self._began: float | None = None  # set after the first step, to exclude compilation
+        self._start_time: float | None = None  # set after the first step, to exclude compilation
         self._last_line = -math.inf
-        self._shown: dict[str, str] = {}
+        self._formatted: dict[str, str] = {}
         self._bar = None
         self._terminal = self._file.isatty()
 
@@ -200,10 +200,10 @@ class ProgressBar:
         if "eval/loss" in metrics:
             self._write_evaluation(step, metrics)
             return
-        self._shown |= _shown(metrics)
+        self._formatted |= _format_metrics(metrics)
         self._begin(step)
         if self._bar is not None:
-            self._bar.set_postfix_str(", ".join(self._shown.values()), refresh=False)
+            self._bar.set_postfix_str(", ".join(self._formatted.values()), refresh=False)
             self.advance(step)
             self._bar.refresh()
             return
@@ -214,24 +214,24 @@ class ProgressBar:
             print(self._line(step, now), file=self._file, flush=True)
 
     def _write_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        shown = f"held-out loss {metrics['eval/loss']:.3f}"
+        text = f"held-out loss {metrics['eval/loss']:.3f}"
         if "eval/samples" in metrics:
-            shown += f" of {int(metrics['eval/samples']):,} samples"
+            text += f" of {int(metrics['eval/samples']):,} samples"
         if self._bar is not None:
             self._bar.clear()
-        print(f"{self._place(step)}, {shown}", file=self._file, flush=True)
+        print(f"{self._position(step)}, {text}", file=self._file, flush=True)
         if self._bar is not None:
-            self._bar.set_postfix_str(", ".join(self._shown.values()))
+            self._bar.set_postfix_str(", ".join(self._formatted.values()))
 
-    def note(self, what: str) -> None:
+    def note(self, text: str) -> None:
         """Shows on a terminal what is done between two steps, such as "evaluating"."""
         if self._bar is not None:
-            self._bar.set_postfix_str(what)
+            self._bar.set_postfix_str(text)
 
     def _begin(self, step: int) -> None:
-        if self._began is not None:
+        if self._start_time is not None:
             return
-        self._began, self._start = self._clock(), step
+        self._start_time, self._first_step = self._clock(), step
         if self._terminal:
             self._bar = tqdm.tqdm(
                 initial=step,
@@ -258,14 +258,14 @@ class ProgressBar:
             self._bar.close()
 
     def _line(self, step: int, now: float) -> str:
-        parts = [self._place(step)]
-        done, left = step - self._start, self._num_steps - step
-        if done > 0 and left > 0:
-            seconds = (now - self._began) / done * left
+        parts = [self._position(step)]
+        done, remaining = step - self._first_step, self._num_steps - step
+        if done > 0 and remaining > 0:
+            seconds = (now - self._start_time) / done * remaining
             parts.append(f"{tqdm.tqdm.format_interval(seconds)} left")
-        return ", ".join(parts + list(self._shown.values()))
+        return ", ".join(parts + list(self._formatted.values()))
 
-    def _place(self, step: int) -> str:
+    def _position(self, step: int) -> str:
         return f"step {step}/{self._num_steps} ({step / self._num_steps:.0%})"
 
 
@@ -289,13 +289,13 @@ def _lines(path: epath.Path) -> Iterator[tuple[bytes, dict[str, float]]]:
         try:
             line = schema.parse(raw, path, remedy, number=number)
             where = f"{path}:{number}"
-            numbers = schema.typed(line, dict[str, schema.Score | None], where, remedy)
+            values = schema.typed(line, dict[str, schema.Score | None], where, remedy)
             step = schema.typed(line.get("step"), schema.Count, f"{where}: step", remedy)
         except errors.UserError:
             if number == len(lines) and not complete:
                 return
             raise
-        yield raw, {n: math.nan if v is None else v for n, v in numbers.items()} | {"step": step}
+        yield raw, {k: math.nan if v is None else v for k, v in values.items()} | {"step": step}
 
 
 def _rounded(value: float) -> float | None:
@@ -303,13 +303,15 @@ def _rounded(value: float) -> float | None:
     return float(f"{float(value):.9g}") if math.isfinite(value) else None
 
 
-def _shown(metrics: Mapping[str, float]) -> dict[str, str]:
-    forms: dict[str, Callable[[float], str]] = {
+def _format_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
+    formatters: dict[str, Callable[[float], str]] = {
         "train/loss": lambda loss: f"loss {loss:.3f}",
         "tokens_per_second": lambda rate: f"{tqdm.tqdm.format_sizeof(rate)} tokens/s",
         "mfu": lambda share: f"MFU {share:.0%}",
     }
-    return {name: form(metrics[name]) for name, form in forms.items() if name in metrics}
+    return {
+        name: formatter(metrics[name]) for name, formatter in formatters.items() if name in metrics
+    }
 
 
 class _GrowingFile:
@@ -332,7 +334,7 @@ class _GrowingFile:
             self._file = None if self._remote else open(path, "ab", buffering=0)
         self._content = bytearray(content if self._remote else b"")
         self._uploaded_at = time.monotonic()
-        self._uploaded = len(self._content)
+        self._uploaded_size = len(self._content)
 
     def append(self, data: bytes) -> None:
         if self._file is not None:
@@ -345,11 +347,11 @@ class _GrowingFile:
 
     def flush(self) -> None:
         """Uploads a remote file if it has grown; a local file is already written."""
-        if self._remote and len(self._content) > self._uploaded:
+        if self._remote and len(self._content) > self._uploaded_size:
             with self._writing():
                 self._path.write_bytes(bytes(self._content))
             self._uploaded_at = time.monotonic()
-            self._uploaded = len(self._content)
+            self._uploaded_size = len(self._content)
 
     def close(self) -> None:
         """Flushes and closes the file."""

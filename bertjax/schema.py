@@ -95,7 +95,7 @@ class Form:
     version: int
 
 
-class _Misfit(Exception):
+class _Mismatch(Exception):
     """Raised if a value does not have the shape; has the key, the value and what was expected."""
 
     def __init__(self, key: str, value: Any, expected: str):
@@ -112,19 +112,19 @@ def read(
     form: the format and version that the file must have; `shape` has no fields for them.
     """
     content = read_object(file, remedy)
-    sealed = content.pop(CHECKSUM, None)
-    checksum = _checksum(content) if sealed is not None else None
+    stored_checksum = content.pop(CHECKSUM, None)
+    checksum = _checksum(content) if stored_checksum is not None else None
     if form is not None:
-        found = content.pop("format", None), content.pop("version", None)
-        if found[0] != form.format:
+        header = content.pop("format", None), content.pop("version", None)
+        if header[0] != form.format:
             raise errors.UserError(f"{file}: its format must be {form.format}; {remedy}")
-        if found != (form.format, form.version) or type(found[1]) is not int:
+        if header != (form.format, form.version) or type(header[1]) is not int:
             raise errors.UserError(
-                f"{file}: has version {short(found[1])} of {form.format}, but this bertjax reads "
+                f"{file}: has version {short(header[1])} of {form.format}, but this bertjax reads "
                 f"version {form.version}; install the bertjax that wrote it, or {remedy}"
             )
     result = typed(content, shape, file, remedy)
-    if sealed != checksum:
+    if stored_checksum != checksum:
         raise errors.UserError(
             f"{file}: its checksum does not match its content, which was damaged or edited; "
             f"{remedy}, or delete the key {CHECKSUM!r} to accept the content"
@@ -139,9 +139,9 @@ def write(
 
     form: the format and version of the file, which are written first.
     """
-    whole = json.loads(json.dumps({**(vars(form) if form else {}), **content}))
-    whole[CHECKSUM] = _checksum(whole)
-    files.write_text(file, json.dumps(whole, indent=1) + "\n")
+    document = json.loads(json.dumps({**(vars(form) if form else {}), **content}))
+    document[CHECKSUM] = _checksum(document)
+    files.write_text(file, json.dumps(document, indent=1) + "\n")
 
 
 def read_object(file: str | os.PathLike, remedy: str) -> dict[str, Any]:
@@ -149,8 +149,8 @@ def read_object(file: str | os.PathLike, remedy: str) -> dict[str, Any]:
     try:
         if "://" not in os.fspath(file) and not stat.S_ISREG(os.stat(file).st_mode):
             raise errors.UserError(f"{file}: is not a file; {remedy}")
-        with epath.Path(file).open("rb") as opened:
-            data = opened.read(MAX_BYTES + 1)
+        with epath.Path(file).open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
         raise errors.UserError(f"{file}: not found; {remedy}") from error
     except OSError as error:
@@ -173,10 +173,10 @@ def parse(
     """
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
-        content = json.loads(text, object_pairs_hook=_without_repeats)
+        content = json.loads(text, object_pairs_hook=_reject_repeats)
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno} " if number is None else ""
-        reason = f"{place}is not JSON: {error.msg}"
+        position = f"line {error.lineno} " if number is None else ""
+        reason = f"{position}is not JSON: {error.msg}"
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(10) + 1
         reason = f"line {line} is not UTF-8" if number is None else "is not UTF-8"
@@ -185,10 +185,10 @@ def parse(
     except ValueError as error:  # such as a repeated key, or a number with thousands of digits
         reason = f"is not JSON: {error}"
     else:
-        reason = _strange(content)
+        reason = _defect(content)
         if not reason and isinstance(content, dict):
             return content
-        reason = reason or f"is a JSON {_KINDS[type(content)]}, not an object"
+        reason = reason or f"is a JSON {_JSON_KINDS[type(content)]}, not an object"
     line = "" if number is None else f":{number}"
     raise errors.UserError(f"{where}{line}: {reason}; {remedy}")
 
@@ -198,11 +198,11 @@ def typed(content: Any, shape: Any, where: Any, remedy: str) -> Any:
 
     Raises UserError naming `where`, the key and the value."""
     try:
-        return _typed(content, shape, "")
-    except _Misfit as misfit:
-        place = f"{misfit.key} = " if misfit.key else ""
+        return _convert(content, shape, "")
+    except _Mismatch as mismatch:
+        prefix = f"{mismatch.key} = " if mismatch.key else ""
         raise errors.UserError(
-            f"{where}: {place}{short(misfit.value)}: must be {misfit.expected}; {remedy}"
+            f"{where}: {prefix}{short(mismatch.value)}: must be {mismatch.expected}; {remedy}"
         ) from None
 
 
@@ -214,11 +214,11 @@ def short(value: Any, width: int = 60) -> str:
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
-_KINDS = {
+_JSON_KINDS = {
     dict: "object", list: "list", str: "string", int: "integer", float: "number",
     bool: "boolean", type(None): "null",
 }  # fmt: skip
-_NAMES = {
+_TYPE_NAMES = {
     dict: "an object", list: "a list", tuple: "a list", str: "a string", int: "an integer",
     float: "a number", bool: "true or false", type(None): "null",
 }  # fmt: skip
@@ -229,16 +229,16 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _reject_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
         names = [name for name, _ in pairs]
-        again = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {short(again)} occurs twice")
-    return found
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {short(repeated)} occurs twice")
+    return result
 
 
-def _strange(content: Any) -> str:
+def _defect(content: Any) -> str:
     """Returns what makes `content` invalid for every shape; "" if nothing does."""
     for depth, value in _walk(content):
         if depth > MAX_DEPTH:
@@ -253,15 +253,15 @@ def _strange(content: Any) -> str:
 
 def _walk(content: Any) -> Iterator[tuple[int, Any]]:
     """Yields (depth, value) for a value and all keys and values in it."""
-    todo = [(0, content)]
-    while todo:
-        depth, value = todo.pop()
+    stack = [(0, content)]
+    while stack:
+        depth, value = stack.pop()
         yield depth, value
         if depth > MAX_DEPTH:
             return
-        inside = [*value, *value.values()] if isinstance(value, dict) else value
-        if isinstance(inside, list):
-            todo += [(depth + 1, each) for each in inside]
+        children = [*value, *value.values()] if isinstance(value, dict) else value
+        if isinstance(children, list):
+            stack += [(depth + 1, child) for child in children]
 
 
 @functools.cache
@@ -278,78 +278,78 @@ def _fields(shape: type) -> dict[str, tuple[Any, bool]]:
     }  # fmt: skip
 
 
-def _typed(value: Any, shape: Any, key: str) -> Any:
+def _convert(value: Any, shape: Any, key: str) -> Any:
     origin = typing.get_origin(shape)
     if shape is Any:
-        for _, each in _walk(value):
-            _check_number(each, key)
+        for _, child in _walk(value):
+            _check_number(child, key)
         return value
     if origin is Annotated:
-        return _bounded(value, shape, key)
+        return _convert_annotated(value, shape, key)
     if origin in (typing.Union, types.UnionType):
-        return _one_of(value, typing.get_args(shape), key)
+        return _convert_union(value, typing.get_args(shape), key)
     if origin is Literal:
-        if any(type(value) is type(each) and value == each for each in typing.get_args(shape)):
+        if any(type(value) is type(arg) and value == arg for arg in typing.get_args(shape)):
             return value
-        raise _Misfit(key, value, _name(shape))
+        raise _Mismatch(key, value, _describe(shape))
     if dataclasses.is_dataclass(shape):
-        return _instance(value, shape, key)
+        return _convert_dataclass(value, shape, key)
     kind = origin or shape
     accepted = {float: (float, int), tuple: (list, tuple)}.get(kind, (kind,))
     if type(value) not in accepted:
-        raise _Misfit(key, value, _name(shape))
+        raise _Mismatch(key, value, _describe(shape))
     _check_number(value, key)
-    inner = typing.get_args(shape)
+    args = typing.get_args(shape)
     if kind is float:
         return float(value)
-    if kind in (list, tuple) and inner:
-        return kind(_typed(each, inner[0], f"{key}[{i}]") for i, each in enumerate(value))
-    if kind is dict and inner:
-        return {name: _typed(each, inner[1], _join(key, name)) for name, each in value.items()}
+    if kind in (list, tuple) and args:
+        return kind(_convert(item, args[0], f"{key}[{i}]") for i, item in enumerate(value))
+    if kind is dict and args:
+        return {name: _convert(item, args[1], _join(key, name)) for name, item in value.items()}
     return value
 
 
 def _check_number(value: Any, key: str) -> None:
     if type(value) is float and not math.isfinite(value):
-        raise _Misfit(key, value, "a finite number")
+        raise _Mismatch(key, value, "a finite number")
     if type(value) is int and not -(2**63) <= value < 2**64:
-        raise _Misfit(key, value, "an integer of at most 64 bits")
+        raise _Mismatch(key, value, "an integer of at most 64 bits")
 
 
-def _bounded(value: Any, shape: Any, key: str) -> Any:
+def _convert_annotated(value: Any, shape: Any, key: str) -> Any:
     inner, *bounds = typing.get_args(shape)
     if NotFinite in bounds and type(value) is float:
         return value
-    found = _typed(value, inner, key)
-    if not all(bound is NotFinite or bound.fits(found) for bound in bounds):
-        raise _Misfit(key, value, _name(shape))
-    return found
+    result = _convert(value, inner, key)
+    if not all(bound is NotFinite or bound.fits(result) for bound in bounds):
+        raise _Mismatch(key, value, _describe(shape))
+    return result
 
 
-def _one_of(value: Any, shapes: tuple[Any, ...], key: str) -> Any:
-    deeper = None
+def _convert_union(value: Any, shapes: tuple[Any, ...], key: str) -> Any:
+    nested = None
     for shape in shapes:
         try:
-            return _typed(value, shape, key)
-        except _Misfit as misfit:
-            deeper = misfit if misfit.key != key else deeper
-    raise deeper or _Misfit(key, value, " or ".join(map(_name, shapes)))
+            return _convert(value, shape, key)
+        except _Mismatch as mismatch:
+            nested = mismatch if mismatch.key != key else nested
+    raise nested or _Mismatch(key, value, " or ".join(map(_describe, shapes)))
 
 
-def _instance(value: Any, shape: type, key: str) -> Any:
+def _convert_dataclass(value: Any, shape: type, key: str) -> Any:
     if type(value) is not dict:
-        raise _Misfit(key, value, _NAMES[dict])
+        raise _Mismatch(key, value, _TYPE_NAMES[dict])
     fields = _fields(shape)
-    for name, (_, needed) in fields.items():
-        if needed and name not in value:
-            raise _Misfit(key, sorted(value), f"an object with the key {name!r}")
+    for name, (_, required) in fields.items():
+        if required and name not in value:
+            raise _Mismatch(key, sorted(value), f"an object with the key {name!r}")
     unknown = [name for name in value if name not in fields]
     if unknown and not issubclass(shape, Open):
         hint = errors.hint(errors.near(unknown[0], list(fields)))
-        raise _Misfit(_join(key, unknown[0]), value[unknown[0]], f"absent: unknown key{hint}")
+        raise _Mismatch(_join(key, unknown[0]), value[unknown[0]], f"absent: unknown key{hint}")
     return shape(**{
-        name: _typed(value[name], inner, _join(key, name))
-        for name, (inner, _) in fields.items()
+        name: _convert(value[name], field_shape, _join(key, name))
+        for name, (field_shape, _) in fields.items()
         if name in value
     })  # fmt: skip
 
@@ -359,16 +359,16 @@ def _join(key: str, name: str) -> str:
     return f"{key}.{name}" if key else name
 
 
-def _name(shape: Any) -> str:
-    origin, inner = typing.get_origin(shape), typing.get_args(shape)
+def _describe(shape: Any) -> str:
+    origin, args = typing.get_origin(shape), typing.get_args(shape)
     if origin is Annotated:
-        bounds = [str(bound) for bound in inner[1:] if bound is not NotFinite]
-        named = isinstance(inner[1], Like)
-        return bounds[0] if named else ", ".join([_name(inner[0]), *bounds])
+        bounds = [str(bound) for bound in args[1:] if bound is not NotFinite]
+        has_name = isinstance(args[1], Like)
+        return bounds[0] if has_name else ", ".join([_describe(args[0]), *bounds])
     if origin is Literal:
-        return " or ".join(map(repr, inner))
+        return " or ".join(map(repr, args))
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(_name, inner))
+        return " or ".join(map(_describe, args))
     if dataclasses.is_dataclass(shape):
-        return _NAMES[dict]
-    return _NAMES.get(origin or shape, "another value")
+        return _TYPE_NAMES[dict]
+    return _TYPE_NAMES.get(origin or shape, "another value")

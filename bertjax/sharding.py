@@ -80,8 +80,8 @@ def parse_mesh(text: str) -> dict[str, int]:
             allowed = 'axis sizes such as "fsdp:4,tensor:2", of the axes ' + ", ".join(MESH_AXES)
             errors.check(False, "mesh", text, f"{allowed}; one size may be -1")
         sizes[axis] = int(size)
-    data = 1 if -1 in sizes.values() else -1
-    return {axis: sizes.get(axis, data if axis == "data" else 1) for axis in MESH_AXES}
+    data_size = 1 if -1 in sizes.values() else -1
+    return {axis: sizes.get(axis, data_size if axis == "data" else 1) for axis in MESH_AXES}
 
 
 def mesh_sizes(text: str, num_devices: int) -> dict[str, int]:
@@ -90,10 +90,10 @@ def mesh_sizes(text: str, num_devices: int) -> dict[str, int]:
     text: as in `config.mesh`. Raises UserError if the product of the sizes is not `num_devices`.
     """
     sizes = parse_mesh(text)
-    known = math.prod(size for size in sizes.values() if size != -1)
-    open_axes = [axis for axis, size in sizes.items() if size == -1]
-    if len(open_axes) == 1 and num_devices % known == 0:
-        sizes[open_axes[0]] = num_devices // known
+    fixed_size = math.prod(size for size in sizes.values() if size != -1)
+    free_axes = [axis for axis, size in sizes.items() if size == -1]
+    if len(free_axes) == 1 and num_devices % fixed_size == 0:
+        sizes[free_axes[0]] = num_devices // fixed_size
     if math.prod(sizes.values()) != num_devices:
         raise errors.UserError(
             f"config.mesh = {text!r}: the product of its sizes must be {num_devices}, the number "
@@ -117,7 +117,7 @@ def make_mesh(text: str = "data:-1", devices: Sequence[jax.Device] | None = None
     """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(text, len(devices))
-    shape, types = tuple(sizes.values()), (AxisType.Auto,) * len(sizes)
+    shape, axis_types = tuple(sizes.values()), (AxisType.Auto,) * len(sizes)
     slices = 1
     if devices[0].platform == "tpu":
         slices = len({getattr(device, "slice_index", 0) for device in devices})
@@ -127,14 +127,14 @@ def make_mesh(text: str = "data:-1", devices: Sequence[jax.Device] | None = None
             "number of slices"
         )
     if slices > 1:
-        across = (slices, *(1 for _ in shape[1:]))
-        within = (shape[0] // slices, *shape[1:])
-        placed = mesh_utils.create_hybrid_device_mesh(
-            within, across, devices, allow_split_physical_axes=True
+        dcn_shape = (slices, *(1 for _ in shape[1:]))
+        ici_shape = (shape[0] // slices, *shape[1:])
+        device_grid = mesh_utils.create_hybrid_device_mesh(
+            ici_shape, dcn_shape, devices, allow_split_physical_axes=True
         )
     else:
-        placed = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    return Mesh(placed, MESH_AXES, axis_types=types)
+        device_grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return Mesh(device_grid, MESH_AXES, axis_types=axis_types)
 
 
 def batch_shards(mesh: Mesh) -> int:
@@ -147,13 +147,13 @@ def _spec(
 ) -> PartitionSpec:
     entries = []
     for axis, size in zip(axes, shape, strict=True):
-        names = tuple(name for name in rules[axis] if mesh_shape[name] > 1) if axis else ()
-        parts = int(np.prod([mesh_shape[name] for name in names]))
-        entries.append(names if names and size % parts == 0 else None)
+        mesh_axes = tuple(name for name in rules[axis] if mesh_shape[name] > 1) if axis else ()
+        num_parts = int(np.prod([mesh_shape[name] for name in mesh_axes]))
+        entries.append(mesh_axes if mesh_axes and size % num_parts == 0 else None)
     return PartitionSpec(*entries)
 
 
-def _pin(x: jax.Array, axes: Sequence[str | None], rules: dict) -> jax.Array:
+def _with_sharding(x: jax.Array, axes: Sequence[str | None], rules: dict) -> jax.Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return x
@@ -162,7 +162,7 @@ def _pin(x: jax.Array, axes: Sequence[str | None], rules: dict) -> jax.Array:
 
 def constrain(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
     """Fixes the sharding of an activation with these logical axes; no effect outside a mesh."""
-    return _pin(x, axes, ACTIVATION_RULES)
+    return _with_sharding(x, axes, ACTIVATION_RULES)
 
 
 def splits(axis: str) -> bool:
@@ -211,7 +211,7 @@ def gathered(param: jax.Array, path: str) -> jax.Array:
 
     Its gradient is summed over the devices and split again, by `constrain_params`.
     """
-    return _pin(param, param_axes(path), ACTIVATION_RULES)
+    return _with_sharding(param, param_axes(path), ACTIVATION_RULES)
 
 
 def constrain_params(params: Any) -> Any:
@@ -223,7 +223,7 @@ def constrain_params(params: Any) -> Any:
     if jax.sharding.get_abstract_mesh().empty:
         return params
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: _pin(leaf, param_axes(path_name(path)), AXIS_RULES), params
+        lambda path, leaf: _with_sharding(leaf, param_axes(path_name(path)), AXIS_RULES), params
     )
 
 
@@ -234,13 +234,13 @@ def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:
     over columns), which are small: for T5-3b they take 13 MB, while the parameters take 11.4 GB.
     """
 
-    def one(path, leaf):
+    def leaf_sharding(path, leaf):
         name = path_name(path)
         if leaf.ndim == 0 or not re.search(r"(^|/)(params|mu|nu)/", name):
             return NamedSharding(mesh, PartitionSpec())
         return NamedSharding(mesh, _spec(param_axes(name), leaf.shape, mesh.shape, AXIS_RULES))
 
-    return jax.tree_util.tree_map_with_path(one, abstract_state)
+    return jax.tree_util.tree_map_with_path(leaf_sharding, abstract_state)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -250,16 +250,16 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
     """Returns the sorted indices of a global batch's rows that are on this process's devices."""
-    places = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
-    starts = sorted({index[0].indices(batch_size)[:2] for index in places.values()})
-    return np.concatenate([np.arange(start, stop) for start, stop in starts])
+    indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
+    ranges = sorted({index[0].indices(batch_size)[:2] for index in indices.values()})
+    return np.concatenate([np.arange(start, stop) for start, stop in ranges])
 
 
 def global_batch(mesh: Mesh, batch_size: int, local: dict[str, np.ndarray]) -> dict[str, jax.Array]:
     """Builds a global jax.Array for each feature from the `local_rows` of each process."""
-    place = batch_sharding(mesh)
+    sharding = batch_sharding(mesh)
     return {
-        name: jax.make_array_from_process_local_data(place, rows, (batch_size, *rows.shape[1:]))
+        name: jax.make_array_from_process_local_data(sharding, rows, (batch_size, *rows.shape[1:]))
         for name, rows in local.items()
     }
 
@@ -270,12 +270,12 @@ def fetch(tree: Any) -> Any:
     NOTE: with several processes, all of them must call it; every process gets the whole arrays.
     """
 
-    def one(x: Any) -> Any:
+    def fetch_leaf(x: Any) -> Any:
         if not isinstance(x, jax.Array) or x.is_fully_addressable:
             return x
         return multihost_utils.process_allgather(x, tiled=True)
 
-    return jax.device_get(jax.tree.map(one, tree))
+    return jax.device_get(jax.tree.map(fetch_leaf, tree))
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ COLOURS = {
     "text": ("#ffffff", ""),
 }
 _SENTINELS = ("#c7b3e5", "#a9dcd3", "#f2c9d4", "#d6dc9a", "#b9cff0", "#e8c4a0", "#c9e6b3")
-_EDGE, _INK, _QUIET = "#b8b8b8", "#202020", "#9a9a9a"
+_EDGE, _INK, _GREY = "#b8b8b8", "#202020", "#9a9a9a"
 
 # In points. A character of DejaVu Sans Mono is 0.602 times as wide as it is high.
 _FONT, _CHARACTER, _LINE, _WIDTH, _MARGIN = 8.0, 4.82, 13.0, 640.0, 62.0
@@ -47,7 +47,7 @@ class Cell:
     the position is a boundary of a masked span.
     """
 
-    read: str
+    piece: str
     predicted: str = ""
     colour: str = COLOURS["text"][0]
     predicted_colour: str = COLOURS["target"][0]
@@ -57,7 +57,7 @@ class Cell:
     @property
     def width(self) -> float:
         """The width of the cell in points."""
-        return _CHARACTER * max(len(self.read), len(self.predicted)) + 4
+        return _CHARACTER * max(len(self.piece), len(self.predicted)) + 4
 
 
 def tokens(tokenizer: Any, batch: Batch, rows: Sequence[int] = (0,)) -> Any:
@@ -70,33 +70,33 @@ def tokens(tokenizer: Any, batch: Batch, rows: Sequence[int] = (0,)) -> Any:
     """
     drawer, roles = _Drawer(), set()
     for row in rows:
-        told = {n: v[row] for n, v in batch.items() if v.ndim == 1 and v.dtype.kind == "i"}
-        drawer.title(", ".join([f"row {row}", *(f"{n} {v}" for n, v in told.items())]))
-        of_row = _Row(tokenizer, {name: value[row] for name, value in batch.items()})
-        for reader, cells in of_row.streams():
-            drawer.cells(reader, cells)
-        roles |= of_row.roles
+        row_values = {n: v[row] for n, v in batch.items() if v.ndim == 1 and v.dtype.kind == "i"}
+        drawer.title(", ".join([f"row {row}", *(f"{n} {v}" for n, v in row_values.items())]))
+        cells_of_row = _Row(tokenizer, {name: value[row] for name, value in batch.items()})
+        for stack, cells in cells_of_row.streams():
+            drawer.cells(stack, cells)
+        roles |= cells_of_row.roles
     return drawer.figure([role for role in COLOURS if role in roles])
 
 
-def seen(batch: Batch) -> dict[str, masks.Mask]:
+def attention_masks(batch: Batch) -> dict[str, masks.Mask]:
     """Returns the attention masks of a batch, by name ("encoder", "decoder to encoder", ...)."""
 
-    def of(prefix: str) -> masks.Mask:
-        named = (f"{prefix}{name}" for name in ("attention_mask", "segment_ids"))
-        return masks.of_batch(*(batch[name] if name in batch else None for name in named))
+    def padding_mask(prefix: str) -> masks.Mask:
+        keys = (f"{prefix}{name}" for name in ("attention_mask", "segment_ids"))
+        return masks.of_batch(*(batch[name] if name in batch else None for name in keys))
 
     if "decoder_input_ids" in batch:
-        cross = of("")
+        cross = padding_mask("")
         if "segment_ids" in batch:
             cross = masks.segments(batch["decoder_segment_ids"], batch["segment_ids"])
-        return {"encoder": of(""), "decoder": masks.causal() & of("decoder_"),
+        return {"encoder": padding_mask(""), "decoder": masks.causal() & padding_mask("decoder_"),
                 "decoder to encoder": cross}  # fmt: skip
     if "targets" in batch:
         prefix = "prefix_mask" in batch
         return {"decoder": (masks.prefix(batch["prefix_mask"]) if prefix else masks.causal())
-                & of("")}  # fmt: skip
-    return {"encoder": of("")}
+                & padding_mask("")}  # fmt: skip
+    return {"encoder": padding_mask("")}
 
 
 def attention(batch: Batch, row: int = 0, title: str = "") -> Any:
@@ -111,20 +111,22 @@ def attention(batch: Batch, row: int = 0, title: str = "") -> Any:
     if "decoder_input_ids" in batch:
         lengths["decoder"] = batch["decoder_input_ids"].shape[1]
     pictures = {}
-    for name, mask in seen({name: value[row : row + 1] for name, value in batch.items()}).items():
-        reader, _, memory = name.partition(" to ")
-        shape = lengths[reader], lengths[memory or reader]
+    for name, mask in attention_masks(
+        {name: value[row : row + 1] for name, value in batch.items()}
+    ).items():
+        stack, _, memory = name.partition(" to ")
+        shape = lengths[stack], lengths[memory or stack]
         pictures[name] = np.broadcast_to(mask.dense(*shape)[0], shape)
     widths = [picture.shape[1] for picture in pictures.values()]
-    inches = 2.6 / max(picture.shape[0] for picture in pictures.values())
-    figure = Figure((inches * sum(widths) + 0.6 * len(widths), 3.3), dpi=100, layout="constrained")
+    scale = 2.6 / max(picture.shape[0] for picture in pictures.values())
+    figure = Figure((scale * sum(widths) + 0.6 * len(widths), 3.3), dpi=100, layout="constrained")
     panels = np.ravel(figure.subplots(1, len(widths), width_ratios=widths))
     for axes, (name, picture) in zip(panels, pictures.items(), strict=True):
         axes.imshow(picture, cmap="Blues", vmin=0, vmax=1.4, interpolation="nearest")
         axes.set_title(name, fontsize=9, loc="left")
         axes.set_xlabel("key", fontsize=8)
         axes.set_ylabel("query", fontsize=8)
-        axes.tick_params(labelsize=7, colors=_QUIET)
+        axes.tick_params(labelsize=7, colors=_GREY)
         axes.set_anchor("N")
     if title:
         figure.suptitle(title, fontsize=10, weight="bold", x=0.01, ha="left")
@@ -135,29 +137,29 @@ class _Row:
     """One row of a batch as cells."""
 
     def __init__(self, tokenizer: Any, features: Mapping[str, np.ndarray]):
-        self._tokenizer, self._of = tokenizer, features
+        self._tokenizer, self._features = tokenizer, features
         self._special = set(np.flatnonzero(tokenizer.special_mask()).tolist())
         self._sentinels = set(tokenizer.reserved_sentinels.tolist())
-        self._shades: dict[int, str] = {}
-        self._continues = tokenizer.continuations()
+        self._palette: dict[int, str] = {}
+        self._continuations = tokenizer.continuations()
         self.roles: set[str] = set()
 
     def streams(self) -> list[tuple[str, list[Cell]]]:
         """Returns ("encoder" or "decoder", its cells) for each stack that has inputs."""
-        if "decoder_input_ids" in self._of:
+        if "decoder_input_ids" in self._features:
             return [("encoder", self._cells("")), ("decoder", self._cells("decoder_"))]
-        return [("decoder" if "targets" in self._of else "encoder", self._cells(""))]
+        return [("decoder" if "targets" in self._features else "encoder", self._cells(""))]
 
     def _cells(self, prefix: str) -> list[Cell]:
-        ids = self._of[f"{prefix}input_ids"]
-        packed = f"{prefix}segment_ids" in self._of
-        segments = self._of[f"{prefix}{'segment_ids' if packed else 'attention_mask'}"]
+        ids = self._features[f"{prefix}input_ids"]
+        packed = f"{prefix}segment_ids" in self._features
+        segments = self._features[f"{prefix}{'segment_ids' if packed else 'attention_mask'}"]
         count = int((segments > 0).sum())
         cells = [self._cell(int(i)) for i in ids[:count]]
-        for before, cell, number in zip(segments, cells[1:], segments[1:count], strict=False):
-            if number != before:
+        for previous, cell, segment in zip(segments, cells[1:], segments[1:count], strict=False):
+            if segment != previous:
                 cell.gap = 18.0
-        if "targets" in self._of and (prefix or "decoder_input_ids" not in self._of):
+        if "targets" in self._features and (prefix or "decoder_input_ids" not in self._features):
             self._predict(cells)
         if not prefix:
             self._mark(cells)
@@ -169,20 +171,22 @@ class _Row:
 
     def _cell(self, i: int) -> Cell:
         (piece,) = self._tokenizer.readable([i])
-        glued = i < len(self._continues) and self._continues[i]
-        return Cell(piece, colour=self._colour(i, "text"), gap=0.0 if glued else 4.0)
+        continues_word = i < len(self._continuations) and self._continuations[i]
+        return Cell(piece, colour=self._colour(i, "text"), gap=0.0 if continues_word else 4.0)
 
     def _colour(self, i: int, role: str) -> str:
         if i in self._sentinels:
             self.roles.add("sentinel")
-            return self._shades.setdefault(i, _SENTINELS[len(self._shades) % len(_SENTINELS)])
+            return self._palette.setdefault(i, _SENTINELS[len(self._palette) % len(_SENTINELS)])
         role = "special" if i in self._special else role
         self.roles.add(role)
         return COLOURS[role][0]
 
     def _predict(self, cells: list[Cell]) -> None:
         """Sets the token to predict of each decoder cell whose target counts in the loss."""
-        columns = zip(cells, self._of["targets"], self._of["loss_weights"], strict=False)
+        columns = zip(
+            cells, self._features["targets"], self._features["loss_weights"], strict=False
+        )
         for cell, target, weight in columns:
             if weight > 0:
                 (cell.predicted,) = self._tokenizer.readable([target])
@@ -191,27 +195,29 @@ class _Row:
     def _mark(self, cells: list[Cell]) -> None:
         """Colours masked tokens, the second segment and the prefix; outlines span boundaries."""
         for name, role in (("token_type_ids", "second"), ("prefix_mask", "prefix")):
-            for cell, marked in zip(
-                cells, self._of[name] if name in self._of else (), strict=False
+            for cell, is_marked in zip(
+                cells, self._features[name] if name in self._features else (), strict=False
             ):
-                if marked and cell.colour == COLOURS["text"][0]:
+                if is_marked and cell.colour == COLOURS["text"][0]:
                     cell.colour = COLOURS[role][0]
                     self.roles.add(role)
-        if "masked_positions" not in self._of:
+        if "masked_positions" not in self._features:
             return
-        used = self._of["masked_weights"] > 0
-        for place, truth in zip(
-            self._of["masked_positions"][used], self._of["masked_ids"][used], strict=True
+        used = self._features["masked_weights"] > 0
+        for position, target in zip(
+            self._features["masked_positions"][used],
+            self._features["masked_ids"][used],
+            strict=True,
         ):
-            i = int(self._of["input_ids"][place])
+            i = int(self._features["input_ids"][position])
             role = "masked" if i == self._tokenizer.specials.mask else "random"
-            role = "kept" if i == truth else role
+            role = "kept" if i == target else role
             self.roles.add(role)
-            cells[place].colour = cells[place].predicted_colour = COLOURS[role][0]
-            (cells[place].predicted,) = self._tokenizer.readable([truth])
-        if "span_boundaries" in self._of:
-            for place in np.unique(self._of["span_boundaries"][used]):
-                cells[place].outlined = True
+            cells[position].colour = cells[position].predicted_colour = COLOURS[role][0]
+            (cells[position].predicted,) = self._tokenizer.readable([target])
+        if "span_boundaries" in self._features:
+            for position in np.unique(self._features["span_boundaries"][used]):
+                cells[position].outlined = True
                 self.roles.add("edge")
 
 
@@ -228,21 +234,21 @@ class _Drawer:
         self._texts.append((0.0, self._y + 0.5 * _LINE, text, _INK, "bold"))
         self._y += _LINE + 3
 
-    def cells(self, reader: str, cells: Sequence[Cell]) -> None:
-        """Adds cells, wrapped to as many lines as they need. reader: "encoder" or "decoder"."""
-        words = [f"{reader} reads", "predicts" if any(cell.predicted for cell in cells) else ""]
+    def cells(self, stack: str, cells: Sequence[Cell]) -> None:
+        """Adds cells, wrapped to as many lines as they need. stack: "encoder" or "decoder"."""
+        words = [f"{stack} reads", "predicts" if any(cell.predicted for cell in cells) else ""]
         for line, word in enumerate(words):
-            self._texts.append((0.0, self._y + (line + 0.5) * _LINE, word, _QUIET, "normal"))
+            self._texts.append((0.0, self._y + (line + 0.5) * _LINE, word, _GREY, "normal"))
         height, x = 1, _MARGIN
         for cell in cells:
             if x > _MARGIN and x + cell.gap + cell.width > _WIDTH:
                 self._y += height * _LINE + 5
                 height, x = 1, _MARGIN
             x += cell.gap if x > _MARGIN else 0.0
-            self._box(x, self._y, cell, cell.read, cell.colour, _INK if cell.outlined else _EDGE)
+            self._box(x, self._y, cell, cell.piece, cell.colour, _INK if cell.outlined else _EDGE)
             if cell.predicted:
-                height, below = 2, self._y + _LINE
-                self._box(x, below, cell, cell.predicted, cell.predicted_colour, _EDGE)
+                height, lower_y = 2, self._y + _LINE
+                self._box(x, lower_y, cell, cell.predicted, cell.predicted_colour, _EDGE)
             x += cell.width
         self._y += height * _LINE + 9
 
@@ -254,12 +260,12 @@ class _Drawer:
 
         x = _MARGIN
         for role in roles:
-            colour, words = COLOURS[role]
-            if words:
-                cell = Cell(" " + words + " ", gap=6.0)
+            colour, label = COLOURS[role]
+            if label:
+                cell = Cell(" " + label + " ", gap=6.0)
                 if x + cell.width > _WIDTH:
                     x, self._y = _MARGIN, self._y + _LINE + 4
-                self._box(x, self._y, cell, words, colour, _INK if role == "edge" else colour)
+                self._box(x, self._y, cell, label, colour, _INK if role == "edge" else colour)
                 x += cell.width + cell.gap
         height = self._y + _LINE + 4
         figure = Figure(figsize=((_WIDTH + 8) / 72, height / 72), dpi=110)

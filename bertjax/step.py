@@ -39,8 +39,8 @@ class TrainState:
 def init_state(params: Any, tx: optax.GradientTransformation, rng: jax.Array) -> TrainState:
     """Returns the state before the first step."""
     # Three arrays and not one, so that each can be donated.
-    step, skipped, in_row = (jnp.zeros((), jnp.int32) for _ in range(3))
-    return TrainState(step, params, tx.init(params), rng, skipped, in_row)
+    step, skipped, skipped_in_row = (jnp.zeros((), jnp.int32) for _ in range(3))
+    return TrainState(step, params, tx.init(params), rng, skipped, skipped_in_row)
 
 
 def bound(frozen_models: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict[str, Callable]:
@@ -61,24 +61,24 @@ def bound(frozen_models: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict[s
 
 def _micro_batches(batch: Batch, count: int) -> Batch:
     # Micro-batch m consists of rows m, m + count, m + 2 count ..., so that no row changes device.
-    def cut(x):
+    def split(x):
         return jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1)
 
-    return jax.tree.map(cut, batch)
+    return jax.tree.map(split, batch)
 
 
-def _unless(bad: jax.Array, update: Callable[..., Any], *old: Any) -> Any:
-    """Returns update(*old), or `old` if `bad`.
+def _update_unless(skip: jax.Array, update: Callable[..., Any], *old: Any) -> Any:
+    """Returns update(*old), or `old` if `skip`.
 
     On TPUs `jnp.where` costs nothing, since it is fused into the update. On CPUs it would copy
     arrays that could be updated in place, so one `lax.cond` is used for all arrays instead.
     """
 
     def choose(*old):
-        return jax.tree.map(lambda a, b: jnp.where(bad, b, a), update(*old), old)
+        return jax.tree.map(lambda a, b: jnp.where(skip, b, a), update(*old), old)
 
     def branch(*old):
-        return jax.lax.cond(bad, lambda *old: old, update, *old)
+        return jax.lax.cond(skip, lambda *old: old, update, *old)
 
     return jax.lax.platform_dependent(*old, cpu=branch, default=choose)
 
@@ -106,19 +106,19 @@ def make_train_step(
     """
 
     def loss_fn(params, batch, weights, rng, frozen):
-        whole = combine(params, frozen)
+        model_params = combine(params, frozen)
 
         def apply(*args, deterministic=False, **kwargs):
             dropout = {"deterministic": deterministic, "rngs": {"dropout": rng}}
-            return model.apply({"params": whole}, *args, **dropout, **kwargs)
+            return model.apply({"params": model_params}, *args, **dropout, **kwargs)
 
         terms = loss(apply, batch, **bound(frozen_models, frozen))
-        shares = {name: terms[name][0] / jnp.where(w > 0, w, 1.0) for name, w in weights.items()}
-        return metrics.total_loss(shares, scales), terms
+        losses = {name: terms[name][0] / jnp.where(w > 0, w, 1.0) for name, w in weights.items()}
+        return metrics.total_loss(losses, scales), terms
 
     def grad_fn(*args):
-        parts, grads = jax.value_and_grad(loss_fn, has_aux=True)(*args)
-        return parts, sharding.constrain_params(grads)
+        values, grads = jax.value_and_grad(loss_fn, has_aux=True)(*args)
+        return values, sharding.constrain_params(grads)
 
     def all_gradients(params, batch, rng, frozen):
         weights = normalizers(batch)
@@ -126,15 +126,15 @@ def make_train_step(
             return grad_fn(params, batch, weights, rng, frozen)
 
         def accumulate(total, xs):
-            index, micro = xs
-            part = grad_fn(params, micro, weights, jax.random.fold_in(rng, index), frozen)
-            return jax.tree.map(jnp.add, total, part), None
+            index, micro_batch = xs
+            result = grad_fn(params, micro_batch, weights, jax.random.fold_in(rng, index), frozen)
+            return jax.tree.map(jnp.add, total, result), None
 
-        parts = _micro_batches(batch, micro_batches)
-        first = jax.tree.map(lambda x: x[0], parts)
-        shapes = jax.eval_shape(grad_fn, params, first, weights, rng, frozen)
+        stacked = _micro_batches(batch, micro_batches)
+        first_batch = jax.tree.map(lambda x: x[0], stacked)
+        shapes = jax.eval_shape(grad_fn, params, first_batch, weights, rng, frozen)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return jax.lax.scan(accumulate, zeros, (jnp.arange(micro_batches), parts))[0]
+        return jax.lax.scan(accumulate, zeros, (jnp.arange(micro_batches), stacked))[0]
 
     def train_step(state, batch, frozen=None):
         rng = jax.random.fold_in(state.rng, state.step)
@@ -146,14 +146,14 @@ def make_train_step(
             updates, opt_state = tx.update(grads, opt_state, params)
             return optax.apply_updates(params, updates), opt_state
 
-        params, opt_state = _unless(~finite, update, state.params, state.opt_state)
-        bad = 1 - finite.astype(jnp.int32)
+        params, opt_state = _update_unless(~finite, update, state.params, state.opt_state)
+        num_bad = 1 - finite.astype(jnp.int32)
         new_state = state.replace(
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
-            skipped=state.skipped + bad,
-            skipped_in_row=bad * (state.skipped_in_row + 1),
+            skipped=state.skipped + num_bad,
+            skipped_in_row=num_bad * (state.skipped_in_row + 1),
         )
         means = {name: s / jnp.maximum(w, 1e-9) for name, (s, w) in terms.items()}
         report = {

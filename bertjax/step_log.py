@@ -53,8 +53,8 @@ class StepLog:
         self._num_steps, self._scales, self._log_every = num_steps, scales, log_every
         self._max_bad_steps, self._diverged, self._on_loss = max_bad_steps, diverged, on_loss
         self._sums: metrics.Terms = dict(unlogged)
-        self._unread: tuple[int, dict[str, jax.Array]] | None = None
-        self._waits = dispatch.one_at_a_time()
+        self._pending: tuple[int, dict[str, jax.Array]] | None = None
+        self._synchronous = dispatch.one_at_a_time()
         self._restart_clock()
 
     def __enter__(self) -> "StepLog":
@@ -78,29 +78,29 @@ class StepLog:
         step's tokens and model FLOPs, from which the speed is computed. timed: False if the step
         had to be compiled; the speed then leaves out all time and tokens until now.
         """
-        if not self._waits:
-            self._read()
-        self._unread = number, report
+        if not self._synchronous:
+            self._log_pending()
+        self._pending = number, report
         self._tokens += tokens
         self._flops += flops
         if not timed:
             jax.block_until_ready(report["loss"])
             self._restart_clock()
-        if self._waits:
-            self._read()
+        if self._synchronous:
+            self._log_pending()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Logs the last dispatched step; stops the clock during the block, which does not train."""
-        self._read()
+        self._log_pending()
         self._writers.flush()
-        self._seconds += time.perf_counter() - self._since
+        self._seconds += time.perf_counter() - self._clock_start
         yield
-        self._since = time.perf_counter()
+        self._clock_start = time.perf_counter()
 
-    def note(self, what: str) -> None:
+    def note(self, text: str) -> None:
         """Shows on the terminal what is done between two steps, such as "evaluating"."""
-        self._writers.note(what)
+        self._writers.note(text)
 
     def unlogged(self) -> dict[str, list[float]]:
         """Returns sums and weights of the steps since the last line, for a checkpoint's meta."""
@@ -111,15 +111,15 @@ class StepLog:
         self._writers.write(step, prefixed(name, values))
         self._writers.flush()
 
-    def _read(self) -> None:
-        if self._unread is None:
+    def _log_pending(self) -> None:
+        if self._pending is None:
             return
-        (number, report), self._unread = self._unread, None
-        read = jax.device_get({name: report[name] for name in ("skipped_in_row", "terms", "loss")})
-        in_row = int(read["skipped_in_row"])
+        (number, report), self._pending = self._pending, None
+        data = jax.device_get({name: report[name] for name in ("skipped_in_row", "terms", "loss")})
+        in_row = int(data["skipped_in_row"])
         if not in_row:
-            self._sums = metrics.add(self._sums or None, jax.tree.map(float, read["terms"]))
-            self._on_loss(float(read["loss"]))
+            self._sums = metrics.add(self._sums or None, jax.tree.map(float, data["terms"]))
+            self._on_loss(float(data["loss"]))
         if number % self._log_every == 0 or number == self._num_steps:
             self._write(number, report)
         else:
@@ -129,14 +129,14 @@ class StepLog:
 
     def _write(self, number: int, report: dict[str, jax.Array]) -> None:
         names = ("learning_rate", "grad_norm", "skipped")
-        general = {name: float(jax.device_get(report[name])) for name in names}
+        other_metrics = {name: float(jax.device_get(report[name])) for name in names}
         values = metrics.means(self._sums)
         loss = metrics.total_loss(values, self._scales) if values else math.nan
         # The last step is logged even in the middle of a period. The period's sums are then kept.
         if number % self._log_every == 0:
             self._sums = {}
-        seconds = self._seconds + time.perf_counter() - self._since
-        line = {**prefixed("train", {"loss": loss, **values}), **general}
+        seconds = self._seconds + time.perf_counter() - self._clock_start
+        line = {**prefixed("train", {"loss": loss, **values}), **other_metrics}
         if self._tokens:
             line["tokens_per_second"] = self._tokens / seconds
             mfu = metrics.mfu(self._flops / seconds) if self._flops else None
@@ -147,4 +147,4 @@ class StepLog:
 
     def _restart_clock(self) -> None:
         self._seconds = self._tokens = self._flops = 0.0
-        self._since = time.perf_counter()
+        self._clock_start = time.perf_counter()

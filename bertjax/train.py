@@ -70,8 +70,8 @@ def train_and_evaluate(
         train_data.fingerprint,
         {name: artifact.fingerprint(model) for name, model in frozen.items()},
     )
-    shared = workdir_lib.without_paths(identity)
-    distributed.check_same({**shared, "mesh": dict(mesh.shape)})
+    shared_identity = workdir_lib.without_paths(identity)
+    distributed.check_same({**shared_identity, "mesh": dict(mesh.shape)})
     workdir_lib.claim(workdir, identity, tokenizer.save)
     distributed.check_shared(epath.Path(workdir) / workdir_lib.CONFIG)
 
@@ -84,8 +84,10 @@ def train_and_evaluate(
         stack.callback(checkpoints.close)
         if jax.process_index() == 0:
             run_header.show(experiment, mesh, train_data, heldout_data, vocabulary, workdir)
-        saved = checkpoints.latest_step()
-        with stage("initialising the state" if saved is None else f"restoring step {saved:,}"):
+        saved_step = checkpoints.latest_step()
+        with stage(
+            "initialising the state" if saved_step is None else f"restoring step {saved_step:,}"
+        ):
             state, meta = first_state(experiment, mesh, checkpoints, train_data, frozen)
         frozen_params = place_frozen(mesh, frozen)
         start = int(state.step)
@@ -100,7 +102,7 @@ def train_and_evaluate(
                 log_every=config.log_every,
                 unlogged=meta.get(step_log.UNLOGGED, {}),
                 max_bad_steps=config.max_bad_steps,
-                diverged=functools.partial(_diverged, checkpoints),
+                diverged=functools.partial(_raise_diverged, checkpoints),
             )
         )
         trace = stack.enter_context(
@@ -116,42 +118,45 @@ def train_and_evaluate(
 
         for step in range(start, config.num_steps + 1):
             phase = next((p for p in phases if step < p.stop), phases[-1])
-            last = step == config.num_steps
-            asked = stop.reached(step)
-            evaluates = last or (step > start and step % config.eval.every == 0)
-            saves = evaluates or asked or (step > start and step % config.checkpoint.every == 0)
-            with log.paused() if saves else contextlib.nullcontext():
-                if evaluates:
+            is_last = step == config.num_steps
+            stop_requested = stop.reached(step)
+            eval_due = is_last or (step > start and step % config.eval.every == 0)
+            save_due = (
+                eval_due or stop_requested or (step > start and step % config.checkpoint.every == 0)
+            )
+            with log.paused() if save_due else contextlib.nullcontext():
+                if eval_due:
                     log.note("evaluating")
-                    held = experiment.eval_batches(heldout_data, vocabulary, phase, rows)
+                    heldout_batches = experiment.eval_batches(heldout_data, vocabulary, phase, rows)
                     heldout = evaluate.evaluate(
-                        eval_step, state.params, held, mesh, config_lib.forward_size(config, phase),
-                        experiment.scales, unigram, frozen_params,
+                        eval_step, state.params, heldout_batches, mesh,
+                        config_lib.forward_size(config, phase), experiment.scales, unigram,
+                        frozen_params,
                     )  # fmt: skip
                     if step > start:  # a finished run that is restarted has logged this already
                         log.heldout(step, heldout)
-                if saves:
+                if save_due:
                     meta = {**vars(identity), "step": step, "saved_at": time.time()}
                     meta[step_log.UNLOGGED] = log.unlogged()
                     # Losses at different lengths are not comparable: only the last phase is ranked.
-                    ranked = evaluates and phase == phases[-1]
-                    scores = step_log.prefixed("eval", heldout) if ranked else None
+                    is_ranked = eval_due and phase == phases[-1]
+                    scores = step_log.prefixed("eval", heldout) if is_ranked else None
                     checkpoints.save(step, state, meta, scores)
-            if last or asked:
+            if is_last or stop_requested:
                 break
             with trace.step(step + 1):
                 batch = sharding.global_batch(mesh, phase.batch_size, next(batches))
-                compiles = phase not in compiled
-                with stage("compiling the train step") if compiles else contextlib.nullcontext():
+                is_new = phase not in compiled
+                with stage("compiling the train step") if is_new else contextlib.nullcontext():
                     state, report = train_steps[phase](state, batch, frozen_params)
                 compiled.add(phase)
                 tokens = phase.batch_size * phase.length
                 flops = phase.batch_size * experiment.flops_per_sequence(phase.length)
-                log.step(step + 1, report, tokens, flops, timed=not compiles)
+                log.step(step + 1, report, tokens, flops, timed=not is_new)
             trace.end(step + 1, report)
 
         checkpoints.wait()
-        if asked and not last:
+        if stop_requested and not is_last:
             if stop.requested == "SIGINT":
                 raise errors.Interrupted
             raise errors.Preempted(
@@ -160,9 +165,9 @@ def train_and_evaluate(
     return heldout
 
 
-def stage(what: str) -> contextlib.AbstractContextManager[progress.Done]:
-    """Returns a context manager that prints `what` on process 0 while its block runs."""
-    return progress.stage(what, shown=jax.process_index() == 0)
+def stage(label: str) -> contextlib.AbstractContextManager[progress.Done]:
+    """Returns a context manager that prints `label` on process 0 while its block runs."""
+    return progress.stage(label, shown=jax.process_index() == 0)
 
 
 def make_mesh(config: ml_collections.ConfigDict) -> jax.sharding.Mesh:
@@ -222,7 +227,9 @@ def frozen_models(
 ) -> dict[str, Any]:
     """Returns the Linen modules of the frozen models, with the run's own compute settings."""
     compute = plugins.compute(config)
-    return {name: plugins.model(a.family, a.fields, compute) for name, a in frozen.items()}
+    return {
+        name: plugins.model(model.family, model.fields, compute) for name, model in frozen.items()
+    }
 
 
 def place_frozen(
@@ -230,8 +237,8 @@ def place_frozen(
 ) -> dict[str, Any]:
     """Returns the frozen models' parameters, sharded over the mesh like the model's own."""
     params = {name: {"params": model.params} for name, model in frozen.items()}
-    placed = jax.device_put(params, sharding.state_shardings(mesh, params))
-    return {name: tree["params"] for name, tree in placed.items()}
+    sharded = jax.device_put(params, sharding.state_shardings(mesh, params))
+    return {name: tree["params"] for name, tree in sharded.items()}
 
 
 def first_state(
@@ -250,12 +257,12 @@ def first_state(
     Raises UserError if `config.init_vocabulary` is "same" and `config.init_from` was trained with
     another tokenizer than the data's.
     """
-    abstract = experiment.abstract_state(mesh)
+    abstract_state = experiment.abstract_state(mesh)
     if checkpoints.latest_step() is not None:
-        return checkpoints.restore(abstract)
-    places = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        return checkpoints.restore(abstract_state)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
     key = jax.random.key(experiment.config.seed)
-    state = jax.jit(experiment.init_state, out_shardings=places)(key)
+    state = jax.jit(experiment.init_state, out_shardings=shardings)(key)
     if experiment.config.init_from:
         model = loading.load(experiment.config.init_from)
         if experiment.config.init_vocabulary == "same":
@@ -272,25 +279,29 @@ def first_state(
             model = vocabulary_transfer.carry_over(model, tokenizer, state.params, size)
         loading.check_fields(model, experiment.config.model)
         params = loading.overlay_params(model, experiment.config.family, state.params)
-        state = state.replace(params=jax.device_put(params, places.params))
+        state = state.replace(params=jax.device_put(params, shardings.params))
     elif frozen:
         models = {n: hooks.Frozen(a.fields, artifact.flatten(a.params)) for n, a in frozen.items()}
-        fresh, fields = artifact.flatten(state.params), experiment.config.model
-        found = experiment.hooks.first_params(experiment.objective_config, fresh, fields, models)
-        if found is not None:
-            state = state.replace(params=jax.device_put(artifact.unflatten(found), places.params))
+        fresh_params, fields = artifact.flatten(state.params), experiment.config.model
+        initial = experiment.hooks.first_params(
+            experiment.objective_config, fresh_params, fields, models
+        )
+        if initial is not None:
+            state = state.replace(
+                params=jax.device_put(artifact.unflatten(initial), shardings.params)
+            )
     return state, {}
 
 
-def _diverged(checkpoints: checkpoint.Checkpoints, step: int, in_row: int) -> None:
+def _raise_diverged(checkpoints: checkpoint.Checkpoints, step: int, in_row: int) -> None:
     """Raises UserError, because the last `in_row` steps up to `step` were not finite."""
     checkpoints.wait()
-    good = checkpoints.latest_step()
-    kept = "no checkpoint has been saved"
-    if good is not None:
-        kept = f"the last good checkpoint is {checkpoints.folder / str(good)}"
+    good_step = checkpoints.latest_step()
+    status = "no checkpoint has been saved"
+    if good_step is not None:
+        status = f"the last good checkpoint is {checkpoints.folder / str(good_step)}"
     raise errors.UserError(
         f"the loss or the gradient was not finite in {in_row} steps in a row, up to step {step}; "
-        f"{kept}: lower config.optimizer.learning_rate and start in a new workdir, with "
+        f"{status}: lower config.optimizer.learning_rate and start in a new workdir, with "
         "--config.init_from=CHECKPOINT to keep the learned parameters"
     )

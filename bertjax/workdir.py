@@ -24,15 +24,15 @@ from bertjax.objectives.common import hooks
 
 FORM = schema.Form("bertjax-workdir", 1)
 CONFIG = "config.json"
-_RESTORE = "restore it from a copy"
+_REMEDY = "restore it from a copy"
 TOKENIZER = "tokenizer"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 
 # Keys that configs of earlier versions lack, with the values that match their behaviour.
-_ADDED = {"model.num_labels": 0, "model.adapter_size": 0}
-_PATHS = ("data.path", "data.heldout_path", "init_from")
+_ADDED_DEFAULTS = {"model.num_labels": 0, "model.adapter_size": 0}
+_PATH_KEYS = ("data.path", "data.heldout_path", "init_from")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,16 +81,16 @@ def read(path: str | os.PathLike) -> Identity:
     file = paths.of(path) / CONFIG
     if not file.exists():
         raise errors.UserError(f"{file}: not found, so {path} is not the workdir of a run")
-    stored = schema.read(file, Identity, _RESTORE, form=FORM)
-    schema.typed(stored.config, _Config, f"{file}: config", _RESTORE)
+    stored = schema.read(file, Identity, _REMEDY, form=FORM)
+    schema.typed(stored.config, _Config, f"{file}: config", _REMEDY)
     return stored
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        inner = isinstance(value, dict)
-        flat |= _flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
+        nested = isinstance(value, dict)
+        flat |= _flat(value, f"{prefix}{key}.") if nested else {prefix + key: value}
     return flat
 
 
@@ -102,34 +102,34 @@ def _frozen_paths(flat: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _differences(mine: dict[str, Any], stored: dict[str, Any]) -> list[str]:
-    mine, stored = (_ADDED | _flat(config) for config in (mine, stored))
-    keys = (*config_lib.FREE_KEYS, *_frozen_paths(mine), *_frozen_paths(stored))
+def _differences(current: dict[str, Any], stored: dict[str, Any]) -> list[str]:
+    current, stored = (_ADDED_DEFAULTS | _flat(config) for config in (current, stored))
+    keys = (*config_lib.FREE_KEYS, *_frozen_paths(current), *_frozen_paths(stored))
 
-    def free(key: str) -> bool:
-        return any(key == f or key.startswith(f"{f}.") for f in keys)
+    def is_free(key: str) -> bool:
+        return any(key == k or key.startswith(f"{k}.") for k in keys)
 
     absent = "absent"
     return [
-        f"{key} = {mine.get(key, absent)!r} (in the workdir: {stored.get(key, absent)!r})"
-        for key in sorted(mine | stored)
-        if not free(key) and mine.get(key, absent) != stored.get(key, absent)
+        f"{key} = {current.get(key, absent)!r} (in the workdir: {stored.get(key, absent)!r})"
+        for key in sorted(current | stored)
+        if not is_free(key) and current.get(key, absent) != stored.get(key, absent)
     ]
 
 
-def without_paths(mine: Identity) -> dict[str, Any]:
+def without_paths(identity: Identity) -> dict[str, Any]:
     """Returns the parts of the identity that all processes must share, as {name: value}.
 
     Leaves out paths, which may differ between hosts. The fingerprints of data and models are
     included, and identify what is at these paths.
     """
-    flat = _flat(mine.config)
-    hidden = (*_PATHS, *_frozen_paths(flat))
+    flat = _flat(identity.config)
+    path_keys = (*_PATH_KEYS, *_frozen_paths(flat))
     return {
-        "config": {key: value for key, value in flat.items() if key not in hidden},
-        "tokenizer": mine.tokenizer_fingerprint,
-        "prepared data": mine.data_fingerprint,
-        **mine.frozen_fingerprints,
+        "config": {key: value for key, value in flat.items() if key not in path_keys},
+        "tokenizer": identity.tokenizer_fingerprint,
+        "prepared data": identity.data_fingerprint,
+        **identity.frozen_fingerprints,
     }
 
 
@@ -142,7 +142,7 @@ def saved_step(path: str | os.PathLike) -> int | None:
     return max((int(item.name) for item in steps), default=None)
 
 
-def claim(path: str | os.PathLike, mine: Identity, save_tokenizer: Any) -> None:
+def claim(path: str | os.PathLike, current: Identity, save_tokenizer: Any) -> None:
     """Makes `path` the workdir of this run, or checks that it already is.
 
     save_tokenizer: called with the folder to write the tokenizer's files to. Raises UserError if
@@ -153,53 +153,53 @@ def claim(path: str | os.PathLike, mine: Identity, save_tokenizer: Any) -> None:
     folder = paths.of(path)
     stored = read(path) if (folder / CONFIG).exists() else None
     if stored and saved_step(path) is not None:
-        other = "; give another --workdir, or restore the old values"
-        steps = mine.config["num_steps"], stored.config["num_steps"]
-        extends = steps[0] != steps[1] and not _changed_past(path, mine, stored)
-        known = stored.config | ({"num_steps": steps[0]} if extends else {})
-        differences = _differences(mine.config, known)
+        advice = "; give another --workdir, or restore the old values"
+        num_steps = current.config["num_steps"], stored.config["num_steps"]
+        extends = num_steps[0] != num_steps[1] and not _changes_saved_steps(path, current, stored)
+        accepted = stored.config | ({"num_steps": num_steps[0]} if extends else {})
+        differences = _differences(current.config, accepted)
         if differences:
             raise errors.UserError(
-                f"{path}: belongs to a run with another config: {', '.join(differences)}{other}"
+                f"{path}: belongs to a run with another config: {', '.join(differences)}{advice}"
             )
-        if stored.tokenizer_fingerprint != mine.tokenizer_fingerprint:
+        if stored.tokenizer_fingerprint != current.tokenizer_fingerprint:
             raise errors.UserError(
                 f"{path}: belongs to a run with another tokenizer than that of config.data.path = "
-                f"{mine.config['data']['path']}{other}"
+                f"{current.config['data']['path']}{advice}"
             )
-        if stored.data_fingerprint != mine.data_fingerprint:
+        if stored.data_fingerprint != current.data_fingerprint:
             raise errors.UserError(
                 f"{path}: belongs to a run on other data than config.data.path = "
-                f"{mine.config['data']['path']}{other}"
+                f"{current.config['data']['path']}{advice}"
             )
-        if stored.frozen_fingerprints != mine.frozen_fingerprints:
-            names = ", ".join(f"config.objective.{name}" for name in mine.frozen_fingerprints)
-            raise errors.UserError(f"{path}: belongs to a run with another {names}{other}")
+        if stored.frozen_fingerprints != current.frozen_fingerprints:
+            names = ", ".join(f"config.objective.{name}" for name in current.frozen_fingerprints)
+            raise errors.UserError(f"{path}: belongs to a run with another {names}{advice}")
         if extends and jax.process_index() == 0:
-            _write(folder, dataclasses.replace(stored, config=known))
+            _write(folder, dataclasses.replace(stored, config=accepted))
         return
     if jax.process_index() != 0:
         return
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(os.fspath(folder / TOKENIZER))
-    _write(folder, mine)
+    _write(folder, current)
 
 
-def _changed_past(path: str | os.PathLike, mine: Identity, stored: Identity) -> bool:
+def _changes_saved_steps(path: str | os.PathLike, current: Identity, stored: Identity) -> bool:
     """Returns False if the saved steps would have been the same with the new `num_steps`.
 
     Returns True if another key differs too, which `claim` rejects. Raises UserError naming the
     difference if a saved step would have been different.
     """
-    num_steps, before = mine.config["num_steps"], stored.config["num_steps"]
-    if _differences(mine.config, stored.config | {"num_steps": num_steps}):
+    num_steps, old_num_steps = current.config["num_steps"], stored.config["num_steps"]
+    if _differences(current.config, stored.config | {"num_steps": num_steps}):
         return True
     saved = saved_step(path) or 0
-    configs = [config_lib.from_dict(each.config) for each in (mine, stored)]
-    where = f"{path}: config.num_steps = {num_steps} (in the workdir: {before})"
+    configs = [config_lib.from_dict(run.config) for run in (current, stored)]
+    where = f"{path}: config.num_steps = {num_steps} (in the workdir: {old_num_steps})"
     if num_steps < saved:
         raise errors.UserError(f"{where}: step {saved} is already saved; give {saved} or more")
-    elsewhere = f"; restore the old value, or use a new --workdir with --config.init_from={path}"
+    alternative = f"; restore the old value, or use a new --workdir with --config.init_from={path}"
     schedule = configs[0].optimizer.schedule
     rates, phases = [], []
     for config in configs:
@@ -207,9 +207,9 @@ def _changed_past(path: str | os.PathLike, mine: Identity, stored: Identity) -> 
         rates.append(np.asarray(jax.vmap(rate)(np.arange(saved)) if saved else []))
         phases.append(
             [
-                (p.start, min(p.stop, saved), p.length, p.batch_size)
-                for p in config_lib.phases(config)
-                if p.start < saved
+                (phase.start, min(phase.stop, saved), phase.length, phase.batch_size)
+                for phase in config_lib.phases(config)
+                if phase.start < saved
             ]
         )
     if not np.array_equal(*rates):
@@ -217,11 +217,11 @@ def _changed_past(path: str | os.PathLike, mine: Identity, stored: Identity) -> 
         raise errors.UserError(
             f"{where}: would change the learning rate of step {step}, which is already done, with "
             f"the schedule {schedule} (constant, rsqrt, and wsd before its decay would "
-            f"not){elsewhere}"
+            f"not){alternative}"
         )
     if phases[0] != phases[1]:
         raise errors.UserError(
-            f"{where}: would delay the second phase, which has already begun{elsewhere}"
+            f"{where}: would delay the second phase, which has already begun{alternative}"
         )
     return False
 

@@ -12,7 +12,7 @@ def _names(modules):
 
 def test_every_family_and_objective_is_compared():
     assert _names(plugin_types.FAMILIES) == sorted(plugins.families())
-    assert _names(plugin_types.OBJECTIVES) == sorted(plugins.objectives_there())
+    assert _names(plugin_types.OBJECTIVES) == sorted(plugins.objective_names())
 
 
 def test_every_type_of_example_is_compared_and_named_as_its_file():
@@ -21,6 +21,6 @@ def test_every_type_of_example_is_compared_and_named_as_its_file():
 
 
 def test_every_hook_of_an_objective_is_compared():
-    there = {name: hooks.of(plugins.objective(name)) for name in plugins.objectives_there()}
+    there = {name: hooks.of(plugins.objective(name)) for name in plugins.objective_names()}
     defined = {name: found for name, found in there.items() if found != hooks.Hooks()}
     assert defined == plugin_types.HOOKS

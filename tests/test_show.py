@@ -104,7 +104,7 @@ def test_the_mask_is_the_one_that_the_model_obeys(objective):
         return model.apply({"params": params}, **{**inputs, "input_ids": ids})["last_hidden_state"]
 
     before = states(inputs["input_ids"])
-    (mask,) = show.seen(batch).values()
+    (mask,) = show.attention_masks(batch).values()
     seen = np.broadcast_to(mask.dense(LENGTH, LENGTH), (2, LENGTH, LENGTH))
     for place in (0, 5, LENGTH // 2, LENGTH - 1):
         ids = jnp.asarray(inputs["input_ids"]).at[:, place].set(255)

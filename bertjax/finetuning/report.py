@@ -195,7 +195,7 @@ def draw(content: Mapping[str, Any], path: str | os.PathLike) -> None:
         figure = Figure(figsize=(9.6, 3.8), dpi=130, layout="constrained")
         by_epoch, by_rate = figure.subplots(1, 2, width_ratios=(5, 3), sharey=True)
         for place, rate in enumerate(rates):
-            colour = plot.HELDOUT if rate == chosen else plot.QUIET
+            colour = plot.HELDOUT if rate == chosen else plot.GREY
             rate_runs = [run for run in content["runs"] if run["learning_rate"] == rate]
             for number, run in enumerate(rate_runs):
                 epochs = [evaluation["epoch"] for evaluation in run["evaluations"]]

@@ -79,7 +79,7 @@ def finetune(
         if left_out:
             names = errors.several(f"rate {rate:g} seed {seed}" for rate, seed in left_out)
             tell(f"finished runs not included in --lr and --seeds are not compared: {names}")
-        for line in progress.lines(header(job, config, mesh, out, missing), before=errors.PREFIX):
+        for line in progress.lines(header(job, config, mesh, out, missing), prefix=errors.PREFIX):
             tell(line)
         train = Trainer(job, out, tell)
         runs: dict[float, list[training.Run]] = {}
