@@ -120,7 +120,7 @@ def real_shape(path: str, shape: tuple[int, ...], vocab_size: int) -> tuple[int,
 def num_params(params: Any, vocab_size: int) -> int:
     """Returns the number of parameters, not counting padding of the vocabulary."""
     shapes = {path: leaf.shape for path, leaf in flatten(params).items()}
-    return sum(int(np.prod(real_shape(p, shape, vocab_size))) for p, shape in shapes.items())
+    return sum(int(np.prod(real_shape(path, shape, vocab_size))) for path, shape in shapes.items())
 
 
 def abstract_params(family: str, fields: Mapping[str, Any], where: Any) -> Any:
@@ -138,10 +138,10 @@ def check_tokenizer(
     tokenizer: tokenizer_lib.Tokenizer, vocab_size: int, where: str | os.PathLike
 ) -> None:
     """Raises UserError naming `where` if an id of the tokenizer is not below `vocab_size`."""
-    top = max(tokenizer.size - 1, *dataclasses.astuple(tokenizer.specials))
-    if top >= vocab_size:
+    max_id = max(tokenizer.size - 1, *dataclasses.astuple(tokenizer.specials))
+    if max_id >= vocab_size:
         raise errors.UserError(
-            f"{where}: the tokenizer has ids up to {top}, but the model has {vocab_size} "
+            f"{where}: the tokenizer has ids up to {max_id}, but the model has {vocab_size} "
             "embeddings; use the tokenizer that the model was trained with"
         )
 
@@ -215,10 +215,10 @@ def top_of_text(model: Artifact) -> int:
     The limit is one more than the highest id of the tokenizer's pieces and, for an encoder-decoder,
     of the sentinels. It is at most vocab_size.
     """
-    top = model.tokenizer.size
+    limit = model.tokenizer.size
     if plugins.family(model.family).KIND == "encoder_decoder":  # sentinels may lie above pieces
-        top = max(top, *(model.tokenizer.sentinels + 1))
-    return min(top, model.fields["vocab_size"])
+        limit = max(limit, *(model.tokenizer.sentinels + 1))
+    return min(limit, model.fields["vocab_size"])
 
 
 def part(model: Artifact, name: str = "") -> Artifact:
@@ -302,12 +302,12 @@ def model_fields(content: Any, where: Any) -> dict[str, Any]:
 
 def _read_params(folder: pathlib.Path, abstract: Any, sha256: str, with_params: bool) -> Any:
     file = folder / PARAMS
-    wanted = {path: leaf.shape for path, leaf in flatten(abstract).items()}
-    found = weight_files.tensor_shapes(file)
-    for path in sorted(wanted.keys() | found.keys()):
-        if wanted.get(path) != found.get(path):
+    shapes = {path: leaf.shape for path, leaf in flatten(abstract).items()}
+    stored = weight_files.tensor_shapes(file)
+    for path in sorted(shapes.keys() | stored.keys()):
+        if shapes.get(path) != stored.get(path):
             raise errors.UserError(
-                f"{file}: {path} has shape {found.get(path)}, but {wanted.get(path)} is required "
+                f"{file}: {path} has shape {stored.get(path)}, but {shapes.get(path)} is required "
                 f"by {folder / CONFIG}; the files belong to different models; {weight_files.AGAIN}"
             )
     if not with_params:
@@ -317,4 +317,4 @@ def _read_params(folder: pathlib.Path, abstract: Any, sha256: str, with_params: 
             f"{file}: its checksum differs from that in {CONFIG}; the file is corrupt; "
             f"{weight_files.AGAIN}"
         )
-    return unflatten(weight_files.read_tensors(file, list(wanted)))
+    return unflatten(weight_files.read_tensors(file, list(shapes)))

@@ -60,8 +60,8 @@ def of_model(module: ModuleType, model: artifact.Artifact, ending: str) -> dict[
     content = {theirs: model.fields[ours] for theirs, ours in spec["fields"].items()}
     for theirs, ours in spec["fields"].items():
         if ours == "activation":
-            wanted = content[theirs]
-            content[theirs] = next(t for t, mine in ACTIVATIONS.items() if mine == wanted)
+            activation = content[theirs]
+            content[theirs] = next(k for k, v in ACTIVATIONS.items() if v == activation)
     specials = model.tokenizer.specials
     ids = {name: getattr(specials, name) for name in ("pad", "bos", "eos")}
     if module.KIND != "encoder":  # generation stops at the end-of-text token
@@ -69,8 +69,8 @@ def of_model(module: ModuleType, model: artifact.Artifact, ending: str) -> dict[
     if module.KIND == "decoder":
         ids["bos"] = specials.start
     if module.KIND == "encoder_decoder":
-        own = model.fields["decoder_start_id"]
-        ids["decoder_start"] = special_tokens.decoder_start(specials, own)
+        start_id = model.fields["decoder_start_id"]
+        ids["decoder_start"] = special_tokens.decoder_start(specials, start_id)
     name = hf_tasks.architecture(module, ending) if ending else None
     return {
         "architectures": [name or spec["architectures"][tuple(model.fields["heads"])]],
@@ -94,11 +94,11 @@ def read(file: pathlib.Path) -> tuple[dict[str, Any], str]:
     classes = content.get("architectures")
     schema.typed(classes, list[str] | None, f"{file}: architectures", weight_files.AGAIN)
     name = str(content.get("model_type"))
-    family = next((family for own, family in readers(name) if own == name), None)
+    family = next((family for model_type, family in readers(name) if model_type == name), None)
     if family is None:
-        known = sorted(own for own, _ in readers())
+        supported = sorted(model_type for model_type, _ in readers())
         raise errors.UserError(
-            f"{file}: model_type = {name!r} is not supported; must be one of {', '.join(known)}"
+            f"{file}: model_type = {name!r} is not supported; must be one of {', '.join(supported)}"
         )
     return {**hf_defaults.DEFAULTS.get(name, {}), **content}, family
 
@@ -129,11 +129,11 @@ def fields(
                 f"{file}: {key} = {content[key]!r} is not supported; must be {value!r}"
             )
     default = module.Config()
-    found: dict[str, Any] = {"heads": default.heads, "num_labels": 0, "adapter_size": 0}
+    result: dict[str, Any] = {"heads": default.heads, "num_labels": 0, "adapter_size": 0}
     for key, ours in spec["fields"].items():
-        usual = getattr(default, ours)
+        default_value = getattr(default, ours)
         if key not in content:  # the family is not in transformers, so `read` added no defaults
-            found[ours] = usual
+            result[ours] = default_value
             continue
         value = content[key]
         if ours == "activation":
@@ -143,18 +143,18 @@ def fields(
                     f"{', '.join(ACTIVATIONS)}"
                 )
             value = ACTIVATIONS[value]
-        if type(usual) is float and type(value) is int:
+        if type(default_value) is float and type(value) is int:
             value = float(value)
-        if type(value) is not type(usual):
+        if type(value) is not type(default_value):
             raise errors.UserError(
-                f"{file}: {key} = {value!r} must be of the same type as {usual!r}"
+                f"{file}: {key} = {value!r} must be of the same type as {default_value!r}"
             )
-        found[ours] = value
+        result[ours] = value
     for key, shape in spec.get("types", {}).items():
         if key in content:
             schema.typed(content[key], shape, f"{file}: {key}", weight_files.AGAIN)
-    found |= spec["read"](content, tensors) if "read" in spec else {}
+    result |= spec["read"](content, tensors) if "read" in spec else {}
     if ending:
-        found["heads"] = hf_tasks.heads(module, ending)
-        found["num_labels"] = hf_tasks.num_labels(content, ending, file)
-    return found
+        result["heads"] = hf_tasks.heads(module, ending)
+        result["num_labels"] = hf_tasks.num_labels(content, ending, file)
+    return result

@@ -45,22 +45,22 @@ def ending_of(model: artifact.Artifact) -> str:
             "this model reads a trained prompt in front of every text, which transformers does not "
             "support: export it with --format=artifact"
         )
-    refusal = "" if model.task is None else _type(model.task).hf_refusal(model)
+    refusal = "" if model.task is None else _task_type(model.task).hf_refusal(model)
     if refusal:
         raise errors.UserError(f"{refusal}: export it with --format=artifact")
-    found = [head for head in model.fields["heads"] if head in heads_lib.DOWNSTREAM]
-    if not found:
+    task_heads = [head for head in model.fields["heads"] if head in heads_lib.DOWNSTREAM]
+    if not task_heads:
         return ""
     module = plugins.family(model.family)
-    own = {path.rpartition("/")[0] for path in flat if path.split("/")[0] in found}
+    head_modules = {path.rpartition("/")[0] for path in flat if path.split("/")[0] in task_heads}
     # Several classes may have the same head; the first one in HF_HEADS is used without a task.
-    sharing = [ending for ending, names in module.HF_HEADS.items() if set(names) == own]
-    wanted = "" if model.task is None else _type(model.task).hf_class
-    ending = wanted or (sharing[0] if sharing else "")
-    if ending in sharing and set(heads(module, ending)) == set(model.fields["heads"]):
+    endings = [ending for ending, names in module.HF_HEADS.items() if set(names) == head_modules]
+    task_ending = "" if model.task is None else _task_type(model.task).hf_class
+    ending = task_ending or (endings[0] if endings else "")
+    if ending in endings and set(heads(module, ending)) == set(model.fields["heads"]):
         return ending
-    other = bool(sharing) and ending not in sharing  # the only classes are for other tasks
-    purpose = f" for {model.task['kind'].replace('_', ' ')}" if other and model.task else ""
+    other_tasks = bool(endings) and ending not in endings
+    purpose = f" for {model.task['kind'].replace('_', ' ')}" if other_tasks and model.task else ""
     raise errors.UserError(
         f"transformers has no class of {model.family} with the heads "
         f"{', '.join(model.fields['heads'])}{purpose}: export it with --format=artifact"
@@ -69,8 +69,8 @@ def ending_of(model: artifact.Artifact) -> str:
 
 def architecture(module: ModuleType, ending: str) -> str:
     """Returns the full name of the class, such as "BertForSequenceClassification"."""
-    bare = module.HF_CONFIG["architectures"][()]
-    return bare.removesuffix("Model") + ending
+    base_class = module.HF_CONFIG["architectures"][()]
+    return base_class.removesuffix("Model") + ending
 
 
 def ending_in(module: ModuleType, content: Mapping[str, Any]) -> str:
@@ -82,7 +82,7 @@ def ending_in(module: ModuleType, content: Mapping[str, Any]) -> str:
 def heads(module: ModuleType, ending: str) -> tuple[str, ...]:
     """Returns our names of the class's heads, in the order of the family's HEADS."""
     (head,) = {ours.split("/")[0] for ours in module.HF_HEADS[ending]}
-    pooled = module.Model.layouts[head].pooled or _of_class(ending, {}).hf_pooled
+    pooled = module.Model.layouts[head].pooled or _type_of_class(ending, {}).hf_pooled
     return tuple(h for h in module.HEADS if h == head or (pooled and h == "pooler"))
 
 
@@ -91,28 +91,28 @@ def lines(module: ModuleType, ending: str) -> tuple[tuple[str, str, str], ...]:
     if not ending:
         return ()
     return tuple(
-        (f"{ours}/{leaf}", f"{theirs}.{name}", way)
+        (f"{ours}/{leaf}", f"{theirs}.{name}", conversion)
         for ours, theirs in module.HF_HEADS[ending].items()
-        for leaf, (name, way) in _LEAVES.items()
+        for leaf, (name, conversion) in _LEAVES.items()
     )
 
 
 def to_config(model: artifact.Artifact, ending: str) -> dict[str, Any]:
     """Returns the keys of config.json that describe the task and the objective."""
     content: dict[str, Any] = {}
-    found = None if model.task is None else _type(model.task)
-    if found is None or found.hf_class != ending:
-        found = _of_class(ending, {})
-    if found is not None:
-        if found.hf_labelled:
+    task_type = None if model.task is None else _task_type(model.task)
+    if task_type is None or task_type.hf_class != ending:
+        task_type = _type_of_class(ending, {})
+    if task_type is not None:
+        if task_type.hf_labelled:
             names = [] if model.task is None else model.task["labels"]
             names = names or [f"LABEL_{i}" for i in range(model.fields["num_labels"])]
             content["id2label"] = {str(i): name for i, name in enumerate(names)}
             content["label2id"] = {name: i for i, name in enumerate(names)}
-        content |= found.hf_config(model)
-    own = {"task": model.task, "objective": model.objective}
-    own = {name: value for name, value in own.items() if value is not None}
-    return content | ({KEY: own} if own else {})
+        content |= task_type.hf_config(model)
+    bertjax_keys = {"task": model.task, "objective": model.objective}
+    bertjax_keys = {name: value for name, value in bertjax_keys.items() if value is not None}
+    return content | ({KEY: bertjax_keys} if bertjax_keys else {})
 
 
 def generation_config(model: artifact.Artifact, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,15 +123,15 @@ def generation_config(model: artifact.Artifact, content: Mapping[str, Any]) -> d
     """
     if "lm" not in model.fields["heads"]:
         return {}
-    how = {} if model.task is None else _type(model.task).hf_generation(model.task)
+    options = {} if model.task is None else _task_type(model.task).hf_generation(model.task)
     # A model fine-tuned to generate text must not generate sentinels that lie above the pieces.
-    top = model.tokenizer.size if how else artifact.top_of_text(model)
-    if top < model.fields["vocab_size"]:  # padding of the vocabulary is never generated
-        how["suppress_tokens"] = list(range(top, model.fields["vocab_size"]))
-    if not how:
+    limit = model.tokenizer.size if options else artifact.top_of_text(model)
+    if limit < model.fields["vocab_size"]:  # padding of the vocabulary is never generated
+        options["suppress_tokens"] = list(range(limit, model.fields["vocab_size"]))
+    if not options:
         return {}
     ids = {key: content[key] for key in content if key.endswith("_token_id")}
-    return {key: value for key, value in ids.items() if value is not None} | how
+    return {key: value for key, value in ids.items() if value is not None} | options
 
 
 def max_length(model: artifact.Artifact) -> int:
@@ -139,8 +139,8 @@ def max_length(model: artifact.Artifact) -> int:
 
     This is the task's max_length, or the model's if it has no task.
     """
-    task, most = model.task, model.fields["max_length"]
-    return most if task is None else _type(task).hf_max_length(task, most)
+    task, longest = model.task, model.fields["max_length"]
+    return longest if task is None else _task_type(task).hf_max_length(task, longest)
 
 
 def ends(model: artifact.Artifact) -> ends_lib.Ends | None:
@@ -155,7 +155,7 @@ def ends(model: artifact.Artifact) -> ends_lib.Ends | None:
         return ends_lib.Ends(head=(ends_lib.start_of_text(model.tokenizer.specials),))
     if task is None or "num_texts" not in task:
         return None
-    return _type(task).hf_ends(task, model.tokenizer)
+    return _task_type(task).hf_ends(task, model.tokenizer)
 
 
 def differs(model: artifact.Artifact) -> str:
@@ -170,21 +170,21 @@ def differs(model: artifact.Artifact) -> str:
     return ""
 
 
-def _type(task: Mapping[str, Any]) -> Any:
+def _task_type(task: Mapping[str, Any]) -> Any:
     """Returns the class of a task's type. Raises UserError for an unknown type."""
     return plugins.task_type(task["kind"])
 
 
-def _of_class(ending: str, content: Mapping[str, Any], where: Any = "") -> Any:
+def _type_of_class(ending: str, content: Mapping[str, Any], where: Any = "") -> Any:
     """Returns our type of task for a class of transformers; None if `ending` is "".
 
     Raises UserError naming `where` if no type reads this content of config.json.
     """
     if not ending:
         return None
-    for found in plugins.task_types():
-        if found.hf_class == ending and found.hf_reads(content):
-            return found
+    for task_type in plugins.task_types():
+        if task_type.hf_class == ending and task_type.hf_reads(content):
+            return task_type
     raise errors.UserError(
         f"{where}: problem_type {content.get('problem_type')!r} is not supported"
     )
@@ -195,8 +195,8 @@ def num_labels(content: Mapping[str, Any], ending: str, where: Any) -> int:
 
     Raises UserError naming `where` if the labels in config.json are invalid.
     """
-    found = _of_class(ending, content, where)
-    return len(_labels(content, where)) if found.hf_labelled else found.hf_num_labels
+    task_type = _type_of_class(ending, content, where)
+    return len(_labels(content, where)) if task_type.hf_labelled else task_type.hf_num_labels
 
 
 def objective(content: Mapping[str, Any], where: Any) -> dict[str, Any] | None:
@@ -204,15 +204,15 @@ def objective(content: Mapping[str, Any], where: Any) -> dict[str, Any] | None:
 
     Raises UserError naming `where` if it has no name.
     """
-    own = content.get(KEY)
-    found = own.get("objective") if isinstance(own, dict) else None
-    if found is None:
+    section = content.get(KEY)
+    stored = section.get("objective") if isinstance(section, dict) else None
+    if stored is None:
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+    if not isinstance(stored, dict) or not isinstance(stored.get("name"), str):
         raise errors.UserError(
-            f"{where}: {KEY}.objective = {found!r} must be an object with a name"
+            f"{where}: {KEY}.objective = {stored!r} must be an object with a name"
         )
-    return found
+    return stored
 
 
 def read(content: Mapping[str, Any], ending: str, max_length: int, where: Any) -> Any:
@@ -223,20 +223,20 @@ def read(content: Mapping[str, Any], ending: str, max_length: int, where: Any) -
     Otherwise the task is derived from the class.
     Raises UserError naming `where` if the task is invalid or not supported.
     """
-    own = content.get(KEY)
-    own = own.get("task") if isinstance(own, dict) else None
-    if own is not None:
-        artifact.check_task(own, f"{where}: {KEY}.task")
+    stored = content.get(KEY)
+    stored = stored.get("task") if isinstance(stored, dict) else None
+    if stored is not None:
+        artifact.check_task(stored, f"{where}: {KEY}.task")
     if not ending:
-        return own
-    found = _of_class(ending, content, where)
-    kind = found.__module__.rpartition(".")[2]
-    labels = _labels(content, where) if found.hf_labelled else []
-    if own is not None and own["kind"] == kind:
-        unnamed = not own["labels"] and len(labels) < 2  # regression
-        if own["labels"] == labels or unnamed:
-            return own
-    name, labels, config = found.hf_derived(content, labels, where)
+        return stored
+    task_type = _type_of_class(ending, content, where)
+    kind = task_type.__module__.rpartition(".")[2]
+    labels = _labels(content, where) if task_type.hf_labelled else []
+    if stored is not None and stored["kind"] == kind:
+        is_regression = not stored["labels"] and len(labels) < 2
+        if stored["labels"] == labels or is_regression:
+            return stored
+    name, labels, config = task_type.hf_derived(content, labels, where)
     return {"name": name, "kind": kind, "config": config, "labels": labels,
             "max_length": max_length}  # fmt: skip
 
@@ -254,7 +254,7 @@ def _labels(content: Mapping[str, Any], where: Any) -> list[str]:
         )
         names = {str(i): f"LABEL_{i}" for i in range(count)}
     schema.typed(names, dict[str, Any], f"{where}: id2label", weight_files.AGAIN)
-    numbers = [str(i) for i in range(len(names))]
-    if not names or set(map(str, names)) != set(numbers):
+    indices = [str(i) for i in range(len(names))]
+    if not names or set(map(str, names)) != set(indices):
         raise errors.UserError(f"{where}: id2label must name the labels 0, 1, 2 ...")
-    return [str({str(i): name for i, name in names.items()}[number]) for number in numbers]
+    return [str({str(i): name for i, name in names.items()}[index]) for index in indices]

@@ -49,17 +49,17 @@ def shapes(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
     return weight_files.tensor_shapes(file)
 
 
-def read(where: Mapping[str, pathlib.Path], stored: Mapping[str, str]) -> dict[str, np.ndarray]:
+def read(file_of: Mapping[str, pathlib.Path], stored: Mapping[str, str]) -> dict[str, np.ndarray]:
     """Reads tensors from their files. Returns {full name: tensor}.
 
-    stored: {full name: name in the files}. where: {name in the files: file}.
+    stored: {full name: name in the files}. file_of: {name in the files: file}.
     """
     tensors: dict[str, np.ndarray] = {}
-    for file in sorted(set(where.values())):
-        sources = {source for source in stored.values() if where[source] == file}
+    for file in sorted(set(file_of.values())):
+        sources = {source for source in stored.values() if file_of[source] == file}
         if file.name == flax_weights.FILE:
-            found = flax_weights.read(file)
-            tensors |= {source: found[source] for source in sources}
+            arrays = flax_weights.read(file)
+            tensors |= {source: arrays[source] for source in sources}
         else:
             tensors |= weight_files.read_tensors(file, sorted(sources))
     return {name: tensors[source] for name, source in stored.items()}

@@ -82,7 +82,7 @@ class Line(NamedTuple):
 
     ours: str
     theirs: str
-    way: str
+    conversion: str
     part: tuple[int, int, int] = (0, 1, 0)
 
     def names(self, array: Any) -> Iterator[tuple[str, Any]]:
@@ -91,9 +91,9 @@ class Line(NamedTuple):
             yield self.theirs, array
             return
         name, _, last = self.theirs.partition("|")
-        for layer, one in enumerate(array):
+        for layer, single in enumerate(array):
             is_last = last and layer == len(array) - 1
-            yield last if is_last else name.replace("{+1}", str(layer + 1)).format(layer), one
+            yield last if is_last else name.replace("{+1}", str(layer + 1)).format(layer), single
 
 
 def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
@@ -143,11 +143,11 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
     folder = pathlib.Path(folder)
     content, family = hf_config.read(folder / CONFIG)
     module = plugins.family(family)
-    shapes, where = {}, {}
+    shapes, file_of = {}, {}
     for file in hf_weights.find(folder):
-        found = hf_weights.shapes(file)
-        shapes |= found
-        where |= dict.fromkeys(found, file)
+        file_shapes = hf_weights.shapes(file)
+        shapes |= file_shapes
+        file_of |= dict.fromkeys(file_shapes, file)
     ending = hf_tasks.ending_in(module, content)
     fields = hf_config.fields(module, content, ending, shapes, folder / CONFIG)
     vocab_size = fields["vocab_size"]
@@ -156,11 +156,13 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
     )
     stored = _match(module, shapes, table, ending, folder)
     if not ending:
-        present = {_head(table[name][0]) for name in stored if name in table}
-        known = {_head(path) for path, _ in table.values()}
-        fields["heads"] = tuple(h for h in fields["heads"] if h in present or h not in known)
+        present_heads = {_head(table[name][0]) for name in stored if name in table}
+        known_heads = {_head(path) for path, _ in table.values()}
+        fields["heads"] = tuple(
+            h for h in fields["heads"] if h in present_heads or h not in known_heads
+        )
     abstract = artifact.abstract_params(family, fields, folder)
-    for name, (_, shape) in _table(module, abstract, vocab_size, ending).items():
+    for name, (_, shape) in _tensor_table(module, abstract, vocab_size, ending).items():
         if name not in stored:
             raise errors.UserError(
                 f"{folder}: its weights do not contain {name}; {weight_files.AGAIN}"
@@ -174,7 +176,7 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
     artifact.check_tokenizer(tokenizer, vocab_size, folder)
     params = abstract
     if with_params:
-        tensors = hf_weights.read(where, stored)
+        tensors = hf_weights.read(file_of, stored)
         _check_tied(module, table, tensors, folder)
         params = from_tensors(module, abstract, tensors, ending)
     return artifact.Artifact(
@@ -198,16 +200,16 @@ def to_tensors(
     lines, tensors = _lines(module, ending), {}
     parts: dict[str, dict[int, np.ndarray]] = {}
     for path, array in artifact.flatten(params).items():
-        if path.startswith(_dropped(module)):
+        if path.startswith(_dropped_prefixes(module)):
             continue
         line = lines[path]
-        number, count, axis = line.part
-        for name, one in line.names(array):
-            tensors[name] = theirs = TO_THEIRS[line.way](one, vocab_size)
+        index, count, axis = line.part
+        for name, single in line.names(array):
+            tensors[name] = theirs = TO_THEIRS[line.conversion](single, vocab_size)
             if count > 1:
-                same = parts.setdefault(name, {})
-                same[number] = theirs
-                tensors[name] = np.concatenate([same[i] for i in sorted(same)], axis)
+                group = parts.setdefault(name, {})
+                group[index] = theirs
+                tensors[name] = np.concatenate([group[i] for i in sorted(group)], axis)
     prefix = module.HF_PREFIX
     if prefix and all(name.startswith(prefix) for name in tensors):
         return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
@@ -221,21 +223,21 @@ def from_tensors(
     lines, flat = _lines(module, ending), {}
     for path, leaf in artifact.flatten(abstract).items():
         line = lines[path]
-        number, count, axis = line.part
+        index, count, axis = line.part
         flat[path] = np.empty(leaf.shape, np.float32)
-        for name, one in line.names(flat[path]):
-            theirs = np.split(tensors[name], count, axis)[number]
-            one[...] = TO_OURS[line.way](theirs, one.shape)
+        for name, single in line.names(flat[path]):
+            theirs = np.split(tensors[name], count, axis)[index]
+            single[...] = TO_OURS[line.conversion](theirs, single.shape)
     return artifact.unflatten(flat)
 
 
 def dropped(model: artifact.Artifact) -> list[str]:
     """Returns the paths of the parameters that `write` omits, since transformers lacks them."""
-    beginnings = _dropped(plugins.family(model.family))
-    return [path for path in artifact.flatten(model.params) if path.startswith(beginnings)]
+    prefixes = _dropped_prefixes(plugins.family(model.family))
+    return [path for path in artifact.flatten(model.params) if path.startswith(prefixes)]
 
 
-def _dropped(module: ModuleType) -> tuple[str, ...]:
+def _dropped_prefixes(module: ModuleType) -> tuple[str, ...]:
     return getattr(module, "HF_DROPPED", ())
 
 
@@ -248,7 +250,7 @@ def _head(path: str) -> str:
     return path.split("/")[0].removesuffix("_head")
 
 
-def _table(
+def _tensor_table(
     module: ModuleType, abstract: Any, vocab_size: int, ending: str
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Returns {tensor name: (our path, tensor shape)} for the tensors of these parameters.
@@ -259,8 +261,8 @@ def _table(
     for path, leaf in artifact.flatten(abstract).items():
         line = lines[path]
         _, count, axis = line.part
-        for name, one in line.names(np.broadcast_to(np.float32(0), leaf.shape)):
-            shape = list(TO_THEIRS[line.way](one, vocab_size).shape)
+        for name, single in line.names(np.broadcast_to(np.float32(0), leaf.shape)):
+            shape = list(TO_THEIRS[line.conversion](single, vocab_size).shape)
             shape[axis] *= count
             table[name] = path, tuple(shape)
     return table
@@ -274,7 +276,7 @@ def _likeliest_heads(
     ending: str,
     file: pathlib.Path,
 ) -> tuple[tuple[str, ...], dict[str, tuple[str, tuple[int, ...]]]]:
-    """Returns the heads that match the most tensor names, and `_table` for these heads.
+    """Returns the heads that match the most tensor names, and `_tensor_table` for these heads.
 
     The sets of heads to choose from are "import_heads" in the family's HF_CONFIG. Without this
     entry, and for a class for a task, the only choice is `fields["heads"]`.
@@ -282,13 +284,13 @@ def _likeliest_heads(
     choices = module.HF_CONFIG.get("import_heads", (fields["heads"],))
     if ending:
         choices = (fields["heads"],)
-    found = []
+    candidates = []
     for heads in choices:
         abstract = artifact.abstract_params(family, {**fields, "heads": heads}, file)
-        table = _table(module, abstract, fields["vocab_size"], ending)
-        full = {*sources, *(module.HF_PREFIX + name for name in sources)}
-        found.append((len(full & table.keys()), heads, table))
-    _, heads, table = max(found, key=lambda choice: choice[0])
+        table = _tensor_table(module, abstract, fields["vocab_size"], ending)
+        full_names = {*sources, *(module.HF_PREFIX + name for name in sources)}
+        candidates.append((len(full_names & table.keys()), heads, table))
+    _, heads, table = max(candidates, key=lambda choice: choice[0])
     return heads, table
 
 
@@ -305,10 +307,10 @@ def _match(
     """
     known = {*table, *module.HF_TIED}
     # Older folders of task classes contain a pooler that the class does not use.
-    unread = (f"{module.HF_PREFIX}pooler.*",) if ending else ()
+    unread_patterns = (f"{module.HF_PREFIX}pooler.*",) if ending else ()
 
     def skipped(name: str) -> bool:
-        patterns = (*module.HF_SKIPPED, *unread)
+        patterns = (*module.HF_SKIPPED, *unread_patterns)
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
     stored: dict[str, str] = {}
@@ -316,25 +318,25 @@ def _match(
     for source in sorted(sources):
         stem, _, end = source.rpartition(".")
         name = f"{stem}.{_OLD_ENDINGS.get(end, end)}"
-        full = name if name in known or skipped(name) else module.HF_PREFIX + name
-        if full in known:
-            stored[full] = source
-        elif not skipped(full):
+        full_name = name if name in known or skipped(name) else module.HF_PREFIX + name
+        if full_name in known:
+            stored[full_name] = source
+        elif not skipped(full_name):
             unknown.append(source)
     if unknown:
         raise errors.UserError(
             f"{folder}: contains {errors.several(unknown, 3)}, which is not in the model that "
             f"{CONFIG} describes; save it from transformers without that part"
         )
-    for again, name in _tied(module, table):
-        if name not in stored and again in stored:
-            stored[name] = stored[again]
+    for copy, name in _tied(module, table):
+        if name not in stored and copy in stored:
+            stored[name] = stored[copy]
     return stored
 
 
 def _tied(module: ModuleType, table: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns the pairs in HF_TIED, except tensors that are separate parameters in our model."""
-    return [(again, name) for again, name in module.HF_TIED.items() if again not in table]
+    return [(copy, name) for copy, name in module.HF_TIED.items() if copy not in table]
 
 
 def _check_tied(
@@ -343,9 +345,9 @@ def _check_tied(
     tensors: Mapping[str, np.ndarray],
     folder: pathlib.Path,
 ) -> None:
-    for again, name in _tied(module, table):
-        if again in tensors and not np.array_equal(tensors[again], tensors[name]):
+    for copy, name in _tied(module, table):
+        if copy in tensors and not np.array_equal(tensors[copy], tensors[name]):
             raise errors.UserError(
-                f"{folder}: {again} differs from {name}; models whose output embeddings are not "
+                f"{folder}: {copy} differs from {name}; models whose output embeddings are not "
                 "tied to the input embeddings are not supported"
             )

@@ -60,8 +60,8 @@ def find(path: str | os.PathLike) -> Place:
     if kind:
         return Place(kind, os.fspath(folder))
     if folder.name.isdecimal():
-        above = folder.parent
-        run = above.parent if above.name == workdir.CHECKPOINTS else above
+        parent = folder.parent
+        run = parent.parent if parent.name == workdir.CHECKPOINTS else parent
         if _kind(run) == "workdir":
             return Place("workdir", os.fspath(run), int(folder.name))
     raise errors.UserError(f"{path}: contains no model; give {_CHOICES}")
@@ -86,16 +86,16 @@ def steps(folder: str | os.PathLike) -> list[int]:
 
 
 def check_data(
-    model: artifact.Artifact, dataset: store.Dataset, what: str, otherwise: str = ""
+    model: artifact.Artifact, dataset: store.Dataset, label: str, alternative: str = ""
 ) -> None:
     """Raises UserError if the data was prepared with another tokenizer than the model's.
 
-    what: the model's name in the message. otherwise: an alternative to append to the message.
+    label: the model's name in the message. alternative: advice to append to the message.
     """
     if dataset.tokenizer_fingerprint != model.tokenizer.fingerprint:
         raise errors.UserError(
-            f"{dataset.path}: was prepared with another tokenizer than that of {what}: prepare it "
-            f"with the model's own tokenizer{otherwise}"
+            f"{dataset.path}: was prepared with another tokenizer than that of {label}: prepare it "
+            f"with the model's own tokenizer{alternative}"
         )
 
 
@@ -111,8 +111,8 @@ def check_fields(model: artifact.Artifact, fields: Mapping[str, Any]) -> None:
     Fields that do not affect the computation may differ (`_FREE_FIELDS` and dropout rates).
     """
     for name, value in model.fields.items():
-        free = name in _FREE_FIELDS or name.endswith("dropout_rate")
-        if not free and name in fields and fields[name] != value:
+        is_free = name in _FREE_FIELDS or name.endswith("dropout_rate")
+        if not is_free and name in fields and fields[name] != value:
             raise errors.UserError(
                 f"config.init_from was trained with {name} = {value!r}, but config.model.{name} = "
                 f"{fields[name]!r}: set it to {value!r}"
@@ -126,28 +126,28 @@ def overlay_params(model: artifact.Artifact, family: str, params: Any) -> Any:
     that only `model` has are ignored. Raises UserError if families or shapes differ; families with
     the same Hugging Face model_type, such as BERT and SpanBERT, are compatible.
     """
-    if model.family != family and not _same_folders(model.family, family):
+    if model.family != family and not _share_model_type(model.family, family):
         raise errors.UserError(
             f"config.init_from is a {model.family} model, but config.family is {family}"
         )
-    found = artifact.flatten(model.params)
+    flat = artifact.flatten(model.params)
     fresh = artifact.flatten(params)
     for name, leaf in fresh.items():
-        if name in found and found[name].shape != leaf.shape:
+        if name in flat and flat[name].shape != leaf.shape:
             raise errors.UserError(
-                f"config.init_from has {name} of shape {found[name].shape}, but config.model needs "
+                f"config.init_from has {name} of shape {flat[name].shape}, but config.model needs "
                 f"{leaf.shape}"
             )
-    return artifact.unflatten({name: found.get(name, leaf) for name, leaf in fresh.items()})
+    return artifact.unflatten({name: flat.get(name, leaf) for name, leaf in fresh.items()})
 
 
-def _same_folders(one: str, other: str) -> bool:
+def _share_model_type(family: str, other_family: str) -> bool:
     """Returns whether two families share a Hugging Face model_type, as BERT and SpanBERT do."""
-    types = [
+    model_types = [
         getattr(plugins.family(name), "HF_CONFIG", {"model_type": name})["model_type"]
-        for name in (one, other)
+        for name in (family, other_family)
     ]
-    return types[0] == types[1]
+    return model_types[0] == model_types[1]
 
 
 def frozen_artifacts(
@@ -156,13 +156,13 @@ def frozen_artifacts(
     """Returns {name: model} for the frozen models in the objective's FROZEN, such as "teacher"."""
     length = max(phase.length for phase in config_lib.phases(config))
     objective = plugins.objective_config(config)
-    of_objective = hooks.of(plugins.objective(config.objective.name))
-    found = {}
-    for name in of_objective.FROZEN:
+    objective_hooks = hooks.of(plugins.objective(config.objective.name))
+    models = {}
+    for name in objective_hooks.FROZEN:
         sizes = config.model.vocab_size, length
-        check = functools.partial(of_objective.check_frozen, objective, name, *sizes)
-        found[name] = load_frozen(config.objective[name], dataset, name, check)
-    return found
+        check = functools.partial(objective_hooks.check_frozen, objective, name, *sizes)
+        models[name] = load_frozen(config.objective[name], dataset, name, check)
+    return models
 
 
 def load_frozen(
@@ -176,12 +176,12 @@ def load_frozen(
     check: called with the model's fields; must raise UserError if they do not fit the run. Raises
     UserError if the path is not set, or if `dataset` was prepared with another tokenizer.
     """
-    what = f"config.objective.{name}"
+    key = f"config.objective.{name}"
     if not path:
-        raise errors.UserError(f"{what} is not set: give {_CHOICES}")
+        raise errors.UserError(f"{key} is not set: give {_CHOICES}")
     model = load(path)
     check(model.fields)
-    check_data(model, dataset, f"{what} = {path}")
+    check_data(model, dataset, f"{key} = {path}")
     return model
 
 
@@ -228,14 +228,14 @@ def _from_workdir(place: Place, with_params: bool) -> artifact.Artifact:
     with _checkpoints(run) as checkpoints:
         step = checkpoints.latest_step() if place.step is None else place.step
         if place.step not in (None, *checkpoints.steps()):
-            there = ", ".join(map(str, checkpoints.steps())) or "none"
+            available = ", ".join(map(str, checkpoints.steps())) or "none"
             raise errors.UserError(
-                f"{run}: contains no checkpoint of step {step}; the steps are: {there}"
+                f"{run}: contains no checkpoint of step {step}; the steps are: {available}"
             )
         if with_params:
-            here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+            sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
             target = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), params
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), params
             )
             params = jax.device_get(checkpoints.restore_params(target, step))
     return artifact.Artifact(

@@ -23,8 +23,8 @@ from bertjax.models.common import layers
 
 FILE = "checkpoint"  # the name of the msgpack file in the folder
 
-# {our name: T5X name}. _ENCODER and _DECODER: the parts of a layer, except the MLP. _UNITS: the
-# kernels of a layer's MLP. _OTHERS: the parameters outside the layers.
+# {our name: T5X name}. _ENCODER and _DECODER: the parts of a layer, except the MLP. _MLP_KERNELS:
+# the kernels of a layer's MLP. _OTHERS: the parameters outside the layers.
 _ENCODER = {
     "attention": "attention",
     "attention_norm": "pre_attention_layer_norm",
@@ -37,7 +37,7 @@ _DECODER = {
     "cross_attention_norm": "pre_cross_attention_layer_norm",
     "mlp_norm": "pre_mlp_layer_norm",
 }
-_UNITS = {
+_MLP_KERNELS = {
     "mlp/wi/kernel": "mlp/wi/kernel",
     "mlp/wo/kernel": "mlp/wo/kernel",
     "gated_mlp/wi/kernel": "mlp/wi_0/kernel",
@@ -76,7 +76,7 @@ def read_checkpoint(file: pathlib.Path) -> tuple[dict[str, Any], Any]:
     if the file is not a complete T5 model.
     """
     try:
-        theirs = _stacked(_arrays(file), file)
+        theirs = _stack_layers(_read_arrays(file), file)
         fields = _fields(theirs, file)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
         raise errors.UserError(
@@ -93,7 +93,7 @@ def read_checkpoint(file: pathlib.Path) -> tuple[dict[str, Any], Any]:
     return fields, artifact.unflatten(flat)
 
 
-def _arrays(file: pathlib.Path) -> dict[str, np.ndarray]:
+def _read_arrays(file: pathlib.Path) -> dict[str, np.ndarray]:
     """Returns {T5X path: float32 array} for all parameters."""
     state = weight_files.read_msgpack(file)
     try:
@@ -102,7 +102,7 @@ def _arrays(file: pathlib.Path) -> dict[str, np.ndarray]:
         raise errors.UserError(
             f"{file}: contains no optimizer/target, so it is not a checkpoint of T5X"
         ) from error
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
 
     def walk(node: Any, prefix: str) -> None:
         if isinstance(node, Mapping) and "driver" in node:
@@ -111,10 +111,10 @@ def _arrays(file: pathlib.Path) -> dict[str, np.ndarray]:
             for name, inner in node.items():
                 walk(inner, f"{prefix}/{name}" if prefix else name)
         else:
-            found[prefix] = np.asarray(node, np.float32)
+            arrays[prefix] = np.asarray(node, np.float32)
 
     walk(target, "")
-    return found
+    return arrays
 
 
 def _tensorstore(spec: Mapping[str, Any], file: pathlib.Path) -> np.ndarray:
@@ -130,31 +130,31 @@ def _tensorstore(spec: Mapping[str, Any], file: pathlib.Path) -> np.ndarray:
         raise errors.UserError(f"{folder}: cannot be read; {weight_files.AGAIN}") from error
 
 
-def _stacked(arrays: dict[str, np.ndarray], file: pathlib.Path) -> dict[str, np.ndarray]:
+def _stack_layers(arrays: dict[str, np.ndarray], file: pathlib.Path) -> dict[str, np.ndarray]:
     """Stacks the arrays of the layers.
 
     Returns {name: array}. The array of all layers of a stack (encoder or decoder) is named
     "STACK/layers/NAME" and has shape [layers, ...]; other arrays are unchanged.
     """
-    found: dict[str, np.ndarray] = {}
+    stacked: dict[str, np.ndarray] = {}
     by_layer: dict[str, dict[int, np.ndarray]] = {}
     for name, array in arrays.items():
         stack, _, rest = name.partition("/")
         part, _, inner = rest.partition("/")
         if part == stack:  # scanned
-            found[f"{stack}/layers/{inner}"] = np.moveaxis(array, 1, 0)
+            stacked[f"{stack}/layers/{inner}"] = np.moveaxis(array, 1, 0)
         elif part.startswith("layers_"):
-            number = int(part.removeprefix("layers_"))
-            by_layer.setdefault(f"{stack}/layers/{inner}", {})[number] = array
+            index = int(part.removeprefix("layers_"))
+            by_layer.setdefault(f"{stack}/layers/{inner}", {})[index] = array
         else:
-            found[name] = array
-    for name, numbered in by_layer.items():
-        if set(numbered) != set(range(len(numbered))):
+            stacked[name] = array
+    for name, layers_by_index in by_layer.items():
+        if set(layers_by_index) != set(range(len(layers_by_index))):
             raise errors.UserError(
-                f"{file}: contains {name} only for the layers {sorted(numbered)}"
+                f"{file}: contains {name} only for the layers {sorted(layers_by_index)}"
             )
-        found[name] = np.stack([numbered[i] for i in range(len(numbered))])
-    return found
+        stacked[name] = np.stack([layers_by_index[i] for i in range(len(layers_by_index))])
+    return stacked
 
 
 def _fields(theirs: dict[str, np.ndarray], file: pathlib.Path) -> dict[str, Any]:
@@ -186,11 +186,11 @@ def _fields(theirs: dict[str, np.ndarray], file: pathlib.Path) -> dict[str, Any]
 
 
 def _their_name(ours: str) -> str:
-    stack, inside, rest = ours.partition("/layers/")
-    if not inside:
+    stack, separator, rest = ours.partition("/layers/")
+    if not separator:
         return _OTHERS[ours]
-    if rest in _UNITS:
-        return f"{stack}/layers/{_UNITS[rest]}"
+    if rest in _MLP_KERNELS:
+        return f"{stack}/layers/{_MLP_KERNELS[rest]}"
     part, _, leaf = rest.partition("/")
     return f"{stack}/layers/{(_ENCODER if stack == 'encoder' else _DECODER)[part]}/{leaf}"
 

@@ -30,16 +30,16 @@ def carry_over(
     old_rows, new_rows = shared_rows(
         model.tokenizer, tokenizer, model.fields["vocab_size"], vocab_size
     )
-    mine = artifact.flatten(fresh)
+    flat = artifact.flatten(fresh)
     params = {}
     for path, leaf in artifact.flatten(model.params).items():
         axes = sharding.param_axes(path)
-        if "vocab" in axes and path in mine:
+        if "vocab" in axes and path in flat:
             axis = axes.index("vocab")
-            before = (slice(None),) * axis
-            if np.delete(leaf.shape, axis).tolist() == np.delete(mine[path].shape, axis).tolist():
-                rows = leaf[(*before, old_rows)]
-                leaf = jnp.asarray(mine[path]).at[(*before, new_rows)].set(rows)
+            leading = (slice(None),) * axis
+            if np.delete(leaf.shape, axis).tolist() == np.delete(flat[path].shape, axis).tolist():
+                rows = leaf[(*leading, old_rows)]
+                leaf = jnp.asarray(flat[path]).at[(*leading, new_rows)].set(rows)
         params[path] = leaf
     return dataclasses.replace(model, params=artifact.unflatten(params), tokenizer=tokenizer)
 
@@ -56,8 +56,8 @@ def shared_rows(
     old_size, new_size: the numbers of embeddings of the two models. Pieces whose id has no
     embedding are left out; such an id may belong to a sentinel.
     """
-    ids = _ordinary(old)
-    pairs = {i: ids[piece] for piece, i in _ordinary(new).items() if piece in ids}
+    ids = _ordinary_pieces(old)
+    pairs = {i: ids[piece] for piece, i in _ordinary_pieces(new).items() if piece in ids}
     if not pairs:
         raise errors.UserError(
             f"config.init_vocabulary: the data's tokenizer ({new.kind}) shares no piece with that "
@@ -67,17 +67,17 @@ def shared_rows(
     pairs |= {i: roles[role] for role, i in vars(new.specials).items() if role in roles}
     sentinels = new.reserved_sentinels.tolist(), old.reserved_sentinels.tolist()
     pairs |= dict(zip(*sentinels, strict=False))
-    kept = [(j, i) for i, j in pairs.items() if 0 <= i < new_size and 0 <= j < old_size]
-    old_rows, new_rows = np.array(kept).T
+    valid_pairs = [(j, i) for i, j in pairs.items() if 0 <= i < new_size and 0 <= j < old_size]
+    old_rows, new_rows = np.array(valid_pairs).T
     return old_rows, new_rows
 
 
-def _ordinary(tokenizer: tokenizer_lib.Tokenizer) -> dict[tuple[str, bool], int]:
+def _ordinary_pieces(tokenizer: tokenizer_lib.Tokenizer) -> dict[tuple[str, bool], int]:
     """Returns {(text, whether it begins a word): id} for all pieces that are not special."""
     space = library_model.SPACE.get(tokenizer.kind)
     ids = {}
     for i in np.flatnonzero(~tokenizer.special_mask()).tolist():
         (piece,) = tokenizer.pieces([i])
-        begins = not piece.startswith("##") if space is None else piece.startswith(space)
-        ids[piece.removeprefix(space or "##"), begins] = i
+        begins_word = not piece.startswith("##") if space is None else piece.startswith(space)
+        ids[piece.removeprefix(space or "##"), begins_word] = i
     return ids

@@ -21,12 +21,12 @@ def read_msgpack(file: pathlib.Path) -> dict[str, Any]:
     """Returns the nested dict in a Flax msgpack file. Raises UserError if it is damaged."""
     try:
         content = serialization.msgpack_restore(file.read_bytes())
-        todo = [content]
-        while todo:
-            inside = todo.pop()
-            if not isinstance(inside, dict) or not all(isinstance(key, str) for key in inside):
+        stack = [content]
+        while stack:
+            node = stack.pop()
+            if not isinstance(node, dict) or not all(isinstance(key, str) for key in node):
                 raise ValueError("its keys must be strings")
-            todo += [value for value in inside.values() if isinstance(value, dict)]
+            stack += [value for value in node.values() if isinstance(value, dict)]
     except OSError as error:
         raise errors.UserError(f"{file}: cannot be read: {error.strerror}") from error
     except Exception as error:  # the decoder may raise any exception for invalid bytes
@@ -42,12 +42,12 @@ def write_tensors(file: pathlib.Path, arrays: Mapping[str, Any]) -> None:
 
     The arrays may be on the host or on a device. Raises UserError if the file cannot be written.
     """
-    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     try:
         file.touch()
         mode = os.stat(file).st_mode
         # transformers rejects a file whose metadata does not name a framework.
-        safetensors.numpy.save_file(whole, file, metadata={"format": "pt"})
+        safetensors.numpy.save_file(contiguous, file, metadata={"format": "pt"})
         os.chmod(file, mode)  # safetensors creates files that only the owner can read
     except safetensors.SafetensorError as error:
         raise errors.UserError(
@@ -56,10 +56,10 @@ def write_tensors(file: pathlib.Path, arrays: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _opened(file: pathlib.Path) -> Iterator[Any]:
+def _open(file: pathlib.Path) -> Iterator[Any]:
     try:
-        with safetensors.safe_open(file, "numpy") as opened:
-            yield opened
+        with safetensors.safe_open(file, "numpy") as reader:
+            yield reader
     except FileNotFoundError as error:
         raise errors.UserError(f"{file}: not found; {AGAIN}") from error
     except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
@@ -73,11 +73,11 @@ def tensor_shapes(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
 
     Raises UserError if the file is missing or damaged.
     """
-    with _opened(file) as opened:
-        return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
+    with _open(file) as reader:
+        return {name: tuple(reader.get_slice(name).get_shape()) for name in reader.keys()}
 
 
 def read_tensors(file: pathlib.Path, names: list[str]) -> dict[str, np.ndarray]:
     """Returns {name: tensor} for `names`. Raises UserError if the file is missing or damaged."""
-    with _opened(file) as opened:
-        return {name: opened.get_tensor(name) for name in names}
+    with _open(file) as reader:
+        return {name: reader.get_tensor(name) for name in names}

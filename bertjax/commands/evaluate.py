@@ -33,9 +33,9 @@ from bertjax.objectives.common import hooks
 # {kind of a family: the objective assumed for a model without the config of a run}
 OBJECTIVES = {"encoder": "mlm", "decoder": "causal_lm", "encoder_decoder": "span_corruption"}
 
-# Flags that can only be used with --data (OF_DATA) or with --task (OF_TASK).
-OF_DATA = ("batch_size", "length", "max_samples", "mask_rate")
-OF_TASK = ("max_pairs", "within_word")
+# Flags that can only be used with --data (DATA_FLAGS) or with --task (TASK_FLAGS).
+DATA_FLAGS = ("batch_size", "length", "max_samples", "mask_rate")
+TASK_FLAGS = ("max_pairs", "within_word")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -68,11 +68,11 @@ def run(flags: argparse.Namespace) -> None:
     errors.file_to_write("json", flags.json)
     if (flags.data is None) == (flags.task is None):
         raise errors.UserError("give either --data or --task to score the model on")
-    unread = OF_DATA if flags.task else OF_TASK
-    for name in unread:
+    unusable = DATA_FLAGS if flags.task else TASK_FLAGS
+    for name in unusable:
         if getattr(flags, name) is not None:
-            other = "--data" if flags.task else "--task"
-            raise errors.UserError(f"--{name} can only be used with {other}; remove it")
+            required = "--data" if flags.task else "--task"
+            raise errors.UserError(f"--{name} can only be used with {required}; remove it")
     for name in ("batch_size", "length", "max_samples", "max_pairs"):
         value = getattr(flags, name)
         if value is not None and value < 1:
@@ -98,12 +98,12 @@ def _blimp(flags: argparse.Namespace) -> dict:
     with progress.stage(f"reading {flags.model}"):
         source = loading.load(flags.model)
     model = pretrained.Pretrained(source)
-    how = scoring.describe(model)
+    method = scoring.describe(model)
     with progress.stage(f"scoring {len(pairs):,} pairs"):
         accuracy = blimp.evaluate(model, pairs, within_word=bool(flags.within_word))
-    print(f"{_title(flags, source)}, on {file}, by {how}: accuracy")
+    print(f"{_title(flags, source)}, on {file}, by {method}: accuracy")
     print(blimp.table(accuracy, pairs))
-    return {"score": how, **accuracy._asdict()}
+    return {"score": method, **accuracy._asdict()}
 
 
 def _title(flags: argparse.Namespace, model: artifact.Artifact) -> str:
@@ -111,23 +111,23 @@ def _title(flags: argparse.Namespace, model: artifact.Artifact) -> str:
 
 
 def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str, float]:
-    for name in OF_DATA:
+    for name in DATA_FLAGS:
         if getattr(flags, name) is not None:
             raise errors.UserError(f"--{name} needs prepared data, but --model is fine-tuned")
     model = predictor.Predictor(source)
     skipped: collections.Counter[str] = collections.Counter()
     examples = tasks.read(model.task, flags.data, "test", skipped=skipped)
-    for why, count in skipped.items():
-        print(f"{flags.data}: {count} {why}, left out")
+    for reason, count in skipped.items():
+        print(f"{flags.data}: {count} {reason}, left out")
     if not tasks.can_be_scored(model.task, examples):
         if not model.task.labelled:
             raise errors.UserError(
                 f"{flags.data}: contains single texts, but only pairs can be scored; get their "
                 "vectors with `bertjax predict --data`"
             )
-        there = tasks.columns_there(model.task, flags.data, examples[0].where)
+        columns = tasks.columns_there(model.task, flags.data, examples[0].where)
         raise errors.UserError(
-            f"{flags.data}: has no {model.task.columns.label[0]!r} to score against{there}; "
+            f"{flags.data}: has no {model.task.columns.label[0]!r} to score against{columns}; "
             "predict it with `bertjax predict --data`"
         )
     with progress.stage("scoring examples") as done:
@@ -183,9 +183,9 @@ def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, f
     gain = values["unigram_loss"] - values[next(iter(experiment.scales))]
     verdict = "better" if gain >= 0 else "worse"
     print(f"  {abs(gain):.2f} nats per predicted token {verdict} than the unigram model")
-    small = store.too_small_to_rank(dataset.num_documents, dataset.num_tokens)
-    if small:
-        print(progress.wrapped(f"  warning: {small}", "    "))
+    size_warning = store.too_small_to_rank(dataset.num_documents, dataset.num_tokens)
+    if size_warning:
+        print(progress.wrapped(f"  warning: {size_warning}", "    "))
     if "mask_rate" in config.objective:
         values["mask_rate"] = config.objective.mask_rate
     return values
@@ -199,8 +199,10 @@ def _rate(config: ml_collections.ConfigDict, model: artifact.Artifact) -> str:
     if "mask_rate" not in config.objective:
         return ""
     rate = config.objective.mask_rate
-    trained = config_lib.from_dict(model.config).objective.mask_rate if model.config else rate
-    return f", mask rate {rate:g}" + (f" (trained with {trained:g})" if trained != rate else "")
+    trained_rate = config_lib.from_dict(model.config).objective.mask_rate if model.config else rate
+    return f", mask rate {rate:g}" + (
+        f" (trained with {trained_rate:g})" if trained_rate != rate else ""
+    )
 
 
 def _config(model: artifact.Artifact, flags: argparse.Namespace):
@@ -229,11 +231,11 @@ def _config(model: artifact.Artifact, flags: argparse.Namespace):
                     f"--model={flags.model} has no head mlm, so --data cannot be used; "
                     "ELECTRA's discriminator can be scored with --task=blimp:FILE"
                 )
-        of_objective = hooks.of(plugins.objective(objective))
-        config.objective.update(of_objective.fields_for(family.KIND, config.model.heads))
-    last = config_lib.phases(config)[-1]
+        objective_hooks = hooks.of(plugins.objective(objective))
+        config.objective.update(objective_hooks.fields_for(family.KIND, config.model.heads))
+    last_phase = config_lib.phases(config)[-1]
     config.phase2.num_steps = 0
-    config.data.length = flags.length or min(last.length, config.model.max_length)
+    config.data.length = flags.length or min(last_phase.length, config.model.max_length)
     config.batch_size, config.micro_batch_size = flags.batch_size or 64, 0
     config.eval.max_samples = flags.max_samples or 10_000
     if flags.mask_rate is not None:

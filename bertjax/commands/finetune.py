@@ -30,7 +30,7 @@ from bertjax.finetuning import run as run_lib
 from bertjax.runtime import backend, signals
 
 FILES = ("train", "dev", "test")
-KEPT = "finished runs are kept"
+KEPT_NOTE = "finished runs are kept"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -67,13 +67,13 @@ def config_keys() -> list[str]:
 
 def run(flags: argparse.Namespace) -> None:
     """Trains, and prints the results."""
-    given = {
+    flag_values = {
         "model": flags.model,
         "seeds": flags.seeds,
         "learning_rates": flags.lr,
         "strategy.name": flags.strategy,
     }
-    values = {key: str(value) for key, value in given.items() if value is not None}
+    values = {key: str(value) for key, value in flag_values.items() if value is not None}
     values |= flags.overrides
     if flags.suite:
         _suite(flags, values)
@@ -90,7 +90,7 @@ def _suite(flags: argparse.Namespace, values: dict[str, str]) -> None:
         raise errors.UserError(
             "--suite must run in one process: run its tasks one by one in this job"
         )
-    with signals.sigterm_raises(KEPT):
+    with signals.sigterm_raises(KEPT_NOTE):
         print(suite.run(flags.suite, flags.output, flags.data, values))
 
 
@@ -102,11 +102,13 @@ def _task(flags: argparse.Namespace, values: dict[str, str]) -> None:
     config = recipe.make(flags.task, flags.data, files, values)
     backend.configure(config.dtype)
     if job_flags.is_one_of_several(flags):  # in such a job JAX handles SIGTERM
-        joined = job_flags.joined(flags, lambda: f"{KEPT}; run the same command again to resume")
+        context = job_flags.joined(
+            flags, lambda: f"{KEPT_NOTE}; run the same command again to resume"
+        )
     else:
-        joined = signals.sigterm_raises(KEPT)
-    with joined:
-        done = run_lib.finetune(config, flags.output)
+        context = signals.sigterm_raises(KEPT_NOTE)
+    with context:
+        result = run_lib.finetune(config, flags.output)
         if jax.process_index() == 0:
-            lines = [*report.summary_lines(done.report), f"all results: {flags.output}"]
+            lines = [*report.summary_lines(result.report), f"all results: {flags.output}"]
             print("\n".join(lines))

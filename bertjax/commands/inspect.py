@@ -42,9 +42,9 @@ def run(flags: argparse.Namespace) -> None:
     if flags.plot is not None:
         print(f"curves in {draw(flags.path, flags.plot)}")
     elif (paths.of(flags.path) / manifest_lib.FILE).exists():
-        print("\n".join(_prepared(flags.path)))
+        print("\n".join(_data_lines(flags.path)))
     else:
-        print("\n".join(_model(flags.path)))
+        print("\n".join(_model_lines(flags.path)))
 
 
 def draw(path: str, file: str = "") -> str:
@@ -63,37 +63,39 @@ def draw(path: str, file: str = "") -> str:
     return file
 
 
-def _model(path: str) -> Iterable[str]:
+def _model_lines(path: str) -> Iterable[str]:
     place = loading.find(path)
     model = loading.load(path, with_params=False)
     step = "" if model.step is None else f", step {model.step:,}"
     yield f"{path}: {model.origin}{step}"
     if place.kind == "workdir":
-        saved = ", ".join(f"{step:,}" for step in loading.steps(place.folder)) or "none yet"
-        yield _line("checkpoints", saved)
-        yield from _latest(os.path.join(place.folder, workdir.METRICS), model.step)
+        saved_steps = ", ".join(f"{step:,}" for step in loading.steps(place.folder)) or "none yet"
+        yield _line("checkpoints", saved_steps)
+        yield from _latest_metrics(os.path.join(place.folder, workdir.METRICS), model.step)
     yield ""
-    yield from _wrapped("model", [model.family, *_pairs(model.fields)])
+    yield from _wrap("model", [model.family, *_pairs(model.fields)])
     if model.objective:
         pairs = {k: v for k, v in model.objective.items() if k != "name"}
-        yield from _wrapped("objective", [model.objective["name"], *_pairs(pairs)])
+        yield from _wrap("objective", [model.objective["name"], *_pairs(pairs)])
     if model.config:
-        rest = {k: v for k, v in model.config.items() if k not in ("family", "model", "objective")}
-        yield from _wrapped("config", _pairs(rest))
+        fields = {
+            k: v for k, v in model.config.items() if k not in ("family", "model", "objective")
+        }
+        yield from _wrap("config", _pairs(fields))
     if model.task:
         pairs = {"kind": model.task["kind"], **model.task["config"]}
-        yield from _wrapped("task", [model.task["name"], *_pairs(pairs)])
+        yield from _wrap("task", [model.task["name"], *_pairs(pairs)])
         if model.task["labels"]:
-            yield from _wrapped("labels", model.task["labels"])
+            yield from _wrap("labels", model.task["labels"])
     tokenizer = model.tokenizer
-    yield _tokenizer(tokenizer.kind, tokenizer.size, tokenizer.fingerprint)
+    yield _tokenizer_line(tokenizer.kind, tokenizer.size, tokenizer.fingerprint)
     if model.config:
-        yield _line("data", _data(model.config["data"]["path"]))
+        yield _line("data", _data_summary(model.config["data"]["path"]))
     yield ""
-    yield from _parameters(model)
+    yield from _parameter_lines(model)
 
 
-def _data(path: str) -> str:
+def _data_summary(path: str) -> str:
     """Returns the folder that a run was trained on, with its size if it still exists."""
     if not (pathlib.Path(path) / manifest_lib.FILE).exists():
         return path
@@ -101,22 +103,22 @@ def _data(path: str) -> str:
     return f"{path}: {counts['tokens']:,} tokens in {counts['documents']:,} documents"
 
 
-def _tokenizer(kind: str, size: int, fingerprint: str) -> str:
+def _tokenizer_line(kind: str, size: int, fingerprint: str) -> str:
     return _line("tokenizer", f"{kind}, {size:,} pieces, fingerprint {fingerprint[:12]}")
 
 
-def _latest(file: str, step: int | None) -> Iterable[str]:
+def _latest_metrics(file: str, step: int | None) -> Iterable[str]:
     """Yields the lines with the newest value of every metric, up to `step`."""
     if step is None or not os.path.exists(file):
         return
-    newest: dict[str, float] = {}
+    latest: dict[str, float] = {}
     for line in run_log.read_metrics(file):
-        newest |= line if line["step"] <= step else {}
-    if newest:
-        yield from _wrapped("metrics", [f"{name}={value:.4g}" for name, value in newest.items()])
+        latest |= line if line["step"] <= step else {}
+    if latest:
+        yield from _wrap("metrics", [f"{name}={value:.4g}" for name, value in latest.items()])
 
 
-def _parameters(model: artifact.Artifact) -> Iterable[str]:
+def _parameter_lines(model: artifact.Artifact) -> Iterable[str]:
     vocab_size = model.fields["vocab_size"]
     rows = []
     for path, leaf in artifact.flatten(model.params).items():
@@ -126,11 +128,11 @@ def _parameters(model: artifact.Artifact) -> Iterable[str]:
     yield from _table([("parameter", "shape", "count"), *rows, ("total", "", total)])
 
 
-def _prepared(path: str) -> Iterable[str]:
+def _data_lines(path: str) -> Iterable[str]:
     manifest = manifest_lib.read(path)
     tokenizer = manifest["tokenizer"]
     yield f"{path}: prepared data, tokens as {manifest['token_dtype']}"
-    yield _tokenizer(tokenizer["kind"], tokenizer["size"], tokenizer["fingerprint"])
+    yield _tokenizer_line(tokenizer["kind"], tokenizer["size"], tokenizer["fingerprint"])
     sources = manifest["sources"]
     size = sum(source["size"] for source in sources)
     plural = "" if len(sources) == 1 else "s"
@@ -138,15 +140,15 @@ def _prepared(path: str) -> Iterable[str]:
     yield from (_line("", source["path"]) for source in sources[:5])
     if len(sources) > 5:
         yield _line("", f"and {len(sources) - 5:,} more")
-    yield from _wrapped("options", _pairs(manifest["options"]))
+    yield from _wrap("options", _pairs(manifest["options"]))
     if manifest["skipped"]:
-        yield from _wrapped("skipped", _pairs(manifest["skipped"]))
+        yield from _wrap("skipped", _pairs(manifest["skipped"]))
     yield ""
     columns = ("documents", "sentences", "tokens", "unknown", "records")
     rows = []
     for split, counts in manifest["splits"].items():
-        numbers = [f"{counts[column]:,}" for column in columns]
-        rows.append((split, *numbers, f"{len(counts['shards']):,}"))
+        cells = [f"{counts[column]:,}" for column in columns]
+        rows.append((split, *cells, f"{len(counts['shards']):,}"))
     yield from _table([("split", *columns, "shards"), *rows])
 
 
@@ -166,7 +168,7 @@ def _pairs(fields: Mapping[str, Any], prefix: str = "") -> list[str]:
     return pairs
 
 
-def _wrapped(label: str, words: Iterable[str]) -> Iterable[str]:
+def _wrap(label: str, words: Iterable[str]) -> Iterable[str]:
     """Yields the label and the words, wrapped to _WIDTH columns."""
     line = ""
     for word in words:

@@ -54,9 +54,9 @@ def run(flags: argparse.Namespace) -> None:
         return
     topology = hardware.parse_topology(config.topology)
     if flags.search:
-        found, tried = search.run(config, topology)
-        text = report.search_lines(found, tried)
-        numbers = [report.to_json(one.plan, flags.price) for one in found]
+        candidates, num_tried = search.run(config, topology)
+        text = report.search_lines(candidates, num_tried)
+        numbers = [report.to_json(candidate.plan, flags.price) for candidate in candidates]
     else:
         plan = plan_lib.make(config, topology)
         text = report.lines(plan, flags.price)

@@ -43,9 +43,9 @@ OPTIONS = {
     "length_penalty": (float, "a beam's score is divided by length ** this value; default: 1"),
 }
 
-WHAT = ("text", "prompt", "question", "choice", "data")
-# {additional flag: the flags of WHAT with which it can be used}
-WITH = {
+INPUT_FLAGS = ("text", "prompt", "question", "choice", "data")
+# {additional flag: the flags of INPUT_FLAGS with which it can be used}
+COMPANION_FLAGS = {
     "pair": ("text",),
     "context": ("question", "choice"),
     "output": ("data",),
@@ -73,20 +73,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: argparse.Namespace) -> None:
     """Prints each text and, below it, the model's predictions."""
-    given = {name: getattr(flags, name) for name in OPTIONS}
-    given = {name: value for name, value in given.items() if value is not None}
-    for name in given:
+    options = {name: getattr(flags, name) for name in OPTIONS}
+    options = {name: value for name, value in options.items() if value is not None}
+    for name in options:
         if flags.prompt is None or flags.choice:
             raise errors.UserError(f"--{name} can only be used with --prompt, without --choice")
-    asked = [name for name in WHAT if getattr(flags, name)]
-    if asked == ["prompt", "choice"]:
-        asked = ["prompt"]
-    if len(asked) != 1:
-        raise errors.UserError(f"give exactly one of {_flags(WHAT)}")
-    for name, owners in WITH.items():
-        if getattr(flags, name) is not None and asked[0] not in owners:
+    modes = [name for name in INPUT_FLAGS if getattr(flags, name)]
+    if modes == ["prompt", "choice"]:
+        modes = ["prompt"]
+    if len(modes) != 1:
+        raise errors.UserError(f"give exactly one of {_flag_list(INPUT_FLAGS)}")
+    for name, partners in COMPANION_FLAGS.items():
+        if getattr(flags, name) is not None and modes[0] not in partners:
             raise errors.UserError(
-                f"--{name} can only be used with {_flags(owners)}, not with --{asked[0]}"
+                f"--{name} can only be used with {_flag_list(partners)}, not with --{modes[0]}"
             )
     errors.file_to_write("output", flags.output)
     if flags.top is not None and flags.top < 1:
@@ -94,16 +94,16 @@ def run(flags: argparse.Namespace) -> None:
     with progress.stage(f"reading {flags.model}"):
         model = bertjax.load(flags.model)
     if isinstance(model, predictor.Predictor):
-        _answer(model, flags)
+        _predict(model, flags)
     elif flags.prompt and flags.choice:
-        for prompt, found in zip(flags.prompt, _chosen(model, flags), strict=True):
+        for prompt, line in zip(flags.prompt, _choice_lines(model, flags), strict=True):
             print(prompt)
-            print(f"  {found}")
+            print(f"  {line}")
     elif flags.prompt:
-        for prompt, text in zip(flags.prompt, model.generate(flags.prompt, **given), strict=True):
+        for prompt, text in zip(flags.prompt, model.generate(flags.prompt, **options), strict=True):
             print(prompt)
             print("  " + text.replace("\n", "\n  "))
-    elif asked != ["text"] or flags.pair:
+    elif modes != ["text"] or flags.pair:
         raise errors.UserError(
             f"--model={flags.model} is not fine-tuned: give --text with masks, or --prompt"
         )
@@ -111,25 +111,25 @@ def run(flags: argparse.Namespace) -> None:
         fills = model.fill_mask(flags.text, top=flags.top or 5)
         for text, masks in zip(flags.text, fills, strict=True):
             print(text)
-            for best in masks:
-                print("  " + "   ".join(f"{fill.piece} {fill.probability:.3f}" for fill in best))
+            for pieces in masks:
+                print("  " + "   ".join(f"{fill.piece} {fill.probability:.3f}" for fill in pieces))
 
 
-def _chosen(model: pretrained.Pretrained, flags: argparse.Namespace) -> Iterator[str]:
+def _choice_lines(model: pretrained.Pretrained, flags: argparse.Namespace) -> Iterator[str]:
     """Yields for each prompt a line of the choices with their scores, best first."""
-    for found in prompting.choose(model, flags.prompt, flags.choice):
-        pairs = sorted(zip(found.scores, flags.choice, strict=True), reverse=True)
+    for result in prompting.choose(model, flags.prompt, flags.choice):
+        pairs = sorted(zip(result.scores, flags.choice, strict=True), reverse=True)
         yield "   ".join(f"{choice} {score:.3f}" for score, choice in pairs)
 
 
-def _answer(model: predictor.Predictor, flags: argparse.Namespace) -> None:
+def _predict(model: predictor.Predictor, flags: argparse.Namespace) -> None:
     top = flags.top or 5
     if flags.data:
-        _answer_file(model, flags.data, flags.output)
+        _predict_file(model, flags.data, flags.output)
         return
-    name, needed = examples_lib.TYPES[model.task.reader].FLAGS
+    name, required = examples_lib.TYPES[model.task.reader].FLAGS
     if flags.prompt or not getattr(flags, name):
-        raise errors.UserError(f"the task {model.task.name} needs {needed}, or --data")
+        raise errors.UserError(f"the task {model.task.name} needs {required}, or --data")
     if flags.question:
         if not (flags.context or "").strip():
             raise errors.UserError("--question needs --context, the text with the answer")
@@ -151,7 +151,7 @@ def _answer(model: predictor.Predictor, flags: argparse.Namespace) -> None:
             print("  " + line)
 
 
-def _answer_file(model: predictor.Predictor, data: str, output: str | None) -> None:
+def _predict_file(model: predictor.Predictor, data: str, output: str | None) -> None:
     examples = tasks.read(model.task, data, "test", scored=False)
     unlabelled = [example.unlabelled() for example in examples]
     with progress.stage("predicting") as done:
@@ -164,5 +164,5 @@ def _answer_file(model: predictor.Predictor, data: str, output: str | None) -> N
     print(f"{len(examples)} predictions in {output}")
 
 
-def _flags(names: Iterable[str]) -> str:
+def _flag_list(names: Iterable[str]) -> str:
     return ", ".join(f"--{name}" for name in names)

@@ -130,29 +130,29 @@ def report(manifest: dict[str, Any], share: float, seconds: float) -> list[str]:
     prepared the rest. seconds: the duration of this call.
     """
     train, heldout = manifest["splits"]["train"], manifest["splits"]["heldout"]
-    both = {key: train[key] + heldout[key] for key in ("documents", "sentences", "tokens")}
-    unknown = (train["unknown"] + heldout["unknown"]) / both["tokens"]
+    totals = {key: train[key] + heldout[key] for key in ("documents", "sentences", "tokens")}
+    unknown = (train["unknown"] + heldout["unknown"]) / totals["tokens"]
     megabytes = manifest["text_bytes"] / 1e6
     lines = [
-        f"documents: {both['documents']:,}  sentences: {both['sentences']:,}  "
-        f"tokens: {both['tokens']:,}  unknown: {unknown:.3%}",
+        f"documents: {totals['documents']:,}  sentences: {totals['sentences']:,}  "
+        f"tokens: {totals['tokens']:,}  unknown: {unknown:.3%}",
         f"held out: {heldout['documents']:,} documents, {heldout['tokens']:,} tokens",
         f"text: {megabytes:,.1f} MB"
         + ("" if share == 1 else f", {1 - share:.0%} of it prepared earlier")
         + (f"; {share * megabytes / seconds:.1f} MB/s" if share else ""),
     ]
     left_out = manifest["skipped"] | {"empty documents": manifest["empty_documents"]}
-    counted = ", ".join(f"{count:,} {what}" for what, count in left_out.items() if count)
-    if counted:
-        lines.append(f"left out: {counted}")
+    skipped_text = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items() if count)
+    if skipped_text:
+        lines.append(f"left out: {skipped_text}")
     if unknown > UNKNOWN_LIMIT:
         lines.append(
             f"warning: {unknown:.1%} of the tokens are unknown to the tokenizer; "
             "was it trained on similar text?"
         )
-    small = store.too_small_to_rank(heldout["documents"], heldout["tokens"])
-    if small and heldout["documents"]:
-        lines.append(f"warning: held out: {small}")
+    size_warning = store.too_small_to_rank(heldout["documents"], heldout["tokens"])
+    if size_warning and heldout["documents"]:
+        lines.append(f"warning: held out: {size_warning}")
     return lines
 
 
@@ -160,13 +160,13 @@ class _Progress:
     """Shows bytes done, rate and time left: on a terminal as a bar, else as lines."""
 
     def __init__(self):
-        self._begin = self._last = time.monotonic()
+        self._start_time = self._last_line_time = time.monotonic()
         self._bar: tqdm | None = None
-        self._first = self._done = self._total = 0
+        self._start_bytes = self._done_bytes = self._total_bytes = 0
 
     def __call__(self, done: int, total: int) -> None:
         if self._bar is None:
-            self._first = done  # done by an earlier call, so not part of this call's rate
+            self._start_bytes = done  # done by an earlier call, so not part of this call's rate
             self._bar = tqdm(
                 total=total,
                 initial=done,
@@ -175,25 +175,27 @@ class _Progress:
                 desc="prepare",
                 disable=not sys.stderr.isatty(),
             )
-        self._done, self._total = done, total
+        self._done_bytes, self._total_bytes = done, total
         self._bar.n = done
         self._bar.update(0)
         now = time.monotonic()
-        if self._bar.disable and now - self._last > PLAIN_EVERY:
-            self._last = now
-            rate = (done - self._first) / max(now - self._begin, 1e-9)
-            left = f", {(total - done) / rate:.0f} s left" if rate and done < total else ""
+        if self._bar.disable and now - self._last_line_time > PLAIN_EVERY:
+            self._last_line_time = now
+            rate = (done - self._start_bytes) / max(now - self._start_time, 1e-9)
+            eta = f", {(total - done) / rate:.0f} s left" if rate and done < total else ""
             print(
-                f"prepare: {done / 1e6:.1f} of {total / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s{left}",
+                f"prepare: {done / 1e6:.1f} of {total / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s{eta}",
                 file=sys.stderr,
             )
 
     def seconds(self) -> float:
-        return time.monotonic() - self._begin
+        return time.monotonic() - self._start_time
 
     def share(self) -> float:
         """Returns the share of all bytes that this call has prepared."""
-        return (self._done - self._first) / self._total if self._total else 0.0
+        return (
+            (self._done_bytes - self._start_bytes) / self._total_bytes if self._total_bytes else 0.0
+        )
 
     def close(self) -> None:
         if self._bar is not None:

@@ -49,15 +49,15 @@ def run(flags: argparse.Namespace) -> None:
     if flags.print_config:
         print("\n".join(config_help_lib.resolved(flags.config, config)))
         return
-    traced = profiler.parse(flags.profile, config.num_steps) if flags.profile else range(0)
+    traced_steps = profiler.parse(flags.profile, config.num_steps) if flags.profile else range(0)
     backend.configure(config.dtype)
 
-    def goes_on() -> str:
+    def resume_advice() -> str:
         step = workdir_lib.saved_step(flags.workdir)
         return f"run the same command again to resume from step {step or 0}"
 
-    with job_flags.joined(flags, goes_on):
-        heldout = train.train_and_evaluate(config, flags.workdir, traced)
+    with job_flags.joined(flags, resume_advice):
+        heldout = train.train_and_evaluate(config, flags.workdir, traced_steps)
         if jax.process_index() == 0:
             samples = int(heldout.pop("samples"))
             print(f"step {config.num_steps} in {flags.workdir}, on {samples:,} held-out samples")

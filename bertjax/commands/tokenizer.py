@@ -56,22 +56,22 @@ def run(flags: argparse.Namespace) -> None:
     Raises UserError if --output has another tokenizer.
     """
     output = paths.of(flags.output)
-    present = _existing(output)
-    made, example = _of_bytes(flags) if flags.kind == "bytes" else _trained(flags)
-    if present is None:
-        _write(made, output)
-    elif present.fingerprint != made.fingerprint:
+    existing = _existing_tokenizer(output)
+    tok, example = _byte_tokenizer(flags) if flags.kind == "bytes" else _train(flags)
+    if existing is None:
+        _write(tok, output)
+    elif existing.fingerprint != tok.fingerprint:
         raise errors.UserError(
             f"{output}: contains another tokenizer; remove it or give another --output"
         )
-    print(f"tokenizer    {made.kind}, {made.size:,} pieces")
-    print(f"fingerprint  {made.fingerprint}")
-    print(f"output       {output}" + (" (already present)" if present else ""))
+    print(f"tokenizer    {tok.kind}, {tok.size:,} pieces")
+    print(f"fingerprint  {tok.fingerprint}")
+    print(f"output       {output}" + (" (already present)" if existing else ""))
     print(f"example      {example}")
-    print(f"             {' '.join(made.readable(made.encode(example)))}")
+    print(f"             {' '.join(tok.readable(tok.encode(example)))}")
 
 
-def _of_bytes(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
+def _byte_tokenizer(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
     """Returns the byte tokenizer and an example text."""
     for name in ("input", "vocab_size", "lowercase"):
         if getattr(flags, name) is not None:
@@ -82,7 +82,7 @@ def _of_bytes(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
     return tokenizer.of_bytes(), _BYTES_EXAMPLE
 
 
-def _trained(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
+def _train(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
     """Trains and returns the tokenizer, with an example text; prints what it was trained on."""
     for name in ("input", "vocab_size"):
         if getattr(flags, name) is None:
@@ -170,7 +170,7 @@ class Sample:
             yield text
 
 
-def _existing(output: epath.Path) -> tokenizer.Tokenizer | None:
+def _existing_tokenizer(output: epath.Path) -> tokenizer.Tokenizer | None:
     """Returns the tokenizer that the output folder already has; None if it is empty or missing.
 
     Raises UserError if it contains anything else.
@@ -189,12 +189,12 @@ def _existing(output: epath.Path) -> tokenizer.Tokenizer | None:
         ) from error
 
 
-def _write(trained: tokenizer.Tokenizer, output: epath.Path) -> None:
+def _write(tok: tokenizer.Tokenizer, output: epath.Path) -> None:
     """Writes a hidden folder and renames it to `output`, so that `output` is never incomplete."""
     partial = output.parent / f".{output.name}.partial"
     if partial.exists():
         partial.rmtree()
-    trained.save(str(partial))
+    tok.save(str(partial))
     if output.exists():
         output.rmdir()
     partial.rename(output)
