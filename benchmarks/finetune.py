@@ -161,7 +161,7 @@ def figures(
     else:
         for each in missing:
             _run([_worker(name, each, flags)])
-    return {each: schema.read_object(file, weight_files.AGAIN) for each, file in found.items()}
+    return {each: schema.read_object(file, weight_files.REMEDY) for each, file in found.items()}
 
 
 def _run(commands: Iterable[list[str]]) -> None:

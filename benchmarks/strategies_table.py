@@ -98,7 +98,7 @@ def cell(task: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
         worker = ["--worker", f"--tasks={task}", f"--only={name}"]
         command = [sys.executable, "-m", "benchmarks.strategies_table", *shared, *worker]
         subprocess.run(command, check=True, cwd=finetune.REPOSITORY)
-    return schema.read_object(file, weight_files.AGAIN)
+    return schema.read_object(file, weight_files.REMEDY)
 
 
 def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:

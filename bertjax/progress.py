@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 _LABEL, _WIDTH = 12, 80
-_LONG = 1.0  # seconds; the duration of a stage is printed if it takes at least this long
+_MIN_SECONDS = 1.0  # seconds; the duration of a stage is printed if it takes at least this long
 _SECONDS_BETWEEN_REFRESHES, _SECONDS_BETWEEN_LINES = 0.2, 10.0  # on a terminal, in a log file
 
 Done = Callable[[int, int | None], None]
@@ -81,7 +81,7 @@ def stage(label: str, *, shown: bool = True) -> Iterator[Done]:
         yield show_done
     finally:
         seconds = time.perf_counter() - start
-        summary = f"{label}: {seconds:.1f} s\n" if seconds >= _LONG else ""
+        summary = f"{label}: {seconds:.1f} s\n" if seconds >= _MIN_SECONDS else ""
         print("\r\x1b[K" * terminal + summary, end="", file=sys.stderr, flush=True)
 
 

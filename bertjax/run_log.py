@@ -78,7 +78,7 @@ class Writers:
                 stack.callback(writer.close)
 
 
-def tell_resumed(workdir: str | os.PathLike, step: int, saved_at: float) -> None:
+def print_resumed(workdir: str | os.PathLike, step: int, saved_at: float) -> None:
     """Prints, on process 0, the step from which a run resumes and how many steps it will repeat.
 
     NOTE: call it before `Writers`, which drops the lines past `step`. saved_at: time.time() of the

@@ -92,7 +92,7 @@ def train_and_evaluate(
         frozen_params = place_frozen(mesh, frozen)
         start = int(state.step)
         if "saved_at" in meta:
-            run_log.tell_resumed(workdir, start, meta["saved_at"])
+            run_log.print_resumed(workdir, start, meta["saved_at"])
         log = stack.enter_context(
             step_log.StepLog(
                 workdir,

@@ -208,7 +208,7 @@ def test_a_resumed_run_says_what_its_stop_cost(
         write_lines(tmp_path / "metrics.jsonl", *logged)
     monkeypatch.setattr(jax, "process_index", lambda: process)
     monkeypatch.setattr(run_log.time, "time", lambda: 1_000_000.0)
-    run_log.tell_resumed(tmp_path, 200, saved_at=1_000_000.0 - 3723)
+    run_log.print_resumed(tmp_path, 200, saved_at=1_000_000.0 - 3723)
     line = "resuming from step 200 (saved 1:02:03 ago); "
     said = "" if process else f"{line}{again} steps will be repeated\n"
     assert capsys.readouterr().err == said

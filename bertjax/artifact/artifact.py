@@ -157,7 +157,7 @@ def check_fingerprint(tokenizer: Any, fingerprint: str, where: str | os.PathLike
 
 def check_task(content: Any, where: Any) -> None:
     """Raises UserError naming `where` if a key of `_Task` is invalid, or missing but required."""
-    schema.typed(content, _Task, where, weight_files.AGAIN)
+    schema.typed(content, _Task, where, weight_files.REMEDY)
 
 
 def fingerprint(model: Artifact) -> str:
@@ -269,7 +269,7 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> Artifact:
     """
     folder = pathlib.Path(folder)
     file = folder / CONFIG
-    content = schema.read(file, _Config, weight_files.AGAIN, form=FORM)
+    content = schema.read(file, _Config, weight_files.REMEDY, form=FORM)
     if content.task is not None:
         check_task(content.task, f"{file}: task")
     fields = model_fields(content.model, file)
@@ -308,13 +308,13 @@ def _read_params(folder: pathlib.Path, abstract: Any, sha256: str, with_params: 
         if shapes.get(path) != stored.get(path):
             raise errors.UserError(
                 f"{file}: {path} has shape {stored.get(path)}, but {shapes.get(path)} is required "
-                f"by {folder / CONFIG}; the files belong to different models; {weight_files.AGAIN}"
+                f"by {folder / CONFIG}; the files belong to different models; {weight_files.REMEDY}"
             )
     if not with_params:
         return abstract
     if files.sha256(file) != sha256:
         raise errors.UserError(
             f"{file}: its checksum differs from that in {CONFIG}; the file is corrupt; "
-            f"{weight_files.AGAIN}"
+            f"{weight_files.REMEDY}"
         )
     return unflatten(weight_files.read_tensors(file, list(shapes)))

@@ -23,7 +23,7 @@ def read(file: pathlib.Path) -> dict[str, np.ndarray]:
     for path, array in flat.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiuV":
             raise errors.UserError(
-                f"{file}: {'/'.join(path)} is not an array of numbers; {weight_files.AGAIN}"
+                f"{file}: {'/'.join(path)} is not an array of numbers; {weight_files.REMEDY}"
             )
     tensors = {}
     for (*modules, leaf), array in flat.items():

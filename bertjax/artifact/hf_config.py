@@ -90,9 +90,9 @@ def read(file: pathlib.Path) -> tuple[dict[str, Any], str]:
 
     Raises UserError if the file is missing or damaged, or if no family reads its model_type.
     """
-    content = schema.read_object(file, weight_files.AGAIN)
+    content = schema.read_object(file, weight_files.REMEDY)
     classes = content.get("architectures")
-    schema.typed(classes, list[str] | None, f"{file}: architectures", weight_files.AGAIN)
+    schema.typed(classes, list[str] | None, f"{file}: architectures", weight_files.REMEDY)
     name = str(content.get("model_type"))
     family = next((family for model_type, family in readers(name) if model_type == name), None)
     if family is None:
@@ -152,7 +152,7 @@ def fields(
         result[ours] = value
     for key, shape in spec.get("types", {}).items():
         if key in content:
-            schema.typed(content[key], shape, f"{file}: {key}", weight_files.AGAIN)
+            schema.typed(content[key], shape, f"{file}: {key}", weight_files.REMEDY)
     result |= spec["read"](content, tensors) if "read" in spec else {}
     if ending:
         result["heads"] = hf_tasks.heads(module, ending)

@@ -158,7 +158,7 @@ def ends(model: artifact.Artifact) -> ends_lib.Ends | None:
     return _task_type(task).hf_ends(task, model.tokenizer)
 
 
-def differs(model: artifact.Artifact) -> str:
+def prompt_warning(model: artifact.Artifact) -> str:
     """Returns a warning if transformers reads prompts differently than this model; else ""."""
     with contextlib.suppress(errors.UserError):  # the objective may not be installed
         if artifact.reads_prefixes(model):
@@ -250,10 +250,10 @@ def _labels(content: Mapping[str, Any], where: Any) -> list[str]:
     names = content.get("id2label")
     if names is None:
         count = schema.typed(
-            content.get("num_labels", 2), _NumLabels, f"{where}: num_labels", weight_files.AGAIN
+            content.get("num_labels", 2), _NumLabels, f"{where}: num_labels", weight_files.REMEDY
         )
         names = {str(i): f"LABEL_{i}" for i in range(count)}
-    schema.typed(names, dict[str, Any], f"{where}: id2label", weight_files.AGAIN)
+    schema.typed(names, dict[str, Any], f"{where}: id2label", weight_files.REMEDY)
     indices = [str(i) for i in range(len(names))]
     if not names or set(map(str, names)) != set(indices):
         raise errors.UserError(f"{where}: id2label must name the labels 0, 1, 2 ...")

@@ -26,7 +26,7 @@ def find(folder: pathlib.Path) -> list[pathlib.Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
-        shards = schema.read(folder / INDEX, _Index, weight_files.AGAIN).weight_map
+        shards = schema.read(folder / INDEX, _Index, weight_files.REMEDY).weight_map
         return [folder / shard for shard in sorted(set(shards.values()))]
     if (folder / flax_weights.FILE).is_file():
         return [folder / flax_weights.FILE]
@@ -38,7 +38,7 @@ def find(folder: pathlib.Path) -> list[pathlib.Path]:
                 "AutoModelForPreTraining.from_pretrained(folder).save_pretrained(...)"
             )
     raise errors.UserError(
-        f"{folder}: contains neither {WEIGHTS} nor {INDEX}; {weight_files.AGAIN}"
+        f"{folder}: contains neither {WEIGHTS} nor {INDEX}; {weight_files.REMEDY}"
     )
 
 

@@ -165,7 +165,7 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
     for name, (_, shape) in _tensor_table(module, abstract, vocab_size, ending).items():
         if name not in stored:
             raise errors.UserError(
-                f"{folder}: its weights do not contain {name}; {weight_files.AGAIN}"
+                f"{folder}: its weights do not contain {name}; {weight_files.REMEDY}"
             )
         if shapes[stored[name]] != shape:
             raise errors.UserError(

@@ -80,13 +80,13 @@ def read_checkpoint(file: pathlib.Path) -> tuple[dict[str, Any], Any]:
         fields = _fields(theirs, file)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
         raise errors.UserError(
-            f"{file}: its arrays are not those of a T5 model ({error!r:.80}); {weight_files.AGAIN}"
+            f"{file}: its arrays are not those of a T5 model ({error!r:.80}); {weight_files.REMEDY}"
         ) from error
     flat = {}
     for ours, leaf in artifact.flatten(artifact.abstract_params("t5", fields, file)).items():
         name = _their_name(ours)
         if name not in theirs:
-            raise errors.UserError(f"{file}: does not contain {name}; {weight_files.AGAIN}")
+            raise errors.UserError(f"{file}: does not contain {name}; {weight_files.REMEDY}")
         flat[ours] = _to_ours(theirs.pop(name), leaf.shape, ours, f"{file}: {name}")
     if theirs:
         raise errors.UserError(f"{file}: contains unknown arrays: {', '.join(theirs)}")
@@ -127,7 +127,7 @@ def _tensorstore(spec: Mapping[str, Any], file: pathlib.Path) -> np.ndarray:
     try:
         return tensorstore.open(store, open=True, read=True).result().read().result()
     except ValueError as error:
-        raise errors.UserError(f"{folder}: cannot be read; {weight_files.AGAIN}") from error
+        raise errors.UserError(f"{folder}: cannot be read; {weight_files.REMEDY}") from error
 
 
 def _stack_layers(arrays: dict[str, np.ndarray], file: pathlib.Path) -> dict[str, np.ndarray]:

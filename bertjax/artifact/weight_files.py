@@ -14,7 +14,7 @@ from flax import serialization
 
 from bertjax import errors
 
-AGAIN = "export or copy the folder again"
+REMEDY = "export or copy the folder again"
 
 
 def read_msgpack(file: pathlib.Path) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def read_msgpack(file: pathlib.Path) -> dict[str, Any]:
     except Exception as error:  # the decoder may raise any exception for invalid bytes
         raise errors.UserError(
             f"{file}: is truncated, corrupt or not a msgpack file of arrays ({error!r:.80}); "
-            f"{AGAIN}"
+            f"{REMEDY}"
         ) from error
     return content
 
@@ -61,10 +61,10 @@ def _open(file: pathlib.Path) -> Iterator[Any]:
         with safetensors.safe_open(file, "numpy") as reader:
             yield reader
     except FileNotFoundError as error:
-        raise errors.UserError(f"{file}: not found; {AGAIN}") from error
+        raise errors.UserError(f"{file}: not found; {REMEDY}") from error
     except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
         raise errors.UserError(
-            f"{file}: is truncated, corrupt or not a safetensors file ({error}); {AGAIN}"
+            f"{file}: is truncated, corrupt or not a safetensors file ({error}); {REMEDY}"
         ) from error
 
 

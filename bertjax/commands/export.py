@@ -40,9 +40,9 @@ def run(flags: argparse.Namespace) -> None:
     count = artifact.num_params(model.params, model.fields["vocab_size"])
     step = "" if model.step is None else f", step {model.step:,}"
     print(f"{flags.output}: {model.family}, {count:,} parameters{step}, from {flags.model}")
-    difference = hf_tasks.differs(model) if flags.format == "hf" else ""
-    if difference:
-        print(f"note: {difference}")
+    warning = hf_tasks.prompt_warning(model) if flags.format == "hf" else ""
+    if warning:
+        print(f"note: {warning}")
     dropped_paths = huggingface.dropped(model) if flags.format == "hf" else []
     if dropped_paths:
         print(f"not exported, because the Hugging Face model lacks it: {', '.join(dropped_paths)}")

@@ -38,7 +38,7 @@ def of_artifact(source: artifact.Artifact) -> base.TaskType:
         )
     task_class = load(task["kind"])
     fields: dict[str, Any] = {**task_class.former, **task["config"]}
-    config = schema.typed(fields, task_class.Config, "task: config", weight_files.AGAIN)
+    config = schema.typed(fields, task_class.Config, "task: config", weight_files.REMEDY)
     unbound = task_class(task["name"], config)
     return dataclasses.replace(
         unbound,
