@@ -261,7 +261,7 @@ def test_an_interval_whose_steps_were_all_skipped_has_no_loss(tmp_path, capsys):
             general = dict.fromkeys(("loss", "learning_rate", "grad_norm", "skipped"), term[1])
             report = {**general, "skipped_in_row": jnp.int32(bad), "terms": {"mlm_loss": term}}
             log.step(number, report, tokens=32)
-        log._read()
+        log._log_pending()
     lines = run_log.read_metrics(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == [2, 4, 6]
     assert [line["train/loss"] for line in lines] == [3.0, pytest.approx(np.nan, nan_ok=True), 11.0]
