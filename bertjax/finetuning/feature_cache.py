@@ -33,7 +33,7 @@ Batch = Mapping[str, jax.Array]
 def size(head: str, model: Any, rows: Sequence[Mapping[str, np.ndarray]]) -> int:
     """Returns the size in bytes of the features that the head reads, for all of these rows."""
     shapes = [row["input_ids"].shape for row in rows]
-    if not _LENGTHS[heads.READS[head]]:
+    if not _LENGTHS[heads.HEAD_INPUTS[head]]:
         shapes = [shape[:-1] for shape in shapes]
     bytes_each = model.config.hidden_size * jnp.dtype(model.config.dtype).itemsize
     return bytes_each * sum(map(math.prod, shapes))
@@ -58,7 +58,7 @@ def step(task_type: Any, model: Any, head: str) -> Callable[[Any, Batch], dict[s
 
     The first axis of the features is the batch.
     """
-    name = heads.READS[head]
+    name = heads.HEAD_INPUTS[head]
 
     def compute(params: Any, batch: Batch) -> dict[str, jax.Array]:
         states = {}
@@ -98,7 +98,7 @@ def head_alone(apply: Callable[..., Any], head: str, batch: Batch) -> Callable[.
 
     If it has none, the frozen encoder runs before the head.
     """
-    name = heads.READS[head]
+    name = heads.HEAD_INPUTS[head]
 
     def head_apply(**inputs: Any) -> dict[str, jax.Array]:
         if name not in batch:
@@ -109,6 +109,6 @@ def head_alone(apply: Callable[..., Any], head: str, batch: Batch) -> Callable[.
             x = batch[name].reshape(-1, batch[name].shape[-1])
         if head == "classifier":
             return {"class_logits": apply(x, method="classify")}
-        return apply(x, method="tell_tokens")
+        return apply(x, method="per_token_logits")
 
     return head_apply

@@ -96,9 +96,9 @@ class Group(nn.Module):
     @nn.compact
     def __call__(self, x_BLD: jax.Array, _: None, mask: masks.Mask) -> tuple[jax.Array, jax.Array]:
         config = self.config
-        uses = config.num_layers // config.num_groups
-        again = layers.stack(post_norm.Layer, config, uses, 1, shared=True)
-        return again(config, self.deterministic, name="layer")(x_BLD, None, mask)
+        layers_per_group = config.num_layers // config.num_groups
+        layer_stack = layers.stack(post_norm.Layer, config, layers_per_group, 1, shared=True)
+        return layer_stack(config, self.deterministic, name="layer")(x_BLD, None, mask)
 
 
 class Encoder(nn.Module):
@@ -116,8 +116,8 @@ class Encoder(nn.Module):
         """
         config = self.config
         # Remat applies to each layer inside a group, so it is turned off for the group itself.
-        keep_all = dataclasses.replace(config, remat="none")
-        groups = layers.stack(Group, keep_all, config.num_groups, 1)
+        group_config = dataclasses.replace(config, remat="none")
+        groups = layers.stack(Group, group_config, config.num_groups, 1)
         x_BLD, hidden = groups(config, deterministic, name="layers")(x_BLD, None, mask)
         return x_BLD, hidden.reshape(-1, *x_BLD.shape) if keep_hidden else None
 
@@ -134,8 +134,8 @@ class Model(bert.Model):
 
     def setup(self):
         config = self.config
-        narrow = dataclasses.replace(config, hidden_size=config.embedding_size, num_heads=1)
-        self.embeddings = Embeddings(narrow, hidden_size=config.hidden_size)
+        embed_config = dataclasses.replace(config, hidden_size=config.embedding_size, num_heads=1)
+        self.embeddings = Embeddings(embed_config, hidden_size=config.hidden_size)
         self.encoder = Encoder(config)
         if "pooler" in config.heads:
             self.pooler = heads.Pooler(config)
@@ -161,12 +161,12 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
 
     predictions: the number of positions with vocabulary logits.
     """
-    width, narrow, mlp = config.hidden_size, config.embedding_size, config.intermediate_size
+    width, embedding, mlp = config.hidden_size, config.embedding_size, config.intermediate_size
     attention = 4 * length * width * width + 2 * length * length * width
     layer = attention + 2 * length * width * mlp
     rows = layers.padded_vocab_size(config.vocab_size)
-    head = predictions * narrow * (width + rows) * ("mlm" in config.heads)
-    return 2 * (length * narrow * width + config.num_layers * layer + head)
+    head = predictions * embedding * (width + rows) * ("mlm" in config.heads)
+    return 2 * (length * embedding * width + config.num_layers * layer + head)
 
 
 # models/bert.py explains these tables.

@@ -73,12 +73,12 @@ class Embeddings(nn.Module):
     def setup(self):
         config = self.config
 
-        def table(rows: int, used: int) -> layers.Embed:
-            return layers.Embed(rows, config.hidden_size, used, config.init_std)
+        def table(num_rows: int, num_used: int) -> layers.Embed:
+            return layers.Embed(num_rows, config.hidden_size, num_used, config.init_std)
 
         self.word = table(layers.padded_vocab_size(config.vocab_size), config.vocab_size)
-        positions = self.first_position + config.max_length
-        self.position = table(positions, positions)
+        num_positions = self.first_position + config.max_length
+        self.position = table(num_positions, num_positions)
         if config.type_vocab_size:
             self.token_type = table(config.type_vocab_size, config.type_vocab_size)
         self.norm = layers.LayerNorm(config.layer_norm_eps)

@@ -105,8 +105,8 @@ VARIANTS = {
 
 def _project(config: Config) -> layers.Dense | None:
     """Returns the projection of embeddings to the layers' width; None if the widths are equal."""
-    same = config.embedding_size == config.hidden_size
-    return None if same else layers.dense(config.hidden_size, config)
+    same_width = config.embedding_size == config.hidden_size
+    return None if same_width else layers.dense(config.hidden_size, config)
 
 
 class RtdHead(nn.Module):
@@ -135,8 +135,8 @@ class Model(heads.Model):
 
     def setup(self):
         config = self.config
-        narrow = dataclasses.replace(config, hidden_size=config.embedding_size, num_heads=1)
-        self.embeddings = bert.Embeddings(narrow)
+        embed_config = dataclasses.replace(config, hidden_size=config.embedding_size, num_heads=1)
+        self.embeddings = bert.Embeddings(embed_config)
         self.project = _project(config)
         self.encoder = post_norm.Encoder(config)
         if "rtd" in config.heads:
@@ -174,31 +174,31 @@ class Model(heads.Model):
         heads_to_run: which of the heads "mlm" and "rtd" to run; None: all of `config.heads`. A pair
         runs only the encoders that these heads need.
         """
-        run = self.config.heads if heads_to_run is None else heads_to_run
-        both = self.config.is_pair
+        active_heads = self.config.heads if heads_to_run is None else heads_to_run
+        is_pair = self.config.is_pair
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
         if position_ids is None:
             position_ids = jnp.arange(input_ids.shape[1])[None, :]
         x_BLE = self.embeddings(input_ids, token_type_ids, position_ids, deterministic)
-        encode = {
+        inputs = {
             "mask": masks.of_batch(attention_mask, segment_ids),
             "deterministic": deterministic,
         }
         outputs = {}
-        if not both or run != ("mlm",):
+        if not is_pair or active_heads != ("mlm",):
             first_BLD = self.project(x_BLE) if self.project else x_BLE
-            x_BLD, hidden = self.encoder(first_BLD, keep_hidden=output_hidden_states, **encode)
+            x_BLD, hidden = self.encoder(first_BLD, keep_hidden=output_hidden_states, **inputs)
             outputs["last_hidden_state"] = x_BLD
             if output_hidden_states:
                 outputs["hidden_states"] = jnp.concatenate([first_BLD[None], hidden])
             outputs = self.add_downstream(outputs, attention_mask, deterministic=deterministic)
-            if "rtd" in run:
+            if "rtd" in active_heads:
                 outputs["rtd_logits"] = self.rtd_head(x_BLD)
-        if "mlm" in run:
-            if both:
+        if "mlm" in active_heads:
+            if is_pair:
                 x_BLD = self.generator_project(x_BLE) if self.generator_project else x_BLE
-                x_BLD, _ = self.generator_encoder(x_BLD, keep_hidden=False, **encode)
+                x_BLD, _ = self.generator_encoder(x_BLD, keep_hidden=False, **inputs)
             if masked_positions is not None:
                 x_BLD = heads.gather_positions(x_BLD, masked_positions)
             outputs["mlm_logits"] = self.mlm_head(x_BLD, self.embeddings.word)
@@ -217,21 +217,21 @@ def parts(
     if not config.is_pair:
         name = "generator" if config.heads == ("mlm",) else "discriminator"
         return {name: (fields, params)}
-    of_generator = ("mlm_head", "generator_project", "generator_encoder")
+    generator_modules = ("mlm_head", "generator_project", "generator_encoder")
     generator = {
         name.removeprefix("generator_"): tree
         for name, tree in params.items()
-        if name in ("embeddings", *of_generator)
+        if name in ("embeddings", *generator_modules)
     }
-    discriminator = {name: tree for name, tree in params.items() if name not in of_generator}
-    own = [name for name in fields if not name.startswith("generator_")]
+    discriminator = {name: tree for name, tree in params.items() if name not in generator_modules}
+    field_names = [name for name in fields if not name.startswith("generator_")]
     return {
         "discriminator": (
-            {name: fields[name] for name in own}
+            {name: fields[name] for name in field_names}
             | {"heads": tuple(head for head in config.heads if head != "mlm")},
             discriminator,
         ),
-        "generator": ({name: getattr(config.generator, name) for name in own}, generator),
+        "generator": ({name: getattr(config.generator, name) for name in field_names}, generator),
     }
 
 
@@ -242,21 +242,24 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     over generator and discriminator.
     """
     if config.is_pair:
-        alone = dataclasses.replace(config, heads=("rtd",))
-        return sum(flops_per_sequence(c, length, predictions) for c in (config.generator, alone))
-    narrow, width = config.embedding_size, config.hidden_size
+        discriminator = dataclasses.replace(config, heads=("rtd",))
+        return sum(
+            flops_per_sequence(part, length, predictions)
+            for part in (config.generator, discriminator)
+        )
+    embedding, width = config.embedding_size, config.hidden_size
     encoder = bert.flops_per_sequence(dataclasses.replace(config, heads=()), length, 0)
-    project = length * narrow * width * (narrow != width)
+    project = length * embedding * width * (embedding != width)
     rtd = length * width * (width + 1) * ("rtd" in config.heads)
     rows = layers.padded_vocab_size(config.vocab_size)
-    mlm = predictions * narrow * (width + rows) * ("mlm" in config.heads)
+    mlm = predictions * embedding * (width + rows) * ("mlm" in config.heads)
     return encoder + 2 * (project + rtd + mlm)
 
 
 # models/bert.py explains these tables. They are for a generator or a discriminator alone, because
 # Hugging Face has no class for a pair.
 _RTD = "discriminator_predictions."
-_OWN = (
+_ELECTRA_NAMES = (
     ("project/kernel", "electra.embeddings_project.weight", "transpose"),
     ("project/bias", "electra.embeddings_project.bias", "same"),
     ("rtd_head/transform/kernel", _RTD + "dense.weight", "transpose"),
@@ -269,9 +272,9 @@ _OWN = (
     ("mlm_head/norm/bias", "generator_predictions.LayerNorm.bias", "same"),
     ("mlm_head/bias", "generator_lm_head.bias", "vocab_rows"),
 )
-HF_NAMES = _OWN + tuple(
-    (ours, theirs.replace("bert.", "electra.", 1), way)
-    for ours, theirs, way in bert.HF_NAMES
+HF_NAMES = _ELECTRA_NAMES + tuple(
+    (ours, theirs.replace("bert.", "electra.", 1), rule)
+    for ours, theirs, rule in bert.HF_NAMES
     if ours.startswith(("embeddings/", "encoder/"))
 )
 HF_TIED = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}

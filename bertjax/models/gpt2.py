@@ -89,7 +89,7 @@ class Layer(nn.Module):
         cache: key and value [B, S, N, H], written from slot `index` on; None: no cache.
         """
         config, deterministic = self.config, self.deterministic
-        residual = ("batch", "length", "embed")
+        residual_axes = ("batch", "length", "embed")
         out = attention.Attention(config, name="attention")(
             layers.LayerNorm(config.layer_norm_eps, name="attention_norm")(x_BLD),
             mask,
@@ -100,12 +100,12 @@ class Layer(nn.Module):
         x_BLD += layers.Dropout(config.dropout_rate, name="attention_dropout")(
             out_BLD, deterministic
         )
-        x_BLD = sharding.constrain(x_BLD, residual)
+        x_BLD = sharding.constrain(x_BLD, residual_axes)
         out_BLD = layers.Mlp(config, name="mlp")(
             layers.LayerNorm(config.layer_norm_eps, name="mlp_norm")(x_BLD)
         )
         x_BLD += layers.Dropout(config.dropout_rate, name="mlp_dropout")(out_BLD, deterministic)
-        x_BLD = sharding.constrain(x_BLD, residual)
+        x_BLD = sharding.constrain(x_BLD, residual_axes)
         return x_BLD, (x_BLD, cache)
 
 
@@ -196,8 +196,8 @@ class Model(heads.Model):
         """
         if position_ids is None:
             position_ids = jnp.arange(input_ids.shape[1])[None, :]
-        before = masks.causal() if prefix_mask is None else masks.prefix(prefix_mask)
-        mask = before & masks.of_batch(attention_mask, segment_ids)
+        causal_mask = masks.causal() if prefix_mask is None else masks.prefix(prefix_mask)
+        mask = causal_mask & masks.of_batch(attention_mask, segment_ids)
         first_BLD = self.embeddings(input_ids, position_ids, deterministic)
         x_BLD, (hidden, _) = self.decoder(first_BLD, None, mask, None, deterministic)
         x_BLD = self.final_norm(x_BLD)
@@ -237,13 +237,13 @@ class Model(heads.Model):
         directions.
         position_ids: int32[B, T]; None: the slot numbers.
         """
-        places_T = index + jnp.arange(input_ids.shape[1])
+        slots_T = index + jnp.arange(input_ids.shape[1])
         mask = masks.causal(index)
         if prefix:
-            mask = masks.padding(jnp.arange(cache["key"].shape[2])[None] <= places_T[-1])
+            mask = masks.padding(jnp.arange(cache["key"].shape[2])[None] <= slots_T[-1])
         if attention_mask is not None:
             mask &= masks.padding(attention_mask)
-        position_ids = places_T[None, :] if position_ids is None else position_ids
+        position_ids = slots_T[None, :] if position_ids is None else position_ids
         x_BTD = self.embeddings(input_ids, position_ids, True)
         x_BTD, (_, cache) = self.decoder(x_BTD, cache, mask, index, True)
         return self._logits(self.final_norm(x_BTD)), cache
@@ -265,26 +265,26 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
 
 # models/bert.py explains these tables. (i, n, axis): our array is part i of n of a fused tensor of
 # Hugging Face, which is split along this axis. Hugging Face stores GPT-2's kernels as [in, out].
-_OURS, _LAYER = "decoder/layers/", "transformer.h.{}."
+_OUR_LAYER, _LAYER = "decoder/layers/", "transformer.h.{}."
 HF_NAMES = (
     ("embeddings/word/embedding", "transformer.wte.weight", "vocab_rows"),
     ("embeddings/position/embedding", "transformer.wpe.weight", "same"),
-    (_OURS + "attention_norm/scale", _LAYER + "ln_1.weight", "same"),
-    (_OURS + "attention_norm/bias", _LAYER + "ln_1.bias", "same"),
-    (_OURS + "attention/query/kernel", _LAYER + "attn.c_attn.weight", "conv_out", (0, 3, 1)),
-    (_OURS + "attention/key/kernel", _LAYER + "attn.c_attn.weight", "conv_out", (1, 3, 1)),
-    (_OURS + "attention/value/kernel", _LAYER + "attn.c_attn.weight", "conv_out", (2, 3, 1)),
-    (_OURS + "attention/query/bias", _LAYER + "attn.c_attn.bias", "heads", (0, 3, 0)),
-    (_OURS + "attention/key/bias", _LAYER + "attn.c_attn.bias", "heads", (1, 3, 0)),
-    (_OURS + "attention/value/bias", _LAYER + "attn.c_attn.bias", "heads", (2, 3, 0)),
-    (_OURS + "attention/out/kernel", _LAYER + "attn.c_proj.weight", "conv_in"),
-    (_OURS + "attention/out/bias", _LAYER + "attn.c_proj.bias", "same"),
-    (_OURS + "mlp_norm/scale", _LAYER + "ln_2.weight", "same"),
-    (_OURS + "mlp_norm/bias", _LAYER + "ln_2.bias", "same"),
-    (_OURS + "mlp/wi/kernel", _LAYER + "mlp.c_fc.weight", "conv"),
-    (_OURS + "mlp/wi/bias", _LAYER + "mlp.c_fc.bias", "same"),
-    (_OURS + "mlp/wo/kernel", _LAYER + "mlp.c_proj.weight", "conv"),
-    (_OURS + "mlp/wo/bias", _LAYER + "mlp.c_proj.bias", "same"),
+    (_OUR_LAYER + "attention_norm/scale", _LAYER + "ln_1.weight", "same"),
+    (_OUR_LAYER + "attention_norm/bias", _LAYER + "ln_1.bias", "same"),
+    (_OUR_LAYER + "attention/query/kernel", _LAYER + "attn.c_attn.weight", "conv_out", (0, 3, 1)),
+    (_OUR_LAYER + "attention/key/kernel", _LAYER + "attn.c_attn.weight", "conv_out", (1, 3, 1)),
+    (_OUR_LAYER + "attention/value/kernel", _LAYER + "attn.c_attn.weight", "conv_out", (2, 3, 1)),
+    (_OUR_LAYER + "attention/query/bias", _LAYER + "attn.c_attn.bias", "heads", (0, 3, 0)),
+    (_OUR_LAYER + "attention/key/bias", _LAYER + "attn.c_attn.bias", "heads", (1, 3, 0)),
+    (_OUR_LAYER + "attention/value/bias", _LAYER + "attn.c_attn.bias", "heads", (2, 3, 0)),
+    (_OUR_LAYER + "attention/out/kernel", _LAYER + "attn.c_proj.weight", "conv_in"),
+    (_OUR_LAYER + "attention/out/bias", _LAYER + "attn.c_proj.bias", "same"),
+    (_OUR_LAYER + "mlp_norm/scale", _LAYER + "ln_2.weight", "same"),
+    (_OUR_LAYER + "mlp_norm/bias", _LAYER + "ln_2.bias", "same"),
+    (_OUR_LAYER + "mlp/wi/kernel", _LAYER + "mlp.c_fc.weight", "conv"),
+    (_OUR_LAYER + "mlp/wi/bias", _LAYER + "mlp.c_fc.bias", "same"),
+    (_OUR_LAYER + "mlp/wo/kernel", _LAYER + "mlp.c_proj.weight", "conv"),
+    (_OUR_LAYER + "mlp/wo/bias", _LAYER + "mlp.c_proj.bias", "same"),
     ("final_norm/scale", "transformer.ln_f.weight", "same"),
     ("final_norm/bias", "transformer.ln_f.bias", "same"),
 )

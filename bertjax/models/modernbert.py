@@ -126,7 +126,7 @@ class Layer(nn.Module):
         mask: the mask without a window. rotary: (tables of global layers, tables of local layers).
         """
         config, deterministic = self.config, self.deterministic
-        residual = ("batch", "length", "embed")
+        residual_axes = ("batch", "length", "embed")
         x_BLD, normed_BLD = carry
         mask &= masks.local(config.local_window, everywhere=is_global)
         tables = jax.tree.map(functools.partial(jnp.where, is_global), *rotary)
@@ -135,12 +135,12 @@ class Layer(nn.Module):
         out_BLD = layers.Dropout(config.attention_dropout_rate, name="dropout")(
             out_BLD, deterministic
         )
-        x_BLD = sharding.constrain(x_BLD + out_BLD, residual)
+        x_BLD = sharding.constrain(x_BLD + out_BLD, residual_axes)
         mlp = layers.Mlp(
             config, use_bias=False, gated=True, dropout_rate=config.mlp_dropout_rate, name="mlp"
         )
         x_BLD = x_BLD + mlp(_norm(config, "mlp_norm")(x_BLD), deterministic)
-        x_BLD = sharding.constrain(x_BLD, residual)
+        x_BLD = sharding.constrain(x_BLD, residual_axes)
         return (x_BLD, _norm(config, "next_norm")(x_BLD)), x_BLD
 
 
@@ -263,14 +263,14 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     inside the window are counted.
     """
     width = config.hidden_size
-    maps = length * width * (4 * width + 3 * config.intermediate_size)
+    projections = length * width * (4 * width + 3 * config.intermediate_size)
     num_global = -(-config.num_layers // config.global_every)
-    keys = num_global * length + (config.num_layers - num_global) * min(
+    num_keys = num_global * length + (config.num_layers - num_global) * min(
         length, config.local_window + 1
     )
     head = predictions * width * (width + layers.padded_vocab_size(config.vocab_size))
-    attention = 2 * length * width * keys
-    return 2 * (config.num_layers * maps + attention + head * ("mlm" in config.heads))
+    attention = 2 * length * width * num_keys
+    return 2 * (config.num_layers * projections + attention + head * ("mlm" in config.heads))
 
 
 # artifact/huggingface.py explains these tables, including (i, n, axis), "{+1}" and "|".
@@ -300,7 +300,7 @@ HF_SKIPPED = ()
 HF_PREFIX = "model."
 
 
-def _with_map(head: str) -> dict[str, str]:
+def _head_modules(head: str) -> dict[str, str]:
     return {
         f"{head}/transform": "head.dense",
         f"{head}/norm": "head.norm",
@@ -309,10 +309,10 @@ def _with_map(head: str) -> dict[str, str]:
 
 
 HF_HEADS = {
-    "ForSequenceClassification": _with_map("classifier"),
-    "ForMultipleChoice": _with_map("classifier"),
-    "ForTokenClassification": _with_map("token_classifier"),
-    "ForQuestionAnswering": _with_map("span"),
+    "ForSequenceClassification": _head_modules("classifier"),
+    "ForMultipleChoice": _head_modules("classifier"),
+    "ForTokenClassification": _head_modules("token_classifier"),
+    "ForQuestionAnswering": _head_modules("span"),
 }
 
 _FULL, _LOCAL = "full_attention", "sliding_attention"
@@ -327,29 +327,29 @@ class _Rope(schema.Open):
 def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
     """Reads the rotary bases and the period of global layers, as transformers 4 or 5 write them."""
     del tensors
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "global_theta": content["global_rope_theta"],
         "local_theta": content["local_rope_theta"],
         "global_every": content["global_attn_every_n_layers"],
     }
-    for kind, ours in ((_FULL, "global_theta"), (_LOCAL, "local_theta")):
+    for kind, name in ((_FULL, "global_theta"), (_LOCAL, "local_theta")):
         rope = (content.get("rope_parameters") or {}).get(kind) or {}
         if rope.get("rope_type", "default") != "default":
             raise errors.UserError(f"config.json: rope_type {rope['rope_type']!r} is not supported")
-        found[ours] = rope.get("rope_theta", found[ours])
+        values[name] = rope.get("rope_theta", values[name])
     if types := content.get("layer_types"):
-        found["global_every"] = every = [*types[1:], _FULL].index(_FULL) + 1
-        if types != [_LOCAL if i % every else _FULL for i in range(len(types))]:
+        values["global_every"] = period = [*types[1:], _FULL].index(_FULL) + 1
+        if types != [_LOCAL if i % period else _FULL for i in range(len(types))]:
             raise errors.UserError(
                 f"config.json: layer_types = {types} is not supported; the first layer and then "
                 "every n-th one must be global"
             )
-    if found["local_theta"] is None:  # transformers 4 then uses global_theta
-        found["local_theta"] = found["global_theta"]
+    if values["local_theta"] is None:  # transformers 4 then uses global_theta
+        values["local_theta"] = values["global_theta"]
     fields = {}
-    for ours, value in found.items():
-        usual = getattr(Config(), ours)
-        fields[ours] = usual if value is None else type(usual)(value)
+    for name, value in values.items():
+        default = getattr(Config(), name)
+        fields[name] = default if value is None else type(default)(value)
     return fields
 
 

@@ -97,8 +97,8 @@ flops_per_sequence = bert.flops_per_sequence
 
 # The encoder's names are BERT's with another prefix (models/bert.py explains the tables).
 HF_NAMES = tuple(
-    (ours, theirs.replace("bert.", "roberta.", 1), way)
-    for ours, theirs, way in bert.HF_NAMES
+    (ours, theirs.replace("bert.", "roberta.", 1), rule)
+    for ours, theirs, rule in bert.HF_NAMES
     if theirs.startswith("bert.")
 ) + (
     ("mlm_head/transform/kernel", "lm_head.dense.weight", "transpose"),

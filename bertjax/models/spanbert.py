@@ -62,16 +62,18 @@ class SboHead(nn.Module):
         word_embedding: layers.Embed,
     ) -> jax.Array:
         config = self.config
-        places = config.max_span_tokens
+        num_rows = config.max_span_tokens
         left_BP, right_BP = span_boundaries[..., 0], span_boundaries[..., 1]
-        table = layers.Embed(places, config.hidden_size, places, config.init_std, name="position")
-        place_BP = jnp.clip(masked_positions - left_BP - 1, 0, places - 1)
-        left_BPD, right_BPD = (heads.gather_positions(x_BLD, at) for at in (left_BP, right_BP))
-        ends_BPC = jnp.concatenate(
-            [left_BPD, right_BPD, table(place_BP).astype(config.dtype)], axis=-1
+        table = layers.Embed(
+            num_rows, config.hidden_size, num_rows, config.init_std, name="position"
         )
-        ends_BPC = sharding.constrain(ends_BPC, ("batch", "length", "embed"))
-        h_BPD = layers.dense(config.hidden_size, config, name="dense")(ends_BPC)
+        offset_BP = jnp.clip(masked_positions - left_BP - 1, 0, num_rows - 1)
+        left_BPD, right_BPD = (heads.gather_positions(x_BLD, i_BP) for i_BP in (left_BP, right_BP))
+        features_BPC = jnp.concatenate(
+            [left_BPD, right_BPD, table(offset_BP).astype(config.dtype)], axis=-1
+        )
+        features_BPC = sharding.constrain(features_BPC, ("batch", "length", "embed"))
+        h_BPD = layers.dense(config.hidden_size, config, name="dense")(features_BPC)
         h_BPD = sharding.constrain(h_BPD, ("batch", "length", "embed"))
         h_BPD = activations.FUNCTIONS[config.activation](h_BPD)
         h_BPD = layers.LayerNorm(config.layer_norm_eps, name="norm")(h_BPD)

@@ -59,7 +59,7 @@ class Config(layers.Fields):
         errors.check(self.heads in ((), HEADS), "model.heads", self.heads, "('lm',) or ()")
         errors.check(self.decoder_start_id < self.vocab_size, "model.decoder_start_id",
                      self.decoder_start_id, f"below {self.vocab_size}, config.model.vocab_size")
-        if (self.activation, self.gated) not in t5_files.UNITS.values():
+        if (self.activation, self.gated) not in t5_files.FEED_FORWARDS.values():
             raise errors.UserError(
                 f"config.model.activation = {self.activation!r}: must be relu or gelu_tanh if gated"
             )
@@ -79,12 +79,12 @@ class Config(layers.Fields):
         Truncation reduces the standard deviation; after that, it is init_std / sqrt(fan-in). For
         the query it is also divided by sqrt(head_dim), because T5 does not scale the scores.
         """
-        fans = {
+        fan_ins = {
             "query": self.hidden_size * self.head_dim,
             "out": self.num_heads * self.head_dim,
             "wo": self.intermediate_size,
         }
-        return self.init_std * fans.get(name, self.hidden_size) ** -0.5 / layers.TRUNCATED_STD
+        return self.init_std * fan_ins.get(name, self.hidden_size) ** -0.5 / layers.TRUNCATED_STD
 
 
 def _sizes(
@@ -101,8 +101,8 @@ def _sizes(
 
 
 def _version_1_1(vocab_size: int, sizes: dict[str, Any]) -> dict[str, Any]:
-    units = {"activation": "gelu_tanh", "gated": True, "tied_embeddings": False}
-    return {**sizes, **units, "vocab_size": vocab_size, "dropout_rate": 0.0}
+    fields = {"activation": "gelu_tanh", "gated": True, "tied_embeddings": False}
+    return {**sizes, **fields, "vocab_size": vocab_size, "dropout_rate": 0.0}
 
 
 _V1_1_SIZES = {
@@ -206,18 +206,18 @@ class Model(nn.Module):
         `output_hidden_states`, its hidden_states.
         """
         del position_ids, decoder_position_ids
-        seen = masks.of_batch(attention_mask, segment_ids)
-        memory_BSD, encoder_hidden = self._encode(input_ids, seen, deterministic)
+        encoder_mask = masks.of_batch(attention_mask, segment_ids)
+        memory_BSD, encoder_hidden = self._encode(input_ids, encoder_mask, deterministic)
         if decoder_input_ids is None:
             outputs = {"last_hidden_state": memory_BSD}
             return outputs | ({"hidden_states": encoder_hidden} if output_hidden_states else {})
         places = jnp.arange(decoder_input_ids.shape[1])
         mask = masks.causal() & masks.of_batch(decoder_attention_mask, decoder_segment_ids)
         if segment_ids is not None:
-            seen = masks.segments(decoder_segment_ids, segment_ids)  # type: ignore[arg-type]
+            encoder_mask = masks.segments(decoder_segment_ids, segment_ids)  # type: ignore[arg-type]
         x_BTD, hidden, _ = self.decoder(
             self.embeddings(decoder_input_ids), mask, (places, places),
-            memory_BSD=memory_BSD, memory_mask=seen, deterministic=deterministic,
+            memory_BSD=memory_BSD, memory_mask=encoder_mask, deterministic=deterministic,
         )  # fmt: skip
         outputs = {"last_hidden_state": x_BTD, "encoder_last_hidden_state": memory_BSD}
         if output_hidden_states:
@@ -259,15 +259,15 @@ class Model(nn.Module):
         config = self.config
         mask = masks.of_batch(attention_mask, None)
         x_BSD, _ = self._encode(input_ids, mask, True)
-        maps = self.variables["params"]["decoder"]["layers"]["cross_attention"]
-        batch, rows = input_ids.shape
-        shape = (config.num_decoder_layers, batch, length, config.num_heads, config.head_dim)
+        projections = self.variables["params"]["decoder"]["layers"]["cross_attention"]
+        batch_size, input_length = input_ids.shape
+        shape = (config.num_decoder_layers, batch_size, length, config.num_heads, config.head_dim)
         cache = {name: jnp.zeros(shape, config.dtype) for name in ("key", "value")}
         for name in ("key", "value"):  # for all layers at once
-            kernel = maps[name]["kernel"].astype(x_BSD.dtype)
+            kernel = projections[name]["kernel"].astype(x_BSD.dtype)
             cache[f"cross_{name}"] = jnp.einsum("bsd,kdnh->kbsnh", x_BSD, kernel)
-        seen_BS = mask.dense(1, rows)[:, 0]
-        return cache | {"cross_mask": jnp.broadcast_to(seen_BS, (1, batch, rows))}
+        visible_BS = mask.dense(1, input_length)[:, 0]
+        return cache | {"cross_mask": jnp.broadcast_to(visible_BS, (1, batch_size, input_length))}
 
     def decode_step(
         self, decoder_input_ids: jax.Array, cache: dict[str, jax.Array], index: jax.Array
@@ -275,13 +275,13 @@ class Model(nn.Module):
         """Returns (logits [B, T, V], new cache) for T tokens, cached from slot `index` on."""
         queries = index + jnp.arange(decoder_input_ids.shape[1])
         keys = jnp.arange(cache["key"].shape[2])
-        of_layers = {name: array for name, array in cache.items() if name != "cross_mask"}
-        x_BTD, _, new = self.decoder(
+        layer_cache = {name: array for name, array in cache.items() if name != "cross_mask"}
+        x_BTD, _, new_cache = self.decoder(
             self.embeddings(decoder_input_ids), masks.causal(index), (queries, keys),
-            memory_mask=masks.padding(cache["cross_mask"][0]), cache=of_layers, index=index,
+            memory_mask=masks.padding(cache["cross_mask"][0]), cache=layer_cache, index=index,
             deterministic=True,
         )  # fmt: skip
-        return self._logits(x_BTD), cache | new
+        return self._logits(x_BTD), cache | new_cache
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
@@ -291,11 +291,11 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
     which computes vocabulary logits at every position.
     """
     width, heads = config.hidden_size, config.num_heads * config.head_dim
-    units = (3 if config.gated else 2) * width * config.intermediate_size
+    mlp = (3 if config.gated else 2) * width * config.intermediate_size
     projections = 4 * width * heads
 
     def layer(queries: int) -> int:
-        return queries * (projections + 2 * queries * heads + units)
+        return queries * (projections + 2 * queries * heads + mlp)
 
     cross = predictions * (projections // 2 + 2 * length * heads) + length * projections // 2
     head = predictions * width * layers.padded_vocab_size(config.vocab_size)

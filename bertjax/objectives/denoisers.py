@@ -85,18 +85,20 @@ def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.C
     Raises:
       UserError: the tokenizer lacks a needed token, or the length leaves no room for text.
     """
-    rest = max(0.0, 1 - config.r_rate - config.s_rate)
-    rates = {"R": config.r_rate, "S": config.s_rate, "X": rest}
+    x_rate = max(0.0, 1 - config.r_rate - config.s_rate)
+    rates = {"R": config.r_rate, "S": config.s_rate, "X": x_rate}
     sentinels = vocabulary.sentinels
     modes: tuple[int, ...] = ()
     if config.mode_tokens:
-        marks, sentinels = mode_tokens(vocabulary), sentinels[: -len(DENOISERS)]
-        modes = tuple(marks[name] for name, of in DENOISERS.items() for _ in of)
+        mode_ids, sentinels = mode_tokens(vocabulary), sentinels[: -len(DENOISERS)]
+        modes = tuple(mode_ids[mode] for mode, noises in DENOISERS.items() for _ in noises)
     return denoising.Corruption(
         length=length,
         targets_length=length,
-        noises=tuple(noise for of in DENOISERS.values() for noise in of),
-        rates=tuple(rates[name] / len(of) for name, of in DENOISERS.items() for _ in of),
+        noises=tuple(noise for noises in DENOISERS.values() for noise in noises),
+        rates=tuple(
+            rates[mode] / len(noises) for mode, noises in DENOISERS.items() for _ in noises
+        ),
         sentinels=sentinels,
         end=special_tokens.end_of_text(vocabulary.specials),
         pad=special_tokens.padding(vocabulary.specials),

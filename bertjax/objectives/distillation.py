@@ -62,19 +62,19 @@ def check_frozen(
 
     The teacher needs an MLM head, the student's vocab_size, and a max_length of at least `length`.
     """
-    what = f"config.objective.teacher = {config.teacher}"
+    key = f"config.objective.teacher = {config.teacher}"
     if "mlm" not in fields.get("heads", ()):
         raise errors.UserError(
-            f"{what} has no masked language model head: give a model that has one"
+            f"{key} has no masked language model head: give a model that has one"
         )
     if fields["vocab_size"] != vocab_size:
         raise errors.UserError(
-            f"{what} has a vocabulary of {fields['vocab_size']} pieces: set "
+            f"{key} has a vocabulary of {fields['vocab_size']} pieces: set "
             f"config.model.vocab_size, which is {vocab_size}, to that number"
         )
     if fields["max_length"] < length:
         raise errors.UserError(
-            f"{what} takes at most {fields['max_length']} tokens: reduce config.data.length (and "
+            f"{key} takes at most {fields['max_length']} tokens: reduce config.data.length (and "
             f"phase2.length), now up to {length}"
         )
 
@@ -86,9 +86,9 @@ def stand_in(name: str, fields: Mapping[str, Any]) -> hooks.StandIn:
     student's fields.
     """
     sizes = ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_length")
-    of_teacher = {size: fields[size] for size in sizes}
-    of_teacher |= {"num_layers": 2 * fields["num_layers"], "heads": ("mlm",)}
-    return hooks.StandIn("bert", of_teacher, "a bert of the student's sizes and twice its layers")
+    values = {size: fields[size] for size in sizes}
+    values |= {"num_layers": 2 * fields["num_layers"], "heads": ("mlm",)}
+    return hooks.StandIn("bert", values, "a bert of the student's sizes and twice its layers")
 
 
 def first_params(
@@ -106,7 +106,7 @@ def first_params(
     """
     if not config.start_from_teacher:
         return None
-    teacher, start = frozen["teacher"], {}
+    teacher, initial = frozen["teacher"], {}
     for name, leaf in params.items():
         array = teacher.params.get(name, leaf)
         if name in teacher.params and "/layers/" in name:
@@ -116,20 +116,20 @@ def first_params(
                 f"config.objective.teacher has {name} of shape {array.shape}, but config.model "
                 f"needs {leaf.shape}: {_student_remedy(fields, teacher.fields)}"
             )
-        start[name] = array
-    return start
+        initial[name] = array
+    return initial
 
 
 def _student_remedy(student: Mapping[str, Any], teacher: Mapping[str, Any]) -> str:
     """Returns the advice to set the student's sizes to the teacher's or to start from scratch."""
-    differing = [s for s in _SIZES if s in student and s in teacher and student[s] != teacher[s]]
-    fresh = "set config.objective.start_from_teacher to False for a student of other sizes"
-    if not differing:
-        return fresh
-    settings = ", ".join(f"config.model.{size} to {teacher[size]}" for size in differing)
+    mismatches = [s for s in _SIZES if s in student and s in teacher and student[s] != teacher[s]]
+    fresh_start = "set config.objective.start_from_teacher to False for a student of other sizes"
+    if not mismatches:
+        return fresh_start
+    settings = ", ".join(f"config.model.{size} to {teacher[size]}" for size in mismatches)
     # If only max_length differs, the only advice is to set it to the teacher's value: unused
     # positions cost the student less than a start from scratch.
-    return f"set {settings}" + ("" if differing == ["max_length"] else f"; or {fresh}")
+    return f"set {settings}" + ("" if mismatches == ["max_length"] else f"; or {fresh_start}")
 
 
 def spread_layers(teacher_layers: int, student_layers: int) -> np.ndarray:
@@ -175,15 +175,15 @@ def loss(
     student_out, teacher_out = apply(**inputs), teacher(**inputs)
     weights_BP = batch["masked_weights"]
     student_BPV, teacher_BPV = student_out["mlm_logits"], teacher_out["mlm_logits"]
-    found = losses.classification("mlm", student_BPV, batch["masked_ids"], weights_BP)
+    terms = losses.classification("mlm", student_BPV, batch["masked_ids"], weights_BP)
     divergence_BP = _divergence(teacher_BPV / config.temperature, student_BPV / config.temperature)
-    soft = (divergence_BP * weights_BP).sum() * config.temperature**2
-    found |= {"soft_loss": (soft, weights_BP.sum())}
+    soft_sum = (divergence_BP * weights_BP).sum() * config.temperature**2
+    terms |= {"soft_loss": (soft_sum, weights_BP.sum())}
     if config.cosine_weight:
         cosine_BL = _cosine(student_out["last_hidden_state"], teacher_out["last_hidden_state"])
         weights_BL = losses.token_weights(batch)
-        found |= {"cosine_loss": (((1 - cosine_BL) * weights_BL).sum(), weights_BL.sum())}
-    return found
+        terms |= {"cosine_loss": (((1 - cosine_BL) * weights_BL).sum(), weights_BL.sum())}
+    return terms
 
 
 def _divergence(p_logits: jax.Array, q_logits: jax.Array) -> jax.Array:

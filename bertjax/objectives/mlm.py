@@ -56,9 +56,9 @@ class Config:
         ):  # fmt: skip
             check(0 <= getattr(self, name) <= 1, name, "between 0 and 1")
         check(self.mask_rate > 0, "mask_rate", "above 0")
-        rest = 1 - self.mask_token_rate
-        check(self.random_token_rate <= rest + 1e-9, "random_token_rate",
-              f"at most {rest:.3g}, the rest after config.objective.mask_token_rate")  # fmt: skip
+        limit = 1 - self.mask_token_rate
+        check(self.random_token_rate <= limit + 1e-9, "random_token_rate",
+              f"at most {limit:.3g}, the rest after config.objective.mask_token_rate")  # fmt: skip
         for name in ("max_ngram", "max_span_words"):
             check(getattr(self, name) >= 1, name, "1 or more")
         check(self.masking in MASKINGS, "masking", f"one of {', '.join(MASKINGS)}")
@@ -116,11 +116,11 @@ def scales(config: Config) -> dict[str, float]:
 
 def features(config: Config, length: int) -> dict[str, tuple[tuple[int, ...], type]]:
     """Returns {feature: (shape without the batch axis, dtype)} for the batches of `transform`."""
-    p = predictions(config, length)
+    num_predictions = predictions(config, length)
     table = layout.features(length, config.packing) | {
-        "masked_positions": ((p,), np.int32),
-        "masked_ids": ((p,), np.int32),
-        "masked_weights": ((p,), np.float32),
+        "masked_positions": ((num_predictions,), np.int32),
+        "masked_ids": ((num_predictions,), np.int32),
+        "masked_weights": ((num_predictions,), np.float32),
     }
     if config.pair in LABELS:
         table["token_type_ids"] = ((length,), np.int32)
@@ -148,15 +148,15 @@ def sampling(
         raise errors.UserError(
             f"config.data.length = {length}: must be at least 5, because three tokens are special"
         )
-    common = length, vocabulary.specials, config.short_rate
+    common_args = length, vocabulary.specials, config.short_rate
     if config.pair == "nsp":
-        return samples.Pairs(*common, config.random_next_rate)
+        return samples.Pairs(*common_args, config.random_next_rate)
     if config.pair == "sop":
-        return samples.OrderedPairs(*common)
+        return samples.OrderedPairs(*common_args)
     if config.packing:
         specials = vocabulary.specials
         return packing.Enclosed(length, specials.cls, specials.sep, specials.pad, packing=True)
-    return samples.FullSentences(*common, config.cross_documents)
+    return samples.FullSentences(*common_args, config.cross_documents)
 
 
 def transform(
@@ -178,7 +178,7 @@ def transform(
     deciders_BP = None
     if config.masking == "span":
         deciders_BP, _ = span_masking.runs(positions_BP, weights_BP)
-    hidden_BL, masked_BP = masking.apply(
+    corrupted_BL, masked_ids_BP = masking.apply(
         ids_BL,
         positions_BP,
         weights_BP,
@@ -190,9 +190,9 @@ def transform(
         deciders_BP=deciders_BP,
     )
     return batch | {
-        "input_ids": hidden_BL,
+        "input_ids": corrupted_BL,
         "masked_positions": positions_BP,
-        "masked_ids": masked_BP,
+        "masked_ids": masked_ids_BP,
         "masked_weights": weights_BP,
     }
 
@@ -245,9 +245,9 @@ def scores(
 ) -> metrics.Terms:
     """Returns the terms of `loss`, computed from the model's `outputs` for the batch."""
     weights_BP = batch["masked_weights"]
-    found = losses.classification("mlm", outputs["mlm_logits"], batch["masked_ids"], weights_BP)
+    terms = losses.classification("mlm", outputs["mlm_logits"], batch["masked_ids"], weights_BP)
     if config.pair in LABELS:
         labels_B, weights_B = batch[LABELS[config.pair]], losses.example_weights(batch)
         logits_B2 = outputs[f"{config.pair}_logits"]
-        found |= losses.classification(config.pair, logits_B2, labels_B, weights_B)
-    return found
+        terms |= losses.classification(config.pair, logits_B2, labels_B, weights_B)
+    return terms

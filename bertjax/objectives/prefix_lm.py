@@ -85,7 +85,7 @@ def transform(
 ) -> dict[str, np.ndarray]:
     """Returns the model's inputs and targets for a batch of samples."""
     if config.kind == "encoder_decoder":
-        return _two_halves(config, length, vocabulary, batch)
+        return _split_features(config, length, vocabulary, batch)
     specials, sizes_BK = vocabulary.specials, batch["piece_sizes"]
     rows = layout.lay_out_targets(
         layout.pieces_of(batch),
@@ -112,7 +112,7 @@ def transform(
     }
 
 
-def _two_halves(
+def _split_features(
     config: Config, length: int, vocabulary: Vocabulary, batch: layout.Batch
 ) -> dict[str, np.ndarray]:
     """Returns features with the prefixes as inputs of the encoder and the rests as targets.
@@ -122,12 +122,12 @@ def _two_halves(
     end = special_tokens.end_of_text(vocabulary.specials)
     sizes_BK, prefix_BK = batch["piece_sizes"], batch["prefix_sizes"]
     real_BK, tokens = sizes_BK > 0, layout.pieces_of(batch)
-    prefix, rest = prefix_BK[real_BK], (sizes_BK - prefix_BK)[real_BK]
-    halves = np.column_stack([prefix, rest]).ravel()
-    in_prefix = np.repeat(np.tile([True, False], len(prefix)), halves)
+    prefix_sizes, rest_sizes = prefix_BK[real_BK], (sizes_BK - prefix_BK)[real_BK]
+    part_sizes = np.column_stack([prefix_sizes, rest_sizes]).ravel()
+    in_prefix = np.repeat(np.tile([True, False], len(prefix_sizes)), part_sizes)
     return layout.encoder_decoder(
-        layout.ended(tokens[in_prefix], prefix, real_BK, end),
-        layout.ended(tokens[~in_prefix], rest, real_BK, end),
+        layout.ended(tokens[in_prefix], prefix_sizes, real_BK, end),
+        layout.ended(tokens[~in_prefix], rest_sizes, real_BK, end),
         (length, length),
         special_tokens.padding(vocabulary.specials),
         packing=config.packing,

@@ -90,26 +90,26 @@ def loss(
     discriminator's accuracy on the replaced tokens. apply: the model with its parameters bound.
     """
     inputs = losses.inputs(batch, mlm.INPUTS)
-    positions_BP, truth_BP = batch["masked_positions"], batch["masked_ids"]
+    positions_BP, original_BP = batch["masked_positions"], batch["masked_ids"]
     weights_BP = batch["masked_weights"]
-    generated = apply(**inputs, masked_positions=positions_BP, heads_to_run=("mlm",))
-    logits_BPV = generated["mlm_logits"]
-    found = losses.classification("mlm", logits_BPV, truth_BP, weights_BP)
+    generator_out = apply(**inputs, masked_positions=positions_BP, heads_to_run=("mlm",))
+    logits_BPV = generator_out["mlm_logits"]
+    mlm_terms = losses.classification("mlm", logits_BPV, original_BP, weights_BP)
 
     sampled_BP = sample(jax.lax.stop_gradient(logits_BPV), batch["sample_seed"])
     corrupted_BL = place(batch["input_ids"], positions_BP, weights_BP, sampled_BP)
-    replaced_BL = corrupted_BL != place(batch["input_ids"], positions_BP, weights_BP, truth_BP)
+    replaced_BL = corrupted_BL != place(batch["input_ids"], positions_BP, weights_BP, original_BP)
 
     inputs["input_ids"] = corrupted_BL
     logits_BL = apply(**inputs, heads_to_run=("rtd",))["rtd_logits"]
     nll_BL = jax.nn.softplus(jnp.where(replaced_BL, -logits_BL, logits_BL))
-    right_BL = (logits_BL > 0) == replaced_BL
+    correct_BL = (logits_BL > 0) == replaced_BL
     weights_BL = losses.token_weights(batch)
-    total, replaced = weights_BL.sum(), (weights_BL * replaced_BL).sum()
-    return found | {
-        "rtd_loss": ((nll_BL * weights_BL).sum(), total),
-        "rtd_accuracy": ((right_BL * weights_BL).sum(), total),
-        "rtd_recall": ((right_BL * replaced_BL * weights_BL).sum(), replaced),
+    total_weight, replaced_weight = weights_BL.sum(), (weights_BL * replaced_BL).sum()
+    return mlm_terms | {
+        "rtd_loss": ((nll_BL * weights_BL).sum(), total_weight),
+        "rtd_accuracy": ((correct_BL * weights_BL).sum(), total_weight),
+        "rtd_recall": ((correct_BL * replaced_BL * weights_BL).sum(), replaced_weight),
     }
 
 
@@ -132,6 +132,6 @@ def place(
 ) -> jax.Array:
     """Returns int32[B, L]: `input_ids` with `ids_BP` at `positions_BP`; skips slots of weight 0."""
     column_11L = jnp.arange(input_ids.shape[1])[None, None]
-    here_BPL = (positions_BP[:, :, None] == column_11L) & (weights_BP[:, :, None] > 0)
-    new_BL = jnp.sum(jnp.where(here_BPL, ids_BP[:, :, None], 0), axis=1)
-    return jnp.where(here_BPL.any(axis=1), new_BL, input_ids)
+    match_BPL = (positions_BP[:, :, None] == column_11L) & (weights_BP[:, :, None] > 0)
+    new_BL = jnp.sum(jnp.where(match_BPL, ids_BP[:, :, None], 0), axis=1)
+    return jnp.where(match_BPL.any(axis=1), new_BL, input_ids)

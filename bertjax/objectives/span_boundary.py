@@ -88,5 +88,5 @@ def loss(
         span_boundaries=batch["span_boundaries"],
     )
     weights_BP, ids_BP = batch["masked_weights"], batch["masked_ids"]
-    found = losses.classification("sbo", outputs["sbo_logits"], ids_BP, weights_BP)
-    return mlm.scores(config, outputs, batch) | found
+    sbo_terms = losses.classification("sbo", outputs["sbo_logits"], ids_BP, weights_BP)
+    return mlm.scores(config, outputs, batch) | sbo_terms

@@ -38,22 +38,22 @@ class Attention(nn.Module):
         config = self.config
         heads = (config.num_heads, config.head_dim)
 
-        def map_(name: str, features: int | tuple[int, ...], num_in: int = 1) -> layers.Dense:
+        def dense(name: str, features: int | tuple[int, ...], num_in: int = 1) -> layers.Dense:
             std = config.kernel_std(name)
             return layers.dense(
                 features, config, num_in=num_in, use_bias=self.use_bias, init_std=std
             )
 
-        self.query = map_("query", heads)
-        self.key = map_("key", heads)
-        self.value = map_("value", heads)
-        self.out = map_("out", config.hidden_size, num_in=2)
+        self.query = dense("query", heads)
+        self.key = dense("key", heads)
+        self.value = dense("value", heads)
+        self.out = dense("out", config.hidden_size, num_in=2)
         self.dropout = layers.Dropout(config.attention_dropout_rate)
         self.adapter = layers.Adapter(config) if config.adapter_size else None
 
     def keys_values(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns (keys, values) of states x, [B, S, N, H] each; they can be passed as `memory`."""
-        return _of_heads(self.key(x_BSD)), _of_heads(self.value(x_BSD))
+        return _shard_heads(self.key(x_BSD)), _shard_heads(self.value(x_BSD))
 
     def __call__(
         self,
@@ -77,7 +77,7 @@ class Attention(nn.Module):
         written to the slots from the index on. Attention is over all S slots, so the mask must hide
         the empty slots.
         """
-        query_BLNH = _of_heads(self.query(x_BLD))
+        query_BLNH = _shard_heads(self.query(x_BLD))
         if isinstance(memory, tuple):
             key_BSNH, value_BSNH = memory
         else:
@@ -87,11 +87,11 @@ class Attention(nn.Module):
             key_BSNH = positions.rotate(key_BSNH, rotary)
         # Until here keys and values may be sharded over their length. Now they are all-gathered,
         # because the queries on each device attend to all keys.
-        key_BSNH, value_BSNH = (_of_heads(x, "key_length") for x in (key_BSNH, value_BSNH))
+        key_BSNH, value_BSNH = (_shard_heads(x, "key_length") for x in (key_BSNH, value_BSNH))
         if cache is not None:
             key_BSNH, value_BSNH = (
-                jax.lax.dynamic_update_slice_in_dim(cache[name], new, cache["index"], axis=1)
-                for name, new in (("key", key_BSNH), ("value", value_BSNH))
+                jax.lax.dynamic_update_slice_in_dim(cache[name], update, cache["index"], axis=1)
+                for name, update in (("key", key_BSNH), ("value", value_BSNH))
             )
         if self.scale is None:
             query_BLNH = query_BLNH / self.config.head_dim**0.5
@@ -101,27 +101,27 @@ class Attention(nn.Module):
         kernel = self.config.attention
         if kernel == "xla" or self.is_initializing():  # init has 2 tokens; splash needs 128
             seed = self.dropout.seed(deterministic)
-            function, bias = (bias, None) if callable(bias) else (None, bias)
-            mix = functools.partial(_mix, rate=self.dropout.rate, function=function)
+            bias_fn, bias = (bias, None) if callable(bias) else (None, bias)
+            attend = functools.partial(_attend, rate=self.dropout.rate, bias_fn=bias_fn)
             # Layers are unrolled on CPUs only. There, memory suffices, and a step is 5% faster
             # without the checkpoint.
             if not self.config.unroll_layers:
-                mix = jax.checkpoint(mix, prevent_cse=False)
-            mixed_BLNH = mix(query_BLNH, key_BSNH, value_BSNH, mask, bias, seed)
+                attend = jax.checkpoint(attend, prevent_cse=False)
+            context_BLNH = attend(query_BLNH, key_BSNH, value_BSNH, mask, bias, seed)
         elif bias is not None or not (deterministic or self.dropout.rate == 0.0):
             raise errors.UserError(
                 f"config.attention = {kernel!r}: does not support an attention bias or attention "
                 "dropout; use xla"
             )
         else:
-            mixed_BLNH = kernels.attend(kernel, query_BLNH, key_BSNH, value_BSNH, mask)
-        out_BLD = self.out(_of_heads(mixed_BLNH))
+            context_BLNH = kernels.attend(kernel, query_BLNH, key_BSNH, value_BSNH, mask)
+        out_BLD = self.out(_shard_heads(context_BLNH))
         if self.adapter is not None:
             out_BLD = self.adapter(out_BLD)
         return out_BLD if cache is None else (out_BLD, {"key": key_BSNH, "value": value_BSNH})
 
 
-def _mix(
+def _attend(
     query_BLNH: jax.Array,
     key_BSNH: jax.Array,
     value_BSNH: jax.Array,
@@ -129,12 +129,12 @@ def _mix(
     bias: jax.Array | None,
     seed: jax.Array | None,
     rate: float,
-    function: Callable[[jax.Array, jax.Array], jax.Array] | None,
+    bias_fn: Callable[[jax.Array, jax.Array], jax.Array] | None,
 ) -> jax.Array:
     """Returns softmax(query key^T + bias) value, [B, L, N, H], with all scores in memory at once.
 
     seed, rate: seed and rate of the dropout on the attention weights; seed None: no dropout.
-    function: a `Bias` that is a function; None: there is no such bias.
+    bias_fn: a `Bias` that is a function; None: there is no such bias.
 
     Under `jax.checkpoint` the backward pass recomputes the scores (Korthikanti et al., arXiv
     2205.05198, section 5). This costs one more product, 1.6% of BERT base's FLOPs at length 512. It
@@ -144,14 +144,14 @@ def _mix(
     scores_BNLS = jnp.einsum("blnh,bsnh->bnls", query_BLNH, key_BSNH).astype(jnp.float32)
     if bias is not None:
         scores_BNLS += bias
-    if function is not None:
-        scores_BNLS += function(query_BLNH, key_BSNH)
-    seen_BLS = mask.dense(*scores_BNLS.shape[-2:])
-    scores_BNLS = jnp.where(seen_BLS[:, None], scores_BNLS, layers.MASKED)
+    if bias_fn is not None:
+        scores_BNLS += bias_fn(query_BLNH, key_BSNH)
+    visible_BLS = mask.dense(*scores_BNLS.shape[-2:])
+    scores_BNLS = jnp.where(visible_BLS[:, None], scores_BNLS, layers.MASKED)
     weights_BNLS = jax.nn.softmax(scores_BNLS, axis=-1).astype(value_BSNH.dtype)
     weights_BNLS = layers.drop(weights_BNLS, rate, seed)
     return jnp.einsum("bnls,bsnh->blnh", weights_BNLS, value_BSNH)
 
 
-def _of_heads(x_BLNH: jax.Array, length: str = "length") -> jax.Array:
+def _shard_heads(x_BLNH: jax.Array, length: str = "length") -> jax.Array:
     return sharding.constrain(x_BLNH, ("batch", length, "heads", "head_dim"))

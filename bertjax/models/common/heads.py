@@ -19,14 +19,14 @@ from bertjax import errors, sharding
 from bertjax.models.common import activations, layers
 
 # {fine-tuning head: the output of the model's body that this head takes as input}
-READS: Mapping[str, str] = MappingProxyType(
+HEAD_INPUTS: Mapping[str, str] = MappingProxyType(
     {
         "classifier": "class_features",
         "token_classifier": "last_hidden_state",
         "span": "last_hidden_state",
     }
 )
-DOWNSTREAM = tuple(READS)
+DOWNSTREAM = tuple(HEAD_INPUTS)
 _ACTIVATIONS = {**activations.FUNCTIONS, "tanh": jnp.tanh}
 
 
@@ -63,21 +63,21 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
 )
 
 
-def layouts(**own: Layout) -> Mapping[str, Layout]:
-    """Returns {head: layout} for a family: its `own` layouts, and BERT's for the other heads."""
-    return {**LAYOUTS, **own}
+def layouts(**overrides: Layout) -> Mapping[str, Layout]:
+    """Returns {head: layout} for a family: `overrides`, and BERT's layouts for the other heads."""
+    return {**LAYOUTS, **overrides}
 
 
-def check(config: Any, known: tuple[str, ...]) -> None:
-    """Raises UserError unless `config.heads` is a subset of `known`, in the order of `known`.
+def check(config: Any, allowed: tuple[str, ...]) -> None:
+    """Raises UserError unless `config.heads` is a subset of `allowed`, in the same order.
 
     Also raises UserError if a head predicts labels but `config.num_labels` is 0.
     """
     names = config.heads
-    ordered = names == tuple(name for name in known if name in names)
-    errors.check(ordered, "model.heads", names, f"a tuple of {', '.join(known)}, in this order")
-    labelled = {"classifier", "token_classifier"} & set(names)
-    errors.check(not labelled or config.num_labels > 0, "model.num_labels", config.num_labels,
+    ordered = names == tuple(name for name in allowed if name in names)
+    errors.check(ordered, "model.heads", names, f"a tuple of {', '.join(allowed)}, in this order")
+    label_heads = {"classifier", "token_classifier"} & set(names)
+    errors.check(not label_heads or config.num_labels > 0, "model.num_labels", config.num_labels,
                  f"1 or more with the heads {names}")  # fmt: skip
 
 
@@ -99,8 +99,8 @@ def gather_positions(x_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:
 
 def last_position(mask: jax.Array) -> jax.Array:
     """Returns int32[...]: the index of the last token of mask [..., L]; 0 if there is none."""
-    places = jax.lax.broadcasted_iota(jnp.int32, mask.shape, mask.ndim - 1)
-    return jnp.max(places * (mask > 0), axis=-1)
+    indices = jax.lax.broadcasted_iota(jnp.int32, mask.shape, mask.ndim - 1)
+    return jnp.max(indices * (mask > 0), axis=-1)
 
 
 def pool(states: jax.Array, mask: jax.Array, pooling: str) -> jax.Array:
@@ -113,8 +113,8 @@ def pool(states: jax.Array, mask: jax.Array, pooling: str) -> jax.Array:
     if pooling == "cls":
         return states[..., 0, :]
     if pooling == "last":
-        place = last_position(mask)[..., None, None]
-        return jnp.take_along_axis(states, place, axis=-2)[..., 0, :]
+        index = last_position(mask)[..., None, None]
+        return jnp.take_along_axis(states, index, axis=-2)[..., 0, :]
     weights = mask.astype(jnp.float32)
     sums = jnp.einsum("...ld,...l->...d", states, weights)
     return sums / jnp.maximum(weights.sum(axis=-1, keepdims=True), 1.0)
@@ -217,8 +217,8 @@ class Model(nn.Module):
                 if name == "classifier" and "pooler" in config.heads:
                     # The pooler replaces the head's first dense layer.
                     layout = layout._replace(pooled=True, activation="")
-                size = 2 if name == "span" else config.num_labels
-                setattr(self, name, Downstream(config, size, layout))
+                num_outputs = 2 if name == "span" else config.num_labels
+                setattr(self, name, Downstream(config, num_outputs, layout))
 
     def class_features(self, x_BLD: jax.Array, attention_mask: jax.Array | None) -> jax.Array:
         """Returns [B, D]: the state that represents the sequence, by default the first token's."""
@@ -234,17 +234,19 @@ class Model(nn.Module):
             features_BD = self.pooler(features_BD)
         return self.classifier(features_BD, deterministic)
 
-    def tell_tokens(self, x_BLD: jax.Array, *, deterministic: bool = True) -> dict[str, jax.Array]:
+    def per_token_logits(
+        self, x_BLD: jax.Array, *, deterministic: bool = True
+    ) -> dict[str, jax.Array]:
         """Returns token_logits and span_logits, each only if the model has the head for it.
 
         x_BLD: the last_hidden_state. Does not run the encoder.
         """
-        found = {}
+        outputs = {}
         if "token_classifier" in self.config.heads:
-            found["token_logits"] = self.token_classifier(x_BLD, deterministic)
+            outputs["token_logits"] = self.token_classifier(x_BLD, deterministic)
         if "span" in self.config.heads:
-            found["span_logits"] = self.span(x_BLD, deterministic)
-        return found
+            outputs["span_logits"] = self.span(x_BLD, deterministic)
+        return outputs
 
     def add_downstream(
         self,
@@ -260,10 +262,10 @@ class Model(nn.Module):
         span: span_logits [B, L, 2], for the first and for the last token of an answer.
         """
         heads, x_BLD = self.config.heads, outputs["last_hidden_state"]
-        found = self.tell_tokens(x_BLD, deterministic=deterministic)
+        head_outputs = self.per_token_logits(x_BLD, deterministic=deterministic)
         if "classifier" in heads:
             features_BD = self.class_features(x_BLD, attention_mask)
-            read = outputs["pooled_output"] if "pooler" in heads else features_BD
-            found["class_features"] = features_BD
-            found["class_logits"] = self.classifier(read, deterministic)
-        return outputs | found
+            head_input = outputs["pooled_output"] if "pooler" in heads else features_BD
+            head_outputs["class_features"] = features_BD
+            head_outputs["class_logits"] = self.classifier(head_input, deterministic)
+        return outputs | head_outputs

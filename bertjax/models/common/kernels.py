@@ -35,7 +35,7 @@ _AXES: dict[str, tuple[str | None, ...]] = {
     "query_ids": ("batch", "length"),
     "key_ids": ("batch", "key_length"),
     "everywhere": (),
-    "seen": ("batch", None, None),
+    "mask": ("batch", None, None),
 }
 
 
@@ -52,15 +52,15 @@ def attend(
             f"config.attention = {name!r}: must be xla if the mesh has the axis sequence"
         )
     arrays = {"query": query_BLNH, "key": key_BSNH, "value": value_BSNH}
-    function, extra = _KERNELS[name](mask, *query_BLNH.shape[:2], key_BSNH.shape[1])
-    return sharding.map_shards(function, arrays | extra, _AXES, like="query")
+    function, mask_arrays = _KERNELS[name](mask, *query_BLNH.shape[:2], key_BSNH.shape[1])
+    return sharding.map_shards(function, arrays | mask_arrays, _AXES, like="query")
 
 
-def _splash(mask: masks.Mask, batch: int, queries: int, keys: int) -> tuple[Callable, dict]:
-    """Returns (function, extra) to compute the attention of one device's rows and heads.
+def _splash(mask: masks.Mask, batch: int, num_queries: int, num_keys: int) -> tuple[Callable, dict]:
+    """Returns (function, mask_arrays) to compute the attention of one device's rows and heads.
 
-    function: returns the output for {name: array} of query, key, value and the arrays in `extra`.
-    extra: {name: array} of the inputs that describe the mask.
+    function: returns the output for {name: array} of query, key, value and of `mask_arrays`.
+    mask_arrays: {name: array} of the inputs that describe the mask.
     """
     # Imported here because importing Pallas takes half a second.
     from jax.experimental.pallas.ops.tpu import splash_attention
@@ -69,14 +69,14 @@ def _splash(mask: masks.Mask, batch: int, queries: int, keys: int) -> tuple[Call
         raise errors.UserError(
             "config.attention = 'splash': does not support a prefix or a cache; use xla"
         )
-    rows, columns = _block(queries), _block(keys)
+    query_block, key_block = _block_size(num_queries), _block_size(num_keys)
     sizes = splash_attention.BlockSizes(
-        block_q=rows, block_kv=columns, block_kv_compute=columns,
-        block_q_dkv=rows, block_kv_dkv=columns, block_kv_dkv_compute=columns,
-        block_q_dq=rows, block_kv_dq=columns,
+        block_q=query_block, block_kv=key_block, block_kv_compute=key_block,
+        block_q_dkv=query_block, block_kv_dkv=key_block, block_kv_dkv_compute=key_block,
+        block_q_dq=query_block, block_kv_dq=key_block,
     )  # fmt: skip
     interpret = _platform() == "cpu"
-    extra = {}
+    mask_arrays = {}
     if mask.keys is not None or mask.query_segments is not None:
         query_ids = jnp.ones((1, 1), jnp.int32)
         key_ids = query_ids
@@ -84,42 +84,44 @@ def _splash(mask: masks.Mask, batch: int, queries: int, keys: int) -> tuple[Call
             query_ids, key_ids = mask.query_segments, mask.key_segments
         if mask.keys is not None:
             key_ids = jnp.where(mask.keys.astype(bool), key_ids, -1)
-        extra["query_ids"] = jnp.broadcast_to(query_ids, (batch, queries)).astype(jnp.int32)
-        extra["key_ids"] = jnp.broadcast_to(key_ids, (batch, keys)).astype(jnp.int32)
-    if mask.everywhere is not None:
-        extra["everywhere"] = mask.everywhere
-
-    def kernel(window: int, num_heads: int) -> Callable:
-        shape, half = (queries, keys), window // 2
-        if window:
-            seen = splash_attention.LocalMask(shape, (half, 0 if mask.causal else half), 0)
-        elif mask.causal:
-            seen = splash_attention.CausalMask(shape)
-        else:
-            seen = splash_attention.FullMask(shape)
-        heads = splash_attention.MultiHeadMask([seen] * num_heads)
-        made = splash_attention.make_splash_mha(
-            heads, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
+        mask_arrays["query_ids"] = jnp.broadcast_to(query_ids, (batch, num_queries)).astype(
+            jnp.int32
         )
-        return jax.vmap(lambda *inputs: made(*inputs))
+        mask_arrays["key_ids"] = jnp.broadcast_to(key_ids, (batch, num_keys)).astype(jnp.int32)
+    if mask.everywhere is not None:
+        mask_arrays["everywhere"] = mask.everywhere
 
-    def of_device(arrays: dict[str, jax.Array]) -> jax.Array:
+    def make_kernel(window: int, num_heads: int) -> Callable:
+        shape, half = (num_queries, num_keys), window // 2
+        if window:
+            head_mask = splash_attention.LocalMask(shape, (half, 0 if mask.causal else half), 0)
+        elif mask.causal:
+            head_mask = splash_attention.CausalMask(shape)
+        else:
+            head_mask = splash_attention.FullMask(shape)
+        head_masks = splash_attention.MultiHeadMask([head_mask] * num_heads)
+        attend_heads = splash_attention.make_splash_mha(
+            head_masks, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
+        )
+        return jax.vmap(lambda *inputs: attend_heads(*inputs))
+
+    def attend_shard(arrays: dict[str, jax.Array]) -> jax.Array:
         inputs = [jnp.swapaxes(arrays[name], 1, 2) for name in ("query", "key", "value")]
         if "query_ids" in arrays:
             inputs.append(splash_attention.SegmentIds(arrays["query_ids"], arrays["key_ids"]))
         num_heads = inputs[0].shape[1]
-        near = kernel(mask.window, num_heads)
+        local_kernel = make_kernel(mask.window, num_heads)
         if "everywhere" in arrays:
-            far = kernel(0, num_heads)
-            mixed_BNLH = jax.lax.cond(arrays["everywhere"], far, near, *inputs)
+            global_kernel = make_kernel(0, num_heads)
+            context_BNLH = jax.lax.cond(arrays["everywhere"], global_kernel, local_kernel, *inputs)
         else:
-            mixed_BNLH = near(*inputs)
-        return jnp.swapaxes(mixed_BNLH, 1, 2)
+            context_BNLH = local_kernel(*inputs)
+        return jnp.swapaxes(context_BNLH, 1, 2)
 
-    return of_device, extra
+    return attend_shard, mask_arrays
 
 
-def _block(length: int) -> int:
+def _block_size(length: int) -> int:
     sizes = [size for size in _BLOCKS if length % size == 0]
     if not sizes:
         raise errors.UserError(
@@ -137,27 +139,29 @@ def _platform() -> str:
     return jax.default_backend() if device is None else device.platform
 
 
-def _cudnn(mask: masks.Mask, batch: int, queries: int, keys: int) -> tuple[Callable, dict]:
-    """Like `_splash`, but `extra` has the mask as one bool array [B or 1, L, S].
+def _cudnn(mask: masks.Mask, batch: int, num_queries: int, num_keys: int) -> tuple[Callable, dict]:
+    """Like `_splash`, but `mask_arrays` has the mask as one bool array [B or 1, L, S].
 
     The causal part of the mask is not in the array but passed as a flag, unless there is a prefix
     or a cache.
     """
-    only_before = mask.causal and mask.prefix is None and mask.start is None
-    rest = dataclasses.replace(mask, causal=False) if only_before else mask
-    extra = {}
-    if rest.causal or rest.window or jax.tree.leaves(rest):
-        seen_BLS = rest.dense(queries, keys)
-        extra["seen"] = jnp.broadcast_to(seen_BLS, (len(seen_BLS), queries, keys))
+    is_causal = mask.causal and mask.prefix is None and mask.start is None
+    dense_mask = dataclasses.replace(mask, causal=False) if is_causal else mask
+    mask_arrays = {}
+    if dense_mask.causal or dense_mask.window or jax.tree.leaves(dense_mask):
+        visible_BLS = dense_mask.dense(num_queries, num_keys)
+        mask_arrays["mask"] = jnp.broadcast_to(
+            visible_BLS, (len(visible_BLS), num_queries, num_keys)
+        )
 
-    def of_device(arrays: dict[str, jax.Array]) -> jax.Array:
+    def attend_shard(arrays: dict[str, jax.Array]) -> jax.Array:
         return jax.nn.dot_product_attention(
             arrays["query"], arrays["key"], arrays["value"],
-            mask=arrays["seen"][:, None] if "seen" in arrays else None,
-            scale=1.0, is_causal=only_before, implementation="cudnn",
+            mask=arrays["mask"][:, None] if "mask" in arrays else None,
+            scale=1.0, is_causal=is_causal, implementation="cudnn",
         )  # fmt: skip
 
-    return of_device, extra
+    return attend_shard, mask_arrays
 
 
 _KERNELS = {"splash": _splash, "cudnn": _cudnn}
@@ -179,21 +183,21 @@ def check(
     errors.check(name in NAMES, "attention", name, f"one of {', '.join(NAMES)}")
     if name == "xla":
         return
-    here = f"with config.attention = {name!r}"
+    condition = f"with config.attention = {name!r}"
     rate = model.attention_dropout_rate
     errors.check(rate == 0.0, "model.attention_dropout_rate", rate,
-                 f"0.0 {here}, which has no dropout; xla has it")  # fmt: skip
+                 f"0.0 {condition}, which has no dropout; xla has it")  # fmt: skip
     if name == "splash":
         errors.check("prefix_mask" not in features, "attention", name,
                      "xla for an objective with a prefix mask")  # fmt: skip
         for key, length in lengths.items():
             errors.check(length % LENGTH_MULTIPLE == 0, key, length,
-                         f"a multiple of {LENGTH_MULTIPLE} {here} (xla: any)")  # fmt: skip
+                         f"a multiple of {LENGTH_MULTIPLE} {condition} (xla: any)")  # fmt: skip
     else:
-        errors.check(dtype != "float32", "dtype", dtype, f"bfloat16 {here}")
-        fits = model.head_dim % 8 == 0 and model.head_dim <= 128
-        errors.check(fits, "model.num_heads", model.num_heads,
-                     f"such that the width of heads is 8, 16, ... or 128 {here}")  # fmt: skip
+        errors.check(dtype != "float32", "dtype", dtype, f"bfloat16 {condition}")
+        valid_width = model.head_dim % 8 == 0 and model.head_dim <= 128
+        errors.check(valid_width, "model.num_heads", model.num_heads,
+                     f"such that the width of heads is 8, 16, ... or 128 {condition}")  # fmt: skip
 
 
 def check_mesh(name: str, mesh: Any, platform: str | None = None) -> None:
@@ -204,8 +208,8 @@ def check_mesh(name: str, mesh: Any, platform: str | None = None) -> None:
     """
     if name == "xla":
         return
-    have = platform or mesh.devices.flat[0].platform
-    there = ["xla", *(kernel for kernel, runs_on in _PLATFORMS.items() if runs_on == have)]
-    errors.check(name in there, "attention", name, f"{' or '.join(there)} on a {have}")
+    target = platform or mesh.devices.flat[0].platform
+    supported = ["xla", *(kernel for kernel, runs_on in _PLATFORMS.items() if runs_on == target)]
+    errors.check(name in supported, "attention", name, f"{' or '.join(supported)} on a {target}")
     errors.check(mesh.shape["sequence"] == 1, "attention", name, "xla if the mesh has the axis "
                                                                  "sequence")

@@ -79,12 +79,12 @@ class Fields(Compute):
 
 def fields_of(config: Any) -> dict[str, Any]:
     """Returns {name: value} of all fields of a family's Config except those of `Compute`."""
-    how = {field.name for field in dataclasses.fields(Compute)}
-    return {name: v for name, v in dataclasses.asdict(config).items() if name not in how}
+    compute = {field.name for field in dataclasses.fields(Compute)}
+    return {name: v for name, v in dataclasses.asdict(config).items() if name not in compute}
 
 
-MOST_LAYERS = 4096  # upper limit of numbers of layers
-MOST = 2**24  # upper limit of all other sizes
+MAX_LAYERS = 4096  # upper limit of numbers of layers
+MAX_SIZE = 2**24  # upper limit of all other sizes
 
 
 def check_fields(config: Any) -> None:
@@ -95,18 +95,18 @@ def check_fields(config: Any) -> None:
 
     for field in dataclasses.fields(config):
         if field.type is int:
-            free = field.name.endswith("_id") or field.name in ("num_labels", "adapter_size")
+            allows_zero = field.name.endswith("_id") or field.name in ("num_labels", "adapter_size")
             # The lowest valid id is 0. A field whose default is -1 also allows -1: no such id.
-            least = min(field.default, 0 if free else 1)
-            check(getattr(config, field.name) >= least, field.name, f"{least} or more")
-            most = MOST_LAYERS if field.name.endswith("layers") else MOST
-            check(getattr(config, field.name) <= most, field.name, f"{most:,} or less")
+            minimum = min(field.default, 0 if allows_zero else 1)
+            check(getattr(config, field.name) >= minimum, field.name, f"{minimum} or more")
+            maximum = MAX_LAYERS if field.name.endswith("layers") else MAX_SIZE
+            check(getattr(config, field.name) <= maximum, field.name, f"{maximum:,} or less")
         if field.name.endswith("dropout_rate"):
             check(0.0 <= getattr(config, field.name) < 1.0, field.name, "in [0, 1)")
         elif field.type is float:
             check(getattr(config, field.name) >= 0.0, field.name, "0 or more")
-    free = any(field.name == "head_dim" for field in dataclasses.fields(config))
-    check(free or config.hidden_size % config.num_heads == 0, "num_heads",
+    has_head_dim = any(field.name == "head_dim" for field in dataclasses.fields(config))
+    check(has_head_dim or config.hidden_size % config.num_heads == 0, "num_heads",
           f"a divisor of config.model.hidden_size = {config.hidden_size}")  # fmt: skip
     check(config.activation in activations.FUNCTIONS, "activation",
           f"one of {', '.join(activations.FUNCTIONS)}")  # fmt: skip
@@ -146,8 +146,8 @@ def drop(x: jax.Array, rate: float, seed: jax.Array | None) -> jax.Array:
     """Returns x after dropout with this seed; x itself if the seed is None."""
     if seed is None:
         return x
-    keep = hashing.hash_bits(seed, x.shape) >= jnp.uint32(rate * 2**32)
-    return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
+    keep_mask = hashing.hash_bits(seed, x.shape) >= jnp.uint32(rate * 2**32)
+    return jnp.where(keep_mask, x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
 
 
 class Embed(nn.Module):
@@ -196,13 +196,13 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        outer, inner = x.shape[: -self.num_in], x.shape[-self.num_in :]
+        batch_shape, in_shape = x.shape[: -self.num_in], x.shape[-self.num_in :]
         init = nn.initializers.truncated_normal(self.init_std)
-        kernel = self.param("kernel", init, (*inner, *self.features), jnp.float32)
-        rows = outer if sharding.splits("length") else (-1,)
+        kernel = self.param("kernel", init, (*in_shape, *self.features), jnp.float32)
+        row_shape = batch_shape if sharding.splits("length") else (-1,)
 
         def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-            x = x.reshape(*rows, math.prod(inner)).astype(self.dtype)
+            x = x.reshape(*row_shape, math.prod(in_shape)).astype(self.dtype)
             return x @ kernel.reshape(x.shape[-1], -1).astype(self.dtype)
 
         # With the checkpoint, only x and the parameter are saved for the backward pass, but neither
@@ -212,7 +212,7 @@ class Dense(nn.Module):
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
             x = x + bias.reshape(*(1,) * (x.ndim - 1), -1).astype(self.dtype)
-        return x.reshape(*outer, *self.features)
+        return x.reshape(*batch_shape, *self.features)
 
 
 def dense(
@@ -273,8 +273,8 @@ class Adapter(nn.Module):
         config = self.config
         down = dense(config.adapter_size, config, init_std=ADAPTER_STD, name="down")
         up = dense(x_BLD.shape[-1], config, init_std=ADAPTER_STD, name="up")
-        added_BLD = up(activations.FUNCTIONS["gelu"](down(x_BLD)))
-        return x_BLD + sharding.constrain(added_BLD, ("batch", "length", "embed"))
+        delta_BLD = up(activations.FUNCTIONS["gelu"](down(x_BLD)))
+        return x_BLD + sharding.constrain(delta_BLD, ("batch", "length", "embed"))
 
 
 class Mlp(nn.Module):
@@ -293,19 +293,19 @@ class Mlp(nn.Module):
     def __call__(self, x_BLD: jax.Array, deterministic: bool = True) -> jax.Array:
         config = self.config
 
-        def map_(name: str, features: int) -> Dense:
+        def projection(name: str, features: int) -> Dense:
             std = config.kernel_std(name)
             return dense(features, config, use_bias=self.use_bias, init_std=std, name=name)
 
-        def wide(name: str) -> jax.Array:
-            hidden_BLF = map_(name, config.intermediate_size)(x_BLD)
+        def up_projection(name: str) -> jax.Array:
+            hidden_BLF = projection(name, config.intermediate_size)(x_BLD)
             return sharding.constrain(hidden_BLF, ("batch", "length", "mlp"))
 
-        hidden_BLF = activations.FUNCTIONS[config.activation](wide("wi"))
+        hidden_BLF = activations.FUNCTIONS[config.activation](up_projection("wi"))
         if self.gated:
-            hidden_BLF = hidden_BLF * wide("wi_gate")
+            hidden_BLF = hidden_BLF * up_projection("wi_gate")
         hidden_BLF = Dropout(self.dropout_rate, name="dropout")(hidden_BLF, deterministic)
-        out_BLD = map_("wo", config.hidden_size)(hidden_BLF)
+        out_BLD = projection("wo", config.hidden_size)(hidden_BLF)
         return Adapter(config, name="adapter")(out_BLD) if config.adapter_size else out_BLD
 
 

@@ -60,42 +60,42 @@ class Mask:
         """Returns the intersection. Raises ValueError if both have the same part (except keys)."""
         fields: dict[str, Any] = {}
         for part in _PARTS:
-            sides = [mask for mask in (self, other) if mask._has(part[0])]
-            if len(sides) == 2 and part != ("keys",):
+            owners = [mask for mask in (self, other) if mask._has(part[0])]
+            if len(owners) == 2 and part != ("keys",):
                 raise ValueError(f"both masks have {part[0]}")
-            if len(sides) == 2:
+            if len(owners) == 2:
                 fields["keys"] = self.keys.astype(bool) & other.keys.astype(bool)
             else:
-                fields |= {name: getattr(side, name) for side in sides for name in part}
+                fields |= {name: getattr(owner, name) for owner in owners for name in part}
         return Mask(**fields)
 
     def _has(self, name: str) -> bool:
         value = getattr(self, name)
         return value is not None and not (isinstance(value, int) and value == 0)
 
-    def dense(self, queries: int, keys: int) -> jax.Array:
+    def dense(self, num_queries: int, num_keys: int) -> jax.Array:
         """Returns bool [B or 1, L or 1, S]: True where a query may attend to a key.
 
-        queries, keys: the numbers L and S.
+        num_queries, num_keys: L and S.
         """
-        parts = [jnp.ones((1, 1, keys), bool)]
+        parts = [jnp.ones((1, 1, num_keys), bool)]
         if self.keys is not None:
             parts.append(self.keys.astype(bool)[:, None, :])
         if self.query_segments is not None:
             queries_BL1, keys_B1S = self.query_segments[:, :, None], self.key_segments[:, None, :]
             parts.append((queries_BL1 == keys_B1S) & (keys_B1S > 0))
         if self.causal or self.window:
-            first = 0 if self.start is None else self.start
-            places_1L1 = first + jnp.arange(queries)[None, :, None]
-            distance_1LS = jnp.arange(keys)[None, None] - places_1L1
+            start = 0 if self.start is None else self.start
+            places_1L1 = start + jnp.arange(num_queries)[None, :, None]
+            distance_1LS = jnp.arange(num_keys)[None, None] - places_1L1
         if self.causal:
-            before = distance_1LS <= 0
+            past_1LS = distance_1LS <= 0
             parts.append(
-                before if self.prefix is None else before | self.prefix.astype(bool)[:, None, :]
+                past_1LS if self.prefix is None else past_1LS | self.prefix.astype(bool)[:, None, :]
             )
         if self.window:
-            near = jnp.abs(distance_1LS) <= self.window // 2
-            parts.append(near if self.everywhere is None else near | self.everywhere)
+            near_1LS = jnp.abs(distance_1LS) <= self.window // 2
+            parts.append(near_1LS if self.everywhere is None else near_1LS | self.everywhere)
         return functools.reduce(operator.and_, parts)
 
 

@@ -24,30 +24,30 @@ def normalize(
 
 
 def _forward(x, scale, bias, epsilon, centred):
-    wide = x.astype(jnp.float32)
-    mean = jnp.mean(wide, axis=-1, keepdims=True) if centred else None
-    wide = wide - mean if centred else wide
-    factor = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
-    normed = wide * factor * _rows(scale, x.ndim)
+    x_f32 = x.astype(jnp.float32)
+    mean = jnp.mean(x_f32, axis=-1, keepdims=True) if centred else None
+    x_f32 = x_f32 - mean if centred else x_f32
+    factor = jax.lax.rsqrt(jnp.mean(jnp.square(x_f32), axis=-1, keepdims=True) + epsilon)
+    normed = x_f32 * factor * _expand_dims(scale, x.ndim)
     if bias is not None:
-        normed += _rows(bias, x.ndim)
+        normed += _expand_dims(bias, x.ndim)
     return normed.astype(x.dtype), (x, scale, bias, mean, factor)
 
 
-def _backward(epsilon, centred, kept, slope):
-    x, scale, bias, mean, factor = kept
-    wide, slope = x.astype(jnp.float32), slope.astype(jnp.float32)
-    unit = (wide - mean if centred else wide) * factor
-    rows = tuple(range(x.ndim - 1))
-    inner = slope * _rows(scale, x.ndim)
-    outer = inner - unit * jnp.mean(inner * unit, axis=-1, keepdims=True)
+def _backward(epsilon, centred, residuals, grad):
+    x, scale, bias, mean, factor = residuals
+    x_f32, grad = x.astype(jnp.float32), grad.astype(jnp.float32)
+    x_hat = (x_f32 - mean if centred else x_f32) * factor
+    row_axes = tuple(range(x.ndim - 1))
+    x_hat_grad = grad * _expand_dims(scale, x.ndim)
+    unscaled_grad = x_hat_grad - x_hat * jnp.mean(x_hat_grad * x_hat, axis=-1, keepdims=True)
     if centred:
-        outer -= jnp.mean(inner, axis=-1, keepdims=True)
-    of_bias = None if bias is None else jnp.sum(slope, axis=rows)
-    return (outer * factor).astype(x.dtype), jnp.sum(slope * unit, axis=rows), of_bias
+        unscaled_grad -= jnp.mean(x_hat_grad, axis=-1, keepdims=True)
+    bias_grad = None if bias is None else jnp.sum(grad, axis=row_axes)
+    return (unscaled_grad * factor).astype(x.dtype), jnp.sum(grad * x_hat, axis=row_axes), bias_grad
 
 
-def _rows(x_D: jax.Array, ndim: int) -> jax.Array:
+def _expand_dims(x_D: jax.Array, ndim: int) -> jax.Array:
     return x_D.reshape(*(1,) * (ndim - 1), -1)
 
 

@@ -23,10 +23,10 @@ def rotary_tables(
 def rotate(x_BLNH: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Returns x rotated by the angles of `rotary_tables`, in the dtype of x."""
     cos_BLH, sin_BLH = rotary
-    wide = x_BLNH.astype(jnp.float32)
-    low, high = jnp.split(wide, 2, axis=-1)
-    turned = jnp.concatenate([-high, low], axis=-1)
-    return (wide * cos_BLH[:, :, None] + turned * sin_BLH[:, :, None]).astype(x_BLNH.dtype)
+    x_f32 = x_BLNH.astype(jnp.float32)
+    low, high = jnp.split(x_f32, 2, axis=-1)
+    rotated_half = jnp.concatenate([-high, low], axis=-1)
+    return (x_f32 * cos_BLH[:, :, None] + rotated_half * sin_BLH[:, :, None]).astype(x_BLNH.dtype)
 
 
 def relative_buckets(
@@ -44,8 +44,8 @@ def relative_buckets(
     exact = num_buckets // 2
     size = np.arange(max_distance + 1)
     share = np.log(np.maximum(size, 1).astype(np.float32) / exact) / np.log(max_distance / exact)
-    wide = exact + (share * (num_buckets - exact) + 1e-5).astype(np.int32)
-    table = np.where(size < exact, size, np.minimum(wide, num_buckets - 1))
+    log_bucket = exact + (share * (num_buckets - exact) + 1e-5).astype(np.int32)
+    table = np.where(size < exact, size, np.minimum(log_bucket, num_buckets - 1))
     size = jnp.abs(distance) if bidirectional else jnp.maximum(-distance, 0)
     bucket = jnp.asarray(table, jnp.int32)[jnp.minimum(size, max_distance)]
     return bucket + num_buckets * (distance > 0) if bidirectional else bucket
@@ -69,5 +69,5 @@ def relative_bias(
     )
     # The lookup is a product with one-hot vectors, so its gradient is a product too. An indexed
     # lookup would have a scatter of L * S rows as its gradient.
-    ones_LSK = jax.nn.one_hot(buckets_LS, table.shape[0], dtype=table.dtype)
-    return jnp.einsum("lsk,kn->nls", ones_LSK, table, precision="highest")[None]
+    one_hot_LSK = jax.nn.one_hot(buckets_LS, table.shape[0], dtype=table.dtype)
+    return jnp.einsum("lsk,kn->nls", one_hot_LSK, table, precision="highest")[None]

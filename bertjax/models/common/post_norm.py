@@ -9,7 +9,7 @@ from bertjax import sharding
 from bertjax.models.common import attention, layers, masks
 
 
-def _residual(x_BLD: jax.Array) -> jax.Array:
+def _constrain(x_BLD: jax.Array) -> jax.Array:
     return sharding.constrain(x_BLD, ("batch", "length", "embed"))
 
 
@@ -26,11 +26,11 @@ class Layer(nn.Module):
         dropout = layers.Dropout(config.dropout_rate, name="attention_dropout")
         out_BLD = dropout(out_BLD, deterministic)
         x_BLD = layers.LayerNorm(config.layer_norm_eps, name="attention_norm")(x_BLD + out_BLD)
-        x_BLD = _residual(x_BLD)
+        x_BLD = _constrain(x_BLD)
         out_BLD = layers.Mlp(config, name="mlp")(x_BLD)
         out_BLD = layers.Dropout(config.dropout_rate, name="mlp_dropout")(out_BLD, deterministic)
         x_BLD = layers.LayerNorm(config.layer_norm_eps, name="mlp_norm")(x_BLD + out_BLD)
-        x_BLD = _residual(x_BLD)
+        x_BLD = _constrain(x_BLD)
         return x_BLD, x_BLD
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from bertjax import errors
 
 # {Hugging Face's feed_forward_proj: (activation, gated)}
-UNITS = {
+FEED_FORWARDS = {
     "relu": ("relu", False),
     "gelu": ("gelu", False),
     "gelu_new": ("gelu_tanh", False),
@@ -15,10 +15,10 @@ UNITS = {
 }
 
 # Our name, the Hugging Face name, and the conversion (defined in artifact/huggingface.py).
-_MAPS = (("query", "q", "heads_out"), ("key", "k", "heads_out"), ("value", "v", "heads_out"),
-         ("out", "o", "heads_in"))  # fmt: skip
-_UNITS = (("mlp/wi", "wi"), ("mlp/wo", "wo"), ("gated_mlp/wi", "wi_0"),
-          ("gated_mlp/wi_gate", "wi_1"), ("gated_mlp/wo", "wo"))  # fmt: skip
+_PROJECTIONS = (("query", "q", "heads_out"), ("key", "k", "heads_out"), ("value", "v", "heads_out"),
+                ("out", "o", "heads_in"))  # fmt: skip
+_MLP_KERNELS = (("mlp/wi", "wi"), ("mlp/wo", "wo"), ("gated_mlp/wi", "wi_0"),
+                ("gated_mlp/wi_gate", "wi_1"), ("gated_mlp/wo", "wo"))  # fmt: skip
 
 
 def _lines(stack: str, parts: dict[str, str]) -> tuple[tuple[str, str, str], ...]:
@@ -31,14 +31,17 @@ def _lines(stack: str, parts: dict[str, str]) -> tuple[tuple[str, str, str], ...
          f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", "same"),
         (f"{stack}/final_norm/scale", f"{stack}.final_layer_norm.weight", "same"),
     ]  # fmt: skip
-    for number, (ours, theirs) in enumerate(parts.items()):
-        our, their = f"{stack}/layers/", f"{stack}.block.{{}}.layer.{number}."
-        lines.append((f"{our}{ours}_norm/scale", their + "layer_norm.weight", "same"))
-        if ours == "mlp":
-            maps = [(mine, name, "transpose") for mine, name in _UNITS]
+    for number, (part, hf_part) in enumerate(parts.items()):
+        prefix, hf_prefix = f"{stack}/layers/", f"{stack}.block.{{}}.layer.{number}."
+        lines.append((f"{prefix}{part}_norm/scale", hf_prefix + "layer_norm.weight", "same"))
+        if part == "mlp":
+            kernels = [(name, hf_name, "transpose") for name, hf_name in _MLP_KERNELS]
         else:
-            maps = [(f"{ours}/{mine}", name, way) for mine, name, way in _MAPS]
-        lines += [(f"{our}{m}/kernel", f"{their}{theirs}.{n}.weight", way) for m, n, way in maps]
+            kernels = [(f"{part}/{name}", hf_name, rule) for name, hf_name, rule in _PROJECTIONS]
+        lines += [
+            (f"{prefix}{name}/kernel", f"{hf_prefix}{hf_part}.{hf_name}.weight", rule)
+            for name, hf_name, rule in kernels
+        ]
     return tuple(lines)
 
 
@@ -61,36 +64,36 @@ HF_HEADS: dict[str, dict[str, str]] = {}
 
 # {feed_forward_proj: dense_act_fn}, unless dense_act_fn is feed_forward_proj without "gated-".
 # transformers derives dense_act_fn from feed_forward_proj, but a value in the file overrides this.
-_UNITS_WITHIN = {"gated-gelu": "gelu_new"}
+_DENSE_ACT_FNS = {"gated-gelu": "gelu_new"}
 
 
 def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
-    units = content["feed_forward_proj"]
-    if units not in UNITS:
+    feed_forward = content["feed_forward_proj"]
+    if feed_forward not in FEED_FORWARDS:
         raise errors.UserError(
-            f"config.json: feed_forward_proj = {units!r} is not supported; must be one of "
-            f"{', '.join(UNITS)}"
+            f"config.json: feed_forward_proj = {feed_forward!r} is not supported; must be one of "
+            f"{', '.join(FEED_FORWARDS)}"
         )
-    within = _UNITS_WITHIN.get(units, units.removeprefix("gated-"))
-    activation, gated = UNITS[units]
-    for key, made in (("dense_act_fn", within), ("is_gated_act", gated)):
-        if content.get(key, made) != made:
+    dense_act_fn = _DENSE_ACT_FNS.get(feed_forward, feed_forward.removeprefix("gated-"))
+    activation, gated = FEED_FORWARDS[feed_forward]
+    for key, expected in (("dense_act_fn", dense_act_fn), ("is_gated_act", gated)):
+        if content.get(key, expected) != expected:
             raise errors.UserError(
-                f"config.json: {key} = {content[key]!r} is not supported; must be {made!r}, "
-                f"because feed_forward_proj = {units!r}"
+                f"config.json: {key} = {content[key]!r} is not supported; must be {expected!r}, "
+                f"because feed_forward_proj = {feed_forward!r}"
             )
-    scaled = _scales_output(content)
-    bare = (content.get("architectures") or [""])[0].endswith("Model")
+    scaled_output = _scales_output(content)
+    is_bare = (content.get("architectures") or [""])[0].endswith("Model")
     # transformers 5 ties the output projection if the file has no tensor lm_head.weight.
-    tied = scaled or not (bare or "lm_head.weight" in tensors)
-    start = content["decoder_start_token_id"]
-    padded = start is None or start == content["pad_token_id"]
+    tied_embeddings = scaled_output or not (is_bare or "lm_head.weight" in tensors)
+    start_id = content["decoder_start_token_id"]
+    starts_with_pad = start_id is None or start_id == content["pad_token_id"]
     return {
         "activation": activation,
         "gated": gated,
-        "tied_embeddings": tied,
-        "scaled_output": scaled or not tied,
-        "decoder_start_id": -1 if padded else start,
+        "tied_embeddings": tied_embeddings,
+        "scaled_output": scaled_output or not tied_embeddings,
+        "decoder_start_id": -1 if starts_with_pad else start_id,
         "num_decoder_layers": content["num_decoder_layers"] or content["num_layers"],
         "max_length": content.get("n_positions", 1024),  # v1.1 and mT5 files lack this key
     }
@@ -104,15 +107,15 @@ def _scales_output(content: dict[str, Any]) -> bool:
     are tied.
     """
     if content["model_type"] == "mt5":
-        of_4 = str(content.get("transformers_version")).startswith("4.")
-        return of_4 and content.get("tie_word_embeddings") is True
+        version_4 = str(content.get("transformers_version")).startswith("4.")
+        return version_4 and content.get("tie_word_embeddings") is True
     tied = content["tie_word_embeddings"] is not False
     return content.get("scale_decoder_outputs", tied) is not False
 
 
 def _write(fields: dict[str, Any]) -> dict[str, Any]:
-    units = fields["activation"], fields["gated"]
-    name = next(name for name, ours in UNITS.items() if ours == units)
+    feed_forward = fields["activation"], fields["gated"]
+    name = next(name for name, value in FEED_FORWARDS.items() if value == feed_forward)
     scaled = fields["tied_embeddings"] and fields["scaled_output"]
     return {
         "feed_forward_proj": name,
@@ -123,14 +126,14 @@ def _write(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _repeated(fields: dict[str, Any]) -> tuple[str, ...]:
+def _repeated_tensors(fields: dict[str, Any]) -> tuple[str, ...]:
     """Returns ("lm_head.weight",) if the output is tied but not scaled, else ().
 
     transformers 4 does not tie such an output, so the file must repeat the embeddings as this
     tensor.
     """
-    unscaled = fields["tied_embeddings"] and not fields["scaled_output"]
-    return ("lm_head.weight",) if unscaled and "lm" in fields["heads"] else ()
+    tied_unscaled = fields["tied_embeddings"] and not fields["scaled_output"]
+    return ("lm_head.weight",) if tied_unscaled and "lm" in fields["heads"] else ()
 
 
 HF_MODEL_TYPES = ("t5", "mt5")  # values of model_type read as this family
@@ -161,5 +164,5 @@ HF_CONFIG = {
         "scale_decoder_outputs": bool,
     },
     "write": _write,
-    "repeated": _repeated,
+    "repeated": _repeated_tensors,
 }

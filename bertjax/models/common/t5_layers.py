@@ -42,7 +42,7 @@ class Layer(nn.Module):
         the encoder's states; a decoder's layer needs them if there is no cache.
         """
         config = self.config
-        x_BLD, new = self._attend(
+        x_BLD, new_cache = self._attend(
             x_BLD, "attention", mask, bias=bias,
             cache=None if cache is None else {**cache, "index": index},
         )  # fmt: skip
@@ -54,14 +54,14 @@ class Layer(nn.Module):
         name, rate = "gated_mlp" if config.gated else "mlp", config.dropout_rate
         mlp = layers.Mlp(config, use_bias=False, gated=config.gated, dropout_rate=rate, name=name)
         x_BLD = self._add(x_BLD, mlp(self._norm(x_BLD, "mlp"), self.deterministic), "mlp")
-        return x_BLD, (x_BLD, new)
+        return x_BLD, (x_BLD, new_cache)
 
     def _attend(
         self, x_BLD: jax.Array, name: str, mask: masks.Mask, **inputs: Any
     ) -> tuple[jax.Array, dict[str, jax.Array] | None]:
         attend = attention.Attention(self.config, use_bias=False, scale=1.0, name=name)
-        out = attend(self._norm(x_BLD, name), mask, self.deterministic, **inputs)
-        out_BLD, cache = out if isinstance(out, tuple) else (out, None)
+        result = attend(self._norm(x_BLD, name), mask, self.deterministic, **inputs)
+        out_BLD, cache = result if isinstance(result, tuple) else (result, None)
         return self._add(x_BLD, out_BLD, name), cache
 
     def _norm(self, x_BLD: jax.Array, part: str) -> jax.Array:
@@ -99,10 +99,10 @@ class Stack(nn.Module):
         indices of the queries and of the keys in the row. For the other arguments see `Layer`.
         """
         config = self.config
-        buckets, std = config.relative_buckets, config.kernel_std("relative_bias")
-        table = layers.Embed(buckets, config.num_heads, buckets, std, name="relative_bias")
-        most, both_ways = config.relative_max_distance, self.bidirectional
-        bias = positions.relative_bias(table.embedding, *places, most, bidirectional=both_ways)
+        num_buckets, std = config.relative_buckets, config.kernel_std("relative_bias")
+        table = layers.Embed(num_buckets, config.num_heads, num_buckets, std, name="relative_bias")
+        limit, both_ways = config.relative_max_distance, self.bidirectional
+        bias = positions.relative_bias(table.embedding, *places, limit, bidirectional=both_ways)
         first_BLD = layers.Dropout(config.dropout_rate, name="first_dropout")(x_BLD, deterministic)
         stack = layers.stack(Layer, config, self.num_layers, 5)
         x_BLD, (hidden, cache) = stack(config, deterministic, name="layers")(

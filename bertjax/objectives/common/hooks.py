@@ -29,7 +29,7 @@ class StandIn(NamedTuple):
     description: str
 
 
-def _nothing(*arguments: Any) -> None:
+def _no_op(*arguments: Any) -> None:
     return None
 
 
@@ -63,14 +63,14 @@ class Hooks:
     SCORED_BY: str = ""
     PLAIN_TARGETS: bool = False
     fields_for: Callable[[str, tuple[str, ...]], dict[str, Any]] = lambda kind, heads: {}
-    check_family: Callable[[Any, str, str], None] = _nothing
-    check_data: Callable[[Any, str, int], None] = _nothing
+    check_family: Callable[[Any, str, str], None] = _no_op
+    check_data: Callable[[Any, str, int], None] = _no_op
     heldout_warnings: Callable[[Any, int], list[str]] = lambda config, num_documents: []
-    check_frozen: Callable[[Any, str, int, int, Mapping[str, Any]], None] = _nothing
-    stand_in: Callable[[str, Mapping[str, Any]], StandIn | None] = _nothing
+    check_frozen: Callable[[Any, str, int, int, Mapping[str, Any]], None] = _no_op
+    stand_in: Callable[[str, Mapping[str, Any]], StandIn | None] = _no_op
     first_params: Callable[
         [Any, Mapping[str, Any], Mapping[str, Any], Mapping[str, Frozen]], dict[str, Any] | None
-    ] = _nothing
+    ] = _no_op
     input_start: Callable[[Any, Vocabulary], list[int]] = lambda config, vocabulary: []
 
 

@@ -26,13 +26,13 @@ def classification(
     # The label's logit is a masked sum, not a gather: C may be sharded, and a gather would need the
     # logits of all classes on each device.
     classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    own = classes == labels[..., None]
-    nll = jax.nn.logsumexp(logits, axis=-1) - jnp.sum(jnp.where(own, logits, 0.0), axis=-1)
-    right = jnp.argmax(logits, axis=-1) == labels
+    is_label = classes == labels[..., None]
+    nll = jax.nn.logsumexp(logits, axis=-1) - jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
+    correct = jnp.argmax(logits, axis=-1) == labels
     total = weights.sum()
     return {
         f"{name}_loss": ((nll * weights).sum(), total),
-        f"{name}_accuracy": ((right * weights).sum(), total),
+        f"{name}_accuracy": ((correct * weights).sum(), total),
     }
 
 
@@ -42,8 +42,8 @@ def log_probs(logits: jax.Array, ids: jax.Array) -> jax.Array:
     logits: float32 [..., C]; ids: int32 [...]. NOTE: gathers the logits of `ids`, which is faster
     than the masked sum in `classification` if C is not sharded.
     """
-    own = jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0]
-    return own - jax.nn.logsumexp(logits, axis=-1)
+    id_logits = jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0]
+    return id_logits - jax.nn.logsumexp(logits, axis=-1)
 
 
 def example_weights(batch: Batch) -> jax.Array:
@@ -87,8 +87,8 @@ def next_tokens(
     """
     logits = apply(**inputs(batch, SEQUENCES))["logits"]
     weights = batch["loss_weights"]
-    found = classification("lm", logits, batch["targets"], weights)
+    terms = classification("lm", logits, batch["targets"], weights)
     if z_loss:
-        square = jax.nn.logsumexp(logits, axis=-1) ** 2
-        found["z_loss"] = (square * weights).sum(), weights.sum()
-    return found
+        squared_log_z = jax.nn.logsumexp(logits, axis=-1) ** 2
+        terms["z_loss"] = (squared_log_z * weights).sum(), weights.sum()
+    return terms
