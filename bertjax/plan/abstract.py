@@ -28,23 +28,23 @@ def stand_ins(config: ml_collections.ConfigDict) -> dict[str, hooks.StandIn]:
 
     Raises UserError if the objective has no stand-in for one of them.
     """
-    of_objective, found = hooks.of(plugins.objective(config.objective.name)), {}
-    for name in of_objective.FROZEN:
+    objective_hooks, models = hooks.of(plugins.objective(config.objective.name)), {}
+    for name in objective_hooks.FROZEN:
         if not config.objective[name]:
-            found[name] = of_objective.stand_in(name, config.model)
-            if found[name] is None:
+            models[name] = objective_hooks.stand_in(name, config.model)
+            if models[name] is None:
                 raise errors.UserError(
                     f"config.objective.{name} is not set: give the folder of a model"
                 )
-    return found
+    return models
 
 
 def _frozen_models(config: ml_collections.ConfigDict, platform: str) -> dict[str, Any]:
-    compute, assumed = plugins.compute(config, platform), stand_ins(config)
+    compute, replacements = plugins.compute(config, platform), stand_ins(config)
 
     def model(name: str) -> Any:
-        found = assumed.get(name) or loading.load(config.objective[name], with_params=False)
-        return plugins.model(found.family, found.fields, compute)
+        source = replacements.get(name) or loading.load(config.objective[name], with_params=False)
+        return plugins.model(source.family, source.fields, compute)
 
     names = hooks.of(plugins.objective(config.objective.name)).FROZEN
     return {name: model(name) for name in names}
@@ -52,8 +52,8 @@ def _frozen_models(config: ml_collections.ConfigDict, platform: str) -> dict[str
 
 def mesh(sizes: Mapping[str, int]) -> jax.sharding.AbstractMesh:
     """Returns a mesh without devices. sizes: {axis: size}."""
-    ordered = tuple(sizes[axis] for axis in sharding.MESH_AXES)
-    return jax.sharding.AbstractMesh(ordered, sharding.MESH_AXES)
+    shape = tuple(sizes[axis] for axis in sharding.MESH_AXES)
+    return jax.sharding.AbstractMesh(shape, sharding.MESH_AXES)
 
 
 def state(experiment: experiment_lib.Experiment) -> Any:
@@ -100,6 +100,6 @@ def residuals(
         return jax.vjp(loss, params)[1]
 
     rows = batch(experiment, batch_size, length)
-    kept = jax.tree.leaves(jax.eval_shape(forward, params, frozen, rows, rng))
-    arguments = {(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((params, frozen))}
-    return [leaf for leaf in kept if (leaf.shape, leaf.dtype) not in arguments]
+    saved = jax.tree.leaves(jax.eval_shape(forward, params, frozen, rows, rng))
+    param_types = {(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((params, frozen))}
+    return [leaf for leaf in saved if (leaf.shape, leaf.dtype) not in param_types]

@@ -18,10 +18,10 @@ def meshes(config: ml_collections.ConfigDict, num_devices: int) -> Iterator[dict
     In a valid mesh data x fsdp divides the batch of every forward pass, and tensor divides the
     number of heads and is at most MAX_TENSOR. The size of sequence is always 1.
     """
-    sizes = [config_lib.forward_size(config, phase) for phase in config_lib.phases(config)]
+    batches = [config_lib.forward_size(config, phase) for phase in config_lib.phases(config)]
     for tensor in _divisors(num_devices):
         rows = num_devices // tensor
-        if tensor > MAX_TENSOR or config.model.num_heads % tensor or any(n % rows for n in sizes):
+        if tensor > MAX_TENSOR or config.model.num_heads % tensor or any(n % rows for n in batches):
             continue
         for fsdp in _divisors(rows):
             yield {"data": rows // fsdp, "fsdp": fsdp, "tensor": tensor, "sequence": 1}
@@ -33,8 +33,8 @@ def _divisors(number: int) -> list[int]:
 
 def text(sizes: dict[str, int]) -> str:
     """Returns the mesh in the format of `config.mesh`, without axes of size 1: "data:2,fsdp:8"."""
-    named = [f"{axis}:{size}" for axis, size in sizes.items() if size > 1]
-    return ",".join(named) or "data:1"
+    axes = [f"{axis}:{size}" for axis, size in sizes.items() if size > 1]
+    return ",".join(axes) or "data:1"
 
 
 def choose(
@@ -54,11 +54,11 @@ def choose(
     for sizes in meshes(config, num_devices):
         if hbm_bytes is None:
             return text(sizes)
-        need = memory.on_mesh(config, sizes, platform, hbm_bytes)
-        if need.fits:
+        estimate = memory.on_mesh(config, sizes, platform, hbm_bytes)
+        if estimate.fits:
             return text(sizes)
-        if best is None or need.total < best[0]:
-            best = need.total, sizes
+        if best is None or estimate.total < best[0]:
+            best = estimate.total, sizes
     return text(best[1]) if best else f"data:{num_devices}"
 
 
@@ -66,10 +66,10 @@ def mesh_of(config: ml_collections.ConfigDict, devices: list[jax.Device]) -> str
     """Returns `config.mesh` or, if it is "auto", the mesh chosen for these devices."""
     if config.mesh != "auto":
         return config.mesh
-    return choose(config, len(devices), _memory_of(devices[0]), devices[0].platform)
+    return choose(config, len(devices), _memory_limit(devices[0]), devices[0].platform)
 
 
-def _memory_of(device: jax.Device) -> int | None:
+def _memory_limit(device: jax.Device) -> int | None:
     """Returns the bytes that a program may use; None if unknown, or if the device is a CPU."""
     if device.platform == "cpu":
         return None

@@ -87,7 +87,7 @@ class Compiled:
     @property
     def sent_bytes(self) -> int:
         """Returns the bytes that a device sends in a step."""
-        return sum(one.sent_bytes for one in self.collectives)
+        return sum(collective.sent_bytes for collective in self.collectives)
 
 
 def installed() -> bool:
@@ -126,28 +126,29 @@ def compile_step(
     if child.returncode == 1:  # a Python exception; libtpu's own failures end in a signal
         raise RuntimeError(f"python -m {__name__} failed:\n{child.stderr[-4000:]}")
     if child.returncode:
-        said = [line.strip() for line in child.stderr.splitlines() if line.strip()]
-        last = said[-1] if said else "it printed nothing"
+        messages = [line.strip() for line in child.stderr.splitlines() if line.strip()]
+        last = messages[-1] if messages else "it printed nothing"
         return Compiled(error=f"the compiler exited with code {child.returncode}: {last}")
-    answer = json.loads(child.stdout.splitlines()[-1])
-    if "user_error" in answer:
-        raise errors.UserError(answer["user_error"])
-    parts = [
-        cost.Collective(**{**c, "axes": tuple(c["axes"])}) for c in answer.pop("collectives", [])
+    result = json.loads(child.stdout.splitlines()[-1])
+    if "user_error" in result:
+        raise errors.UserError(result["user_error"])
+    collectives = [
+        cost.Collective(**{**fields, "axes": tuple(fields["axes"])})
+        for fields in result.pop("collectives", [])
     ]
     return Compiled(
-        **answer, collectives=tuple(parts), rematerialized=tuple(warnings(child.stderr))
+        **result, collectives=tuple(collectives), rematerialized=tuple(warnings(child.stderr))
     )
 
 
 def warnings(stderr: str) -> list[str]:
     """Returns the distinct warnings about full rematerialization in the text of stderr."""
     lines = (line for line in stderr.splitlines() if "nvoluntary full rematerialization" in line)
-    said = (re.sub(r"^.*?nvoluntary", "Involuntary", line).strip() for line in lines)
-    return list(dict.fromkeys(said))
+    messages = (re.sub(r"^.*?nvoluntary", "Involuntary", line).strip() for line in lines)
+    return list(dict.fromkeys(messages))
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
+def _compile_request(request: dict[str, Any]) -> dict[str, Any]:
     config = config_lib.from_dict(request["config"])
     libtpu = {k: tuple(v) if isinstance(v, list) else v for k, v in request["libtpu"].items()}
     devices = topologies.get_topology_desc(platform="tpu", **libtpu).devices
@@ -161,21 +162,21 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         try:
             compiled = experiment.train_step(phase, mesh).lower(*arguments).compile()
         except jax.errors.JaxRuntimeError as error:
-            return {"seconds": time.perf_counter() - start, **refused(str(error))}
+            return {"seconds": time.perf_counter() - start, **error_fields(str(error))}
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
-    spent = cost.of_text(compiled.as_text(), dict(mesh.shape))
+    step_cost = cost.of_text(compiled.as_text(), dict(mesh.shape))
     return {
         "seconds": seconds,
         "arguments": memory.argument_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,
         "code": memory.generated_code_size_in_bytes,
         "peak": memory.peak_memory_in_bytes + memory.generated_code_size_in_bytes,
-        "flops": spent.flops,
-        "hbm_bytes": spent.hbm_bytes,
-        "collectives": [dataclasses.asdict(one) for one in spent.collectives()],
-        "open_loops": spent.open_loops,
-        "silent_kernels": spent.silent_kernels,
+        "flops": step_cost.flops,
+        "hbm_bytes": step_cost.hbm_bytes,
+        "collectives": [dataclasses.asdict(collective) for collective in step_cost.collectives()],
+        "open_loops": step_cost.open_loops,
+        "silent_kernels": step_cost.silent_kernels,
     }
 
 
@@ -183,21 +184,21 @@ def step_arguments(
     experiment: experiment_lib.Experiment, phase: config_lib.Phase, mesh: jax.sharding.Mesh
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Returns (state, batch, parameters of frozen models) as shapes, sharded as in training."""
-    place = sharding.batch_sharding(mesh)
+    batch_sharding = sharding.batch_sharding(mesh)
     batch = jax.tree.map(
-        lambda leaf: _placed(leaf, place),
+        lambda leaf: _with_sharding(leaf, batch_sharding),
         abstract.batch(experiment, phase.batch_size, phase.length),
     )
     frozen = {"params": abstract.frozen_params(experiment)}
-    frozen = jax.tree.map(_placed, frozen, sharding.state_shardings(mesh, frozen))
+    frozen = jax.tree.map(_with_sharding, frozen, sharding.state_shardings(mesh, frozen))
     return experiment.abstract_state(mesh), batch, frozen["params"]
 
 
-def _placed(leaf: jax.ShapeDtypeStruct, place: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+def _with_sharding(leaf: jax.ShapeDtypeStruct, leaf_sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf_sharding)
 
 
-def refused(message: str) -> dict[str, Any]:
+def error_fields(message: str) -> dict[str, Any]:
     """Converts an error message of the compiler to fields of `Compiled`.
 
     The fields are peak and capacity if the step does not fit, else error. If it does not fit, the
@@ -205,15 +206,15 @@ def refused(message: str) -> dict[str, Any]:
     arguments alone are too large, "the total memory required ... (1.00T) exceeds available HBM
     (15.75G)".
     """
-    amount = r"([\d.]+)([KMGT]?)"
-    found = re.search(f"Used {amount} of {amount} hbm", message) or re.search(
-        rf"memory required.*?\({amount}\) exceeds available HBM \({amount}\)", message
+    size = r"([\d.]+)([KMGT]?)"
+    match = re.search(f"Used {size} of {size} hbm", message) or re.search(
+        rf"memory required.*?\({size}\) exceeds available HBM \({size}\)", message
     )
-    if not found:
+    if not match:
         return {"error": " ".join(message.split())[:500]}
     used, limit = (
         int(float(number) * _UNITS[unit])
-        for number, unit in ((found[1], found[2]), (found[3], found[4]))
+        for number, unit in ((match[1], match[2]), (match[3], match[4]))
     )
     return {"peak": used, "capacity": limit}
 
@@ -221,10 +222,10 @@ def refused(message: str) -> dict[str, Any]:
 def main() -> int:
     """Reads a JSON request from stdin and prints the JSON result as the last line of stdout."""
     try:
-        answer = _answer(json.load(sys.stdin))
+        result = _compile_request(json.load(sys.stdin))
     except errors.UserError as error:
-        answer = {"user_error": str(error)}
-    print(json.dumps(answer), flush=True)
+        result = {"user_error": str(error)}
+    print(json.dumps(result), flush=True)
     return 0
 
 

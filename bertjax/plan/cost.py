@@ -90,8 +90,8 @@ class Cost:
     def times(self, count: int, prefix: str) -> "Cost":
         """Returns the cost of `count` runs. prefix: makes the channels of bodies distinct."""
         exchanges = {
-            f"{prefix}/{channel}": dataclasses.replace(one, count=one.count * count)
-            for channel, one in self.exchanges.items()
+            f"{prefix}/{channel}": dataclasses.replace(collective, count=collective.count * count)
+            for channel, collective in self.exchanges.items()
         }
         sums = self.flops * count, self.hbm_bytes * count
         return Cost(*sums, exchanges, self.open_loops, self.silent_kernels * count)
@@ -99,11 +99,11 @@ class Cost:
     def collectives(self) -> list[Collective]:
         """Returns the collectives by descending bytes sent; equal ones are merged."""
         counts: dict[Collective, int] = {}
-        for one in self.exchanges.values():
-            key = dataclasses.replace(one, count=1)
-            counts[key] = counts[key] + one.count if key in counts else one.count
+        for collective in self.exchanges.values():
+            key = dataclasses.replace(collective, count=1)
+            counts[key] = counts[key] + collective.count if key in counts else collective.count
         merged = [dataclasses.replace(key, count=count) for key, count in counts.items()]
-        return sorted(merged, key=lambda one: -one.sent_bytes)
+        return sorted(merged, key=lambda collective: -collective.sent_bytes)
 
 
 def of_text(text: str, mesh_sizes: Mapping[str, int]) -> Cost:
@@ -130,130 +130,132 @@ class _Counter:
             total += self._instruction(computation, instruction, fused)
         return total
 
-    def _instruction(self, computation: hlo.Computation, i: hlo.Instruction, fused: bool) -> Cost:
-        kind = i.opcode.removesuffix("-start")
-        if i.opcode.endswith(("-done", "-update")):
+    def _instruction(self, computation: hlo.Computation, op: hlo.Instruction, fused: bool) -> Cost:
+        kind = op.opcode.removesuffix("-start")
+        if op.opcode.endswith(("-done", "-update")):
             return Cost()
         if kind in COLLECTIVES:
-            return self._exchange(computation, i, kind)
-        if i.opcode == "while":
-            count = self._module.trip_count(computation, i)
-            body = self._cost(i.called("body")[0], fused).times(count or 1, i.name)
+            return self._collective(computation, op, kind)
+        if op.opcode == "while":
+            count = self._module.trip_count(computation, op)
+            body = self._cost(op.called("body")[0], fused).times(count or 1, op.name)
             return dataclasses.replace(body, open_loops=body.open_loops + (count is None))
-        if i.opcode == "conditional":
-            names = i.called("branch_computations", "true_computation", "false_computation")
+        if op.opcode == "conditional":
+            names = op.called("branch_computations", "true_computation", "false_computation")
             branches = [self._cost(name, fused) for name in names]
-            return max(branches, key=lambda cost: (cost.flops, cost.hbm_bytes)).times(1, i.name)
-        if i.opcode in ("call", "async-start"):
-            names = i.called("to_apply", "calls", "called_computation")
-            return sum((self._cost(n, fused).times(1, i.name) for n in names), Cost())
-        if i.opcode == "fusion":
-            inner = self._cost(i.called("calls")[0], True)
-            if i.called("calls")[0].startswith("all-reduce-scatter"):
-                inner = self._scattered(i, inner)
-            return inner if fused else inner + Cost(hbm_bytes=self._fusion_bytes(computation, i))
-        flops, traffic = _flops(computation, i), 0 if fused else _bytes(computation, i)
-        silent = 'custom_call_target="tpu_custom_call"' in i.attributes and not flops
-        return Cost(flops, traffic, silent_kernels=int(silent))
+            return max(branches, key=lambda cost: (cost.flops, cost.hbm_bytes)).times(1, op.name)
+        if op.opcode in ("call", "async-start"):
+            names = op.called("to_apply", "calls", "called_computation")
+            return sum((self._cost(n, fused).times(1, op.name) for n in names), Cost())
+        if op.opcode == "fusion":
+            inner = self._cost(op.called("calls")[0], True)
+            if op.called("calls")[0].startswith("all-reduce-scatter"):
+                inner = self._as_reduce_scatter(op, inner)
+            return inner if fused else inner + Cost(hbm_bytes=self._fusion_bytes(computation, op))
+        flops, traffic = _flops(computation, op), 0 if fused else _hbm_bytes(computation, op)
+        no_estimate = 'custom_call_target="tpu_custom_call"' in op.attributes and not flops
+        return Cost(flops, traffic, silent_kernels=int(no_estimate))
 
-    def _exchange(self, computation: hlo.Computation, i: hlo.Instruction, kind: str) -> Cost:
-        operands = [computation.by_name[name].array for name in i.operands]
+    def _collective(self, computation: hlo.Computation, op: hlo.Instruction, kind: str) -> Cost:
+        operands = [computation.by_name[name].array for name in op.operands]
         # A "-start" returns (operands, results, ...); all-reduce-start returns only the results.
-        results = i.arrays[len(operands) : 2 * len(operands)] or i.arrays
-        whole = results if kind == "all-gather" else operands
-        group = _group(i) or list(range(math.prod(self._mesh_sizes.values())))  # all devices
-        one = Collective(kind, len(group), self._axes(group), sum(a.bytes for a in whole))
+        results = op.arrays[len(operands) : 2 * len(operands)] or op.arrays
+        arrays = results if kind == "all-gather" else operands
+        group = _group(op) or list(range(math.prod(self._mesh_sizes.values())))  # all devices
+        collective = Collective(kind, len(group), self._axes(group), sum(a.bytes for a in arrays))
         if len(group) < 2:
             return Cost()
         traffic = sum(array.hbm_bytes for array in (*operands, *results))
-        channel = i.attribute("channel_id") or i.name
-        return Cost(hbm_bytes=traffic, exchanges={channel: one})
+        channel = op.attribute("channel_id") or op.name
+        return Cost(hbm_bytes=traffic, exchanges={channel: collective})
 
-    def _scattered(self, fusion: hlo.Instruction, inner: Cost) -> Cost:
-        """Returns `inner`, the cost of `fusion`, with all-reduces counted as reduce-scatters.
+    def _as_reduce_scatter(self, fusion: hlo.Instruction, fusion_cost: Cost) -> Cost:
+        """Returns `fusion_cost`, the cost of `fusion`, with all-reduces as reduce-scatters.
 
         On a TPU, XLA writes a reduce-scatter as a fusion of an all-reduce and a slice.
         """
         exchanges = {
-            channel: dataclasses.replace(one, kind="reduce-scatter")
-            for channel, one in inner.exchanges.items()
+            channel: dataclasses.replace(collective, kind="reduce-scatter")
+            for channel, collective in fusion_cost.exchanges.items()
         }
-        return dataclasses.replace(inner, exchanges=exchanges)
+        return dataclasses.replace(fusion_cost, exchanges=exchanges)
 
     def _axes(self, group: Sequence[int]) -> tuple[str, ...]:
         """Returns the mesh axes along which the devices of the group have different positions."""
         sizes = tuple(self._mesh_sizes.values())
         if len(group) < 2 or max(group) >= math.prod(sizes):
             return ()
-        places = np.stack(np.unravel_index(np.array(group), sizes))
-        differ = (places != places[:, :1]).any(axis=1)
-        return tuple(axis for axis, yes in zip(self._mesh_sizes, differ, strict=True) if yes)
+        positions = np.stack(np.unravel_index(np.array(group), sizes))
+        varies = (positions != positions[:, :1]).any(axis=1)
+        return tuple(axis for axis, v in zip(self._mesh_sizes, varies, strict=True) if v)
 
-    def _fusion_bytes(self, computation: hlo.Computation, i: hlo.Instruction) -> int:
-        inside = self._module.computations[i.called("calls")[0]]
-        read = 0
-        for number, name in enumerate(i.operands):
+    def _fusion_bytes(self, computation: hlo.Computation, op: hlo.Instruction) -> int:
+        body = self._module.computations[op.called("calls")[0]]
+        total = 0
+        for number, name in enumerate(op.operands):
             source = computation.by_name[name]
             if len(source.arrays) == 1 and not source.array.on_chip:
-                read += self._read(inside, inside.parameters[number].name)
-        parts = inside.root.operands if inside.root.opcode == "tuple" else (inside.root.name,)
-        pairs = zip(parts, i.arrays, strict=False)
-        return read + sum(self._written(inside, name) for name, a in pairs if not a.on_chip)
+                total += self._read_bytes(body, body.parameters[number].name)
+        outputs = body.root.operands if body.root.opcode == "tuple" else (body.root.name,)
+        pairs = zip(outputs, op.arrays, strict=False)
+        return total + sum(self._written_bytes(body, name) for name, a in pairs if not a.on_chip)
 
-    def _read(self, inside: hlo.Computation, name: str) -> int:
+    def _read_bytes(self, body: hlo.Computation, name: str) -> int:
         """Returns how many bytes of the array `name` are read within a fusion."""
-        whole = sum(array.bytes for array in inside.by_name[name].arrays)
+        array_bytes = sum(array.bytes for array in body.by_name[name].arrays)
         total = 0
-        for user in inside.users[name]:
-            first = user.operands[0] == name
-            if user.opcode in _SLICES and first:
+        for user in body.users[name]:
+            is_first = user.operands[0] == name
+            if user.opcode in _SLICES and is_first:
                 total += user.array.bytes
             elif user.opcode in _SAME_BYTES or "output_to_operand_aliasing" in user.attributes:
-                total += self._read(inside, user.name)
+                total += self._read_bytes(body, user.name)
             elif user.opcode == "fusion":
-                called = self._module.computations[user.called("calls")[0]]
-                places = [n for n, operand in enumerate(user.operands) if operand == name]
-                total += sum(self._read(called, called.parameters[n].name) for n in places)
-            elif not (_only_handed_on(user) or (user.opcode == "dynamic-update-slice" and first)):
-                return whole
-        return min(total, whole)
+                callee = self._module.computations[user.called("calls")[0]]
+                numbers = [n for n, operand in enumerate(user.operands) if operand == name]
+                total += sum(self._read_bytes(callee, callee.parameters[n].name) for n in numbers)
+            elif not (
+                _is_pass_through(user) or (user.opcode == "dynamic-update-slice" and is_first)
+            ):
+                return array_bytes
+        return min(total, array_bytes)
 
-    def _written(self, inside: hlo.Computation, name: str) -> int:
+    def _written_bytes(self, body: hlo.Computation, name: str) -> int:
         """Returns how many bytes a fusion writes to return the array `name`."""
-        i = inside.by_name[name]
-        if i.opcode in ("bitcast", "reshape") and i.operands:
-            return self._written(inside, i.operands[0])
-        if i.opcode == "dynamic-update-slice":
-            return inside.by_name[i.operands[1]].array.bytes
-        if i.opcode == "fusion":
-            called = self._module.computations[i.called("calls")[0]]
-            if called.root.opcode != "tuple":
-                return self._written(called, called.root.name)
-        if i.opcode == "parameter" or _only_handed_on(i):
+        op = body.by_name[name]
+        if op.opcode in ("bitcast", "reshape") and op.operands:
+            return self._written_bytes(body, op.operands[0])
+        if op.opcode == "dynamic-update-slice":
+            return body.by_name[op.operands[1]].array.bytes
+        if op.opcode == "fusion":
+            callee = self._module.computations[op.called("calls")[0]]
+            if callee.root.opcode != "tuple":
+                return self._written_bytes(callee, callee.root.name)
+        if op.opcode == "parameter" or _is_pass_through(op):
             return 0
-        return sum(array.bytes for array in i.arrays)
+        return sum(array.bytes for array in op.arrays)
 
 
-def _only_handed_on(i: hlo.Instruction) -> bool:
-    asynchronous = "AsyncCollective" in i.attributes
-    return i.opcode in ("tuple", "get-tuple-element", *COLLECTIVES) or asynchronous
+def _is_pass_through(op: hlo.Instruction) -> bool:
+    is_async = "AsyncCollective" in op.attributes
+    return op.opcode in ("tuple", "get-tuple-element", *COLLECTIVES) or is_async
 
 
-def _bytes(computation: hlo.Computation, i: hlo.Instruction) -> int:
+def _hbm_bytes(computation: hlo.Computation, op: hlo.Instruction) -> int:
     """Returns the bytes of HBM traffic of an instruction that is outside a fusion.
 
     The traffic of an asynchronous operation is counted at its "-start".
     """
-    if i.opcode in _NO_TRAFFIC or 'custom_call_target="AllocateBuffer"' in i.attributes:
+    if op.opcode in _NO_TRAFFIC or 'custom_call_target="AllocateBuffer"' in op.attributes:
         return 0
-    operands = [computation.by_name[name] for name in i.operands]
+    operands = [computation.by_name[name] for name in op.operands]
     arrays = [array for operand in operands for array in operand.arrays]
-    results = i.arrays
-    if i.opcode == "copy-start":  # returns (result, operand, ...)
-        results = i.arrays[:1]
-    elif i.opcode.endswith("-start"):  # returns (operands, result, ...)
-        results = i.arrays[len(arrays) : len(arrays) + 1]
-    kind = i.opcode.removesuffix("-start")
+    results = op.arrays
+    if op.opcode == "copy-start":  # returns (result, operand, ...)
+        results = op.arrays[:1]
+    elif op.opcode.endswith("-start"):  # returns (operands, result, ...)
+        results = op.arrays[len(arrays) : len(arrays) + 1]
+    kind = op.opcode.removesuffix("-start")
     if kind in _SLICES:
         return results[0].hbm_bytes + (0 if arrays[0].on_chip else results[0].bytes)
     if kind in ("dynamic-update-slice", "scatter"):
@@ -262,67 +264,67 @@ def _bytes(computation: hlo.Computation, i: hlo.Instruction) -> int:
     return sum(array.hbm_bytes for array in (*arrays, *results))
 
 
-def _flops(computation: hlo.Computation, i: hlo.Instruction) -> int:
-    if i.opcode == "dot":
-        left = computation.by_name[i.operands[0]].array.shape
-        summed = math.prod(left[axis] for axis in i.numbers("lhs_contracting_dims"))
-        return 2 * i.array.size * summed
-    if i.opcode == "convolution":
-        return _convolution_flops(computation, i)
-    if i.opcode == "custom-call":  # a Pallas kernel may carry an estimate of its cost
-        said = re.search(r'"cost_estimate"\D*"flops":\s*"?(\d+)', i.attributes)
-        return int(said[1]) if said else 0
+def _flops(computation: hlo.Computation, op: hlo.Instruction) -> int:
+    if op.opcode == "dot":
+        lhs = computation.by_name[op.operands[0]].array.shape
+        num_contracted = math.prod(lhs[axis] for axis in op.numbers("lhs_contracting_dims"))
+        return 2 * op.array.size * num_contracted
+    if op.opcode == "convolution":
+        return _convolution_flops(computation, op)
+    if op.opcode == "custom-call":  # a Pallas kernel may carry an estimate of its cost
+        match = re.search(r'"cost_estimate"\D*"flops":\s*"?(\d+)', op.attributes)
+        return int(match[1]) if match else 0
     return 0
 
 
-def _convolution_flops(computation: hlo.Computation, i: hlo.Instruction) -> int:
+def _convolution_flops(computation: hlo.Computation, op: hlo.Instruction) -> int:
     """Returns the FLOPs of a convolution: two per multiply-add of two array elements.
 
     On a TPU, XLA writes batched matrix products as convolutions. A window over a batch axis then
     contains one array element; its other positions are padding, or gaps between dilated elements.
     Multiply-adds with these are not counted.
     """
-    left, right = (computation.by_name[name].array.shape for name in i.operands[:2])
-    from_left, from_right, to = re.split("_|->", i.attribute("dim_labels"))
-    window = dict(part.split("=") for part in (i.attribute("window") or "{}")[1:-1].split())
-    places = 1
-    for number, axis in enumerate(sorted(label for label in to if label.isdigit())):
+    lhs, rhs = (computation.by_name[name].array.shape for name in op.operands[:2])
+    lhs_dims, rhs_dims, out_dims = re.split("_|->", op.attribute("dim_labels"))
+    window = dict(part.split("=") for part in (op.attribute("window") or "{}")[1:-1].split())
+    num_pairs = 1
+    for number, axis in enumerate(sorted(label for label in out_dims if label.isdigit())):
 
-        def field(name: str, other: str, number: int = number) -> str:
-            return window[name].split("x")[number] if name in window else other
+        def field(name: str, default: str, number: int = number) -> str:
+            return window[name].split("x")[number] if name in window else default
 
-        outputs = np.arange(i.array.shape[to.index(axis)])[:, None] * int(field("stride", "1"))
-        steps = np.arange(right[from_right.index(axis)]) * int(field("rhs_dilate", "1"))
-        spread = int(field("lhs_dilate", "1"))
-        place = outputs + steps - int(field("pad", "0_0").split("_")[0])
-        real = (
-            (place % spread == 0) & (0 <= place) & (place // spread < left[from_left.index(axis)])
+        start = np.arange(op.array.shape[out_dims.index(axis)])[:, None] * int(field("stride", "1"))
+        offset = np.arange(rhs[rhs_dims.index(axis)]) * int(field("rhs_dilate", "1"))
+        dilation = int(field("lhs_dilate", "1"))
+        index = start + offset - int(field("pad", "0_0").split("_")[0])
+        is_element = (
+            (index % dilation == 0) & (0 <= index) & (index // dilation < lhs[lhs_dims.index(axis)])
         )
-        places *= int(real.sum())
-    groups = int(i.attribute("batch_group_count") or 1)
-    batch, features = left[from_left.index("b")] // groups, i.array.shape[to.index("f")]
-    return 2 * places * batch * features * right[from_right.index("i")]
+        num_pairs *= int(is_element.sum())
+    groups = int(op.attribute("batch_group_count") or 1)
+    batch, features = lhs[lhs_dims.index("b")] // groups, op.array.shape[out_dims.index("f")]
+    return 2 * num_pairs * batch * features * rhs[rhs_dims.index("i")]
 
 
-def _group(i: hlo.Instruction) -> list[int]:
+def _group(op: hlo.Instruction) -> list[int]:
     """Returns the ids of the devices in a collective's first group; []: all devices.
 
     Raises ValueError if replica_groups has an unknown format.
     """
-    pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", i.attributes)
-    if pairs:
-        return [int(pairs[1]), int(pairs[2])]
-    form = r"replica_groups=(\{.*?\}|\[.*?\]<=.*?|mesh\[.*?\})(?:, [a-z_]+=|$)"
-    groups = re.search(form, i.attributes)
-    text = groups[1] if groups else ""
-    listed = re.match(r"\{\{([\d,]+)\}", text)
-    if listed:
-        return list(map(int, listed[1].split(",")))
-    tiled = re.match(r"\[(\d+),(\d+)\]<=(.*)", text)
-    if tiled:
-        return _iota(tiled[3]).reshape(int(tiled[1]), int(tiled[2]))[0].tolist()
+    pair = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", op.attributes)
+    if pair:
+        return [int(pair[1]), int(pair[2])]
+    pattern = r"replica_groups=(\{.*?\}|\[.*?\]<=.*?|mesh\[.*?\})(?:, [a-z_]+=|$)"
+    groups_match = re.search(pattern, op.attributes)
+    text = groups_match[1] if groups_match else ""
+    id_list = re.match(r"\{\{([\d,]+)\}", text)
+    if id_list:
+        return list(map(int, id_list[1].split(",")))
+    iota = re.match(r"\[(\d+),(\d+)\]<=(.*)", text)
+    if iota:
+        return _iota(iota[3]).reshape(int(iota[1]), int(iota[2]))[0].tolist()
     if text.startswith("mesh["):
-        return _named_group(text)
+        return _mesh_group(text)
     if text not in ("", "{}"):
         raise ValueError(f"unknown form of replica_groups: {text[:100]}")
     return []
@@ -336,21 +338,21 @@ def _iota(text: str) -> np.ndarray:
     return np.arange(math.prod(sizes)).reshape(sizes).transpose(order).reshape(-1)
 
 
-def _named_group(text: str) -> list[int]:
+def _mesh_group(text: str) -> list[int]:
     """Returns the first group of a text like "mesh['a'=4,'b'=8] {'a','b':(2)4}".
 
     In this example axis b of size 8 is split into 2 x 4, and the group spans a and the part of size
     4. If the text contains, for example, "device_ids=([4,8]T(1,0))" before the brace, this lists
     the devices of the mesh in order (see `_iota`).
     """
-    mesh, _, rest = text.partition("]")
-    devices, _, along = rest.partition("{")
+    mesh, _, tail = text.partition("]")
+    devices, _, axes = tail.partition("{")
     sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
     names, group = list(sizes), [0]
-    for name, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", along):
+    for name, pre_size, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes):
         inner = math.prod(sizes[later] for later in names[names.index(name) + 1 :])
-        count = int(part or sizes[name])
-        stride = inner * sizes[name] // (int(before or 1) * count)
-        group = [device + stride * place for device in group for place in range(count)]
+        count = int(size or sizes[name])
+        stride = inner * sizes[name] // (int(pre_size or 1) * count)
+        group = [device + stride * index for device in group for index in range(count)]
     ids = re.search(r"device_ids=\((.*)\)", devices)
     return _iota(ids[1])[group].tolist() if ids else group

@@ -19,7 +19,7 @@ _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
 _HEADER = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$")
 _LINE = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*)$")
-_MOVED_BY = {"copy", "bitcast", "convert", "reshape"}  # ops that do not change a number
+_IDENTITY_OPS = {"copy", "bitcast", "convert", "reshape"}  # ops that do not change a number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Array:
     @property
     def bytes(self) -> int:
         """Returns the size of the array in bytes, without the padding of tiles."""
-        width = re.match(r"[a-z]+(\d+)", self.dtype)
-        bits = _BITS[self.dtype] if self.dtype in _BITS else int(width[1]) if width else 8
+        match = re.match(r"[a-z]+(\d+)", self.dtype)
+        bits = _BITS[self.dtype] if self.dtype in _BITS else int(match[1]) if match else 8
         return -(-self.size * bits // 8)
 
     @property
@@ -70,8 +70,8 @@ class Instruction:
 
     def attribute(self, name: str) -> str | None:
         """Returns the text of attribute `name`, like "{1,2}", "%body" or "5"; None if absent."""
-        found = re.search(rf"\b{name}=(\{{[^{{}}]*\}}|[^,\s]+)", self.attributes)
-        return found[1] if found else None
+        match = re.search(rf"\b{name}=(\{{[^{{}}]*\}}|[^,\s]+)", self.attributes)
+        return match[1] if match else None
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """Returns the numbers in attribute `name`: (1, 2) for "{1,2}"; () if it is absent."""
@@ -79,8 +79,8 @@ class Instruction:
 
     def called(self, *names: str) -> list[str]:
         """Returns the names of the computations in the attributes `names`."""
-        found = (self.attribute(name) for name in names)
-        return [name for text in found if text for name in _NAME.findall(text)]
+        texts = (self.attribute(name) for name in names)
+        return [name for text in texts if text for name in _NAME.findall(text)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +107,8 @@ class Computation:
     @functools.cached_property
     def parameters(self) -> dict[int, Instruction]:
         """Returns {number: parameter instruction}."""
-        found = (i for i in self.instructions if i.opcode == "parameter")
-        return {int(i.inner): i for i in found}
+        parameters = (i for i in self.instructions if i.opcode == "parameter")
+        return {int(i.inner): i for i in parameters}
 
     @property
     def root(self) -> Instruction:
@@ -130,28 +130,28 @@ class Module:
         compares a counter that starts at a constant with a constant limit. Each constant may be an
         element of the tuple that the loop carries.
         """
-        known = re.search(r'known_trip_count\D*"n":"(\d+)"', loop.attributes)
-        if known:
-            return int(known[1])
+        recorded = re.search(r'known_trip_count\D*"n":"(\d+)"', loop.attributes)
+        if recorded:
+            return int(recorded[1])
         condition = self.computations[loop.called("condition")[0]]
-        test = condition.root
-        if test.opcode != "compare" or test.attribute("direction") not in ("LT", "LE"):
+        comparison = condition.root
+        if comparison.opcode != "compare" or comparison.attribute("direction") not in ("LT", "LE"):
             return None
-        carried = computation.by_name[loop.operands[0]]
+        init = computation.by_name[loop.operands[0]]
 
         def first_value(name: str) -> int | None:
             instruction = condition.by_name[name]
             if instruction.opcode != "get-tuple-element":
                 return _constant(condition, name)
-            if carried.opcode != "tuple":
+            if init.opcode != "tuple":
                 return None
-            return _constant(computation, carried.operands[instruction.numbers("index")[0]])
+            return _constant(computation, init.operands[instruction.numbers("index")[0]])
 
-        start, stop = (first_value(name) for name in test.operands)
-        step = self._step(loop, condition.by_name[test.operands[0]])
-        if start is None or stop is None or not step:
+        start, limit = (first_value(name) for name in comparison.operands)
+        step = self._step(loop, condition.by_name[comparison.operands[0]])
+        if start is None or limit is None or not step:
             return None
-        return max(0, -(-(stop + (test.attribute("direction") == "LE") - start) // step))
+        return max(0, -(-(limit + (comparison.attribute("direction") == "LE") - start) // step))
 
     def _step(self, loop: Instruction, counter: Instruction) -> int | None:
         """Returns the constant that the body adds to `counter`; 1 if no constant is found.
@@ -161,20 +161,20 @@ class Module:
         body = self.computations[loop.called("body")[0]]
         if counter.opcode != "get-tuple-element" or body.root.opcode != "tuple":
             return None
-        new = body.by_name[body.root.operands[counter.numbers("index")[0]]]
-        while new.opcode in _MOVED_BY:
-            new = body.by_name[new.operands[0]]
-        constants = [_constant(body, name) for name in new.operands]
+        update = body.by_name[body.root.operands[counter.numbers("index")[0]]]
+        while update.opcode in _IDENTITY_OPS:
+            update = body.by_name[update.operands[0]]
+        constants = [_constant(body, name) for name in update.operands]
         steps = [number for number in constants if number is not None]
-        return steps[0] if new.opcode == "add" and steps else 1
+        return steps[0] if update.opcode == "add" and steps else 1
 
 
 def _constant(computation: Computation, name: str) -> int | None:
     instruction = computation.by_name[name]
-    while instruction.opcode in _MOVED_BY:
+    while instruction.opcode in _IDENTITY_OPS:
         instruction = computation.by_name[instruction.operands[0]]
-    whole = re.fullmatch(r"-?\d+", instruction.inner)
-    return int(instruction.inner) if instruction.opcode == "constant" and whole else None
+    is_integer = re.fullmatch(r"-?\d+", instruction.inner)
+    return int(instruction.inner) if instruction.opcode == "constant" and is_integer else None
 
 
 def parse(text: str) -> Module:
@@ -227,8 +227,8 @@ def _instruction(line: str) -> Instruction:
 def _closing(text: str, start: int) -> int:
     """Returns the index of the parenthesis that closes the one at `start`."""
     depth = 0
-    for place in range(start, len(text)):
-        depth += (text[place] == "(") - (text[place] == ")")
+    for index in range(start, len(text)):
+        depth += (text[index] == "(") - (text[index] == ")")
         if not depth:
-            return place
+            return index
     raise ValueError(f"a parenthesis is not closed: {text[:80]}")

@@ -90,16 +90,18 @@ def on_mesh(
     """
     state = state_bytes(experiment_on(config, platform), mesh_sizes)
     phases = config_lib.phases(config)
-    parts = 2 if any(config_lib.micro_batches(config, p.batch_size) > 1 for p in phases) else 1
-    kept, workspace = max(
+    num_copies = 2 if any(config_lib.micro_batches(config, p.batch_size) > 1 for p in phases) else 1
+    activations, workspace = max(
         (
             activation_bytes(config, phase, mesh_sizes, platform),
             _workspace_bytes(config, phase, mesh_sizes, platform),
         )
         for phase in phases
     )
-    gradients = parts * state.pop("gradients")
-    return Memory(**state, gradients=gradients, activations=kept, workspace=workspace, limit=limit)
+    gradients = num_copies * state.pop("gradients")
+    return Memory(
+        **state, gradients=gradients, activations=activations, workspace=workspace, limit=limit
+    )
 
 
 def experiment_on(config: ml_collections.ConfigDict, platform: str) -> experiment_lib.Experiment:
@@ -108,10 +110,10 @@ def experiment_on(config: ml_collections.ConfigDict, platform: str) -> experimen
     The result is cached. Configs that differ only in batch sizes, mesh and attention share the
     experiment and its traces.
     """
-    neutral = config.copy_and_resolve_references()
-    neutral.update(mesh="auto", batch_size=1, micro_batch_size=0, attention="xla")
-    neutral.phase2.batch_size = 1
-    return _experiment(ml_collections.FrozenConfigDict(neutral), platform)
+    base = config.copy_and_resolve_references()
+    base.update(mesh="auto", batch_size=1, micro_batch_size=0, attention="xla")
+    base.phase2.batch_size = 1
+    return _experiment(ml_collections.FrozenConfigDict(base), platform)
 
 
 @functools.lru_cache(maxsize=16)
@@ -130,13 +132,13 @@ def state_bytes(
     """
     state, frozen = _state(experiment)
     mesh = abstract.mesh(mesh_sizes)
-    places = sharding.state_shardings(mesh, state)
-    frozen_places = sharding.state_shardings(mesh, {"params": frozen})["params"]
-    params = _bytes(state.params, places.params)
+    shardings = sharding.state_shardings(mesh, state)
+    frozen_shardings = sharding.state_shardings(mesh, {"params": frozen})["params"]
+    params = _bytes(state.params, shardings.params)
     return {
         "params": params,
-        "optimizer": _bytes(state.opt_state, places.opt_state),
-        "frozen": _bytes(frozen, frozen_places),
+        "optimizer": _bytes(state.opt_state, shardings.opt_state),
+        "frozen": _bytes(frozen, frozen_shardings),
         "gradients": params,
     }
 
@@ -146,12 +148,12 @@ def _state(experiment: experiment_lib.Experiment) -> tuple[Any, Any]:
     return abstract.state(experiment), abstract.frozen_params(experiment)
 
 
-def _bytes(shapes: Any, places: Any) -> int:
-    return sum(jax.tree.leaves(jax.tree.map(_shard_bytes, shapes, places)))
+def _bytes(shapes: Any, shardings: Any) -> int:
+    return sum(jax.tree.leaves(jax.tree.map(_shard_bytes, shapes, shardings)))
 
 
-def _shard_bytes(leaf: jax.ShapeDtypeStruct, place: jax.sharding.Sharding) -> int:
-    return math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+def _shard_bytes(leaf: jax.ShapeDtypeStruct, leaf_sharding: jax.sharding.Sharding) -> int:
+    return math.prod(leaf_sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 def activation_bytes(
@@ -161,9 +163,9 @@ def activation_bytes(
     platform: str = "tpu",
 ) -> int:
     """Returns the bytes per device that the forward pass of a micro-batch saves."""
-    experiment, rows = experiment_on(config, platform), _rows(config, phase, mesh_sizes)
-    kept = _kept(experiment, phase.length)
-    return round(sum(_share(experiment, leaf, rows, mesh_sizes) for leaf in kept))
+    experiment, rows = experiment_on(config, platform), _device_rows(config, phase, mesh_sizes)
+    residuals = _residuals(experiment, phase.length)
+    return round(sum(_device_bytes(experiment, leaf, rows, mesh_sizes) for leaf in residuals))
 
 
 def _workspace_bytes(
@@ -177,24 +179,25 @@ def _workspace_bytes(
     The bytes of a layer are those of all arrays that it would save without remat. With attention
     "xla" they include its attention scores, which are never saved (`models.common.attention`).
     """
-    whole = config.copy_and_resolve_references()
-    whole.remat = "none"
-    experiment, rows = experiment_on(whole, platform), _rows(config, phase, mesh_sizes)
+    no_remat = config.copy_and_resolve_references()
+    no_remat.remat = "none"
+    experiment, rows = experiment_on(no_remat, platform), _device_rows(config, phase, mesh_sizes)
     layer, largest = 0.0, 0.0
     if config.attention == "xla":
-        heads = max(_sizes_of(experiment, "num_heads")) / mesh_sizes["tensor"]
+        heads = max(_field_sizes(experiment, "num_heads")) / mesh_sizes["tensor"]
         layer = SCORE_BYTES * rows * heads * phase.length**2 / mesh_sizes["sequence"]
-    for leaf in _kept(experiment, phase.length):
-        share = _share(experiment, leaf, rows, mesh_sizes)
-        place = _rows_dim(leaf)
-        if place == 0:
-            largest = max(largest, share)
-        elif place:
-            layer += share / math.prod(leaf.shape[:place])  # ALBERT: [groups, uses, rows, ...]
+    for leaf in _residuals(experiment, phase.length):
+        leaf_bytes = _device_bytes(experiment, leaf, rows, mesh_sizes)
+        rows_dim = _rows_dim(leaf)
+        if rows_dim == 0:
+            largest = max(largest, leaf_bytes)
+        elif rows_dim:
+            # ALBERT's leaves are [groups, uses, rows, ...].
+            layer += leaf_bytes / math.prod(leaf.shape[:rows_dim])
     return round(layer + largest)
 
 
-def _rows(
+def _device_rows(
     config: ml_collections.ConfigDict, phase: config_lib.Phase, mesh_sizes: Mapping[str, int]
 ) -> int:
     shards = mesh_sizes["data"] * mesh_sizes["fsdp"]
@@ -202,13 +205,15 @@ def _rows(
 
 
 @functools.lru_cache(maxsize=64)
-def _kept(experiment: experiment_lib.Experiment, length: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+def _residuals(
+    experiment: experiment_lib.Experiment, length: int
+) -> tuple[jax.ShapeDtypeStruct, ...]:
     return tuple(abstract.residuals(experiment, PROBE, length))
 
 
-def _sizes_of(experiment: experiment_lib.Experiment, *endings: str) -> set[int]:
+def _field_sizes(experiment: experiment_lib.Experiment, *suffixes: str) -> set[int]:
     fields = experiment.config.model.items()
-    return {size for name, size in fields if name.endswith(endings)}
+    return {size for name, size in fields if name.endswith(suffixes)}
 
 
 def _rows_dim(leaf: jax.ShapeDtypeStruct) -> int | None:
@@ -216,10 +221,10 @@ def _rows_dim(leaf: jax.ShapeDtypeStruct) -> int | None:
 
     Other dimensions may be flattened into it.
     """
-    return next((i for i, size in enumerate(leaf.shape) if size and size % PROBE == 0), None)
+    return next((dim for dim, size in enumerate(leaf.shape) if size and size % PROBE == 0), None)
 
 
-def _share(
+def _device_bytes(
     experiment: experiment_lib.Experiment,
     leaf: jax.ShapeDtypeStruct,
     rows: int,
@@ -232,12 +237,12 @@ def _share(
     tensor.
     """
     size = math.prod(leaf.shape) * leaf.dtype.itemsize
-    place = _rows_dim(leaf)
-    if place is None:
+    rows_dim = _rows_dim(leaf)
+    if rows_dim is None:
         return size / (mesh_sizes["fsdp"] * mesh_sizes["tensor"])
-    split = _sizes_of(experiment, "num_heads", "intermediate_size")
-    split.add(layers.padded_vocab_size(experiment.config.model.vocab_size))
-    parts = mesh_sizes["sequence"]
-    if split & set(leaf.shape[place + 1 :]):
-        parts *= mesh_sizes["tensor"]
-    return size * rows / PROBE / parts
+    tensor_sizes = _field_sizes(experiment, "num_heads", "intermediate_size")
+    tensor_sizes.add(layers.padded_vocab_size(experiment.config.model.vocab_size))
+    num_shards = mesh_sizes["sequence"]
+    if tensor_sizes & set(leaf.shape[rows_dim + 1 :]):
+        num_shards *= mesh_sizes["tensor"]
+    return size * rows / PROBE / num_shards

@@ -79,8 +79,8 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Returns whether the run fits, by the compiler if it was used, else by the estimate."""
-        said = [phase.compiled.fits for phase in self.phases if phase.compiled]
-        return all(said) if said else self.memory.fits
+        verdicts = [phase.compiled.fits for phase in self.phases if phase.compiled]
+        return all(verdicts) if verdicts else self.memory.fits
 
     @property
     def tokens(self) -> int:
@@ -109,8 +109,8 @@ class Plan:
         peak = self.topology.chip.peak_flops
         if self.hours is None or not peak:
             return None
-        reached = self.flops / (USUAL_MFU * peak * self.topology.num_devices) / 3600
-        return max(reached, self.hours)
+        hours = self.flops / (USUAL_MFU * peak * self.topology.num_devices) / 3600
+        return max(hours, self.hours)
 
 
 def make(
@@ -169,10 +169,10 @@ def _phase(
         compiled = compile.compile_step(config, number, topology)
     if compiled and compiled.fits:
         # Kernels without a cost estimate count 0 FLOPs, so the model's FLOPs are a lower bound.
-        least = work.model_flops if compiled.silent_kernels else 0.0
+        min_flops = work.model_flops if compiled.silent_kernels else 0.0
         work = dataclasses.replace(
             work,
-            flops=max(compiled.flops, least),
+            flops=max(compiled.flops, min_flops),
             hbm_bytes=compiled.hbm_bytes,
             ici_bytes=compiled.sent_bytes,
         )
@@ -193,8 +193,8 @@ def _notes(
         notes.append("all numbers are estimates, nothing is compiled")
         if topology.chip.platform == "tpu" and not compile.installed():
             notes[-1] += f"; to use the TPU compiler: {compile.INSTALL}"
-    for name, assumed in abstract.stand_ins(config).items():
-        notes.append(f"config.objective.{name} is not set: the plan assumes {assumed.description}")
+    for name, stand_in in abstract.stand_ins(config).items():
+        notes.append(f"config.objective.{name} is not set: the plan assumes {stand_in.description}")
     if topology.num_slices > 1:
         notes.append("traffic between slices is estimated as one sum of the gradients")
     return notes

@@ -14,21 +14,21 @@ _COLUMN = 20
 
 def lines(plan: Plan, price: float | None = None) -> Iterable[str]:
     """Yields the lines of the report. price: the price of a chip-hour; None: omits the cost."""
-    yield from _head(plan)
+    yield from _header(plan)
     yield ""
     columns = [_column(plan, phase) for phase in plan.phases]
     for label in dict.fromkeys(label for column in columns for label in column):
         cells = [column[label] if label in column else "" for column in columns]
         yield f"{label:<{_LABEL}}" + "".join(f"{cell:>{_COLUMN}}" for cell in cells)
     for number, phase in enumerate(plan.phases, 1):
-        yield from _collectives(phase, f" in phase {number}" if len(plan.phases) > 1 else "")
+        yield from _collective_lines(phase, f" in phase {number}" if len(plan.phases) > 1 else "")
     yield ""
     yield from _totals(plan, price)
     yield from (f"note: {note}" for note in plan.notes)
     yield from _warnings(plan)
 
 
-def _head(plan: Plan) -> Iterable[str]:
+def _header(plan: Plan) -> Iterable[str]:
     chip, topology, config = plan.topology.chip, plan.topology, plan.config
     peaks = [
         f"{si(chip.peak_flops)}FLOP/s" if chip.peak_flops else "",
@@ -49,7 +49,7 @@ def _head(plan: Plan) -> Iterable[str]:
 
 
 def _column(plan: Plan, phase: PhasePlan) -> dict[str, str]:
-    chip, work, line = plan.topology.chip, phase.work, phase.roofline
+    chip, work, bounds = plan.topology.chip, phase.work, phase.roofline
     cells = {
         "batch x length": f"{phase.phase.batch_size:,} x {phase.phase.length:,}",
         "steps": f"{phase.steps:,}",
@@ -61,12 +61,12 @@ def _column(plan: Plan, phase: PhasePlan) -> dict[str, str]:
     }
     if work.dcn_bytes:
         cells["sent to other slices"] = f"{si(work.dcn_bytes)}B"
-    terms = {name: s for name, s in line.terms.items() if s or name != "network"}
+    terms = {name: s for name, s in bounds.terms.items() if s or name != "network"}
     cells |= {f"  {name}": f"{si(seconds)}s" for name, seconds in terms.items()}
     if phase.seconds:
         cells["a step takes at least"] = f"{si(phase.seconds)}s"
-        cells["  bound by"] = line.bound_by
-        cells["MFU at most"] = f"{line.mfu_bound:.1%}"
+        cells["  bound by"] = bounds.bound_by
+        cells["MFU at most"] = f"{bounds.mfu_bound:.1%}"
         cells["tokens/s at most"] = si(phase.tokens / phase.seconds)
     return cells
 
@@ -87,27 +87,27 @@ def _compiled(compiled: compile.Compiled, hbm_bytes: int | None) -> dict[str, st
 
 
 def _estimated(plan: Plan) -> dict[str, str]:
-    need = plan.memory
-    share = f" ({need.total / need.limit:.0%})" if need.limit else ""
+    estimate = plan.memory
+    share = f" ({estimate.total / estimate.limit:.0%})" if estimate.limit else ""
     return {
-        "fits (longest phase)": ("yes" if need.fits else "NO") if need.limit else "unknown",
-        "  state": binary(need.params + need.optimizer + need.frozen),
-        "  gradients": binary(need.gradients),
-        "  activations": binary(need.activations + need.workspace),
-        "  total of a device": binary(need.total) + share,
+        "fits (longest phase)": ("yes" if estimate.fits else "NO") if estimate.limit else "unknown",
+        "  state": binary(estimate.params + estimate.optimizer + estimate.frozen),
+        "  gradients": binary(estimate.gradients),
+        "  activations": binary(estimate.activations + estimate.workspace),
+        "  total of a device": binary(estimate.total) + share,
     }
 
 
-def _collectives(phase: PhasePlan, where: str) -> Iterable[str]:
+def _collective_lines(phase: PhasePlan, suffix: str) -> Iterable[str]:
     if not (phase.compiled and phase.compiled.collectives):
         return
     yield ""
-    yield f"collectives of a step{where}: count x bytes of the array, bytes sent by a device"
-    for one in merged(phase.compiled.collectives):
-        over = "+".join(one.axes) or "-"
-        size = f"{one.count:,} x {si(one.bytes)}B"
-        yield f"  {one.kind:<20}over {over:<14}{one.group:>6} devices{size:>22}" + (
-            f"{si(one.sent_bytes):>12}B"
+    yield f"collectives of a step{suffix}: count x bytes of the array, bytes sent by a device"
+    for collective in merged(phase.compiled.collectives):
+        axes = "+".join(collective.axes) or "-"
+        size = f"{collective.count:,} x {si(collective.bytes)}B"
+        yield f"  {collective.kind:<20}over {axes:<14}{collective.group:>6} devices{size:>22}" + (
+            f"{si(collective.sent_bytes):>12}B"
         )
 
 
@@ -117,14 +117,16 @@ def merged(collectives: Sequence[cost.Collective]) -> list[cost.Collective]:
     The `bytes` of a merged Collective are the mean over its runs.
     """
     groups: dict[tuple, list[cost.Collective]] = {}
-    for one in collectives:
-        groups.setdefault((one.kind, one.axes, one.group), []).append(one)
-    found = []
-    for (kind, axes, group), ones in groups.items():
-        count = sum(one.count for one in ones)
-        mean = sum(one.count * one.bytes for one in ones) // count
-        found.append(cost.Collective(kind, group, axes, mean, count))
-    return sorted(found, key=lambda one: -one.sent_bytes)
+    for collective in collectives:
+        groups.setdefault((collective.kind, collective.axes, collective.group), []).append(
+            collective
+        )
+    result = []
+    for (kind, axes, group), members in groups.items():
+        count = sum(collective.count for collective in members)
+        mean = sum(collective.count * collective.bytes for collective in members) // count
+        result.append(cost.Collective(kind, group, axes, mean, count))
+    return sorted(result, key=lambda collective: -collective.sent_bytes)
 
 
 def _totals(plan: Plan, price: float | None) -> Iterable[str]:
@@ -152,10 +154,10 @@ def _warnings(plan: Plan) -> Iterable[str]:
         if phase.compiled.open_loops:
             yield f"warning: {phase.compiled.open_loops} loops of unknown length are counted once"
         if phase.compiled.silent_kernels:
-            counted = phase.compiled.flops / phase.work.model_flops
+            ratio = phase.compiled.flops / phase.work.model_flops
             yield (
                 f"note: {phase.compiled.silent_kernels} kernel calls do not report their FLOPs; "
-                f"the other FLOPs are {counted:.3f} of the model's"
+                f"the other FLOPs are {ratio:.3f} of the model's"
             )
     if not plan.fits:
         yield "it does not fit: --search looks for a mesh, micro-batch size and remat that fit"
@@ -204,23 +206,23 @@ def _phase_json(phase: PhasePlan) -> dict[str, Any]:
     }
 
 
-def search_lines(found: Sequence[search.Candidate], tried: int) -> Iterable[str]:
+def search_lines(candidates: Sequence[search.Candidate], num_fitting: int) -> Iterable[str]:
     """Yields lines with the best candidates of a search, best first.
 
     tried: the number of combinations that fit by estimate.
     """
-    yield f"{tried:,} combinations fit by estimate; the best of them:"
-    head = ("hours", "MFU <=", "HBM of a device", "FLOPs ratio", "by", "flags")
-    yield "{:>9}{:>9}{:>17}{:>13}  {:<10}{}".format(*head)
-    for one in found:
-        plan = one.plan
+    yield f"{num_fitting:,} combinations fit by estimate; the best of them:"
+    header = ("hours", "MFU <=", "HBM of a device", "FLOPs ratio", "by", "flags")
+    yield "{:>9}{:>9}{:>17}{:>13}  {:<10}{}".format(*header)
+    for candidate in candidates:
+        plan = candidate.plan
         hours = "unknown" if plan.hours is None else f"{plan.hours:,.2f}"
-        bound = min((p.roofline.mfu_bound or 0.0 for p in plan.phases), default=0.0)
-        compiled = [p.compiled for p in plan.phases if p.compiled]
-        peak = max((c.peak for c in compiled), default=plan.memory.total)
-        ratio = max(p.flops_ratio for p in plan.phases)
+        bound = min((phase.roofline.mfu_bound or 0.0 for phase in plan.phases), default=0.0)
+        compiled = [phase.compiled for phase in plan.phases if phase.compiled]
+        peak = max((step.peak for step in compiled), default=plan.memory.total)
+        ratio = max(phase.flops_ratio for phase in plan.phases)
         by = ("compiler" if plan.fits else "NO ROOM") if compiled else "estimate"
-        yield f"{hours:>9}{bound:>9.1%}{binary(peak):>17}{ratio:>13.3f}  {by:<10}{one.flags}"
+        yield f"{hours:>9}{bound:>9.1%}{binary(peak):>17}{ratio:>13.3f}  {by:<10}{candidate.flags}"
 
 
 def _line(label: str, value: str) -> str:

@@ -36,9 +36,9 @@ class Roofline:
     @property
     def terms(self) -> dict[str, float]:
         """Returns {name: seconds} of the known bounds."""
-        found = {"compute": self.compute_s, "memory": self.memory_s,
+        bounds = {"compute": self.compute_s, "memory": self.memory_s,
                  "interconnect": self.ici_s, "network": self.dcn_s}  # fmt: skip
-        return {name: seconds for name, seconds in found.items() if seconds is not None}
+        return {name: seconds for name, seconds in bounds.items() if seconds is not None}
 
     @property
     def step_s(self) -> float | None:
@@ -71,18 +71,18 @@ def roofline(
     def seconds(amount: float, per_second: float | None) -> float | None:
         return 0.0 if amount == 0 else amount / per_second if per_second else None
 
-    useful = flops_per_device if model_flops_per_device is None else model_flops_per_device
+    model_flops = flops_per_device if model_flops_per_device is None else model_flops_per_device
     compute = flops_per_device / chip.peak_flops if chip.peak_flops else None
-    line = Roofline(
+    bounds = Roofline(
         compute,
         seconds(hbm_bytes_per_device, chip.hbm_bandwidth),
         seconds(ici_bytes_per_device, chip.ici_bandwidth),
         seconds(dcn_bytes_per_device, chip.dcn_bandwidth),
         None,
     )
-    if not line.step_s:
-        return line
-    return dataclasses.replace(line, mfu_bound=useful / chip.peak_flops / line.step_s)
+    if not bounds.step_s:
+        return bounds
+    return dataclasses.replace(bounds, mfu_bound=model_flops / chip.peak_flops / bounds.step_s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,14 +136,14 @@ def work(
     state = memory.state_bytes(experiment, sizes)
     width = 4 if experiment.model.config.dtype == "float32" else 2
     model_flops = phase.batch_size * experiment.flops_per_sequence(phase.length) / devices
-    kept = memory.activation_bytes(config, phase, sizes, topology.chip.platform) * micro_batches
+    saved = memory.activation_bytes(config, phase, sizes, topology.chip.platform) * micro_batches
 
     # Parameters gathered over fsdp, in the compute dtype, and their float32 gradients.
-    whole = memory.state_bytes(experiment, {**sizes, "fsdp": 1})
-    gradients = whole["gradients"]
-    read = (2 * whole["params"] + whole["frozen"]) / 4 * width
-    optimizer = 2 * (state["params"] + state["optimizer"]) + 2 * state["gradients"]
-    hbm = read * micro_batches + optimizer + 2 * kept
+    gathered_state = memory.state_bytes(experiment, {**sizes, "fsdp": 1})
+    gradients = gathered_state["gradients"]
+    weights = (2 * gathered_state["params"] + gathered_state["frozen"]) / 4 * width
+    updates = 2 * (state["params"] + state["optimizer"]) + 2 * state["gradients"]
+    hbm_bytes = weights * micro_batches + updates + 2 * saved
 
     # The data axis spans the slices, so each slice has a full copy of the state.
     slices = topology.num_slices
@@ -152,23 +152,23 @@ def work(
     def share(count: int) -> float:
         return (count - 1) / count
 
-    gathered = share(sizes["fsdp"]) * (read + gradients)
-    summed = 2 * share(sizes["data"]) * state["gradients"]
-    between_slices = 2 * share(slices) * state["gradients"] / sizes["data"]
+    fsdp_bytes = share(sizes["fsdp"]) * (weights + gradients)
+    data_bytes = 2 * share(sizes["data"]) * state["gradients"]
+    dcn_bytes = 2 * share(slices) * state["gradients"] / sizes["data"]
     tokens = phase.batch_size * phase.length / devices * sizes["tensor"]
     residual = tokens * experiment.config.model.hidden_size * width * _depth(experiment)
-    by_tensor = 4 * 2 * share(sizes["tensor"]) * residual
-    by_sequence = 2 * 2 * (sizes["sequence"] - 1) * residual / sizes["tensor"]
+    tensor_bytes = 4 * 2 * share(sizes["tensor"]) * residual
+    sequence_bytes = 2 * 2 * (sizes["sequence"] - 1) * residual / sizes["tensor"]
     return Work(
         model_flops,
-        model_flops * recomputed(experiment, phase.length),
-        hbm,
-        (gathered + summed) * micro_batches + by_tensor + by_sequence,
-        between_slices * micro_batches,
+        model_flops * recompute_factor(experiment, phase.length),
+        hbm_bytes,
+        (fsdp_bytes + data_bytes) * micro_batches + tensor_bytes + sequence_bytes,
+        dcn_bytes * micro_batches,
     )
 
 
-def recomputed(experiment: experiment_lib.Experiment, length: int) -> float:
+def recompute_factor(experiment: experiment_lib.Experiment, length: int) -> float:
     """Returns the ratio of a step's FLOPs to the model's: above 1 if remat recomputes some.
 
     With remat "full" the forward pass, a third of a step, is computed twice. With "dots" only its
@@ -179,8 +179,8 @@ def recomputed(experiment: experiment_lib.Experiment, length: int) -> float:
         return 1.0
     if policy == "full":
         return 4 / 3
-    at, twice = (experiment.flops_per_sequence(n * length) for n in (1, 2))
-    return 1.0 + max(twice - 2 * at, 0) / (2 * at) / 3
+    flops, flops_at_double = (experiment.flops_per_sequence(n * length) for n in (1, 2))
+    return 1.0 + max(flops_at_double - 2 * flops, 0) / (2 * flops) / 3
 
 
 def _depth(experiment: experiment_lib.Experiment) -> float:

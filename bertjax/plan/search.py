@@ -39,8 +39,8 @@ class Candidate:
         first, because its other resources have the most slack.
         """
         phases = self.plan.phases
-        slowest = self.plan.hours if self.plan.hours is not None else 0.0
-        return slowest, sum(p.steps * sum(p.roofline.terms.values()) for p in phases)
+        hours = self.plan.hours if self.plan.hours is not None else 0.0
+        return hours, sum(phase.steps * sum(phase.roofline.terms.values()) for phase in phases)
 
 
 def variants(
@@ -51,14 +51,14 @@ def variants(
     Micro-batch sizes divide the batches of all phases. Meshes are those of `auto.meshes`, except
     that an fsdp size that is not a power of two is yielded only if the size of data is 1.
     """
-    sizes = [phase.batch_size for phase in config_lib.phases(config)]
+    batch_sizes = [phase.batch_size for phase in config_lib.phases(config)]
     for remat in layers.REMAT_POLICIES:
-        for micro in _micro_batch_sizes(sizes):
-            one = config.copy_and_resolve_references()
-            one.remat, one.micro_batch_size = remat, micro
-            for mesh in auto.meshes(one, num_devices):
+        for micro_batch_size in _micro_batch_sizes(batch_sizes):
+            base = config.copy_and_resolve_references()
+            base.remat, base.micro_batch_size = remat, micro_batch_size
+            for mesh in auto.meshes(base, num_devices):
                 if _power_of_two(mesh["fsdp"]) or mesh["data"] == 1:
-                    variant = one.copy_and_resolve_references()
+                    variant = base.copy_and_resolve_references()
                     variant.mesh = auto.text(mesh)
                     yield variant
 
@@ -70,8 +70,8 @@ def _micro_batch_sizes(batch_sizes: list[int]) -> list[int]:
     batches of all phases.
     """
     counts = [2**n for n in range(1, MAX_MICRO_BATCHES.bit_length())]
-    found = [batch_sizes[0] // count for count in counts if batch_sizes[0] % count == 0]
-    return [0, *(size for size in found if all(batch % size == 0 for batch in batch_sizes))]
+    sizes = [batch_sizes[0] // count for count in counts if batch_sizes[0] % count == 0]
+    return [0, *(size for size in sizes if all(batch % size == 0 for batch in batch_sizes))]
 
 
 def _power_of_two(number: int) -> bool:
@@ -97,13 +97,15 @@ def run(
             f"config.topology = {topology.name!r}: by estimate no combination of mesh, "
             "micro-batch size and remat fits: use a larger slice"
         )
-    estimated.sort(key=lambda one: one.rank)
+    estimated.sort(key=lambda candidate: candidate.rank)
     if not (compile.installed() and topology.chip.platform == "tpu"):
         return estimated[:count], len(estimated)
     compiled = []
-    for one in estimated[: 3 * count]:
-        if sum(done.plan.fits for done in compiled) == count:
+    for candidate in estimated[: 3 * count]:
+        if sum(candidate.plan.fits for candidate in compiled) == count:
             break
-        compiled.append(Candidate(plan_lib.make(one.plan.config, topology, use_compiler=True)))
-    fitting = [one for one in compiled if one.plan.fits] or compiled
-    return sorted(fitting, key=lambda one: one.rank)[:count], len(estimated)
+        compiled.append(
+            Candidate(plan_lib.make(candidate.plan.config, topology, use_compiler=True))
+        )
+    fitting = [candidate for candidate in compiled if candidate.plan.fits] or compiled
+    return sorted(fitting, key=lambda candidate: candidate.rank)[:count], len(estimated)

@@ -384,10 +384,12 @@ def test_what_does_not_fit_is_a_result():
     message = (
         "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 21.50G of 15.75G hbm."
     )
-    answer = compile.refused(f"{message} Exceeded hbm capacity by 5.75G.\n\nTotal hbm usage >= 22G")
+    answer = compile.error_fields(
+        f"{message} Exceeded hbm capacity by 5.75G.\n\nTotal hbm usage >= 22G"
+    )
     found = compile.Compiled(**answer)
     assert not found.fits and not found.error
     assert (found.peak, found.capacity) == (21.5 * 2**30, 15.75 * 2**30)
     early = "the total memory required (arguments) (1.00T) exceeds available HBM (15.75G)."
-    assert compile.refused(early) == {"peak": 2**40, "capacity": 15.75 * 2**30}
-    assert compile.Compiled(**compile.refused("INTERNAL: a\n b")).error == "INTERNAL: a b"
+    assert compile.error_fields(early) == {"peak": 2**40, "capacity": 15.75 * 2**30}
+    assert compile.Compiled(**compile.error_fields("INTERNAL: a\n b")).error == "INTERNAL: a b"
