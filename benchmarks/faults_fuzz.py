@@ -223,8 +223,8 @@ def stranger(rng: random.Random) -> tuple[str, str]:
     ends: dict[int, tuple[str, int]] = {}
     heard = threading.Event()
     lines = [
-        lifeline.Lifeline(p, 2, silence=30, on_end=lambda *end, p=p: (ends.update({p: end}),
-                                                                    heard.set()))
+        lifeline.Lifeline(p, 2, heartbeat_timeout=30,
+                          on_end=lambda *end, p=p: (ends.update({p: end}), heard.set()))
         for p in range(2)
     ]  # fmt: skip
     address = lines[0].listen("127.0.0.1")
@@ -294,7 +294,7 @@ def member(port: str, process: int, count: int) -> None:
     from bertjax.runtime import distributed
 
     place = distributed.Place(f"127.0.0.1:{port}", count, process)
-    with distributed.job(place, goes_on=lambda: "again", heartbeat_seconds=6):
+    with distributed.job(place, restart_hint=lambda: "again", heartbeat_seconds=6):
         for step in range(10**9):
             multihost_utils.sync_global_devices(str(step))
             if step == 3:

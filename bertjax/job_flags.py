@@ -52,7 +52,7 @@ def joined(
         return contextlib.nullcontext()
     return distributed.job(
         distributed.place(flags.coordinator, flags.num_processes, flags.process_id),
-        goes_on=resume_advice,
+        restart_hint=resume_advice,
         heartbeat_seconds=flags.heartbeat_seconds,
         startup_seconds=flags.startup_seconds,
     )

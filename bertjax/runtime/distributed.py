@@ -1,6 +1,6 @@
 """Joins a job of several processes, and ends all of them if one dies.
 
-    with distributed.job(distributed.Place("10.0.0.2:8476", 4, 2), goes_on=lambda: "..."):
+    with distributed.job(distributed.Place("10.0.0.2:8476", 4, 2), restart_hint=lambda: "..."):
         train.train_and_evaluate(config, workdir)
 
 Inside `job` no process waits for ever. If a process dies or stops with an error, all others exit
@@ -41,10 +41,10 @@ SHUTDOWN_SECONDS = 60  # limit for the other processes to shut down after the fi
 
 _COORDINATOR = re.compile(r"([-.\w]+|\[[:.%\w]+\]):[0-9]{1,5}", re.ASCII)
 _LIFELINE = "bertjax/lifeline"  # key of the lifeline's port and token in the key-value store
-_GRACE = 5  # seconds to wait after a failure, since the death of a process may have caused it
-_LAST_WORDS = 10  # limit in seconds for the last messages before an exit
+_GRACE_SECONDS = 5  # wait after a failure, since the death of a process may have caused it
+_EXIT_SECONDS = 10  # limit in seconds for the last messages before an exit
 # https://docs.cloud.google.com/compute/docs/metadata/overview; JAX reads the same attribute.
-_METADATA = "http://{}/computeMetadata/v1/instance/attributes/worker-network-endpoints"
+_METADATA_URL = "http://{}/computeMetadata/v1/instance/attributes/worker-network-endpoints"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +79,11 @@ def place(
     Raises UserError if only some of the flags are given.
     """
     flags = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
-    absent = [f"--{name}" for name, value in flags.items() if value is None]
-    if len(absent) == len(flags):
+    missing = [f"--{name}" for name, value in flags.items() if value is None]
+    if len(missing) == len(flags):
         return None
-    if absent:
-        raise errors.UserError(f"{' and '.join(absent)}: must be given with the other flags of a "
+    if missing:
+        raise errors.UserError(f"{' and '.join(missing)}: must be given with the other flags of a "
                                "job, --coordinator, --num_processes, --process_id")  # fmt: skip
     return Place(**flags)
 
@@ -102,11 +102,11 @@ def on_several_hosts() -> bool:
             return "," in os.environ[name]
     if "TPU_SKIP_MDS_QUERY" in os.environ:
         return False
-    url = _METADATA.format(os.environ.get("GCE_METADATA_IP", "metadata.google.internal"))
+    url = _METADATA_URL.format(os.environ.get("GCE_METADATA_IP", "metadata.google.internal"))
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return "," in answer.read().decode()
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return "," in response.read().decode()
     except OSError:
         return False
 
@@ -124,9 +124,9 @@ def initialize(where: Place | None, heartbeat_seconds: int, startup_seconds: int
     dies. Its time limits are longer than those of `job`, so that `job` exits first, with a one-line
     message.
     """
-    explicit: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if where is not None:
-        explicit = {
+        arguments = {
             "coordinator_address": where.coordinator,
             "num_processes": where.num_processes,
             "process_id": where.process_id,
@@ -135,9 +135,9 @@ def initialize(where: Place | None, heartbeat_seconds: int, startup_seconds: int
         }
     try:
         jax.distributed.initialize(
-            **explicit,
-            initialization_timeout=startup_seconds + 2 * _LAST_WORDS,
-            heartbeat_timeout_seconds=heartbeat_seconds + 2 * _LAST_WORDS,
+            **arguments,
+            initialization_timeout=startup_seconds + 2 * _EXIT_SECONDS,
+            heartbeat_timeout_seconds=heartbeat_seconds + 2 * _EXIT_SECONDS,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         )
     except ValueError as error:
@@ -178,19 +178,19 @@ def _host_and_port(coordinator: str) -> tuple[str, int]:
 def job(
     where: Place | None,
     *,
-    goes_on: Callable[[], str],
+    restart_hint: Callable[[], str],
     heartbeat_seconds: int = HEARTBEAT_SECONDS,
     startup_seconds: int = STARTUP_SECONDS,
 ) -> Iterator[None]:
     """Joins the job like `initialize`; if a process dies or fails in the block, all exit.
 
     If not all processes start in time, those that have started exit with a one-line message and
-    EXIT_RESTART. goes_on: called when a process has died; returns a description of what a restart
-    does, for the message.
+    EXIT_RESTART. restart_hint: called when a process has died; returns a description of what a
+    restart does, for the message.
     """
-    end = _end_of_process(goes_on)
-    late = f"not all processes of the job connected within {startup_seconds} s"
-    timer = threading.Timer(startup_seconds, end, (late, errors.EXIT_RESTART))
+    end = _end_callback(restart_hint)
+    message = f"not all processes of the job connected within {startup_seconds} s"
+    timer = threading.Timer(startup_seconds, end, (message, errors.EXIT_RESTART))
     timer.daemon = True
     timer.start()
     try:
@@ -199,35 +199,35 @@ def job(
         timer.cancel()
         raise
     state = jax_distributed.global_state
-    me, count = state.process_id, state.num_processes
-    line = lifeline.Lifeline(me, count, silence=heartbeat_seconds, on_end=end)
+    process_id, count = state.process_id, state.num_processes
+    line = lifeline.Lifeline(process_id, count, heartbeat_timeout=heartbeat_seconds, on_end=end)
     try:
-        _open(line, startup_seconds, end)
+        _connect(line, startup_seconds, end)
         timer.cancel()
         yield
     except BaseException as error:
         timer.cancel()
-        error.add_note(f"in process {me} of {count}")
+        error.add_note(f"in process {process_id} of {count}")
         code, text = errors.exit_code(error), errors.one_line(error) or type(error).__name__
         if isinstance(error, errors.Preempted | errors.Interrupted):
             line.leave()  # all processes stop at this step: JAX's shutdown waits for all of them
         else:
             if code == errors.EXIT_BUG:
-                line.ended.wait(_GRACE)
+                line.ended.wait(_GRACE_SECONDS)
                 text = f"{type(error).__name__}: {text}"
-            if not line.fail(f"process {me} of {count} stopped: {text}", code):
+            if not line.fail(f"process {process_id} of {count} stopped: {text}", code):
                 threading.Event().wait()  # the lifeline's thread ends this process
-            _exit_in_time(code)
+            _exit_on_timeout(code)
             atexit.register(_exit, line, code)  # because JAX's shutdown would wait for the others
         if code in (errors.EXIT_BUG, errors.EXIT_INTERRUPTED):
             raise
         kind = errors.Preempted if isinstance(error, errors.Preempted) else errors.UserError
-        raise kind(f"process {me}: {text}") from error
+        raise kind(f"process {process_id}: {text}") from error
     else:
         line.leave()
 
 
-def _open(line: lifeline.Lifeline, timeout: float, end: Callable[[str, int], None]) -> None:
+def _connect(line: lifeline.Lifeline, timeout: float, end: Callable[[str, int], None]) -> None:
     state = jax_distributed.global_state
     host, _ = _host_and_port(state.coordinator_address)
     if state.num_processes == 1:
@@ -239,27 +239,27 @@ def _open(line: lifeline.Lifeline, timeout: float, end: Callable[[str, int], Non
         try:
             line.connect(host, address, timeout)
         except OSError as error:
-            gone = f"process 0 of {state.num_processes} has died"
-            end(f"{gone}: its lifeline cannot be reached: {error}", errors.EXIT_RESTART)
+            cause = f"process 0 of {state.num_processes} has died"
+            end(f"{cause}: its lifeline cannot be reached: {error}", errors.EXIT_RESTART)
     line.wait_for_all(timeout)
 
 
-def _end_of_process(goes_on: Callable[[], str]) -> Callable[[str, int], None]:
+def _end_callback(restart_hint: Callable[[], str]) -> Callable[[str, int], None]:
     def end(text: str, code: int) -> None:
-        _exit_in_time(code)
-        me = jax_distributed.global_state.process_id
+        _exit_on_timeout(code)
+        process_id = jax_distributed.global_state.process_id
         try:
-            restart = f": {goes_on()}" if code == errors.EXIT_RESTART else ""
-            errors.tell(f"process {me}: {text}{restart}")
+            hint = f": {restart_hint()}" if code == errors.EXIT_RESTART else ""
+            errors.tell(f"process {process_id}: {text}{hint}")
         finally:
             os._exit(code)
 
     return end
 
 
-def _exit_in_time(code: int) -> None:
-    """Makes this process exit after `_LAST_WORDS` seconds, even if something else hangs."""
-    timer = threading.Timer(_LAST_WORDS, os._exit, (code,))
+def _exit_on_timeout(code: int) -> None:
+    """Makes this process exit after `_EXIT_SECONDS` seconds, even if something else hangs."""
+    timer = threading.Timer(_EXIT_SECONDS, os._exit, (code,))
     timer.daemon = True
     timer.start()
 
@@ -271,36 +271,36 @@ def _exit(line: lifeline.Lifeline, code: int) -> None:
     os._exit(code)
 
 
-def check_same(things: Mapping[str, Any]) -> None:
-    """Raises UserError, in every process, unless all processes have the same `things`.
+def check_same(values: Mapping[str, Any]) -> None:
+    """Raises UserError, in every process, unless all processes have the same `values`.
 
-    things: {name for the error message: JSON value}. Each host has its own disk, so without this
+    values: {name for the error message: JSON value}. Each host has its own disk, so without this
     check a host could train on other data than the rest.
     """
     if jax.process_count() == 1:
         return
-    for name, value in things.items():
+    for name, value in values.items():
         digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
         all_digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
-        other = np.flatnonzero((all_digests != all_digests[0]).any(axis=1))
-        if other.size:
+        mismatches = np.flatnonzero((all_digests != all_digests[0]).any(axis=1))
+        if mismatches.size:
             raise errors.UserError(
-                f"process {other[0]} has another {name} than process 0: all need the same"
+                f"process {mismatches[0]} has another {name} than process 0: all need the same"
             )
 
 
-def wait(what: str) -> None:
-    """Waits until all processes have called this function with the same `what`, any text."""
+def wait(label: str) -> None:
+    """Waits until all processes have called this function with the same `label`, any text."""
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(what)
+        multihost_utils.sync_global_devices(label)
 
 
 def of_first(values: Mapping[str, float]) -> dict[str, float]:
     """Returns process 0's values, so that all processes make the same decisions."""
     if jax.process_count() == 1:
         return dict(values)
-    found = multihost_utils.broadcast_one_to_all(np.array(list(values.values()), np.float32))
-    return dict(zip(values, found.tolist(), strict=True))
+    first_values = multihost_utils.broadcast_one_to_all(np.array(list(values.values()), np.float32))
+    return dict(zip(values, first_values.tolist(), strict=True))
 
 
 def check_shared(path: os.PathLike, flag: str = "workdir") -> None:
@@ -312,9 +312,9 @@ def check_shared(path: os.PathLike, flag: str = "workdir") -> None:
     if jax.process_count() == 1:
         return
     wait("written")
-    sees = multihost_utils.process_allgather(np.array(epath.Path(path).exists()))
-    if not sees.all():
+    visible = multihost_utils.process_allgather(np.array(epath.Path(path).exists()))
+    if not visible.all():
         raise errors.UserError(
-            f"process {np.flatnonzero(~sees)[0]} cannot see {os.fspath(path)}, which process 0 "
+            f"process {np.flatnonzero(~visible)[0]} cannot see {os.fspath(path)}, which process 0 "
             f"wrote: use a --{flag} that all hosts share, such as a bucket (gs://...)"
         )

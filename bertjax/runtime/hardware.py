@@ -126,8 +126,8 @@ class Topology:
 
         If a TPU slice is larger than one host, each of its machines has four chips.
         """
-        lone = self.num_slices == 1 and self.num_devices <= self.chip.lone_host
-        return 1 if lone else -(-self.num_devices // self.chip.devices_per_host)
+        single_host = self.num_slices == 1 and self.num_devices <= self.chip.lone_host
+        return 1 if single_host else -(-self.num_devices // self.chip.devices_per_host)
 
     @property
     def libtpu(self) -> dict[str, Any]:
@@ -163,14 +163,14 @@ def parse_topology(name: str, key: str = "topology") -> Topology:
 
     Raises UserError naming config.`key` if the name is invalid.
     """
-    found = re.fullmatch(r"(?:([1-9]\d*)x)?(\w+(?:-\d+gb)?)-([1-9]\d*)", name)
-    kind = found and _ALIASES.get(found[2], found[2])
-    if not found or kind not in CHIPS:
+    match = re.fullmatch(r"(?:([1-9]\d*)x)?(\w+(?:-\d+gb)?)-([1-9]\d*)", name)
+    kind = match and _ALIASES.get(match[2], match[2])
+    if not match or kind not in CHIPS:
         errors.check(False, key, name,
                      'a name such as "v5e-16", "2xv5e-256" (two slices), "h100-8" or "cpu-8", with '
                      'a chip of '
                      + ", ".join(CHIPS))  # fmt: skip
-    chip, slices, size = CHIPS[kind], int(found[1] or 1), int(found[3])
+    chip, slices, size = CHIPS[kind], int(match[1] or 1), int(match[3])
     if kind not in _SHAPES:
         errors.check(slices == 1, key, name, "a single number of devices, because only TPUs come "
                                              "in slices")

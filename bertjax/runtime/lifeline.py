@@ -30,9 +30,9 @@ from collections.abc import Callable, Iterator
 
 from bertjax import errors
 
-_LONGEST_BEAT = 1.0  # seconds between two beats
-_POLL = 0.1  # seconds to wait for events before `close` is checked
-_LINGER = 2.0  # seconds that process 0 waits while the others read why the job ends
+_MAX_BEAT_SECONDS = 1.0  # seconds between two beats
+_POLL_SECONDS = 0.1  # seconds to wait for events before `close` is checked
+_LINGER_SECONDS = 2.0  # seconds that process 0 waits while the others read why the job ends
 _HANDSHAKE_SECONDS = 10.0
 _MAX_PENDING = 64  # connections without a reply to the challenge; a newer one evicts the oldest
 
@@ -56,10 +56,10 @@ def listen(host: str, port: int) -> list[socket.socket]:
         servers: list[socket.socket] = []
         try:
             for address in _addresses(host):
-                chosen = servers[0].getsockname()[1] if servers else port
+                server_port = servers[0].getsockname()[1] if servers else port
                 family = socket.AF_INET6 if ":" in address else socket.AF_INET
                 try:
-                    servers.append(socket.create_server((address, chosen), family=family))
+                    servers.append(socket.create_server((address, server_port), family=family))
                 except OSError as error:
                     if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                         raise
@@ -81,11 +81,11 @@ def _listen_everywhere(port: int) -> socket.socket:
 
 def _addresses(host: str) -> list[str]:
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # UnicodeError: a part of the name is empty or too long
         return []
-    addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
-    loopback = [each for each in addresses if ipaddress.ip_address(each.split("%")[0]).is_loopback]
+    addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
+    loopback = [ip for ip in addresses if ipaddress.ip_address(ip.split("%")[0]).is_loopback]
     return [] if loopback and host not in ("localhost", *loopback) else addresses
 
 
@@ -98,14 +98,14 @@ def _frame(kind: int, code: int = 0, text: str = "") -> bytes:
     return _FRAME.pack(kind, code, len(data)) + data
 
 
-def _receive(line: socket.socket, count: int) -> bytes:
+def _receive(connection: socket.socket, count: int) -> bytes:
     """Returns exactly `count` bytes. Raises OSError if the connection closes earlier."""
     data = b""
     while len(data) < count:
-        more = line.recv(count - len(data))
-        if not more:
+        chunk = connection.recv(count - len(data))
+        if not chunk:
             raise ConnectionResetError(errno.ECONNRESET, "the connection was closed")
-        data += more
+        data += chunk
     return data
 
 
@@ -117,23 +117,23 @@ class _Peer:
     process: int | None
     challenge: bytes = b""
     # The time of the last frame, or of the connection before the first frame.
-    heard: float = dataclasses.field(default_factory=time.monotonic)
-    left: bool = False
-    unread: bytes = b""
+    last_frame: float = dataclasses.field(default_factory=time.monotonic)
+    has_left: bool = False
+    buffer: bytes = b""
 
     def frames(self) -> Iterator[tuple[int, int, str]]:
-        """Removes complete frames from `unread` and yields (kind, exit code, text) of each.
+        """Removes complete frames from `buffer` and yields (kind, exit code, text) of each.
 
         Raises ValueError if a frame is invalid.
         """
-        while len(self.unread) >= _FRAME.size:
-            kind, code, length = _FRAME.unpack_from(self.unread)
+        while len(self.buffer) >= _FRAME.size:
+            kind, code, length = _FRAME.unpack_from(self.buffer)
             if kind > _END or length > _MAX_TEXT:
-                raise ValueError(f"no frame: {self.unread[: _FRAME.size]!r}")
+                raise ValueError(f"no frame: {self.buffer[: _FRAME.size]!r}")
             end = _FRAME.size + length
-            if len(self.unread) < end:
+            if len(self.buffer) < end:
                 return
-            text, self.unread = self.unread[_FRAME.size : end], self.unread[end:]
+            text, self.buffer = self.buffer[_FRAME.size : end], self.buffer[end:]
             yield kind, code, text.decode(errors="replace")
 
 
@@ -142,9 +142,9 @@ class Lifeline:
 
     Process 0 calls `listen`, the others call `connect`; then all call `wait_for_all`.
 
-    silence: seconds without a frame after which a process is treated as dead. on_end: called with
-    (text, exit code) when this process must exit, because another process has died or has ended the
-    job, or because its own lifeline failed. It is called at most once, in the lifeline's thread.
+    heartbeat_timeout: seconds without a frame after which a process is treated as dead. on_end:
+    called with (text, exit code) when this process must exit: another process has died or has ended
+    the job, or its own lifeline failed. It is called at most once, in the lifeline's thread.
     """
 
     def __init__(
@@ -152,17 +152,17 @@ class Lifeline:
         process: int,
         num_processes: int,
         *,
-        silence: float,
+        heartbeat_timeout: float,
         on_end: Callable[[str, int], None],
     ):
         self._process, self._num_processes = process, num_processes
-        self._silence, self._on_end = silence, on_end
-        self._beat = min(_LONGEST_BEAT, silence / 4)
+        self._heartbeat_timeout, self._on_end = heartbeat_timeout, on_end
+        self._beat_seconds = min(_MAX_BEAT_SECONDS, heartbeat_timeout / 4)
         self._selector = selectors.DefaultSelector()
         self._peers: list[_Peer] = []
         self._servers: list[socket.socket] = []
         self._token = ""
-        self._sending, self._ending = threading.Lock(), threading.Lock()
+        self._send_lock, self._end_lock = threading.Lock(), threading.Lock()
         self._complete, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="lifeline", daemon=True)
         self.ended = threading.Event()  # set when this process or another one ends the job
@@ -186,21 +186,21 @@ class Lifeline:
         port, token = address.split()
         deadline = time.monotonic() + timeout
         while True:
-            left = max(0.1, deadline - time.monotonic())
-            line = socket.create_connection((host, int(port)), timeout=left)
+            remaining = max(0.1, deadline - time.monotonic())
+            connection = socket.create_connection((host, int(port)), timeout=remaining)
             try:
-                line.settimeout(min(left, _HANDSHAKE_SECONDS))
-                challenge = _receive(line, _CHALLENGE_BYTES)
+                connection.settimeout(min(remaining, _HANDSHAKE_SECONDS))
+                challenge = _receive(connection, _CHALLENGE_BYTES)
                 signature = _signature(token, challenge, self._process)
-                line.sendall(_HELLO.pack(self._process, signature))
-                _receive(line, len(_ACCEPTED))
+                connection.sendall(_HELLO.pack(self._process, signature))
+                _receive(connection, len(_ACCEPTED))
                 break
             except OSError:  # evicted by many other connections; the next attempt may succeed
-                line.close()
+                connection.close()
                 if time.monotonic() > deadline:
                     raise
             time.sleep(0.05)
-        self._add(line, process=0)
+        self._add(connection, process=0)
         self._thread.start()
 
     def wait_for_all(self, timeout: float) -> None:
@@ -216,7 +216,7 @@ class Lifeline:
 
         Returns False, and does nothing, if the job has ended already.
         """
-        with self._ending:
+        with self._end_lock:
             if self.ended.is_set():
                 return False
             self.ended.set()
@@ -228,12 +228,12 @@ class Lifeline:
         self._send_all(_frame(_LEFT))
 
     def linger(self) -> None:
-        """On process 0, waits at most `_LINGER` seconds until the others have disconnected.
+        """On process 0, waits at most `_LINGER_SECONDS` seconds until the others have disconnected.
 
         This gives them time to read why the job has ended.
         """
-        until = time.monotonic() + _LINGER
-        while self._process == 0 and self._peers and time.monotonic() < until:
+        deadline = time.monotonic() + _LINGER_SECONDS
+        while self._process == 0 and self._peers and time.monotonic() < deadline:
             if threading.current_thread() is self._thread:
                 self._read_ready()
             else:
@@ -260,22 +260,22 @@ class Lifeline:
             )
 
     def _watch(self) -> None:
-        beaten = time.monotonic()
+        last_beat = time.monotonic()
         while not self._closing.is_set():
             self._read_ready()
             now = time.monotonic()
-            if now - beaten >= self._beat:
-                beaten = now
+            if now - last_beat >= self._beat_seconds:
+                last_beat = now
                 self._send_all(_frame(_BEAT))
             for peer in list(self._peers):
                 if peer.process is None:
-                    if now - peer.heard > _HANDSHAKE_SECONDS:
+                    if now - peer.last_frame > _HANDSHAKE_SECONDS:
                         self._drop(peer)
-                elif now - peer.heard > self._silence and not peer.left:
-                    self._gone(peer, f"has not responded for {self._silence:.0f} s")
+                elif now - peer.last_frame > self._heartbeat_timeout and not peer.has_left:
+                    self._on_death(peer, f"has not responded for {self._heartbeat_timeout:.0f} s")
 
     def _read_ready(self) -> None:
-        for key, _ in self._selector.select(timeout=_POLL):
+        for key, _ in self._selector.select(timeout=_POLL_SECONDS):
             if key.data is None:
                 self._accept(key.fileobj)
             elif key.data not in self._peers:
@@ -292,21 +292,21 @@ class Lifeline:
         try:
             peer = self._add(server.accept()[0], process=None)
         except OSError:  # already closed, or this process is out of file descriptors
-            self._closing.wait(_POLL)
+            self._closing.wait(_POLL_SECONDS)
             return
         peer.challenge = secrets.token_bytes(_CHALLENGE_BYTES)
         self._send(peer, peer.challenge)
 
-    def _add(self, line: socket.socket, process: int | None) -> _Peer:
+    def _add(self, connection: socket.socket, process: int | None) -> _Peer:
         try:
-            line.settimeout(self._silence)
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(self._heartbeat_timeout)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
-            line.close()
+            connection.close()
             raise
-        peer = _Peer(line, process)
+        peer = _Peer(connection, process)
         self._peers.append(peer)
-        self._selector.register(line, selectors.EVENT_READ, peer)
+        self._selector.register(connection, selectors.EVENT_READ, peer)
         return peer
 
     def _drop(self, peer: _Peer) -> None:
@@ -322,64 +322,64 @@ class Lifeline:
 
     def _read_hello(self, peer: _Peer) -> None:
         try:
-            data = peer.socket.recv(_HELLO.size - len(peer.unread))
+            data = peer.socket.recv(_HELLO.size - len(peer.buffer))
         except OSError:
             data = b""
-        peer.unread += data
-        if data and len(peer.unread) < _HELLO.size:
+        peer.buffer += data
+        if data and len(peer.buffer) < _HELLO.size:
             return
-        process = self._authenticated(peer) if data else None
+        process = self._authenticate(peer) if data else None
         if process is None:
             self._drop(peer)
             return
         self._send(peer, _ACCEPTED)  # NOTE: first, since frames are sent once `process` is set
-        peer.process, peer.unread, peer.heard = process, b"", time.monotonic()
-        if len([each for each in self._peers if each.process is not None]) == self._others():
+        peer.process, peer.buffer, peer.last_frame = process, b"", time.monotonic()
+        if len([other for other in self._peers if other.process is not None]) == self._num_others():
             self._stop_listening()
-            for each in list(self._peers):
-                if each.process is None:
-                    self._drop(each)
+            for other in list(self._peers):
+                if other.process is None:
+                    self._drop(other)
             self._complete.set()
             self._send_all(_frame(_WELCOME))
 
-    def _authenticated(self, peer: _Peer) -> int | None:
+    def _authenticate(self, peer: _Peer) -> int | None:
         """Returns the process number in the peer's reply; None if the reply is invalid.
 
         It is invalid if the HMAC is wrong, the number is out of range, or the process has connected
         already.
         """
-        process, signature = _HELLO.unpack(peer.unread)
+        process, signature = _HELLO.unpack(peer.buffer)
         if not hmac.compare_digest(signature, _signature(self._token, peer.challenge, process)):
             return None
-        known = [each.process for each in self._peers]
-        return process if 0 < process <= self._others() and process not in known else None
+        connected = [other.process for other in self._peers]
+        return process if 0 < process <= self._num_others() and process not in connected else None
 
-    def _others(self) -> int:
+    def _num_others(self) -> int:
         return self._num_processes - 1
 
     def _read_frames(self, peer: _Peer) -> None:
         try:
             data = peer.socket.recv(1 << 16)
-            peer.unread += data
+            peer.buffer += data
             frames = list(peer.frames())
         except (OSError, ValueError):  # a broken connection, or an invalid frame
             data, frames = b"", []
         if not data:
             self._drop(peer)
-            if not peer.left:
-                self._gone(peer, "has died")
+            if not peer.has_left:
+                self._on_death(peer, "has died")
             return
-        peer.heard = time.monotonic()
+        peer.last_frame = time.monotonic()
         for kind, code, text in frames:
             if kind == _WELCOME:
                 self._complete.set()
             elif kind == _LEFT:
-                peer.left = True
+                peer.has_left = True
             elif kind == _END:
                 self._end(text, code)
 
-    def _gone(self, peer: _Peer, what: str) -> None:
-        self._end(f"process {peer.process} of {self._num_processes} {what}", errors.EXIT_RESTART)
+    def _on_death(self, peer: _Peer, reason: str) -> None:
+        self._end(f"process {peer.process} of {self._num_processes} {reason}", errors.EXIT_RESTART)
 
     def _end(self, text: str, code: int) -> None:
         if self.fail(text, code):
@@ -394,7 +394,7 @@ class Lifeline:
 
     def _send(self, peer: _Peer, data: bytes) -> None:
         try:
-            with self._sending:
+            with self._send_lock:
                 peer.socket.sendall(data)
         except OSError:
             pass  # the next read detects the broken connection

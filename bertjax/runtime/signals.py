@@ -47,20 +47,20 @@ def sigterm_raises(what_is_kept: str) -> Iterator[None]:
         if isinstance(discarded.exc_value, errors.Preempted):
             signal.setitimer(signal.ITIMER_REAL, _SECONDS_TO_REPEAT)
         else:
-            report(discarded)
+            old_hook(discarded)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    report, sys.unraisablehook = sys.unraisablehook, repeat
-    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGALRM)}
+    old_hook, sys.unraisablehook = sys.unraisablehook, repeat
+    handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGALRM)}
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        sys.unraisablehook = report
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        sys.unraisablehook = old_hook
 
 
 class StopSignals:
@@ -77,22 +77,22 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.requested: str | None = None
-        self._before: dict[int, object] = {}
+        self._old_handlers: dict[int, object] = {}
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
-            caught = [signal.SIGINT]
+            numbers = [signal.SIGINT]
             if not jax.distributed.is_initialized():  # otherwise this would replace JAX's handler
-                caught.append(signal.SIGTERM)
-            self._before = {number: signal.signal(number, self._ask) for number in caught}
+                numbers.append(signal.SIGTERM)
+            self._old_handlers = {number: signal.signal(number, self._handle) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
-        self._before = {}
+        self._old_handlers = {}
 
-    def _ask(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGINT and self.requested is not None:
             raise KeyboardInterrupt
         if self.requested is None:

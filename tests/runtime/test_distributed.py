@@ -34,7 +34,7 @@ def member(port: str, process: int, count: int, fate: str, fated: int) -> None:
     }
     if fate == "late" and process == fated:
         return
-    with distributed.job(place, goes_on=lambda: "from step 0", **limits):
+    with distributed.job(place, restart_hint=lambda: "from step 0", **limits):
         for step in range(10**9):
             multihost_utils.sync_global_devices(str(step))
             if step == 3:

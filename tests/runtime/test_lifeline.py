@@ -23,7 +23,7 @@ class Job:
         self._told = threading.Condition()
         self.lines = [
             lifeline.Lifeline(
-                p, count, silence=silence, on_end=lambda *end, p=p: self._tell(p, end)
+                p, count, heartbeat_timeout=silence, on_end=lambda *end, p=p: self._tell(p, end)
             )
             for p in range(count)
         ]
@@ -57,7 +57,7 @@ class Job:
 
 @pytest.fixture
 def job(monkeypatch):
-    monkeypatch.setattr(lifeline, "_LINGER", 0.1)  # here nobody closes the socket when told to stop
+    monkeypatch.setattr(lifeline, "_LINGER_SECONDS", 0.1)  # nobody closes the socket when told
     with contextlib.ExitStack() as stack:
 
         def start(*args, **kwargs):
@@ -73,7 +73,7 @@ def waiting(monkeypatch):
     """Process 0's lifeline, which waits for process 1; `told` is set when the job ends."""
     told, ends = threading.Event(), []
     line = lifeline.Lifeline(
-        0, 2, silence=SECONDS, on_end=lambda *end: (ends.append(end), told.set())
+        0, 2, heartbeat_timeout=SECONDS, on_end=lambda *end: (ends.append(end), told.set())
     )
     line.told, line.ends = told, ends
     line.address = line.listen("127.0.0.1")
@@ -146,7 +146,7 @@ def test_a_normal_exit_is_no_failure(job, first):
 
 
 def test_a_silent_process_is_gone(waiting):
-    waiting._silence = 0.2
+    waiting._heartbeat_timeout = 0.2
     with stranger(waiting.port) as (mute, challenge):
         mute.sendall(hello(challenge, waiting._token))
         waiting.wait_for_all(SECONDS)
@@ -156,9 +156,9 @@ def test_a_silent_process_is_gone(waiting):
 
 def test_beats_keep_a_quiet_job_alive(job):
     made = job(2, silence=0.4)
-    heard = made.lines[0]._peers[0].heard
+    heard = made.lines[0]._peers[0].last_frame
     for _ in range(200):
-        if made.lines[0]._peers[0].heard - heard > 1.0:
+        if made.lines[0]._peers[0].last_frame - heard > 1.0:
             break
         threading.Event().wait(0.05)
     assert made.ends == {0: None, 1: None}
@@ -232,7 +232,7 @@ def test_a_process_that_the_job_does_not_have_is_dropped(waiting, process):
 
 
 def test_a_process_number_is_taken_once():
-    line = lifeline.Lifeline(0, 3, silence=SECONDS, on_end=lambda *end: None)
+    line = lifeline.Lifeline(0, 3, heartbeat_timeout=SECONDS, on_end=lambda *end: None)
     port = int(line.listen("127.0.0.1").split()[0])
     with stranger(port) as (first, one), stranger(port) as (second, other):
         first.sendall(hello(one, line._token))
