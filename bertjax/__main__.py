@@ -133,7 +133,7 @@ def _hint(word: str, flags: Sequence[str], command: ModuleType) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns the exit code.
 
-    0: done; 2: bad input; 75: preempted, start the same command again; 130: interrupted; 141: the
+    0: done; 2: bad input; 75: preempted, run the same command again; 130: interrupted; 141: the
     output is a pipe whose reader has closed it.
     """
     try:

@@ -168,7 +168,7 @@ class Reader:
     def _verified_step(self, step: int | None, prefix: str = "") -> int:
         """Returns `step`, by default the newest, after verifying files of its checkpoint.
 
-        prefix: of the names of the files to verify, such as "meta/"; "": all files.
+        prefix: of the names of the files to verify, such as "meta/"; "" means all files.
         Raises UserError if there is no such checkpoint or if a file is damaged.
         """
         self._manager.wait_until_finished()

@@ -117,7 +117,10 @@ def choose_objective(config: ConfigDict, name: str = "") -> None:
 
 
 def _objective_fields(family: protocols.Family, name: str) -> dict[str, Any]:
-    """Returns all fields of an objective, with the family's values if it is the published one."""
+    """Returns all fields of the objective `name`; "" means the family's published objective.
+
+    For the published objective, the fields have the values with which the family was published.
+    """
     published = family.OBJECTIVE
     name = name or published["name"]
     objective = plugins.objective(name)
@@ -233,7 +236,7 @@ def choose(config: ConfigDict, arg: str) -> ConfigDict:
     argument.
     """
     if arg not in ("", "smoke"):
-        raise errors.UserError(f"the argument of a config must be smoke or absent, not {arg!r}")
+        raise errors.UserError(f"the config argument must be 'smoke' or omitted, not {arg!r}")
     return smoke(config) if arg else config
 
 
@@ -360,11 +363,11 @@ def validate(config: ConfigDict) -> None:
             families = [name for name in plugins.families() if head in plugins.family(name).HEADS]
             raise errors.UserError(
                 f"config.objective.name = {config.objective.name!r}: needs the head {head!r}, "
-                f"which {config.family} does not have; families with it: "
+                f"which the family '{config.family}' does not have; families that have it: "
                 f"{', '.join(families) or 'none'}"
             )
         _check(head in config.model.heads, config, "model.heads",
-               f"a tuple that contains {head!r}, which {config.objective.name} needs")  # fmt: skip
+               f"a tuple with {head!r}, which '{config.objective.name}' needs")  # fmt: skip
     _check_one_of(config, "init_vocabulary", ("same", "shared_pieces"))
     optimizer.validate(config.optimizer, config.num_steps)
     if config.mesh != "auto":

@@ -21,7 +21,7 @@ EXIT_BUG = 1  # the interpreter's exit code after a traceback
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 EXIT_UNREAD = 141  # 128 + SIGPIPE, as a shell reports it
-EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, start the same command again
+EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, run the same command again
 
 
 class UserError(Exception):
@@ -130,7 +130,7 @@ def file_to_write(flag: str, path: str | None) -> None:
     Call it before the work starts, so that the work is not lost to this error.
     """
     if path and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
-        raise UserError(f"--{flag}={path}: its folder does not exist; create it first")
+        raise UserError(f"--{flag}={path}: the parent folder does not exist; create it first")
     if path and os.path.isdir(path):
         raise UserError(f"--{flag}={path}: is a folder; give the name of a file")
 

@@ -28,7 +28,7 @@ class Experiment:
 
     frozen_models: {name: Linen module} of the models that the loss uses but that are not trained;
     the name is the keyword argument of the loss. platform: the platform to compute on (cpu, gpu or
-    tpu); None: the platform of this machine's devices.
+    tpu); None means the platform of this machine's devices.
     """
 
     def __init__(
@@ -172,8 +172,8 @@ class Experiment:
 def check_mesh(config: ml_collections.ConfigDict, mesh: Any, platform: str | None = None) -> None:
     """Raises UserError if a batch, its sequences or the heads cannot be split over the mesh.
 
-    platform: the platform on which the attention kernel must run; None: the platform of the mesh's
-    devices, for which the mesh must not be abstract.
+    platform: the platform on which the attention kernel must run; None means the platform of the
+    mesh's devices, for which the mesh must not be abstract.
     """
     shards, sequence_shards = sharding.batch_shards(mesh), mesh.shape["sequence"]
     for phase in config_lib.phases(config):
@@ -182,12 +182,12 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: Any, platform: str | Non
             key = "micro_batch_size" if config.micro_batch_size else f"{phase.prefix}batch_size"
             raise errors.UserError(
                 f"config.{key} = {size}: must be a multiple of {shards}, the number of devices on "
-                "the mesh axes data x fsdp"
+                "the mesh axes 'data' and 'fsdp' together"
             )
         if phase.length % sequence_shards:
             raise errors.UserError(
                 f"config.{phase.prefix or 'data.'}length = {phase.length}: must be a multiple of "
-                f"{sequence_shards}, the number of devices on the mesh axis sequence"
+                f"{sequence_shards}, the number of devices on the mesh axis 'sequence'"
             )
     kernels.check_mesh(config.attention, mesh, platform)
     tensor = mesh.shape["tensor"]

@@ -1,4 +1,4 @@
-"""Command-line flags for a job of several processes, which `pretrain` and `finetune` share."""
+"""Command-line flags for jobs of several processes, shared by `pretrain` and `finetune`."""
 
 import argparse
 import contextlib

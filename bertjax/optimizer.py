@@ -54,12 +54,12 @@ def validate(config: Any, num_steps: int) -> None:
     check(0 <= config.warmup_steps < num_steps, "warmup_steps",
           f"0 or more and below config.num_steps = {num_steps}")  # fmt: skip
     check(config.schedule != "rsqrt" or config.warmup_steps >= 1, "warmup_steps",
-          "1 or more for the schedule rsqrt, which it scales")  # fmt: skip
+          "1 or more for the schedule 'rsqrt', which is 0 without warm-up")  # fmt: skip
     remaining = num_steps - config.warmup_steps
     check(0 <= config.decay_steps <= remaining, "decay_steps",
           f"between 0 and {remaining}, the number of steps after the warm-up")  # fmt: skip
     check((config.schedule == "wsd") == (config.decay_steps >= 1), "decay_steps",
-          "1 or more for the schedule wsd, and 0 for all other schedules")  # fmt: skip
+          "1 or more for the schedule 'wsd', and 0 for all other schedules")  # fmt: skip
     for key in ("start_rate", "end_rate", "weight_decay", "clip_norm"):
         check(getattr(config, key) >= 0, key, "0 or more")
     for key in ("b1", "b2"):

@@ -94,7 +94,7 @@ def objective_for(family_name: str, name: str) -> protocols.Objective:
 def family(name: str) -> protocols.Family:
     """Returns the module `bertjax.models.NAME`, or the module NAME if the name has a dot.
 
-    Raises UserError if there is no such module or it lacks a name of FAMILY.
+    Raises UserError if there is no such module, or if it lacks one of the names in FAMILY.
     """
     return _load_plugin(models, "family", name, FAMILY)
 
@@ -102,7 +102,7 @@ def family(name: str) -> protocols.Family:
 def objective(name: str) -> protocols.Objective:
     """Returns the module `bertjax.objectives.NAME`, or the module NAME if the name has a dot.
 
-    Raises UserError if there is no such module or it lacks a name of OBJECTIVE.
+    Raises UserError if there is no such module, or if it lacks one of the names in OBJECTIVE.
     """
     return _load_plugin(objectives, "objective.name", name, OBJECTIVE)
 
@@ -136,14 +136,14 @@ def task_types() -> list[Any]:
 
 
 def _task_types() -> Any:
-    # NOTE: imported by string, because the task types themselves import this module.
+    # NOTE: imported by name at run time, because the task types themselves import this module.
     return importlib.import_module("bertjax.finetuning.task_types")
 
 
 def compute(config: Any, platform: str | None = None) -> layers.Compute:
     """Returns the compute settings of a config on a platform, with the dtype "auto" resolved.
 
-    platform: cpu, gpu or tpu; None: the platform of this machine's devices.
+    platform: cpu, gpu or tpu; None means the platform of this machine's devices.
     """
     on_cpu = (platform or jax.default_backend()) == "cpu"
     dtype = config.dtype if config.dtype != "auto" else ("float32" if on_cpu else "bfloat16")

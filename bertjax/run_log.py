@@ -238,7 +238,7 @@ class ProgressBar:
                 total=self._num_steps,
                 file=self._file,
                 dynamic_ncols=True,
-                smoothing=0,  # average all steps, so that the time left counts evaluations
+                smoothing=0,  # average over all steps, so that the time left includes evaluations
                 bar_format=BAR,
             )
 

@@ -84,7 +84,7 @@ FileName = Annotated[str, Like(r"(?!\.)[^/\\\0]+", "the name of a file in the sa
 
 
 class Open:
-    """Base class of shapes whose files may have further keys, which are ignored."""
+    """Base class for shapes whose files may contain extra keys, which are ignored."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,8 +70,9 @@ PARAM_AXES: list[tuple[str, tuple[str | None, ...]]] = [
 def parse_mesh(text: str) -> dict[str, int]:
     """Parses a text such as "fsdp:4,tensor:2"; returns the size of every mesh axis.
 
-    The size -1 means all remaining devices. An axis that the text does not name has size 1, except
-    data, which has size -1 if no other axis has. Raises UserError if the text is malformed.
+    The size -1 means all remaining devices. An axis that the text does not name has size 1. An
+    exception is `data`, whose default size is -1 if no other axis has size -1. Raises UserError if
+    the text is malformed.
     """
     sizes = {}
     for part in text.split(","):

@@ -21,7 +21,7 @@ Batch = Mapping[str, np.ndarray]
 # {role of a token: (its colour, its label in the legend)}
 COLOURS = {
     "masked": ("#f5a742", "masked"),
-    "random": ("#e58a9e", "replaced by another piece"),
+    "random": ("#e58a9e", "replaced with another piece"),
     "kept": ("#8fb8de", "unchanged, but predicted"),
     "sentinel": ("#c7b3e5", "sentinel"),
     "prefix": ("#cfe8c6", "prefix, seen by all"),

@@ -160,7 +160,8 @@ def train_and_evaluate(
             if stop.requested == "SIGINT":
                 raise errors.Interrupted
             raise errors.Preempted(
-                f"asked to stop: saved step {step} in {workdir}; run the same command again"
+                f"stopped on request: step {step} is saved in {workdir}; run the same command "
+                "again to resume"
             )
     return heldout
 
@@ -201,8 +202,8 @@ def open_data(config: ml_collections.ConfigDict) -> tuple[store.Dataset, store.D
         )
     if heldout.tokenizer_fingerprint != train.tokenizer_fingerprint:
         raise errors.UserError(
-            f"config.data.heldout_path = {config.data.heldout_path}: was prepared with another "
-            f"tokenizer than config.data.path = {config.data.path}; prepare both with the same one"
+            f"config.data.heldout_path = {config.data.heldout_path}: has a different "
+            f"tokenizer from config.data.path = {config.data.path}; prepare both with the same one"
         )
     return train, heldout
 
@@ -254,8 +255,8 @@ def first_state(
     `config.init_from` if it is set; parameters that it lacks are random. If it is not set, the
     objective's hook `first_params` may copy parameters from the frozen models.
 
-    Raises UserError if `config.init_vocabulary` is "same" and `config.init_from` was trained with
-    another tokenizer than the data's.
+    Raises UserError if `config.init_vocabulary` is "same" and `config.init_from` was trained with a
+    different tokenizer from the one used for the data.
     """
     abstract_state = experiment.abstract_state(mesh)
     if checkpoints.latest_step() is not None:

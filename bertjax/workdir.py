@@ -164,12 +164,12 @@ def claim(path: str | os.PathLike, current: Identity, save_tokenizer: Any) -> No
             )
         if stored.tokenizer_fingerprint != current.tokenizer_fingerprint:
             raise errors.UserError(
-                f"{path}: belongs to a run with another tokenizer than that of config.data.path = "
+                f"{path}: belongs to a run with a tokenizer other than that of config.data.path = "
                 f"{current.config['data']['path']}{advice}"
             )
         if stored.data_fingerprint != current.data_fingerprint:
             raise errors.UserError(
-                f"{path}: belongs to a run on other data than config.data.path = "
+                f"{path}: belongs to a run on different data from config.data.path = "
                 f"{current.config['data']['path']}{advice}"
             )
         if stored.frozen_fingerprints != current.frozen_fingerprints:
@@ -198,7 +198,9 @@ def _changes_saved_steps(path: str | os.PathLike, current: Identity, stored: Ide
     configs = [config_lib.from_dict(run.config) for run in (current, stored)]
     where = f"{path}: config.num_steps = {num_steps} (in the workdir: {old_num_steps})"
     if num_steps < saved:
-        raise errors.UserError(f"{where}: step {saved} is already saved; give {saved} or more")
+        raise errors.UserError(
+            f"{where}: must be {saved} or more, because step {saved} is already saved"
+        )
     alternative = f"; restore the old value, or use a new --workdir with --config.init_from={path}"
     schedule = configs[0].optimizer.schedule
     rates, phases = [], []
@@ -216,7 +218,7 @@ def _changes_saved_steps(path: str | os.PathLike, current: Identity, stored: Ide
         step = int(np.flatnonzero(rates[0] != rates[1])[0])
         raise errors.UserError(
             f"{where}: would change the learning rate of step {step}, which is already done, with "
-            f"the schedule {schedule} (constant, rsqrt, and wsd before its decay would "
+            f"the schedule '{schedule}' ('constant', 'rsqrt', and 'wsd' before its decay would "
             f"not){alternative}"
         )
     if phases[0] != phases[1]:

@@ -37,8 +37,8 @@ def ending_of(model: artifact.Artifact) -> str:
     flat = artifact.flatten(model.params)
     if any("/adapter/" in path for path in flat):
         raise errors.UserError(
-            f"this {model.family} has adapters, which a Hugging Face folder cannot contain: export "
-            "it with --format=artifact"
+            f"this {model.family} model has adapters, which a Hugging Face folder cannot contain: "
+            "export it with --format=artifact"
         )
     if model.task is not None and model.task.get("prompt_ids"):
         raise errors.UserError(
@@ -62,7 +62,7 @@ def ending_of(model: artifact.Artifact) -> str:
     other_tasks = bool(endings) and ending not in endings
     purpose = f" for {model.task['kind'].replace('_', ' ')}" if other_tasks and model.task else ""
     raise errors.UserError(
-        f"transformers has no class of {model.family} with the heads "
+        f"transformers has no {model.family} class with the heads "
         f"{', '.join(model.fields['heads'])}{purpose}: export it with --format=artifact"
     )
 
@@ -126,7 +126,7 @@ def generation_config(model: artifact.Artifact, content: Mapping[str, Any]) -> d
     options = {} if model.task is None else _task_type(model.task).hf_generation(model.task)
     # A model fine-tuned to generate text must not generate sentinels that lie above the pieces.
     limit = model.tokenizer.size if options else artifact.top_of_text(model)
-    if limit < model.fields["vocab_size"]:  # padding of the vocabulary is never generated
+    if limit < model.fields["vocab_size"]:  # ids that only pad the vocabulary are never generated
         options["suppress_tokens"] = list(range(limit, model.fields["vocab_size"]))
     if not options:
         return {}
@@ -146,9 +146,9 @@ def max_length(model: artifact.Artifact) -> int:
 def ends(model: artifact.Artifact) -> ends_lib.Ends | None:
     """Returns the special tokens that the tokenizer of transformers adds around a text.
 
-    None: the special tokens that are usual for the model's kind. For a decoder that bertjax
-    pretrained, the start-of-text token comes first. The result is None for a task that bertjax did
-    not write; such a task has no `num_texts`.
+    None means the usual special tokens for the model's kind. For a decoder that bertjax pretrained,
+    the start-of-text token comes first. The result is None for a task that bertjax did not write;
+    such a task has no `num_texts`.
     """
     task = model.task
     if task is None and artifact.starts_texts(model):

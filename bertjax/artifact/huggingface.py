@@ -7,7 +7,7 @@ tensor).
 
 Our arrays under "/layers/" contain all layers; their tensors contain one layer each. In their name
 "{}" is the index of the layer and "{+1}" the index of the next layer. If the name contains "|", the
-last layer has the name after it. The family also defines
+part after the "|" is the name for the last layer. The family also defines
 
     HF_CONFIG, HF_MODEL_TYPES    see `hf_config`
     HF_TIED       {their tensor: the tensor that it duplicates}

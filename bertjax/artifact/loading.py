@@ -4,7 +4,7 @@
 
     loading.load("run/")                    # the newest checkpoint of a run
     loading.load("run/checkpoints/1000")    # the checkpoint of step 1000; also "run/1000"
-    loading.load("artifact/")               # also an output folder of fine-tuning with an artifact
+    loading.load("artifact/")               # also the output folder of a finished fine-tuning run
     loading.load("bert-base-uncased/")      # config.json, model.safetensors, tokenizer files
     loading.load("checkpoint_1000000/")     # a T5X checkpoint, with a copy of its spiece.model
 """
@@ -88,14 +88,14 @@ def steps(folder: str | os.PathLike) -> list[int]:
 def check_data(
     model: artifact.Artifact, dataset: store.Dataset, label: str, alternative: str = ""
 ) -> None:
-    """Raises UserError if the data was prepared with another tokenizer than the model's.
+    """Raises UserError if the data was prepared with a tokenizer other than the model's.
 
     label: the model's name in the message. alternative: advice to append to the message.
     """
     if dataset.tokenizer_fingerprint != model.tokenizer.fingerprint:
         raise errors.UserError(
-            f"{dataset.path}: was prepared with another tokenizer than that of {label}: prepare it "
-            f"with the model's own tokenizer{alternative}"
+            f"{dataset.path}: contains data that was prepared with a tokenizer other than that of "
+            f"{label}: prepare it with the model's own tokenizer{alternative}"
         )
 
 
@@ -120,7 +120,7 @@ def check_fields(model: artifact.Artifact, fields: Mapping[str, Any]) -> None:
 
 
 def overlay_params(model: artifact.Artifact, family: str, params: Any) -> Any:
-    """Returns `params` with each array replaced by the array of `model` with the same path.
+    """Returns `params` with each array replaced by the array of `model` at the same path.
 
     Arrays that `model` lacks, such as a head that is trained from scratch, are not replaced. Arrays
     that only `model` has are ignored. Raises UserError if families or shapes differ; families with
@@ -128,7 +128,7 @@ def overlay_params(model: artifact.Artifact, family: str, params: Any) -> Any:
     """
     if model.family != family and not _share_model_type(model.family, family):
         raise errors.UserError(
-            f"config.init_from is a {model.family} model, but config.family is {family}"
+            f"config.init_from is of the family {model.family}, but config.family is {family}"
         )
     flat = artifact.flatten(model.params)
     fresh = artifact.flatten(params)
@@ -202,7 +202,8 @@ def _kind(folder: epath.Path) -> str | None:
         return kinds[content["format"]]
     if "model_type" not in content and (folder / huggingface.WEIGHTS).exists():
         raise errors.UserError(
-            f"{file}: has no model_type; add that of the weights, such as \"model_type\": \"bert\""
+            f"{file}: has no model_type; add the one that matches the weights, such as "
+            "\"model_type\": \"bert\""
         )
     return "huggingface" if "model_type" in content else None
 

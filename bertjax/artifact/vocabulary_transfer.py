@@ -20,7 +20,7 @@ def carry_over(
 ) -> artifact.Artifact:
     """Returns a copy of the model for `tokenizer`, with rows reordered for its ids.
 
-    Arrays with a vocab axis (the word embeddings, the output's bias and kernel) are replaced by
+    Arrays with a vocab axis (the word embeddings, the output's bias and kernel) are replaced with
     those of `fresh`. In these, each piece that both tokenizers have gets the model's row. An array
     is not changed if it has no vocab axis, if `fresh` lacks it, or if another of its axes has
     another size in `fresh`. `model.fields` is not changed. Raises UserError if no piece is shared.

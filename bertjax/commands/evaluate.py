@@ -228,7 +228,7 @@ def _config(model: artifact.Artifact, flags: argparse.Namespace):
         if objective == "mlm":
             if "mlm" not in config.model.heads:
                 raise errors.UserError(
-                    f"--model={flags.model} has no head mlm, so --data cannot be used; "
+                    f"--model={flags.model} has no head 'mlm', so --data cannot be used; "
                     "ELECTRA's discriminator can be scored with --task=blimp:FILE"
                 )
         objective_hooks = hooks.of(plugins.objective(objective))
@@ -241,8 +241,8 @@ def _config(model: artifact.Artifact, flags: argparse.Namespace):
     if flags.mask_rate is not None:
         if "mask_rate" not in config.objective:
             raise errors.UserError(
-                f"--mask_rate={flags.mask_rate}: --model={flags.model} is scored with "
-                f"{config.objective.name}, which has no mask rate: remove the flag"
+                f"--mask_rate={flags.mask_rate}: --model={flags.model} is scored with the "
+                f"objective '{config.objective.name}', which has no mask rate: remove the flag"
             )
         config.objective.mask_rate = flags.mask_rate
     return config

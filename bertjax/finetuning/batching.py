@@ -103,7 +103,8 @@ class Batches:
     """The rows of a split, grouped into batches.
 
     lengths: the maximum lengths of a batch. passes: how many times the rows will be read; `fitted`
-    then chooses the bucket lengths. 0: the bucket lengths are those of `common`.
+    uses this number to choose the bucket lengths. If it is 0, the bucket lengths are those of
+    `common`.
     """
 
     def __init__(

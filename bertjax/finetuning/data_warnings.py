@@ -143,11 +143,13 @@ def unread(truncated: np.ndarray, task_type: base.TaskType) -> list[str]:
 def results(
     means: Mapping[float, float], chosen: float, predictions: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Returns warnings about the learning rates, or if all predictions are the same.
+    """Returns warnings about suspicious learning rates and about identical predictions.
 
-    There is a warning if all rates have the same score, or if the highest rate is the best one.
+    It warns if all rates have the same score, if the highest rate is the best one, or if all
+    predictions are the same.
 
-    means: {learning rate: its mean dev score}. predictions: the best model's, on dev.
+    means: {learning rate: its mean dev score}. chosen: the best learning rate. predictions: the
+    predictions of the best model on dev.
     """
     warnings = []
     if len(means) > 1 and len(set(means.values())) == 1:

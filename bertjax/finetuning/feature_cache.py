@@ -40,7 +40,7 @@ def size(head: str, model: Any, rows: Sequence[Mapping[str, np.ndarray]]) -> int
 
 
 def features(row: Mapping[str, np.ndarray]) -> dict[str, rows_lib.Feature]:
-    """Returns {name: Feature} of the arrays that `keep` stored in a row."""
+    """Returns {name: Feature} for the arrays that `keep` stored in a row."""
     return {
         name: rows_lib.Feature(row[name].dtype.type, length)
         for name, length in _LENGTHS.items()

@@ -75,8 +75,8 @@ def model(
     for name, shape in shapes.items():
         if params[name].shape != shape:
             raise errors.UserError(
-                f"parameter {name} has shape {params[name].shape} in the model to start with, but "
-                f"shape {shape} with the given model fields: do not change the model's sizes"
+                f"parameter {name} has shape {params[name].shape} in the model that fine-tuning "
+                f"starts from, but shape {shape} in this run: do not change the model's sizes"
             )
     return source.family, all_fields, artifact.unflatten({name: params[name] for name in shapes})
 
@@ -92,8 +92,8 @@ def _heads(
     unknown = set(heads) - {*module.HEADS, "pooler"}
     if unknown:
         raise errors.UserError(
-            f"a {source.family} has no head {', '.join(sorted(unknown))}: choose a text-to-text "
-            "task for this model, or an encoder for this task"
+            f"the model family '{source.family}' has no head {', '.join(sorted(unknown))}: "
+            "choose a text-to-text task for this model, or an encoder for this task"
         )
     names = set(heads)
     if "classifier" in heads and module.Model.layouts["classifier"].pooled:
@@ -106,7 +106,9 @@ def _all_fields(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in dataclasses.fields(plugins.family(family).Config)}
     for name in fields:
         if name not in names:
-            raise errors.UserError(f"a {family} has no field {name}: leave it out")
+            raise errors.UserError(
+                f"the model family '{family}' has no field '{name}': leave it out"
+            )
     return layers.fields_of(plugins.model(family, dict(fields)).config)
 
 

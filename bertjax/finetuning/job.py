@@ -327,13 +327,13 @@ def make(config: ml_collections.ConfigDict, source: artifact.Artifact, mesh: Mes
 def check_mesh(config: ml_collections.ConfigDict, mesh: Mesh) -> None:
     """Raises UserError if the batch or the attention of the config does not fit the mesh."""
     name, platform = config.attention, mesh.devices.flat[0].platform
-    errors.check(name == "xla" or platform == "gpu", "attention", name, f"xla on a {platform}")
+    errors.check(name == "xla" or platform == "gpu", "attention", name, f"'xla' on a {platform}")
     kernels.check_mesh(name, mesh)
     shards = sharding.batch_shards(mesh)
     if config.batch_size % shards:
         raise errors.UserError(
             f"config.batch_size = {config.batch_size}: must be a multiple of {shards}, the number "
-            "of devices along data x fsdp"
+            "of devices on the mesh axes 'data' and 'fsdp' together"
         )
 
 

@@ -120,7 +120,7 @@ class Predictor(pretrained.Pretrained):
             return kind.from_input(fields if isinstance(value, Mapping) else value)
         except TypeError:
             raise errors.UserError(
-                f"an input of the task {self.task.name} must be {kind.INPUT}, "
+                f"an input to the task {self.task.name} must be {kind.INPUT}, "
                 f"not {pretrained.short(value)}"
             ) from None
 

@@ -55,8 +55,8 @@ def read(config: ml_collections.ConfigDict, source: artifact.Artifact) -> Labell
     if model_kind not in task_type.model_kinds:
         raise errors.UserError(
             f"config.task = {config.task!r} needs a model of the kind "
-            f"{' or '.join(task_type.model_kinds)}, and config.model = {config.model} is a "
-            f"{source.family}, of the kind {model_kind}"
+            f"{' or '.join(task_type.model_kinds)}, but config.model = {config.model}, of the "
+            f"family {source.family}, is of the kind {model_kind}"
         )
     for name in task_type.libraries:  # fails now, not after hours of training
         scores_lib.library(name)
@@ -99,10 +99,11 @@ def _examples(
         if not (examples["train"] and examples["dev"]):
             pool = examples["train"] + examples["dev"]
             labels = {label for example in pool for label in example.classes()}
-            suffix = f" with {len(labels):,} labels" if labels else ""
+            suffix = f" with {len(labels):,} label(s)" if labels else ""
             raise errors.UserError(
-                f"{config.data.train} cannot be split into train and dev: {len(pool):,} examples"
-                f"{suffix}; give --dev=FILE" + " (is the label in its own column?)" * bool(labels)
+                f"{config.data.train} cannot be split into train and dev: it has {len(pool):,} "
+                f"example(s){suffix}; give --dev=FILE"
+                + " (is the label in its own column?)" * bool(labels)
             )
     return examples
 
@@ -136,9 +137,9 @@ def encode(
 
 
 def longest(source: artifact.Artifact, strategy: strategies_base.Strategy) -> int:
-    """Returns the maximum tokens of a row that the model can read in addition to a prompt.
+    """Returns the maximum number of tokens per row that the model can read besides the prompt.
 
-    Raises UserError if the prompt leaves room for less than `recipe.SHORTEST` tokens.
+    Raises UserError if that is fewer than `recipe.SHORTEST` tokens.
     """
     limit, prompt = source.fields["max_length"], len(strategy.prompt_ids())
     if prompt:

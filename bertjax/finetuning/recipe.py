@@ -93,7 +93,7 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
 
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
-    config.attention = "xla"  # xla, or the kernel cudnn on GPUs; see models/common/kernels.py
+    config.attention = "xla"  # xla, or cudnn on GPUs; see models/common/kernels.py
     config.mesh = "data:-1"  # axis sizes: "data:2,fsdp:4,tensor:2,sequence:2"; -1: the rest
     return config.lock()
 
@@ -135,8 +135,8 @@ def make(
         owners = [] if key in config_lib.keys(config) else strategies.owners(key)
         if owners:
             raise errors.UserError(
-                f"config.{key} is a key of the strategy {' or '.join(owners)}, and this one is "
-                f"{config.strategy.name}: give --strategy={owners[0]}"
+                f"config.{key} is a key of the strategy {' or '.join(owners)}, but this run "
+                f"has the strategy {config.strategy.name}: give --strategy={owners[0]}"
             )
         config_lib.override(config, key, str(value))
     return config
@@ -180,10 +180,11 @@ def validate(config: ConfigDict) -> None:
     check(config.head_rate_factor > 0, "head_rate_factor", "above 0")
     check(0 <= config.optimizer.warmup_rate < 1, "optimizer.warmup_rate", "in [0, 1)")
     check(config.optimizer.schedule != "wsd", "optimizer.schedule",
-          "a schedule that decays to its end: wsd does not decay")  # fmt: skip
-    check(config.dtype in ("auto", "float32", "bfloat16"), "dtype", "auto, float32 or bfloat16")
+          "a schedule that decays to its end: 'wsd' does not decay")  # fmt: skip
+    check(config.dtype in ("auto", "float32", "bfloat16"), "dtype",
+          "'auto', 'float32' or 'bfloat16'")  # fmt: skip
     check(config.attention in ("xla", "cudnn"), "attention",
-          "xla or cudnn; splash needs lengths that are multiples of 128")
+          "'xla' or 'cudnn'; 'splash' needs lengths that are multiples of 128")
     check(config.remat in layers.REMAT_POLICIES, "remat", ", ".join(layers.REMAT_POLICIES))
     sharding.parse_mesh(config.mesh)
     optimizer.validate(run_optimizer(config, 1e-5, 1000), 1000)

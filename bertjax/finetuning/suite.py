@@ -23,9 +23,10 @@ from bertjax.runtime import backend
 class Item:
     """A task of a suite.
 
-    values: {config key: value} for this task. data: the folder of its files inside the suite's data
-    folder; "": the data folder itself. name: its unique name in the report, and the name of its
-    output folder; "": the name of the task.
+    values: {config key: value} for this task.
+    data: the task's folder inside the suite's data folder; "" means the data folder itself.
+    name: the unique name of the item in the report and of its output folder; "" means the name of
+        the task.
     """
 
     task: str
@@ -87,7 +88,7 @@ def run(
     if not configs:
         name, reason = next(iter(absent.items()))
         raise errors.UserError(
-            f"--data={data}: contains files of none of the suite's tasks; for example "
+            f"--data={data}: contains no files of the suite's tasks; for example "
             f"{name}: {reason}"
         )
     backend.configure(next(iter(configs.values())).dtype)  # before jax uses a device

@@ -24,8 +24,8 @@ class Task:
     columns: the columns of a record that contain the parts of an example.
     metrics: the task type's scores that are reported; the first one selects the best model.
     options: fields of the task type's Config that differ from their defaults.
-    max_length: maximum tokens of a row.
-    labels: names of the labels, in the order of the head's outputs; (): those that occur in train.
+    max_length: maximum number of tokens in a row.
+    labels: names of the labels, in the order of the head's outputs; () means those in train.
     spelling: {label: its spelling in files}, for labels spelled differently there.
     numbers: whether labels are numbers.
     text_form: whether the task also exists as NAME:text_to_text.

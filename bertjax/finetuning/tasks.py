@@ -96,7 +96,7 @@ def find(name: str) -> Task:
     if base not in TASKS or kind not in ("", TEXT_TO_TEXT):
         suggestion = errors.did_you_mean(base, TASKS)
         raise errors.UserError(
-            f"--task={name}: {suggestion}there are {', '.join(sorted(TASKS))}; most also "
+            f"--task={name}: {suggestion}the tasks are {', '.join(sorted(TASKS))}; most also "
             f"exist as NAME:{TEXT_TO_TEXT}"
         )
     task = TASKS[base]
@@ -143,7 +143,7 @@ def files(task: Task, folder: str) -> dict[str, str]:
         return _in_tfds(task, folder, list(candidates))
     root = paths.of(folder)
     if not root.is_dir():
-        problem = "is a file; name it by --train=" if root.exists() else "no such folder"
+        problem = "is a file; give it as --train=" if root.exists() else "no such folder"
         raise errors.UserError(f"{folder}: {problem}")
     for inner in (root, *(root / name for name in task.folders)):
         entries = {path.name for path in inner.iterdir()} if inner.is_dir() else set()
@@ -154,8 +154,8 @@ def files(task: Task, folder: str) -> dict[str, str]:
         if matches["train"]:
             return {split: os.fspath(inner / name) for split, name in matches.items() if name}
     raise errors.UserError(
-        f"{folder}: no train file of the task {task.name} ({', '.join(candidates['train'])}); name "
-        "files by --train= --dev= --test="
+        f"{folder}: contains no train file of the task {task.name} "
+        f"({', '.join(candidates['train'])}); give the files as --train= --dev= --test="
     )
 
 
@@ -227,14 +227,14 @@ def _check_labels(
     all_or_none: bool,
 ) -> None:
     if not examples:
-        raise errors.UserError(f"{path}: holds no example")
+        raise errors.UserError(f"{path}: contains no examples")
     unlabelled = [example for example in examples if not example.is_labelled()]
     if unlabelled and (needed or (all_or_none and len(unlabelled) < len(examples))):
-        reason = "training and dev data need one" if needed else "others in the file have one"
+        reason = "train and dev need labels" if needed else "other examples in the file have one"
         columns = columns_there(task, path, unlabelled[0].where)
-        rename = "; rename the column that contains it" if columns else ""
+        rename = "; rename the column with the labels" if columns else ""
         label = repr(task.columns.label[0])
-        raise errors.UserError(f"{unlabelled[0].where}: no {label}{columns}; {reason}{rename}")
+        raise errors.UserError(f"{unlabelled[0].where}: has no {label}{columns}; {reason}{rename}")
 
 
 def can_be_scored(task: Task, examples: Sequence[examples_lib.Example]) -> bool:
@@ -259,4 +259,4 @@ def columns_there(task: Task, path: str, where: str) -> str:
     record = next((record for record in records if record.where == where), None)
     if record is None or any(name in record.fields for name in task.columns.label):
         return ""
-    return f"; there are {readers.column_list(record)}"
+    return f"; its columns are {readers.column_list(record)}"

@@ -25,7 +25,7 @@ Row = dict[str, np.ndarray]
 
 
 def features(reader: str) -> dict[str, rows.Feature]:
-    """Returns {name: Feature} of the arrays of a row.
+    """Returns {name: Feature} for the arrays in a row.
 
     loss_weights is 1 where a token of the target or its end token is predicted, else 0.
     """

@@ -197,8 +197,8 @@ def train(
             if stop.requested == "SIGINT":
                 raise errors.Interrupted
             raise errors.Preempted(
-                f"asked to stop: {name} is saved at step {step} of {job.num_steps}; start the same "
-                "command again"
+                f"stopped on request: {name} is saved at step {step} of {job.num_steps}; run the "
+                "same command again to resume"
             )
     return run, sharding.fetch(best)
 

@@ -52,7 +52,7 @@ class Pieces(NamedTuple):
 def of_texts(
     tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[examples_lib.Words]
 ) -> Iterator[list[Pieces]]:
-    """Yields the pieces of the words of each example; its text is encoded as a whole."""
+    """Yields, for each example, the pieces of its words. Encodes each text as a whole."""
     texts = [example.text or " ".join(example.words) for example in examples]
     encoded = tokenizer.encode_with_offsets(texts)
     for example, text, (ids, offsets) in zip(examples, texts, encoded, strict=True):
@@ -67,7 +67,7 @@ def of_texts(
 def of_words(
     tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[examples_lib.Words]
 ) -> Iterator[list[Pieces]]:
-    """Yields the pieces of the words of each example; each word is encoded alone.
+    """Yields, for each example, the pieces of its words. Encodes each word separately.
 
     With byte-level BPE, a word includes the space before it. A word without pieces becomes the
     unknown piece.

@@ -56,7 +56,7 @@ def read(file: str | os.PathLike, max_pairs: int | None = None) -> list[Pair]:
     Raises UserError if the file is missing, contains no pairs or has a line that is not a pair.
     """
     if not paths.of(file).is_file():
-        raise errors.UserError(f"{file}: not found; give BLiMP as JSON lines")
+        raise errors.UserError(f"{file}: not found; give a JSON lines file of BLiMP's pairs")
     pairs = []
     counts: collections.Counter[str] = collections.Counter()
     for number, line in corpus_files.text_lines(os.fspath(file)):

@@ -153,8 +153,9 @@ def _repeat(cache: Any, num_beams: int) -> Any:
 def truncate(logits_BV: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
     """Masks the logits that top-k and then top-p sampling exclude.
 
-    Top-k keeps the `top_k` largest logits (0: all). Of these, top-p keeps the fewest tokens whose
-    probabilities sum to at least `top_p`. Logits equal to the smallest kept one are kept too.
+    Top-k keeps the `top_k` largest logits, or all if `top_k` is 0. Of these, top-p keeps the fewest
+    tokens whose probabilities sum to at least `top_p`. Logits equal to the smallest kept one are
+    kept too.
     """
     width = logits_BV.shape[-1]
     ordered_BV = -jnp.sort(-logits_BV, axis=-1)

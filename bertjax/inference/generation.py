@@ -36,12 +36,12 @@ class Options:
 
     max_new_tokens: maximum length of a continuation, including the end-of-text token.
     min_new_tokens: number of tokens that must precede the end-of-text token.
-    temperature: above 0, tokens are sampled from softmax(logits / temperature); 0: greedy.
-    top_k: sampling is limited to this many of the likeliest tokens; 0: no limit.
+    temperature: if above 0, tokens are sampled from softmax(logits / temperature); 0 means greedy.
+    top_k: sampling is limited to this many of the likeliest tokens; 0 means no limit.
     top_p: after top_k, sampling is limited to the fewest tokens whose probabilities sum to at least
-        top_p (Holtzman et al., arXiv 1904.09751); 1: no limit.
+        top_p (Holtzman et al., arXiv 1904.09751); 1 means no limit.
     seed: the random seed of sampling.
-    num_beams: above 1, beam search with this many beams.
+    num_beams: the number of beams in beam search; 1 means no beam search.
     length_penalty: a finished beam is worth (sum of log probabilities) / length ** length_penalty.
     early_stopping: whether beam search stops as soon as `num_beams` beams have finished. If False,
         it then continues while any running beam, at its current length, is worth more than the
@@ -87,8 +87,9 @@ class Options:
 class Ids(NamedTuple):
     """Token ids for decoding.
 
-    eos: ends a text; -1: there is none. pad: fills up rows. vocabulary: only ids below this number
-    are generated. start: the first input of an encoder-decoder's decoder.
+    eos: the id that ends a text; -1 if there is none. pad: the id that fills up rows. vocabulary:
+    only ids below this number are generated. start: the first input of an encoder-decoder's
+    decoder.
     """
 
     eos: int
@@ -160,7 +161,10 @@ def _batch_size(length: int, num_beams: int) -> int:
 def _batch(
     prompts: Sequence[np.ndarray], rows: Sequence[int], pad: int, *, left: bool
 ) -> dict[str, np.ndarray]:
-    """Builds a batch of `prompts`, whose indices are `rows`; `live` is False for padding rows."""
+    """Builds a batch of `prompts`, in which `live` is False for padding rows.
+
+    rows: the index of each of these prompts in the list of all prompts.
+    """
     count = batching.power_of_two(len(prompts))
     shape = count, batching.round_up(max(map(len, prompts)))
     ids_BL, real_BL = batching.padded(prompts, shape, pad, left=left)

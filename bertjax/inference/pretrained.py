@@ -174,8 +174,8 @@ class Pretrained:
         kind = plugins.family_of(self.model).KIND
         if kind == "encoder" or "lm" not in self.model.config.heads:
             raise errors.UserError(
-                f"a {self.source.family} model cannot generate text: load a gpt2 or t5 model, or "
-                "use fill_mask"
+                f"this {self.source.family} model cannot generate text: load a gpt2 or t5 model, "
+                "or use fill_mask"
             )
         specials, ids = self.tokenizer.specials, self._encode(text)
         room = self.max_length

@@ -82,8 +82,8 @@ def choose(
         lists = [list(options) for options in choices]
     if len(lists) != len(prompts):
         raise errors.UserError(
-            f"there are {len(prompts)} prompts and {len(lists)} lists of choices: give one list "
-            "per prompt"
+            f"the number of prompts, {len(prompts)}, differs from the number of choice lists, "
+            f"{len(lists)}: give one list per prompt"
         )
     if not all(choice.strip() for options in lists for choice in options) or not all(lists):
         raise errors.UserError("each prompt needs choices, and no choice may be empty")

@@ -95,7 +95,7 @@ def log_likelihood_of_continuations(
     kind = plugins.family_of(model.model).KIND
     if kind == "encoder" or "lm" not in model.model.config.heads:
         raise errors.UserError(
-            f"a {model.source.family} model cannot generate text: only decoders and "
+            f"this {model.source.family} model cannot generate text: only decoders and "
             "encoder-decoders score continuations"
         )
     specials, encode = model.tokenizer.specials, model.tokenizer.encode_batch

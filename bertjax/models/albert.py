@@ -216,7 +216,7 @@ HF_TIED = {
 HF_SKIPPED = ("albert.embeddings.position_ids", "albert.embeddings.token_type_ids")
 HF_PREFIX = "albert."  # names in a file of the bare encoder lack it
 HF_HEADS = bert.HF_HEADS
-HF_MODEL_TYPES = ("albert",)  # values of model_type read as this family
+HF_MODEL_TYPES = ("albert",)  # model_type values that this family reads
 HF_CONFIG = {
     "model_type": "albert",
     "fields": {

@@ -233,7 +233,7 @@ HF_HEADS = {
     "ForQuestionAnswering": {"span/logits": "qa_outputs"},
 }
 
-HF_MODEL_TYPES = ("bert",)  # values of model_type read as this family
+HF_MODEL_TYPES = ("bert",)  # model_type values that this family reads
 # Hugging Face's config.json. "fields": {its key: our field}. "fixed": {key: the only value that
 # this model supports}. "architectures": {our heads: the class with exactly these heads}.
 HF_CONFIG: dict[str, Any] = {

@@ -132,7 +132,7 @@ HF_HEADS = bert.HF_HEADS | {
     "ForSequenceClassification": _CLASSIFIER,
     "ForMultipleChoice": _CLASSIFIER,
 }
-HF_MODEL_TYPES = ("distilbert",)  # values of model_type read as this family
+HF_MODEL_TYPES = ("distilbert",)  # model_type values that this family reads
 HF_CONFIG = {
     "model_type": "distilbert",
     "fields": {

@@ -171,8 +171,8 @@ class Model(heads.Model):
         `output_hidden_states`, hidden_states [1 + num_layers, B, L, D]. A pair returns the
         discriminator's states.
 
-        heads_to_run: which of the heads "mlm" and "rtd" to run; None: all of `config.heads`. A pair
-        runs only the encoders that these heads need.
+        heads_to_run: which of the heads "mlm" and "rtd" to run; None means all of `config.heads`. A
+        pair runs only the encoders that these heads need.
         """
         active_heads = self.config.heads if heads_to_run is None else heads_to_run
         is_pair = self.config.is_pair
@@ -291,7 +291,7 @@ HF_HEADS = bert.HF_HEADS | {
     },
 }
 
-HF_MODEL_TYPES = ("electra",)  # values of model_type read as this family
+HF_MODEL_TYPES = ("electra",)  # model_type values that this family reads
 HF_CONFIG = {
     "model_type": "electra",
     "fields": {**bert.HF_CONFIG["fields"], "embedding_size": "embedding_size"},

@@ -86,7 +86,7 @@ class Layer(nn.Module):
     ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array] | None]]:
         """Returns (state, (state, new cache)).
 
-        cache: key and value [B, S, N, H], written from slot `index` on; None: no cache.
+        cache: key and value [B, S, N, H], written from slot `index` on; None means no cache.
         """
         config, deterministic = self.config, self.deterministic
         residual_axes = ("batch", "length", "embed")
@@ -235,7 +235,7 @@ class Model(heads.Model):
         attention_mask: int32[B, S], 0 on slots of padding. A token does not attend to later slots.
         prefix: whether the T tokens are a prefix; if so, they attend to each other in both
         directions.
-        position_ids: int32[B, T]; None: the slot numbers.
+        position_ids: int32[B, T]; None means the slot numbers.
         """
         slots_T = index + jnp.arange(input_ids.shape[1])
         mask = masks.causal(index)
@@ -303,7 +303,7 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
     return {"intermediate_size": content["n_inner"] or 4 * content["n_embd"]}
 
 
-HF_MODEL_TYPES = ("gpt2",)  # values of model_type read as this family
+HF_MODEL_TYPES = ("gpt2",)  # model_type values that this family reads
 HF_CONFIG = {
     "model_type": "gpt2",
     "fields": {

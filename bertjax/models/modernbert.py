@@ -56,7 +56,7 @@ class Config(layers.Fields):
         layers.check_fields(self)
         heads.check(self, HEADS)
         # Hugging Face has one activation for the layers and one for the head; here both are gelu.
-        errors.check(self.activation == "gelu", "model.activation", self.activation, "gelu")
+        errors.check(self.activation == "gelu", "model.activation", self.activation, "'gelu'")
         errors.check(self.classifier_pooling in POOLINGS, "model.classifier_pooling",
                      self.classifier_pooling, f"one of {', '.join(POOLINGS)}")  # fmt: skip
         if self.head_dim % 2:
@@ -353,7 +353,7 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
     return fields
 
 
-HF_MODEL_TYPES = ("modernbert",)  # values of model_type read as this family
+HF_MODEL_TYPES = ("modernbert",)  # model_type values that this family reads
 HF_CONFIG = {
     "model_type": "modernbert",
     "fields": {

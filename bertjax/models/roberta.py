@@ -38,7 +38,7 @@ class Config(bert.Config):
         layers.check_fields(self)
         heads.check(self, HEADS)
         # In Hugging Face's RoBERTa the MLM head always has gelu, so the layers must have it too.
-        errors.check(self.activation == "gelu", "model.activation", self.activation, "gelu")
+        errors.check(self.activation == "gelu", "model.activation", self.activation, "'gelu'")
 
 
 KIND = "encoder"
@@ -128,7 +128,7 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, int]:
     return {"max_length": rows - pad - 1, "pad_id": pad}
 
 
-HF_MODEL_TYPES = ("roberta", "camembert", "xlm-roberta")  # values of model_type read as this family
+HF_MODEL_TYPES = ("roberta", "camembert", "xlm-roberta")  # model_type values that this family reads
 HF_CONFIG = {
     "model_type": "roberta",
     "fields": {k: v for k, v in bert.HF_CONFIG["fields"].items() if v != "max_length"},

@@ -139,7 +139,7 @@ HF_HEADS = bert.HF_HEADS
 HF_TIED = bert.HF_TIED
 HF_SKIPPED = bert.HF_SKIPPED
 HF_PREFIX = bert.HF_PREFIX
-HF_MODEL_TYPES = ("spanbert",)  # values of model_type read as this family
+HF_MODEL_TYPES = ("spanbert",)  # model_type values that this family reads
 HF_CONFIG = {
     **bert.HF_CONFIG,
     "architectures": {

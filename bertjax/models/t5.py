@@ -55,13 +55,14 @@ class Config(layers.Fields):
     def __post_init__(self):
         layers.check_fields(self)
         errors.check(self.attention == "xla", "attention", self.attention,
-                     "xla, because no kernel adds t5's bias to the scores")  # fmt: skip
+                     "'xla', because no kernel adds T5's position bias to the scores")  # fmt: skip
         errors.check(self.heads in ((), HEADS), "model.heads", self.heads, "('lm',) or ()")
         errors.check(self.decoder_start_id < self.vocab_size, "model.decoder_start_id",
                      self.decoder_start_id, f"below {self.vocab_size}, config.model.vocab_size")
         if (self.activation, self.gated) not in t5_files.FEED_FORWARDS.values():
             raise errors.UserError(
-                f"config.model.activation = {self.activation!r}: must be relu or gelu_tanh if gated"
+                f"config.model.activation = {self.activation!r}: must be 'relu' or 'gelu_tanh', "
+                "because config.model.gated is true"
             )
         if self.relative_buckets < 4 or self.relative_max_distance <= self.relative_buckets // 2:
             raise errors.UserError(

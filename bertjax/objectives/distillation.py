@@ -49,7 +49,7 @@ class Config(mlm.Config):
         def check(ok: bool, name: str, allowed: str) -> None:
             errors.check(ok, f"objective.{name}", getattr(self, name), allowed)
 
-        check(self.pair == "none", "pair", "none")
+        check(self.pair == "none", "pair", "'none'")
         check(self.temperature > 0, "temperature", "above 0")
         for name in ("mlm_weight", "soft_weight", "cosine_weight"):
             check(getattr(self, name) >= 0, name, "0 or more")
@@ -75,12 +75,12 @@ def check_frozen(
     if fields["max_length"] < length:
         raise errors.UserError(
             f"{key} takes at most {fields['max_length']} tokens: reduce config.data.length (and "
-            f"phase2.length), now up to {length}"
+            f"config.phase2.length), which is now up to {length}"
         )
 
 
 def stand_in(name: str, fields: Mapping[str, Any]) -> hooks.StandIn:
-    """Returns the teacher that `plan` assumes: a BERT of the student's sizes and twice its layers.
+    """Returns the teacher that `plan` assumes: a BERT of the student's sizes with twice the layers.
 
     This is how DistilBERT's teacher differs from DistilBERT (Sanh et al., section 3). fields: the
     student's fields.
@@ -88,7 +88,9 @@ def stand_in(name: str, fields: Mapping[str, Any]) -> hooks.StandIn:
     sizes = ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_length")
     values = {size: fields[size] for size in sizes}
     values |= {"num_layers": 2 * fields["num_layers"], "heads": ("mlm",)}
-    return hooks.StandIn("bert", values, "a bert of the student's sizes and twice its layers")
+    return hooks.StandIn(
+        "bert", values, "a BERT with the student's sizes but twice as many layers"
+    )
 
 
 def first_params(

@@ -35,11 +35,11 @@ class Config:
 
     mask_rate: float = 0.15  # share of a sequence's tokens to predict
     masking: str = "token"  # units to mask: token, whole_word, ngram (ALBERT), span (SpanBERT)
-    max_ngram: int = 3  # maximum words of an n-gram; n words have probability ~ 1 / n
+    max_ngram: int = 3  # maximum number of words in an n-gram; n words have probability ~ 1 / n
     span_p: float = 0.2  # a span of n words has probability ~ (1 - span_p) ** n
-    max_span_words: int = 10  # maximum words of a span
-    mask_token_rate: float = 0.8  # share of the chosen tokens to replace by [MASK]
-    random_token_rate: float = 0.1  # share to replace by a random token; the rest is unchanged
+    max_span_words: int = 10  # maximum number of words in a span
+    mask_token_rate: float = 0.8  # share of the chosen tokens that are replaced with [MASK]
+    random_token_rate: float = 0.1  # share replaced with a random token; the rest is unchanged
     pair: str = "nsp"  # nsp: is segment B the next one; sop: are A and B in order; none: one text
     cross_documents: bool = True  # if pair is none: samples may continue into the next document
     packing: bool = False  # if pair is none: several documents per row, masked from each other
@@ -64,7 +64,7 @@ class Config:
         check(self.masking in MASKINGS, "masking", f"one of {', '.join(MASKINGS)}")
         check(self.pair in (*LABELS, "none"), "pair", f"one of {', '.join(LABELS)}, none")
         check(self.pair == "none" or not self.packing, "packing", "false unless "
-                                                                  "config.objective.pair is none")
+                                                                  "config.objective.pair is 'none'")
 
 
 def fields_for(kind: str, heads: tuple[str, ...]) -> dict[str, str]:

@@ -44,7 +44,7 @@ class Config(mlm.Config):
 
     def __post_init__(self):
         super().__post_init__()
-        errors.check(self.pair == "none", "objective.pair", self.pair, "none")
+        errors.check(self.pair == "none", "objective.pair", self.pair, "'none'")
         errors.check(self.rtd_weight >= 0, "objective.rtd_weight", self.rtd_weight, "0 or more")
 
 

@@ -13,10 +13,10 @@ MAX_TENSOR = 8  # above this, a device's matrices are too narrow for its matmul 
 
 
 def meshes(config: ml_collections.ConfigDict, num_devices: int) -> Iterator[dict[str, int]]:
-    """Yields the sizes of all valid meshes, by ascending size of tensor, then of fsdp.
+    """Yields the sizes of all valid meshes, by ascending size of `tensor`, then of `fsdp`.
 
-    In a valid mesh data x fsdp divides the batch of every forward pass, and tensor divides the
-    number of heads and is at most MAX_TENSOR. The size of sequence is always 1.
+    In a valid mesh, `data` * `fsdp` divides the batch size of every forward pass, and `tensor`
+    divides the number of heads and is at most MAX_TENSOR. `sequence` is always 1.
     """
     batches = [config_lib.forward_size(config, phase) for phase in config_lib.phases(config)]
     for tensor in _divisors(num_devices):
@@ -47,8 +47,8 @@ def choose(
 
     It is the first of `meshes` that fits according to `memory.on_mesh`. If none fits, it is the
     mesh that needs the least memory. If there is no valid mesh, it is "data:N"; the run then raises
-    an error that names the sizes that cannot be divided. hbm_bytes: the memory of a device; None:
-    unlimited.
+    an error that names the sizes that cannot be divided. hbm_bytes: the memory of a device; None
+    means no limit.
     """
     best = None
     for sizes in meshes(config, num_devices):

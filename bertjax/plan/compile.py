@@ -58,7 +58,7 @@ class Compiled:
     state replaces the old one and not all temporaries exist at the same time.
     capacity: the device's memory if the step does not fit, else 0. If it does not fit, peak is the
     memory that the step needs, and the parts are 0.
-    error: any other reason why compilation failed; "": none.
+    error: any other reason why compilation failed; "" if there is none.
     rematerialized: the warnings that a sharded array is assembled completely on every device
     ("involuntary full rematerialization").
     flops, hbm_bytes, collectives, open_loops, silent_kernels: see `plan.cost.Cost`; the body of a

@@ -307,7 +307,7 @@ def _convolution_flops(computation: hlo.Computation, op: hlo.Instruction) -> int
 
 
 def _group(op: hlo.Instruction) -> list[int]:
-    """Returns the ids of the devices in a collective's first group; []: all devices.
+    """Returns the ids of the devices in a collective's first group; [] means all devices.
 
     Raises ValueError if replica_groups has an unknown format.
     """
@@ -341,9 +341,9 @@ def _iota(text: str) -> np.ndarray:
 def _mesh_group(text: str) -> list[int]:
     """Returns the first group of a text like "mesh['a'=4,'b'=8] {'a','b':(2)4}".
 
-    In this example axis b of size 8 is split into 2 x 4, and the group spans a and the part of size
-    4. If the text contains, for example, "device_ids=([4,8]T(1,0))" before the brace, this lists
-    the devices of the mesh in order (see `_iota`).
+    In this example, the axis `b` of size 8 is split into 2 x 4, and a group spans the axis `a` and
+    the part of `b` that has size 4. If the text contains, for example, "device_ids=([4,8]T(1,0))"
+    before the brace, this lists the devices of the mesh in order (see `_iota`).
     """
     mesh, _, tail = text.partition("]")
     devices, _, axes = tail.partition("{")

@@ -126,9 +126,9 @@ class Module:
     def trip_count(self, computation: Computation, loop: Instruction) -> int | None:
         """Returns how many times the while loop `loop` in `computation` runs; None if unknown.
 
-        The count is known if XLA recorded it (known_trip_count), or if the loop's condition
-        compares a counter that starts at a constant with a constant limit. Each constant may be an
-        element of the tuple that the loop carries.
+        The count is known if XLA recorded it (known_trip_count). It is also known if the counter
+        starts at a constant and the loop's condition compares the counter with a constant limit.
+        Each constant may be an element of the tuple that the loop carries.
         """
         recorded = re.search(r'known_trip_count\D*"n":"(\d+)"', loop.attributes)
         if recorded:

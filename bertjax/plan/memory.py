@@ -29,9 +29,9 @@ from bertjax.runtime import hardware
 
 PROBE = 97  # rows of the traced batch: a prime that divides no other dimension
 SCORE_BYTES = 10  # per attention score in the backward pass: score, exponential, two gradients
-# The share of a device's memory that an estimate may fill. For every file of configs/ that needs
-# more than a gigabyte, the TPU compiler's figure was below the estimate, by at least 4% and with a
-# median of 22% (benchmarks/plans.py).
+# The share of a device's memory that an estimate may fill. For every file in configs/ that needs
+# more than a gigabyte, the TPU compiler's figure was at least 4% below the estimate (median: 22%;
+# see benchmarks/plans.py).
 MARGIN = 0.95
 
 
@@ -84,7 +84,7 @@ def on_mesh(
     platform: str,
     limit: int | None,
 ) -> Memory:
-    """Like `estimate`, for devices with `limit` bytes of memory each; None: unknown.
+    """Like `estimate`, for devices with `limit` bytes of memory each; None if this is unknown.
 
     platform: the jax platform of the devices: tpu, gpu or cpu.
     """

@@ -26,9 +26,9 @@ USUAL_MFU = 0.4  # the MFU assumed for the training times in the files of config
 class PhasePlan:
     """The plan of one phase of a run; all numbers are per step.
 
-    model_flops: the FLOPs of all devices, without recomputation. work: the work of one device. It
-    is taken from the compiler if `compiled` is set and fits; otherwise it is estimated. compiled:
-    None if the compiler was not used.
+    model_flops: the FLOPs of all devices, without recomputation. compiled: the compiler's figures;
+    None if the compiler was not used. work: the work of one device. It comes from `compiled` if
+    this is set and the step fits in memory; otherwise it is estimated.
     """
 
     phase: config_lib.Phase
@@ -121,7 +121,7 @@ def make(
 ) -> Plan:
     """Plans a config on a slice. The data need not exist.
 
-    use_compiler: whether to compile the step; None: only for a TPU and if libtpu is installed.
+    use_compiler: whether to compile the step; None means only for a TPU and if libtpu is installed.
     Raises UserError if the mesh does not fit the slice, or does not divide the batch, its sequences
     or the heads, or if `use_compiler` is True and libtpu is not installed.
     """

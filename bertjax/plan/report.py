@@ -13,7 +13,7 @@ _COLUMN = 20
 
 
 def lines(plan: Plan, price: float | None = None) -> Iterable[str]:
-    """Yields the lines of the report. price: the price of a chip-hour; None: omits the cost."""
+    """Yields the lines of the report. price: the price of a chip-hour, or None to omit the cost."""
     yield from _header(plan)
     yield ""
     columns = [_column(plan, phase) for phase in plan.phases]
@@ -166,7 +166,7 @@ def _warnings(plan: Plan) -> Iterable[str]:
 def to_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
     """Returns all numbers of a plan as a JSON object, in bytes, FLOPs, seconds and hours.
 
-    price: the price of one chip for one hour; None: "cost" is null.
+    price: the price of one chip for one hour. If it is None, "cost" is null.
     """
     chips = plan.topology.num_chips
     return {

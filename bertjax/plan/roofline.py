@@ -61,11 +61,11 @@ def roofline(
     dcn_bytes_per_device: float = 0.0,
     model_flops_per_device: float | None = None,
 ) -> Roofline:
-    """Returns the lower bounds on the time of a step from the work of a device.
+    """Returns lower bounds on the time of a step, computed from the work of one device.
 
     hbm_bytes_per_device: bytes read and written. ici_bytes_per_device, dcn_bytes_per_device: bytes
     that a device sends, within a slice and between slices. model_flops_per_device: FLOPs without
-    recomputation; None: flops_per_device.
+    recomputation; None means flops_per_device.
     """
 
     def seconds(amount: float, per_second: float | None) -> float | None:
@@ -100,7 +100,7 @@ class Work:
     dcn_bytes: float
 
     def roofline(self, chip: hardware.Chip) -> Roofline:
-        """Returns the lower bounds on the time of a step with this work."""
+        """Returns lower bounds on the time of a step that does this much work."""
         return roofline(
             self.flops, self.hbm_bytes, self.ici_bytes, chip,
             dcn_bytes_per_device=self.dcn_bytes, model_flops_per_device=self.model_flops,

@@ -83,8 +83,8 @@ def place(
     if len(missing) == len(flags):
         return None
     if missing:
-        raise errors.UserError(f"{' and '.join(missing)}: must be given with the other flags of a "
-                               "job, --coordinator, --num_processes, --process_id")  # fmt: skip
+        raise errors.UserError(f"{' and '.join(missing)}: not set; a job of several processes "
+                               "needs --coordinator, --num_processes and --process_id")  # fmt: skip
     return Place(**flags)
 
 
@@ -117,7 +117,7 @@ def _has_tpu() -> bool:
 
 
 def initialize(where: Place | None, heartbeat_seconds: int, startup_seconds: int) -> None:
-    """Joins the job at `where`; None: JAX finds the place in TPU metadata or SLURM.
+    """Joins the job at `where`. If it is None, JAX finds the place in TPU metadata or SLURM.
 
     Raises UserError if JAX finds no place, or if the port is taken. NOTE: must be called before a
     device is used. JAX aborts the process if not all processes start in time or if one of them
@@ -148,7 +148,7 @@ def initialize(where: Place | None, heartbeat_seconds: int, startup_seconds: int
 
 
 def _bind_address(where: Place) -> str | None:
-    """Returns the address at which JAX's service should listen; None: all addresses.
+    """Returns the address at which JAX's service should listen; None means all addresses.
 
     Only process 0 runs the service; the other processes get None.
     Raises UserError if the port is taken, because JAX itself would end in a segmentation fault.
@@ -275,7 +275,7 @@ def check_same(values: Mapping[str, Any]) -> None:
     """Raises UserError, in every process, unless all processes have the same `values`.
 
     values: {name for the error message: JSON value}. Each host has its own disk, so without this
-    check a host could train on other data than the rest.
+    check a host could train on different data from the other hosts.
     """
     if jax.process_count() == 1:
         return
@@ -285,7 +285,8 @@ def check_same(values: Mapping[str, Any]) -> None:
         mismatches = np.flatnonzero((all_digests != all_digests[0]).any(axis=1))
         if mismatches.size:
             raise errors.UserError(
-                f"process {mismatches[0]} has another {name} than process 0: all need the same"
+                f"process {mismatches[0]} and process 0 differ in {name}: all processes need the "
+                "same"
             )
 
 
@@ -306,8 +307,8 @@ def of_first(values: Mapping[str, float]) -> dict[str, float]:
 def check_shared(path: os.PathLike, flag: str = "workdir") -> None:
     """Raises UserError, in every process, unless all of them can see the file at `path`.
 
-    Process 0 must have written the file before this call. flag: the name of the command-line flag
-    with the file's folder, for the error message.
+    Process 0 must have written the file before this call. flag: the command-line flag that sets the
+    file's folder; the error message names it.
     """
     if jax.process_count() == 1:
         return

@@ -41,7 +41,7 @@ def sigterm_raises(what_is_kept: str) -> Iterator[None]:
     """
 
     def stop(*_: object) -> None:
-        raise errors.Preempted(f"asked to stop: {what_is_kept}; run the same command again")
+        raise errors.Preempted(f"stopped on request: {what_is_kept}; run the same command again")
 
     def repeat(discarded: Any) -> None:
         if isinstance(discarded.exc_value, errors.Preempted):

@@ -67,17 +67,17 @@ class Corruption:
 
     @property
     def width(self) -> int:
-        """Maximum number of text tokens in a row; each goes to the inputs or to the targets."""
+        """The maximum number of text tokens in a row; each goes to the inputs or to the targets."""
         return self.length + self.targets_length
 
     def window(self, records: Sequence) -> packing.Window:
-        """Joins records of `data.prepared.store` into a window."""
+        """Joins records from `data.prepared.store` into a window."""
         return packing.join(records)
 
     def segment(self, window: packing.Window, rng: RowRandom) -> np.ndarray:
         """Returns the table of the window's rows. Each token of the window is in exactly one piece.
 
-        rng: random numbers of the window: a `RowRandom` with a single row.
+        rng: the random numbers for the window, a `RowRandom` with a single row.
         """
         # `rates` are shares of the rows, but kinds are drawn per document, and the kind decides how
         # many rows a document fills. Therefore the weight of a kind is its rate divided by the
@@ -123,7 +123,7 @@ class Corruption:
     def corrupt(self, batch: packing.Batch, rng: RowRandom) -> packing.Batch:
         """Corrupts a batch made by `assemble`; returns the features of `layout.encoder_decoder`.
 
-        rng: random numbers of the rows of the batch.
+        rng: the random numbers for the rows of the batch.
         """
         tokens, sizes_BK = layout.pieces_of(batch), batch["piece_sizes"]
         counts_BK, spans_BK = np.zeros_like(sizes_BK), np.zeros_like(sizes_BK)

@@ -8,7 +8,8 @@ are those of seqio's feature converters.
     lay_out(np.array([7, 8, 1, 9, 1]), np.array([[3, 2]]), length=6, pad=0, packing=True)
     # input_ids 7 8 1 9 1 0, segment_ids 1 1 1 2 2 0, position_ids 0 1 2 0 1 0
 
-Shapes: B rows, L length, K maximum pieces per row, P pieces, T tokens of all pieces, in order.
+Shapes: B rows, L length, K maximum number of pieces per row, P pieces, T tokens of all pieces, in
+order.
 """
 
 import numpy as np

@@ -164,8 +164,8 @@ def train_batches(
 ) -> Iterator[Batch]:
     """Yields the given rows of batches start_step to stop_step - 1, prefetched by threads.
 
-    num_threads: number of threads that build batches; 0: each batch is built when it is requested.
-    prefetch: maximum number of batches built ahead.
+    num_threads: number of threads that build batches. If it is 0, each batch is built when it is
+    requested. prefetch: maximum number of batches built ahead.
     """
     steps = grain.MapDataset.range(start_step, stop_step)
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)

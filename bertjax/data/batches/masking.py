@@ -36,7 +36,7 @@ def choose_tokens(
       candidates_BL: bool, the positions that may be predicted.
       counts_B: int, at most `limit`. In a row with fewer candidates, all candidates are chosen.
       limit: P, at most L.
-      rng: random numbers of these rows.
+      rng: the random numbers for these rows.
 
     Returns:
       positions int32[B, P], ascending, and weights float32[B, P], 1 where a slot is used.

@@ -13,7 +13,7 @@ the size of each piece in the row.
     table = sampling.segment(window, rng)
     batch = sampling.assemble(window, table[rows])  # input_ids [B, 128], piece_sizes [B, K]
 
-Shapes: B rows, L length, K maximum pieces per row, P pieces, D documents. In the names
+Shapes: B rows, L length, K maximum number of pieces per row, P pieces, D documents. In the names
 costs_DP and capacity_D, D is the number of capacities of a row.
 """
 
@@ -53,7 +53,7 @@ class Window:
 
 
 def join(records: Sequence, end: int | None = None) -> Window:
-    """Joins records of `data.prepared.store`; appends `end`, if given, to each document."""
+    """Joins records from `data.prepared.store`; appends `end`, if any, to each document."""
     tokens = np.concatenate([record.tokens for record in records])
     sentences = np.concatenate([record.tokens_per_sentence for record in records])
     counts = np.concatenate([record.sentences_per_document for record in records])
@@ -188,13 +188,13 @@ class Documents:
     packing: bool
 
     def window(self, records: Sequence) -> Window:
-        """Joins records of `data.prepared.store` into a window."""
+        """Joins records from `data.prepared.store` into a window."""
         return join(records, self.end)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
         """Returns the table of the window's rows. Each token of the window is in exactly one piece.
 
-        rng: random numbers of the window: a `RowRandom` with a single row.
+        rng: the random numbers for the window, a `RowRandom` with a single row.
         """
         start, size = cut(window, self.length, rng)
         k = slots(self.length, self.packing)
@@ -220,13 +220,13 @@ class Prefixes:
     packing: bool
 
     def window(self, records: Sequence) -> Window:
-        """Joins records of `data.prepared.store` into a window."""
+        """Joins records from `data.prepared.store` into a window."""
         return join(records)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
         """Returns the table of the window's rows. Each token of the window is in exactly one piece.
 
-        rng: random numbers of the window: a `RowRandom` with a single row.
+        rng: the random numbers for the window, a `RowRandom` with a single row.
         """
         start, size = cut(window, self.length - 4, rng)
         prefix = rng.integers("packing/prefix", np.minimum(1, size - 1), size, len(size))[0]
@@ -262,13 +262,13 @@ class Enclosed:
     packing: bool
 
     def window(self, records: Sequence) -> Window:
-        """Joins records of `data.prepared.store` into a window."""
+        """Joins records from `data.prepared.store` into a window."""
         return join(records)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
         """Returns the table of the window's rows. Each token of the window is in exactly one piece.
 
-        rng: random numbers of the window: a `RowRandom` with a single row.
+        rng: the random numbers for the window, a `RowRandom` with a single row.
         """
         start, size = cut(window, self.length - 2, rng)
         k = slots(self.length, self.packing)

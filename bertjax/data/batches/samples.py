@@ -52,7 +52,7 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class TwoSegments:
-    """Base class for samples [CLS] A [SEP] B [SEP]; a subclass has `spans`, which chooses A and B.
+    """Base class for samples [CLS] A [SEP] B [SEP]; subclasses define `spans` to choose A and B.
 
     short_rate: the share of samples for which a shorter target length is drawn.
     """
@@ -65,17 +65,17 @@ class TwoSegments:
 
     @property
     def max_tokens(self) -> int:
-        """Maximum tokens of text in a sample."""
+        """The maximum number of text tokens in a sample."""
         return self.length - 3
 
     def window(self, records: Sequence) -> Window:
-        """Joins records of `data.prepared.store` into a window."""
+        """Joins records from `data.prepared.store` into a window."""
         return _cut(_join(records), self.max_tokens)
 
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
         """Returns SAMPLE[N] in the order of the text.
 
-        rng: random numbers of the window: a `RowRandom` with a single row.
+        rng: the random numbers for the window, a `RowRandom` with a single row.
         """
         table = self.spans(window, rng)
         return truncate(table, self.max_tokens, rng.uniform("pairs/front", len(table))[0])
@@ -208,7 +208,7 @@ class FullSentences:
 
     @property
     def max_tokens(self) -> int:
-        """Maximum tokens of text in a sample."""
+        """The maximum number of text tokens in a sample."""
         return self.length - 2
 
     def window(self, records: Sequence) -> Window:
@@ -221,7 +221,7 @@ class FullSentences:
     def segment(self, window: Window, rng: RowRandom) -> np.ndarray:
         """Returns SAMPLE[N] in the order of the text; B is always empty.
 
-        rng: random numbers of the window: a `RowRandom` with a single row.
+        rng: the random numbers for the window, a `RowRandom` with a single row.
         """
         sentences, n = window.sentences, len(window.sentences) - 1
         target = _targets(self.short_rate, self.max_tokens, n, rng)

@@ -1,4 +1,4 @@
-"""T5's span corruption: chooses noise tokens and replaces noise spans by sentinels.
+"""T5's span corruption: chooses noise tokens and replaces noise spans with sentinels.
 
 Source: Raffel et al. 2020 (arXiv 1910.10683), section 3.1.4 and figure 2. The functions work on
 many pieces of text at once: the tokens of P pieces lie back to back in one array [T], and sizes_P
@@ -64,7 +64,7 @@ class Noise:
         """Returns the number of tokens in the longest piece that fits; 0 if no piece fits.
 
         A piece fits if its inputs and its targets, with at most max_spans noise spans, do not
-        exceed inputs_length and targets_length (None: no limit).
+        exceed inputs_length and targets_length (None means no limit).
         """
         sizes = np.arange(1, int(inputs_length / (1 - self.density)) + 2)
         inputs, targets = self.lengths(sizes, max_spans)
@@ -98,7 +98,7 @@ def noise_mask(
     as many text spans; all divisions are equally likely. Text spans and noise spans alternate, as
     in random_spans_noise_mask of T5.
 
-    sizes_BK: numbers of tokens in the pieces. rng: random numbers of the B rows.
+    sizes_BK: numbers of tokens in the pieces. rng: the random numbers for the B rows.
     """
     # The noise tokens and the other tokens of each piece form two groups. The spans of a group
     # start at its first token and at random later tokens: those with the lowest random scores.
@@ -138,7 +138,7 @@ def noise_mask(
 def noise_span_to_unique_sentinel(
     tokens_T: np.ndarray, noise_T: np.ndarray, sizes_P: np.ndarray, sentinels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Replaces noise span n of each piece, counted from 0, by sentinels[n].
+    """Replaces noise span n of each piece, counted from 0, with sentinels[n].
 
     noise_T: bool. sizes_P: piece sizes, all positive; a piece has at most len(sentinels) spans.
     Returns the tokens of all pieces, int32, and the size of each piece, int64[P].
@@ -159,7 +159,7 @@ def noise_span_to_unique_sentinel(
 def nonnoise_span_to_unique_sentinel(
     tokens_T: np.ndarray, noise_T: np.ndarray, sizes_P: np.ndarray, sentinels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the targets: replaces the text spans, not the noise spans, by sentinels.
+    """Returns the targets: replaces the text spans, not the noise spans, with sentinels.
 
     Arguments and results are as in `noise_span_to_unique_sentinel`.
     """

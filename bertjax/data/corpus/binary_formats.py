@@ -43,7 +43,7 @@ _OFFICE = {
 
 
 def check(path: str, head: bytes) -> None:
-    """Raises UserError if the first HEAD bytes of a file, `head`, show a known binary format."""
+    """Raises UserError if `head`, a file's first HEAD bytes, identifies a known binary format."""
     match = _format(head)
     if match is not None:
         name, advice = match

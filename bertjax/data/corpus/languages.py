@@ -25,8 +25,8 @@ LANGUAGES = (
     "uk",
 )
 
-# Maximum characters passed to the library at once: it takes quadratic time if quotation marks are
-# opened and never closed.
+# Maximum number of characters passed to the library at once: it takes quadratic time if quotation
+# marks are opened and never closed.
 _MAX_CHARACTERS = 8192
 # Each pattern matches a piece that ends with an abbreviation or ordinal, after which the library
 # wrongly ends the sentence. For example, it splits "M. Dupont" after "M.", and German sentences

@@ -111,7 +111,7 @@ def chopped(text: str, limit: int) -> Iterator[str]:
 
 
 def clean(pieces: list[str]) -> list[str]:
-    """Strips the pieces, joins the lines of each piece by spaces and drops empty pieces."""
+    """Strips the pieces, joins the lines of each piece with spaces and drops empty pieces."""
     stripped = (piece.strip() for piece in pieces)
     return [" ".join(s.split()) if "\n" in s else s for s in stripped if s]
 

@@ -56,7 +56,7 @@ def prepare(
     """Prepares a corpus and returns the manifest; resumes if an earlier call was interrupted.
 
     inputs: patterns for `reader.find`. tokenizer_path: a file or folder for `tokenizer.load`.
-    workers: number of processes; None: one per CPU. splitter: a name in `sentences.SPLITTERS`.
+    workers: number of processes; None means one per CPU. splitter: a name in `sentences.SPLITTERS`.
     language: the language of the text, one of `languages.LANGUAGES`, for the sentence rules.
     heldout_fraction: share of the documents to hold out for evaluation. If it is not 0, at least
         one document is held out.
@@ -193,8 +193,8 @@ def _hold_one_out(
 ) -> dict[int, dict[str, Any]]:
     """Holds out the document with the smallest hash if no hash is below the threshold.
 
-    This happens only in a small corpus. Repeats the units that contain the document. Returns the
-    counts of all units, with new counts for the repeated units.
+    This happens only in a small corpus. Processes the units that contain this document again.
+    Returns the counts of all units, with new counts for the units that were processed again.
     """
     hashes = [c["smallest_hash"] for c in counts.values() if c["smallest_hash"] is not None]
     smallest = min(hashes, default=0)

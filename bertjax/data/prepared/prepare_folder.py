@@ -71,8 +71,8 @@ def existing(
     _check_same(folder, manifest, plan)
     if job.on_error == "stop" and manifest["skipped"]:
         raise errors.UserError(
-            f"{folder}: was prepared with on_error=skip, which skipped {manifest['skipped']}; "
-            "choose another --output or delete the folder"
+            f"{folder}: contains data that was prepared with on_error=skip, so skipped input is "
+            f"missing from it: {manifest['skipped']}; choose another --output or delete the folder"
         )
     texts = dict(enumerate(manifest["texts"]))
     _check_texts(job, texts, units if texts else (), _possibly_changed(folder, sources), workers)

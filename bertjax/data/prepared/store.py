@@ -83,7 +83,10 @@ def encode_record(
 
 
 def decode_record(data: bytes) -> Record:
-    """Decodes a record of `encode_record` without copying. Raises ValueError if it is damaged."""
+    """Decodes a record that `encode_record` wrote, without copying the arrays.
+
+    Raises ValueError if the record is damaged.
+    """
     if len(data) < _HEADER_BYTES:
         raise ValueError("these bytes are not a token record")
     header = np.frombuffer(data, "<u4", count=6).tolist()

@@ -19,7 +19,7 @@ from bertjax.data.tokenizers import added_tokens
 FIRST = 3  # the id of byte 0, after <pad>, </s> and <unk>
 SIZE = FIRST + 256
 SPARE = FIRST + 0xF5  # ids from here on are bytes that never occur in UTF-8
-NUM_ABOVE = 125  # ids above the bytes; 259 + 125 = 384, the embeddings of the published models
+NUM_ABOVE = 125  # ids above the bytes; the published models have 384 = 259 + 125 embeddings
 SENTINELS = np.arange(SIZE - 1, SIZE - 101, -1, dtype=np.int32)
 KEY = "first_sentinel"  # key of tokenizer_config.json: the id of the first sentinel
 # Keys that transformers writes and earlier versions of bertjax did not write: `of_config` uses them

@@ -33,7 +33,7 @@ class LibraryModel:
     """Encodes text by the rules of a `tokenizers` pipeline.
 
     kind: wordpiece, bpe, or unigram (a tokenizer.json without its SentencePiece model).
-    pieces: the vocabulary in the order of ids, without T5's sentinels at its end.
+    pieces: the vocabulary in id order, without T5's sentinels at its end.
     num_sentinels: the number of these sentinels; <extra_id_0> is the last one.
     prefix_once: matters only if the pipeline prepends a space to a text. If true, it does so only
         at the start of the text; if false, also after each special token. Always true for a

@@ -19,7 +19,7 @@ class Model(Protocol):
 
     @property
     def pieces(self) -> Sequence[str]:
-        """The vocabulary in the order of ids, without T5's sentinels at its end."""
+        """The vocabulary in id order, without T5's sentinels at its end."""
 
     @property
     def special_ids(self) -> Sequence[int]:

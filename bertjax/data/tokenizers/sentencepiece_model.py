@@ -37,7 +37,7 @@ class Layout(NamedTuple):
     head, tail: additional pieces before and after those of the model.
     skipped: the number of pieces at the start of the model that are also in `head` and get their
         ids from there. They must be control or unknown pieces.
-    unk: the piece of `head` for unknown text; "": the model's own unknown piece.
+    unk: the piece of `head` for unknown text; "" means the model's own unknown piece.
     """
 
     head: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class UnigramModel:
     """Encodes text with a SentencePiece model.
 
     kind: "unigram".
-    pieces: the vocabulary in the order of ids, without T5's sentinels at its end.
+    pieces: the vocabulary in id order, without T5's sentinels at its end.
     num_sentinels: the number of added sentinels; <extra_id_0> is the last one.
     layout: a key of LAYOUTS.
     added: {id: added token}; ids above the pieces must follow the pieces without a gap.
@@ -336,14 +336,17 @@ def _ids_of_pieces(proto: sentencepiece_model_pb2.ModelProto, layout: Layout) ->
 def _scores(
     proto: sentencepiece_model_pb2.ModelProto, layout: Layout
 ) -> list[tuple[str, float]]:
-    """Returns (piece, score) for every piece of the layout, in the order of ids."""
+    """Returns (piece, score) for every piece of the layout, in id order."""
     head, skipped, tail, _ = layout
     model_scores = [(piece.piece, piece.score) for piece in proto.pieces[skipped:]]
     return [*((piece, 0.0) for piece in head), *model_scores, *((piece, 0.0) for piece in tail)]
 
 
 def _extended(pieces: list[str], added: added_tokens.Added) -> list[str]:
-    """Returns the pieces followed by the added tokens. Raises ValueError if an id does not fit."""
+    """Returns the pieces followed by the added tokens.
+
+    Raises ValueError if the id of an added token leaves a gap or conflicts with a piece.
+    """
     extended = list(pieces)
     ids = {piece: i for i, piece in enumerate(pieces)}
     for i, token in sorted(added.items()):
@@ -351,7 +354,9 @@ def _extended(pieces: list[str], added: added_tokens.Added) -> list[str]:
         if i > len(extended):
             raise ValueError(f"{name}, but no token has id {len(extended)}")
         if ids.get(token.content, i) != i:
-            raise ValueError(f"{name}, but it is also the piece with id {ids[token.content]}")
+            raise ValueError(
+                f"{name}, but this token is already the piece with id {ids[token.content]}"
+            )
         if i == len(extended):
             extended.append(token.content)
         elif extended[i] != token.content:
@@ -366,7 +371,7 @@ def _origin(origins: list[tuple[int, int]], start: int, stop: int) -> tuple[int,
 
 
 def pieces_of(model_bytes: bytes, layout: str) -> list[str]:
-    """Returns the pieces of a SentencePiece model in the order of ids.
+    """Returns the pieces of a SentencePiece model in id order.
 
     Raises ValueError if the layout does not fit the model.
     """
@@ -379,7 +384,7 @@ def same_scores(model_bytes: bytes, layout: str, scores: Sequence[float]) -> boo
     """Returns whether the pieces of type NORMAL have these scores.
 
     Ignores pieces that end in a digit and a comma: transformers lowers their scores for ALBERT.
-    scores: in the order of ids.
+    scores: the scores to compare with, in id order.
     """
     proto = sentencepiece_model_pb2.ModelProto.FromString(model_bytes)
     head, skipped, *_ = LAYOUTS[layout]

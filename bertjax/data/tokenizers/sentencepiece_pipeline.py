@@ -58,7 +58,8 @@ def build(
     """Returns the pipeline for the SentencePiece model `proto`.
 
     albert: `albert_rules.AlbertRules`, or None.
-    pieces: the vocabulary in the order of ids. ids: the id of each piece of `proto`, in its order.
+    pieces: the vocabulary in id order. ids: the ids of the pieces of `proto`, in the order in which
+    `proto` lists them.
     prefix_once: see `sentencepiece_model.UnigramModel`.
     cut: whether texts will be split at added tokens after normalisation.
     Raises NotRepeatable if there is no such pipeline; the message does not name the file.
@@ -159,7 +160,7 @@ def _albert(rules) -> list[normalizers.Normalizer]:
 def _removed(characters: str) -> list[normalizers.Normalizer]:
     """Returns steps that remove the characters of a regex class.
 
-    At the start of a text, the steps replace them by a space instead. NOTE: if a step removed the
+    At the start of a text, the steps replace them with a space. NOTE: if a step removed the
     first character of a text, the library would lose the start of the text and its table would
     panic. The space is harmless, because it merges with the space prepended to the text.
     """

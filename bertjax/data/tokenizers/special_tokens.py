@@ -106,7 +106,7 @@ def of_rows(tokenizer: "Tokenizer") -> Ends:
         A <end> B                  if there is no cls and no sep token, as in GPT-2
 
     The tokenizer that is exported with the model adds the same tokens (`Tokenizer.save`). NOTE: in
-    pretraining with two token types, a single </s> separates two texts, in RoBERTa too. Raises
+    pretraining with two token types, a single </s> separates two texts, even for RoBERTa. Raises
     UserError if the tokenizer has no token to put between two texts.
     """
     specials = tokenizer.specials

@@ -162,7 +162,9 @@ class Tokenizer:
         return mask
 
     def keeps_spaces(self) -> bool:
-        """Returns whether a leading space changes the ids of a text, as in GPT-2 and with bytes.
+        """Returns whether a leading space changes the ids of a text.
+
+        This is true of the tokenizers of GPT-2 and ByT5, for example.
 
         If so, sentences that are encoded one by one need a space between them.
         """
@@ -226,7 +228,7 @@ class Tokenizer:
         role_ids = {role: i for role, i in specials.items() if role not in ("bos", "eos")}
         content = {"kind": self.kind, "rules": self._model.rules(), "specials": role_ids}
         default, sentinels = tokenizer_files.of_pieces(self._model, options)
-        for name in ("start", "end"):  # the ids that start and end a text, in any role
+        for name in ("start", "end"):  # the ids that start and end a text, whatever their roles
             if getattr(self.specials, name) != getattr(default, name):
                 content[name] = getattr(self.specials, name)
         if not np.array_equal(self.sentinels, sentinels):
@@ -295,7 +297,7 @@ def of_bytes() -> Tokenizer:
 
 
 def _repaired(texts: Sequence[str]) -> list[str]:
-    """Replaces each lone surrogate in the texts by U+FFFD."""
+    """Replaces each lone surrogate in the texts with U+FFFD."""
     return [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
 
 

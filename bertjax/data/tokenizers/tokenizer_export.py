@@ -109,11 +109,11 @@ def _set_post_processor(
 ) -> None:
     """Sets the library's post-processor, which adds special tokens around texts.
 
-    It adds `ends`; if `ends` is None, it adds the usual tokens of `kind`. An existing
-    post-processor may do more than add tokens: RoBERTa's also handles the spaces before words. So
-    it is kept in two cases:
-      - It already adds `ends`.
-      - `ends` is None, `kind` is "encoder" and it differs from the generic post-processor.
+    The new post-processor adds `ends` or, if `ends` is None, the usual tokens of `kind`. But an
+    existing post-processor may do more than add tokens: RoBERTa's also handles the spaces before
+    words. Therefore the existing post-processor is kept in two cases:
+      - `ends` is not None, and the existing post-processor already adds these tokens.
+      - `ends` is None, `kind` is "encoder", and the existing post-processor is not the generic one.
     """
     if ends is not None:
         if not _adds(library, ends, token_types=token_types):

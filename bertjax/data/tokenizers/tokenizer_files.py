@@ -118,7 +118,8 @@ def of_pieces(model: Model, options: Options) -> tuple[vocabulary.Specials, np.n
 
 
 def _sentinels(model: Model, count: int) -> np.ndarray:
-    """Returns the ids of sentinel pieces; if none exist, `count` ids (0: 100) above the pieces."""
+    """Returns the ids of the sentinel pieces. If there are none, returns `count` ids above the
+    pieces, or 100 ids if `count` is 0."""
     ids = {piece.removeprefix(sentencepiece_model.SPACE): i for i, piece in enumerate(model.pieces)}
     names = map(SENTINEL.format, itertools.count())
     declared = [ids[name] for name in itertools.takewhile(ids.__contains__, names)]

@@ -95,7 +95,10 @@ class Folder:
 
     @functools.cached_property
     def options(self) -> Options:
-        """The options. The caller's override those in the files, which override class defaults."""
+        """The options.
+
+        Options from the caller override those in the files, which override the class defaults.
+        """
         where = self.path / CONFIG
         values = {key: value for key, value in self.config.items() if value is not None}
         values.pop("names", None)

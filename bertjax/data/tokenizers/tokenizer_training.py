@@ -145,7 +145,7 @@ def _unigram(
 def _record_errors(texts: Iterable[str], reader_errors: list[Exception]) -> Iterator[str]:
     """Yields the texts. Appends an exception from reading them to `reader_errors`.
 
-    Without this, the exception would be lost: sentencepiece replaces it by a RuntimeError.
+    Without this, the exception would be lost: sentencepiece replaces it with a RuntimeError.
     """
     try:
         yield from texts

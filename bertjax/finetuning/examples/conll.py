@@ -8,7 +8,7 @@ The first column is the word and the last one the tag. A line is split at its ta
 else at white space. -DOCSTART- lines are treated as blank lines. Comments, such as `# name = value`
 and `# newpar`, are skipped. But `# text = EU rejects German` is the raw text of the next sentence.
 Entity tags are converted to BIO2, whichever scheme the file uses (Tjong Kim Sang & Buchholz,
-CoNLL-2000; the letters of IOBES and BILOU by Ratinov & Roth, CoNLL-2009).
+CoNLL-2000; for IOBES and BILOU see Ratinov & Roth, CoNLL-2009).
 """
 
 import functools
@@ -82,7 +82,8 @@ def sentences(path: str) -> Iterator[Sentence]:
             columns = columns or len(cells)
             if len(cells) != columns:
                 raise errors.UserError(
-                    f"{path}:{number}: columns: {len(cells)}, but the lines above have {columns}"
+                    f"{path}:{number}: the number of columns is {len(cells)}, but the lines above "
+                    f"have {columns}"
                 )
             if not (cells and cells[0]):
                 raise errors.UserError(f"{path}:{number}: the first column, the word, is empty")

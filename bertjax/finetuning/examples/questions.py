@@ -55,14 +55,14 @@ class Question(_Fields, base.Example):
 
     @classmethod
     def of_squad(cls, path: str, *, impossible: bool) -> list[Self]:
-        """Returns the questions of a file, in its order.
+        """Returns the questions of a file, in the order of the file.
 
         impossible: whether questions without an answer are allowed (v2.0). Raises UserError for bad
         files, files without questions, and repeated ids.
         """
         questions = [cls._of_entry(entry) for entry in squad.entries(path)]
         if not questions:
-            raise errors.UserError(f"{path}: holds no question")
+            raise errors.UserError(f"{path}: contains no questions")
         ids: set[str] = set()
         for question in questions:
             if question.id in ids:

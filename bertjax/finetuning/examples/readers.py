@@ -76,7 +76,7 @@ def records(
         empty = False
         yield record
     if empty:
-        raise errors.UserError(f"{path}: holds no row")
+        raise errors.UserError(f"{path}: contains no rows")
 
 
 def _table(
@@ -96,11 +96,11 @@ def _table(
         elif not line.strip():
             raise errors.UserError(f"{path}:{number}: an empty line; remove it")
         elif skipped is not None:
-            skipped["rows with another number of cells than the header"] += 1
+            skipped["rows with more or fewer cells than the header"] += 1
         else:
             raise errors.UserError(
-                f"{path}:{number}: cells: {len(cells)}, but the header has {len(header)}; tabs "
-                "separate cells, so a text cannot contain a tab"
+                f"{path}:{number}: the number of cells is {len(cells)}, but the header has "
+                f"{len(header)}; tabs separate cells, so a text cannot contain a tab"
             )
 
 
@@ -172,7 +172,7 @@ def text(record: Record, name: str, *, empty: bool = False) -> str:
     value = record.fields[name]
     if not isinstance(value, str):
         raise errors.UserError(
-            f"{record.where}: {name!r} is not a text but {type(value).__name__} {value!r:.40}"
+            f"{record.where}: {name!r} must be a string, not {type(value).__name__} {value!r:.40}"
         )
     if not (empty or value.strip()):
         raise errors.UserError(
@@ -190,8 +190,8 @@ def absent(record: Record, name: str, suggestion: str = "") -> errors.UserError:
     """Returns the error for a record without the column `name`. suggestion: names to suggest."""
     rename = f": rename your columns to {suggestion}" if suggestion else ""
     return errors.UserError(
-        f"{record.where}: no column {name!r}; there are {column_list(record)}{rename} (a TSV "
-        "file begins with a line of column names)"
+        f"{record.where}: has no column {name!r}; its columns are {column_list(record)}{rename} "
+        "(a TSV file begins with a line of column names)"
     )
 
 
@@ -211,7 +211,7 @@ def plain(path: str) -> list[tuple[str, str]]:
     lines = corpus_files.text_lines(path)
     pairs = [(f"{path}:{number}", line) for number, line in lines if line.strip()]
     if not pairs:
-        raise errors.UserError(f"{path}: holds no text")
+        raise errors.UserError(f"{path}: contains no text")
     return pairs
 
 

@@ -43,7 +43,7 @@ def held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example
 
 
 def sample(examples: Sequence[Example], count: int) -> list[Example]:
-    """Returns `count` of the examples, in their order; all if `count` is 0.
+    """Returns `count` of the examples in unchanged order; if `count` is 0, returns all of them.
 
     Takes one example of each label first. The other examples keep the proportions of the labels. An
     example with several labels counts only for its rarest label. Every call returns the same

@@ -29,7 +29,9 @@ class Entry(NamedTuple):
 
 
 def entries(path: str) -> Iterator[Entry]:
-    """Yields the questions of a file, in its order. Raises UserError for other file formats.
+    """Yields the questions of a file, in the order of the file.
+
+    Raises UserError for other file formats.
 
     In records (JSON lines, TFDS), an empty list of answers means that the question has no answer.
     In SQuAD's own format, an empty list means that the answer is unknown; "is_impossible" marks a
@@ -74,8 +76,8 @@ def _flat(path: str) -> Iterator[Entry]:
             positions = _get(answers, "answer_start", list, where)
             if len(texts) != len(positions):
                 raise errors.UserError(
-                    f"{where}: answers: {len(texts)} values of text, but {len(positions)} values "
-                    "of answer_start"
+                    f"{where}: the number of answers is {len(texts)} in 'text', but "
+                    f"{len(positions)} in 'answer_start'"
                 )
             starts = [
                 (_get({"text": text}, "text", str, where), _get({"at": at}, "at", int, where))

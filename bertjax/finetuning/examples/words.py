@@ -82,7 +82,7 @@ class Words(_Fields, base.Example):
         """
         sentences = list(conll.sentences(path))
         if not sentences:
-            raise errors.UserError(f"{path}: holds no sentence")
+            raise errors.UserError(f"{path}: contains no sentences")
         blocks = [sentence.lines for sentence in sentences]
         tags: list[Any] = [None] * len(sentences)
         if entities is not None and any(line.tag for block in blocks for line in block):
@@ -164,7 +164,7 @@ class Words(_Fields, base.Example):
     def with_text(self, text: str) -> Self:
         """Returns the example with `text` as its raw text.
 
-        The text must contain the words in their order, and nothing else but white space. If it does
+        The text must contain the words in order, and nothing else except white space. If it does
         not, the example is returned unchanged.
         """
         try:
@@ -176,9 +176,9 @@ class Words(_Fields, base.Example):
         return self if gaps.strip() else self._replace(text=text)
 
     def places(self) -> list[tuple[int, int]]:
-        """Returns the characters [start, stop) of each word in the raw text.
+        """Returns the character span [start, stop) of each word in the raw text.
 
-        Raises UserError if the text does not contain all words in their order.
+        Raises UserError if the text does not contain all the words in order.
         """
         spans, end = [], 0
         for word in self.words:

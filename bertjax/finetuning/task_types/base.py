@@ -45,11 +45,12 @@ _BY_TOKEN = ("last_hidden_state", "token_logits", "span_logits", "logits")
 class TaskType(abc.ABC):
     """How a model learns and predicts one task.
 
-    task: the task's name. config: the options of the type.
+    task: the task's name. config: the options of the task type.
     The fields below are set when a model is bound to the task:
-    labels: names in the order of the head's outputs. lengths: maximum tokens of a row and a target.
+    labels: names in the order of the head's outputs. lengths: the maximum numbers of tokens in a
+    row and in a target.
     prompt_ids: ids to insert after the first token of each row. absent: features that the model
-    does not read. num_texts: texts per example of type Sentence; 0: any number.
+    does not read. num_texts: texts per example of type Sentence; 0 means any number.
     """
 
     task: str
@@ -76,17 +77,17 @@ class TaskType(abc.ABC):
 
     @property
     def name(self) -> str:
-        """The name of the type, which is the name of its file."""
+        """The name of the task type, which is the name of its file."""
         return type(self).__module__.rpartition(".")[2]
 
     def _with(self, **options: Any) -> Self:
-        """Returns a copy of the type with these options changed."""
+        """Returns a copy of the task type with these options changed."""
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **options))
 
     # Before a model is bound
 
     def for_model(self, source: artifact.Artifact) -> Self:
-        """Returns the type with options adapted to the model to start with."""
+        """Returns the task type with options adapted to the model that fine-tuning starts from."""
         del source
         return self
 
@@ -111,7 +112,7 @@ class TaskType(abc.ABC):
 
     @abc.abstractmethod
     def features(self) -> dict[str, rows.Feature]:
-        """Returns {name: Feature} of the arrays of a row."""
+        """Returns {name: Feature} for the arrays in a row."""
 
     @abc.abstractmethod
     def _encode(self, examples: Sequence[Any]) -> rows.Encoded:
@@ -125,8 +126,9 @@ class TaskType(abc.ABC):
         for example in examples:
             if not self._fits(example):
                 raise errors.UserError(
-                    f"{example.where or f'task {self.task}'}: {_text_count(example.num_texts())}, "
-                    f"but the model is trained on {_text_count(self.num_texts)}"
+                    f"{example.where or f'task {self.task}'}: has "
+                    f"{_text_count(example.num_texts())}, but the model is trained on "
+                    f"{_text_count(self.num_texts)}"
                 )
         self.check(examples)
         return self._encode(examples)
@@ -135,7 +137,7 @@ class TaskType(abc.ABC):
         return not self.num_texts or example.num_texts() in (None, self.num_texts)
 
     def batches(self, encoded: rows.Encoded, batch_size: int, passes: int = 0) -> batching.Batches:
-        """Returns the rows in batches. passes: how often the rows will be read; 0: unknown."""
+        """Returns the rows in batches. passes: how often the rows will be read; 0 if unknown."""
         table = self.features() | feature_cache.features(encoded.rows[0])
         features = {name: feature for name, feature in table.items() if name not in self.absent}
         return batching.Batches(encoded.rows, features, self.lengths, batch_size, passes)
@@ -148,7 +150,10 @@ class TaskType(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, apply: Apply, batch: Batch) -> metrics.Terms:
-        """Returns {name: (sum, weight)} of the loss and other metrics. NAME_loss is the first."""
+        """Returns {name: (sum, weight)} for the loss and other metrics.
+
+        The loss comes first; its name ends in "_loss".
+        """
 
     @abc.abstractmethod
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
@@ -188,9 +193,9 @@ class TaskType(abc.ABC):
     def scores(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """Returns all scores of the type; the task names the main one.
+        """Returns all scores for this task type; `Task.metrics` says which are reported.
 
-        They are 0 to 100 where that is usual (accuracy, F1, BLEU).
+        Scores range from 0 to 100 where that is usual (accuracy, F1, BLEU).
         """
 
     def tuned(
@@ -199,7 +204,7 @@ class TaskType(abc.ABC):
         predictions: Sequence[Prediction],
         outputs: Mapping[str, np.ndarray],
     ) -> Self:
-        """Returns the type with options tuned on labelled examples of dev, such as a threshold.
+        """Returns the task type with options, such as a threshold, tuned on labelled dev examples.
 
         predictions: the result of `decode` for these outputs.
         """
@@ -207,7 +212,7 @@ class TaskType(abc.ABC):
         return self
 
     def asked(self, examples: Sequence[Any]) -> Self:
-        """Returns the type with options adapted to the examples to predict on."""
+        """Returns the task type with options adapted to the examples to predict on."""
         del examples
         return self
 
@@ -233,7 +238,7 @@ class TaskType(abc.ABC):
 
     @property
     def question_length(self) -> int:
-        """The maximum tokens of a question, if only questions are truncated; else 0."""
+        """The maximum number of tokens in a question if only questions are truncated, else 0."""
         return 0
 
     def report_notes(self) -> list[str]:
@@ -337,7 +342,8 @@ def summed(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
 def absent(fields: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the features that a model with these fields does not read.
 
-    A model without two token types does not read token_type_ids. All other features are read.
+    A model with fewer than two token types does not read token_type_ids. Every model reads all
+    other features.
     """
     return () if artifact.has_token_types(fields) else ("token_type_ids",)
 

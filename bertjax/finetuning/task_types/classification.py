@@ -84,7 +84,7 @@ class TaskType(base.TaskType):
                 raise base.not_trained(place, f"label {example.label!r}", self.labels)
 
     def features(self) -> dict[str, rows.Feature]:
-        """Returns {name: Feature} of the arrays of a row."""
+        """Returns {name: Feature} for the arrays in a row."""
         label = rows.Feature(np.float32 if self.config.regression else np.int32, "")
         return {**rows.FEATURES, "label": label, "label_weight": rows.Feature(np.float32, "")}
 
@@ -228,11 +228,13 @@ def check_texts(task: str, examples: Sequence[Example]) -> None:
         place = example.where or task
         if len(example.texts) != len(examples[0].texts):
             raise errors.UserError(
-                f"{place}: {len(example.texts)} texts, and the first line has "
+                f"{place}: the number of texts is {len(example.texts)}, but the first line has "
                 f"{len(examples[0].texts)}: every line must have the same number"
             )
         if len(example.texts) > 2:
-            raise errors.UserError(f"{place}: {len(example.texts)} texts: give one or two")
+            raise errors.UserError(
+                f"{place}: the number of texts is {len(example.texts)}; it must be 1 or 2"
+            )
 
 
 def in_order(labels: Iterable[str]) -> list[str]:

@@ -47,7 +47,7 @@ class Config:
 
     loss: str = "ranking"  # ranking: pairs that match; cosine: pairs with scores
     pooling: str = "mean"  # mean: average last hidden state of all tokens; cls: of the first
-    scale: float = 20.0  # ranking: factor of the cosines (inverse temperature)
+    scale: float = 20.0  # ranking: cosines are multiplied by this (inverse temperature)
     max_score: float = 5.0  # cosine: the highest score of a pair; 5 in STS-B
 
     def __post_init__(self):
@@ -100,8 +100,8 @@ class TaskType(base.TaskType):
             place, score, texts = example.where or self.task, example.label, len(example.texts)
             if texts != len(examples[0].texts) or (texts != 2 and score is not None):
                 raise errors.UserError(
-                    f"{place}: texts: {texts}; give only pairs, sentence1 and sentence2, or only "
-                    "single texts without scores"
+                    f"{place}: the number of texts is {texts}; all examples must be pairs "
+                    "(sentence1 and sentence2), or all must be single texts without scores"
                 )
             if score is None:
                 continue
@@ -114,7 +114,7 @@ class TaskType(base.TaskType):
                 )
 
     def features(self) -> dict[str, rows.Feature]:
-        """Returns {name: Feature} of the arrays of a row; the inputs are [N, L]."""
+        """Returns {name: Feature} for the arrays in a row; the inputs are [N, L]."""
         label = rows.Feature(np.float32 if self.config.loss == "cosine" else np.int32, "")
         return {**rows.FEATURES, "label": label, "label_weight": rows.Feature(np.float32, "")}
 

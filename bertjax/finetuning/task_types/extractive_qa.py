@@ -37,8 +37,8 @@ class Config:
     """Options of the windows and of the search for answers."""
 
     doc_stride: int = 128  # tokens from one window's start to the next; at most half a window
-    max_query_length: int = 64  # maximum tokens of a question; longer ones are truncated
-    max_answer_length: int = 30  # maximum tokens of an answer
+    max_query_length: int = 64  # maximum number of tokens in a question; longer ones are truncated
+    max_answer_length: int = 30  # maximum number of tokens in an answer
     n_best: int = 20  # how many answers a prediction lists, with probabilities
     impossible: bool = False  # questions may have no answer
     tune_threshold: bool = True  # choose the null_threshold with the best F1 on dev
@@ -80,7 +80,7 @@ class TaskType(base.TaskType):
                 )
 
     def features(self) -> dict[str, rows.Feature]:
-        """Returns {name: Feature} of the arrays of a row.
+        """Returns {name: Feature} for the arrays in a row.
 
         char_starts, char_stops: the characters of the context that a token covers; 0 and 0 for
         other tokens. first, last: 1 at the first and last token of the answer, or both 1 at the
@@ -198,7 +198,7 @@ class TaskType(base.TaskType):
         return result
 
     def asked(self, examples: Sequence[Example]) -> "TaskType":
-        """Returns the type; sets `impossible` if it is known that some examples have no answer.
+        """Returns the task type; sets `impossible` if some examples are known to have no answer.
 
         Does not change null_threshold.
         """
@@ -211,9 +211,9 @@ class TaskType(base.TaskType):
         predictions: Sequence[dict[str, Any]],
         outputs: Mapping[str, np.ndarray],
     ) -> "TaskType":
-        """Returns the type with the null threshold that has the best F1 on these questions (dev).
+        """Returns the task type with the null threshold that has the best F1 on `examples`.
 
-        Returns the type unchanged unless both `impossible` and `tune_threshold` are true.
+        Returns the task type unchanged unless both `impossible` and `tune_threshold` are true.
         """
         del outputs
         if not (self.config.impossible and self.config.tune_threshold):
@@ -228,7 +228,7 @@ class TaskType(base.TaskType):
 
     @property
     def question_length(self) -> int:
-        """The maximum tokens of a question."""
+        """The maximum number of tokens in a question."""
         return self.config.max_query_length
 
     def report_notes(self) -> list[str]:
@@ -263,7 +263,10 @@ def _contexts(tokenizer: tokenizer_lib.Tokenizer, examples: Sequence[Example]) -
 
 
 def _answer_tokens(example: Example, tokens: Tokens) -> tuple[int, int]:
-    """Returns the first answer's first and last token (indices); (-1, -1) if there is none."""
+    """Returns the indices of the first and last tokens of the first answer.
+
+    Returns (-1, -1) if there is no answer.
+    """
     if not example.answers:
         return -1, -1
     text, start = example.answers[0]

@@ -106,7 +106,7 @@ class TaskType(base.TaskType):
                     raise base.not_trained(place, f"label {name!r}", self.labels)
 
     def features(self) -> dict[str, rows.Feature]:
-        """Returns {name: Feature} of the arrays of a row; "label" is float32[C], 0 or 1."""
+        """Returns {name: Feature} for the arrays in a row; "label" is a multi-hot float32[C]."""
         label = rows.Feature(np.float32, "")
         return {**rows.FEATURES, "label": label, "label_weight": label}
 
@@ -204,8 +204,8 @@ class TaskType(base.TaskType):
     ) -> "TaskType":
         """Returns the task type with, for each label, the threshold of the best F1 on `examples`.
 
-        A label with fewer than RARE examples gets `config.threshold`. Returns the type unchanged if
-        `config.tune_thresholds` is false or the labels are unknown.
+        A label with fewer than RARE examples gets `config.threshold`. Returns the task type
+        unchanged if `config.tune_thresholds` is false or the labels are unknown.
         """
         known_N = np.array([example.label is not None for example in examples], bool)
         if not (self.config.tune_thresholds and known_N.any()):

@@ -50,7 +50,9 @@ class TaskType(base.TaskType):
         for example in examples:
             place, count = example.where or self.task, len(example.choices)
             if count < 2:
-                raise errors.UserError(f"{place}: {count} choices: give two or more")
+                raise errors.UserError(
+                    f"{place}: the number of choices is {count}; it must be 2 or more"
+                )
             if example.label is not None and not 0 <= example.label < count:
                 raise errors.UserError(
                     f"{place}: label {example.label} is not the number of a choice: give 0 to "
@@ -58,7 +60,7 @@ class TaskType(base.TaskType):
                 )
 
     def features(self) -> dict[str, rows.Feature]:
-        """Returns {name: Feature} of the arrays of a row; the inputs are [N, L]."""
+        """Returns {name: Feature} for the arrays in a row; the inputs are [N, L]."""
         return {
             **rows.FEATURES,
             "choice_mask": rows.Feature(np.int32, ""),

@@ -33,7 +33,7 @@ from bertjax.objectives.common import losses
 
 Example = examples_lib.Example  # any type; `text_forms` converts all but TextPair
 ANSWERS = ("write", "choose")
-ROWS = 32  # maximum rows of a batch that is scored
+ROWS = 32  # maximum number of rows in a batch that is scored
 SUMS = ("log_likelihood", "right", "tokens")  # over each target, from `outputs`
 
 
@@ -43,9 +43,9 @@ class Config:
 
     prefix: str = ""  # text in front of every source: "translate English to Spanish: "
     task: str = ""  # name in front of labelled sentences; GLUE names select T5's input format
-    max_target_length: int = 64  # maximum tokens of a target, including its end token
+    max_target_length: int = 64  # maximum number of tokens in a target, including its end token
     answer: str = "write"  # write: generate the target; choose: take the likeliest label
-    num_beams: int = 1  # beams of the search; 1: greedy
+    num_beams: int = 1  # number of beams in beam search; 1 means greedy decoding
     length_penalty: float = 1.0  # beams are ranked by score / length ** length_penalty
     separator: str = "\n"  # between a decoder's source and target; if it has no tokens: end of text
     reader: str = "encoder"  # what reads the source: encoder, causal, prefix; set from the model
@@ -78,15 +78,15 @@ class TaskType(base.TaskType):
     Config = Config
 
     def for_model(self, source: artifact.Artifact) -> "TaskType":
-        """Returns the type with the model's decoder_start_id (encoder-decoder) or reader (decoder).
+        """Returns the task type with one option set from the model.
 
-        A decoder keeps a reader that the config sets. If the config sets none, the model's
-        text_to_text task or its pretraining determines the reader. Raises UserError if an
-        encoder-decoder has another reader than "encoder".
+        For an encoder-decoder, it is decoder_start_id. For a decoder, it is the reader, unless the
+        config sets it; the reader follows from the model's text_to_text task or its pretraining.
+        Raises UserError if an encoder-decoder has a reader other than "encoder".
         """
         if plugins.family(source.family).KIND == "encoder_decoder":
             errors.check(self.config.reader == "encoder", "kind.reader", self.config.reader,
-                         f"'encoder': a {source.family} reads with its encoder")  # fmt: skip
+                         f"'encoder', because {source.family} models have one")  # fmt: skip
             start_id = source.fields.get("decoder_start_id", -1)
             return self._with(decoder_start_id=start_id)
         if self.config.reader != "encoder":
@@ -120,12 +120,12 @@ class TaskType(base.TaskType):
                 raise base.not_trained(example.where or self.task, f"label {label!r}", self.labels)
         if choosing and len(self.labels) < 2 and not isinstance(examples[0], examples_lib.Choice):
             raise errors.UserError(
-                f"{self.task}: config.kind.answer = 'choose' needs at least two labels, and there "
-                f"are {len(self.labels)}; use 'write'"
+                f"{self.task}: config.kind.answer = 'choose' needs at least two labels, but their "
+                f"number is {len(self.labels)}; use 'write'"
             )
 
     def features(self) -> dict[str, rows.Feature]:
-        """Returns {name: Feature} of the arrays of a row."""
+        """Returns {name: Feature} for the arrays in a row."""
         return text_rows.features(self.config.reader)
 
     def _encode(self, examples: Sequence[Example]) -> Encoded:
@@ -172,7 +172,7 @@ class TaskType(base.TaskType):
         return _sums(apply, batch)
 
     def predict_loop(self, model: pretrained.Pretrained, encoded: Encoded) -> dict[str, np.ndarray]:
-        """Returns the sums of `outputs` for all rows (0 without a target), and the predictions.
+        """Returns the sums of `outputs` for each row (0 if it has no target), and the predictions.
 
         With answer "write", the predictions are token_ids int32[R, T], with -1 after the end. With
         answer "choose", they are choices float32[R, C], the log-likelihoods of the choices.
@@ -208,7 +208,7 @@ class TaskType(base.TaskType):
     def decode(
         self, examples: Sequence[Example], encoded: rows.Encoded, outputs: dict[str, np.ndarray]
     ) -> list[dict[str, Any]]:
-        """Returns {"text"}; for sentences and choices also "label", None if the text is no label.
+        """Returns {"text"}; for sentences and choices also "label", None if `text` is not a label.
 
         With answer "choose", there are also "probabilities": {text: p}, best first. If the example
         has a target, "target_tokens" is its number of tokens, and "right_tokens" is how many of
@@ -271,7 +271,7 @@ class TaskType(base.TaskType):
     def _all_sums(
         self, model: pretrained.Pretrained, inputs: Sequence[text_rows.Row]
     ) -> dict[str, np.ndarray]:
-        """Returns the sums of `outputs` for all rows, 0 for rows without a target."""
+        """Returns the sums of `outputs` for each row; they are 0 for a row without a target."""
         if not any(row["loss_weights"].any() for row in inputs):
             return {name: np.zeros(len(inputs), np.float32) for name in SUMS}
         table = self.features()
@@ -323,7 +323,7 @@ class TaskType(base.TaskType):
 
     @classmethod
     def hf_max_length(cls, task: Mapping[str, Any], limit: int) -> int:
-        """Returns the maximum tokens of a source; a causal decoder leaves room for the target."""
+        """Returns the maximum length of a source; causal decoders reserve room for the target."""
         causal = task["config"]["reader"] == "causal"
         target_length = task["config"]["max_target_length"] if causal else 0
         return min(task["max_length"], limit) - target_length
@@ -343,8 +343,8 @@ class TaskType(base.TaskType):
         if model.task["config"]["reader"] != "prefix":
             return ""
         return (
-            f"this {model.family} reads a source in both directions (kind.reader = 'prefix'), but "
-            "transformers reads it from left to right"
+            f"this {model.family} model reads a source in both directions (kind.reader = 'prefix')"
+            ", but transformers reads it from left to right"
         )
 
 

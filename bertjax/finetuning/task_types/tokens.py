@@ -42,8 +42,8 @@ class Config:
 
     label_pieces: str = "first"  # pieces of a word that are trained: first, or all
     long_sentences: str = "windows"  # windows; or truncate: words beyond max_length are not read
-    overlap: int = 32  # maximum pieces that two windows share; at most half a window
-    repair: bool = False  # turn an I that continues no entity into a B
+    overlap: int = 32  # maximum number of pieces that two windows share; at most half a window
+    repair: bool = False  # change an I tag to B if it does not continue an entity
     encoding: str = "text"  # encode the whole text of a sentence (text), or each word alone (words)
 
     def __post_init__(self):
@@ -131,7 +131,7 @@ class TaskType(base.TaskType):
                     raise base.not_trained(example.where or self.task, label, self.labels)
 
     def features(self) -> dict[str, rows.Feature]:
-        """Returns {name: Feature} of the arrays of a row.
+        """Returns {name: Feature} for the arrays in a row.
 
         words: 1 + the index of the word whose tag this piece predicts; 0 if it predicts none.
         carried: how many words after that word have no piece of their own.
@@ -300,7 +300,10 @@ def windows(sizes: Sequence[int], room: int, overlap: int) -> Iterator[Window]:
 
 
 def spans(tags: Sequence[str]) -> list[Span]:
-    """Returns the entities. An I that continues no entity starts one, as in CoNLL's scorer."""
+    """Returns the entities.
+
+    An I tag that does not continue an entity starts a new one, as in CoNLL's scorer.
+    """
     entities: list[Span] = []
     for place, tag in enumerate(tags):
         if tag == OUTSIDE:

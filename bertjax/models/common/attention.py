@@ -25,9 +25,9 @@ class Attention(nn.Module):
     """Multi-head attention of x over itself, over a memory, or over a cache of earlier steps.
 
     use_bias: whether the four projections have biases. scale: factor by which the queries are
-    multiplied; None: head_dim ** -0.5. The module uses these fields of the config: hidden_size,
-    num_heads, head_dim, init_std, kernel_std, attention_dropout_rate, adapter_size, dtype,
-    attention and unroll_layers.
+    multiplied; None means head_dim ** -0.5. The module uses these fields of the config:
+    hidden_size, num_heads, head_dim, init_std, kernel_std, attention_dropout_rate, adapter_size,
+    dtype, attention and unroll_layers.
     """
 
     config: Any
@@ -69,10 +69,10 @@ class Attention(nn.Module):
         """Returns the output [B, L, D], or (output, new cache) if `cache` is given.
 
         mask: which keys each query may attend to. memory: the states [B, S, D] to attend to, or the
-        result of `keys_values` for them; None: self-attention. bias: added to the scores, see
+        result of `keys_values` for them; None means self-attention. bias: added to the scores, see
         `Bias`. If it is a function, it must not call Linen modules, because the backward pass runs
         it again. rotary: (cos, sin) of `positions.rotary_tables`, by which queries and keys are
-        rotated; None: no rotation.
+        rotated; None means no rotation.
         cache: {"key", "value"} [B, S, N, H] and "index" int32[]. This call's keys and values are
         written to the slots from the index on. Attention is over all S slots, so the mask must hide
         the empty slots.
@@ -111,7 +111,7 @@ class Attention(nn.Module):
         elif bias is not None or not (deterministic or self.dropout.rate == 0.0):
             raise errors.UserError(
                 f"config.attention = {kernel!r}: does not support an attention bias or attention "
-                "dropout; use xla"
+                "dropout; use 'xla'"
             )
         else:
             context_BLNH = kernels.attend(kernel, query_BLNH, key_BSNH, value_BSNH, mask)
@@ -133,8 +133,8 @@ def _attend(
 ) -> jax.Array:
     """Returns softmax(query key^T + bias) value, [B, L, N, H], with all scores in memory at once.
 
-    seed, rate: seed and rate of the dropout on the attention weights; seed None: no dropout.
-    bias_fn: a `Bias` that is a function; None: there is no such bias.
+    seed, rate: seed and rate of the dropout on the attention weights; if seed is None, there is no
+    dropout. bias_fn: a `Bias` that is a function, or None.
 
     Under `jax.checkpoint` the backward pass recomputes the scores (Korthikanti et al., arXiv
     2205.05198, section 5). This costs one more product, 1.6% of BERT base's FLOPs at length 512. It

@@ -36,15 +36,15 @@ class Layout(NamedTuple):
     The layers in brackets are optional.
 
     pooled: whether the head reads the pooler's output; if so, the model must have a pooler.
-    activation: the activation after the first of two dense layers, which keeps the width; "": the
+    activation: the activation after the first of two dense layers, which keeps the width; "" if the
         head has only one dense layer.
     norm: whether a norm follows the activation; if so, neither the norm nor the first dense layer
         has a bias.
-    first_rate, rate: dropout rates before the first and before the last dense layer; None:
+    first_rate, rate: dropout rates before the first and before the last dense layer; None means
         `config.dropout_rate`.
     use_bias: whether the last dense layer has a bias.
     starts_as: the pretraining head from which the first dense layer and the norm are initialized;
-        "": none.
+        "" if they are initialized randomly.
     """
 
     pooled: bool = False
@@ -86,7 +86,7 @@ def check_pooled(config: Any, *names: str) -> None:
     for name in names:
         if name in config.heads and "pooler" not in config.heads:
             raise errors.UserError(
-                f"config.model.heads = {config.heads!r}: {name} needs the head pooler"
+                f"config.model.heads = {config.heads!r}: '{name}' needs the head 'pooler'"
             )
 
 
@@ -165,9 +165,10 @@ class Pooler(nn.Module):
 class Downstream(nn.Module):
     """A fine-tuning head. Maps states [..., D] to float32 logits [..., C].
 
-    Its initial kernels have the standard deviation `config.init_std`, as in transformers. NOTE:
-    other kernels start with 0.88 times their configured value, because truncation reduces it, as in
-    BERT's own code. Fine-tuning heads learn more slowly if they start like that.
+    The standard deviation of its initial kernels is `config.init_std`, as in transformers. NOTE:
+    for other kernels it is only 0.88 times the configured value, because truncating the normal
+    distribution reduces it, as in BERT's own code. Fine-tuning heads learn more slowly with this
+    smaller value.
     """
 
     config: Any

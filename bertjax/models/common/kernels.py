@@ -49,7 +49,8 @@ def attend(
     """
     if sharding.splits("length"):
         raise errors.UserError(
-            f"config.attention = {name!r}: must be xla if the mesh has the axis sequence"
+            f"config.attention = {name!r}: must be 'xla' if the mesh axis 'sequence' is larger "
+            "than 1"
         )
     arrays = {"query": query_BLNH, "key": key_BSNH, "value": value_BSNH}
     function, mask_arrays = _KERNELS[name](mask, *query_BLNH.shape[:2], key_BSNH.shape[1])
@@ -67,7 +68,7 @@ def _splash(mask: masks.Mask, batch: int, num_queries: int, num_keys: int) -> tu
 
     if mask.prefix is not None or mask.start is not None:
         raise errors.UserError(
-            "config.attention = 'splash': does not support a prefix or a cache; use xla"
+            "config.attention = 'splash': does not support a prefix or a cache; use 'xla'"
         )
     query_block, key_block = _block_size(num_queries), _block_size(num_keys)
     sizes = splash_attention.BlockSizes(
@@ -186,15 +187,16 @@ def check(
     condition = f"with config.attention = {name!r}"
     rate = model.attention_dropout_rate
     errors.check(rate == 0.0, "model.attention_dropout_rate", rate,
-                 f"0.0 {condition}, which has no dropout; xla has it")  # fmt: skip
+                 f"0.0 {condition}, which has no dropout; 'xla' has it")  # fmt: skip
     if name == "splash":
         errors.check("prefix_mask" not in features, "attention", name,
-                     "xla for an objective with a prefix mask")  # fmt: skip
+                     "'xla' for an objective with a prefix mask")  # fmt: skip
         for key, length in lengths.items():
             errors.check(length % LENGTH_MULTIPLE == 0, key, length,
-                         f"a multiple of {LENGTH_MULTIPLE} {condition} (xla: any)")  # fmt: skip
+                         f"a multiple of {LENGTH_MULTIPLE} {condition} "
+                         "('xla' allows any)")  # fmt: skip
     else:
-        errors.check(dtype != "float32", "dtype", dtype, f"bfloat16 {condition}")
+        errors.check(dtype != "float32", "dtype", dtype, f"'bfloat16' {condition}")
         valid_width = model.head_dim % 8 == 0 and model.head_dim <= 128
         errors.check(valid_width, "model.num_heads", model.num_heads,
                      f"such that the width of heads is 8, 16, ... or 128 {condition}")  # fmt: skip
@@ -203,13 +205,13 @@ def check(
 def check_mesh(name: str, mesh: Any, platform: str | None = None) -> None:
     """Raises UserError if the devices do not support kernel `name`, or the mesh shards the length.
 
-    platform: the platform of the devices; None: the platform of the mesh's devices, so the mesh
-    must not be abstract.
+    platform: the platform of the devices; None means the platform of the mesh's devices, for which
+    the mesh must not be abstract.
     """
     if name == "xla":
         return
     target = platform or mesh.devices.flat[0].platform
     supported = ["xla", *(kernel for kernel, runs_on in _PLATFORMS.items() if runs_on == target)]
     errors.check(name in supported, "attention", name, f"{' or '.join(supported)} on a {target}")
-    errors.check(mesh.shape["sequence"] == 1, "attention", name, "xla if the mesh has the axis "
-                                                                 "sequence")
+    errors.check(mesh.shape["sequence"] == 1, "attention", name, "'xla' if the mesh axis "
+                                                                 "'sequence' is larger than 1")

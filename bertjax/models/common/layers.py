@@ -70,7 +70,7 @@ class Fields(Compute):
     """Base class of the families' Configs, with the fields that only fine-tuning sets.
 
     num_labels: size of the heads "classifier" and "token_classifier".
-    adapter_size: width of the adapters in every layer; 0: no adapters.
+    adapter_size: width of the adapters in every layer; 0 means no adapters.
     """
 
     num_labels: int = 0  # size of the heads classifier and token_classifier
@@ -136,7 +136,7 @@ class Dropout(nn.Module):
         return drop(x, self.rate, self.seed(deterministic))
 
     def seed(self, deterministic: bool) -> jax.Array | None:
-        """Returns the seed for this call's random bits; None: no dropout."""
+        """Returns the seed for this call's random bits; None if there is no dropout."""
         if deterministic or self.rate == 0.0:
             return None
         return jax.random.key_data(self.make_rng("dropout"))[0]  # key data are random bits
@@ -226,7 +226,7 @@ def dense(
 ) -> Dense:
     """Returns a `Dense` over the last `num_in` axes: float32 parameters, computed in config.dtype.
 
-    init_std: standard deviation of the initial kernel; None: `config.init_std`.
+    init_std: standard deviation of the initial kernel; None means `config.init_std`.
     """
     features = (features,) if isinstance(features, int) else features
     std = config.init_std if init_std is None else init_std
@@ -320,9 +320,9 @@ def stack(
     """Returns a module class that loops over `num_layers` layers, with stacked parameters.
 
     `layer.__call__` takes (carry, per_layer, *broadcast) and returns (carry, out). per_layer is
-    split along its first axis, one slice per layer (None: no such input). The `num_broadcast` other
-    inputs are the same for all layers. The values `out` of the layers are stacked along a new first
-    axis. shared: whether all layers share one set of parameters, which is then not stacked.
+    split along its first axis, one slice per layer, or is None. The `num_broadcast` other inputs
+    are the same for all layers. The values `out` of the layers are stacked along a new first axis.
+    shared: whether all layers share one set of parameters, which is then not stacked.
 
         stack(Layer, config, 12, 1)(config, deterministic, name="layers")(x, None, mask)
     """

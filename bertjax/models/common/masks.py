@@ -42,9 +42,10 @@ class Mask:
     keys: [B or 1, S]; where it is 0, the key is hidden from all queries.
     query_segments [B or 1, L], key_segments [B or 1, S]: a query sees only keys of its segment.
     causal: a query sees only keys at its place or before it. prefix: [B or 1, S]; where it is not
-    0, the key is exempt from `causal`. start: int32[], the place of the first query (None: 0).
-    window: a query sees only keys at most window / 2 places away (0: no limit). everywhere: bool[],
-    True disables the window; it is an array so that it can differ between the layers of one loop.
+    0, the key is exempt from `causal`. start: int32[], the place of the first query; None means 0.
+    window: a query sees only keys at most window / 2 places away; 0 means no limit. everywhere:
+    bool[], True disables the window; it is an array so that it can differ between the layers of one
+    loop.
     """
 
     keys: jax.Array | None = None
@@ -115,7 +116,7 @@ def segments(queries_BL: jax.Array, keys_BS: jax.Array) -> Mask:
 def causal(start: jax.Array | None = None) -> Mask:
     """Returns the mask in which each query attends to the keys at its place and before it.
 
-    start: int32[], the place of the first query; None: 0.
+    start: int32[], the place of the first query; None means 0.
     """
     return Mask(causal=True, start=start)
 

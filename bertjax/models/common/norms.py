@@ -18,7 +18,7 @@ def normalize(
 
     centred: True is layer norm (Ba et al., arXiv 1607.06450). False is RMSNorm (Zhang & Sennrich,
     arXiv 1910.07467): no mean is subtracted, and the mean square replaces the variance.
-    bias: None: no bias is added.
+    bias: if it is None, no bias is added.
     """
     return _forward(x, scale, bias, epsilon, centred)[0]
 

@@ -136,7 +136,7 @@ def _repeated_tensors(fields: dict[str, Any]) -> tuple[str, ...]:
     return ("lm_head.weight",) if tied_unscaled and "lm" in fields["heads"] else ()
 
 
-HF_MODEL_TYPES = ("t5", "mt5")  # values of model_type read as this family
+HF_MODEL_TYPES = ("t5", "mt5")  # model_type values that this family reads
 HF_CONFIG = {
     "model_type": "t5",
     "fields": {

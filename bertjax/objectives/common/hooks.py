@@ -41,8 +41,8 @@ class Hooks:
 
     FROZEN: names of the Config's fields that are paths of models which the loss uses but does not
         train. `loss` takes each model, bound to its parameters, as a keyword argument of that name.
-    SCORED_BY: the name of another objective that evaluates a model in place of this objective; "":
-        this objective evaluates it.
+    SCORED_BY: the name of another objective that evaluates a model in place of this objective; ""
+        if this objective evaluates it.
     PLAIN_TARGETS: whether the targets of an encoder-decoder are plain text without sentinels.
     fields_for(kind, heads): fields whose defaults depend on the kind and the heads of the model.
     check_family(config, family, kind): raises UserError if the fields do not fit the family.
@@ -51,10 +51,10 @@ class Hooks:
     check_frozen(config, name, vocab_size, length, fields): raises UserError if the frozen model
         `name` with the Config `fields` does not fit a model with that vocab_size on sequences of up
         to `length` tokens.
-    stand_in(name, fields): the model to plan with if the path of the frozen model `name` is not
-        set, for a model with the Config `fields`; None: the path must be set.
-    first_params(config, params, fields, frozen): {path: array} of the parameters to start with, for
-        a model with fresh `params` and the Config `fields`; None: start with `params`.
+    stand_in(name, fields): the model that `plan` assumes if the path of the frozen model `name` is
+        not set, for a model with the Config `fields`; None if the path must be set.
+    first_params(config, params, fields, frozen): the initial parameters, {path: array}, of a model
+        with fresh `params` and the Config `fields`; None if these are `params`.
     input_start(config, vocabulary): ids to put in front of every text that an encoder-decoder
         scores.
     """
