@@ -160,8 +160,8 @@ def train_and_evaluate(
             if stop.requested == "SIGINT":
                 raise errors.Interrupted
             raise errors.Preempted(
-                f"stopped on request: step {step} is saved in {workdir}; run the same command "
-                "again to resume"
+                f"stopped on request: saved step {step} in {workdir}; run the same command again "
+                "to resume"
             )
     return heldout
 

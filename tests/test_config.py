@@ -217,7 +217,7 @@ def test_a_group_of_keys_is_no_key():
         ({"model.heads": "('pooler', 'mlm')"}, "model.heads = ('pooler', 'mlm')", "'nsp'"),
         ({"model.heads": "('pooler', 'nsp')"}, "model.heads = ('pooler', 'nsp')", "'mlm'"),
         ({"objective.mask_rate": 1.5}, "objective.mask_rate", "between 0 and 1"),
-        ({"objective.pair": "sop"}, "needs the head 'sop', which bert does not", "with it: albert"),
+        ({"objective.pair": "sop"}, "'sop', which the family 'bert' does not", "have it: albert"),
         ({"objective.pair": "sos"}, "objective.pair = 'sos'", "nsp, sop, none"),
         ({"objective.name": "clm"}, "objective.name = 'clm'", "mlm"),
         ({"family": "bort"}, "family = 'bort'", "bert"),

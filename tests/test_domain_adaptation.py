@@ -134,7 +134,7 @@ def load_config(folder, source, **overrides):
 def test_a_run_with_a_new_vocabulary_starts_from_the_checkpoint(old_tokenizer, folder, tmp_path):
     source = make_source(old_tokenizer)
     artifact.write(source, tmp_path / "old")
-    message = r"prepared with another tokenizer.*config.init_vocabulary=shared_pieces$"
+    message = r"prepared with a tokenizer other than.*config.init_vocabulary=shared_pieces$"
     with pytest.raises(errors.UserError, match=message):
         train.train_and_evaluate(load_config(folder, tmp_path / "old"), tmp_path / "refused")
     conf = load_config(folder, tmp_path / "old", init_vocabulary="shared_pieces")

@@ -19,7 +19,7 @@ def test_a_file_to_write_needs_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in (None, "", "out.json", str(tmp_path / "out.json")):
         errors.file_to_write("json", path)
-    with pytest.raises(errors.UserError, match="its folder does not exist"):
+    with pytest.raises(errors.UserError, match="the parent folder does not exist"):
         errors.file_to_write("json", "no/out.json")
 
 

@@ -31,7 +31,7 @@ def test_every_objective_of_the_kind(tmp_path, family, objective):
     )
     load = lambda: config_lib.load(file, {"seed": "3", "objective.name": objective})  # noqa: E731
     if _lacks_a_head(family, objective):
-        message = rf"which {family} does not have; families with it: \w"
+        message = rf"which the family '{family}' does not have; families that have it: \w"
         with pytest.raises(errors.UserError, match=message):
             load()
         return

@@ -77,7 +77,7 @@ def test_a_signal_to_one_stops_both_and_another_mesh_goes_on(data, tmp_path, cap
     ends = _job(data, tmp_path / "run", "fsdp:2", steps=(0, ASKED))
     for i, (_, err, code) in enumerate(ends):
         assert code == errors.EXIT_RESTART, err
-        assert f"bertjax: process {i}: asked to stop: saved step " in err
+        assert f"bertjax: process {i}: stopped on request: saved step " in err
     (saved,) = {int(re.search(r"saved step (\d+)", err)[1]) for _, err, _ in ends}
     assert saved > ASKED and checkpoint.Reader(tmp_path / "run" / "checkpoints").steps() == [saved]
     assert "step 1/12" in ends[0][1] and "step 1/12" not in ends[1][1], "one voice"
@@ -96,7 +96,7 @@ def test_a_process_with_other_data_stops_both(data, tmp_path):
     ends = _job(data, tmp_path / "run", "data:-1", extra=extra)
     for i, (_, err, code) in enumerate(ends):
         assert code == errors.EXIT_BAD_INPUT, err
-        assert re.search(rf"bertjax: (error: )?process {i}: .*process 1 has another", err), err
+        assert re.search(rf"bertjax: (error: )?process {i}: .*process 1 and .* differ", err), err
     assert not (tmp_path / "run").exists()
 
 

@@ -157,7 +157,7 @@ def test_workdir_of_another_run_is_refused(data, uninterrupted, tmp_path):
     with pytest.raises(errors.UserError, match=r"another config: optimizer.learning_rate = 0.5"):
         train.train_and_evaluate(_config(data, optimizer__learning_rate=0.5), workdir)
     other = corpora.make(tmp_path, count=60)
-    with pytest.raises(errors.UserError, match=r"another tokenizer|other data"):
+    with pytest.raises(errors.UserError, match=r"a tokenizer other than|different data"):
         train.train_and_evaluate(_config(other), workdir)
 
 
@@ -236,7 +236,7 @@ def test_what_would_change_the_past_is_refused(data, uninterrupted):
         errors.UserError, match=r"in the workdir: 12\): would change.* schedule linear .*init_from="
     ):
         train.train_and_evaluate(_config(data, num_steps=20), workdir)
-    with pytest.raises(errors.UserError, match="step 12 is already saved; give 12 or more"):
+    with pytest.raises(errors.UserError, match="must be 12 or more, because step 12 is"):
         train.train_and_evaluate(_config(data, num_steps=8), workdir)
 
 

@@ -164,7 +164,7 @@ def test_a_pooler_that_the_class_does_not_read_is_left_out(tmp_path):
     ("change", "word"),
     [
         ({"heads": ("pooler", "mlm", "classifier")}, "pooler, mlm, classifier"),
-        ({"heads": ("pooler", "classifier", "span")}, "no class"),
+        ({"heads": ("pooler", "classifier", "span")}, "no bert class"),
         ({"adapter_size": 4}, "adapters"),
     ],
 )

@@ -108,7 +108,7 @@ def test_overlay_params(tmp_path):
     deeper = tiny_model.make(num_layers=3).params
     with pytest.raises(errors.UserError, match=r"encoder/layers.*\(2, .*\(3, "):
         loading.overlay_params(loading.load(tmp_path / "a"), "bert", deeper)
-    with pytest.raises(errors.UserError, match=r"a bert model.*albert"):
+    with pytest.raises(errors.UserError, match=r"the family bert, .*albert"):
         loading.overlay_params(loading.load(tmp_path / "a"), "albert", fresh)
 
 

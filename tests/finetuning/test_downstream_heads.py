@@ -251,7 +251,7 @@ def test_what_cannot_start_is_one_line(family, heads, fields, word):
 
 def test_a_classifier_without_its_pooler_is_refused():
     for family in ("bert", "spanbert", "albert"):
-        with pytest.raises(errors.UserError, match="needs the head pooler"):
+        with pytest.raises(errors.UserError, match="needs the head 'pooler'"):
             plugins.model(family, {"heads": ("classifier",), "num_labels": 2})
 
 

@@ -308,7 +308,7 @@ def test_warm_up_is_a_share_of_the_steps():
         ("learning_rates", (1e-5, float("inf")), "rates above 0"),
         ("mesh", "rows:2", "config.mesh = 'rows:2'"),
         ("head_rate_factor", 0.0, "config.head_rate_factor = 0.0: must be above 0"),
-        ("optimizer.schedule", "wsd", "wsd does not decay"),
+        ("optimizer.schedule", "wsd", "'wsd' does not decay"),
         ("strategy.rank", 0, "config.strategy.rank = 0: must be 1 or more"),
         ("kind.max_target_length", 0, "config.kind.max_target_length = 0"),
     ],
@@ -352,7 +352,7 @@ def test_unknown_flags_have_a_hint(capsys, word, hint):
 
 def test_a_key_of_another_strategy_is_named():
     values = {"strategy.rank": 3}
-    with pytest.raises(errors.UserError, match=r"rank is a key of the strategy lora, .* is full"):
+    with pytest.raises(errors.UserError, match=r"rank is a key of the strategy lora, .* full:"):
         recipe.make("sst2", None, {}, values)
     assert recipe.make("sst2", None, {}, {"strategy.name": "lora", **values}).strategy.rank == 3
 

@@ -47,7 +47,7 @@ def _squad(answer, start):
     ("task", "suffix", "files", "expected"),
     [
         ("classification", "tsv", {"train": "text1\tlabel\na dog\tyes\n"},
-         "train.tsv:2: no column 'sentence'; there are 'text1', 'label'"),
+         "train.tsv:2: has no column 'sentence'; its columns are 'text1', 'label'"),
         ("classification", "tsv", {"train": GOOD, "dev": "sentence\tlabel\na dog\tmaybe\n"},
          "dev.tsv:2: label 'maybe' is not one of the labels of the training data (no, yes)"),
         ("sst2", "tsv", {"train": GOOD},
@@ -55,9 +55,9 @@ def _squad(answer, start):
         ("classification", "tsv", {"train": GOOD + " \tyes\n"},
          "train.tsv:4: the text of 'sentence' is empty"),
         ("classification", "tsv", {"train": GOOD + "a dog\n"},
-         "train.tsv:4: cells: 1, but the header has 2"),
-        ("classification", "tsv", {"train": GOOD + "a dog\t\n"}, "train.tsv:4: no 'label'"),
-        ("classification", "tsv", {"train": GOOD + "a dog\t \n"}, "train.tsv:4: no 'label'"),
+         "train.tsv:4: the number of cells is 1, but the header has 2"),
+        ("classification", "tsv", {"train": GOOD + "a dog\t\n"}, "train.tsv:4: has no 'label'"),
+        ("classification", "tsv", {"train": GOOD + "a dog\t \n"}, "train.tsv:4: has no 'label'"),
         ("classification", "tsv", {"train": ""}, "train.tsv: the file is empty"),
         ("ner", "conll", {"train": "the B-A\ncat O\nsat I-A\n"},
          "train.conll:3: tag 'I-A' continues an entity that has not begun"),
@@ -65,7 +65,7 @@ def _squad(answer, start):
         ("squad", "json", {"train": _squad("cat", 4), "dev": _squad("dog", 4)},
          "dev.json question q1: the answer 'dog' is not in its context at character 4"),
         ("text_to_text", "jsonl", {"train": '{"source": "a dog", "target": "a cat"}\n'},
-         "is a bert, of the kind encoder"),
+         ", of the family bert, is of the kind encoder"),
     ],
 )  # fmt: skip
 def test_bad_data_is_one_line(finetune, task, suffix, files, expected):
@@ -92,9 +92,9 @@ def test_what_is_only_suspicious_is_warned_of_and_trained_on(finetune, tmp_path)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--config.attention=flash"], "config.attention = 'flash': must be xla or cudnn"),
-        (["--config.attention=splash"], "config.attention = 'splash': must be xla or cudnn"),
-        (["--config.attention=cudnn"], "config.attention = 'cudnn': must be xla on a cpu"),
+        (["--config.attention=flash"], "config.attention = 'flash': must be 'xla' or 'cudnn'"),
+        (["--config.attention=splash"], "config.attention = 'splash': must be 'xla' or 'cudnn'"),
+        (["--config.attention=cudnn"], "config.attention = 'cudnn': must be 'xla' on a cpu"),
         (["--output=gs://bucket/out"], "gs://bucket/out: is not a local folder"),
         (["--strategy=features", "--config.batch_size=3"], "config.batch_size = 3: must be"),
     ],

@@ -108,7 +108,7 @@ def test_damaged_rows_of_qqp_are_left_out_of_training_and_counted(tmp_path):
     skipped = collections.Counter()
     assert [e.id for e in _read("qqp", path, skipped=skipped)] == ["1"]
     assert skipped == {
-        "rows with another number of cells than the header": 1,
+        "rows with more or fewer cells than the header": 1,
         "rows with an empty text": 1,
     }
     with pytest.raises(errors.UserError, match=r"train\.tsv:3"):

@@ -43,7 +43,7 @@ def test_pairs_are_no_single_texts(root, tmp_path, capsys):
     run.finetune(config, tmp_path / "out")
     words = ["predict", f"--model={tmp_path / 'out'}", "--text=the cat sat"]
     assert command_line.main(words) == errors.EXIT_BAD_INPUT
-    said = "regression: a single text, but the model is trained on a pair of texts"
+    said = "regression: has a single text, but the model is trained on a pair of texts"
     assert said in capsys.readouterr().err
     assert command_line.main([*words, "--pair=a dog ran"]) == 0
 
@@ -154,7 +154,7 @@ def test_vectors_of_texts_that_match(root, tmp_path, capsys):
     with pytest.raises(errors.UserError, match="a prompt, which only `predict` inserts"):
         loaded.encode("the dog ran")
     loaded = bertjax.load(tmp_path / "out")
-    with pytest.raises(errors.UserError, match="give only pairs, sentence1 and sentence2, or"):
+    with pytest.raises(errors.UserError, match="all examples must be pairs"):
         loaded.predict(["the dog ran", ("the dog", "the cat")])
     (tmp_path / "test.txt").write_text("the dog ran\n")  # given vectors, and not scored
     config.data.test = str(tmp_path / "test.txt")
@@ -167,7 +167,7 @@ def test_vectors_of_texts_that_match(root, tmp_path, capsys):
 
 def test_a_wrong_family_is_named(root):
     config = recipe.make("translation", None, {}, {"model": str(root / "model")})
-    with pytest.raises(errors.UserError, match="of the kind encoder_decoder or decoder, and"):
+    with pytest.raises(errors.UserError, match="of the kind encoder_decoder or decoder, but"):
         job.make(config, loading.load(config.model), sharding.make_mesh())
 
 

@@ -99,7 +99,7 @@ def test_options_reach_the_decoding(gpt):
 
 def test_what_cannot_be_written_is_said(gpt, t5):
     bert = pretrained.Pretrained(tiny_model.make())
-    with pytest.raises(errors.UserError, match="a bert model cannot generate text"):
+    with pytest.raises(errors.UserError, match="this bert model cannot generate text"):
         bert.generate("the cat")
     with pytest.raises(errors.UserError, match="has 2 tokens and max_new_tokens is 63"):
         gpt.generate("cat cat", max_new_tokens=63)
@@ -167,7 +167,7 @@ def test_each_prompt_may_have_its_own_choices(gpt, t5):
 def test_choices_that_cannot_be_scored(gpt):
     with pytest.raises(errors.UserError, match="no choice may be empty"):
         prompting.choose(gpt, ["the cat"], ["sat", " "])
-    with pytest.raises(errors.UserError, match="2 prompts and 1 lists"):
+    with pytest.raises(errors.UserError, match=r"prompts, 2, differs from .* choice lists, 1: "):
         prompting.choose(gpt, ["the cat", "a dog"], [["sat"]])
     with pytest.raises(errors.UserError, match="lists of texts"):
         prompting.choose(gpt, "the cat", ["sat"])

@@ -175,7 +175,7 @@ def test_what_cannot_be_scored_is_said(bert):
             scoring.log_likelihoods(scored.make(family), [long])
     with pytest.raises(errors.UserError, match="has no head that scores text"):
         scoring.log_likelihoods(scored.make("bert", heads=("pooler",)), ["a"])
-    with pytest.raises(errors.UserError, match="a bert model cannot generate text"):
+    with pytest.raises(errors.UserError, match="this bert model cannot generate text"):
         scoring.log_likelihood_of_continuations(bert, ["a"], ["b"])
     with pytest.raises(errors.UserError, match="within_word needs a masked language model"):
         scoring.log_likelihoods(scored.make("gpt2"), ["a"], within_word=True)
@@ -265,7 +265,7 @@ def test_the_command(family, bert, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "not found; give BLiMP"),
+        (None, "not found; give a JSON lines file of BLiMP"),
         ("", "the file is empty"),
         ("\n\n", "contains no pairs"),
         ('\n{"uid": "\udcff"}', "blimp.jsonl:2: is not UTF-8"),

@@ -209,7 +209,7 @@ def test_a_mesh_that_splits_the_length_is_refused():
     params, x_BLD = _inputs()
     with (
         jax.set_mesh(meshes.of(1, 1, 1, 2)),
-        pytest.raises(errors.UserError, match="xla if the mesh has the axis sequence"),
+        pytest.raises(errors.UserError, match="'xla' if the mesh axis 'sequence' is larger"),
     ):
         _value_and_grad("splash", masks.Mask(), params, x_BLD, True)
 
@@ -223,7 +223,7 @@ def test_a_bias_or_dropout_is_refused_in_the_module_too(inputs):
     if "deterministic" in inputs:
         config = dataclasses.replace(config, attention_dropout_rate=0.1)
     module = attention.Attention(config, use_bias=False)
-    with pytest.raises(errors.UserError, match="attention bias or attention dropout; use xla"):
+    with pytest.raises(errors.UserError, match="attention bias or attention dropout; use 'xla'"):
         module.apply(
             {"params": params}, x_BLD, masks.Mask(), inputs.get("deterministic", True),
             bias=inputs.get("bias"), rngs={"dropout": jax.random.key(0)},
@@ -233,7 +233,7 @@ def test_a_bias_or_dropout_is_refused_in_the_module_too(inputs):
 @pytest.mark.parametrize("mask", [masks.prefix(_segments()), masks.causal(np.int32(3))])
 def test_a_mask_that_splash_does_not_have_is_refused(mask):
     query_BLNH = jnp.zeros((B, L, 2, 16))
-    with pytest.raises(errors.UserError, match="does not support a prefix or a cache; use xla"):
+    with pytest.raises(errors.UserError, match="does not support a prefix or a cache; use 'xla'"):
         kernels.attend("splash", query_BLNH, query_BLNH, query_BLNH, mask)
 
 

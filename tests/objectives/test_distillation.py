@@ -106,7 +106,7 @@ def _load_teacher(path, dataset, vocab_size):
     ("fields", "data", "message"),
     [
         ({}, tiny_model.tokenizer().fingerprint, None),
-        ({}, "another", "was prepared with another tokenizer than that of config.objective.teach"),
+        ({}, "another", "prepared with a tokenizer other than that of config.objective.teacher"),
         ({"heads": ("pooler",)}, tiny_model.tokenizer().fingerprint, "no masked language model he"),
         ({"vocab_size": 77}, tiny_model.tokenizer().fingerprint, "has a vocabulary of 77 pieces"),
     ],

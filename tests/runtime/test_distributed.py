@@ -118,7 +118,7 @@ def test_the_coordinator_listens_at_its_own_address(host, monkeypatch):
 def test_a_place_is_all_three_flags_or_none():
     assert distributed.place(None, None, None) is None
     assert distributed.place("10.0.0.2:8476", 4, 0) == distributed.Place("10.0.0.2:8476", 4, 0)
-    with pytest.raises(errors.UserError, match=r"^--num_processes and --process_id: must be given"):
+    with pytest.raises(errors.UserError, match=r"^--num_processes and --process_id: not set; a"):
         distributed.place("10.0.0.2:8476", None, None)
 
 
@@ -204,7 +204,7 @@ def test_a_process_with_other_data_is_named(monkeypatch):
 
     monkeypatch.setattr(distributed.jax, "process_count", lambda: 3)
     monkeypatch.setattr(distributed.multihost_utils, "process_allgather", gather)
-    with pytest.raises(errors.UserError, match=r"process 2 has another prepared data than process"):
+    with pytest.raises(errors.UserError, match=r"process 2 and process 0 differ in prepared data"):
         distributed.check_same({"prepared data": "abc"})
 
 

@@ -37,7 +37,7 @@ def test_a_bad_line_stops_everything_or_is_counted(tmp_path, corpus_path, tok_pa
     assert manifest["skipped"] == {"bad JSON lines": 1}
     documents = [manifest["splits"][split]["documents"] for split in ("train", "heldout")]
     assert sum(documents) == len(TEXTS) - 1
-    with pytest.raises(errors.UserError, match="prepared with on_error=skip, which skipped"):
+    with pytest.raises(errors.UserError, match="prepared with on_error=skip, so skipped input"):
         preparing.run(corpus_path, tok_path, out, workers=workers)
 
 

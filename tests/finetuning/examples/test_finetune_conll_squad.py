@@ -78,10 +78,10 @@ def test_other_tags_are_for_tasks_without_entities(tmp_path):
         (["a\tO", "b\tB-X", "c\tI-Y"], ":3: tag 'I-Y' continues an entity that has not begun"),
         (["a\tB-X", "b\tO", "c\tI-X"], ":3: tag 'I-X' continues"),
         (["a\tS-X", "b\tI-X"], ":2: tag 'I-X' continues"),
-        (["a\tO", "b"], ":2: columns: 1, but the lines above have 2"),
+        (["a\tO", "b"], ":2: the number of columns is 1, but the lines above have 2"),
         (["a\tO", "\tO"], ":2: the first column, the word, is empty"),
         (["a\tO", "b\t "], ":2: no tag beside 'b'"),
-        (["", ""], "a.conll: holds no sentence"),
+        (["", ""], "a.conll: contains no sentences"),
         ([], "a.conll: the file is empty"),
     ],
 )
@@ -94,7 +94,7 @@ def test_bad_conll_names_the_line(tmp_path, lines, expected):
 def test_words_alone_have_no_tags(tmp_path):
     (sentence,) = _words(tmp_path, "Ada", "spoke")
     assert sentence.tags is None
-    with pytest.raises(errors.UserError, match=r"a\.conll:1: no 'tags'; training"):
+    with pytest.raises(errors.UserError, match=r"a\.conll:1: has no 'tags'; train and dev need"):
         tasks.read(tasks.find("ner"), os.fspath(tmp_path / "a.conll"), "dev")
 
 
@@ -161,7 +161,7 @@ def test_questions_with_and_without_answers(tmp_path):
     bare = {"id": "q3", "question": "When?"}
     (third,) = _questions(tmp_path, bare, split="test")
     assert third.answers == () and not third.impossible
-    with pytest.raises(errors.UserError, match="question q3: no 'answers'; others in the file"):
+    with pytest.raises(errors.UserError, match="question q3: has no 'answers'; other examples"):
         _questions(tmp_path, _qa(), bare, split="test")
 
 
@@ -175,14 +175,14 @@ def test_questions_with_and_without_answers(tmp_path):
         ([_qa(text=" ", start=3)], "squad", "question q1: an answer is empty"),
         ([_qa(), _qa()], "squad", "question q1: the id occurs twice"),
         ([_qa(question=" ")], "squad", "question q1: the question is empty"),
-        ([_qa(answers=[])], "squad_v2", "question q1: no 'answers'; training"),
+        ([_qa(answers=[])], "squad_v2", "question q1: has no 'answers'; train"),
         ([_qa(answers=[], is_impossible=True)], "squad", "--task=squad_v2"),
         ([_qa(is_impossible=True)], "squad_v2", "question q1: is_impossible is true, but"),
         ([_qa(answers=[{"text": "Ada"}])], "squad", "question q1: no 'answer_start'"),
         ([_qa(start="0")], "squad", "question q1: 'answer_start' is not a JSON integer"),
-        ([{"id": "q1", "question": "Who?"}], "squad", "question q1: no 'answers'; training"),
+        ([{"id": "q1", "question": "Who?"}], "squad", "question q1: has no 'answers'; train"),
         ([{"question": "Who?"}], "squad", "article 0 paragraph 0: no 'id'"),
-        ([], "squad", "a.json: holds no question"),
+        ([], "squad", "a.json: contains no questions"),
     ],
 )  # fmt: skip
 def test_bad_questions_are_named(tmp_path, qas, task, expected):
@@ -262,10 +262,10 @@ def test_tags_do_not_matter_where_nothing_is_scored(tmp_path):
 def test_a_row_that_lacks_its_tag_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_text("Ada B-PER\nran\n")
     for scored in (True, False):
-        with pytest.raises(errors.UserError, match="columns: 1, but the lines above have 2"):
+        with pytest.raises(errors.UserError, match="columns is 1, but the lines above have 2"):
             tasks.read(tasks.find("ner"), str(tmp_path / "a.txt"), "test", scored=scored)
     (tmp_path / "a.txt").write_text("I ran.\nHe flew home\n")
-    with pytest.raises(errors.UserError, match="columns: 3, but the lines above have 2"):
+    with pytest.raises(errors.UserError, match="columns is 3, but the lines above have 2"):
         tasks.read(tasks.find("ner"), str(tmp_path / "a.txt"), "test")
 
 
@@ -275,6 +275,6 @@ def test_a_line_of_white_space_that_ends_no_sentence(tmp_path, line, scored):
     rows = ["Ada B-PER", "ran O"]
     rows.insert(line - 1, "\N{NO-BREAK SPACE}")
     (tmp_path / "a.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    said = {1: ":1: the first column, the word, is empty", 2: ":2: columns: 0, but the lines"}
+    said = {1: ":1: the first column, the word, is empty", 2: ":2: the number of columns is 0, but"}
     with pytest.raises(errors.UserError, match=said[line]):
         tasks.read(tasks.find("ner"), str(tmp_path / "a.txt"), "test", scored=scored)

@@ -55,7 +55,7 @@ def test_every_task_has_a_kind_that_takes_its_options(name):
 
 
 def test_tasks_are_found_by_name_or_refused_with_the_names():
-    said = r"--task=sst-2: did you mean sst2\? there are classification, .*, sst2"
+    said = r"--task=sst-2: did you mean sst2\? the tasks are classification, .*, sst2"
     with pytest.raises(errors.UserError, match=said):
         tasks.find("sst-2")
     with pytest.raises(errors.UserError, match="sst2:lm"):
@@ -156,7 +156,7 @@ def test_files_of_a_folder_by_their_stems(tmp_path):
         assert found == {"train": os.fspath(tmp_path / f"train-{version}.json")}
     with pytest.raises(errors.UserError, match=r"no train file of the task ner \(train\.conll"):
         tasks.files(tasks.find("ner"), os.fspath(_write(tmp_path / "x" / "a.tsv", "").parent))
-    with pytest.raises(errors.UserError, match=r"train\.jsonl: is a file; name it by --train="):
+    with pytest.raises(errors.UserError, match=r"train\.jsonl: is a file; give it as --train="):
         tasks.files(tasks.find("pair"), os.fspath(tmp_path / "train.jsonl"))
     with pytest.raises(errors.UserError, match="no such folder"):
         tasks.files(tasks.find("pair"), os.fspath(tmp_path / "nowhere"))
@@ -220,19 +220,19 @@ _ROW = '{"question": "Q?", "choices": ["A.", "B."], "label": %s}\n'
     ("task", "name", "content", "expected"),
     [
         ("classification", "a.tsv", b"", "a.tsv: the file is empty"),
-        ("classification", "a.tsv", "sentence\tlabel\n\n", "a.tsv: holds no row"),
-        ("classification", "a.tsv", "text1\tlabel\nA.\tx\n", "a.tsv:2: no column 'sentence'; there "
-         "are 'text1', 'label'"),
-        ("pair", "a.tsv", "sentence1\tlabel\nA.\tx\n", "a.tsv:2: no column 'sentence2'"),
-        ("classification", "a.tsv", "sentence\tlabel\nA.\tx\nB.\n", "a.tsv:3: cells: 1, but the "
-         "header has 2"),
+        ("classification", "a.tsv", "sentence\tlabel\n\n", "a.tsv: contains no rows"),
+        ("classification", "a.tsv", "text1\tlabel\nA.\tx\n", "a.tsv:2: has no column 'sentence'; "
+         "its columns are 'text1', 'label'"),
+        ("pair", "a.tsv", "sentence1\tlabel\nA.\tx\n", "a.tsv:2: has no column 'sentence2'"),
+        ("classification", "a.tsv", "sentence\tlabel\nA.\tx\nB.\n", "a.tsv:3: the number of cells "
+         "is 1, but the header has 2"),
         ("classification", "a.tsv", "sentence\tlabel\n\nB.\tx\n", "a.tsv:2: an empty line"),
         ("classification", "a.tsv", "sentence\tlabel\tlabel\n", "a.tsv:1: the header has column "
          "'label' twice"),
         ("classification", "a.tsv", "sentence\tlabel\nA.\tx\n \ty\n", "a.tsv:3: the text of "
          "'sentence' is empty"),
-        ("classification", "a.tsv", "sentence\nA.\n", "a.tsv:2: no 'label'"),
-        ("classification", "a.tsv", "sentence\tlabel\nA.\tx\nB.\t\n", "a.tsv:3: no 'label'"),
+        ("classification", "a.tsv", "sentence\nA.\n", "a.tsv:2: has no 'label'"),
+        ("classification", "a.tsv", "sentence\tlabel\nA.\tx\nB.\t\n", "a.tsv:3: has no 'label'"),
         ("classification", "a.tsv", b"sentence\tlabel\ncaf\xe9\tx\n", "a.tsv:2: is not UTF-8"),
         ("classification", "a.tsv", b"sentence\tlabel\nA\0.\tx\n", "a.tsv:2: contains a NUL"),
         ("classification", "a.csv", "sentence,label\n", "a.csv: .csv is not supported"),
@@ -243,11 +243,11 @@ _ROW = '{"question": "Q?", "choices": ["A.", "B."], "label": %s}\n'
         ("classification", "a.jsonl", "[1]\n", "a.jsonl:1: is a JSON list"),
         ("classification", "a.jsonl", '{"text": "A.", "text": "B."}\n', "'text' occurs twice"),
         ("classification", "a.tsv", "sentence\tlabel\rA.\tx\r", "end with a carriage return"),
-        ("classification", "a.jsonl", '{"sentence": ["A."], "label": 1}\n', "'sentence' is not a "
-         "text but list"),
+        ("classification", "a.jsonl", '{"sentence": ["A."], "label": 1}\n', "'sentence' must "
+         "be a string, not list"),
         ("classification", "a.jsonl", '{"sentence": "A.", "label": 0.5}\n', "a.jsonl:1: label 0.5"),
-        ("classification", "a.jsonl", '{"text": "A.", "stars": 1}\n', "a.jsonl:1: no 'label'; "
-         "there are 'text', 'stars'; training"),
+        ("classification", "a.jsonl", '{"text": "A.", "stars": 1}\n', "a.jsonl:1: has no "
+         "'label'; its columns are 'text', 'stars'; train and dev need labels; rename"),
         ("sst2", "a.tsv", "sentence\tlabel\nA.\t2\n", "a.tsv:2: label '2' is not a label of the "
          "task sst2 (negative, positive, 0, 1)"),
         ("stsb", "a.tsv", "sentence1\tsentence2\tscore\nA.\tB.\tnan\n", "a.tsv:2: label 'nan' is "
@@ -256,7 +256,7 @@ _ROW = '{"question": "Q?", "choices": ["A.", "B."], "label": %s}\n'
          "a.tsv:2: this task does not use the column 'score'; use --task=similarity"),
         ("translation", "a.jsonl", '{"source": "A.", "targets": ["B.", ""]}\n', "a.jsonl:1: the "
          "target must be a non-empty text"),
-        ("translation", "a.jsonl", '{"source": "A."}\n', "a.jsonl:1: no 'targets'"),
+        ("translation", "a.jsonl", '{"source": "A."}\n', "a.jsonl:1: has no 'targets'"),
         ("multiple_choice", "a.jsonl", _ROW % 2, "a.jsonl:1: label 2 is not the number of a choice,"
          " 0 to 1"),
         ("multiple_choice", "a.jsonl", _ROW % "true", "a.jsonl:1: label True"),
@@ -274,7 +274,7 @@ def test_bad_tables_name_file_and_line(tmp_path, task, name, content, expected):
 
 def test_other_files_have_labels_for_all_or_for_none(tmp_path):
     path = _write(tmp_path / "a.tsv", "sentence\tlabel\nA.\tx\nB.\t\n")
-    with pytest.raises(errors.UserError, match=r"a\.tsv:3: no 'label'; others in the file"):
+    with pytest.raises(errors.UserError, match=r"a\.tsv:3: has no 'label'; other examples in"):
         _read("classification", path, "test")
     path = _write(tmp_path / "b.tsv", "sentence\nA.\n")
     assert _bare(_read("classification", path, "test")) == [Sentence(("A.",))]

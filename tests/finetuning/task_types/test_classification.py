@@ -121,7 +121,7 @@ def test_labels_are_in_order():
     "config, line, says",
     [
         (CONFIG, ("a", "maybe"), "dev.tsv:3: label 'maybe' is not one of the labels of the "),
-        (CONFIG, ("a", "b", "no"), "dev.tsv:3: 2 texts, and the first line has 1"),
+        (CONFIG, ("a", "b", "no"), "dev.tsv:3: the number of texts is 2, but the first line has 1"),
         (NUMBERS, ("a", "no"), "dev.tsv:3: label 'no' is not a number"),
         (NUMBERS, ("a", float("nan")), "is not a number"),
     ],
@@ -320,7 +320,7 @@ def test_no_one_takes_an_empty_choice():
     "change, says",
     [
         ({"label": 2}, "a.jsonl:1: label 2 is not the number of a choice: give 0 to 1"),
-        ({"choices": ("one",)}, "a.jsonl:1: 1 choices: give two or more"),
+        ({"choices": ("one",)}, "a.jsonl:1: the number of choices is 1; it must be 2 or more"),
     ],
 )
 def test_bad_choices_are_named(change, says):

@@ -276,7 +276,7 @@ def test_pairs_with_scores_are_correlated():
 @pytest.mark.parametrize(
     "config, texts, label, says",
     [
-        (RANKING, ("a",), None, "train.tsv:3: texts: 1; give only pairs, sentence1 and sentence2"),
+        (RANKING, ("a",), None, "train.tsv:3: the number of texts is 1; all examples must be"),
         (COSINE, ("a", "b"), 6.0, "train.tsv:3: score 6.0 is not between 0 and config.kind.max_"),
         (COSINE, ("a", "b"), "yes", "train.tsv:3: score 'yes' is not between"),
         (RANKING, ("a", "b"), "0", "train.tsv:3: has the label '0', but .* needs matching pairs"),

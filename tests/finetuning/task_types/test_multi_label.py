@@ -63,7 +63,7 @@ def test_files_hold_several_labels_or_none(tmp_path, name, lines, labels):
     ("lines", "says"),
     [
         (["text\tlabels", "x\ta,,b"], "a.tsv:2: an empty label in 'a,,b'; commas"),
-        (["text\tother", "x\ta"], "a.tsv:2: no 'labels'; there are 'text', 'other'; training"),
+        (["text\tother", "x\ta"], "a.tsv:2: has no 'labels'; its columns are 'text', 'other'; "),
         (['{"text": "x", "labels": [1.5]}'], "a.jsonl:1: label 1.5 is neither a name nor"),
         (['{"text": "x", "labels": {"a": 1}}'], "a.jsonl:1: label .* is neither a name nor"),
     ],

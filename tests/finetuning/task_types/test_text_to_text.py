@@ -175,7 +175,7 @@ def test_bad_configs_and_labels():
     chooses = dataclasses.replace(CONFIG, answer="choose")
     assert of(CONFIG).label_names(PAIRS) == []
     assert of(chooses).label_names(PAIRS[:2]) == ["a dog", "the cat"]
-    with pytest.raises(errors.UserError, match="needs at least two labels, and there are 0"):
+    with pytest.raises(errors.UserError, match="needs at least two labels, but their number is 0"):
         of(chooses, task="squad").check([Question("q", "Who?", "Ada.")])
 
 
