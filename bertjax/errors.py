@@ -118,7 +118,7 @@ def did_you_mean(name: str, known_names: Iterable[str]) -> str:
 
 
 def several(names: Iterable[str], limit: int = 10) -> str:
-    """Returns the first `limit` names, separated by commas, and the number of further names."""
+    """Returns the first `limit` names, separated by commas, and the number of remaining names."""
     names = list(names)
     suffix = f" and {len(names) - limit:,} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + suffix

@@ -193,7 +193,7 @@ def objective(model: Artifact) -> tuple[Any, Any]:
         return module, module.Config(**fields)
     except TypeError as error:
         raise errors.UserError(
-            f"the model was trained with fields of the objective {name} that this version "
+            f"the model was trained with fields of the objective '{name}' that this version "
             f"does not have: {error}"
         ) from error
 

@@ -29,7 +29,7 @@ def _task(
     binary: tuple[str, str] | None = None,
     **fields: Any,
 ) -> task.Task:
-    """Returns a task. texts: see `readers.Columns`. fields: further fields of the task.
+    """Returns a task. texts: see `readers.Columns`. fields: other fields of the task.
 
     binary: the names of the labels that the files write as 0 and 1. TFDS uses the same names.
     """

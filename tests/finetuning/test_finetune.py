@@ -146,7 +146,7 @@ def test_predict_and_evaluate_by_command(root, done, capsys):
         (("--data=a.tsv", "--pair=b"), "--pair can only be used with --text,"),
         (("--text=a", "--context=b"), "--context can only be used with --question, --choice"),
         (("--text=a", "--output=b.jsonl"), "--output can only be used with --data"),
-        (("--data=a.tsv", "--output=none/b.jsonl"), "--output=none/b.jsonl: its folder"),
+        (("--data=a.tsv", "--output=none/b.jsonl"), "--output=none/b.jsonl: the parent folder"),
     ],
 )
 def test_predict_says_what_it_lacks(root, done, capsys, words, message):

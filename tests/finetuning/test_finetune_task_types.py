@@ -318,7 +318,7 @@ def test_a_suite_runs_what_it_lacks_and_reports_all(root, tmp_path, monkeypatch,
     assert "for example classification: glu/: no such folder" in capsys.readouterr().err
     file.write_text(SUITE.replace('Item("ner"', 'Item("nre"'))
     assert command_line.main(words) == 2
-    assert "--task=nre: did you mean rte? there are" in capsys.readouterr().err
+    assert "--task=nre: did you mean rte? the tasks are" in capsys.readouterr().err
 
 
 def test_items_of_a_suite_have_a_name_each(root, tmp_path):
