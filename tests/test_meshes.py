@@ -114,28 +114,15 @@ def _assert_equal_to_one_device(family, teacher, mesh, micro_batches):
         assert difference <= 1e-5 * np.linalg.norm(leaf) + 1e-7 * largest, path
 
 
-COUNTS = (1, 2, 4)
-
-
-@pytest.mark.parametrize(  # every mesh with two of the counts
-    ("mesh", "micro_batches"),
-    [(mesh, n) for i, mesh in enumerate(MESHES) for n in COUNTS if n != COUNTS[i % 3]],
-    ids=str,
+@pytest.mark.parametrize(
+    ("mesh", "micro_batches"), [*zip(MESHES, (2, 1, 4, 1, 4, 2), strict=True)], ids=str
 )
 def test_neither_mesh_nor_micro_batches_change_loss_and_gradients(mesh, micro_batches):
     _assert_equal_to_one_device("bert", "", mesh, micro_batches)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "micro_batches"), [*zip(MESHES[2:], (4, 2, 1, 2), strict=True)], ids=str
-)
-@pytest.mark.parametrize("family", ["albert", "t5"])
-def test_nor_do_they_for_albert_and_t5(family, mesh, micro_batches):
-    _assert_equal_to_one_device(family, "", mesh, micro_batches)
-
-
 @pytest.mark.parametrize(("mesh", "micro_batches"), [((2, 2, 2, 1), 2), ((1, 2, 2, 2), 1)])
-@pytest.mark.parametrize("family", sorted(set(tiny_runs.FAMILIES) - {"bert", "albert", "t5"}))
+@pytest.mark.parametrize("family", sorted(set(tiny_runs.FAMILIES) - {"bert"}))
 def test_nor_do_they_for_any_family(family, mesh, micro_batches, teacher):
     _assert_equal_to_one_device(family, teacher, mesh, micro_batches)
 

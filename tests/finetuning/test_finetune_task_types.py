@@ -261,9 +261,7 @@ def test_a_model_that_evaluates_stays_split(root):
     assert table.addressable_shards[0].data.size * 8 == table.size
 
 
-@pytest.mark.parametrize(
-    "name", ["layerwise", "partial", "bitfit", "lora", "prompts", "adapters"]
-)  # fmt: skip
+@pytest.mark.parametrize("name", ["layerwise", "lora", "prompts", "adapters"])
 def test_a_strategy_by_its_flag(root, tmp_path, name):
     out, scores = tmp_path / "out", tmp_path / "scores.json"
     keys = {"max_length": 40, "batch_size": 8, "num_epochs": 1}
