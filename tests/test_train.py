@@ -232,7 +232,7 @@ def test_continued_further_ends_bit_equal(data, tmp_path):
 def test_what_would_change_the_past_is_refused(data, uninterrupted):
     workdir, _, _ = uninterrupted
     with pytest.raises(
-        errors.UserError, match=r"in the workdir: 12\): would change.* schedule linear .*init_from="
+        errors.UserError, match=r"in the workdir: 12\): would change.* 'linear' .*init_from="
     ):
         train.train_and_evaluate(_config(data, num_steps=20), workdir)
     with pytest.raises(errors.UserError, match="must be 12 or more, because step 12 is"):
