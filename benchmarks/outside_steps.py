@@ -49,13 +49,14 @@ def training_batches(config_file: str, overrides: Mapping[str, str]) -> list[dic
     """
     from bertjax import config as config_lib
     from bertjax import experiment
+    from bertjax import phases as phases_lib
     from bertjax.data.prepared import store
 
     config = config_lib.load(config_file, overrides)
     dataset = store.open_dataset(config.data.path, "train")
     vocabulary = dataset.load_tokenizer().vocabulary()
     built = experiment.Experiment(config)
-    streams = [built.stream(dataset, vocabulary, phase) for phase in config_lib.phases(config)]
+    streams = [built.stream(dataset, vocabulary, phase) for phase in phases_lib.of(config)]
     return [stream.batch(number) for stream in streams for number in (0, 1, 2, 300)]
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
 from bertjax import metrics, sharding
+from bertjax import phases as phases_lib
 from bertjax.data.batches import loader
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers import vocabulary
@@ -88,7 +89,7 @@ class Layout:
         config.num_steps, config.optimizer.warmup_steps = 1_000, 10
         config.dtype = "float32"
         self.experiment = experiment_lib.Experiment(config)
-        self.phase = config_lib.phases(config)[0]
+        self.phase = phases_lib.of(config)[0]
         self.mesh = sharding.make_mesh(devices=jax.devices()[:1])
         self.data = data
         with jax.set_mesh(self.mesh):

@@ -25,7 +25,8 @@ import time
 
 import numpy as np
 
-from bertjax import __main__, config, experiment, run_log
+from bertjax import __main__, experiment, run_log
+from bertjax import phases as phases_lib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEVICES = 4
@@ -43,7 +44,7 @@ def worker(log: str, fate: str, step: int, argv: list[str]) -> int:
         batches = original(self, dataset, vocabulary, start, rows)
         with open(log, "a") as file:
             for number, batch in enumerate(batches, start):
-                phase = next(p for p in config.phases(self.config) if number < p.stop)
+                phase = next(p for p in phases_lib.of(self.config) if number < p.stop)
                 mine = np.arange(phase.batch_size)[rows(phase.batch_size)]
                 digests = {
                     int(row): hashlib.sha256(

@@ -77,6 +77,7 @@ def bertjax_steps(shape: Shape, dtype: str) -> tuple[dict, Callable[[], object]]
 
     from bertjax import config as config_lib
     from bertjax import experiment as experiment_lib
+    from bertjax import phases as phases_lib
     from bertjax import sharding
 
     config = config_lib.default("bert", shape.variant, "mlm")
@@ -87,7 +88,7 @@ def bertjax_steps(shape: Shape, dtype: str) -> tuple[dict, Callable[[], object]]
     with jax.set_mesh(mesh):
         state = jax.jit(experiment.init_state)(jax.random.key(0))
         batch = sharding.global_batch(mesh, shape.batch_size, make_batch(shape))
-        train_step = experiment.train_step(config_lib.phases(config)[0], mesh)
+        train_step = experiment.train_step(phases_lib.of(config)[0], mesh)
 
     def step():
         nonlocal state

@@ -17,7 +17,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bertjax import errors, optimizer, plugins, protocols, sharding
+from bertjax import errors, mixing, optimizer, phases, plugins, protocols, sharding
 from bertjax.models.common import kernels, layers
 from bertjax.objectives.common import hooks
 from bertjax.runtime import hardware
@@ -68,10 +68,13 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
     config.data.path = ""  # folder written by `bertjax prepare`
     config.data.heldout_path = ""  # folder to evaluate on; "": the held-out split of data.path
     config.data.length = 128  # tokens per sequence, including special tokens
+    config.data.sources = ConfigDict()  # instead of data.path: {NAME: {"path": ..., "weight": ...}}
+    config.data.size_exponent = 0.0  # a source's weight is multiplied by its tokens ** this
 
     config.batch_size = 256  # sequences per step, over all devices
     config.micro_batch_size = 0  # sequences per forward pass, over all devices; 0: batch_size
-    config.num_steps = 1_000_000  # steps of both phases together
+    config.num_steps = 1_000_000  # steps of all phases together
+    config.phases = ()  # dicts of keys that differ by phase, see bertjax/phases.py; (): one phase
     config.phase2 = ConfigDict()  # the last steps of the run, on longer sequences
     config.phase2.num_steps = 0  # steps in phase 2, the last ones of num_steps; 0: no phase 2
     config.phase2.length = 512  # tokens per sequence in phase 2
@@ -137,7 +140,9 @@ def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
 
     def update(config: ConfigDict, values: Mapping[str, Any]) -> None:
         for key, value in values.items():
-            if isinstance(value, Mapping):
+            if key == "sources":
+                config[key] = value
+            elif isinstance(value, Mapping):
                 update(config[key], value)
             else:
                 config[key] = tuple(value) if isinstance(value, list) else value
@@ -168,6 +173,9 @@ def smoke(config: ConfigDict) -> ConfigDict:
     config.optimizer.decay_steps = 4 if config.optimizer.schedule == "wsd" else 0
     if config.phase2.num_steps:
         config.phase2.update(num_steps=5, length=64, batch_size=16)
+    if config.phases:
+        config.phases = phases.shrunk(config.phases, num_steps=5, length=64, batch_size=16)
+        config.num_steps = 5 * len(config.phases)
     config.mesh = "data:-1"
     config.attention = "xla"  # kernels are for accelerators
     config.log_every = 5
@@ -244,7 +252,7 @@ def keys(config: ConfigDict, prefix: str = "") -> list[str]:
     """Returns all keys; nested ones as "a.b"."""
     names = []
     for name, value in config.items():
-        nested = isinstance(value, ConfigDict)
+        nested = isinstance(value, ConfigDict) and len(value) > 0
         names += keys(value, f"{prefix}{name}.") if nested else [prefix + name]
     return names
 
@@ -273,44 +281,11 @@ def _parse_value(key: str, text: str, kind: type) -> Any:
             value = float(value)
         if kind is int and type(value) is float and value.is_integer():
             value = int(value)  # so that 1e6 is an integer
-        if type(value) is kind:
+        if type(value) is kind or (kind is ConfigDict and type(value) is dict):
             return value
     except (ValueError, SyntaxError):
         pass
     raise errors.UserError(f"config.{key} = {text!r}: must be of type {kind.__name__}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Phase:
-    """Steps [start, stop) on batches of `batch_size` sequences of `length` tokens.
-
-    prefix: "phase2." for phase 2, as in config.phase2.batch_size; "" for phase 1.
-    """
-
-    start: int
-    stop: int
-    length: int
-    batch_size: int
-    prefix: str = ""
-
-
-def phases(config: ConfigDict) -> list[Phase]:
-    """Returns the one or two phases of a run, in order."""
-    border = config.num_steps - config.phase2.num_steps
-    first = Phase(0, border, config.data.length, config.batch_size)
-    phase2 = config.phase2
-    second = Phase(border, config.num_steps, phase2.length, phase2.batch_size, "phase2.")
-    return [phase for phase in (first, second) if phase.stop > phase.start]
-
-
-def forward_size(config: ConfigDict, phase: Phase) -> int:
-    """Returns the number of sequences in a forward pass, over all devices."""
-    return config.micro_batch_size or phase.batch_size
-
-
-def micro_batches(config: ConfigDict, batch_size: int) -> int:
-    """Returns the number of micro-batches in a step on `batch_size` sequences."""
-    return batch_size // config.micro_batch_size if config.micro_batch_size else 1
 
 
 def value_of(config: ConfigDict, key: str) -> Any:
@@ -339,6 +314,8 @@ def check_keys(config: ConfigDict) -> None:
     for key in keys(defaults):
         if key not in present and key.startswith("objective."):
             plugins.check_objective_keys(config)
+        if key == "data.sources" and "sources" in config.data:
+            continue  # its keys are the names of the user's sources
         errors.check(key in present, key, "absent", "set; the config file has deleted it")
         expected, value = value_of(defaults, key), value_of(config, key)
         int_for_float = type(expected) is float and type(value) is int
@@ -352,10 +329,30 @@ def validate(config: ConfigDict) -> None:
     Compiles nothing.
     """
     check_keys(config)
-    family = plugins.family(config.family)
-    model = family.Config(**config.model, attention=config.attention)  # raises for invalid fields
     plugins.objective_for(config.family, config.objective.name)
-    objective = plugins.objective_config(config)
+    _check_one_of(config, "init_vocabulary", ("same", "shared_pieces"))
+    if config.mesh != "auto":
+        sharding.parse_mesh(config.mesh)
+    hardware.parse_topology(config.topology)
+    _check_one_of(config, "dtype", ("auto", "float32", "bfloat16"))
+    _check_one_of(config, "remat", tuple(layers.REMAT_POLICIES))
+    _check(0 <= config.seed < 2**32, config, "seed", "between 0 and 2**32 - 1")
+    for key, (low, high) in BOUNDS.items():
+        _check(value_of(config, key) >= low, config, key, f"{low} or more")
+        _check(value_of(config, key) <= high, config, key, f"{high:,} or less")
+    _check(0 <= config.phase2.num_steps <= config.num_steps, config, "phase2.num_steps",
+           f"between 0 and config.num_steps = {config.num_steps}")  # fmt: skip
+    mixing.check_sources(config)
+    phases.validate(config)
+    for phase in phases.of(config):
+        _check_phase(config, phase)
+
+
+def _check_phase(config: ConfigDict, phase: phases.Phase) -> None:
+    """Raises UserError if a value of the phase is invalid."""
+    family, values = plugins.family(config.family), phase.config
+    model = family.Config(**values.model, attention=config.attention)  # raises for invalid fields
+    objective = plugins.objective_config(values)
     module = plugins.objective(config.objective.name)
     hooks.of(module).check_family(objective, config.family, family.KIND)
     for head in module.heads(objective):
@@ -368,25 +365,24 @@ def validate(config: ConfigDict) -> None:
             )
         _check(head in config.model.heads, config, "model.heads",
                f"a tuple with {head!r}, which '{config.objective.name}' needs")  # fmt: skip
-    _check_one_of(config, "init_vocabulary", ("same", "shared_pieces"))
-    optimizer.validate(config.optimizer, config.num_steps)
-    if config.mesh != "auto":
-        sharding.parse_mesh(config.mesh)
-    hardware.parse_topology(config.topology)
-    _check_one_of(config, "dtype", ("auto", "float32", "bfloat16"))
-    _check_one_of(config, "remat", tuple(layers.REMAT_POLICIES))
-    _check(0 <= config.seed < 2**32, config, "seed", "between 0 and 2**32 - 1")
-    for key, (low, high) in BOUNDS.items():
-        _check(value_of(config, key) >= low, config, key, f"{low} or more")
-        _check(value_of(config, key) <= high, config, key, f"{high:,} or less")
-    _check(0 <= config.phase2.num_steps <= config.num_steps, config, "phase2.num_steps",
-           f"between 0 and config.num_steps = {config.num_steps}")  # fmt: skip
-    for phase in phases(config):
-        key = "phase2.length" if phase.prefix else "data.length"
-        _check(8 <= phase.length <= model.max_length, config, key,
-               f"between 8 and config.model.max_length = {model.max_length}")  # fmt: skip
-        if config.micro_batch_size:
-            _check(config.micro_batch_size > 0 and phase.batch_size % config.micro_batch_size == 0,
-                   config, "micro_batch_size", f"a divisor of the batch size {phase.batch_size}")
-        features = module.features(objective, phase.length)
-        kernels.check(config.attention, model, config.dtype, {key: phase.length}, features)
+    length, size, key = phase.length, phase.batch_size, phase.place("data.length")
+    errors.check(8 <= length <= model.max_length, key, length,
+                 f"between 8 and config.model.max_length = {model.max_length}")  # fmt: skip
+    low, high = BOUNDS["batch_size"]
+    errors.check(low <= size <= high, phase.place("batch_size"), size, f"{low} to {high:,}")
+    if values.micro_batch_size:
+        errors.check(values.micro_batch_size > 0 and size % values.micro_batch_size == 0,
+                     phase.place("micro_batch_size"), values.micro_batch_size,
+                     f"a divisor of the batch size {size}")  # fmt: skip
+    features = module.features(objective, length)
+    kernels.check(config.attention, model, config.dtype, {key: length}, features)
+    if values.model != config.model:
+        shapes = [
+            plugins.abstract_params(plugins.model(config.family, c.model)) for c in (values, config)
+        ]
+        if shapes[0] != shapes[1]:
+            raise errors.UserError(
+                f"config.phases[{phase.number}]: its model keys change the model's parameters; a "
+                "phase can set only keys that leave them as they are, such as a RoPE theta"
+            )
+    mixing.check_weights(phase)

@@ -1,5 +1,6 @@
 """Builds the parts of a run from a config: model, objective, optimizer, steps and batches."""
 
+import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -9,10 +10,10 @@ import jax
 import ml_collections
 import numpy as np
 
-from bertjax import config as config_lib
-from bertjax import errors, evaluate, optimizer, plugins, sharding
+from bertjax import errors, evaluate, optimizer, plugins, sharding, training_data
+from bertjax import phases as phases_lib
 from bertjax import step as step_lib
-from bertjax.data.batches import loader
+from bertjax.data.batches import loader, mixture
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers.vocabulary import Vocabulary
 from bertjax.models.common import kernels, layers
@@ -37,17 +38,34 @@ class Experiment:
         frozen_models: Mapping[str, Any] = MappingProxyType({}),
         platform: str | None = None,
     ):
-        self.config = config
         self.frozen_models = frozen_models
-        compute = plugins.compute(config, platform)
+        self.schedule = phases_lib.schedule(config)
+        self.tx = optimizer.make(config.optimizer, config.num_steps, self.schedule)
+        self._platform = platform
+        self._bind(config)
+
+    def _bind(self, config: ml_collections.ConfigDict) -> None:
+        """Sets the parts that may differ between phases."""
+        self.config = config
+        compute = plugins.compute(config, self._platform)
         self.model = plugins.model(config.family, config.model, compute)
         self.objective = plugins.objective(config.objective.name)
         self.objective_config = plugins.objective_config(config)
         self.hooks = hooks.of(self.objective)
-        self.tx = optimizer.make(config.optimizer, config.num_steps)
-        self.schedule = optimizer.make_schedule(config.optimizer, config.num_steps)
         self.loss = functools.partial(self.objective.loss, self.objective_config)
         self.scales = self.objective.scales(self.objective_config)
+
+    def at(self, phase: phases_lib.Phase) -> "Experiment":
+        """Returns the experiment with the phase's values of model and objective.
+
+        The optimizer and the learning rate schedule are those of the whole run.
+        """
+        same_model = phase.config.model == self.config.model
+        if same_model and phase.config.objective == self.config.objective:
+            return self
+        part = copy.copy(self)
+        part._bind(phase.config)
+        return part
 
     def init_state(self, key: jax.Array) -> step_lib.TrainState:
         """Returns the state before the first step; a pure function of the key."""
@@ -67,17 +85,18 @@ class Experiment:
             shardings,
         )
 
-    def train_step(self, phase: config_lib.Phase, mesh: jax.sharding.Mesh) -> Callable:
+    def train_step(self, phase: phases_lib.Phase, mesh: jax.sharding.Mesh) -> Callable:
         """Returns the jitted train step for the batches of a phase; its input state is donated."""
-        normalizers = functools.partial(self.objective.normalizers, self.objective_config)
+        part = self.at(phase)
+        normalizers = functools.partial(part.objective.normalizers, part.objective_config)
         step_fn = step_lib.make_train_step(
-            self.model,
-            self.loss,
+            part.model,
+            part.loss,
             normalizers,
-            self.scales,
+            part.scales,
             self.tx,
             self.schedule,
-            config_lib.micro_batches(self.config, phase.batch_size),
+            phase.micro_batches,
             self.frozen_models,
         )
         # Fixes the shardings of the new state. Otherwise the compiler would shard some biases, and
@@ -113,41 +132,38 @@ class Experiment:
         return 3 * forward(self.model) + sum(map(forward, self.frozen_models.values()))
 
     def stream(
-        self, dataset: loader.Dataset, vocabulary: Vocabulary, phase: config_lib.Phase
-    ) -> loader.Stream:
+        self, dataset: loader.Dataset, vocabulary: Vocabulary, phase: phases_lib.Phase
+    ) -> mixture.Mixture:
         """Returns the stream of training batches of a phase; batch 0 is for its first step."""
-        sampling, transform = self.sampling(phase.length, vocabulary)
-        return loader.Stream(
-            dataset, sampling, transform, batch_size=phase.batch_size, seed=self.config.seed
-        )
+        return training_data.TrainingData(self, dataset, vocabulary).stream(phase)
 
     def train_batches(
-        self, dataset: loader.Dataset, vocabulary: Vocabulary, start: int, rows: Rows
+        self, data: training_data.TrainingData, start: int, rows: Rows
     ) -> Batches:
         """Yields the batch of each step from `start` to the end of the last phase.
 
         rows: selects this process's rows of a batch; the batch contains only these rows.
         """
-        for phase in config_lib.phases(self.config):
+        for phase in phases_lib.of(self.config):
             if start >= phase.stop:
                 continue
             yield from loader.train_batches(
-                self.stream(dataset, vocabulary, phase),
+                data.stream(phase),
                 max(start, phase.start) - phase.start,
                 phase.stop - phase.start,
                 rows(phase.batch_size),
             )
 
     def eval_batches(
-        self, dataset: loader.Dataset, vocabulary: Vocabulary, phase: config_lib.Phase, rows: Rows
+        self, dataset: loader.Dataset, vocabulary: Vocabulary, phase: phases_lib.Phase, rows: Rows
     ) -> Batches:
-        """Returns the held-out samples in batches of `config_lib.forward_size(config, phase)` rows.
+        """Returns the held-out samples in batches of `phase.forward_size` rows.
 
         rows: selects this process's rows of a batch; the batch contains only these rows. Every
         call returns the same samples in the same order.
         """
-        sampling, transform = self.sampling(phase.length, vocabulary)
-        size = config_lib.forward_size(self.config, phase)
+        sampling, transform = self.at(phase).sampling(phase.length, vocabulary)
+        size = phase.forward_size
         return loader.eval_batches(
             dataset,
             sampling,
@@ -164,7 +180,7 @@ class Experiment:
         Counts the tokens of one training epoch, but stops early if the epoch is long; see
         `evaluate.unigram_log_probs`.
         """
-        stream = self.stream(dataset, vocabulary, config_lib.phases(self.config)[-1])
+        stream = self.stream(dataset, vocabulary, phases_lib.of(self.config)[-1])
         batches = map(stream.batch, range(-(-stream.samples_per_epoch // stream.batch_size)))
         return evaluate.unigram_log_probs(batches, self.config.model.vocab_size)
 
@@ -176,18 +192,18 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: Any, platform: str | Non
     mesh's devices, for which the mesh must not be abstract.
     """
     shards, sequence_shards = sharding.batch_shards(mesh), mesh.shape["sequence"]
-    for phase in config_lib.phases(config):
-        size = config_lib.forward_size(config, phase)
+    for phase in phases_lib.of(config):
+        size = phase.forward_size
         if size % shards:
-            key = "micro_batch_size" if config.micro_batch_size else f"{phase.prefix}batch_size"
+            key = "micro_batch_size" if phase.config.micro_batch_size else "batch_size"
             raise errors.UserError(
-                f"config.{key} = {size}: must be a multiple of {shards}, the number of devices on "
-                "the mesh axes 'data' and 'fsdp' together"
+                f"config.{phase.place(key)} = {size}: must be a multiple of {shards}, the number "
+                "of devices on the mesh axes data x fsdp"
             )
         if phase.length % sequence_shards:
             raise errors.UserError(
-                f"config.{phase.prefix or 'data.'}length = {phase.length}: must be a multiple of "
-                f"{sequence_shards}, the number of devices on the mesh axis 'sequence'"
+                f"config.{phase.place('data.length')} = {phase.length}: must be a multiple of "
+                f"{sequence_shards}, the number of devices on the mesh axis sequence"
             )
     kernels.check_mesh(config.attention, mesh, platform)
     tensor = mesh.shape["tensor"]

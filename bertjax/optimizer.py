@@ -199,13 +199,17 @@ def _clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(optax.init_empty_state, update_fn)
 
 
-def make(config: Any, num_steps: int) -> optax.GradientTransformation:
+def make(
+    config: Any, num_steps: int, schedule: optax.Schedule | None = None
+) -> optax.GradientTransformation:
     """Returns the whole chain: clipping, moments, weight decay, LAMB's trust ratio, learning rate.
 
     adamw_rms is AdamW with each matrix's update multiplied by the RMS of the matrix, at least 1e-3.
     T5 v1.1 needs this with AdamW; adafactor does it by itself. LAMB (You et al., arXiv 1904.00962)
     multiplies by the ratio |matrix| / |update| instead, but, like the authors' code, not for biases
     and norms.
+
+    schedule: the learning rate; None: that of the config.
     """
     trust_ratio = optax.masked(by_matrix(optax.scale_by_trust_ratio()), decay_mask)
     return optax.chain(
@@ -213,5 +217,5 @@ def make(config: Any, num_steps: int) -> optax.GradientTransformation:
         _moment_scaling(config),
         optax.add_decayed_weights(config.weight_decay, decay_mask),
         trust_ratio if config.name == "lamb" else optax.identity(),
-        optax.scale_by_learning_rate(make_schedule(config, num_steps)),
+        optax.scale_by_learning_rate(schedule or make_schedule(config, num_steps)),
     )

@@ -107,8 +107,16 @@ def _losses(
     loss_title = LOSSES.get(name, "Loss")
     axes.set_title(f"{title}: {loss_title.lower()}" if title else loss_title)
     axes.set_ylabel("nats per predicted token")
+    for step in _phase_starts(metrics):
+        axes.axvline(step, color=GREY, linestyle=":", linewidth=1.0)
     axes.set_xlabel("step")
     axes.legend(loc="upper right")
+
+
+def _phase_starts(metrics: Sequence[Mapping[str, float]]) -> list[float]:
+    """Returns the steps after which the phase of the run changes."""
+    steps, numbers = _series(metrics, "phase")
+    return [float(steps[i]) for i in np.flatnonzero(np.diff(numbers))]
 
 
 def _accuracy(axes: Any, metrics: Sequence[Mapping[str, float]], name: str) -> None:

@@ -4,8 +4,8 @@ import os
 
 import jax
 
-from bertjax import config as config_lib
 from bertjax import experiment, progress, sharding
+from bertjax import phases as phases_lib
 from bertjax.artifact import artifact
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers.vocabulary import Vocabulary
@@ -23,7 +23,7 @@ def show(
     config, abstract_state = run.config, run.abstract_state(mesh)
     count = artifact.num_params(abstract_state.params, config.model.vocab_size)
     steps, epochs = [], 0.0
-    for phase in config_lib.phases(config):
+    for phase in phases_lib.of(config):
         num_steps = phase.stop - phase.start
         steps.append(f"{num_steps:,} of {phase.batch_size:,} sequences of {phase.length:,} tokens")
         samples = run.stream(data, vocabulary, phase).samples_per_epoch

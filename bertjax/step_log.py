@@ -41,17 +41,20 @@ class StepLog:
         max_bad_steps: int = 0,
         diverged: Callable[[int, int], None] = lambda step, in_row: None,
         on_loss: Callable[[float], None] = lambda loss: None,
+        more: Callable[[int], Mapping[str, float]] = lambda step: {},
     ):
         """Opens the logs of a run that starts or resumes at step `start`.
 
         scales: {loss term: factor} in the sum that is minimised. unlogged: the sums stored in the
         checkpoint from which the run resumes (key UNLOGGED). diverged: called with (step, number of
         non-finite steps in a row) once that number reaches `max_bad_steps`; never called if
-        `max_bad_steps` is 0. on_loss: called with the loss of each finite step.
+        `max_bad_steps` is 0. on_loss: called with the loss of each finite step. more: returns
+        further metrics of a step to log.
         """
         self._writers = run_log.Writers(workdir, start_step=start, num_steps=num_steps)
         self._num_steps, self._scales, self._log_every = num_steps, scales, log_every
         self._max_bad_steps, self._diverged, self._on_loss = max_bad_steps, diverged, on_loss
+        self._more = more
         self._sums: metrics.Terms = dict(unlogged)
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._synchronous = dispatch.one_at_a_time()
@@ -136,7 +139,7 @@ class StepLog:
         if number % self._log_every == 0:
             self._sums = {}
         seconds = self._seconds + time.perf_counter() - self._clock_start
-        line = {**prefixed("train", {"loss": loss, **values}), **other_metrics}
+        line = prefixed("train", {"loss": loss, **values}) | other_metrics | self._more(number)
         if self._tokens:
             line["tokens_per_second"] = self._tokens / seconds
             mfu = metrics.mfu(self._flops / seconds) if self._flops else None

@@ -22,6 +22,7 @@ from bertjax import (
     checkpoint,
     errors,
     evaluate,
+    mixing,
     plugins,
     profiler,
     progress,
@@ -29,24 +30,32 @@ from bertjax import (
     run_log,
     sharding,
     step_log,
+    training_data,
 )
 from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
+from bertjax import phases as phases_lib
 from bertjax import step as step_lib
 from bertjax import workdir as workdir_lib
 from bertjax.artifact import artifact, loading, vocabulary_transfer
-from bertjax.data.prepared import store
+from bertjax.data.prepared import sources, store
 from bertjax.objectives.common import hooks
 from bertjax.plan import auto
 from bertjax.runtime import distributed, signals
 
 
 def train_and_evaluate(
-    config: ml_collections.ConfigDict, workdir: str | os.PathLike, traced_steps: range = range(0)
+    config: ml_collections.ConfigDict,
+    workdir: str | os.PathLike,
+    traced_steps: range = range(0),
+    *,
+    branch_from: str | os.PathLike | None = None,
 ) -> dict[str, float]:
     """Trains until step `config.num_steps`; resumes from the newest checkpoint of `workdir` if any.
 
     traced_steps: the steps to trace with `profiler.StepTrace`, which writes to WORKDIR/profile.
+    branch_from: a checkpoint of another run, RUN/checkpoints/STEP, from which a new run starts; its
+    first STEP steps must be those that `config` would have computed.
 
     Returns the last held-out metrics. Raises UserError for errors that the user can fix. After a
     SIGTERM, saves the state and raises Preempted. After a first Ctrl-C, saves the state and raises
@@ -72,6 +81,9 @@ def train_and_evaluate(
     )
     shared_identity = workdir_lib.without_paths(identity)
     distributed.check_same({**shared_identity, "mesh": dict(mesh.shape)})
+    branch = None
+    if branch_from is not None and workdir_lib.saved_step(workdir) is None:
+        branch = workdir_lib.branch(branch_from, identity)
     workdir_lib.claim(workdir, identity, tokenizer.save)
     distributed.check_shared(epath.Path(workdir) / workdir_lib.CONFIG)
 
@@ -88,8 +100,13 @@ def train_and_evaluate(
         with stage(
             "initialising the state" if saved_step is None else f"restoring step {saved_step:,}"
         ):
-            state, meta = first_state(experiment, mesh, checkpoints, train_data, frozen)
+            if branch is None:
+                state, meta = first_state(experiment, mesh, checkpoints, train_data, frozen)
+            else:
+                state = branch_state(experiment, mesh, *branch)
+                meta = {}
         frozen_params = place_frozen(mesh, frozen)
+        data = training_data.TrainingData(experiment, train_data, vocabulary)
         start = int(state.step)
         if "saved_at" in meta:
             run_log.print_resumed(workdir, start, meta["saved_at"])
@@ -103,21 +120,24 @@ def train_and_evaluate(
                 unlogged=meta.get(step_log.UNLOGGED, {}),
                 max_bad_steps=config.max_bad_steps,
                 diverged=functools.partial(_raise_diverged, checkpoints),
+                more=data.metrics,
             )
         )
         trace = stack.enter_context(
             profiler.StepTrace(traced_steps, epath.Path(workdir) / profiler.FOLDER)
         )
-        eval_step = experiment.eval_step()
         with stage("computing the unigram baseline"):
             unigram = experiment.unigram(train_data, vocabulary)
-        batches = experiment.train_batches(train_data, vocabulary, start, rows)
-        phases = config_lib.phases(config)
+        batches = experiment.train_batches(data, start, rows)
+        phases = phases_lib.of(config)
+        parts = {phase: experiment.at(phase) for phase in phases}
         train_steps = {phase: experiment.train_step(phase, mesh) for phase in phases}
-        compiled: set[config_lib.Phase] = set()
+        eval_steps = {phase: part.eval_step() for phase, part in parts.items()}
+        compiled: set[phases_lib.Phase] = set()
 
         for step in range(start, config.num_steps + 1):
             phase = next((p for p in phases if step < p.stop), phases[-1])
+            trained_phase = next(p for p in phases if step <= p.stop)
             is_last = step == config.num_steps
             stop_requested = stop.reached(step)
             eval_due = is_last or (step > start and step % config.eval.every == 0)
@@ -127,19 +147,23 @@ def train_and_evaluate(
             with log.paused() if save_due else contextlib.nullcontext():
                 if eval_due:
                     log.note("evaluating")
-                    heldout_batches = experiment.eval_batches(heldout_data, vocabulary, phase, rows)
-                    heldout = evaluate.evaluate(
-                        eval_step, state.params, heldout_batches, mesh,
-                        config_lib.forward_size(config, phase), experiment.scales, unigram,
-                        frozen_params,
-                    )  # fmt: skip
+                    heldout = {
+                        name: evaluate.evaluate(
+                            eval_steps[trained_phase], state.params,
+                            experiment.eval_batches(dataset, vocabulary, trained_phase, rows),
+                            mesh, trained_phase.forward_size, experiment.scales, unigram,
+                            frozen_params,
+                        )
+                        for name, dataset in sources.by_name(heldout_data).items()
+                    }  # fmt: skip
+                    heldout = mixing.mean_scores(heldout, data.weights(trained_phase))
                     if step > start:  # a finished run that is restarted has logged this already
                         log.heldout(step, heldout)
                 if save_due:
                     meta = {**vars(identity), "step": step, "saved_at": time.time()}
                     meta[step_log.UNLOGGED] = log.unlogged()
                     # Losses at different lengths are not comparable: only the last phase is ranked.
-                    is_ranked = eval_due and phase == phases[-1]
+                    is_ranked = eval_due and trained_phase == phases[-1]
                     scores = step_log.prefixed("eval", heldout) if is_ranked else None
                     checkpoints.save(step, state, meta, scores)
             if is_last or stop_requested:
@@ -147,11 +171,13 @@ def train_and_evaluate(
             with trace.step(step + 1):
                 batch = sharding.global_batch(mesh, phase.batch_size, next(batches))
                 is_new = phase not in compiled
+                if step == phase.start and step and jax.process_index() == 0:
+                    errors.tell(phases_lib.described(phases, phase))
                 with stage("compiling the train step") if is_new else contextlib.nullcontext():
                     state, report = train_steps[phase](state, batch, frozen_params)
                 compiled.add(phase)
                 tokens = phase.batch_size * phase.length
-                flops = phase.batch_size * experiment.flops_per_sequence(phase.length)
+                flops = phase.batch_size * parts[phase].flops_per_sequence(phase.length)
                 log.step(step + 1, report, tokens, flops, timed=not is_new)
             trace.end(step + 1, report)
 
@@ -179,12 +205,15 @@ def make_mesh(config: ml_collections.ConfigDict) -> jax.sharding.Mesh:
     return sharding.make_mesh(mesh)
 
 
-def open_data(config: ml_collections.ConfigDict) -> tuple[store.Dataset, store.Dataset]:
+def open_data(config: ml_collections.ConfigDict) -> tuple[sources.Data, sources.Data]:
     """Returns the train split and the held-out split of the prepared data.
 
     Raises UserError if data.path is not set, if nothing is held out, or if the two splits were
     prepared with different tokenizers.
     """
+    if config.data.sources:
+        paths = mixing.paths(config)
+        return sources.open_split(paths, "train"), sources.open_split(paths, "heldout")
     if not config.data.path:
         raise errors.UserError(
             "config.data.path is not set: give --config.data.path=FOLDER, a folder written by "
@@ -246,7 +275,7 @@ def first_state(
     experiment: experiment_lib.Experiment,
     mesh: jax.sharding.Mesh,
     checkpoints: checkpoint.Checkpoints,
-    data: store.Dataset,
+    data: sources.Data,
     frozen: Mapping[str, artifact.Artifact],
 ) -> tuple[step_lib.TrainState, dict[str, Any]]:
     """Returns the newest checkpoint's state and its meta, or a fresh state and an empty meta.
@@ -292,6 +321,17 @@ def first_state(
                 params=jax.device_put(artifact.unflatten(initial), shardings.params)
             )
     return state, {}
+
+
+def branch_state(
+    experiment: experiment_lib.Experiment, mesh: jax.sharding.Mesh, run: epath.Path, step: int
+) -> step_lib.TrainState:
+    """Returns the state that the run in the workdir `run` saved at `step`."""
+    reader = checkpoint.Reader(run / workdir_lib.CHECKPOINTS)
+    try:
+        return reader.restore(experiment.abstract_state(mesh), step)[0]
+    finally:
+        reader.close()
 
 
 def _raise_diverged(checkpoints: checkpoint.Checkpoints, step: int, in_row: int) -> None:

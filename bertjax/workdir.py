@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 
 from bertjax import config as config_lib
 from bertjax import errors, optimizer, paths, plugins, schema
+from bertjax import phases as phases_lib
 from bertjax.objectives.common import hooks
 
 FORM = schema.Form("bertjax-workdir", 1)
@@ -31,7 +32,15 @@ METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 
 # Keys that configs of earlier versions lack, with the values that match their behaviour.
-_ADDED_DEFAULTS = {"model.num_labels": 0, "model.adapter_size": 0}
+_ADDED_DEFAULTS = {
+    "model.num_labels": 0, "model.adapter_size": 0, "phases": [], "data.size_exponent": 0.0,
+}  # fmt: skip
+# Keys that `_past` leaves out, because it compares what they lead to: rates, steps and sources.
+_COMPARED_OTHERWISE = (
+    "num_steps", "phases", "phase2", "data.sources", "optimizer.learning_rate",
+    "optimizer.schedule", "optimizer.warmup_steps", "optimizer.decay_steps",
+    "optimizer.decay_shape", "optimizer.start_rate", "optimizer.end_rate",
+)  # fmt: skip
 _PATH_KEYS = ("data.path", "data.heldout_path", "init_from")
 
 
@@ -102,9 +111,15 @@ def _frozen_paths(flat: Mapping[str, Any]) -> list[str]:
     return []
 
 
+def _other_paths(flat: Mapping[str, Any]) -> list[str]:
+    """Returns the config keys whose values are the paths of frozen models and of sources."""
+    of_sources = [k for k in flat if k.startswith("data.sources.") and k.endswith(".path")]
+    return _frozen_paths(flat) + of_sources
+
+
 def _differences(current: dict[str, Any], stored: dict[str, Any]) -> list[str]:
     current, stored = (_ADDED_DEFAULTS | _flat(config) for config in (current, stored))
-    keys = (*config_lib.FREE_KEYS, *_frozen_paths(current), *_frozen_paths(stored))
+    keys = (*config_lib.FREE_KEYS, *_other_paths(current), *_other_paths(stored))
 
     def is_free(key: str) -> bool:
         return any(key == k or key.startswith(f"{k}.") for k in keys)
@@ -124,7 +139,7 @@ def without_paths(identity: Identity) -> dict[str, Any]:
     included, and identify what is at these paths.
     """
     flat = _flat(identity.config)
-    path_keys = (*_PATH_KEYS, *_frozen_paths(flat))
+    path_keys = (*_PATH_KEYS, *_other_paths(flat))
     return {
         "config": {key: value for key, value in flat.items() if key not in path_keys},
         "tokenizer": identity.tokenizer_fingerprint,
@@ -147,17 +162,15 @@ def claim(path: str | os.PathLike, current: Identity, save_tokenizer: Any) -> No
 
     save_tokenizer: called with the folder to write the tokenizer's files to. Raises UserError if
     the folder has a checkpoint of a run with another config, tokenizer, data or frozen
-    model. A folder without a checkpoint may be reused by any run. A different `num_steps` is
-    allowed if the saved steps would have been the same.
+    model. A folder without a checkpoint may be reused by any run. `num_steps` and the phases may
+    differ, and sources may be added, if the saved steps would have been the same.
     """
     folder = paths.of(path)
     stored = read(path) if (folder / CONFIG).exists() else None
     if stored and saved_step(path) is not None:
         advice = "; give another --workdir, or restore the old values"
-        num_steps = current.config["num_steps"], stored.config["num_steps"]
-        extends = num_steps[0] != num_steps[1] and not _changes_saved_steps(path, current, stored)
-        accepted = stored.config | ({"num_steps": num_steps[0]} if extends else {})
-        differences = _differences(current.config, accepted)
+        accepted = _accepted(path, current, stored)
+        differences = _differences(current.config, accepted.config)
         if differences:
             raise errors.UserError(
                 f"{path}: belongs to a run with another config: {', '.join(differences)}{advice}"
@@ -167,7 +180,7 @@ def claim(path: str | os.PathLike, current: Identity, save_tokenizer: Any) -> No
                 f"{path}: belongs to a run with a tokenizer other than that of config.data.path = "
                 f"{current.config['data']['path']}{advice}"
             )
-        if stored.data_fingerprint != current.data_fingerprint:
+        if accepted.data_fingerprint != current.data_fingerprint:
             raise errors.UserError(
                 f"{path}: belongs to a run on different data from config.data.path = "
                 f"{current.config['data']['path']}{advice}"
@@ -175,14 +188,112 @@ def claim(path: str | os.PathLike, current: Identity, save_tokenizer: Any) -> No
         if stored.frozen_fingerprints != current.frozen_fingerprints:
             names = ", ".join(f"config.objective.{name}" for name in current.frozen_fingerprints)
             raise errors.UserError(f"{path}: belongs to a run with another {names}{advice}")
-        if extends and jax.process_index() == 0:
-            _write(folder, dataclasses.replace(stored, config=accepted))
+        if accepted != stored and jax.process_index() == 0:
+            _write(folder, accepted)
         return
     if jax.process_index() != 0:
         return
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(os.fspath(folder / TOKENIZER))
     _write(folder, current)
+
+
+def _accepted(path: str | os.PathLike, current: Identity, stored: Identity) -> Identity:
+    """Returns `stored` with those changes of `current` that leave the saved steps as they are."""
+    if current.config["phases"] or stored.config.get("phases"):  # absent in earlier versions
+        if current.config == stored.config:
+            return stored
+        step = saved_step(path) or 0
+        check_past(f"{path}: step {step} is saved", current, stored, step)
+        return dataclasses.replace(
+            stored, config=current.config, data_fingerprint=current.data_fingerprint
+        )
+    num_steps = current.config["num_steps"], stored.config["num_steps"]
+    if num_steps[0] == num_steps[1] or _changes_saved_steps(path, current, stored):
+        return stored
+    return dataclasses.replace(stored, config=stored.config | {"num_steps": num_steps[0]})
+
+
+def branch(path: str | os.PathLike, current: Identity) -> tuple[epath.Path, int]:
+    """Returns (workdir, step) of the checkpoint at `path`, from which the run `current` branches.
+
+    path: WORKDIR/checkpoints/STEP. Raises UserError if it is no such folder, or if `current` would
+    have computed another state at that step.
+    """
+    folder = paths.of(path)
+    run = folder.parent.parent
+    if folder.parent.name != CHECKPOINTS or not folder.name.isdecimal() or not folder.exists():
+        raise errors.UserError(
+            f"--branch_from={path}: is not a checkpoint; give WORKDIR/{CHECKPOINTS}/STEP"
+        )
+    stored, step = read(run), int(folder.name)
+    where = f"--branch_from={path}: is a checkpoint of another run"
+    if stored.tokenizer_fingerprint != current.tokenizer_fingerprint:
+        raise errors.UserError(f"{where}, with another tokenizer than that of config.data.path")
+    if step > current.config["num_steps"]:
+        raise errors.UserError(
+            f"--branch_from={path}: is past the last step of the new run, config.num_steps = "
+            f"{current.config['num_steps']}"
+        )
+    check_past(where, current, stored, step)
+    return run, step
+
+
+def check_past(where: str, current: Identity, stored: Identity, step: int) -> None:
+    """Raises UserError unless `current` would have computed the first `step` steps as `stored` did.
+
+    Compares the phases and the sources that were used up to `step`, and the learning rates.
+    where: the start of the error message.
+    """
+    advice = "; restore the old value, or use a new --workdir"
+    runs = current, stored
+    configs = [config_lib.from_dict(run.config) for run in runs]
+    pasts = [_past(run, config, step) for run, config in zip(runs, configs, strict=True)]
+    if len(pasts[0]) != len(pasts[1]):
+        raise errors.UserError(
+            f"{where}, and up to it the run had {len(pasts[1])} phases, not {len(pasts[0])}{advice}"
+        )
+    for number, (new, old) in enumerate(zip(*pasts, strict=True), 1):
+        for key in sorted(new | old):
+            if new.get(key) != old.get(key):
+                raise errors.UserError(
+                    f"{where}, and in phase {number}, which has begun, {key} = {new.get(key)!r} "
+                    f"(it was {old.get(key)!r}){advice}"
+                )
+    rates = [
+        np.asarray(jax.vmap(phases_lib.schedule(config))(np.arange(step)) if step else [])
+        for config in configs
+    ]
+    if not np.array_equal(*rates):
+        changed = int(np.flatnonzero(rates[0] != rates[1])[0])
+        raise errors.UserError(
+            f"{where}: the config would change the learning rate of step {changed}, which is "
+            f"already done{advice}"
+        )
+
+
+def _past(run: Identity, config: ConfigDict, step: int) -> list[dict[str, Any]]:
+    """Returns {key: value} of each phase up to `step`, with all keys that determined its steps."""
+    fingerprints = dict(part.rpartition("=")[::2] for part in run.data_fingerprint.split(","))
+    result = []
+    for phase in phases_lib.of(config):
+        if phase.start >= step and result:
+            break
+        flat = _flat(json.loads(json.dumps(phase.config.to_dict())))
+        skipped = (*config_lib.FREE_KEYS, *_frozen_paths(flat), *_COMPARED_OTHERWISE)
+        values = {
+            key: value
+            for key, value in flat.items()
+            if not any(key == name or key.startswith(f"{name}.") for name in skipped)
+        }
+        for name, source in phase.config.data.sources.items():
+            if source.weight:
+                values[f"data.sources.{name}.weight"] = source.weight
+                values[f"the text of data.sources.{name}"] = fingerprints[name]
+        if not phase.config.data.sources:
+            values["the text of data.path"] = run.data_fingerprint
+        result.append(values | {"steps": [phase.start, min(phase.stop, step)]})
+    return result
 
 
 def _changes_saved_steps(path: str | os.PathLike, current: Identity, stored: Identity) -> bool:
@@ -210,7 +321,7 @@ def _changes_saved_steps(path: str | os.PathLike, current: Identity, stored: Ide
         phases.append(
             [
                 (phase.start, min(phase.stop, saved), phase.length, phase.batch_size)
-                for phase in config_lib.phases(config)
+                for phase in phases_lib.of(config)
                 if phase.start < saved
             ]
         )

@@ -11,6 +11,7 @@ import pytest
 
 from bertjax import config as config_lib
 from bertjax import errors, experiment, plugins
+from bertjax import phases as phases_lib
 from bertjax.artifact import artifact, hf_config
 from bertjax.models.common import layers
 from bertjax.objectives import mlm
@@ -271,6 +272,6 @@ def test_every_family_has_a_mini(family):
 def test_text_can_be_sampled_at_every_length_of_a_config(path, arg):
     config = config_lib.load(f"{path}{arg}")
     of = experiment.Experiment(config)
-    for phase in config_lib.phases(config):
+    for phase in phases_lib.of(config):
         of.sampling(phase.length, tiny_runs.VOCABULARY)
         assert of.objective.features(of.objective_config, phase.length)

@@ -10,6 +10,7 @@ import pytest
 
 from bertjax import config as config_lib
 from bertjax import experiment, metrics, plugins, sharding
+from bertjax import phases as phases_lib
 from bertjax import step as step_lib
 from bertjax.models.common import layers
 from bertjax.objectives import mlm
@@ -197,7 +198,7 @@ class Run:
             return loss(apply, batch)
 
         self.experiment.loss = counted
-        self.function = self.experiment.train_step(config_lib.phases(config)[0], self.mesh)
+        self.function = self.experiment.train_step(phases_lib.of(config)[0], self.mesh)
         self.places = sharding.state_shardings(
             self.mesh, jax.eval_shape(self.experiment.init_state, jax.random.key(0))
         )

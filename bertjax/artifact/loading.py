@@ -12,6 +12,7 @@
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ from etils import epath
 
 from bertjax import checkpoint, errors, files, paths, plugins, schema, workdir
 from bertjax import config as config_lib
+from bertjax import phases as phases_lib
 from bertjax.artifact import artifact, huggingface, t5x
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
@@ -154,7 +156,7 @@ def frozen_artifacts(
     config: ml_collections.ConfigDict, dataset: store.Dataset
 ) -> dict[str, artifact.Artifact]:
     """Returns {name: model} for the frozen models in the objective's FROZEN, such as "teacher"."""
-    length = max(phase.length for phase in config_lib.phases(config))
+    length = max(phase.length for phase in phases_lib.of(config))
     objective = plugins.objective_config(config)
     objective_hooks = hooks.of(plugins.objective(config.objective.name))
     models = {}
@@ -217,10 +219,19 @@ def _checkpoints(folder: str | os.PathLike) -> Iterator[checkpoint.Reader]:
         reader.close()
 
 
+def _config_at(config: dict[str, Any], step: int) -> dict[str, Any]:
+    """Returns a run's config with the values of the phase in which `step` was trained."""
+    if not config.get("phases"):  # absent in configs of earlier versions
+        return config
+    phase = phases_lib.at_step(config_lib.from_dict(config), step)
+    return json.loads(json.dumps(phase.config.to_dict()))
+
+
 def _from_workdir(place: Place, with_params: bool) -> artifact.Artifact:
     run = epath.Path(place.folder)
     identity = workdir.read(run)
-    config = identity.config
+    saved_step = workdir.saved_step(run) if place.step is None else place.step
+    config = _config_at(identity.config, saved_step or 0)
     fields = artifact.model_fields(config["model"], run / workdir.CONFIG)
     tokenizer = tokenizer_lib.load(os.fspath(run / workdir.TOKENIZER))
     artifact.check_fingerprint(tokenizer, identity.tokenizer_fingerprint, run / workdir.TOKENIZER)

@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bertjax import config as config_lib
 from bertjax import errors, evaluate, plugins, progress, sharding
 from bertjax import experiment as experiment_lib
+from bertjax import phases as phases_lib
 from bertjax.artifact import artifact, loading
 from bertjax.data.prepared import store
 from bertjax.finetuning import predictor, tasks
@@ -152,7 +153,7 @@ def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, f
     experiment = experiment_lib.Experiment(config)
     mesh = sharding.make_mesh()
     experiment_lib.check_mesh(config, mesh)
-    phase = config_lib.phases(config)[-1]
+    phase = phases_lib.of(config)[-1]
     vocabulary = model.tokenizer.vocabulary()
     experiment_lib.check_vocabulary(config, vocabulary)
 
@@ -167,7 +168,7 @@ def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, f
                 jax.device_put(model.params, NamedSharding(mesh, PartitionSpec())),
                 progress.counted(batches, done),
                 mesh,
-                config_lib.forward_size(config, phase),
+                phase.forward_size,
                 experiment.scales,
                 unigram,
             )
@@ -233,7 +234,7 @@ def _config(model: artifact.Artifact, flags: argparse.Namespace):
                 )
         objective_hooks = hooks.of(plugins.objective(objective))
         config.objective.update(objective_hooks.fields_for(family.KIND, config.model.heads))
-    last_phase = config_lib.phases(config)[-1]
+    last_phase = phases_lib.of(config)[-1]
     config.phase2.num_steps = 0
     config.data.length = flags.length or min(last_phase.length, config.model.max_length)
     config.batch_size, config.micro_batch_size = flags.batch_size or 64, 0

@@ -39,6 +39,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="steps to trace with jax.profiler, written to WORKDIR/profile by process 0 only; a "
         "resumed run omits steps that ran before",
     )
+    parser.add_argument(
+        "--branch_from",
+        metavar="RUN/checkpoints/STEP",
+        help="start a new run from this checkpoint of another run, with its optimizer state and "
+        "position in the data; the config may differ in what comes after its step",
+    )
     job_flags.add(parser)
     config_help_lib.add_flag(parser)
 
@@ -57,7 +63,9 @@ def run(flags: argparse.Namespace) -> None:
         return f"run the same command again to resume from step {step or 0}"
 
     with job_flags.joined(flags, resume_advice):
-        heldout = train.train_and_evaluate(config, flags.workdir, traced_steps)
+        heldout = train.train_and_evaluate(
+            config, flags.workdir, traced_steps, branch_from=flags.branch_from
+        )
         if jax.process_index() == 0:
             samples = int(heldout.pop("samples"))
             print(f"step {config.num_steps} in {flags.workdir}, on {samples:,} held-out samples")

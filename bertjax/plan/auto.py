@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import jax
 import ml_collections
 
-from bertjax import config as config_lib
+from bertjax import phases as phases_lib
 from bertjax.plan import memory
 from bertjax.runtime import hardware
 
@@ -18,7 +18,7 @@ def meshes(config: ml_collections.ConfigDict, num_devices: int) -> Iterator[dict
     In a valid mesh, `data` * `fsdp` divides the batch size of every forward pass, and `tensor`
     divides the number of heads and is at most MAX_TENSOR. `sequence` is always 1.
     """
-    batches = [config_lib.forward_size(config, phase) for phase in config_lib.phases(config)]
+    batches = [phase.forward_size for phase in phases_lib.of(config)]
     for tensor in _divisors(num_devices):
         rows = num_devices // tensor
         if tensor > MAX_TENSOR or config.model.num_heads % tensor or any(n % rows for n in batches):

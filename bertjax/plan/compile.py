@@ -25,6 +25,7 @@ from jax.experimental import topologies
 from bertjax import config as config_lib
 from bertjax import errors, sharding
 from bertjax import experiment as experiment_lib
+from bertjax import phases as phases_lib
 from bertjax.plan import abstract, cost
 from bertjax.runtime import hardware
 
@@ -155,7 +156,7 @@ def _compile_request(request: dict[str, Any]) -> dict[str, Any]:
     mesh = sharding.make_mesh(config.mesh, devices)
     experiment_lib.check_mesh(config, mesh)
     experiment = abstract.experiment(config, "tpu")
-    phase = config_lib.phases(config)[request["phase"]]
+    phase = phases_lib.of(config)[request["phase"]]
     start = time.perf_counter()
     with jax.set_mesh(mesh):
         arguments = step_arguments(experiment, phase, mesh)
@@ -181,7 +182,7 @@ def _compile_request(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def step_arguments(
-    experiment: experiment_lib.Experiment, phase: config_lib.Phase, mesh: jax.sharding.Mesh
+    experiment: experiment_lib.Experiment, phase: phases_lib.Phase, mesh: jax.sharding.Mesh
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Returns (state, batch, parameters of frozen models) as shapes, sharded as in training."""
     batch_sharding = sharding.batch_sharding(mesh)

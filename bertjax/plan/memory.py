@@ -20,8 +20,8 @@ from typing import Any
 import jax
 import ml_collections
 
-from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
+from bertjax import phases as phases_lib
 from bertjax import sharding
 from bertjax.models.common import layers
 from bertjax.plan import abstract
@@ -89,8 +89,8 @@ def on_mesh(
     platform: the jax platform of the devices: tpu, gpu or cpu.
     """
     state = state_bytes(experiment_on(config, platform), mesh_sizes)
-    phases = config_lib.phases(config)
-    num_copies = 2 if any(config_lib.micro_batches(config, p.batch_size) > 1 for p in phases) else 1
+    phases = phases_lib.of(config)
+    num_copies = 2 if any(p.micro_batches > 1 for p in phases) else 1
     activations, workspace = max(
         (
             activation_bytes(config, phase, mesh_sizes, platform),
@@ -113,6 +113,7 @@ def experiment_on(config: ml_collections.ConfigDict, platform: str) -> experimen
     base = config.copy_and_resolve_references()
     base.update(mesh="auto", batch_size=1, micro_batch_size=0, attention="xla")
     base.phase2.batch_size = 1
+    base.phases, base.data.sources = (), {}
     return _experiment(ml_collections.FrozenConfigDict(base), platform)
 
 
@@ -158,19 +159,19 @@ def _shard_bytes(leaf: jax.ShapeDtypeStruct, leaf_sharding: jax.sharding.Shardin
 
 def activation_bytes(
     config: ml_collections.ConfigDict,
-    phase: config_lib.Phase,
+    phase: phases_lib.Phase,
     mesh_sizes: Mapping[str, int],
     platform: str = "tpu",
 ) -> int:
     """Returns the bytes per device that the forward pass of a micro-batch saves."""
-    experiment, rows = experiment_on(config, platform), _device_rows(config, phase, mesh_sizes)
+    experiment, rows = experiment_on(phase.config, platform), _device_rows(phase, mesh_sizes)
     residuals = _residuals(experiment, phase.length)
     return round(sum(_device_bytes(experiment, leaf, rows, mesh_sizes) for leaf in residuals))
 
 
 def _workspace_bytes(
     config: ml_collections.ConfigDict,
-    phase: config_lib.Phase,
+    phase: phases_lib.Phase,
     mesh_sizes: Mapping[str, int],
     platform: str,
 ) -> int:
@@ -179,9 +180,9 @@ def _workspace_bytes(
     The bytes of a layer are those of all arrays that it would save without remat. With attention
     "xla" they include its attention scores, which are never saved (`models.common.attention`).
     """
-    no_remat = config.copy_and_resolve_references()
+    no_remat = phase.config.copy_and_resolve_references()
     no_remat.remat = "none"
-    experiment, rows = experiment_on(no_remat, platform), _device_rows(config, phase, mesh_sizes)
+    experiment, rows = experiment_on(no_remat, platform), _device_rows(phase, mesh_sizes)
     layer, largest = 0.0, 0.0
     if config.attention == "xla":
         heads = max(_field_sizes(experiment, "num_heads")) / mesh_sizes["tensor"]
@@ -197,11 +198,9 @@ def _workspace_bytes(
     return round(layer + largest)
 
 
-def _device_rows(
-    config: ml_collections.ConfigDict, phase: config_lib.Phase, mesh_sizes: Mapping[str, int]
-) -> int:
+def _device_rows(phase: phases_lib.Phase, mesh_sizes: Mapping[str, int]) -> int:
     shards = mesh_sizes["data"] * mesh_sizes["fsdp"]
-    return -(-config_lib.forward_size(config, phase) // shards)
+    return -(-phase.forward_size // shards)
 
 
 @functools.lru_cache(maxsize=64)

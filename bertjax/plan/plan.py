@@ -13,9 +13,9 @@ import functools
 import jax
 import ml_collections
 
-from bertjax import config as config_lib
 from bertjax import errors, plugins, sharding
 from bertjax import experiment as experiment_lib
+from bertjax import phases as phases_lib
 from bertjax.plan import abstract, auto, compile, memory, roofline
 from bertjax.runtime import hardware
 
@@ -31,7 +31,7 @@ class PhasePlan:
     this is set and the step fits in memory; otherwise it is estimated.
     """
 
-    phase: config_lib.Phase
+    phase: phases_lib.Phase
     model_flops: int
     work: roofline.Work
     roofline: roofline.Roofline
@@ -143,7 +143,7 @@ def make(
         memory=memory.estimate(config, sizes, topology),
         phases=tuple(
             _phase(config, number, sizes, topology, use_compiler)
-            for number in range(len(config_lib.phases(config)))
+            for number in range(len(phases_lib.of(config)))
         ),
         notes=tuple(_notes(config, topology, use_compiler)),
     )
@@ -156,8 +156,8 @@ def _phase(
     topology: hardware.Topology,
     use_compiler: bool,
 ) -> PhasePlan:
-    phase = config_lib.phases(config)[number]
-    experiment = memory.experiment_on(config, topology.chip.platform)
+    phase = phases_lib.of(config)[number]
+    experiment = memory.experiment_on(phase.config, topology.chip.platform)
     model_flops = phase.batch_size * experiment.flops_per_sequence(phase.length)
     work = roofline.work(config, phase, sizes, topology)
     compiled = None

@@ -195,7 +195,11 @@ def to_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
 def _phase_json(phase: PhasePlan) -> dict[str, Any]:
     compiled = phase.compiled
     return {
-        **dataclasses.asdict(phase.phase),
+        "start": phase.phase.start,
+        "stop": phase.phase.stop,
+        "length": phase.phase.length,
+        "batch_size": phase.phase.batch_size,
+        "prefix": "phase2." * phase.phase.place("batch_size").startswith("phase2."),
         "model_flops": phase.model_flops,
         "flops_ratio": phase.flops_ratio,
         "device": dataclasses.asdict(phase.work),

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 import ml_collections
 
-from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
+from bertjax import phases as phases_lib
 from bertjax.plan import memory
 from bertjax.runtime import hardware
 
@@ -109,7 +109,7 @@ class Work:
 
 def work(
     config: ml_collections.ConfigDict,
-    phase: config_lib.Phase,
+    phase: phases_lib.Phase,
     mesh_sizes: Mapping[str, int],
     topology: hardware.Topology,
 ) -> Work:
@@ -129,10 +129,10 @@ def work(
             backward pass.
         sequence: keys and values are gathered, and their gradients are reduce-scattered.
     """
-    experiment = memory.experiment_on(config, topology.chip.platform)
+    experiment = memory.experiment_on(phase.config, topology.chip.platform)
     sizes = {axis: mesh_sizes[axis] for axis in ("data", "fsdp", "tensor", "sequence")}
     devices = math.prod(sizes.values())
-    micro_batches = config_lib.micro_batches(config, phase.batch_size)
+    micro_batches = phase.micro_batches
     state = memory.state_bytes(experiment, sizes)
     width = 4 if experiment.model.config.dtype == "float32" else 2
     model_flops = phase.batch_size * experiment.flops_per_sequence(phase.length) / devices

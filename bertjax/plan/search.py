@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import ml_collections
 
-from bertjax import config as config_lib
 from bertjax import errors
+from bertjax import phases as phases_lib
 from bertjax.models.common import layers
 from bertjax.plan import auto, compile
 from bertjax.plan import plan as plan_lib
@@ -51,7 +51,7 @@ def variants(
     Micro-batch sizes divide the batches of all phases. Meshes are those of `auto.meshes`, except
     that an fsdp size that is not a power of two is yielded only if the size of data is 1.
     """
-    batch_sizes = [phase.batch_size for phase in config_lib.phases(config)]
+    batch_sizes = [phase.batch_size for phase in phases_lib.of(config)]
     for remat in layers.REMAT_POLICIES:
         for micro_batch_size in _micro_batch_sizes(batch_sizes):
             base = config.copy_and_resolve_references()

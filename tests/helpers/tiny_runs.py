@@ -19,6 +19,7 @@ import numpy as np
 
 from bertjax import config as config_lib
 from bertjax import experiment, plugins, sharding, train
+from bertjax import phases as phases_lib
 from bertjax import step as step_lib
 from bertjax.artifact import artifact, loading
 from bertjax.data.batches import loader
@@ -106,7 +107,7 @@ class Run:
         frozen = loading.frozen_artifacts(config, DATA)
         self.experiment = experiment.Experiment(config, train.frozen_models(config, frozen))
         self.frozen = train.place_frozen(self.mesh, frozen)
-        self.phase = config_lib.phases(config)[0]
+        self.phase = phases_lib.of(config)[0]
         self.vocab_rows = plugins.layers.padded_vocab_size(VOCAB_SIZE)
 
     @functools.cached_property

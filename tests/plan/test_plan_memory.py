@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from bertjax import config, experiment, plugins, sharding
+from bertjax import phases as phases_lib
 from bertjax.plan import memory
 from bertjax.runtime import hardware
 from tests.helpers import meshes
@@ -30,7 +31,7 @@ def _sizes(*shape):
 
 
 def _kept(conf, *shape):
-    return memory.activation_bytes(conf, config.phases(conf)[0], _sizes(*shape))
+    return memory.activation_bytes(conf, phases_lib.of(conf)[0], _sizes(*shape))
 
 
 @pytest.mark.parametrize(("family", "optimizer"), [("bert", "adamw"), ("t5", "adafactor")])

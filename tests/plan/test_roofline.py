@@ -3,6 +3,7 @@
 import pytest
 
 from bertjax import config, experiment, sharding
+from bertjax import phases as phases_lib
 from bertjax.plan import memory, roofline
 from bertjax.runtime import hardware
 
@@ -35,7 +36,7 @@ def _config(**overrides):
 
 def _work(conf, mesh, topology=V5E):
     sizes = sharding.mesh_sizes(mesh, topology.num_devices)
-    return roofline.work(conf, config.phases(conf)[0], sizes, topology)
+    return roofline.work(conf, phases_lib.of(conf)[0], sizes, topology)
 
 
 def _gradients(conf):

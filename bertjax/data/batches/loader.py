@@ -138,19 +138,27 @@ class Stream:
         Raises:
           UserError: a record cannot be read.
         """
-        position = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)[rows]
-        epoch, index = np.divmod(position, self.samples_per_epoch)
-        w = np.searchsorted(self._starts, index, side="right") - 1
-        number = epoch * len(self._windows) + w  # window number, counted across epochs
+        positions = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)[rows]
+        samples, keys = self.samples(positions)
+        return self._transform(samples, RowRandom(keys))
+
+    def samples(self, positions: np.ndarray) -> tuple[Batch, np.ndarray]:
+        """Returns (samples at `positions` before the transform, keys of their random numbers).
+
+        positions: int64[B]; sample p is the (p % N)-th of epoch p // N. Thread safe.
+        """
+        epochs, indices = np.divmod(positions, self.samples_per_epoch)
+        w = np.searchsorted(self._starts, indices, side="right") - 1
+        numbers = epochs * len(self._windows) + w  # window numbers, counted across epochs
         parts = []
-        for n in np.unique(number):
-            member = np.flatnonzero(number == n)
-            window, table = self._read_ahead.get(int(n))
+        for number in np.unique(numbers):
+            member = np.flatnonzero(numbers == number)
+            window, table = self._read_ahead.get(int(number))
             # If the table has fewer samples than are used of the window, it is repeated.
-            sample = (index - self._starts[w])[member] % len(table)
+            sample = (indices - self._starts[w])[member] % len(table)
             parts.append((member, self._sampling.assemble(window, table[sample])))
-        batch = parts[0][1] if len(parts) == 1 else _merge(parts, len(position))
-        return self._transform(batch, RowRandom(row_keys(self._seed, epoch, index)))
+        batch = parts[0][1] if len(parts) == 1 else merge(parts, len(positions))
+        return batch, row_keys(self._seed, epochs, indices)
 
 
 def train_batches(
@@ -248,7 +256,7 @@ class _ReadAhead:
         return self._futures[number]
 
 
-def _merge(parts: list[tuple[np.ndarray, Batch]], rows: int) -> Batch:
+def merge(parts: list[tuple[np.ndarray, Batch]], rows: int) -> Batch:
     """Merges parts into one batch of `rows` rows.
 
     A part is a pair: the indices of its rows in the merged batch, and a batch of these rows.
