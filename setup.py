@@ -31,6 +31,7 @@ setup(
         "ml-collections>=1.1",
         "etils[epath]>=1.9",
         "numpy>=2.0",
+        "pyarrow>=17",
         "tensorboardX>=2.6",
         "matplotlib>=3.9",
         "tqdm>=4.66",

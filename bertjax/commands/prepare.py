@@ -1,10 +1,13 @@
 """Tokenize text into sharded token records, once and in parallel.
 
-Reads text files, JSON lines (both also .gz, .zst), ArrayRecord, TFDS and `builtin`, the English
-text of this Python installation. After an interruption or a kill, the same command resumes.
+Reads text files, JSON lines, CSV and TSV (all also .gz, .zst), Parquet, ArrayRecord, TFDS and
+`builtin`, the English text of this Python installation. After an interruption or a kill, the same
+command resumes.
 
 Example:
     bertjax prepare --input='corpus/*.jsonl' --tokenizer=tok/ --output=prepared/
+    bertjax prepare --input='wiki/*.parquet' --text_template='{title}\\n{text}' --tokenizer=tok/ \\
+        --output=prepared/
     bertjax prepare --input='buch/*.txt' --language=de --tokenizer=tok/ --output=prepared/
 """
 
@@ -17,7 +20,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bertjax import progress
-from bertjax.data.corpus import languages, reader, sentences
+from bertjax.data.corpus import languages, reader, sentences, templates
 from bertjax.data.prepared import prepare, store
 
 PLAIN_EVERY = 10  # seconds between progress lines if stderr is not a terminal
@@ -65,8 +68,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--text_field",
-        default="text",
-        help="JSON or TFDS field with the text; default: %(default)s",
+        default=templates.DEFAULT_FIELD,
+        help="field (JSON, TFDS) or column (Parquet, CSV, TSV) with the text; default: %(default)s",
+    )
+    parser.add_argument(
+        "--text_template",
+        type=templates.unescaped,
+        default="",
+        help="several fields or columns with text between them, such as '{title}\\n{text}', where "
+        "\\n is a line break; a null is empty text",
     )
     parser.add_argument(
         "--text_split",
@@ -74,6 +84,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default="file",
         help="plain text: each file is a document, or blank lines separate documents; "
         "default: %(default)s",
+    )
+    parser.add_argument(
+        "--shard_by",
+        choices=prepare.SHARD_BY,
+        default="size",
+        help="size: a shard comes from about 16 MiB of the input; file: from one file, so that the "
+        "same documents in other formats give the same shards; default: %(default)s",
     )
     parser.add_argument(
         "--on_error",
@@ -96,8 +113,10 @@ def run(flags: argparse.Namespace) -> None:
         language=flags.language,
         heldout_fraction=flags.heldout_fraction,
         text_field=flags.text_field,
+        text_template=flags.text_template,
         text_split=flags.text_split,
         on_error=flags.on_error,
+        shard_by=flags.shard_by,
         on_begin=functools.partial(_header, flags),
         on_progress=bar,
     )

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from etils import epath
 
 from bertjax import errors, paths
-from bertjax.data.corpus import reader
+from bertjax.data.corpus import reader, templates
 from bertjax.data.tokenizers import tokenizer
 
 # More text hardly changes the pieces. sentencepiece (unigram) holds several copies of the text.
@@ -39,7 +39,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
          help="whether to lowercase; default: true for wordpiece (strips accents too), else false")
     flag("--format", default="auto", choices=("auto", *reader.FILE_FORMATS),
          help="format of the files; auto: by their names; default: %(default)s")
-    flag("--text_field", default="text", help="JSON field with the text; default: %(default)s")
+    flag("--text_field", default=templates.DEFAULT_FIELD,
+         help="field (JSON, TFDS) or column (Parquet, CSV, TSV) with the text; default: "
+              "%(default)s")
+    flag("--text_template", type=templates.unescaped, default="",
+         help="several fields or columns with text between them, such as '{title}\\n{text}', where "
+              "\\n is a line break; a null is empty text")
     flag("--text_split", default="file", choices=reader.TEXT_SPLITS,
          help="plain text: each file is a document, or blank lines separate documents; "
               "default: %(default)s")
@@ -91,7 +96,12 @@ def _train(flags: argparse.Namespace) -> tuple[tokenizer.Tokenizer, str]:
         raise errors.UserError(f"--vocab_size={flags.vocab_size}: must be 1 or more")
     skipped: collections.Counter[str] = collections.Counter()
     sources = reader.find(
-        flags.input, format=flags.format, on_error=flags.on_error, skipped=skipped
+        flags.input,
+        format=flags.format,
+        text_field=flags.text_field,
+        text_template=flags.text_template,
+        on_error=flags.on_error,
+        skipped=skipped,
     )
     sample = Sample(sources, flags, skipped)
     size = min(sum(source.size for source in sources), sample.limit)
@@ -156,6 +166,7 @@ class Sample:
         documents = reader.documents(
             unit,
             text_field=self._flags.text_field,
+            text_template=self._flags.text_template,
             text_split=self._flags.text_split,
             on_error=self._flags.on_error,
             skipped=self._skipped,

@@ -16,7 +16,8 @@ _UNPACK = "unpack it and give the files inside"
 _RENAME = "rename it to end in {suffix}, as in data.jsonl{suffix}"
 # (first bytes, the format's name, what to do)
 _FORMATS = (
-    (b"PAR1", "Parquet", _PANDAS.format(reader="read_parquet")),
+    (b"PAR1", "Parquet", "name it with the suffix .parquet, uncompressed, so that it is read as a "
+     "table, or " + _PANDAS.format(reader="read_parquet")),
     (b"ARROW1", "Arrow (Feather)", _PANDAS.format(reader="read_feather")),
     (b"\xff\xff\xff\xff", "Arrow stream (`datasets` saves it)",
      "load it with datasets.load_from_disk and write it with to_json"),
@@ -42,12 +43,15 @@ _OFFICE = {
 }
 
 
-def check(path: str, head: bytes) -> None:
-    """Raises UserError if `head`, a file's first HEAD bytes, identifies a known binary format."""
+def check(path: str, head: bytes, *, wanted: str = "text") -> None:
+    """Raises UserError if `head`, a file's first HEAD bytes, identifies a known binary format.
+
+    wanted: the format that the file must have; a file of this format is accepted.
+    """
     match = _format(head)
-    if match is not None:
+    if match is not None and match[0] != wanted:
         name, advice = match
-        raise errors.UserError(f"{path}: is a {name} file, but must be text: {advice}")
+        raise errors.UserError(f"{path}: is a {name} file, but must be {wanted}: {advice}")
 
 
 def _format(head: bytes) -> tuple[str, str] | None:

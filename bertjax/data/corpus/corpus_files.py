@@ -24,6 +24,10 @@ from bertjax.data.corpus import binary_formats
 
 MAX_DOCUMENT = 1 << 30  # maximum bytes of a line, or of a file that is read as one document
 
+# Given the name of a counter, returns a context that may suppress the UserError of bad input and
+# count it.
+Guard = Callable[[str], contextlib.AbstractContextManager[None]]
+
 _ZSTD = (".zst", ".zstd")
 _COMPRESSED = (".gz", *_ZSTD)
 _CORRUPT = (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError)
@@ -48,12 +52,19 @@ def opened(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     Raises UserError if the file is unreadable, corrupt or binary, even if this is detected only
     when the body of the `with` statement reads the file.
     """
+    with opened_raw(path) as raw:
+        with contextlib.suppress(*_CORRUPT):  # reading the file raises it again, see below
+            binary_formats.check(path, _decompressed(path, raw).read(binary_formats.HEAD))
+        raw.seek(0)
+        yield _decompressed(path, raw), raw
+
+
+@contextlib.contextmanager
+def opened_raw(path: str) -> Iterator[BinaryIO]:
+    """Yields the file on disk. Raises UserError as `opened` does, but not for binary files."""
     try:
         with paths.of(path).open("rb") as raw:
-            with contextlib.suppress(*_CORRUPT):  # reading the file raises it again, see below
-                binary_formats.check(path, _decompressed(path, raw).read(binary_formats.HEAD))
-            raw.seek(0)
-            yield _decompressed(path, raw), raw
+            yield raw
     except _CORRUPT as error:
         raise errors.UserError(f"{path}: truncated or corrupt ({error})") from error
     except IsADirectoryError as error:
@@ -116,6 +127,20 @@ def check_document(size: int, where: Callable[[], str]) -> None:
             f"{where()}: the document has more than {MAX_DOCUMENT >> 20} MiB and must fit in "
             "memory: split it into several documents (for plain text: --text_split=blank)"
         )
+
+
+def decoded(data: bytes, place: Callable[[int], str], first: int) -> str:
+    """Decodes UTF-8 and replaces the line ends of Windows.
+
+    place: called with a line number; returns the file and line to show in an error message.
+    first: the number of the first line of `data`.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = first + data.count(b"\n", 0, error.start)
+        raise errors.UserError(f"{place(line)}: is not UTF-8; convert the file to UTF-8") from error
+    return text.replace("\r\n", "\n") if "\r" in text else text
 
 
 def _decompressed(path: str, raw: BinaryIO) -> BinaryIO:

@@ -2,11 +2,14 @@
 
     .txt            a file is a document, or (text_split="blank") blank lines separate documents
     .jsonl .json    one JSON object per line; its `text_field` is the document
+    .parquet        a row is a document: its column `text_field`; only this column is read
+    .csv .tsv       a table whose first line names the columns; a row is a document (see `tables`)
     .arrayrecord    a record is a document: UTF-8 text, or JSON (format="arrayrecord_jsonl")
     tfds:NAME/CONFIG:SPLIT    a TFDS dataset, read without TensorFlow
     builtin         the English text of this Python installation
 
-Text and JSON may be compressed (.gz, .zst). Paths are local or gs://, and may be folders or globs.
+Text, JSON, CSV and TSV may be compressed (.gz, .zst). Paths are local or gs://, and may be folders
+or globs. A `text_template` composes a document from several fields (see `templates`).
 
     for source in reader.find(["books/*.jsonl", "tfds:wikipedia/20230601.en:train"]):
         for text in reader.documents(source):
@@ -22,12 +25,10 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from bertjax import errors
-from bertjax.data.corpus import builtin, corpus_files, indexed
+from bertjax.data.corpus import builtin, corpus_files, indexed, parquet, tables, templates
 
 SUFFIXES = {
     ".txt": "txt",
@@ -37,8 +38,11 @@ SUFFIXES = {
     ".ndjson": "jsonl",
     ".arrayrecord": "arrayrecord",
     ".array_record": "arrayrecord",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".tsv": "tsv",
 }
-FILE_FORMATS = ("txt", "jsonl", "arrayrecord", "arrayrecord_jsonl")
+FILE_FORMATS = ("txt", "jsonl", "arrayrecord", "arrayrecord_jsonl", "parquet", *tables.FORMATS)
 TEXT_SPLITS = ("file", "blank")
 ON_ERROR = ("stop", "skip")
 
@@ -48,8 +52,6 @@ ON_ERROR = ("stop", "skip")
 _MAX_STRIDE = 8
 _BUILTIN_BYTES = 8_000_000  # an estimate
 
-Guard = Callable[[str], contextlib.AbstractContextManager[None]]
-
 
 @dataclasses.dataclass(frozen=True)
 class Source:
@@ -58,9 +60,10 @@ class Source:
     path: file, "tfds:NAME/CONFIG:SPLIT" or "builtin".
     format: one of FILE_FORMATS, "tfds" or "builtin".
     size: bytes of this part on disk. It is an estimate for "tfds" and "builtin", and for parts of
-        compressed and of ArrayRecord files.
-    start, stop: the range of the part, in bytes for text and JSON, else in records; stop=None: to
-        the end.
+        compressed and of ArrayRecord files. For "parquet" it is the decompressed bytes of the
+        columns that are read, as the file's footer states them.
+    start, stop: the range of the part, in bytes for text, JSON, CSV and TSV, else in records or
+        rows; stop=None: to the end.
     stride: (i, n) keeps documents i, i + n, ... of a file that must be read from its beginning.
     """
 
@@ -76,6 +79,8 @@ def find(
     inputs: Sequence[str],
     *,
     format: str = "auto",
+    text_field: str = templates.DEFAULT_FIELD,
+    text_template: str = "",
     on_error: str = "stop",
     skipped: collections.Counter[str] | None = None,
 ) -> list[Source]:
@@ -84,8 +89,10 @@ def find(
     They are in the order of the patterns; the matches of one pattern are sorted.
 
     Raises UserError if a pattern matches nothing, if a file's suffix implies no format, or if a
-    file is empty or unreadable (with on_error="skip" such files are counted in `skipped`).
+    file is empty or unreadable, or a table lacks the columns of `text_field` or `text_template`
+    (with on_error="skip" such files are counted in `skipped`).
     """
+    template = templates.of(text_field, text_template)
     sources: dict[str, Source] = {}
     for pattern in inputs:
         if pattern == "builtin":
@@ -96,12 +103,23 @@ def find(
             for path in corpus_files.expand(pattern, lambda path: bool(_known_format(path))):
                 kind = _format_of(path) if format == "auto" else format
                 with _guard(on_error, skipped, "unreadable or empty files"):
-                    sources[path] = Source(path, kind, corpus_files.checked_size(path))
-                    if kind.startswith("arrayrecord"):
-                        indexed.opened(path)
+                    sources[path] = _source(path, kind, template)
     if not sources:
         raise errors.UserError(f"--input={','.join(inputs)}: nothing can be read")
     return list(sources.values())
+
+
+def _source(path: str, form: str, template: templates.Template) -> Source:
+    """Returns a file as a source. Raises UserError if it is found to be unreadable."""
+    if form == "parquet":
+        rows, size = parquet.check(path, template)
+        return Source(path, form, size, stop=rows)
+    source = Source(path, form, corpus_files.checked_size(path))
+    if form in tables.FORMATS:
+        tables.checked_columns(path, form, template)
+    elif form.startswith("arrayrecord"):
+        indexed.opened(path)
+    return source
 
 
 def split(source: Source, unit_bytes: int, *, text_split: str = "file") -> list[Source]:
@@ -114,7 +132,10 @@ def split(source: Source, unit_bytes: int, *, text_split: str = "file") -> list[
     if parts <= 1 or whole_file or source.format == "builtin":
         return [source]
     replace = functools.partial(dataclasses.replace, source)
-    if source.format not in ("txt", "jsonl"):
+    if source.format == "parquet":
+        rows = parquet.split(source.path, source.size, unit_bytes)
+        return [replace(start=a, stop=b, size=size) for a, b, size in rows]
+    if source.format not in ("txt", "jsonl", *tables.FORMATS):
         records = len(indexed.opened(source.path))
         bounds = sorted({records * part // parts for part in range(parts + 1)})
         size = source.size // records
@@ -123,30 +144,41 @@ def split(source: Source, unit_bytes: int, *, text_split: str = "file") -> list[
     if corpus_files.is_compressed(source.path):
         parts = min(parts, _MAX_STRIDE)
         return [replace(size=source.size // parts, stride=(i, parts)) for i in range(parts)]
-    bounds = {0, source.size}
-    with corpus_files.opened(source.path) as (file, _):
-        for part in range(1, parts):
-            blank = source.format == "txt"
-            bounds.add(corpus_files.boundary(file, unit_bytes * part, blank=blank))
+    if source.format == "csv":
+        bounds = {0, source.size, *tables.boundaries(source.path, unit_bytes)}
+    else:
+        bounds = {0, source.size}
+        with corpus_files.opened(source.path) as (file, _):
+            for part in range(1, parts):
+                blank = source.format == "txt"
+                bounds.add(corpus_files.boundary(file, unit_bytes * part, blank=blank))
     return [replace(start=a, stop=b, size=b - a) for a, b in itertools.pairwise(sorted(bounds))]
 
 
 def documents(
     source: Source,
     *,
-    text_field: str = "text",
+    text_field: str = templates.DEFAULT_FIELD,
+    text_template: str = "",
     text_split: str = "file",
     on_error: str = "stop",
     skipped: collections.Counter[str] | None = None,
 ) -> Iterator[str]:
     """Yields the documents of one source (or part), in order. Holds one at a time in memory.
 
-    text_field: the field of a JSON line, JSON record or TFDS example that is the document.
+    text_field: the field of a JSON line, JSON record or TFDS example, or the column of a table,
+        that is the document. A row of a Parquet file without a value is an empty document.
+    text_template: several fields with text between them, as in "{title}\n{text}"; "": text_field.
     text_split: a document in plain text is a whole file ("file") or ends at a blank line ("blank").
     on_error: "stop" raises UserError at bad input; "skip" skips it and counts it in `skipped`.
     """
     progress = read(
-        source, text_field=text_field, text_split=text_split, on_error=on_error, skipped=skipped
+        source,
+        text_field=text_field,
+        text_template=text_template,
+        text_split=text_split,
+        on_error=on_error,
+        skipped=skipped,
     )
     return (text for text, _ in progress)
 
@@ -155,19 +187,25 @@ def read(
     source: Source,
     *,
     text_field: str,
+    text_template: str = "",
     text_split: str,
     on_error: str,
     skipped: collections.Counter[str] | None,
 ) -> Iterator[tuple[str, int]]:
     """Yields (document, how many of the `source.size` bytes have been read); see `documents`."""
     guard = functools.partial(_guard, on_error, skipped)
+    template = templates.of(text_field, text_template)
     if source.format == "builtin":
         return _read_builtin(source)
     if source.format == "jsonl":
-        return _read_jsonl(source, text_field, guard)
+        return _read_jsonl(source, template, guard)
+    if source.format == "parquet":
+        return _read_parquet(source, template, guard)
+    if source.format in tables.FORMATS:
+        return _read_table(source, template, guard)
     if source.format == "txt":
         return _read_blocks(source, guard) if text_split == "blank" else _read_file(source, guard)
-    return _read_records(source, text_field, guard)
+    return _read_records(source, template, guard)
 
 
 @contextlib.contextmanager
@@ -194,19 +232,21 @@ def _read_builtin(source: Source) -> Iterator[tuple[str, int]]:
         yield text, min(done, source.size)
 
 
-def _read_jsonl(source: Source, text_field: str, guard: Guard) -> Iterator[tuple[str, int]]:
+def _read_jsonl(
+    source: Source, template: templates.Template, guard: corpus_files.Guard
+) -> Iterator[tuple[str, int]]:
     turn, parts = source.stride
     for number, line, done in _lines(source, guard):
         if number % parts != turn or line.isspace():
             continue
         text = None
         with guard("bad JSON lines"):
-            text = _json_text(line, text_field, functools.partial(_place, source, number))
+            text = template.text_of_json(line, functools.partial(_place, source, number))
         if text is not None:
             yield text, done
 
 
-def _read_blocks(source: Source, guard: Guard) -> Iterator[tuple[str, int]]:
+def _read_blocks(source: Source, guard: corpus_files.Guard) -> Iterator[tuple[str, int]]:
     """Yields documents that are separated by blank lines."""
     turn, parts = source.stride
     blocks, block, first, done, size = 0, [], 0, 0, 0
@@ -222,24 +262,62 @@ def _read_blocks(source: Source, guard: Guard) -> Iterator[tuple[str, int]]:
             if blocks % parts == turn:
                 with guard("documents that are not UTF-8"):
                     data = b"".join(block).rstrip(b"\r\n")
-                    text = _decode(data, functools.partial(_place, source), first)
+                    text = corpus_files.decoded(data, functools.partial(_place, source), first)
             blocks, block = blocks + 1, []
             if text is not None:
                 yield text, done
         done = position
 
 
-def _read_file(source: Source, guard: Guard) -> Iterator[tuple[str, int]]:
+def _read_file(source: Source, guard: corpus_files.Guard) -> Iterator[tuple[str, int]]:
     text = None
     with guard("unreadable files"), corpus_files.opened(source.path) as (file, _):
         data = file.read(corpus_files.MAX_DOCUMENT + 1)
         corpus_files.check_document(len(data), lambda: source.path)
-        text = _decode(data, functools.partial(_place, source), 0)
+        text = corpus_files.decoded(data, functools.partial(_place, source), 0)
     if text is not None:
         yield text, source.size
 
 
-def _read_records(source: Source, text_field: str, guard: Guard) -> Iterator[tuple[str, int]]:
+def _read_parquet(
+    source: Source, template: templates.Template, guard: corpus_files.Guard
+) -> Iterator[tuple[str, int]]:
+    start, stop = source.start, source.stop
+    rows = parquet.records(source.path, start, stop, fields=template.fields, guard=guard)
+    for index, record in rows:
+        text = None
+        with guard("bad rows"):
+            place = functools.partial(_row_place, source, index)
+            text = template.text_of(record, place, nullable=True)
+            corpus_files.check_document(len(text), place)
+        if text is not None:
+            yield text, source.size * (index + 1 - start) // (stop - start)
+
+
+def _read_table(
+    source: Source, template: templates.Template, guard: corpus_files.Guard
+) -> Iterator[tuple[str, int]]:
+    turn, parts = source.stride
+    names: tuple[str, ...] = ()
+    with guard("unreadable files"):
+        names = tables.checked_columns(source.path, source.format, template)
+    rows = tables.rows(_lines(source, guard), source.format) if names else iter(())
+    if source.start == 0:
+        next(rows, None)  # the header
+    for number, row in enumerate(row for row in rows if row.cells or row.problem):
+        if number % parts != turn:
+            continue
+        text = None
+        with guard("bad rows"):
+            place = functools.partial(_place, source, row.number)
+            text = template.text_of(tables.record(row, names, place), place)
+        if text is not None:
+            yield text, row.done
+
+
+def _read_records(
+    source: Source, template: templates.Template, guard: corpus_files.Guard
+) -> Iterator[tuple[str, int]]:
     records = indexed.opened(source.path)
     stop = len(records) if source.stop is None else source.stop
     for index in range(source.start, stop):
@@ -248,16 +326,16 @@ def _read_records(source: Source, text_field: str, guard: Guard) -> Iterator[tup
             place = functools.partial(_record_place, source, index)
             record = records[index]
             if source.format == "tfds":
-                text = _field(record, text_field, place)
+                text = template.text_of(record, place)
             elif source.format == "arrayrecord_jsonl":
-                text = _json_text(record, text_field, place)
+                text = template.text_of_json(record, place)
             else:
-                text = _decode(record, place, 0)
+                text = corpus_files.decoded(record, place, 0)
         if text is not None:
             yield text, source.size * (index + 1 - source.start) // (stop - source.start)
 
 
-def _lines(source: Source, guard: Guard) -> Iterator[tuple[int, bytes, int]]:
+def _lines(source: Source, guard: corpus_files.Guard) -> Iterator[tuple[int, bytes, int]]:
     """Yields (line number in this part, from 0; line; bytes of the part read so far)."""
     done, parts = 0, source.stride[1]
     with guard("unreadable files"), corpus_files.opened(source.path) as (file, raw):
@@ -273,64 +351,16 @@ def _lines(source: Source, guard: Guard) -> Iterator[tuple[int, bytes, int]]:
                 return
 
 
-def _json_text(line: bytes, text_field: str, place: Callable[[], str]) -> str:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise errors.UserError(f"{place()}: is not UTF-8; convert the file to UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else error
-        raise errors.UserError(
-            f"{place()}: not valid JSON ({reason}); correct it, or pass --on_error=skip"
-        ) from error
-    if not isinstance(record, dict):
-        kind = type(record).__name__
-        raise errors.UserError(f"{place()}: is a JSON {kind}; each line must be an object")
-    return _field(record, text_field, place)
-
-
-def _field(record: dict[str, Any], text_field: str, place: Callable[[], str]) -> str:
-    if text_field not in record:
-        fields = ", ".join(record) or "none"
-        raise errors.UserError(
-            f"{place()}: has no field {text_field!r} (its fields: {fields}); give one of them as "
-            "--text_field"
-        )
-    text = record[text_field]
-    if isinstance(text, bytes):
-        return _decode(text, lambda _: place(), 0)
-    if not isinstance(text, str):
-        raise errors.UserError(
-            f"{place()}: field {text_field!r} must be a string, but is {text!r:.40}"
-        )
-    if not text.isascii():
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise errors.UserError(f"{place()}: contains an unpaired surrogate") from error
-    return text
-
-
-def _decode(data: bytes, place: Callable[[int], str], first: int) -> str:
-    """Decodes UTF-8.
-
-    place: called with a line number; returns the file and line to show in an error message.
-    first: the number of the first line of `data`.
-    """
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = first + data.count(b"\n", 0, error.start)
-        raise errors.UserError(f"{place(line)}: is not UTF-8; convert the file to UTF-8") from error
-    return text.replace("\r\n", "\n") if "\r" in text else text
-
-
 def _place(source: Source, number: int) -> str:
     return f"{source.path} line {corpus_files.lines_before(source.path, source.start) + number + 1}"
 
 
 def _record_place(source: Source, index: int, _: int = 0) -> str:
     return f"{source.path} record {index}"
+
+
+def _row_place(source: Source, index: int) -> str:
+    return f"{source.path} row {index}"
 
 
 def _format_of(path: str) -> str:

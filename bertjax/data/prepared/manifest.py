@@ -12,7 +12,8 @@ from typing import Any, Literal
 from bertjax import errors, paths, schema
 
 FILE = "manifest.json"
-EARLIER_OPTIONS = {"language": "en"}  # values of options that earlier manifests lack
+# Values of options that earlier manifests lack.
+EARLIER_OPTIONS = {"language": "en", "text_template": "", "shard_by": "size"}
 FORM = schema.Form("bertjax-prepared", 1)
 _REMEDY = "delete the folder and prepare the data again"
 
@@ -28,7 +29,7 @@ class Tokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A file or dataset of text. size: bytes."""
+    """A file or dataset of text. size: bytes, see `reader.Source`."""
 
     path: str
     size: schema.Count

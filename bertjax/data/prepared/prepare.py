@@ -26,11 +26,12 @@ from typing import Any
 from etils import epath
 
 from bertjax import errors, paths, schema
-from bertjax.data.corpus import languages, reader, sentences
+from bertjax.data.corpus import languages, reader, sentences, templates
 from bertjax.data.prepared import manifest as manifest_lib
 from bertjax.data.prepared import parallel, prepare_folder, prepare_unit, store
 from bertjax.data.tokenizers import tokenizer
 
+SHARD_BY = ("size", "file")
 MAX_UNITS = 4096  # a larger corpus gets larger shards, not more files
 
 _COUNTS = ("documents", "sentences", "tokens", "records", "unknown")
@@ -46,9 +47,11 @@ def prepare(
     splitter: str = "rules",
     language: str = languages.ENGLISH,
     heldout_fraction: float = 0.01,
-    text_field: str = "text",
+    text_field: str = templates.DEFAULT_FIELD,
+    text_template: str = "",
     text_split: str = "file",
     on_error: str = "stop",
+    shard_by: str = "size",
     shard_bytes: int = 16 << 20,
     on_begin: Callable[[dict[str, Any], int], None] = lambda plan, workers: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
@@ -60,8 +63,10 @@ def prepare(
     language: the language of the text, one of `languages.LANGUAGES`, for the sentence rules.
     heldout_fraction: share of the documents to hold out for evaluation. If it is not 0, at least
         one document is held out.
-    format, text_field, text_split, on_error: see `reader`.
-    shard_bytes: bytes of source text for one train shard and its held-out shard.
+    format, text_field, text_template, text_split, on_error: see `reader`.
+    shard_by: "size": a train shard and its held-out shard come from `shard_bytes` bytes of the
+        sources. "file": they come from one file each, so that the shards do not depend on the
+        format of the files.
     on_begin: called before the work starts, with (first part of the manifest, number of workers).
     on_progress: called with (source bytes processed so far, total source bytes).
 
@@ -73,7 +78,9 @@ def prepare(
         "language": language,
         "heldout_fraction": heldout_fraction,
         "text_field": text_field,
+        "text_template": text_template,
         "text_split": text_split,
+        "shard_by": shard_by,
         "shard_bytes": shard_bytes,
     }
     _validate(options, workers, on_error)
@@ -81,7 +88,14 @@ def prepare(
         options["language_rules"] = languages.rules_version()
     tok = tokenizer.load(tokenizer_path)
     skipped: collections.Counter[str] = collections.Counter()
-    sources = reader.find(inputs, format=format, on_error=on_error, skipped=skipped)
+    sources = reader.find(
+        inputs,
+        format=format,
+        text_field=text_field,
+        text_template=text_template,
+        on_error=on_error,
+        skipped=skipped,
+    )
     plan = {
         "tokenizer": {"kind": tok.kind, "size": tok.size, "fingerprint": tok.fingerprint},
         "token_dtype": store.token_dtype(tok.size).name,
@@ -98,10 +112,25 @@ def prepare(
     workers = workers or parallel.cpus()
     on_begin(plan, workers)
     job = prepare_unit.Job(
-        output, tokenizer_path, splitter, language, text_field, text_split, on_error
+        output,
+        tokenizer_path,
+        splitter,
+        language,
+        text_field,
+        text_template,
+        text_split,
+        on_error,
     )
     with prepare_folder.locked(output):
-        units = _units(sources, shard_bytes, text_split, int(heldout_fraction * 2**64))
+        if shard_by == "file":
+            groups = _groups_by_file(sources)
+        else:
+            groups = _groups_by_size(sources, shard_bytes, text_split)
+        threshold = int(heldout_fraction * 2**64)
+        units = [
+            prepare_unit.Unit(index, len(groups), tuple(group), threshold)
+            for index, group in enumerate(groups)
+        ]
         if (folder / manifest_lib.FILE).exists():
             return prepare_folder.existing(job, plan, sources, units, workers)
         prepare_folder.begin(job, plan, sources, units, workers)
@@ -121,11 +150,13 @@ def _validate(options: dict[str, Any], workers: int | None, on_error: str) -> No
         "splitter": (options["splitter"], tuple(sentences.SPLITTERS)),
         "text_split": (options["text_split"], reader.TEXT_SPLITS),
         "on_error": (on_error, reader.ON_ERROR),
+        "shard_by": (options["shard_by"], SHARD_BY),
     }
     for name, (value, allowed) in choices.items():
         if value not in allowed:
             raise errors.UserError(f"{name} = {value!r}: must be one of {', '.join(allowed)}")
     languages.splitter(options["splitter"], options["language"])
+    templates.of(options["text_field"], options["text_template"])
     if not 0 <= options["heldout_fraction"] < 1:
         fraction = options["heldout_fraction"]
         raise errors.UserError(f"heldout_fraction = {fraction}: must be 0 or more and below 1")
@@ -133,11 +164,16 @@ def _validate(options: dict[str, Any], workers: int | None, on_error: str) -> No
         raise errors.UserError("workers and shard_bytes must be 1 or more")
 
 
+def _groups_by_file(sources: Sequence[reader.Source]) -> list[Sequence[reader.Source]]:
+    """Returns the sources of each unit: one source or, of more than MAX_UNITS, several."""
+    count = -(-len(sources) // MAX_UNITS)
+    return [sources[i : i + count] for i in range(0, len(sources), count)]
 
-def _units(
-    sources: Sequence[reader.Source], shard_bytes: int, text_split: str, threshold: int
-) -> list[prepare_unit.Unit]:
-    """Makes units by splitting large sources and grouping small ones.
+
+def _groups_by_size(
+    sources: Sequence[reader.Source], shard_bytes: int, text_split: str
+) -> list[list[reader.Source]]:
+    """Returns the sources of each unit, made by splitting large sources and grouping small ones.
 
     The result depends only on the arguments.
     """
@@ -151,10 +187,7 @@ def _units(
                 room = unit_bytes
             groups[-1].append(part)
             room -= part.size
-    return [
-        prepare_unit.Unit(index, len(groups), tuple(group), threshold)
-        for index, group in enumerate(groups)
-    ]
+    return groups
 
 
 def _finish(

@@ -42,6 +42,7 @@ class Job:
     splitter: str
     language: str
     text_field: str
+    text_template: str
     text_split: str
     on_error: str
 
@@ -171,6 +172,7 @@ def _texts(
         for text, position in reader.read(
             source,
             text_field=job.text_field,
+            text_template=job.text_template,
             text_split=job.text_split,
             on_error=job.on_error,
             skipped=skipped,

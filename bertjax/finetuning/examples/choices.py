@@ -2,7 +2,7 @@
 
     Choice("It rained. Why?", ("Clouds.", "Sun."), 0, passage="It rained.")
 
-Files are JSON lines in which "choices" is a list of texts.
+Files are JSON lines or Parquet, in which "choices" is a list of texts.
 """
 
 import collections
@@ -32,7 +32,7 @@ class Choice(_Fields, base.Example):
 
     __slots__ = ()
 
-    SUFFIXES = (".jsonl",)
+    SUFFIXES = (".jsonl", ".parquet")
     LISTS = ("choices",)
     INPUT = "a context with choices"
     FLAGS = ("choice", "--choice, several times, and --context")

@@ -32,7 +32,7 @@ class Question(_Fields, base.Example):
 
     __slots__ = ()
 
-    SUFFIXES = (".json", ".jsonl")
+    SUFFIXES = (".json", ".jsonl", ".parquet")
     LISTS = ("answers",)
     INPUT = "a question about a context"
     FLAGS = ("question", "--question and --context")

@@ -1,12 +1,14 @@
-"""Reads labelled files (TSV with a header, JSON lines, TFDS) as records.
+"""Reads labelled files (TSV and CSV with a header, JSON lines, Parquet, TFDS) as records.
 
     .jsonl .json .ndjson    one JSON object per line
+    .parquet                columns of texts, numbers, lists and structs; see `parquet.tables`
     tfds:NAME/CONFIG:SPLIT  a TFDS dataset in ArrayRecord files, read without TensorFlow
+    .csv                    a header line, cells split at commas, which may be quoted (RFC 4180)
     anything else           TSV: a header line, cells split at tabs, no quoting (as in GLUE)
 
-Files may be .gz or .zst, local or gs://. The types of examples convert records to examples. They
-find columns by name, try several names for each, and ignore the other columns. Bad input raises a
-UserError that names the file and the line.
+Text files may be .gz or .zst. Files are local or gs://. The types of examples convert records to
+examples. They find columns by name, try several names for each, and ignore the other columns. Bad
+input raises a UserError that names the file and the line.
 """
 
 import collections
@@ -17,14 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import errors, schema
-from bertjax.data.corpus import corpus_files, indexed, reader
+from bertjax.data.corpus import corpus_files, indexed, parquet, reader, tables
 
 
 class Record(NamedTuple):
     """A row of a table.
 
-    where: its place, such as "file:line". fields: {column: value}; values are texts in TSV, and of
-    any JSON type in other files. Missing values are omitted.
+    where: its place, such as "file:line". fields: {column: value}; values are texts in TSV and CSV,
+    and of any JSON type in other files. Missing values are omitted.
     """
 
     where: str
@@ -45,9 +47,12 @@ class Columns(NamedTuple):
 
 
 def has_fields(path: str) -> bool:
-    """Returns whether the path names JSON lines or TFDS, whose values may be lists."""
-    json_lines = reader.SUFFIXES.get(corpus_files.suffix(path)) == "jsonl"
-    return path.startswith("tfds:") or json_lines
+    """Returns whether the path names JSON lines, Parquet or TFDS, whose values may be lists."""
+    return path.startswith("tfds:") or _format(path) in ("jsonl", "parquet")
+
+
+def _format(path: str) -> str | None:
+    return reader.SUFFIXES.get(corpus_files.suffix(path))
 
 
 def records(
@@ -58,16 +63,18 @@ def records(
 ) -> Iterator[Record]:
     """Yields the records of a file or TFDS dataset, in order. Raises UserError if there are none.
 
-    headerless: column names to use for a TSV file whose first line has none of them.
-    skipped: counter of skipped rows. Rows of a TSV file with more or fewer cells than the header
-        are skipped and counted. If it is None, such a row raises UserError.
+    headerless: column names to use for a TSV or CSV file whose first line has none of them.
+    skipped: counter of skipped rows. Rows of a TSV or CSV file with more or fewer cells than the
+        header are skipped and counted. If it is None, such a row raises UserError.
     """
-    suffix = corpus_files.suffix(path)
-    if has_fields(path):
-        rows = _tfds(path) if path.startswith("tfds:") else _json_lines(path)
-    elif suffix in (".csv", ".arrayrecord", ".array_record"):
+    if path.startswith("tfds:"):
+        rows = _tfds(path)
+    elif has_fields(path):
+        rows = _parquet(path) if _format(path) == "parquet" else _json_lines(path)
+    elif _format(path) == "arrayrecord":
         raise errors.UserError(
-            f"{path}: {suffix} is not supported; convert the file to TSV or JSON lines"
+            f"{path}: {corpus_files.suffix(path)} is not supported; convert the file to TSV or "
+            "JSON lines"
         )
     else:
         rows = _table(path, headerless, skipped)
@@ -83,8 +90,8 @@ def _table(
     path: str, headerless: Sequence[str], skipped: collections.Counter[str] | None
 ) -> Iterator[Record]:
     header: list[str] = []
-    for number, line in _without_blank_end(path):
-        cells = line.split("\t")
+    separator = "commas" if _format(path) == "csv" else "tabs"
+    for number, cells in _quoted(path) if separator == "commas" else _tabs(path):
         if not header:
             header = [cell.strip() for cell in cells]
             if not headerless or set(header) & set(headerless):
@@ -93,15 +100,38 @@ def _table(
             header = list(headerless)
         if len(cells) == len(header):
             yield Record(f"{path}:{number}", dict(zip(header, cells, strict=True)))
-        elif not line.strip():
+        elif not any(cell.strip() for cell in cells):
             raise errors.UserError(f"{path}:{number}: an empty line; remove it")
         elif skipped is not None:
             skipped["rows with more or fewer cells than the header"] += 1
         else:
             raise errors.UserError(
                 f"{path}:{number}: the number of cells is {len(cells)}, but the header has "
-                f"{len(header)}; tabs separate cells, so a text cannot contain a tab"
+                f"{len(header)}; {separator} separate cells, so {_ADVICE[separator]}"
             )
+
+
+_ADVICE = {
+    "commas": "a text with a comma must be quoted",
+    "tabs": "a text cannot contain a tab",
+}
+
+
+def _tabs(path: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields (line number, cells) of a TSV file."""
+    for number, line in _without_blank_end(path):
+        yield number, line.split("\t")
+
+
+def _quoted(path: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields (number of the first line, cells) of the rows of a CSV file, without blank lines."""
+    lines = ((number, f"{line}\n".encode(), 0) for number, line in corpus_files.text_lines(path))
+    for row in tables.rows(lines, "csv"):
+        if row.problem:
+            problem = f"not valid CSV ({row.problem}); correct it"
+            raise errors.UserError(f"{path}:{row.number}: {problem}")
+        if row.cells:
+            yield row.number, row.cells
 
 
 def _without_blank_end(path: str) -> Iterator[tuple[int, str]]:
@@ -130,6 +160,12 @@ def _json_lines(path: str) -> Iterator[Record]:
         if line and not line.isspace():
             value = schema.parse(line, path, "each line is one JSON object", number=number)
             yield Record(f"{path}:{number}", {k: v for k, v in value.items() if v is not None})
+
+
+def _parquet(path: str) -> Iterator[Record]:
+    for index, fields in parquet.tables(path):
+        there = {name: value for name, value in fields.items() if value is not None}
+        yield Record(f"{path} row {index}", there)
 
 
 def _tfds(path: str) -> Iterator[Record]:
@@ -191,7 +227,7 @@ def absent(record: Record, name: str, suggestion: str = "") -> errors.UserError:
     rename = f": rename your columns to {suggestion}" if suggestion else ""
     return errors.UserError(
         f"{record.where}: has no column {name!r}; its columns are {column_list(record)}{rename} "
-        "(a TSV file begins with a line of column names)"
+        "(a TSV or CSV file begins with a line of column names)"
     )
 
 

@@ -2,7 +2,7 @@
 
     Sentence(("How so?", "Why?"), "duplicate")
 
-Files are tables or JSON lines with a column for each text, or one text per line.
+Files are tables (see `readers`) with a column for each text, or one text per line.
 """
 
 import collections
@@ -45,7 +45,7 @@ class Sentence(_Fields, base.Example):
 
     __slots__ = ()
 
-    SUFFIXES = (".tsv", ".jsonl")
+    SUFFIXES = (".tsv", ".jsonl", ".csv", ".parquet")
     LISTS = ("texts",)
     INPUT = "a text, or a pair of texts"
     FLAGS = ("text", "--text")

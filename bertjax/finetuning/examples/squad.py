@@ -4,9 +4,9 @@
         {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": 17}],
          "is_impossible": false}]}]}]}
 
-JSON lines and TFDS data sets have one question per record instead, with the fields id, question,
-context and answers: {"text": [...], "answer_start": [...]}. `questions` checks that the answers are
-in their contexts.
+JSON lines, Parquet and TFDS data sets have one question per record instead, with the fields id,
+question, context and answers: {"text": [...], "answer_start": [...]}. `questions` checks that the
+answers are in their contexts.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from bertjax import errors, schema
 from bertjax.data.corpus import corpus_files
 from bertjax.finetuning.examples import readers
+
+_RECORDS = (".jsonl", ".ndjson", ".parquet")
 
 
 class Entry(NamedTuple):
@@ -33,11 +35,11 @@ def entries(path: str) -> Iterator[Entry]:
 
     Raises UserError for other file formats.
 
-    In records (JSON lines, TFDS), an empty list of answers means that the question has no answer.
-    In SQuAD's own format, an empty list means that the answer is unknown; "is_impossible" marks a
-    question without an answer.
+    In records (JSON lines, Parquet, TFDS), an empty list of answers means that the question has no
+    answer. In SQuAD's own format, an empty list means that the answer is unknown; "is_impossible"
+    marks a question without an answer.
     """
-    records = path.startswith("tfds:") or corpus_files.suffix(path) in (".jsonl", ".ndjson")
+    records = path.startswith("tfds:") or corpus_files.suffix(path) in _RECORDS
     yield from _flat(path) if records else _nested(path)
 
 

@@ -27,7 +27,7 @@ class TextPair(_Fields, base.Example):
 
     __slots__ = ()
 
-    SUFFIXES = (".jsonl", ".tsv")
+    SUFFIXES = (".jsonl", ".tsv", ".csv", ".parquet")
     LISTS = ("targets",)
     INPUT = "a text"
     FLAGS = ("text", "--text")

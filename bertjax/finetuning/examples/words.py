@@ -2,8 +2,9 @@
 
     Words(("Ada", "spoke"), ("B-PER", "O"))
 
-Files are CoNLL columns (see `conll`) or JSON lines. JSON lines have a list of words, a list of tags
-and, optionally, the raw text as "text". A .txt file for prediction may have one text per line.
+Files are CoNLL columns (see `conll`), JSON lines or Parquet. Records have a list of words, a list
+of tags and, optionally, the raw text as "text". A .txt file for prediction may have one text per
+line.
 """
 
 import collections
@@ -34,7 +35,7 @@ class Words(_Fields, base.Example):
 
     __slots__ = ()
 
-    SUFFIXES = (".conll", ".iob2", ".bio", ".txt", ".tsv", ".jsonl")
+    SUFFIXES = (".conll", ".iob2", ".bio", ".txt", ".tsv", ".jsonl", ".parquet")
     LISTS = ("words", "tags")
     INPUT = "a text, or words"
     FLAGS = ("text", "--text")
@@ -133,7 +134,7 @@ class Words(_Fields, base.Example):
 
     @classmethod
     def has_columns(cls, path: str) -> bool:
-        """Returns whether the file is JSON lines or TFDS; CoNLL columns have no names."""
+        """Returns whether the file is JSON lines, Parquet or TFDS; CoNLL columns have no names."""
         return readers.has_fields(path)
 
     @classmethod

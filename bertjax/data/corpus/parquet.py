@@ -1,0 +1,286 @@
+"""Reads columns of Parquet files as records, in bounded memory and from the middle of a file.
+
+    rows = parquet.check("train.parquet", template).rows
+    for index, record in parquet.records("train.parquet", 0, rows, fields=("title", "text")):
+        ...                                          # 0, {"title": "Ants", "text": "An ant is ..."}
+
+A row group is read page by page, and decoded in batches of a few MB. So the memory depends on the
+size of the pages (about 1 MB in most files) and of the longest document, not on that of the row
+group. Only the requested columns are read. Paths are local or gs://.
+
+A row group cannot be read from its middle: to skip rows, they are decoded and discarded.
+"""
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from bertjax import errors
+from bertjax.data.corpus import binary_formats, corpus_files, templates
+
+_MAGIC = b"PAR1"  # at both ends of a file
+_BUFFER_BYTES = 1 << 20  # of a column chunk that is being read
+_BATCH_BYTES = 4 << 20  # decoded bytes of a batch, estimated from the mean size of the rows
+_BATCH_ROWS = 1024
+# Each part of a row group decodes the rows before it too. Decoding is about a hundred times faster
+# than tokenising, so with this many parts it takes less than a tenth of the time.
+_MAX_PARTS = 16
+
+
+class Size(NamedTuple):
+    """The size of the text of a file. bytes: decompressed, as the file's footer states it."""
+
+    rows: int
+    bytes: int
+
+
+def check(path: str, template: templates.Template) -> Size:
+    """Returns the size of the columns that `template` names.
+
+    Raises UserError if the file is empty, incomplete or not Parquet, or has no row, and if a column
+    is missing or is not text.
+    """
+    with _opened(path) as file:
+        schema = file.schema_arrow
+        template.check_columns(path, tuple(schema.names))
+        for name in template.fields:
+            _check_text(path, schema, name, template)
+        rows = file.metadata.num_rows
+        if not rows:
+            raise errors.UserError(f"{path}: holds no row; remove the file")
+        groups = range(file.metadata.num_row_groups)
+        size = sum(_group_bytes(file, group, template.fields) for group in groups)
+        return Size(rows, max(size, rows))
+
+
+def _check_text(path: str, schema: Any, name: str, template: templates.Template) -> None:
+    if not _is_text(schema.field(name).type):
+        texts = [field.name for field in schema if _is_text(field.type)]
+        raise errors.UserError(
+            f"{path}: column {name!r} is of type {schema.field(name).type!s:.80}, but must be text "
+            f"(its text columns: {', '.join(texts)[:200] or 'none'}); {template.advice()}"
+        )
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types  # slow to import, and rarely needed
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    # A column of type null has no value in any row.
+    return (
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_string_view(kind)
+        or types.is_null(kind)
+    )
+
+
+def split(path: str, size: int, unit_bytes: int) -> list[tuple[int, int, int]]:
+    """Returns (first row, row after the last, bytes) of parts of about `unit_bytes` bytes.
+
+    A part consists of whole row groups. Only a row group of more than `unit_bytes` bytes is itself
+    divided, into at most _MAX_PARTS parts of equal numbers of rows.
+
+    size: the bytes of the file; they are divided among the row groups in proportion to their bytes.
+    """
+    with _opened(path) as file:
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        rows = [group.num_rows for group in groups]
+        weights = [max(1, group.total_byte_size) for group in groups]
+    parts: list[tuple[int, int, int]] = []
+    total, done_weight, done_rows = sum(weights), 0, 0
+    room = 0
+    for count, weight in zip(rows, weights, strict=True):
+        if not count:
+            continue
+        done_bytes = size * done_weight // total
+        group_bytes = size * (done_weight + weight) // total - done_bytes
+        pieces = max(1, min(-(-group_bytes // unit_bytes), _MAX_PARTS, count))
+        if parts and group_bytes <= room:
+            first, _, part_bytes = parts.pop()
+            parts.append((first, done_rows + count, part_bytes + group_bytes))
+            room -= group_bytes
+        else:
+            cuts = [piece * count // pieces for piece in range(pieces + 1)]
+            for start, stop in itertools.pairwise(cuts):
+                share = group_bytes * stop // count - group_bytes * start // count
+                parts.append((done_rows + start, done_rows + stop, share))
+            room = max(0, unit_bytes - parts[-1][2])
+        done_weight += weight
+        done_rows += count
+    return parts
+
+
+def records(
+    path: str, start: int, stop: int, *, fields: Sequence[str], guard: corpus_files.Guard
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (row number, {field: value}) of the rows [start, stop) of a file.
+
+    A value is a str, or None; or bytes, if they are not UTF-8. With a `guard` that suppresses
+    errors, the rest of a damaged row group is skipped.
+    """
+    with guard("unreadable files"), _opened(path) as file:
+        first = 0
+        for group in range(file.metadata.num_row_groups):
+            after = first + file.metadata.row_group(group).num_rows
+            if first < stop and after > start:
+                with guard("unreadable row groups"), _damage(f"{path} row group {group}"):
+                    yield from _group_records(file, group, fields, first, start, stop)
+            first = after
+
+
+def _group_records(
+    file: Any, group: int, fields: Sequence[str], row: int, start: int, stop: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the records of a row group that are in [start, stop). row: its first row."""
+    num_rows = max(1, file.metadata.row_group(group).num_rows)
+    mean = max(1, _group_bytes(file, group, fields) // num_rows)
+    batches = file.iter_batches(
+        batch_size=max(1, min(_BATCH_ROWS, _BATCH_BYTES // mean)),
+        row_groups=[group],
+        columns=list(fields),
+        use_threads=False,
+    )
+    for batch in batches:
+        if row >= stop:
+            return
+        skipped = max(0, start - row)
+        row += min(skipped, batch.num_rows)
+        columns = [_decoded(batch.column(name)) for name in fields]
+        for cells in zip(*(column[skipped:] for column in columns), strict=True):
+            if row >= stop:
+                return
+            yield row, dict(zip(fields, map(_value, cells), strict=True))
+            row += 1
+
+
+def _decoded(column: Any) -> Any:
+    return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+
+
+def _value(cell: Any) -> str | bytes | None:
+    try:
+        return cell.as_py()
+    except UnicodeDecodeError:
+        return cell.as_buffer().to_pybytes()
+
+
+def _group_bytes(file: Any, group: int, fields: Sequence[str]) -> int:
+    """Returns the decompressed bytes of top-level columns in a row group."""
+    metadata = file.metadata
+    columns = [i for i in range(metadata.num_columns) if metadata.schema.column(i).path in fields]
+    return sum(metadata.row_group(group).column(i).total_uncompressed_size for i in columns)
+
+
+def tables(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (row number, {column: value}) of all rows, with all columns that JSON can represent.
+
+    Columns of bytes (such as images) are left out. Numbers of classes become their names if the
+    file has the metadata that Hugging Face's `datasets` writes; -1 becomes None.
+    """
+    with _opened(path) as file:
+        names = [field.name for field in file.schema_arrow if not _holds_bytes(field.type)]
+        classes = _class_names(file.schema_arrow.metadata or {})
+        row = 0
+        with _damage(path):
+            for batch in file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+                for values in batch.to_pylist():
+                    yield row, {
+                        name: _named(value, classes.get(name), f"{path} row {row}: {name!r}")
+                        for name, value in values.items()
+                    }
+                    row += 1
+
+
+def _holds_bytes(kind: Any) -> bool:
+    from pyarrow import types  # slow to import, and rarely needed
+
+    if types.is_nested(kind):
+        return any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
+    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
+
+
+def _class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
+    """Returns {column: names of its classes} from the metadata of Hugging Face's `datasets`."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        items = features.items()
+    except (KeyError, TypeError, ValueError, AttributeError):  # the metadata is optional
+        return {}
+    found = {}
+    for name, feature in items:
+        while isinstance(feature, list) and len(feature) == 1:  # a list, as earlier versions say it
+            (feature,) = feature
+        while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
+            feature = feature["feature"]
+        if isinstance(feature, dict) and isinstance(feature.get("names"), list):
+            found[name] = feature["names"]
+    return found
+
+
+def _named(value: Any, names: list[str] | None, place: str) -> Any:
+    """Returns `value` with each number of a class replaced by its name."""
+    if names is None or not isinstance(value, int | list):
+        return value
+    if isinstance(value, list):
+        return [_named(part, names, place) for part in value]
+    if value == -1:
+        return None
+    if not 0 <= value < len(names):
+        raise errors.UserError(
+            f"{place} is {value}, but the file names only the classes 0 to {len(names) - 1}"
+        )
+    return names[value]
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    """Yields a `pyarrow.parquet.ParquetFile`."""
+    from pyarrow import parquet  # slow to import, and rarely needed
+
+    with corpus_files.opened_raw(path) as raw:
+        head = raw.read(binary_formats.HEAD)
+        if not head:
+            raise errors.UserError(f"{path}: the file is empty")
+        binary_formats.check(path, head, wanted="Parquet")
+        if not head.startswith(_MAGIC):
+            raise errors.UserError(
+                f"{path}: is not a Parquet file; if it is text, pass --format or correct its suffix"
+            )
+        raw.seek(-min(len(_MAGIC), len(head)), 2)
+        if len(head) <= 2 * len(_MAGIC) or raw.read() != _MAGIC:
+            raise errors.UserError(
+                f"{path}: is a Parquet file, but must be complete: its end is missing; copy or "
+                "download it again"
+            )
+        raw.seek(0)
+        with _damage(path):
+            file = parquet.ParquetFile(
+                raw,
+                buffer_size=_BUFFER_BYTES,
+                pre_buffer=False,  # it would hold all of a row group's requested columns in memory
+                page_checksum_verification=True,
+            )
+        yield file
+
+
+@contextlib.contextmanager
+def _damage(place: str) -> Iterator[None]:
+    """Raises UserError, naming the place, for an error of pyarrow in the body of `with`."""
+    import pyarrow  # slow to import, and rarely needed
+
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise errors.UserError(
+            f"{place}: contains text that is not UTF-8; write the file again"
+        ) from error
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # an error of the disk or of the network
+        raise errors.UserError(
+            f"{place}: corrupt ({errors.one_line(error)}); copy or download the file again"
+        ) from error
