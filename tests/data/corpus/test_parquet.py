@@ -1,6 +1,7 @@
 """Parquet corpora: the columns that are needed, parts of row groups, bounded memory, bad files."""
 
 import collections
+import itertools
 import os
 import random
 
@@ -42,7 +43,7 @@ def test_parts_are_row_groups_or_rows_of_large_ones(tmp_path, group, unit_bytes)
     sizes = [part.size for part in parts]
     if source.size > 2 * unit_bytes > 0 and unit_bytes >= 700 and group < 97:
         assert max(sizes) <= unit_bytes
-        assert all(a + b > unit_bytes for a, b in zip(sizes, sizes[1:], strict=False))
+        assert all(a + b > unit_bytes for a, b in itertools.pairwise(sizes))
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_another_template_is_refused_and_earlier_manifests_are_read(tmp_path, to
     content = {key: value for key, value in old.items() if key not in ("format", "version")}
     schema.write(tmp_path / "old" / manifest_lib.FILE, content, manifest_lib.FORM)
     assert preparing.run(path, tok_path, tmp_path / "old")["options"] == old["options"]
-    with pytest.raises(errors.UserError, match="text_template='' instead of '{text}'"):
+    with pytest.raises(errors.UserError, match=r"text_template='' instead of '\{text\}'"):
         preparing.run(path, tok_path, tmp_path / "old", text_template="{text}")
 
 
