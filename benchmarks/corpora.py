@@ -18,7 +18,6 @@ Every row is a separate process. Linux only (reads /proc).
 import argparse
 import csv
 import json
-import os
 import pathlib
 import tempfile
 import time
@@ -151,5 +150,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.chdir(pathlib.Path(__file__).resolve().parent.parent)
     main()

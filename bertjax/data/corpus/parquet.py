@@ -4,9 +4,9 @@
     for index, record in parquet.records("train.parquet", 0, rows, fields=("title", "text")):
         ...                                          # 0, {"title": "Ants", "text": "An ant is ..."}
 
-A row group is read page by page, and decoded in batches of a few MB. So the memory depends on the
-size of the pages (about 1 MB in most files) and of the longest document, not on that of the row
-group. Only the requested columns are read. Paths are local or gs://.
+A row group is read page by page, and decoded in batches of about 1 MB. So the memory depends on the
+longest document and on the largest page (1 MB, but 1,024 rows at least if Arrow wrote the file),
+not on the size of the row group. Only the requested columns are read. Paths are local or gs://.
 
 A row group cannot be read from its middle: to skip rows, they are decoded and discarded.
 """
@@ -22,7 +22,7 @@ from bertjax.data.corpus import binary_formats, corpus_files, templates
 
 _MAGIC = b"PAR1"  # at both ends of a file
 _BUFFER_BYTES = 1 << 20  # of a column chunk that is being read
-_BATCH_BYTES = 4 << 20  # decoded bytes of a batch, estimated from the mean size of the rows
+_BATCH_BYTES = 1 << 20  # decoded bytes of a batch, estimated from the mean size of the rows
 _BATCH_ROWS = 1024
 # Each part of a row group decodes the rows before it too. Decoding is about a hundred times faster
 # than tokenising, so with this many parts it takes less than a tenth of the time.
