@@ -37,7 +37,9 @@ LAYERS = (
     {"commands"},
     {"__main__"},
 )
-HEAVY = {"jax", "flax", "optax", "torch", "transformers", "tensorflow", "tensorflow_datasets"}
+HEAVY = {
+    "jax", "flax", "optax", "torch", "transformers", "tensorflow", "tensorflow_datasets", "pyarrow"
+}  # fmt: skip
 
 
 def _room(module: str) -> str:

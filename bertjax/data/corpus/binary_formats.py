@@ -37,6 +37,7 @@ _FORMATS = (
     (b"\xff\xfe", "UTF-16", "convert it, for example with iconv -f UTF-16 -t UTF-8"),
     (b"\xfe\xff", "UTF-16", "convert it, for example with iconv -f UTF-16 -t UTF-8"),
 )  # fmt: skip
+_PACKED = ("gzip", "Zstandard", "bzip2", "xz", "7-Zip", "ZIP", "tar")
 _OFFICE = {
     b"xl/": ("Excel", _PANDAS.format(reader="read_excel")),
     b"word/": ("Word", "save it as plain text"),
@@ -51,6 +52,8 @@ def check(path: str, head: bytes, *, wanted: str = "text") -> None:
     match = _format(head)
     if match is not None and match[0] != wanted:
         name, advice = match
+        if wanted != "text":
+            advice = _UNPACK if name in _PACKED else "correct its suffix, or convert the file"
         raise errors.UserError(f"{path}: is a {name} file, but must be {wanted}: {advice}")
 
 

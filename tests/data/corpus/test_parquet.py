@@ -1,6 +1,7 @@
 """Parquet corpora: the columns that are needed, parts of row groups, bounded memory, bad files."""
 
 import collections
+import gzip
 import itertools
 import os
 import random
@@ -184,6 +185,20 @@ def test_files_that_are_no_parquet_are_named_or_skipped(tmp_path, how, message):
     skipped = collections.Counter()
     sources = reader.find([os.fspath(tmp_path)], on_error="skip", skipped=skipped)
     assert skipped == {"unreadable or empty files": 1} and _texts(sources) == TEXTS
+
+
+def test_a_packed_parquet_file_must_be_unpacked(tmp_path):
+    path = tmp_path / "a.parquet.gz"
+    path.write_bytes(gzip.compress(open(_write(tmp_path / "a.parquet"), "rb").read()))
+    with pytest.raises(errors.UserError, match="is a gzip file, but must be Parquet: unpack it"):
+        reader.find([os.fspath(path)])
+
+
+def test_a_parquet_file_with_another_suffix_is_read_by_its_format(tmp_path):
+    path = _write(tmp_path / "part-0001")
+    assert _texts(reader.find([path], format="parquet")) == TEXTS
+    with pytest.raises(errors.UserError, match=r"is a Parquet file, but must be text: name it wi"):
+        reader.find([path])
 
 
 def test_a_damaged_row_group_is_named_or_skipped(tmp_path):
