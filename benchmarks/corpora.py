@@ -19,6 +19,7 @@ import argparse
 import csv
 import json
 import pathlib
+import resource
 import tempfile
 import time
 from collections.abc import Iterator
@@ -64,11 +65,15 @@ def write(folder: pathlib.Path, form: str, name: str, texts: list[str], *, rows:
 
 
 def compare(folders: dict[str, str], tok: str, output: str, megabytes: float, workers: int) -> None:
-    """Prepares each folder and prints its row; raises SystemExit if shards differ."""
+    """Prepares each folder and prints its row; raises SystemExit if shards differ.
+
+    On a busy machine, compare the CPU seconds, which are those of all processes of a row.
+    """
     print(f"{'':<34} {'text MB':>8} {'s':>8} {'MB/s':>8} {'largest, MB':>12} {'together, MB':>12}")
     expected: dict[str, str] = {}
     for label, folder in folders.items():
         result = f"{output}/{label.replace(' ', '_')}"
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         prepare_benchmark.measure(
             label,
             ["-m", "bertjax", "prepare", f"--input={folder}", f"--tokenizer={tok}",
@@ -76,6 +81,9 @@ def compare(folders: dict[str, str], tok: str, output: str, megabytes: float, wo
              "--text_split=blank"],
             megabytes,
         )  # fmt: skip
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        print(f"    {seconds:.1f} CPU seconds, {megabytes / seconds:.2f} MB for each", flush=True)
         splits = manifest_lib.read(result)["splits"].values()
         shards = {shard["file"]: shard["sha256"] for split in splits for shard in split["shards"]}
         expected = expected or shards

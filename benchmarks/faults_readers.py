@@ -6,8 +6,10 @@ import shutil
 from collections.abc import Callable
 
 import numpy as np
+import pyarrow as pa
 from etils import epath
 from flax import serialization, traverse_util
+from pyarrow import parquet as pq
 
 from bertjax import checksums, run_log, workdir
 from bertjax.artifact import artifact, flax_weights, huggingface, t5x, weight_files
@@ -27,6 +29,7 @@ T5 = {"vocab_size": 128, "hidden_size": 8, "num_layers": 2, "num_decoder_layers"
       "head_dim": 4, "intermediate_size": 8}  # fmt: skip
 METRICS = '{"step": 1, "train/loss": 2.5}\n{"step": 2, "eval/loss": null}\n'
 TSV = "sentence\tlabel\nthe cat saw\tgood\na dog ran\tbad\n"
+CSV = 'text,label\n"the cat, saw",good\n"a\ndog",bad\n'
 CONLL = "Ada\tB-PER\nwrote\tO\n\nin\tO\nBonn\tB-LOC\n"
 
 
@@ -100,6 +103,8 @@ READERS: dict[str, tuple[str | dict[str, str], Callable[[pathlib.Path], object]]
     "tuned": ("tuned_model", artifact.read),
     "jsonl_corpus": ({"c.jsonl": '{"text": "a cat"}\n{"text": "two"}\n'}, _documents),
     "txt_corpus": ({"c.txt": "a cat\n\ntwo cats\n"}, _documents),
+    "csv_corpus": ({"c.csv": CSV}, _documents),
+    "parquet_corpus": ("parquet", _documents),
     "spiece": ("spiece", _tokenizer),
     "safetensors": ("tensors", _tensors),
     "flax": ("flax", huggingface.read),
@@ -110,6 +115,8 @@ READERS: dict[str, tuple[str | dict[str, str], Callable[[pathlib.Path], object]]
     "metrics": ({"m.jsonl": METRICS}, _file(run_log.read_metrics)),
     "blimp": ({"b.jsonl": json.dumps(PAIR) + "\n"}, _file(blimp.read)),
     "tsv": ({"t.tsv": TSV}, _sentences),
+    "csv": ({"t.csv": CSV}, _sentences),
+    "parquet": ("parquet", _sentences),
     "jsonl": ({"t.jsonl": '{"sentence": "a", "label": "x"}\n'}, _sentences),
     "conll": ({"t.conll": CONLL}, _file(lambda path: types.Words.of_conll(path, entities=True))),
     "squad": ({"t.json": json.dumps(SQUAD)}, _file(_questions)),
@@ -135,6 +142,9 @@ def write_inputs(folder: pathlib.Path) -> int:
     shutil.copytree(folder / "run" / "checkpoints" / "6", folder / "checksums")
     left_out = shutil.ignore_patterns("artifact", "*.md", "*.png")
     shutil.copytree(folder / "tuned", folder / "tuning", ignore=left_out)
+    (folder / "parquet").mkdir()
+    table = pa.table({"text": texts[:9], "label": [str(i % 2) for i in range(9)]})
+    pq.write_table(table, folder / "parquet" / "t.parquet", row_group_size=4)
     _write_flax(folder)
     _write_t5x(folder)
     return 0

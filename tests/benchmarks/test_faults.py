@@ -15,7 +15,8 @@ import pytest
 from benchmarks import faults_child, faults_fuzz
 
 TABLES = (
-    "jsonl_corpus", "txt_corpus", "tsv", "jsonl", "conll", "squad", "metrics", "blimp",
+    "jsonl_corpus", "txt_corpus", "csv_corpus", "tsv", "csv", "jsonl", "conll", "squad", "metrics",
+    "blimp",
 )  # fmt: skip
 WRITE = "import sys; [open(f'{sys.argv[1]}/{n}', 'wb', 0).write(b'12345678') for n in range(3)]"
 

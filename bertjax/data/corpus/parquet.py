@@ -22,22 +22,22 @@ from bertjax.data.corpus import binary_formats, corpus_files, templates
 
 _MAGIC = b"PAR1"  # at both ends of a file
 _BUFFER_BYTES = 1 << 20  # of a column chunk that is being read
-_BATCH_BYTES = 1 << 20  # decoded bytes of a batch, estimated from the mean size of the rows
-_BATCH_ROWS = 1024
-# Each part of a row group decodes the rows before it too. Decoding is about a hundred times faster
-# than tokenising, so with this many parts it takes less than a tenth of the time.
+_BATCH_BYTES = 1 << 20  # of a batch, estimated from the mean size of the rows
+_MIN_BATCH_ROWS, _BATCH_ROWS = 16, 1024
+# Each part of a row group also decodes the rows before it. Decoding is more than a hundred times
+# faster than tokenising, so with this many parts it takes about 5% of the time.
 _MAX_PARTS = 16
 
 
 class Size(NamedTuple):
-    """The size of the text of a file. bytes: decompressed, as the file's footer states it."""
+    """The size of a file. bytes: of all columns, decompressed, as the file's footer states them."""
 
     rows: int
     bytes: int
 
 
 def check(path: str, template: templates.Template) -> Size:
-    """Returns the size of the columns that `template` names.
+    """Returns the size of a file. `template` names the columns that will be read.
 
     Raises UserError if the file is empty, incomplete or not Parquet, or has no row, and if a column
     is missing or is not text.
@@ -50,9 +50,17 @@ def check(path: str, template: templates.Template) -> Size:
         rows = file.metadata.num_rows
         if not rows:
             raise errors.UserError(f"{path}: holds no row; remove the file")
-        groups = range(file.metadata.num_row_groups)
-        size = sum(_group_bytes(file, group, template.fields) for group in groups)
-        return Size(rows, max(size, rows))
+        return Size(rows, sum(_group_sizes(file)))
+
+
+def _group_sizes(file: Any) -> list[int]:
+    """Returns the decompressed bytes of each row group, all columns together.
+
+    NOTE: the sizes of single columns are not used, because asking pyarrow for the metadata of a
+    column ends the process if that metadata is damaged.
+    """
+    groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
+    return [max(group.total_byte_size, group.num_rows) for group in groups]
 
 
 def _check_text(path: str, schema: Any, name: str, template: templates.Template) -> None:
@@ -78,26 +86,20 @@ def _is_text(kind: Any) -> bool:
     )
 
 
-def split(path: str, size: int, unit_bytes: int) -> list[tuple[int, int, int]]:
+def split(path: str, unit_bytes: int) -> list[tuple[int, int, int]]:
     """Returns (first row, row after the last, bytes) of parts of about `unit_bytes` bytes.
 
     A part consists of whole row groups. Only a row group of more than `unit_bytes` bytes is itself
     divided, into at most _MAX_PARTS parts of equal numbers of rows.
-
-    size: the bytes of the file; they are divided among the row groups in proportion to their bytes.
     """
     with _opened(path) as file:
-        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-        rows = [group.num_rows for group in groups]
-        weights = [max(1, group.total_byte_size) for group in groups]
+        sizes = _group_sizes(file)
+        rows = [file.metadata.row_group(i).num_rows for i in range(len(sizes))]
     parts: list[tuple[int, int, int]] = []
-    total, done_weight, done_rows = sum(weights), 0, 0
-    room = 0
-    for count, weight in zip(rows, weights, strict=True):
+    room = done_rows = 0
+    for count, group_bytes in zip(rows, sizes, strict=True):
         if not count:
             continue
-        done_bytes = size * done_weight // total
-        group_bytes = size * (done_weight + weight) // total - done_bytes
         pieces = max(1, min(-(-group_bytes // unit_bytes), _MAX_PARTS, count))
         if parts and group_bytes <= room:
             first, _, part_bytes = parts.pop()
@@ -109,7 +111,6 @@ def split(path: str, size: int, unit_bytes: int) -> list[tuple[int, int, int]]:
                 share = group_bytes * stop // count - group_bytes * start // count
                 parts.append((done_rows + start, done_rows + stop, share))
             room = max(0, unit_bytes - parts[-1][2])
-        done_weight += weight
         done_rows += count
     return parts
 
@@ -136,10 +137,9 @@ def _group_records(
     file: Any, group: int, fields: Sequence[str], row: int, start: int, stop: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the records of a row group that are in [start, stop). row: its first row."""
-    num_rows = max(1, file.metadata.row_group(group).num_rows)
-    mean = max(1, _group_bytes(file, group, fields) // num_rows)
+    mean = _group_sizes(file)[group] // max(1, file.metadata.row_group(group).num_rows)
     batches = file.iter_batches(
-        batch_size=max(1, min(_BATCH_ROWS, _BATCH_BYTES // mean)),
+        batch_size=max(_MIN_BATCH_ROWS, min(_BATCH_ROWS, _BATCH_BYTES // max(1, mean))),
         row_groups=[group],
         columns=list(fields),
         use_threads=False,
@@ -166,13 +166,6 @@ def _value(cell: Any) -> str | bytes | None:
         return cell.as_py()
     except UnicodeDecodeError:
         return cell.as_buffer().to_pybytes()
-
-
-def _group_bytes(file: Any, group: int, fields: Sequence[str]) -> int:
-    """Returns the decompressed bytes of top-level columns in a row group."""
-    metadata = file.metadata
-    columns = [i for i in range(metadata.num_columns) if metadata.schema.column(i).path in fields]
-    return sum(metadata.row_group(group).column(i).total_uncompressed_size for i in columns)
 
 
 def tables(path: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -60,8 +60,8 @@ class Source:
     path: file, "tfds:NAME/CONFIG:SPLIT" or "builtin".
     format: one of FILE_FORMATS, "tfds" or "builtin".
     size: bytes of this part on disk. It is an estimate for "tfds" and "builtin", and for parts of
-        compressed and of ArrayRecord files. For "parquet" it is the decompressed bytes of the
-        columns that are read, as the file's footer states them.
+        compressed and of ArrayRecord files. For "parquet" it is the bytes of all columns,
+        decompressed, as the file's footer states them.
     start, stop: the range of the part, in bytes for text, JSON, CSV and TSV, else in records or
         rows; stop=None: to the end.
     stride: (i, n) keeps documents i, i + n, ... of a file that must be read from its beginning.
@@ -133,7 +133,7 @@ def split(source: Source, unit_bytes: int, *, text_split: str = "file") -> list[
         return [source]
     replace = functools.partial(dataclasses.replace, source)
     if source.format == "parquet":
-        rows = parquet.split(source.path, source.size, unit_bytes)
+        rows = parquet.split(source.path, unit_bytes)
         return [replace(start=a, stop=b, size=size) for a, b, size in rows]
     if source.format not in ("txt", "jsonl", *tables.FORMATS):
         records = len(indexed.opened(source.path))

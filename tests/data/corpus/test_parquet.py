@@ -57,19 +57,15 @@ def test_columns_of_every_text_type(tmp_path, kind):
     assert _texts(reader.find([path])) == ["one", "", "two", "one"]
 
 
-def test_only_the_column_is_read_and_sized(tmp_path):
-    heavy = [random.Random(i).randbytes(5000) for i in range(97)]
-    small = _write(tmp_path / "a.parquet")
-    path = _write(tmp_path / "b.parquet", {"image": heavy, "text": TEXTS})
-    one, two = reader.find([small]), reader.find([path])
-    assert one[0].size == two[0].size < os.path.getsize(path) / 20
-    assert sum(map(len, TEXTS)) < one[0].size
+def test_only_the_column_is_read(tmp_path):
+    path = _write(tmp_path / "a.parquet", {"image": [b"\xff" * 5000] * 97, "text": TEXTS})
+    sources = reader.find([path])
     data = bytearray(open(path, "rb").read())
     column = pq.ParquetFile(path).metadata.row_group(0).column(0)
     first = column.dictionary_page_offset or column.data_page_offset
     data[first : first + column.total_compressed_size] = bytes(column.total_compressed_size)
-    (tmp_path / "b.parquet").write_bytes(data)
-    assert _texts(two) == TEXTS
+    (tmp_path / "a.parquet").write_bytes(data)
+    assert _texts(sources) == TEXTS
 
 
 def test_a_column_name_with_a_dot_is_not_a_path(tmp_path):
