@@ -14,7 +14,7 @@ A row group cannot be read from its middle: to skip rows, they are decoded and d
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bertjax import errors
@@ -47,10 +47,14 @@ def check(path: str, template: templates.Template) -> Size:
         template.check_columns(path, tuple(schema.names))
         for name in template.fields:
             _check_text(path, schema, name, template)
-        rows = file.metadata.num_rows
+        rows = sum(_group_rows(file))
         if not rows:
             raise errors.UserError(f"{path}: holds no row; remove the file")
         return Size(rows, sum(_group_sizes(file)))
+
+
+def _group_rows(file: Any) -> list[int]:
+    return [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
 
 
 def _group_sizes(file: Any) -> list[int]:
@@ -60,7 +64,7 @@ def _group_sizes(file: Any) -> list[int]:
     column ends the process if that metadata is damaged.
     """
     groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
-    return [max(group.total_byte_size, group.num_rows) for group in groups]
+    return [max(group.total_byte_size, group.num_rows, 1) for group in groups]
 
 
 def _check_text(path: str, schema: Any, name: str, template: templates.Template) -> None:
@@ -93,11 +97,10 @@ def split(path: str, unit_bytes: int) -> list[tuple[int, int, int]]:
     divided, into at most _MAX_PARTS parts of equal numbers of rows.
     """
     with _opened(path) as file:
-        sizes = _group_sizes(file)
-        rows = [file.metadata.row_group(i).num_rows for i in range(len(sizes))]
+        groups = list(zip(_group_rows(file), _group_sizes(file), strict=True))
     parts: list[tuple[int, int, int]] = []
     room = done_rows = 0
-    for count, group_bytes in zip(rows, sizes, strict=True):
+    for count, group_bytes in groups:
         if not count:
             continue
         pieces = max(1, min(-(-group_bytes // unit_bytes), _MAX_PARTS, count))
@@ -125,36 +128,48 @@ def records(
     """
     with guard("unreadable files"), _opened(path) as file:
         first = 0
-        for group in range(file.metadata.num_row_groups):
-            after = first + file.metadata.row_group(group).num_rows
+        groups = zip(_group_rows(file), _group_sizes(file), strict=True)
+        for group, (num_rows, size) in enumerate(groups):
+            after = first + num_rows
             if first < stop and after > start:
-                with guard("unreadable row groups"), _damage(f"{path} row group {group}"):
-                    yield from _group_records(file, group, fields, first, start, stop)
+                batch_rows = max(_MIN_BATCH_ROWS, min(_BATCH_ROWS, _BATCH_BYTES * num_rows // size))
+                place = f"{path} row group {group}"
+                with guard("unreadable row groups"), _damage(place):
+                    batches = file.iter_batches(
+                        batch_rows, row_groups=[group], columns=list(fields), use_threads=False
+                    )
+                    last = min(stop, after)
+                    row = yield from _batch_records(batches, fields, first, start, last)
+                    _check_end(place, row - first, last - first)
             first = after
+        _check_end(path, min(first, stop), stop)
 
 
-def _group_records(
-    file: Any, group: int, fields: Sequence[str], row: int, start: int, stop: int
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the records of a row group that are in [start, stop). row: its first row."""
-    mean = _group_sizes(file)[group] // max(1, file.metadata.row_group(group).num_rows)
-    batches = file.iter_batches(
-        batch_size=max(_MIN_BATCH_ROWS, min(_BATCH_ROWS, _BATCH_BYTES // max(1, mean))),
-        row_groups=[group],
-        columns=list(fields),
-        use_threads=False,
-    )
+def _batch_records(
+    batches: Iterator[Any], fields: Sequence[str], row: int, start: int, stop: int
+) -> Generator[tuple[int, dict[str, Any]], None, int]:
+    """Yields the records of batches that are in [start, stop). row: the first row of the batches.
+
+    Returns `stop`, or the row at which the batches end before it.
+    """
     for batch in batches:
-        if row >= stop:
-            return
         skipped = max(0, start - row)
         row += min(skipped, batch.num_rows)
         columns = [_decoded(batch.column(name)) for name in fields]
         for cells in zip(*(column[skipped:] for column in columns), strict=True):
             if row >= stop:
-                return
+                return row
             yield row, dict(zip(fields, map(_value, cells), strict=True))
             row += 1
+    return row
+
+
+def _check_end(place: str, num_rows: int, expected: int) -> None:
+    if num_rows != expected:
+        raise errors.UserError(
+            f"{place}: corrupt (ends after {num_rows} of {expected} rows); copy or download the "
+            "file again"
+        )
 
 
 def _decoded(column: Any) -> Any:
@@ -186,6 +201,7 @@ def tables(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
                         for name, value in values.items()
                     }
                     row += 1
+        _check_end(path, row, sum(_group_rows(file)))
 
 
 def _holds_bytes(kind: Any) -> bool:

@@ -265,3 +265,11 @@ def test_a_template_reads_each_of_its_columns_once(tmp_path):
     sources = reader.find([path], text_template=template)
     assert _texts(sources, text_template=template) == ["A: one (A)", ": two ()", ""]
     assert templates.of("text", template).fields == ("title", "text", "title")
+
+
+def test_a_file_that_has_lost_rows_is_named(tmp_path):
+    path = _write(tmp_path / "a.parquet")
+    sources = reader.find([path])
+    _write(tmp_path / "a.parquet", {"text": TEXTS[:90]})
+    with pytest.raises(errors.UserError, match=r"corrupt \(ends after 90 of 97 rows\); copy or do"):
+        _texts(sources)
