@@ -42,7 +42,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--output", required=True, help="folder for the results; created if it does not exist")
     flag("--data", help="folder with the files of all splits, or tfds:NAME")
     for split in FILES:
-        flag(f"--{split}", metavar="FILE", help=f"file of the {split} split: .tsv, .csv, .jsonl, .parquet")
+        flag(f"--{split}", metavar="FILE",
+             help=f"file of the {split} split: .tsv, .csv, .jsonl or .parquet")
     flag("--seeds", type=int, metavar="K", help="number of runs per learning rate; default: 1")
     flag("--lr", metavar="RATES",
          help="learning rates, separated by commas; default: depends on task and strategy, "

@@ -49,7 +49,7 @@ def check(path: str, template: templates.Template) -> Size:
             _check_text(path, schema, name, template)
         rows = sum(_group_rows(file))
         if not rows:
-            raise errors.UserError(f"{path}: holds no row; remove the file")
+            raise errors.UserError(f"{path}: contains no rows; remove the file")
         return Size(rows, sum(_group_sizes(file)))
 
 

@@ -111,8 +111,8 @@ def record(row: Row, names: Sequence[str], place: Callable[[], str]) -> dict[str
         )
     if len(row.cells) != len(names):
         raise errors.UserError(
-            f"{place()}: cells: {len(row.cells)}, but the header has {len(names)}; correct it, or "
-            "pass --on_error=skip"
+            f"{place()}: the number of cells is {len(row.cells)}, but the header has {len(names)}; "
+            "correct it, or pass --on_error=skip"
         )
     return dict(zip(names, map(_cell, row.cells), strict=True))
 

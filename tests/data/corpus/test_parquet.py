@@ -166,7 +166,7 @@ def _damaged(data: bytes, how: str) -> bytes:
         ("footer", "corrupt (.*); copy or download the file again"),
         ("empty", "the file is empty"),
         ("text", "is not a Parquet file; if it is text, pass --format"),
-        ("rows", "holds no row; remove the file"),
+        ("rows", "contains no rows; remove the file"),
     ],
 )
 def test_files_that_are_no_parquet_are_named_or_skipped(tmp_path, how, message):

@@ -74,7 +74,7 @@ def test_tsv_has_no_quoting_and_blank_lines_are_no_rows(tmp_path):
 
 
 BAD_ROWS = {
-    b"one,two,three\n": "cells: 3, but the header has 2",
+    b"one,two,three\n": "the number of cells is 3, but the header has 2",
     b'"one"two,x\n': "not valid CSV (",
     b"caf\xe9,x\n": "is not UTF-8",
 }

@@ -235,7 +235,7 @@ _ROW = '{"question": "Q?", "choices": ["A.", "B."], "label": %s}\n'
         ("classification", "a.tsv", "sentence\tlabel\nA.\tx\nB.\t\n", "a.tsv:3: has no 'label'"),
         ("classification", "a.tsv", b"sentence\tlabel\ncaf\xe9\tx\n", "a.tsv:2: is not UTF-8"),
         ("classification", "a.tsv", b"sentence\tlabel\nA\0.\tx\n", "a.tsv:2: contains a NUL"),
-        ("classification", "a.csv", "sentence,label\n", "a.csv: holds no row"),
+        ("classification", "a.csv", "sentence,label\n", "a.csv: contains no rows"),
         ("classification", "a.jsonl", '{"sentence": "A."\n', "a.jsonl:1: is not JSON"),
         ("classification", "a.jsonl", "\n" + "[" * 100_000, "a.jsonl:2: is nested more than"),
         ("classification", "a.jsonl", '{"label": ' + "9" * 5_000 + "}", "a.jsonl:1: is not JSON"),

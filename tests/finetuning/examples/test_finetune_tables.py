@@ -85,13 +85,13 @@ def test_csv_has_quotes_and_gives_the_same_examples(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("text,label\nA, b,x\n", ":2: cells: 3, but the header has 2; commas separate cells, so a "
-         "text with a comma must be quoted"),
+        ("text,label\nA, b,x\n", ":2: the number of cells is 3, but the header has 2; commas "
+         "separate cells, so a text with a comma must be quoted"),
         ('text,label\nA,x\n"B" b,x\n', ":3: not valid CSV ("),
         ('text,label\n"A,x\n', ":2: not valid CSV (unexpected end of data)"),
         ("text,text\nA,x\n", ":1: the header has column 'text' twice"),
         ("text,label\nA,x\n,\n", ":3: the text of 'text' is empty"),
-        ("title,label\nA,x\n", ":2: no column 'sentence'; there are 'title', 'label'"),
+        ("title,label\nA,x\n", ":2: has no column 'sentence'; its columns are 'title', 'label'"),
     ],
 )  # fmt: skip
 def test_a_bad_csv_row_is_named(tmp_path, content, message):
@@ -128,7 +128,7 @@ def test_columns_of_bytes_are_ignored_and_missing_values_omitted(tmp_path):
     path = _parquet(tmp_path / "a.parquet", columns)
     fields = [record.fields for record in readers.records(path)]
     assert fields == [{"sentence": "A.", "label": "x"}, {"sentence": "B."}]
-    with pytest.raises(errors.UserError, match=r"parquet row 1: no 'label'; there are 'sentence'"):
+    with pytest.raises(errors.UserError, match=r"row 1: has no 'label'; its columns are 'sentence'"):
         _read("classification", path)
 
 
@@ -137,9 +137,9 @@ def test_columns_of_bytes_are_ignored_and_missing_values_omitted(tmp_path):
     [
         ("half", "is a Parquet file, but must be complete"),
         ("empty", "the file is empty"),
-        ("rows", "holds no row"),
-        ("column", " row 0: no column 'sentence'; there are 'body', 'label'"),
-        ("binary", " row 0: no column 'sentence'; there are 'label'"),
+        ("rows", "contains no rows"),
+        ("column", " row 0: has no column 'sentence'; its columns are 'body', 'label'"),
+        ("binary", " row 0: has no column 'sentence'; its columns are 'label'"),
         ("utf8", "contains text that is not UTF-8"),
     ],
 )
