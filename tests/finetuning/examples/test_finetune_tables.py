@@ -128,7 +128,7 @@ def test_columns_of_bytes_are_ignored_and_missing_values_omitted(tmp_path):
     path = _parquet(tmp_path / "a.parquet", columns)
     fields = [record.fields for record in readers.records(path)]
     assert fields == [{"sentence": "A.", "label": "x"}, {"sentence": "B."}]
-    with pytest.raises(errors.UserError, match=r"row 1: has no 'label'; its columns are 'sentence'"):
+    with pytest.raises(errors.UserError, match=r"row 1: has no 'label'; its columns are"):
         _read("classification", path)
 
 
