@@ -44,17 +44,17 @@ _OFFICE = {
 }
 
 
-def check(path: str, head: bytes, *, wanted: str = "text") -> None:
+def check(path: str, head: bytes, *, expected: str = "text") -> None:
     """Raises UserError if `head`, a file's first HEAD bytes, identifies a known binary format.
 
-    wanted: the format that the file must have; a file of this format is accepted.
+    expected: the format that the file must have; a file of this format is accepted.
     """
     match = _format(head)
-    if match is not None and match[0] != wanted:
+    if match is not None and match[0] != expected:
         name, advice = match
-        if wanted != "text":
+        if expected != "text":
             advice = _UNPACK if name in _PACKED else "correct its suffix, or convert the file"
-        raise errors.UserError(f"{path}: is a {name} file, but must be {wanted}: {advice}")
+        raise errors.UserError(f"{path}: is a {name} file, but must be {expected}: {advice}")
 
 
 def _format(head: bytes) -> tuple[str, str] | None:

@@ -1,8 +1,8 @@
 """Reads columns of Parquet files as records, in bounded memory and from the middle of a file.
 
-    rows = parquet.check("train.parquet", template).rows
-    for index, record in parquet.records("train.parquet", 0, rows, fields=("title", "text")):
-        ...                                          # 0, {"title": "Ants", "text": "An ant is ..."}
+    size = parquet.check("a.parquet", template)
+    for index, record in parquet.records("a.parquet", 0, size.rows, fields=("title",), guard=guard):
+        ...                                          # 0, {"title": "Ants"}
 
 A row group is read page by page, and decoded in batches of about 1 MB. So the memory depends on the
 longest document and on the largest page (1 MB, but 1,024 rows at least if Arrow wrote the file),
@@ -47,10 +47,10 @@ def check(path: str, template: templates.Template) -> Size:
         template.check_columns(path, tuple(schema.names))
         for name in template.fields:
             _check_text(path, schema, name, template)
-        rows = sum(_group_rows(file))
-        if not rows:
+        num_rows = sum(_group_rows(file))
+        if not num_rows:
             raise errors.UserError(f"{path}: contains no rows; remove the file")
-        return Size(rows, sum(_group_sizes(file)))
+        return Size(num_rows, sum(_group_sizes(file)))
 
 
 def _group_rows(file: Any) -> list[int]:
@@ -183,7 +183,7 @@ def _value(cell: Any) -> str | bytes | None:
         return cell.as_buffer().to_pybytes()
 
 
-def tables(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields (row number, {column: value}) of all rows, with all columns that JSON can represent.
 
     Columns of bytes (such as images) are left out. Numbers of classes become their names if the
@@ -219,15 +219,15 @@ def _class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
         items = features.items()
     except (KeyError, TypeError, ValueError, AttributeError):  # the metadata is optional
         return {}
-    found = {}
+    names = {}
     for name, feature in items:
         while isinstance(feature, list) and len(feature) == 1:  # a list, as earlier versions say it
             (feature,) = feature
         while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
             feature = feature["feature"]
         if isinstance(feature, dict) and isinstance(feature.get("names"), list):
-            found[name] = feature["names"]
-    return found
+            names[name] = feature["names"]
+    return names
 
 
 def _named(value: Any, names: list[str] | None, place: str) -> Any:
@@ -254,7 +254,7 @@ def _opened(path: str) -> Iterator[Any]:
         head = raw.read(binary_formats.HEAD)
         if not head:
             raise errors.UserError(f"{path}: the file is empty")
-        binary_formats.check(path, head, wanted="Parquet")
+        binary_formats.check(path, head, expected="Parquet")
         if not head.startswith(_MAGIC):
             raise errors.UserError(
                 f"{path}: is not a Parquet file; if it is text, pass --format or correct its suffix"

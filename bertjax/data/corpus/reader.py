@@ -312,7 +312,7 @@ def _read_table(
             place = functools.partial(_place, source, row.number)
             text = template.text_of(tables.record(row, names, place), place)
         if text is not None:
-            yield text, row.done
+            yield text, row.end
 
 
 def _read_records(

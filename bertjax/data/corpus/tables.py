@@ -25,13 +25,13 @@ class Row(NamedTuple):
 
     number: the number of its first line, as in the input of `rows`. cells: its cells, in which
     surrogates stand for bytes that are not UTF-8; [] for a blank line. problem: why the row cannot
-    be parsed, else "". done: bytes up to the end of the row, as in the input of `rows`.
+    be parsed, else "". end: bytes up to the end of the row, as in the input of `rows`.
     """
 
     number: int
     cells: list[str]
     problem: str
-    done: int
+    end: int
 
 
 def rows(lines: Iterable[tuple[int, bytes, int]], form: str) -> Iterator[Row]:
@@ -45,7 +45,7 @@ def rows(lines: Iterable[tuple[int, bytes, int]], form: str) -> Iterator[Row]:
 def _tabs(lines: Iterable[tuple[int, bytes, int]]) -> Iterator[Row]:
     for number, line, done in lines:
         text = line.decode("utf-8", "surrogateescape").rstrip("\r\n")
-        yield Row(number, text.split("\t") if text.strip() else [], "", done)
+        yield Row(number, text.split("\t") if text.strip(" ") else [], "", done)
 
 
 def _quoted(lines: Iterable[tuple[int, bytes, int]]) -> Iterator[Row]:
@@ -132,11 +132,11 @@ def boundaries(path: str, unit_bytes: int) -> Iterator[int]:
     NOTE: reads the whole file, because a line break may be inside a quoted cell.
     """
     with corpus_files.opened(path) as (file, _):
-        wanted = unit_bytes
+        position = unit_bytes
         for row in rows(_positioned(corpus_files.lines(file, lambda _: path)), "csv"):
-            if row.done >= wanted:
-                yield row.done
-                wanted = row.done - row.done % unit_bytes + unit_bytes
+            if row.end >= position:
+                yield row.end
+                position = row.end - row.end % unit_bytes + unit_bytes
 
 
 def _positioned(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes, int]]:

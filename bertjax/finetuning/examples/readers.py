@@ -1,7 +1,7 @@
 """Reads labelled files (TSV and CSV with a header, JSON lines, Parquet, TFDS) as records.
 
     .jsonl .json .ndjson    one JSON object per line
-    .parquet                columns of texts, numbers, lists and structs; see `parquet.tables`
+    .parquet                columns of texts, numbers, lists and structs; see `parquet.rows`
     tfds:NAME/CONFIG:SPLIT  a TFDS dataset in ArrayRecord files, read without TensorFlow
     .csv                    a header line, cells split at commas, which may be quoted (RFC 4180)
     anything else           TSV: a header line, cells split at tabs, no quoting (as in GLUE)
@@ -163,9 +163,9 @@ def _json_lines(path: str) -> Iterator[Record]:
 
 
 def _parquet(path: str) -> Iterator[Record]:
-    for index, fields in parquet.tables(path):
-        there = {name: value for name, value in fields.items() if value is not None}
-        yield Record(f"{path} row {index}", there)
+    for index, fields in parquet.rows(path):
+        values = {name: value for name, value in fields.items() if value is not None}
+        yield Record(f"{path} row {index}", values)
 
 
 def _tfds(path: str) -> Iterator[Record]:

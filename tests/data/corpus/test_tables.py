@@ -148,7 +148,8 @@ def test_a_template_gives_the_same_documents_in_every_format(tmp_path):
 def test_a_document_whose_fields_are_all_empty_is_empty(tmp_path):
     lines = _write(tmp_path / "a.jsonl", b'{"a": null, "b": ""}\n{"a": null, "b": "x"}\n')
     table = _write(tmp_path / "a.csv", b"a,b\n,\n,x\n")
-    for path in (lines, table):
+    tabs = _write(tmp_path / "a.tsv", b"a\tb\n\t\n\n\tx\n")
+    for path in (lines, table, tabs):
         sources = reader.find([path], text_template="Title: {a}. {b}")
         assert _texts(sources, text_template="Title: {a}. {b}") == ["", "Title: . x"]
 
