@@ -40,13 +40,13 @@ class Experiment:
     ):
         self.frozen_models = frozen_models
         self.schedule = phases_lib.schedule(config)
-        self.tx = optimizer.make(config.optimizer, config.num_steps, self.schedule)
         self._platform = platform
         self._bind(config)
 
     def _bind(self, config: ml_collections.ConfigDict) -> None:
         """Sets the parts that may differ between phases."""
         self.config = config
+        self.tx = optimizer.make(config.optimizer, config.num_steps, self.schedule)
         compute = plugins.compute(config, self._platform)
         self.model = plugins.model(config.family, config.model, compute)
         self.objective = plugins.objective(config.objective.name)
@@ -56,12 +56,15 @@ class Experiment:
         self.scales = self.objective.scales(self.objective_config)
 
     def at(self, phase: phases_lib.Phase) -> "Experiment":
-        """Returns the experiment with the phase's values of model and objective.
+        """Returns the experiment with the phase's values of model, objective and weight decay.
 
-        The optimizer and the learning rate schedule are those of the whole run.
+        The learning rate schedule is that of the whole run.
         """
-        same_model = phase.config.model == self.config.model
-        if same_model and phase.config.objective == self.config.objective:
+
+        def values(config: ml_collections.ConfigDict) -> tuple[Any, ...]:
+            return config.model, config.objective, config.optimizer.weight_decay
+
+        if values(phase.config) == values(self.config):
             return self
         part = copy.copy(self)
         part._bind(phase.config)
@@ -94,7 +97,7 @@ class Experiment:
             part.loss,
             normalizers,
             part.scales,
-            self.tx,
+            part.tx,
             self.schedule,
             phase.micro_batches,
             self.frozen_models,

@@ -10,9 +10,10 @@
     )
 
 A phase is a dict of config keys. A key that it does not have keeps its value from the phase before.
-`num_tokens` may be given instead of `num_steps`. A phase that sets a key of the optimizer starts a
-new learning rate schedule, which lasts until the next such phase. This schedule has a warm-up and
-a final decay only if the phase sets `optimizer.warmup_steps` and `optimizer.decay_steps`.
+`num_tokens` may be given instead of `num_steps`. A phase that sets a key of the optimizer other
+than `weight_decay` starts a new learning rate schedule, which lasts until the next such phase. This
+schedule has a warm-up and a final decay only if the phase sets `optimizer.warmup_steps` and
+`optimizer.decay_steps`.
 
 `config.phase2` is a short form for a second phase that differs in length and batch size only.
 """
@@ -33,6 +34,7 @@ KEYS = (
     "data.sources.*.weight", "objective.*", "model.*", "optimizer.learning_rate",
     "optimizer.schedule", "optimizer.warmup_steps", "optimizer.decay_steps",
     "optimizer.decay_shape", "optimizer.start_rate", "optimizer.end_rate",
+    "optimizer.weight_decay",
 )  # fmt: skip
 _FIXED = ("objective.name", "objective.teacher")
 _EXTENT = ("num_steps", "num_tokens")
@@ -155,7 +157,7 @@ def _segments(config: ConfigDict) -> list[tuple[int, int, ConfigDict]]:
 
 
 def _new_schedule(overrides: Mapping[str, Any]) -> bool:
-    return any(key.startswith("optimizer.") for key in overrides)
+    return any(k.startswith("optimizer.") and k != "optimizer.weight_decay" for k in overrides)
 
 
 def _resolved(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
@@ -259,17 +261,16 @@ def shrunk(
     )
 
 
-def batch_ramp(
-    first: int, last: int, num_steps: int, parts: int, multiple: int = 8
-) -> tuple[dict[str, int], ...]:
-    """Returns phases of a growing batch size, for `config.phases`: each is a compiled program.
+def batch_ramp(first: int, last: int, num_tokens: int, parts: int) -> tuple[dict[str, int], ...]:
+    """Returns phases in which the batch size grows in equal steps from `first` to `last`.
 
-    first, last: sequences per step in the first and in the last part. num_steps: steps of all parts
-    together. multiple: the batch sizes are rounded to multiples of it.
+    Each of the `parts` phases has the same share of `num_tokens`. The sizes should be multiples of
+    the number of devices. Since shapes are static on TPUs, each phase is compiled once.
     """
-    borders = [num_steps * i // parts for i in range(parts + 1)]
-    sizes = [first + (last - first) * i / max(parts - 1, 1) for i in range(parts)]
-    return tuple(
-        {"num_steps": stop - start, "batch_size": max(multiple, round(size / multiple) * multiple)}
-        for start, stop, size in zip(borders, borders[1:], sizes, strict=False)
-    )
+    sizes = [first + (last - first) * i // max(parts - 1, 1) for i in range(parts)]
+    return tuple({"num_tokens": num_tokens // parts, "batch_size": size} for size in sizes)
+
+
+def total_steps(config: ConfigDict) -> int:
+    """Returns the number of steps of all phases, for `config.num_steps`."""
+    return sum(phase.num_steps for phase in of(config))

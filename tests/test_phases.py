@@ -23,6 +23,7 @@ PHASES = (
     {"num_steps": 5},
     {"num_steps": 4, "data.length": 48, "batch_size": 8, "model.global_theta": 80_000.0},
     {"num_steps": 3, "objective.mask_rate": 0.1, "data.sources.web.weight": 0.2,
+     "optimizer.weight_decay": 0.1,
      "data.sources.late.weight": 0.5, "optimizer.schedule": "linear"},
 )  # fmt: skip
 
@@ -97,9 +98,12 @@ def test_phases_by_tokens_and_a_ramp(data):
     config = make_config(data)
     config.phases = by_tokens
     assert [phase.num_steps for phase in phases.of(config)] == [4, 2]
-    ramp = phases.batch_ramp(8, 32, num_steps=10, parts=4)
-    assert [part["batch_size"] for part in ramp] == [8, 16, 24, 32]
-    assert sum(part["num_steps"] for part in ramp) == 10
+    assert phases.total_steps(config) == 6
+    ramp = phases.batch_ramp(8, 32, num_tokens=4 * 32 * 96, parts=4)
+    config.phases = (*ramp, {"num_steps": 5})
+    assert [(phase.batch_size, phase.num_steps) for phase in phases.of(config)] == [
+        (8, 12), (16, 6), (24, 4), (32, 3), (32, 5)
+    ]  # fmt: skip
 
 
 def test_the_rate_follows_the_schedule_of_each_phase(data):
