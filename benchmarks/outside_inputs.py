@@ -31,6 +31,9 @@ SMALL = {
     "eval.max_samples": 16, "checkpoint.every": 2, "optimizer.warmup_steps": 1,
 }  # fmt: skip
 LOUD = {"model.init_std": 0.2}  # so that a model of width 16 tells its inputs apart
+# What configs/modernbert_base.py had before StableAdamW, so that its digests stay the same.
+ADAMW = {"optimizer.name": "adamw", "optimizer.decay_shape": "linear",
+         "optimizer.weight_decay": 1e-5, "optimizer.clip_norm": 1.0}  # fmt: skip
 # Tokenizer -> flags of `bertjax tokenizer`.
 TOKENIZERS = {
     "wordpiece": ["--kind=wordpiece", "--vocab_size=200"],
@@ -45,7 +48,7 @@ RUNS = {
     "albert": ("albert_base", "unigram", LOUD),
     "roberta": ("roberta_base", "bpe", LOUD),
     "electra": ("electra_small", "wordpiece", LOUD),
-    "modernbert": ("modernbert_base", "bpe", {**LOUD, "optimizer.decay_steps": 2}),
+    "modernbert": ("modernbert_base", "bpe", {**LOUD, "optimizer.decay_steps": 2, **ADAMW}),
     "spanbert": ("spanbert_base", "cased", LOUD),
     "distilbert": ("distilbert_base", "wordpiece",
                    {"objective.teacher": "runs/bert", "model.num_layers": 1,
@@ -70,7 +73,8 @@ RUNS = {
     "t5_prefix": ("t5_small", "unigram", {"objective.name": "prefix_lm"}),
 }  # fmt: skip
 TWO_PHASES = {"phase2.num_steps": 2, "phase2.length": 64, "phase2.batch_size": 4,
-              "optimizer.schedule": "linear", "optimizer.decay_steps": 0}  # fmt: skip
+              "optimizer.schedule": "linear", "optimizer.decay_steps": 0,
+              "optimizer.decay_shape": "linear"}  # fmt: skip
 RESUMED = ("bert", "electra", "t5")  # from the checkpoint in the middle
 MASKED = ("wordpiece", "unigram")  # tokenizers of the batches of encoders
 # Batches -> (config file, tokenizers, keys of the objective).

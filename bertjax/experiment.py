@@ -134,6 +134,11 @@ class Experiment:
 
         return 3 * forward(self.model) + sum(map(forward, self.frozen_models.values()))
 
+    def optimizer_flops(self, num_devices: int) -> int:
+        """Returns the FLOPs of the optimizer in a step, on one of `num_devices` devices."""
+        params = plugins.abstract_params(self.model)
+        return optimizer.flops(self.config.optimizer, params, num_devices)
+
     def stream(
         self, dataset: loader.Dataset, vocabulary: Vocabulary, phase: phases_lib.Phase
     ) -> mixture.Mixture:

@@ -2,7 +2,7 @@
 
 An optimizer's statistics of a parameter (norm, RMS, row and column means) are computed for each
 matrix. Since the layers are stacked in one array and heads have their own axes, `by_matrix` first
-splits the arrays into matrices.
+splits the arrays into matrices. Muon, too, orthogonalises each matrix by itself.
 
     tx = optimizer.make(optimizer.Config(name="lamb"), num_steps=1000)
 """
@@ -23,23 +23,31 @@ from bertjax import errors, sharding
 class Config:
     """The optimizer's keys; the defaults are those of the BERT paper (appendix A.2)."""
 
-    name: str = "adamw"  # adamw, adamw_rms, lamb, adafactor
+    name: str = "adamw"  # adamw, stable_adamw, adamw_rms, lamb, adafactor, muon
     learning_rate: float = 1e-4  # peak learning rate
     schedule: str = "linear"  # constant, linear, cosine, rsqrt, wsd, one_cycle
     warmup_steps: int = 10_000  # steps in which the rate rises from start_rate to its peak
     decay_steps: int = 0  # wsd only: number of steps at the end in which the rate falls
+    decay_shape: str = "linear"  # wsd only: how the rate falls: linear, cosine, one_minus_sqrt
     start_rate: float = 0.0  # learning rate before the first warm-up step
     end_rate: float = 0.0  # learning rate after the last step; not used by rsqrt and constant
     weight_decay: float = 0.01  # applied to kernels and embeddings, never to biases and norms
-    b1: float = 0.9  # decay of the first moment; adafactor has no first moment
+    b1: float = 0.9  # decay of the first moment; not used by adafactor, nor by muon for matrices
     b2: float = 0.999  # decay of the second moment; adafactor uses 1 - step**-0.8
     eps: float = 1e-6  # added to the root of the second moment; not used by adafactor
     clip_norm: float = 1.0  # maximum global norm of the gradient; 0: no clipping
 
 
-OPTIMIZERS = ("adamw", "adamw_rms", "lamb", "adafactor")
+OPTIMIZERS = ("adamw", "stable_adamw", "adamw_rms", "lamb", "adafactor", "muon")
 SCHEDULES = ("constant", "linear", "cosine", "rsqrt", "wsd", "one_cycle")
+DECAY_SHAPES = ("linear", "cosine", "one_minus_sqrt")
 DECAYED_LEAVES = ("kernel", "embedding", "lora_a", "lora_b")
+
+# Of muon's matrices. The momentum and the number of iterations are those of Jordan
+# (kellerjordan.github.io/posts/muon), the RMS that of Liu et al., arXiv 2502.16982, section 2.2.
+MUON_MOMENTUM = 0.95
+MUON_ITERATIONS = 5
+MUON_RMS = 0.2  # of an update, as AdamW's usually is, so that rate and weight decay are AdamW's
 
 
 def validate(config: Any, num_steps: int) -> None:
@@ -60,6 +68,9 @@ def validate(config: Any, num_steps: int) -> None:
           f"between 0 and {remaining}, the number of steps after the warm-up")  # fmt: skip
     check((config.schedule == "wsd") == (config.decay_steps >= 1), "decay_steps",
           "1 or more for the schedule 'wsd', and 0 for all other schedules")  # fmt: skip
+    check(config.decay_shape in DECAY_SHAPES, "decay_shape", f"one of {', '.join(DECAY_SHAPES)}")
+    check(config.schedule == "wsd" or config.decay_shape == "linear", "decay_shape",
+          "linear for all schedules except 'wsd'")  # fmt: skip
     for key in ("start_rate", "end_rate", "weight_decay", "clip_norm"):
         check(getattr(config, key) >= 0, key, "0 or more")
     for key in ("b1", "b2"):
@@ -79,15 +90,21 @@ def _half_cosine(start: float, end: float, steps: int) -> optax.Schedule:
     return rate
 
 
+def _one_minus_sqrt(start: float, end: float, steps: int) -> optax.Schedule:
+    return lambda step: end + (start - end) * (1.0 - jnp.sqrt(jnp.clip(step / steps, 0.0, 1.0)))
+
+
 def make_schedule(config: Any, num_steps: int) -> optax.Schedule:
     """Returns the learning rate as a function of the step.
 
     The rate rises from `start_rate` to the peak in the warm-up, then follows the schedule:
 
     constant holds the peak. linear and cosine fall to `end_rate` at `num_steps`. wsd holds the peak
-    and falls linearly in the last `decay_steps`. rsqrt is peak * sqrt(warmup / step) (T5, arXiv
-    1910.10683, 3.1.2). one_cycle rises by half a cosine and falls by another (Smith, arXiv
-    1803.09820); the warm-up of all other schedules is linear.
+    and falls in the last `decay_steps`: linearly, by half a cosine, or by 1 - sqrt(progress), which
+    falls fastest at its start (Haegele et al., arXiv 2405.18392; ModernBERT, arXiv 2412.13663).
+    rsqrt is peak * sqrt(warmup / step) (T5, arXiv 1910.10683, 3.1.2). one_cycle rises by half a
+    cosine and falls by another (Smith, arXiv 1803.09820); the warm-up of all other schedules is
+    linear.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     remaining = max(num_steps - warmup, 1)
@@ -101,7 +118,9 @@ def make_schedule(config: Any, num_steps: int) -> optax.Schedule:
     elif config.schedule == "rsqrt":
         schedules, boundaries = [_rsqrt(peak, warmup)], []
     elif config.schedule == "wsd":
-        fall = optax.linear_schedule(peak, config.end_rate, max(config.decay_steps, 1))
+        shapes = {"cosine": _half_cosine, "one_minus_sqrt": _one_minus_sqrt}
+        make_fall = shapes.get(config.decay_shape, optax.linear_schedule)
+        fall = make_fall(peak, config.end_rate, max(config.decay_steps, 1))
         schedules = [optax.constant_schedule(peak), fall]
         boundaries = [num_steps - config.decay_steps]
     else:
@@ -123,16 +142,23 @@ def decay_mask(params: Any) -> Any:
     )
 
 
-def _as_matrices(path: Sequence[Any], array: jax.Array) -> jax.Array:
-    """Returns a kernel reshaped to [in, out] or [layers, in, out]; other arrays unchanged."""
-    name = sharding.path_name(path)
-    stacked = int("/layers/" in name)
-    if array.ndim - stacked <= 2:
-        return array
-    axes = sharding.param_axes(name)[stacked:]
+def _is_stacked(path: Sequence[Any]) -> bool:
+    return "/layers/" in sharding.path_name(path)
+
+
+def _matrix_shape(path: Sequence[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns [in, out] or [layers, in, out] for a kernel; the shapes of other arrays unchanged."""
+    stacked = int(_is_stacked(path))
+    if len(shape) - stacked <= 2:
+        return shape
+    axes = sharding.param_axes(sharding.path_name(path))[stacked:]
     num_in = 2 if axes[:2] == ("heads", "head_dim") else 1
-    outer, inner = array.shape[:stacked], array.shape[stacked : stacked + num_in]
-    return array.reshape(*outer, math.prod(inner), -1)
+    num_outputs = math.prod(shape[stacked + num_in :])
+    return (*shape[:stacked], math.prod(shape[stacked : stacked + num_in]), num_outputs)
+
+
+def _as_matrices(path: Sequence[Any], array: jax.Array) -> jax.Array:
+    return array.reshape(_matrix_shape(path, array.shape))
 
 
 def by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -143,7 +169,7 @@ def by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     """
 
     def over_layers(function, path):
-        return jax.vmap(function) if "/layers/" in sharding.path_name(path) else function
+        return jax.vmap(function) if _is_stacked(path) else function
 
     def init_fn(params):
         def init_leaf(path, param):
@@ -166,9 +192,114 @@ def by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     return optax.GradientTransformation(init_fn, update_fn)
 
 
+def _stable_adam(config: Any) -> optax.GradientTransformation:
+    """Returns Adam with weight decay, whose updates are clipped for each layer's tensor.
+
+    Wortsman et al., arXiv 2304.13013, algorithm 2: the sum of Adam's update and the decay is
+    divided by the RMS of gradient / sqrt(second moment) if that is above 1, that is, if the second
+    moment is an outdated estimate of the square of the gradient. The state is AdamW's.
+    """
+    adamw = optax.chain(
+        optax.scale_by_adam(config.b1, config.b2, config.eps),
+        optax.add_decayed_weights(config.weight_decay, decay_mask),
+    )
+
+    def update_fn(grads, state, params):
+        updates, state = adamw.update(grads, state, params)
+        moments = optax.tree.bias_correction(state[0].nu, config.b2, state[0].count)
+
+        def clip(path, update, grad, moment):
+            tensor_axes = tuple(range(int(_is_stacked(path)), grad.ndim))
+            squares = jnp.square(grad) / jnp.maximum(moment, config.eps**2)
+            rms = jnp.sqrt(jnp.mean(squares, tensor_axes, keepdims=True))
+            return update / jnp.maximum(rms, 1.0)
+
+        return jax.tree_util.tree_map_with_path(clip, updates, grads, moments), state
+
+    return optax.GradientTransformation(adamw.init, update_fn)
+
+
+def _is_layer_matrix(path: Sequence[Any]) -> bool:
+    """Returns whether muon trains the parameter: a matrix of a layer, or a factor of its LoRA."""
+    leaf = sharding.path_name(path).split("/")[-1]
+    return _is_stacked(path) and leaf in DECAYED_LEAVES and leaf != "embedding"
+
+
+def _orthogonalize() -> optax.GradientTransformation:
+    """Returns the transformation of momenta of layers' matrices to Muon's updates.
+
+    Every matrix is replaced by a nearly orthogonal one: its singular values become 0.7 to 1.2, by
+    optax's Newton-Schulz iterations. It is then scaled to an RMS of about MUON_RMS. On a mesh each
+    device computes whole layers. If the matrices remained sharded, every product would have to
+    exchange their shards.
+
+    The iterations are in float32, although the published ones are in bfloat16: the TPU's matrix
+    unit multiplies float32 arrays in bfloat16 anyway, so bfloat16 arrays would not be faster there.
+    """
+    dimensions = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2)
+    # With a decay of 0 the momentum is the input, so no state must be kept.
+    newton_schulz = optax.contrib.scale_by_muon(
+        ns_steps=MUON_ITERATIONS, beta=0.0, nesterov=False, weight_dimension_numbers=dimensions
+    )
+
+    def update_leaf(path, momentum):
+        matrices = sharding.whole_layers(_as_matrices(path, momentum))
+        orthogonal, _ = newton_schulz.update(matrices, newton_schulz.init(matrices))
+        rms = MUON_RMS * math.sqrt(max(matrices.shape[1:]))
+        return (rms * sharding.whole_layers(orthogonal)).reshape(momentum.shape)
+
+    def update_fn(momenta, state, params=None):
+        del params
+        updates = jax.tree_util.tree_map_with_path(update_leaf, momenta)
+        return sharding.constrain_params(updates), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update_fn)
+
+
+def _muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Returns Muon for the matrices of layers, and `adam` for all other parameters.
+
+    The momentum is Nesterov's, as in Jordan's code and in `torch.optim.Muon`. (In the momentum of
+    `optax.contrib.muon` the first steps have other weights, and its Adam is Nesterov's too.)
+    """
+
+    def labels(params):
+        tree = jax.tree_util.tree_map_with_path(
+            lambda path, _: "muon" if _is_layer_matrix(path) else "adam", params
+        )
+        errors.check("muon" in jax.tree.leaves(tree), "optimizer.name", "muon",
+                     "another optimizer: no matrix of stacked layers is trained")  # fmt: skip
+        return tree
+
+    momentum = optax.trace(MUON_MOMENTUM, nesterov=True)
+    return optax.partition({"muon": optax.chain(momentum, _orthogonalize()), "adam": adam}, labels)
+
+
+def flops(config: Any, params: Any, num_devices: int) -> int:
+    """Returns the FLOPs of the optimizer's matrix products in a step, on one device.
+
+    params: parameters, or their shapes. Only muon has such products. They are those of the device
+    with the most layers.
+    """
+    if config.name != "muon":
+        return 0
+    total = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if _is_layer_matrix(path):
+            layers, *sizes = _matrix_shape(path, leaf.shape)
+            rows, columns = sorted(sizes)
+            iteration = 4 * rows**2 * columns + 2 * rows**3
+            total += -(-layers // num_devices) * MUON_ITERATIONS * iteration
+    return total
+
+
 def _moment_scaling(config: Any) -> optax.GradientTransformation:
     """Returns the transformation of gradients to updates, before weight decay and learning rate."""
     adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
+    if config.name == "stable_adamw":
+        return _stable_adam(config)
+    if config.name == "muon":
+        return _muon(adam)
     if config.name == "adafactor":
         # Shazeer and Stern, arXiv 1804.04235, as T5 used it: the update is clipped to RMS 1, then
         # multiplied by the parameter's RMS.
@@ -207,15 +338,17 @@ def make(
     adamw_rms is AdamW with each matrix's update multiplied by the RMS of the matrix, at least 1e-3.
     T5 v1.1 needs this with AdamW; adafactor does it by itself. LAMB (You et al., arXiv 1904.00962)
     multiplies by the ratio |matrix| / |update| instead, but, like the authors' code, not for biases
-    and norms.
+    and norms. stable_adamw clips the update of each layer's tensor, decay included, and needs no
+    clip_norm. muon trains the matrices of layers with Muon, and all other parameters with AdamW.
 
     schedule: the learning rate; None: that of the config.
     """
+    decay = optax.add_decayed_weights(config.weight_decay, decay_mask)
     trust_ratio = optax.masked(by_matrix(optax.scale_by_trust_ratio()), decay_mask)
     return optax.chain(
         _clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         _moment_scaling(config),
-        optax.add_decayed_weights(config.weight_decay, decay_mask),
+        optax.identity() if config.name == "stable_adamw" else decay,
         trust_ratio if config.name == "lamb" else optax.identity(),
         optax.scale_by_learning_rate(schedule or make_schedule(config, num_steps)),
     )

@@ -172,6 +172,17 @@ def splits(axis: str) -> bool:
     return not mesh.empty and any(mesh.shape[name] > 1 for name in ACTIVATION_RULES[axis])
 
 
+def whole_layers(x: jax.Array) -> jax.Array:
+    """Splits an array [layers, ...] over all devices by layers; no effect outside a mesh.
+
+    If there are fewer layers than devices, some devices have only padding.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(MESH_AXES))
+
+
 def map_shards(
     function: Callable[[dict[str, jax.Array]], jax.Array],
     arrays: dict[str, jax.Array],
@@ -237,7 +248,7 @@ def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:
 
     def leaf_sharding(path, leaf):
         name = path_name(path)
-        if leaf.ndim == 0 or not re.search(r"(^|/)(params|mu|nu)/", name):
+        if leaf.ndim == 0 or not re.search(r"(^|/)(params|mu|nu|trace)/", name):
             return NamedSharding(mesh, PartitionSpec())
         return NamedSharding(mesh, _spec(param_axes(name), leaf.shape, mesh.shape, AXIS_RULES))
 

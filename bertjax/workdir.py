@@ -34,6 +34,7 @@ TENSORBOARD = "tensorboard"
 # Keys that configs of earlier versions lack, with the values that match their behaviour.
 _ADDED_DEFAULTS = {
     "model.num_labels": 0, "model.adapter_size": 0, "phases": [], "data.size_exponent": 0.0,
+    "optimizer.decay_shape": "linear",
 }  # fmt: skip
 # Keys that `_past` leaves out, because it compares what they lead to: rates, steps and sources.
 _COMPARED_OTHERWISE = (

@@ -59,7 +59,7 @@ def _unread(config):
         if objective.pair != "none":
             keys |= {"objective.cross_documents", "objective.packing"}
     if optimizer.schedule != "wsd":
-        keys |= {"optimizer.decay_steps"}
+        keys |= {"optimizer.decay_steps", "optimizer.decay_shape"}
     if optimizer.schedule == "rsqrt":
         keys |= {"optimizer.end_rate"}
     if optimizer.name == "adafactor":

@@ -167,6 +167,8 @@ def test_no_device_is_sent_logits(family, mesh):
     ("family", "optimizer", "fields"),
     [
         ("bert", "lamb", {}),
+        ("bert", "stable_adamw", {}),
+        ("bert", "muon", {}),
         # Wide enough for Adafactor to factor.
         ("t5", "adafactor",
          {"hidden_size": 128, "head_dim": 16, "intermediate_size": 128, "activation": "gelu_tanh",

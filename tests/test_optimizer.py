@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from bertjax import optimizer, plugins, sharding
+from bertjax import errors, optimizer, plugins, sharding
 
 PLAIN = {"schedule": "constant", "warmup_steps": 0, "clip_norm": 0.0}
 RATES = {"learning_rate": 1.0, "start_rate": 0.1, "end_rate": 0.01, "warmup_steps": 10}
@@ -39,6 +39,37 @@ def test_schedule_at_its_decisive_steps(name, values):
     np.testing.assert_allclose(schedule(steps), expected, rtol=1e-5)
     every = np.asarray(schedule(np.arange(101)))
     assert (np.diff(every[:11]) > 0).all() and (np.diff(every[10:]) <= 1e-6).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "values"),
+    [
+        ("linear", {80: 1.0, 85: 0.7525, 90: 0.505, 100: 0.01}),
+        ("cosine", {80: 1.0, 84: _half_cosine(1, 0.01, 0.2), 90: 0.505, 100: 0.01}),
+        # arXiv 2405.18392: 1 - sqrt((n - (N - N_decay)) / N_decay)
+        ("one_minus_sqrt",
+         {80: 1.0, 81: 1 - 0.99 * 0.05**0.5, 85: 0.505, 90: 1 - 0.99 * 0.5**0.5, 100: 0.01}),
+    ],
+)  # fmt: skip
+def test_wsd_falls_in_each_shape(shape, values):
+    config = optimizer.Config(schedule="wsd", decay_steps=20, decay_shape=shape, **RATES)
+    schedule = jax.vmap(optimizer.make_schedule(config, 100))
+    steps = np.array([5, 10, 79, *values, 130])
+    expected = np.array([0.55, 1.0, 1.0, *values.values(), 0.01])
+    np.testing.assert_allclose(schedule(steps), expected, rtol=1e-5)
+    assert (np.diff(schedule(np.arange(80, 101))) < 0).all()
+
+
+def test_shape_of_the_decay_is_one_of_three_and_of_wsd_alone():
+    for shape in optimizer.DECAY_SHAPES:
+        config = optimizer.Config(schedule="wsd", decay_steps=20, decay_shape=shape, **RATES)
+        optimizer.validate(config, 100)
+    config = optimizer.Config(schedule="wsd", decay_steps=20, decay_shape="square", **RATES)
+    with pytest.raises(errors.UserError, match="decay_shape = 'square': must be one of linear, "):
+        optimizer.validate(config, 100)
+    config = optimizer.Config(schedule="linear", decay_shape="cosine", **RATES)
+    with pytest.raises(errors.UserError, match="decay_shape = 'cosine': must be linear for all"):
+        optimizer.validate(config, 100)
 
 
 @pytest.mark.parametrize("name", [n for n in optimizer.SCHEDULES if n != "rsqrt"])
@@ -162,7 +193,8 @@ def test_toy_of_the_bert_repository_reaches_its_fixed_point():
     np.testing.assert_allclose(params["kernel"], target, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", ["adamw", "adamw_rms", "lamb"])  # adafactor has no first moment
+# adafactor has no first moment; muon: test_optimizer_matrices.py
+@pytest.mark.parametrize("name", ["adamw", "stable_adamw", "adamw_rms", "lamb"])
 @pytest.mark.parametrize(("clip_norm", "norm"), [(1.0, 1.0), (5.0, 5.0), (20.0, 10.0), (0.0, 10.0)])
 def test_clips_by_the_norm_of_all_gradients_together(name, clip_norm, norm):
     config = optimizer.Config(name=name, **PLAIN | {"clip_norm": clip_norm})

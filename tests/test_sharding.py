@@ -54,7 +54,8 @@ def test_unknown_parameter_says_what_is_missing():
         sharding.param_axes("encoder/layers/attention/relative_bias/values")
 
 
-@pytest.mark.parametrize("name", ["adamw", "adamw_rms", "lamb"])  # adafactor: test_optimizer_t5.py
+# adafactor: test_optimizer_t5.py; muon: test_optimizer_matrices.py
+@pytest.mark.parametrize("name", ["adamw", "stable_adamw", "adamw_rms", "lamb"])
 def test_moments_live_where_their_parameters_do(name):
     mesh = meshes.of(2, 2, 2)
     tx = optimizer.make(optimizer.Config(name=name), 100_000)

@@ -209,6 +209,7 @@ def test_diverging_run_stops_and_names_the_last_good_checkpoint(data, tmp_path):
 
 def test_continued_further_ends_bit_equal(data, tmp_path):
     keys = {"optimizer__schedule": "wsd", "optimizer__decay_steps": 3, "log_every": 3}
+    keys |= {"optimizer__decay_shape": "one_minus_sqrt", "optimizer__name": "muon"}
     keys |= NOTHING_BETWEEN
     longer = _config(data, num_steps=14, **keys)
     train.train_and_evaluate(longer, tmp_path / "whole")

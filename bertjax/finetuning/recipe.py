@@ -77,8 +77,8 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
     config.learning_rates = ()  # rates to try, of which the best on dev is chosen; (): the usual
     config.optimizer = ConfigDict(dataclasses.asdict(optimizer.Config()))
     config.optimizer.warmup_rate = 0.1  # share of the steps in which the learning rate warms up
-    for key in ("learning_rate", "warmup_steps", "decay_steps"):
-        del config.optimizer[key]  # `run_optimizer` sets these for each run
+    for key in ("learning_rate", "warmup_steps", "decay_steps", "decay_shape"):
+        del config.optimizer[key]  # `run_optimizer` sets these for each run; wsd is not used
     config.head_rate_factor = 1.0  # factor on the learning rate of the head
     options = {"name": strategy, **strategies.default(strategy)}
     config.strategy = ConfigDict(options)  # what is trained

@@ -89,8 +89,8 @@ def roofline(
 class Work:
     """The work of one device in one step.
 
-    model_flops, flops: without and with recomputation. hbm_bytes: HBM traffic. ici_bytes,
-    dcn_bytes: bytes sent by ring algorithms, within a slice and between slices.
+    model_flops, flops: without and with recomputation and the optimizer. hbm_bytes: HBM traffic.
+    ici_bytes, dcn_bytes: bytes sent by ring algorithms, within a slice and between slices.
     """
 
     model_flops: float
@@ -115,8 +115,8 @@ def work(
 ) -> Work:
     """Returns the work of a device in a step of `phase`, estimated without a compiler.
 
-    FLOPs: the model's, plus those of remat. Remat "full" recomputes the forward pass, and "dots"
-    only the matrix products of attention, which have a batch dimension.
+    FLOPs: the model's, plus those of remat and of muon. Remat "full" recomputes the forward pass,
+    and "dots" only the matrix products of attention, which have a batch dimension.
 
     HBM traffic: in each micro-batch, the weights are read in the forward and the backward pass, in
     the compute dtype. The optimizer reads and writes parameters, moments and gradients. Saved
@@ -161,7 +161,8 @@ def work(
     sequence_bytes = 2 * 2 * (sizes["sequence"] - 1) * residual / sizes["tensor"]
     return Work(
         model_flops,
-        model_flops * recompute_factor(experiment, phase.length),
+        model_flops * recompute_factor(experiment, phase.length)
+        + experiment.optimizer_flops(devices),
         hbm_bytes,
         (fsdp_bytes + data_bytes) * micro_batches + tensor_bytes + sequence_bytes,
         dcn_bytes * micro_batches,

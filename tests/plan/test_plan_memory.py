@@ -34,7 +34,9 @@ def _kept(conf, *shape):
     return memory.activation_bytes(conf, phases_lib.of(conf)[0], _sizes(*shape))
 
 
-@pytest.mark.parametrize(("family", "optimizer"), [("bert", "adamw"), ("t5", "adafactor")])
+@pytest.mark.parametrize(
+    ("family", "optimizer"), [("bert", "adamw"), ("t5", "adafactor"), ("bert", "muon")]
+)
 @pytest.mark.parametrize("shape", [(8,), (1, 8), (2, 2, 2), (1, 2, 2, 2)])
 def test_state_is_counted_to_the_byte(family, optimizer, shape):
     conf = _config(family, optimizer__name=optimizer, model__num_heads=4)

@@ -53,6 +53,18 @@ def test_flops_are_those_of_the_model_and_of_what_is_computed_again():
     assert none.flops < dots.flops < full.flops
 
 
+def test_muon_adds_the_products_of_the_layers_of_a_device():
+    adamw, muon = _work(_config(), "data:8"), _work(_config(optimizer__name="muon"), "data:8")
+    assert muon.model_flops == adamw.model_flops
+    model = _config().model
+    width, inner = model.hidden_size, model.intermediate_size
+    products = 4 * (6 * width**3) + 2 * (4 * width**2 * inner + 2 * width**3)
+    layers = -(-model.num_layers // 8)
+    assert muon.flops - adamw.flops == pytest.approx(5 * layers * products)
+    one = _work(_config(optimizer__name="muon"), "data:1", hardware.parse_topology("v5e-1"))
+    assert one.flops - one.model_flops == pytest.approx(5 * model.num_layers * products)
+
+
 def test_data_sums_gradients_once_and_fsdp_gathers_weights():
     conf = _config()
     gradients = _gradients(conf)
