@@ -134,10 +134,9 @@ class Experiment:
 
         return 3 * forward(self.model) + sum(map(forward, self.frozen_models.values()))
 
-    def optimizer_flops(self, num_devices: int) -> int:
-        """Returns the FLOPs of the optimizer in a step, on one of `num_devices` devices."""
-        params = plugins.abstract_params(self.model)
-        return optimizer.flops(self.config.optimizer, params, num_devices)
+    def muon_shapes(self) -> list[tuple[int, ...]]:
+        """Returns [layers, in, out] of each kernel that muon trains; [] for other optimizers."""
+        return optimizer.muon_shapes(self.config.optimizer, plugins.abstract_params(self.model))
 
     def stream(
         self, dataset: loader.Dataset, vocabulary: Vocabulary, phase: phases_lib.Phase

@@ -230,8 +230,8 @@ def _orthogonalize() -> optax.GradientTransformation:
 
     Every matrix is replaced by a nearly orthogonal one: its singular values become 0.7 to 1.2, by
     optax's Newton-Schulz iterations. It is then scaled to an RMS of about MUON_RMS. On a mesh each
-    device computes whole layers. If the matrices remained sharded, every product would have to
-    exchange their shards.
+    device computes whole layers. If the matrices remained sharded, the devices would have to
+    exchange shards for every product.
 
     The iterations are in float32, although the published ones are in bfloat16: the TPU's matrix
     unit multiplies float32 arrays in bfloat16 anyway, so bfloat16 arrays would not be faster there.
@@ -242,11 +242,13 @@ def _orthogonalize() -> optax.GradientTransformation:
         ns_steps=MUON_ITERATIONS, beta=0.0, nesterov=False, weight_dimension_numbers=dimensions
     )
 
-    def update_leaf(path, momentum):
-        matrices = sharding.whole_layers(_as_matrices(path, momentum))
-        orthogonal, _ = newton_schulz.update(matrices, newton_schulz.init(matrices))
+    def orthogonal(matrices):
         rms = MUON_RMS * math.sqrt(max(matrices.shape[1:]))
-        return (rms * sharding.whole_layers(orthogonal)).reshape(momentum.shape)
+        return rms * newton_schulz.update(matrices, newton_schulz.init(matrices))[0]
+
+    def update_leaf(path, momentum):
+        matrices = _as_matrices(path, momentum)
+        return sharding.map_layers(orthogonal, matrices).reshape(momentum.shape)
 
     def update_fn(momenta, state, params=None):
         del params
@@ -275,22 +277,24 @@ def _muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
     return optax.partition({"muon": optax.chain(momentum, _orthogonalize()), "adam": adam}, labels)
 
 
-def flops(config: Any, params: Any, num_devices: int) -> int:
-    """Returns the FLOPs of the optimizer's matrix products in a step, on one device.
+def muon_shapes(config: Any, params: Any) -> list[tuple[int, ...]]:
+    """Returns [layers, in, out] of each kernel that muon trains; [] for other optimizers.
 
-    params: parameters, or their shapes. Only muon has such products. They are those of the device
-    with the most layers.
+    params: parameters, or their shapes.
     """
-    if config.name != "muon":
-        return 0
-    total = 0
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if _is_layer_matrix(path):
-            layers, *sizes = _matrix_shape(path, leaf.shape)
-            rows, columns = sorted(sizes)
-            iteration = 4 * rows**2 * columns + 2 * rows**3
-            total += -(-layers // num_devices) * MUON_ITERATIONS * iteration
-    return total
+    leaves = jax.tree_util.tree_leaves_with_path(params) if config.name == "muon" else []
+    return [_matrix_shape(path, leaf.shape) for path, leaf in leaves if _is_layer_matrix(path)]
+
+
+def muon_flops(shape: Sequence[int], num_devices: int) -> int:
+    """Returns the FLOPs of Muon's matrix products for a kernel, on the device with most layers.
+
+    shape: [layers, in, out].
+    """
+    layers, *sizes = shape
+    rows, columns = sorted(sizes)
+    iteration = 4 * rows**2 * columns + 2 * rows**3
+    return -(-layers // num_devices) * MUON_ITERATIONS * iteration
 
 
 def _moment_scaling(config: Any) -> optax.GradientTransformation:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -172,17 +173,6 @@ def splits(axis: str) -> bool:
     return not mesh.empty and any(mesh.shape[name] > 1 for name in ACTIVATION_RULES[axis])
 
 
-def whole_layers(x: jax.Array) -> jax.Array:
-    """Splits an array [layers, ...] over all devices by layers; no effect outside a mesh.
-
-    If there are fewer layers than devices, some devices have only padding.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
-        return x
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(MESH_AXES))
-
-
 def map_shards(
     function: Callable[[dict[str, jax.Array]], jax.Array],
     arrays: dict[str, jax.Array],
@@ -203,6 +193,33 @@ def map_shards(
     }
     mapped = jax.shard_map(function, in_specs=(specs,), out_specs=specs[like], check_vma=False)
     return mapped(arrays)
+
+
+def map_layers(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """Applies `function` to an array [layers, ...], with each device computing whole layers.
+
+    function: computes each layer by itself and keeps the shape. Every device gets the whole array,
+    computes its share of the layers, and receives the results of the others. If there are fewer
+    layers than devices, some devices have no share. Returns function(x) outside a mesh.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return function(x)
+    num_layers, share = len(x), -(-len(x) // mesh.size)
+    num_shares = -(-num_layers // share)
+    padding = [(0, num_shares * share - num_layers), *((0, 0) for _ in x.shape[1:])]
+
+    def own_share(x):
+        index = jax.lax.axis_index(MESH_AXES)
+        start = jnp.minimum(index, num_shares - 1) * share
+        result = function(jax.lax.dynamic_slice_in_dim(x, start, share))
+        result = jnp.where(index < num_shares, result, 0)
+        result = jax.lax.dynamic_update_slice_in_dim(jnp.zeros_like(x), result, start, 0)
+        return jax.lax.psum(result, MESH_AXES)  # exact: all terms but one are 0
+
+    whole = PartitionSpec()
+    mapped = jax.shard_map(own_share, in_specs=whole, out_specs=whole, check_vma=False)
+    return mapped(jnp.pad(x, padding))[:num_layers]
 
 
 def path_name(path: Sequence[Any]) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import ml_collections
 
 from bertjax import experiment as experiment_lib
+from bertjax import optimizer
 from bertjax import phases as phases_lib
 from bertjax.plan import memory
 from bertjax.runtime import hardware
@@ -128,6 +129,9 @@ def work(
         tensor: the residual is summed twice per layer in the forward pass, and twice in the
             backward pass.
         sequence: keys and values are gathered, and their gradients are reduce-scattered.
+
+    Once in a step, muon gathers its momenta over fsdp and tensor, and sums the updates over all
+    devices (`sharding.map_layers`).
     """
     experiment = memory.experiment_on(phase.config, topology.chip.platform)
     sizes = {axis: mesh_sizes[axis] for axis in ("data", "fsdp", "tensor", "sequence")}
@@ -159,13 +163,18 @@ def work(
     residual = tokens * experiment.config.model.hidden_size * width * _depth(experiment)
     tensor_bytes = 4 * 2 * share(sizes["tensor"]) * residual
     sequence_bytes = 2 * 2 * (sizes["sequence"] - 1) * residual / sizes["tensor"]
+    muon_shapes = experiment.muon_shapes()
+    muon_flops = sum(optimizer.muon_flops(shape, devices) for shape in muon_shapes)
+    momenta = 4 * sum(math.prod(shape) for shape in muon_shapes)
+    slice_devices = devices // slices
+    muon_bytes = (share(sizes["fsdp"] * sizes["tensor"]) + 2 * share(slice_devices)) * momenta
+    muon_dcn_bytes = 2 * share(slices) * momenta / slice_devices
     return Work(
         model_flops,
-        model_flops * recompute_factor(experiment, phase.length)
-        + experiment.optimizer_flops(devices),
+        model_flops * recompute_factor(experiment, phase.length) + muon_flops,
         hbm_bytes,
-        (fsdp_bytes + data_bytes) * micro_batches + tensor_bytes + sequence_bytes,
-        dcn_bytes * micro_batches,
+        (fsdp_bytes + data_bytes) * micro_batches + tensor_bytes + sequence_bytes + muon_bytes,
+        dcn_bytes * micro_batches + muon_dcn_bytes,
     )
 
 
