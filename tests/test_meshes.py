@@ -167,7 +167,6 @@ def test_no_device_is_sent_logits(family, mesh):
     ("family", "optimizer", "fields"),
     [
         ("bert", "lamb", {}),
-        ("bert", "stable_adamw", {}),
         ("bert", "muon", {}),
         # Wide enough for Adafactor to factor.
         ("t5", "adafactor",

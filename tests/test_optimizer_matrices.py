@@ -269,22 +269,31 @@ WITHOUT_MATRICES = ("features", "prompts", "bitfit")
 
 @pytest.mark.parametrize("name", strategies.names())
 def test_strategies_train_matrices_of_layers_with_muon_or_refuse(name):
-    method = strategy_runs.make(name)
-    _, params = strategy_runs.model_of(method)
-    trained, _ = method.split(params, jax.random.key(1))
+    trained, _, method = strategy_runs.abstract("bert", name, strategy_runs.fields("bert"))
     tx = method.optimizer(optimizer.Config(name="muon", **PLAIN), 100, 10)
     if name in WITHOUT_MATRICES:
         with pytest.raises(errors.UserError, match=r"optimizer.name = 'muon': must be another"):
-            tx.init(trained)
+            jax.eval_shape(tx.init, trained)
         return
+    state = jax.eval_shape(tx.init, trained)
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    assert any("/trace/" in sharding.path_name(path) for path, _ in leaves)
+    updates, _ = jax.eval_shape(tx.update, trained, state, trained)
+    assert jax.tree.map(lambda x: x.shape, updates) == jax.tree.map(lambda x: x.shape, trained)
+
+
+def test_muon_trains_the_factors_of_lora():
+    method = strategy_runs.make("lora")
+    _, params = strategy_runs.model_of(method)
+    trained, _ = method.split(params, jax.random.key(1))
+    tx = method.optimizer(optimizer.Config(name="muon", learning_rate=1.0, **PLAIN), 100, 10)
     grads = jax.tree.map(lambda x: np.cos(3.0 * np.arange(x.size)).reshape(x.shape), trained)
-    state = tx.init(trained)
-    assert any("/trace/" in path for path in strategy_runs.named(state))
-    updates, _ = jax.jit(tx.update)(grads, state, trained)
-    frozen_at_first = name == "gradual"
-    for path, update in strategy_runs.named(updates).items():
-        assert np.isfinite(update).all(), path
-        assert frozen_at_first or update.any(), path
+    updates, _ = jax.jit(tx.update)(grads, tx.init(trained), trained)
+    factors = {p: x for p, x in strategy_runs.named(updates).items() if "lora_" in p}
+    assert len(factors) == 4
+    for path, update in factors.items():
+        values = np.linalg.svd(update / (0.2 * max(update.shape[1:]) ** 0.5), compute_uv=False)
+        assert (values[:, 0] < 1.3).all() and (values[:, 0] > 0.6).all(), path
 
 
 def test_flops_of_muon_are_those_of_its_products():

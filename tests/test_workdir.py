@@ -1,0 +1,45 @@
+"""A workdir belongs to one run: keys added since it was made, and steps that were already done."""
+
+import json
+
+import pytest
+
+from bertjax import config, errors, schema, workdir
+
+WSD = {"optimizer.schedule": "wsd", "optimizer.decay_steps": "4", "num_steps": "12"}
+
+
+def _identity(**overrides):
+    keys = {key.replace("__", "."): str(value) for key, value in overrides.items()}
+    made = config.overridden(config.smoke(config.default()), WSD | keys)
+    return workdir.identity(made, "tokenizer", "data", {})
+
+
+def _claim(path, identity, saved=0):
+    workdir.claim(path, identity, lambda folder: None)
+    if saved:
+        (path / workdir.CHECKPOINTS / str(saved)).mkdir(parents=True)
+
+
+def test_a_workdir_of_before_the_decay_had_a_shape_is_that_of_the_linear_one(tmp_path):
+    _claim(tmp_path, _identity(), saved=4)
+    file = tmp_path / workdir.CONFIG
+    content = json.loads(file.read_text())
+    del content[schema.CHECKSUM], content["config"]["optimizer"]["decay_shape"]
+    file.write_text(json.dumps(content))
+    assert config.from_dict(content["config"]).optimizer.decay_shape == "linear"
+    _claim(tmp_path, _identity())
+    with pytest.raises(errors.UserError, match=r"decay_shape = 'cosine' \(in the workdir: 'linea"):
+        _claim(tmp_path, _identity(optimizer__decay_shape="cosine"))
+    _claim(tmp_path, _identity(num_steps=20))  # its stable phase may still become longer
+    assert workdir.read(tmp_path).config["num_steps"] == 20
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "one_minus_sqrt"])
+def test_the_stable_phase_may_become_longer_until_the_decay(tmp_path, shape):
+    first, longer = (_identity(num_steps=n, optimizer__decay_shape=shape) for n in (12, 20))
+    _claim(tmp_path / "stable", first, saved=8)
+    _claim(tmp_path / "stable", longer)
+    _claim(tmp_path / "decay", first, saved=11)
+    with pytest.raises(errors.UserError, match="would change the learning rate of step 9"):
+        _claim(tmp_path / "decay", longer)
