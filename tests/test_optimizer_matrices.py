@@ -1,6 +1,7 @@
 """StableAdamW and Muon beside reference implementations, layer by layer, on one device and 8."""
 
 import functools
+import math
 import re
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 from bertjax import errors, optimizer, plugins, sharding
 from bertjax import step as step_lib
 from bertjax.finetuning import strategies
+from bertjax.plan import cost
 from tests.helpers import meshes, strategy_runs, tiny_runs
 
 PLAIN = {"schedule": "constant", "warmup_steps": 0, "clip_norm": 0.0}
@@ -307,3 +309,24 @@ def test_flops_of_muon_are_those_of_its_products():
     assert sum(optimizer.muon_flops(shape, 2) for shape in shapes) == 2 * counted // LAYERS
     assert sum(optimizer.muon_flops(shape, 8) for shape in shapes) == counted // LAYERS
     assert optimizer.muon_shapes(optimizer.Config(), params) == []
+
+
+def test_on_a_mesh_muon_computes_and_sends_what_plans_count():
+    mesh, config, params = meshes.of(2, 2, 2), optimizer.Config(name="muon", **PLAIN), _params()
+    tx = optimizer.make(config, 100)
+    state = tx.init(params)
+    places = sharding.state_shardings(mesh, {"params": params, "opt_state": state})
+    arguments = places["params"], places["opt_state"], places["params"]
+    with jax.set_mesh(mesh):
+        update = jax.jit(tx.update, in_shardings=arguments, out_shardings=arguments[:2])
+        compiled = update.lower(params, state, params).compile().as_text()
+    found = cost.of_text(compiled, dict(mesh.shape))
+    shapes = optimizer.muon_shapes(config, params)
+    size = 4 * sum(math.prod(shape) for shape in shapes)
+    assert found.flops == sum(optimizer.muon_flops(shape, 8) for shape in shapes)
+    sent = {kind: 0 for kind in cost.COLLECTIVES}
+    for collective in found.collectives():
+        sent[collective.kind] += collective.sent_bytes
+    assert sent.pop("all-gather") == 3 / 4 * size, "over fsdp and tensor"
+    assert sent.pop("all-reduce") == 2 * 7 / 8 * size
+    assert not any(sent.values())

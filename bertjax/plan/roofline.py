@@ -121,7 +121,7 @@ def work(
 
     HBM traffic: in each micro-batch, the weights are read in the forward and the backward pass, in
     the compute dtype. The optimizer reads and writes parameters, moments and gradients. Saved
-    activations are written once and read once.
+    activations are written once and read once. The traffic of muon's products is not counted.
 
     Bytes sent by each micro-batch, along each mesh axis:
         fsdp: the weights are gathered twice, and the gradients are reduce-scattered.
