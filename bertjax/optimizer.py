@@ -69,8 +69,6 @@ def validate(config: Any, num_steps: int) -> None:
     check((config.schedule == "wsd") == (config.decay_steps >= 1), "decay_steps",
           "1 or more for the schedule 'wsd', and 0 for all other schedules")  # fmt: skip
     check(config.decay_shape in DECAY_SHAPES, "decay_shape", f"one of {', '.join(DECAY_SHAPES)}")
-    check(config.schedule == "wsd" or config.decay_shape == "linear", "decay_shape",
-          "linear for all schedules except 'wsd'")  # fmt: skip
     for key in ("start_rate", "end_rate", "weight_decay", "clip_norm"):
         check(getattr(config, key) >= 0, key, "0 or more")
     for key in ("b1", "b2"):
