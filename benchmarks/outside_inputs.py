@@ -31,9 +31,10 @@ SMALL = {
     "eval.max_samples": 16, "checkpoint.every": 2, "optimizer.warmup_steps": 1,
 }  # fmt: skip
 LOUD = {"model.init_std": 0.2}  # so that a model of width 16 tells its inputs apart
-# What configs/modernbert_base.py had before StableAdamW, so that its digests stay the same.
-ADAMW = {"optimizer.name": "adamw", "optimizer.decay_shape": "linear",
-         "optimizer.weight_decay": 1e-5, "optimizer.clip_norm": 1.0}  # fmt: skip
+# What configs/modernbert_base.py once had, so that its digests stay the same.
+ADAMW = {"phases": (), "model.global_theta": 160_000.0, "optimizer.name": "adamw",
+         "optimizer.schedule": "wsd", "optimizer.weight_decay": 1e-5,
+         "optimizer.clip_norm": 1.0}  # fmt: skip
 # Tokenizer -> flags of `bertjax tokenizer`.
 TOKENIZERS = {
     "wordpiece": ["--kind=wordpiece", "--vocab_size=200"],

@@ -204,6 +204,9 @@ def overridden(config: ConfigDict, overrides: Mapping[str, str]) -> ConfigDict:
             choose_objective(config, name)
     for key, value in overrides.items():
         override(config, key, value)
+    phases.check_keys(config)
+    if "num_steps" not in overrides and any("num_tokens" in part for part in config.phases):
+        config.num_steps = phases.total_steps(config)  # other batch sizes give other steps
     validate(config)
     return config
 

@@ -180,17 +180,16 @@ def _num_steps(overrides: Mapping[str, Any], resolved: ConfigDict) -> int:
 
 
 def validate(config: ConfigDict) -> None:
-    """Raises UserError if `config.phases` has an unknown key or a value of the wrong type.
+    """Raises UserError unless the phases are valid and add up to `config.num_steps`.
 
-    Also checks that the phases add up to `config.num_steps`, and their learning rate schedules.
+    Also checks their learning rate schedules.
     """
+    check_keys(config)
     if config.phases and config.phase2.num_steps:
         raise errors.UserError(
             "config.phases and config.phase2.num_steps are both set: set phase2.num_steps to 0 and "
             "describe all phases in config.phases"
         )
-    for number, overrides in enumerate(config.phases):
-        _check_overrides(config, f"config.phases[{number}]", overrides)
     if config.phases:
         total = sum(phase.num_steps for phase in of(config))
         errors.check(
@@ -203,6 +202,12 @@ def validate(config: ConfigDict) -> None:
         except errors.UserError as error:
             where = f"the schedule from step {start:,} to {stop:,}: " if config.phases else ""
             raise errors.UserError(f"{where}{error}") from None
+
+
+def check_keys(config: ConfigDict) -> None:
+    """Raises UserError if `config.phases` has an unknown key or a value of the wrong type."""
+    for number, overrides in enumerate(config.phases):
+        _check_overrides(config, f"config.phases[{number}]", overrides)
 
 
 def _check_overrides(config: ConfigDict, where: str, overrides: Any) -> None:

@@ -41,7 +41,7 @@ def data(tmp_path_factory):
 
 
 def make_config(data, run_phases=PHASES, weights=None, **overrides):
-    keys = {"model.vocab_size": "150", "num_steps": "12", "phase2.num_steps": "0",
+    keys = {"model.vocab_size": "150", "num_steps": "12", "phases": "()", "phase2.num_steps": "0",
             "log_every": "1", "optimizer.decay_steps": "0", "optimizer.schedule": "constant",
             "optimizer.warmup_steps": "2", "checkpoint.every": "1000", "eval.every": "1000",
             "model.max_length": "64", "eval.max_samples": "16"}  # fmt: skip
@@ -87,7 +87,7 @@ def test_a_phase_keeps_what_it_does_not_set(data):
         (0, 5, 32, 16), (5, 9, 48, 8), (9, 12, 48, 8)
     ]  # fmt: skip
     thetas = [p.config.model.global_theta for p in (first, second, third)]
-    assert thetas == [160_000.0, 80_000.0, 80_000.0]
+    assert thetas == [10_000.0, 80_000.0, 80_000.0]
     assert third.config.objective.mask_rate == 0.1 != second.config.objective.mask_rate
     assert second.place("batch_size") == "phases[1]['batch_size']" == third.place("batch_size")
     assert first.place("batch_size") == "batch_size"
@@ -153,7 +153,7 @@ def test_the_model_of_a_checkpoint_has_the_values_of_its_phase(whole):
         step: bertjax.load(workdir / "checkpoints" / str(step)).model.config.global_theta
         for step in (5, 10)
     }
-    assert thetas == {5: 160_000.0, 10: 80_000.0}
+    assert thetas == {5: 10_000.0, 10: 80_000.0}
 
 
 def test_each_phase_goes_on_reading_where_the_one_before_stopped(data):
