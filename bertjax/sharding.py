@@ -65,6 +65,8 @@ PARAM_AXES: list[tuple[str, tuple[str | None, ...]]] = [
     (r"(out|wo|dense|transform|project|classifier|logits|nsp_head|sop_head)/bias$", (None,)),
     (r"adapter/(down|up)/bias$", (None,)),
     (r"norm/(scale|bias)$", (None,)),
+    (r"conv/kernel$", (None, "embed", None)),
+    (r"conv/bias$", (None,)),
 ]
 
 

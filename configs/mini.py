@@ -2,11 +2,11 @@
 
     bertjax pretrain --config=configs/mini.py:t5 --workdir=run/ --config.data.path=prepared/
 
-The argument is the family: albert, bert, electra, gpt2, modernbert, roberta, spanbert, t5 (default:
-bert). All use one recipe: 1,000 steps of 64 sequences of 32 tokens, 2.0M tokens, no dropout. It is
-made for comparisons in minutes on two CPU cores (benchmarks/families.py), not for good models; a
-TPU v5e-1 needs seconds. The tokenizer of the data must have at most 8,192 pieces, and padding with
-id 0.
+The argument is the family: albert, bert, deberta, electra, gpt2, modernbert, roberta, spanbert, t5
+(default: bert). All use one recipe: 1,000 steps of 64 sequences of 32 tokens, 2.0M tokens, no
+dropout. It is made for comparisons in minutes on two CPU cores (benchmarks/families.py), not for
+good models; a TPU v5e-1 needs seconds. The tokenizer of the data must have at most 8,192 pieces,
+and padding with id 0.
 
 Sequences are short, because a masked model first has to learn which positions are neighbours: with
 64 tokens, or twice the rate, models with learned positions stay at the unigram loss for the whole
@@ -22,6 +22,7 @@ SIZES = {"num_layers": 4, "hidden_size": 256, "num_heads": 4, "intermediate_size
 MODELS = {
     "albert": {**SIZES, "embedding_size": 128, "num_groups": 1},
     "bert": SIZES,
+    "deberta": {**SIZES, "position_buckets": 32},
     "distilbert": SIZES,
     "electra": {
         **SIZES,
@@ -41,6 +42,7 @@ MASKS = {"mask_rate": 0.15, "mask_token_rate": 0.8, "random_token_rate": 0.1, "s
 OBJECTIVES = {
     "albert": {**MASKS, "masking": "ngram", "max_ngram": 3, "pair": "sop"},
     "bert": {**MASKS, "masking": "token", "pair": "nsp", "random_next_rate": 0.5},
+    "deberta": {**MASKS, "masking": "token"},
     "distilbert": {
         **MASKS,
         "masking": "token",

@@ -6,6 +6,7 @@ from bertjax.finetuning.examples import base, choices, questions, sentences, tex
 from bertjax.models import (
     albert,
     bert,
+    deberta,
     distilbert,
     electra,
     gpt2,
@@ -29,6 +30,7 @@ from bertjax.objectives.common import hooks
 FAMILIES: list[protocols.Family] = [
     albert,
     bert,
+    deberta,
     distilbert,
     electra,
     gpt2,

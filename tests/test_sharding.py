@@ -19,6 +19,7 @@ MODELS = [  # those after the families have names that no default has
     *((family, {}) for family in FAMILIES),
     ("t5", V1_1),
     ("bert", TUNED),
+    ("deberta", {"conv_kernel_size": 3}),
 ]
 
 

@@ -13,6 +13,7 @@ part after the "|" is the name for the last layer. The family also defines
     HF_TIED       {their tensor: the tensor that it duplicates}
     HF_SKIPPED    patterns of names of tensors that are not read
     HF_PREFIX     prefix of the names; absent in files that contain only the body, without heads
+    HF_RENAMED    {start of a name in other files: start of the name in HF_NAMES} (optional)
     HF_DROPPED    prefixes of our paths that `write` omits (optional)
 
 `read` raises an error for a tensor that is not used, tied or skipped.
@@ -112,13 +113,13 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
     # A model saved before a field was introduced gets that field's default.
     fields = layers.fields_of(plugins.model(model.family, model.fields).config)
     model = dataclasses.replace(model, fields=fields)
+    config = hf_config.of_model(module, model, ending)
     params, vocab_size = jax.device_get(model.params), model.fields["vocab_size"]
     tensors = to_tensors(module, params, vocab_size, ending)
     repeated = module.HF_CONFIG.get("repeated", lambda fields: ())
     tensors |= {name: tensors[module.HF_TIED[name]] for name in repeated(model.fields)}
     with files.new_folder(folder) as new:
         weight_files.write_tensors(new / WEIGHTS, tensors)
-        config = hf_config.of_model(module, model, ending)
         files.write_json(new / CONFIG, config)
         generation = hf_tasks.generation_config(model, config)
         if generation:
@@ -306,6 +307,7 @@ def _match(
     Raises UserError if a tensor is not in the table, tied or skipped.
     """
     known = {*table, *module.HF_TIED}
+    renamed = getattr(module, "HF_RENAMED", {})
     # Older folders of task classes contain a pooler that the class does not use.
     unread_patterns = (f"{module.HF_PREFIX}pooler.*",) if ending else ()
 
@@ -318,6 +320,8 @@ def _match(
     for source in sorted(sources):
         stem, _, end = source.rpartition(".")
         name = f"{stem}.{_OLD_ENDINGS.get(end, end)}"
+        for old, new in renamed.items():
+            name = new + name.removeprefix(old) if name.startswith(old) else name
         full_name = name if name in known or skipped(name) else module.HF_PREFIX + name
         if full_name in known:
             stored[full_name] = source

@@ -29,6 +29,7 @@ CLASSES: Mapping[str, tuple[str, str]] = {
     "albert": ("Albert", "ForPreTraining"),
     "bert": ("Bert", "ForPreTraining"),
     "camembert": ("Camembert", "ForMaskedLM"),
+    "deberta-v2": ("DebertaV2", "ForMaskedLM"),
     "distilbert": ("DistilBert", "ForMaskedLM"),
     "electra": ("Electra", "ForPreTraining"),
     "gpt2": ("GPT2", "LMHeadModel"),

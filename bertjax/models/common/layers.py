@@ -83,6 +83,7 @@ def fields_of(config: Any) -> dict[str, Any]:
     return {name: v for name, v in dataclasses.asdict(config).items() if name not in compute}
 
 
+MAY_BE_ZERO = ("num_labels", "adapter_size", "position_buckets")  # sizes of parts left out
 MAX_LAYERS = 4096  # upper limit of numbers of layers
 MAX_SIZE = 2**24  # upper limit of all other sizes
 
@@ -95,7 +96,7 @@ def check_fields(config: Any) -> None:
 
     for field in dataclasses.fields(config):
         if field.type is int:
-            allows_zero = field.name.endswith("_id") or field.name in ("num_labels", "adapter_size")
+            allows_zero = field.name.endswith("_id") or field.name in MAY_BE_ZERO
             # The lowest valid id is 0. A field whose default is -1 also allows -1: no such id.
             minimum = min(field.default, 0 if allows_zero else 1)
             check(getattr(config, field.name) >= minimum, field.name, f"{minimum} or more")

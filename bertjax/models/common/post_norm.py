@@ -20,9 +20,11 @@ class Layer(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(self, x_BLD: jax.Array, _: None, mask: masks.Mask) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self, x_BLD: jax.Array, _: Any, mask: masks.Mask, *inputs: Any
+    ) -> tuple[jax.Array, jax.Array]:
         config, deterministic = self.config, self.deterministic
-        out_BLD = attention.Attention(config, name="attention")(x_BLD, mask, deterministic)
+        out_BLD = self.attend(x_BLD, mask, *inputs)
         dropout = layers.Dropout(config.dropout_rate, name="attention_dropout")
         out_BLD = dropout(out_BLD, deterministic)
         x_BLD = layers.LayerNorm(config.layer_norm_eps, name="attention_norm")(x_BLD + out_BLD)
@@ -32,6 +34,12 @@ class Layer(nn.Module):
         x_BLD = layers.LayerNorm(config.layer_norm_eps, name="mlp_norm")(x_BLD + out_BLD)
         x_BLD = _constrain(x_BLD)
         return x_BLD, x_BLD
+
+    def attend(self, x_BLD: jax.Array, mask: masks.Mask, *inputs: Any) -> jax.Array:
+        """Returns the output of the attention; a family may override this and use `inputs`."""
+        del inputs
+        attend = attention.Attention(self.config, name="attention")
+        return attend(x_BLD, mask, self.deterministic)
 
 
 class Encoder(nn.Module):
