@@ -20,11 +20,13 @@ class Class(NamedTuple):
         or any (the class reads all of these).
     defaults: the defaults of its options, under transformers' names.
     layout: how ids follow from SentencePiece's pieces, see `sentencepiece_model.LAYOUTS`.
+    added: special tokens that the class appends to a vocabulary that lacks them.
     """
 
     kind: str
     defaults: Mapping[str, Any] = {}
     layout: str = "plain"
+    added: tuple[str, ...] = ()
 
 
 _BERT = Class("wordpiece", {"do_lower_case": True, "tokenize_chinese_chars": True})
@@ -45,6 +47,9 @@ CLASSES: dict[str, Class] = {
     "MT5Tokenizer": _T5,
     "XLMRobertaTokenizer": Class("sentencepiece", layout="xlm-roberta"),
     "CamembertTokenizer": Class("sentencepiece", layout="camembert"),
+    "DebertaV2Tokenizer": Class(
+        "sentencepiece", {"do_lower_case": False, "split_by_punct": False}, added=("[MASK]",)
+    ),
     "RobertaTokenizer": _BYTE_LEVEL,
     "GPT2Tokenizer": _BYTE_LEVEL,
     "BartTokenizer": _BYTE_LEVEL,
@@ -55,9 +60,8 @@ CLASSES: dict[str, Class] = {
     "TokenizersBackend": ANY,
     # The vocabulary files of these classes are not read: all rules are in tokenizer.json.
     **dict.fromkeys(
-        ("CodeLlamaTokenizer", "CohereTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer",
-         "GPTNeoXTokenizer", "GemmaTokenizer", "LlamaTokenizer", "MPNetTokenizer",
-         "Qwen2Tokenizer", "XLNetTokenizer"),
+        ("CodeLlamaTokenizer", "CohereTokenizer", "DebertaTokenizer", "GPTNeoXTokenizer",
+         "GemmaTokenizer", "LlamaTokenizer", "MPNetTokenizer", "Qwen2Tokenizer", "XLNetTokenizer"),
         PIPELINE,
     ),
 }  # fmt: skip
@@ -66,6 +70,7 @@ MODEL_TYPES = {
     "bert": "BertTokenizer",
     "camembert": "CamembertTokenizer",
     "convbert": "ConvBertTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
     "distilbert": "DistilBertTokenizer",
     "electra": "ElectraTokenizer",
     "ernie": "BertTokenizer",

@@ -3,7 +3,7 @@
     vocab.txt                       WordPiece
     vocab.json + merges.txt         byte-level BPE
     tokenizer.json                  any pipeline of the `tokenizers` library
-    spiece.model (or *.model)       SentencePiece
+    spiece.model (or *.model)       SentencePiece; spm.model in DeBERTa-v2 and v3
     sentencepiece.bpe.model         SentencePiece with fairseq's ids, as in XLM-R and CamemBERT
     tokenizer_config.json alone     bytes, by ByT5Tokenizer
 
@@ -18,7 +18,6 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import tokenizers
@@ -28,9 +27,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from bertjax import errors, paths, schema
 from bertjax.data.tokenizers import (
     added_tokens,
-    albert_rules,
     byte_model,
     library_model,
+    sentencepiece_files,
     sentencepiece_model,
     tokenizer_classes,
     tokenizer_folder,
@@ -47,11 +46,10 @@ NAMES = (
     {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},
     {"bos": "[BOS]", "eos": "[EOS]"},
 )  # fmt: skip
-SENTINEL = "<extra_id_{}>"
+SENTINEL = sentencepiece_files.SENTINEL
 ROLES = tokenizer_folder.ROLES
 CONFIG = tokenizer_folder.CONFIG
 _REMEDY = added_tokens.REMEDY
-_PROBE = "A\u00c9\u0301b \u00c7d"  # reveals whether a normalizer lowercases or strips accents
 
 Model = library_model.LibraryModel | sentencepiece_model.UnigramModel | byte_model.ByteModel
 
@@ -158,14 +156,15 @@ def byte_level(
 
 
 def finish(library: tokenizers.Tokenizer, options: Options) -> tokenizers.Tokenizer:
-    """Declares the special tokens in the library and returns it."""
+    """Declares the special tokens in the library, except those that it has, and returns it."""
     names = special_names(set(library.get_vocab()), options)
+    declared = {token.content for token in library.get_added_tokens_decoder().values()}
     spaced = not isinstance(library.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
     library.add_special_tokens(
         [
             # If pieces include the space before a word, so does the mask, which replaces a piece.
             tokenizers.AddedToken(name, special=True, lstrip=spaced and name == names.get("mask"))
-            for name in sorted(set(names.values()), key=library.token_to_id)
+            for name in sorted(set(names.values()) - declared, key=library.token_to_id)
         ]
     )
     return library
@@ -299,96 +298,8 @@ def _extended(
 def _read_sentencepiece(
     file: epath.Path, folder: Folder
 ) -> sentencepiece_model.UnigramModel | library_model.LibraryModel:
-    data = file.read_bytes()
-    albert, layout = _albert_rules(folder), folder.properties.layout
-    if folder.pipeline:
-        layout = _common_layout(data, folder)
-        if layout is None:
-            return _read_pipeline(folder.path / tokenizer_folder.PIPELINE, folder)
-        if folder.properties.kind == "any" and folder.class_name:
-            plain = sentencepiece_model.UnigramModel(data, albert, layout=layout)
-            if _normalized(folder.pipeline) != _without_spaces(plain.normalized(_PROBE)):
-                return _read_pipeline(folder.path / tokenizer_folder.PIPELINE, folder)
-    size = len(sentencepiece_model.pieces_of(data, layout))
-    model = sentencepiece_model.UnigramModel(
-        data,
-        albert,
-        layout=layout,
-        added=_with_sentinels(folder, size),
-        prefix_once=folder.prefix_once,
-    )
-    if folder.pipeline and model.prefix_once != folder.prefix_once:  # added tokens make it False
-        return _read_pipeline(folder.path / tokenizer_folder.PIPELINE, folder)
-    return model
-
-
-def _albert_rules(folder: Folder) -> albert_rules.AlbertRules | None:
-    """Returns ALBERT's cleaning if the class has it, or if the caller or the options request it.
-
-    Folders written by bertjax have a generic class and request it by the option keep_accents.
-    """
-    options = folder.options
-    has_rules = "keep_accents" in folder.properties.defaults or folder.overrides
-    if folder.properties.kind == "any":
-        has_rules = has_rules or options.keep_accents is not None
-        has_rules = has_rules or (not folder.class_name and options.do_lower_case is not None)
-    if not has_rules:
-        return None
-    return albert_rules.AlbertRules(
-        lowercase=options.do_lower_case is not False, strip_accents=not options.keep_accents
-    )
-
-
-def _common_layout(data: bytes, folder: Folder) -> str | None:
-    """Returns the layout that makes the SentencePiece model's vocabulary equal tokenizer.json's.
-
-    Ignores added tokens at the end of tokenizer.json. Returns None if the vocabularies differ.
-    """
-    vocab = folder.pipeline.get("model", {}).get("vocab", [])
-    scores: list[float] = []
-    if isinstance(vocab, dict):
-        json_pieces = sorted(vocab, key=vocab.__getitem__)
-    else:
-        json_pieces, scores = [piece for piece, _ in vocab], [score for _, score in vocab]
-    added = {token.content for token in folder.added.values()}
-    for name in sentencepiece_model.LAYOUTS:
-        try:
-            model_pieces = sentencepiece_model.pieces_of(data, name)
-        except ValueError:  # this layout is for models with other special pieces
-            continue
-        size = len(model_pieces)
-        if json_pieces[:size] == model_pieces and added.issuperset(json_pieces[size:]):
-            same = sentencepiece_model.same_scores(data, name, scores)
-            return name if same or not scores else None
-    return None
-
-
-def _normalized(pipeline: dict[str, Any]) -> str:
-    spec = pipeline.get("normalizer")
-    return _without_spaces(_normalizer(spec).normalize_str(_PROBE) if spec else _PROBE)
-
-
-def _normalizer(spec: dict[str, Any]) -> normalizers.Normalizer:
-    frame = json.loads(tokenizers.Tokenizer(models.BPE()).to_str()) | {"normalizer": spec}
-    return tokenizers.Tokenizer.from_str(json.dumps(frame)).normalizer
-
-
-def _without_spaces(text: str) -> str:
-    return text.replace(sentencepiece_model.SPACE, "").replace(" ", "")
-
-
-def _with_sentinels(folder: Folder, size: int) -> added_tokens.Added:
-    """Returns the added tokens, and T5's sentinels if there is a gap for them below added ids."""
-    above = [i for i in folder.added if i >= size]
-    count = folder.options.extra_ids or vocabulary.NUM_SENTINELS
-    if not above or min(above) != size + count:
-        return folder.added
-    names = (SENTINEL.format(n) for n in reversed(range(count)))
-    sentinels = {
-        i: tokenizers.AddedToken(name, special=True, normalized=False)
-        for i, name in enumerate(names, start=size)
-    }
-    return dict(folder.added) | sentinels
+    model = sentencepiece_files.read(file, folder)
+    return model or _read_pipeline(folder.path / tokenizer_folder.PIPELINE, folder)
 
 
 _READERS = {

@@ -16,7 +16,7 @@ MODEL_CONFIG = "config.json"
 SPECIALS = "special_tokens_map.json"
 PIPELINE = "tokenizer.json"
 FAIRSEQ = "sentencepiece.bpe.model"
-FORMS = ("spiece.model", PIPELINE, FAIRSEQ, "vocab.json", "vocab.txt")
+FORMS = ("spiece.model", "spm.model", PIPELINE, FAIRSEQ, "vocab.json", "vocab.txt")
 MAX_SENTINELS = 1 << 16
 _REMEDY = added_tokens.REMEDY
 _FILES = {
@@ -40,6 +40,7 @@ class Options(schema.Open):
     keep_accents: bool | None = None
     tokenize_chinese_chars: bool | None = None
     add_prefix_space: bool | None = None
+    split_by_punct: bool | None = None
     tokenizer_class: str | None = None
     extra_ids: Annotated[int, schema.Between(0, MAX_SENTINELS)] | None = None
     names: tuple[tuple[str, str], ...] = ()

@@ -147,7 +147,8 @@ class Conv(nn.Module):
             places = np.arange(length) + shift
             inside = (places >= 0) & (places < length)
             visible_BL = visible_BLL[:, np.arange(length), np.clip(places, 0, length - 1)]
-            near_BLD = jnp.where((visible_BL & inside[None])[..., None], jnp.roll(x_BLD, -shift, 1), 0)
+            seen_BL1 = (visible_BL & inside[None])[..., None]
+            near_BLD = jnp.where(seen_BL1, jnp.roll(x_BLD, -shift, 1), 0)
             kernel_DD = kernel_KDD[k].astype(x_BLD.dtype)
             out_BLD += jnp.einsum("bld,de->ble", near_BLD, kernel_DD)
         out_BLD = sharding.constrain(out_BLD, ("batch", "length", "embed"))

@@ -127,6 +127,68 @@ def test_fairseq_ids_are_those_of_transformers(tmp_path, fairseq_model, model_ty
         assert loaded(texts[0], add_special_tokens=False)["input_ids"] == one.encode(texts[0])
 
 
+@pytest.fixture(scope="module")
+def deberta_model(tmp_path_factory):
+    """A SentencePiece model of DeBERTa-v2's form: [PAD], [CLS], [SEP], [UNK], then pieces."""
+    prefix = str(tmp_path_factory.mktemp("spm") / "m")
+    names = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]"}
+    ids = {f"{role}_id": i for i, role in enumerate(names)}
+    texts = ["The cat sat on the mat, (1,234) times!", "a Dog ran home", "caf\u00e9 \uff21"] * 20
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_prefix=prefix, vocab_size=34, minloglevel=2,
+        **ids, **{f"{role}_piece": piece for role, piece in names.items()},
+    )  # fmt: skip
+    with open(prefix + ".model", "rb") as file:
+        return file.read()
+
+
+def deberta_folder(folder, data, **options):
+    """A folder as those of microsoft/deberta-v3-base and its sisters."""
+    options = {"do_lower_case": False, "vocab_type": "spm", **options}
+    write(folder, config={"model_type": "deberta-v2"}, tokenizer_config=options)
+    (folder / "spm.model").write_bytes(data)
+    return folder
+
+
+def test_debertas_mask_follows_its_pieces(tmp_path, deberta_model):
+    transformers = pytest.importorskip("transformers")
+    folder = deberta_folder(tmp_path / "slow", deberta_model)
+    one = tokenizer.load(folder)
+    assert vars(one.specials) == {
+        "pad": 0, "cls": 1, "sep": 2, "unk": 3, "mask": 34, "bos": -1, "eos": -1
+    }  # fmt: skip
+    theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
+    assert one.size == len(theirs) == 35
+    texts = ["The cat sat on a mat", "Z\u00fcrich, the Dog (1,234)", "  many  words ", ""]
+    for text in texts:
+        assert one.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
+        found = theirs(f"{text} [MASK] a")["input_ids"]
+        ids = one.encode(f"{text} [MASK] a", specials_in_text=True)
+        assert [1, *ids, 2] == found and 34 in found
+    assert 34 not in one.encode("[MASK]")
+    one.save(tmp_path / "saved", max_length=24, token_types=False, exported=True)
+    again = tokenizer.load(tmp_path / "saved")
+    assert again.fingerprint == one.fingerprint
+    loaded = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "saved"))
+    wide = "\uff21 caf\u00e9"  # transformers 5 does not read the model's table of characters
+    for text in (*texts, wide):
+        assert loaded(text)["input_ids"] == [1, *one.encode(text), 2]
+    assert one.specials.unk not in one.encode(wide)
+    added = write(folder, added_tokens={"[MASK]": 34})  # as transformers 4 saves the slow class
+    assert tokenizer.load(added).specials.mask == 34
+
+
+@pytest.mark.parametrize("option", ["do_lower_case", "split_by_punct"])
+def test_rules_of_deberta_that_its_model_lacks_are_refused(tmp_path, deberta_model, option):
+    one = tokenizer.load(deberta_folder(tmp_path / "plain", deberta_model))
+    folder = deberta_folder(tmp_path / "other", deberta_model, **{option: True})
+    with pytest.raises(errors.UserError, match=rf"{option} = true is not supported"):
+        tokenizer.load(folder)
+    one.save(tmp_path / "saved", exported=True)  # whose rules are all in tokenizer.json
+    shutil.copy(tmp_path / "saved" / "tokenizer.json", folder)
+    assert tokenizer.load(folder).encode("The Dog") == one.encode("The Dog")
+
+
 def test_fairseq_pieces_of_an_unknown_model_are_refused(tmp_path, fairseq_model):
     folder = fairseq_folder(tmp_path / "a", fairseq_model, "xlm-roberta")
     prints = {tokenizer.load(folder).fingerprint}
