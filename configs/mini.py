@@ -22,7 +22,7 @@ SIZES = {"num_layers": 4, "hidden_size": 256, "num_heads": 4, "intermediate_size
 MODELS = {
     "albert": {**SIZES, "embedding_size": 128, "num_groups": 1},
     "bert": SIZES,
-    "deberta": {**SIZES, "position_buckets": 32},
+    "deberta": {**SIZES, "generator_num_layers": 2, "position_buckets": 32},
     "distilbert": SIZES,
     "electra": {
         **SIZES,
@@ -42,7 +42,13 @@ MASKS = {"mask_rate": 0.15, "mask_token_rate": 0.8, "random_token_rate": 0.1, "s
 OBJECTIVES = {
     "albert": {**MASKS, "masking": "ngram", "max_ngram": 3, "pair": "sop"},
     "bert": {**MASKS, "masking": "token", "pair": "nsp", "random_next_rate": 0.5},
-    "deberta": {**MASKS, "masking": "token"},
+    "deberta": {
+        **MASKS,
+        "masking": "token",
+        "mask_token_rate": 1.0,
+        "random_token_rate": 0.0,
+        "rtd_weight": 50.0,
+    },
     "distilbert": {
         **MASKS,
         "masking": "token",

@@ -27,7 +27,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--part",
         default="",
-        help="part of an ELECTRA model: generator or discriminator (the default for hf)",
+        help="part of an ELECTRA or DeBERTa model: generator or discriminator (the default for hf)",
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import parity
-from benchmarks.parity import transformers
+from benchmarks.parity import torch, transformers
 from tests.parity_cases import roberta
 
 FAMILY = "deberta"
@@ -65,7 +65,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 # Parameters of a full-size DebertaV2ForMaskedLM.
-COUNTS = {
+MLM_COUNTS = {
     "mini": 36_279_140,
     "xsmall": 70_958_820,
     "small": 142_024_548,
@@ -73,6 +73,16 @@ COUNTS = {
     "large": 435_191_908,
     "v2_xlarge": 887_085_156,
     "v2_xxlarge": 1_567_041_636,
+}
+# As they are trained: a generator, half as deep, and a discriminator with its own embeddings.
+COUNTS = {
+    "mini": 70_850_917,
+    "xsmall": 131_143_141,
+    "small": 262_658_149,
+    "base": 326_448_997,
+    "large": 719_102_053,
+    "v2_xlarge": 1_434_065_509,
+    "v2_xxlarge": 2_454_000_229,
 }
 
 
@@ -82,22 +92,47 @@ def theirs(shape: dict[str, Any]) -> Any:
     return parity.randomize(transformers.DebertaV2ForMaskedLM(config).eval())
 
 
-def their_count(variant: str) -> int:
-    """Parameters of their model of the published size, nothing allocated."""
+def _full_size(variant: str, num_layers: int = 0) -> Any:
+    """Their config of the published size; num_layers: another number of layers."""
     layers, width = {
         "mini": (4, 256), "xsmall": (12, 384), "small": (6, 768), "base": (12, 768),
         "large": (24, 1024), "v2_xlarge": (24, 1536), "v2_xxlarge": (48, 1536),
     }[variant]  # fmt: skip
-    config = transformers.DebertaV2Config(
+    return transformers.DebertaV2Config(
         **_PUBLISHED,
-        num_hidden_layers=layers,
+        num_hidden_layers=num_layers or layers,
         hidden_size=width,
         num_attention_heads=width // 64,
         intermediate_size=4 * width,
         position_buckets=256,
         **({"conv_kernel_size": 3, "conv_act": "gelu"} if variant.startswith("v2") else {}),
     )
+
+
+def their_mlm_count(variant: str) -> int:
+    """Parameters of their model of the published size, nothing allocated."""
+    config = _full_size(variant)
     return parity.count_parameters(lambda: transformers.DebertaV2ForMaskedLM(config))
+
+
+def their_count(variant: str) -> int:
+    """Parameters of their generator and encoder, and of the head of microsoft/DeBERTa."""
+    config = _full_size(variant)
+    generator = _full_size(variant, config.num_hidden_layers // 2)
+    width = config.hidden_size
+
+    def head() -> Any:
+        linear = torch.nn.Linear
+        return torch.nn.Sequential(
+            torch.nn.LayerNorm(width), linear(width, width), linear(width, 1)
+        )
+
+    models = (
+        lambda: transformers.DebertaV2ForMaskedLM(generator),
+        lambda: transformers.DebertaV2Model(config),
+        head,
+    )
+    return sum(map(parity.count_parameters, models))
 
 
 def batch(shape: dict[str, Any]) -> dict[str, np.ndarray]:

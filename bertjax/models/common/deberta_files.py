@@ -72,6 +72,7 @@ HF_SKIPPED = (
     "deberta.embeddings.position_embeddings.weight",
     "mask_predictions.*",
 )
+HF_DROPPED = ("rtd_head/",)  # no class of transformers has it
 HF_PREFIX = "deberta."
 HF_HEADS = {
     "ForSequenceClassification": {
@@ -188,5 +189,10 @@ HF_CONFIG: dict[str, Any] = {
         "legacy": bool,
     },
     "write": _write,
-    "architectures": {(): "DebertaV2Model", ("mlm",): "DebertaV2ForMaskedLM"},
+    "import_heads": (("mlm",),),
+    "architectures": {
+        (): "DebertaV2Model",
+        ("mlm",): "DebertaV2ForMaskedLM",
+        ("rtd",): "DebertaV2Model",
+    },
 }

@@ -30,18 +30,23 @@ MASK_DECODER_STEPS = 2  # how often the last layer is applied (EnhancedMaskDecod
 
 
 class Embeddings(nn.Module):
-    """Layer-normed word embeddings; most models have neither positions nor token types here."""
+    """Layer-normed word embeddings; most models have neither positions nor token types here.
+
+    is_delta: whether the word table is added to another model's, see `__call__`; it starts as zero.
+    """
 
     config: Any
+    is_delta: bool = False
 
     def setup(self):
         config = self.config
         width = config.embedding_size or config.hidden_size
 
-        def table(num_rows: int, num_used: int) -> layers.Embed:
-            return layers.Embed(num_rows, width, num_used, config.init_std)
+        def table(num_rows: int, num_used: int, std: float = config.init_std) -> layers.Embed:
+            return layers.Embed(num_rows, width, num_used, std)
 
-        self.word = table(layers.padded_vocab_size(config.vocab_size), config.vocab_size)
+        rows, std = layers.padded_vocab_size(config.vocab_size), config.init_std
+        self.word = table(rows, config.vocab_size, 0.0 if self.is_delta else std)
         if config.position_biased_input:
             self.position = table(config.max_length, config.max_length)
         if config.type_vocab_size:
@@ -51,9 +56,16 @@ class Embeddings(nn.Module):
         self.norm = layers.LayerNorm(config.layer_norm_eps)
         self.dropout = layers.Dropout(config.dropout_rate)
 
-    def __call__(self, input_ids, token_type_ids, position_ids, deterministic):
+    def __call__(self, input_ids, token_type_ids, position_ids, deterministic, shared=None):
+        """Returns the embeddings [B, L, D].
+
+        shared: the word table of a generator, which is added to the own table, but receives no
+        gradient ("gradient-disentangled embedding sharing", arXiv 2111.09543, section 3.3).
+        """
         config = self.config
         x_BLE = self.word(input_ids)
+        if shared is not None:
+            x_BLE += jax.lax.stop_gradient(shared(input_ids))
         if config.position_biased_input:
             x_BLE += self.position(position_ids)
         if config.type_vocab_size:
@@ -154,6 +166,28 @@ class Conv(nn.Module):
         out_BLD = sharding.constrain(out_BLD, ("batch", "length", "embed"))
         dropout = layers.Dropout(config.dropout_rate, name="dropout")
         return ACTIVATIONS[config.conv_activation](dropout(out_BLD, deterministic))
+
+
+class RtdHead(nn.Module):
+    """Computes the logit that a token was replaced, from its state and that of the first token.
+
+    Source: LMMaskPredictionHead in microsoft/DeBERTa (apps/models/replaced_token_detection_model).
+    """
+
+    config: Any
+
+    @nn.compact
+    def __call__(self, x_BLD: jax.Array, first_BLD: jax.Array) -> jax.Array:
+        """Returns float32 [B, L].
+
+        first_BLD: the state of the first token of each token's example; its length may be 1.
+        """
+        config = self.config
+        x_BLD = layers.LayerNorm(config.layer_norm_eps, name="norm")(x_BLD + first_BLD)
+        x_BLD = layers.dense(config.hidden_size, config, name="transform")(x_BLD)
+        x_BLD = sharding.constrain(x_BLD, ("batch", "length", "embed"))
+        x_BLD = activations.FUNCTIONS[config.activation](x_BLD)
+        return layers.dense(1, config, name="classifier")(x_BLD)[..., 0].astype(jnp.float32)
 
 
 class NormParams(nn.Module):
