@@ -195,9 +195,12 @@ def added_slow(species: Species, workshop: Workshop, folder: pathlib.Path) -> No
     slow(species, workshop, folder)
     copy(workshop.model(species, rows=len(NEW) + 1), folder)
     write_json(folder / "tokenizer_config.json", species.published)  # added_tokens_decoder is newer
-    first = len(workshop.tokenizer(species))
-    write_json(folder / "added_tokens.json",
-               {token: first + i for i, token in enumerate((*NEW, EXTRA))})  # fmt: skip
+    tokenizer = workshop.tokenizer(species)
+    first = len(tokenizer)
+    listed = {token: first + i for i, token in enumerate((*NEW, EXTRA))}
+    if (tokenizer.mask_token_id or 0) >= tokenizer.vocab_size:  # not a piece, as in DeBERTa
+        listed[tokenizer.mask_token] = tokenizer.mask_token_id
+    write_json(folder / "added_tokens.json", listed)
     write_json(folder / "special_tokens_map.json", {"additional_special_tokens": [EXTRA]})
 
 
@@ -352,6 +355,7 @@ _OF_TYPE = {
     "bert": ("Model", "ForPreTraining", "ForMaskedLM", "ForNextSentencePrediction",
              "LMHeadModel", *TASKS),
     "camembert": ("Model", "ForMaskedLM", *TASKS),
+    "deberta-v2": ("Model", "ForMaskedLM", *TASKS),
     "distilbert": ("Model", "ForMaskedLM", *TASKS),
     "electra": ("Model", "ForPreTraining", "ForMaskedLM", *TASKS),
     "gpt2": ("Model", "LMHeadModel", *TASKS[:3]),

@@ -139,6 +139,17 @@ SPECIES = (
             vocabularies.fairseq, ("sentencepiece.bpe.model",), _LENGTH,
             ("sentencepiece.bpe.model", *_FAST)),
     Species(
+        "deberta-v3-base", "deberta-v2",
+        _BERT | {"relative_attention": True, "position_buckets": 16, "norm_rel_ebd": "layer_norm",
+                 "share_att_key": True, "pos_att_type": "p2c|c2p", "layer_norm_eps": 1e-7,
+                 "max_relative_positions": -1, "position_biased_input": False,
+                 "attention_head_size": 8, "type_vocab_size": 0},
+        vocabularies.deberta, ("spm.model",), {"do_lower_case": False, "vocab_type": "spm"},
+        ("spm.model", "tokenizer_config.json"), spare=7,
+        source="the file as users quote it; keys of config.json as in microsoft/DeBERTa, "
+        "experiments/language_model/rtd_base.json",
+    ),
+    Species(
         "ModernBERT-base", "modernbert",
         {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2,
          "intermediate_size": 24, "max_position_embeddings": 200, "local_attention": 16,

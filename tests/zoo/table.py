@@ -60,6 +60,8 @@ _LOWERED = "bert-base-uncased all-MiniLM-L6-v2 distilbert-base-uncased electra-s
 _MODEL = "published slow bare added_slow saved_4 added_4"  # have spiece.model (ALBERT, T5, mT5)
 _FAIRSEQ = "xlm-roberta-base camembert-base"
 _T5 = "t5-small t5-v1_1-base"
+_DEBERTA = "deberta-v3-base"
+_SPM = "published slow bare added_slow saved_4 added_4"  # have spm.model (DeBERTa)
 
 OWN = (
     Own(_each("albert-base-v2", _MODEL), ("\u039a\u0391\u039b\u039f\u03a3", "\ud55c\uad6d"),
@@ -106,6 +108,21 @@ OWN = (
         "The sentinels are the pieces of spiece.model. Without extra_ids = 0 of the published "
         "tokenizer_config.json both versions add a hundred more, which have no embedding."),
     Own(["mt5-small/bare"], ("Paris is the", "UPPER"), "As above.", version=4),
+    Own(_each(_DEBERTA, _SPM), ("\ufb01ne", "\u200b"),
+        "Characters are normalized by the table in spm.model, which the model was pretrained with, "
+        "as in transformers 4. DebertaV2Tokenizer of transformers 5 has only NFC.", version=5),
+    Own(_each(_DEBERTA, _SPM), ("xxxx",),
+        "Several segmentations have the same score: native SentencePiece's counts."),
+    Own(_each(_DEBERTA, "saved added"), ("xxxx",),
+        "As above: transformers 4 saves spm.model too.", version=4),
+    Own(_each(_DEBERTA, "added_4 added"), ("<new>",),
+        "Transformers 4 keeps the space before an added token as a piece; 5 does not.", version=4),
+    Own(_each(_DEBERTA, "added_slow"), ("<new>", *_MASKS),
+        "Both versions keep the space before a token of added_tokens.json as a piece, also before "
+        "the mask, but not before the mask of the published folder, which has no such file."),
+    Own(_each(_DEBERTA, "added_4"), ("<new>",),
+        "tokenizer.json of transformers 4 keeps the space before an added token as a piece. "
+        "Transformers 5 replaces the rules of that file.", version=5),
     Own(_each("byt5-small", "published slow saved saved_4"), (*_MASKS, "walks in"),
         "The sentinels are the ids of bytes, counting down from 258, which ByT5 was pretrained "
         "with. Both versions give those above 258, which it was not."),

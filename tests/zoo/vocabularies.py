@@ -150,6 +150,15 @@ def mt5(folder: pathlib.Path) -> None:
     )  # fmt: skip
 
 
+def deberta(folder: pathlib.Path) -> None:
+    """Writes the spm.model of DeBERTa-v2 and v3, which lacks [MASK]."""
+    names = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]"}
+    sentencepiece_model(
+        folder, "spm.model", **{f"{role}_piece": name for role, name in names.items()},
+        **{f"{role}_id": i for i, role in enumerate(names)},
+    )  # fmt: skip
+
+
 def fairseq(folder: pathlib.Path) -> None:
     """Writes the sentencepiece.bpe.model of XLM-R and CamemBERT, which is a unigram model."""
     sentencepiece_model(folder, "sentencepiece.bpe.model", unk_id=0, bos_id=1, eos_id=2)
