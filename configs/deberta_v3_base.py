@@ -1,10 +1,10 @@
-"""DeBERTa-v3 base (12 x 768, 184M + generator): the recipe of He et al., arXiv 2111.09543.
+"""DeBERTa-v3 base (12 x 768, 184M + 142M): the recipe of He et al., arXiv 2111.09543.
 
     bertjax pretrain --config=configs/deberta_v3_base.py --workdir=run/ --config.data.path=prepared/
 
-125,000 steps of 2,048 sequences of 512 tokens: 131G tokens, TODO FLOPs. This is the base model of
-the paper's comparisons, on Wikipedia and books (section 3.1); the released model saw 160 GB of
-text. TPU v5e-256: TODO hours if it reaches an MFU of 0.4 (arithmetic, not a run).
+125,000 steps of 2,048 sequences of 512 tokens: 131G tokens, 1.6e20 FLOPs. This is the base model of
+the paper's comparisons, on Wikipedia and books (section 3.1); the released models saw 160 GB of
+text. TPU v5e-256: 5.3 hours at least (`bertjax plan`: memory bounds the MFU to 0.17; not a run).
 
 The sizes of both models are those of the authors' code (microsoft/DeBERTa,
 experiments/language_model/rtd_base.json). `bertjax tokenizer --kind=unigram` trains a tokenizer of
@@ -18,10 +18,11 @@ from bertjax import config as config_lib
 
 def get_config(arg: str = "") -> ConfigDict:
     """The config; "smoke" shrinks it to seconds on a CPU."""
-    config = config_lib.default("deberta", "base", "mlm")
+    config = config_lib.default("deberta", "base", "replaced_token_detection")
 
     # Model: rtd_base.json
     config.model.num_layers = 12
+    config.model.generator_num_layers = 6  # half of the discriminator's; the same width
     config.model.hidden_size = 768
     config.model.num_heads = 12
     config.model.intermediate_size = 3072
@@ -43,7 +44,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.attention_dropout_rate = 0.1
     config.model.layer_norm_eps = 1e-7
     config.model.init_std = 0.02
-    config.model.heads = ("mlm",)
+    config.model.heads = ("mlm", "rtd")
 
     # Data and steps: section 3.1
     config.data.length = 512
@@ -54,12 +55,13 @@ def get_config(arg: str = "") -> ConfigDict:
     # Objective: section 3.1, and ELECTRA (arXiv 2003.10555)
     config.objective.mask_rate = 0.15
     config.objective.masking = "token"
-    config.objective.mask_token_rate = 0.8
-    config.objective.random_token_rate = 0.1
+    config.objective.mask_token_rate = 1.0  # each chosen token; the generator fills it in
+    config.objective.random_token_rate = 0.0
     config.objective.pair = "none"
     config.objective.cross_documents = True  # samples may continue into the next document
     config.objective.packing = False
     config.objective.short_rate = 0.0  # the authors' code has only full sequences
+    config.objective.rtd_weight = 50.0  # weight of the discriminator's loss; the generator's is 1
 
     # Optimizer: section 3.1; what it does not say is as in ELECTRA, table 6
     config.optimizer.name = "adamw"

@@ -52,6 +52,8 @@ def make_config(family, teacher, micro_batches=1, **fields):
     config.model.num_heads = HEADS
     if "head_dim" in config.model:
         config.model.head_dim = 8
+    if family == "deberta":  # with the parts that no default has
+        config.model.update(enhanced_mask_decoder=True, conv_kernel_size=3)
     config.model.update(fields)
     config.batch_size, config.micro_batch_size = ROWS, ROWS // micro_batches
     config_lib.validate(config)

@@ -1,5 +1,7 @@
 """Replaced token detection (ELECTRA, Clark et al., arXiv 2003.10555, section 2).
 
+DeBERTa-v3 uses the same objective (He et al., arXiv 2111.09543, section 3.1).
+
 A generator learns to predict masked tokens. Tokens sampled from it replace the masks, and a
 discriminator predicts for every token whether it was replaced. A sample that happens to equal the
 original token counts as original. No gradient flows through the sampling: the generator learns from
