@@ -49,11 +49,11 @@ class Config(bert.Config):
 
     vocab_size: int = 128100
     generator_num_layers: int = 6  # layers of a pair's generator
-    embedding_size: int = 0  # width of the embeddings; 0: hidden_size
+    embedding_size: int = 0  # width of the embeddings; 0 means hidden_size
     type_vocab_size: int = 0
     position_terms: tuple[str, ...] = disentangled.TERMS  # terms of the scores for distances
-    position_buckets: int = 256  # buckets for distances in each direction; 0: one per distance
-    max_relative_positions: int = 0  # longest distance with an embedding; 0: max_length
+    position_buckets: int = 256  # buckets of distances in each direction; 0: no buckets
+    max_relative_positions: int = 0  # longest distance with an embedding; 0 means max_length
     shared_position_projections: bool = True  # project distances with the kernels of the tokens
     relative_norm: bool = True  # layer norm of the embeddings of distances
     position_biased_input: bool = False  # add embeddings of absolute positions to the input
@@ -67,7 +67,7 @@ class Config(bert.Config):
         layers.check_fields(self)
         heads.check(self, HEADS)
         errors.check(self.attention == "xla", "attention", self.attention,
-                     "xla, because no kernel adds deberta's bias to the scores")  # fmt: skip
+                     "'xla', because no kernel adds DeBERTa's position terms")  # fmt: skip
         terms = tuple(term for term in disentangled.TERMS if term in self.position_terms)
         errors.check(self.position_terms == terms, "model.position_terms", self.position_terms,
                      f"a tuple of {', '.join(disentangled.TERMS)}, in this order")  # fmt: skip
@@ -180,8 +180,8 @@ class Model(heads.Model):
         `output_hidden_states`, hidden_states [1 + num_layers, B, L, D]. A pair returns the
         discriminator's states.
 
-        heads_to_run: which of the heads "mlm" and "rtd" to run; None: all of `config.heads`. A pair
-        runs only the encoders that these heads need.
+        heads_to_run: which of the heads "mlm" and "rtd" to run; None means all of `config.heads`. A
+        pair runs only the encoders that these heads need.
         """
         config = self.config
         active_heads = config.heads if heads_to_run is None else heads_to_run

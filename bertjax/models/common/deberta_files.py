@@ -151,7 +151,7 @@ def _write(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-HF_MODEL_TYPES = ("deberta-v2",)  # values of model_type read as this family
+HF_MODEL_TYPES = ("deberta-v2",)  # model_type values that this family reads
 HF_CONFIG: dict[str, Any] = {
     "model_type": "deberta-v2",
     "fields": {

@@ -89,9 +89,10 @@ class Layer(post_norm.Layer):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns (state, state).
 
-        table_RD: the table of relative positions; None: the attention does not use distances.
+        table_RD: the table of relative positions, or None if the attention does not use distances.
         conv: the result of `Conv`, which is added after the first layer, and the parameters of the
-        norm of this sum; None: no convolution. memory_BLD: the states to attend to; None: x_BLD.
+        norm of this sum; None if there is no convolution. memory_BLD: the states to attend to; None
+        means x_BLD.
         """
         x_BLD, _ = super().__call__(x_BLD, None, mask, table_RD, memory_BLD)
         if conv is not None:
@@ -225,7 +226,7 @@ class Encoder(nn.Module):
 
         The states after every layer, [num_layers, B, L, D], are None unless `keep_hidden`, and the
         state of the mask decoder is None if it does not run.
-        places_BLD: embeddings of absolute positions for the mask decoder; None: it does not run.
+        places_BLD: embeddings of absolute positions; the mask decoder runs only if given.
         """
         config = self.config
         table_RD = self._table() if config.position_terms else None

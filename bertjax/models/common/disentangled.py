@@ -39,8 +39,8 @@ def log_buckets(distance: np.ndarray, num_buckets: int, max_distance: int) -> np
 def table_rows(length: int, num_buckets: int, max_distance: int) -> np.ndarray:
     """Returns the row of the table of relative positions for each distance: int64[T].
 
-    The distances are length - 1, ..., 1 - length. num_buckets: 0: no buckets, but one row for each
-    distance up to max_distance. The table has twice as many rows as buckets (or as max_distance).
+    The distances are length - 1, ..., 1 - length. If num_buckets is 0, each distance up to
+    max_distance has a row. The table has twice as many rows as buckets (or as max_distance).
     """
     distance = np.arange(length - 1, -length, -1)
     if num_buckets:
