@@ -86,10 +86,10 @@ def test_and_so_has_a_batch_packed_the_other_way(run):
     config.objective.packing = not config.objective.packing
     if "pair" in config.objective:
         config.objective.pair = "none"
-    of = experiment.Experiment(config)
-    batch = of.stream(tiny_runs.DATA, tiny_runs.VOCABULARY, run.phase).batch(0)
+    of, (phase,) = experiment.Experiment(config), phases_lib.of(config)
+    batch = of.stream(tiny_runs.DATA, tiny_runs.VOCABULARY, phase).batch(0)
     assert ("segment_ids" in batch) == config.objective.packing != ("attention_mask" in batch)
-    _assert_as_declared(of, run.phase, batch)
+    _assert_as_declared(of, phase, batch)
 
 
 def test_first_loss_is_that_of_a_guess_and_steps_are_finite(run):
