@@ -16,8 +16,10 @@ from bertjax import __main__, checkpoint, config, errors, run_log, step_log, tra
 from tests.helpers import children, corpora
 from tests.runtime import test_distributed
 
+NUM_STEPS = 40  # enough for both processes to agree on a step at which they stop
 OVERRIDES = {
-    "model.vocab_size": "150", "num_steps": "12", "optimizer.warmup_steps": "2", "log_every": "1",
+    "model.vocab_size": "150", "num_steps": str(NUM_STEPS), "optimizer.warmup_steps": "2",
+    "log_every": "1",
     "checkpoint.every": "100", "eval.every": "100", "phase2.num_steps": "0",
     "optimizer.decay_steps": "0",
 }  # fmt: skip
@@ -80,13 +82,14 @@ def test_a_signal_to_one_stops_both_and_another_mesh_goes_on(data, tmp_path, cap
         assert f"bertjax: process {i}: stopped on request: saved step " in err
     (saved,) = {int(re.search(r"saved step (\d+)", err)[1]) for _, err, _ in ends}
     assert saved > ASKED and checkpoint.Reader(tmp_path / "run" / "checkpoints").steps() == [saved]
-    assert "step 1/12" in ends[0][1] and "step 1/12" not in ends[1][1], "one voice"
+    first = f"step 1/{NUM_STEPS}"
+    assert first in ends[0][1] and first not in ends[1][1], "one voice"
 
     train.train_and_evaluate(_config(data, mesh="tensor:2"), tmp_path / "run")
     assert f"resuming from step {saved} (saved " in capsys.readouterr().err
     train.train_and_evaluate(_config(data, mesh="data:8"), tmp_path / "whole")
     whole = _losses(tmp_path / "whole")
-    assert sorted(whole) == list(range(1, 13))
+    assert sorted(whole) == list(range(1, NUM_STEPS + 1))
     assert _losses(tmp_path / "run") == pytest.approx(whole, rel=1e-4)
 
 
