@@ -3,9 +3,11 @@
     python -m benchmarks.corpora --input=pretrain/ --tokenizer=vocab.txt [--part=as_shared]
 
 The folder's files are prepared with `--shard_by=file`. Every shard of every format must have the
-same SHA-256. The table has the rate in MB of text per second and the peak memory. There are three
+same SHA-256. The table has the rate in MB of text per second and the peak memory. There are four
 parts:
 
+    demo       the demo's built-in corpus as JSON lines, Parquet, CSV, and a text file a document;
+               trains the demo's tokenizer on each, and prepares each with the demo's flags
     as_shared  the files as they are (.jsonl, .txt), Parquet with one row group a file, and CSV
     as_text    JSON lines, Parquet and plain text. A blank line separates the documents of plain
                text, so blank lines are removed from all documents, in all three formats.
@@ -17,23 +19,27 @@ Every row is a separate process. Linux only (reads /proc).
 
 import argparse
 import csv
+import hashlib
 import json
 import pathlib
 import resource
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyarrow import parquet as pq
 
 from benchmarks import prepare as prepare_benchmark
-from bertjax.data.corpus import reader
+from bertjax.data.corpus import builtin, reader
 from bertjax.data.prepared import manifest as manifest_lib
 from bertjax.data.prepared import parallel
 from bertjax.data.tokenizers import tokenizer
 
-PARTS = ("as_shared", "as_text", "reading")
+PARTS = ("demo", "as_shared", "as_text", "reading")
+BY_FILE = ("--shard_by=file", "--text_split=blank")
 
 
 def corpora(folder: str) -> Iterator[tuple[str, list[str]]]:
@@ -64,7 +70,55 @@ def write(folder: pathlib.Path, form: str, name: str, texts: list[str], *, rows:
             file.write("\n\n".join(texts) + "\n")
 
 
-def compare(folders: dict[str, str], tok: str, output: str, megabytes: float, workers: int) -> None:
+def same(label: str, checksums: dict[str, str], expected: dict[str, str]) -> None:
+    """Raises SystemExit if two folders differ; both are {file: checksum}."""
+    names = expected | checksums
+    different = [name for name in names if expected.get(name) != checksums.get(name)]
+    if different:
+        raise SystemExit(f"{label}: {len(different)} files differ: {', '.join(different)}")
+
+
+def demo_tokenizer(folder: str, output: str) -> dict[str, str]:
+    """Trains the tokenizer of launch/demo.sh on a folder; returns {file: checksum}."""
+    command = [sys.executable, "-m", "bertjax", "tokenizer", "--kind=wordpiece",
+               "--vocab_size=2048", f"--input={folder}", f"--output={output}"]  # fmt: skip
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    files = sorted(pathlib.Path(output).iterdir())
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def demo(root: pathlib.Path, workers: int) -> None:
+    """Compares tokenizers and shards of the built-in corpus in four formats."""
+    texts = list(builtin.documents())
+    folders = {form: root / f"demo_{form}" for form in ("jsonl", "parquet", "csv", "txt")}
+    for form, folder in folders.items():
+        if form == "txt":
+            folder.mkdir()
+            for i, text in enumerate(texts):
+                (folder / f"{i:06}.txt").write_text(text, encoding="utf-8")
+        else:
+            write(folder, form, "corpus", texts)
+    tokenizers = {
+        form: demo_tokenizer(str(folder), f"{root}/demo_tok_{form}")
+        for form, folder in folders.items()
+    }
+    for form, checksums in tokenizers.items():
+        same(f"tokenizer of {form}", checksums, tokenizers["jsonl"])
+    print(f"the demo's {len(texts):,} documents: equal tokenizers in {len(folders)} formats")
+    size = sum(len(text.encode()) for text in texts) / 1e6
+    named = {f"demo, {form}": str(folder) for form, folder in folders.items()}
+    options = ("--heldout_fraction=0.03",)
+    compare(named, f"{root}/demo_tok_jsonl", f"{root}/demo", size, workers, options)
+
+
+def compare(
+    folders: dict[str, str],
+    tok: str,
+    output: str,
+    megabytes: float,
+    workers: int,
+    options: Sequence[str] = BY_FILE,
+) -> None:
     """Prepares each folder and prints its row; raises SystemExit if shards differ.
 
     On a busy machine, compare the CPU seconds, which are those of all processes of a row.
@@ -77,8 +131,7 @@ def compare(folders: dict[str, str], tok: str, output: str, megabytes: float, wo
         prepare_benchmark.measure(
             label,
             ["-m", "bertjax", "prepare", f"--input={folder}", f"--tokenizer={tok}",
-             f"--output={result}", f"--workers={workers}", "--shard_by=file",
-             "--text_split=blank"],
+             f"--output={result}", f"--workers={workers}", *options],
             megabytes,
         )  # fmt: skip
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -87,9 +140,7 @@ def compare(folders: dict[str, str], tok: str, output: str, megabytes: float, wo
         splits = manifest_lib.read(result)["splits"].values()
         shards = {shard["file"]: shard["sha256"] for split in splits for shard in split["shards"]}
         expected = expected or shards
-        different = [file for file in expected | shards if expected.get(file) != shards.get(file)]
-        if different:
-            raise SystemExit(f"{label}: {len(different)} shards differ: {', '.join(different)}")
+        same(label, shards, expected)
     print(f"all {len(expected)} shards are equal in {len(folders)} formats")
 
 
@@ -105,7 +156,8 @@ def read_alone(folder: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--input", required=True, help="folder of corpora (.jsonl, .txt)")
-    parser.add_argument("--tokenizer", help="folder or file of a tokenizer")
+    parser.add_argument("--tokenizer",
+                        help="folder or file of a tokenizer, for the parts as_shared and as_text")
     parser.add_argument("--part", choices=PARTS, action="append", help="default: all of them")
     parser.add_argument("--times", type=int, default=10,
                         help="factor by which the larger corpora are larger; default: %(default)s")
@@ -120,10 +172,14 @@ def main() -> None:
     print(f"{flags.workers} workers on {parallel.cpus()} CPUs")
     with tempfile.TemporaryDirectory() as temporary:
         root = pathlib.Path(temporary)
-        if set(parts) != {"reading"}:
+        if {"as_shared", "as_text"} & set(parts):
+            if not flags.tokenizer:
+                parser.error("--part=as_shared and --part=as_text need --tokenizer")
             tokenizer.load(flags.tokenizer).save(f"{root}/tok")
+        if "demo" in parts:
+            demo(root, flags.workers)
         sizes = dict.fromkeys(PARTS, 0.0)
-        for name, texts in corpora(flags.input):
+        for name, texts in corpora(flags.input) if set(parts) != {"demo"} else ():
             size = sum(len(text.encode()) for text in texts) / 1e6
             sizes["as_shared"] += size
             if "as_shared" in parts:

@@ -25,7 +25,7 @@ import tokenizers
 import torch
 import transformers
 
-from bertjax.data.batches import loader
+from bertjax.data.batches import loader, mixture
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers import tokenizer, vocabulary
 from bertjax.objectives import mlm
@@ -111,11 +111,14 @@ def main() -> None:
         dataset, words = MadeUp(), made_up_vocabulary()
     config = mlm.Config(masking=flags.masking)
     sampling = mlm.sampling(config, flags.length, words)
-    size = {"batch_size": flags.batch_size, "seed": 0}
-    stream = loader.Stream(
-        dataset, sampling, functools.partial(mlm.transform, config, flags.length, words), **size
-    )
-    unmasked = loader.Stream(dataset, sampling, lambda batch, rng: batch, **size)
+
+    def batches_of(transform: loader.Transform) -> mixture.Mixture:
+        samples = loader.Stream(dataset, sampling, seed=0)
+        order = mixture.Order({"": 1.0}, 0)
+        return mixture.Mixture({"": samples}, order, transform, batch_size=flags.batch_size)
+
+    stream = batches_of(functools.partial(mlm.transform, config, flags.length, words))
+    unmasked = batches_of(lambda batch, rng: batch)
 
     def sequences(step: int) -> list[dict[str, list[int]]]:
         batch = unmasked.batch(step)
@@ -146,7 +149,7 @@ def main() -> None:
         return len(their_batches) * flags.batch_size
 
     contenders = {
-        "bertjax, Stream.batch": in_line,
+        "bertjax, Mixture.batch": in_line,
         "bertjax, train_batches": ahead,
         "transformers collator": theirs,
     }

@@ -29,8 +29,8 @@ from benchmarks import outside_inputs as inputs
 from benchmarks import outside_record
 from bertjax import __main__ as cli
 
-VERBS = ("tokenizer", "prepare", "pretrain", "finetune", "plan", "evaluate", "predict", "export",
-         "import", "inspect")  # fmt: skip
+VERBS = ("tokenizer", "prepare", "pretrain", "finetune", "plan", "evaluate", "predict", "average",
+         "export", "import", "inspect")  # fmt: skip
 SCORED = ("bert", "albert", "electra", "modernbert", "spanbert", "distilbert", "gpt2", "t5", "ul2")
 ENCODERS = ("bert", "albert", "roberta", "electra", "modernbert", "spanbert", "distilbert")
 WRITERS = ("gpt2", "prefix", "t5", "t5_v1_1", "byt5")

@@ -3,11 +3,13 @@
     python -m benchmarks.plans configs --output=plans/ [--only=bert_base --only=t5_small]
     python -m benchmarks.plans large --output=plans/
     python -m benchmarks.plans scaling --output=plans/ [--mesh=fsdp:8]
+    python -m benchmarks.plans slices --output=plans/
 
 configs: every file of configs/ on the topology that it names. large: BERT-large and T5-3b on
-v5e-256 and v5p-128. scaling: BERT-large on 8 to 256 chips with the same rows per chip. Needs libtpu
-but no TPU; takes about a minute per model. Each plan is cached as JSON in the output folder, so an
-interrupted run can be continued. The tables are configs.md, large.md and scaling.md there.
+v5e-256 and v5p-128. scaling: BERT-large on 8 to 256 chips with the same rows per chip. slices:
+ModernBERT-base and BERT-large on two slices of 256 chips. Needs libtpu but no TPU; takes about a
+minute per model. Each plan is cached as JSON in the output folder, so an interrupted run can be
+continued. The tables are configs.md, large.md, scaling.md and slices.md there.
 
 Bytes are per device. `ratio` is compiled FLOPs over model FLOPs, matmuls only. `whole` counts
 warnings of involuntary full rematerialization. MFU and hours are the roofline's bounds: no step can
@@ -32,7 +34,8 @@ ROWS_A_CHIP = 8
 CHIPS = (8, 32, 128, 256)
 COLUMNS = (
     "plan", "phase", "mesh", "remat", "micro", "fits", "args", "temps", "peak", "of HBM", "ratio",
-    "HBM traffic", "sent", "whole", "bound by", "step", "MFU <=", "hours", "compiled in",
+    "HBM traffic", "sent", "to other slices", "whole", "bound by", "step", "MFU <=", "hours",
+    "compiled in",
 )  # fmt: skip
 
 
@@ -45,6 +48,14 @@ def jobs(table: str, flags: argparse.Namespace) -> Iterable[tuple[str, str, str,
         for name in ("bert_large", "t5_3b"):
             for topology in ("v5e-256", "v5p-128"):
                 yield f"{name}-{topology}", config_file(name), topology, on_slice(name, topology)
+    elif table == "slices":
+        main_phase = {"phases": "()", "num_steps": "353698", "micro_batch_size": "1536"}
+        yield "modernbert_base", config_file("modernbert_base"), "2xv5e-256", main_phase
+        long_phase = {"phase2.num_steps": "0", "data.length": "512", "batch_size": "4096"}
+        for mesh in ("auto", "data:16,fsdp:16", "fsdp:256"):
+            yield f"bert_large {mesh}", config_file("bert_large"), "2xv5e-256", {
+                "mesh": mesh, "micro_batch_size": "0", **long_phase,
+            }  # fmt: skip
     else:
         for chips in CHIPS:
             batch = str(ROWS_A_CHIP * chips)
@@ -110,6 +121,7 @@ def rows(name: str, plan: dict[str, Any]) -> Iterable[tuple[str, ...]]:
             f"{phase['flops_ratio']:.3f}" if said["fits"] else "",
             f"{report.si(phase['device']['hbm_bytes'])}B",
             f"{report.si(phase['device']['ici_bytes'])}B",
+            f"{report.si(phase['device']['dcn_bytes'])}B",
             str(len(said["rematerialized"])),
             phase["roofline"]["bound_by"],
             f"{report.si(step)}s",
@@ -159,7 +171,7 @@ def collectives(plans: dict[str, dict[str, Any]]) -> str:
 def main() -> int:
     """Makes the missing plans, and writes the table after each."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("table", choices=("configs", "large", "scaling"))
+    parser.add_argument("table", choices=("configs", "large", "scaling", "slices"))
     parser.add_argument("--output", required=True, help="folder for the plans")
     parser.add_argument("--only", action="append", help="plan to make; may be repeated")
     parser.add_argument("--mesh", default="fsdp:8",

@@ -1,6 +1,7 @@
 """Checks jobs of several processes: the same batches and losses as one process, and how they end.
 
-    python benchmarks/processes.py --data=prepared/ [--steps=30] [--family=bert] [--parts=123]
+    python -m benchmarks.processes --data=prepared/ [--steps=30] [--family=bert] [--parts=1234]
+    python -m benchmarks.processes --source=web=0.7=prepared/web --source=books=0.3=prepared/books
 
 Runs the command line in real processes on this machine, with four CPU devices in all:
 1. 2 and 4 processes: compares checksums of every batch, and losses, with those of one process.
@@ -8,10 +9,12 @@ Runs the command line in real processes on this machine, with four CPU devices i
    processes on another mesh resume: compares their batches and losses with the undisturbed run's.
 3. 4 processes, SIGTERM to one: checks that all save the same step. Then one process resumes from
    it and must lose nothing.
+4. 1 process, killed: the same command again must go on with the undisturbed run's batches.
 Exits with 1 if a check fails.
 """
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -25,7 +28,7 @@ import time
 
 import numpy as np
 
-from bertjax import __main__, experiment, run_log
+from bertjax import __main__, experiment, run_log, training_data
 from bertjax import phases as phases_lib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -33,32 +36,60 @@ DEVICES = 4
 CURVE = 1e-4  # tolerance: relative difference of a loss from the undisturbed run's
 
 
-def worker(log: str, fate: str, step: int, argv: list[str]) -> int:
-    """Runs `bertjax ARGV`, logs checksums of every batch's rows, sends itself `fate` at `step`.
+def watched_batches(
+    run: experiment.Experiment,
+    data: training_data.TrainingData,
+    start: int,
+    rows: experiment.Rows,
+    *,
+    log: str | os.PathLike,
+    fate: str = "SIGTERM",
+    step: int = -1,
+) -> experiment.Batches:
+    """Yields what `Experiment.train_batches` yields; logs checksums of every batch's rows.
 
-    fate: the name of a signal. Returns the exit code.
+    Sends this process the signal `fate` before it yields the batch of `step`.
     """
-    original = experiment.Experiment.train_batches
+    with open(log, "a") as file:
+        for number, batch in enumerate(_train_batches(run, data, start, rows), start):
+            phase = next(p for p in phases_lib.of(run.config) if number < p.stop)
+            mine = np.arange(phase.batch_size)[rows(phase.batch_size)]
+            digests = {
+                int(row): hashlib.sha256(
+                    b"".join(batch[name][i].tobytes() for name in sorted(batch))
+                ).hexdigest()
+                for i, row in enumerate(mine)
+            }
+            print(json.dumps([number, digests]), file=file, flush=True)
+            if number == step:
+                os.kill(os.getpid(), getattr(signal, fate))
+            yield batch
 
-    def watched(self, dataset, vocabulary, start, rows):
-        batches = original(self, dataset, vocabulary, start, rows)
-        with open(log, "a") as file:
-            for number, batch in enumerate(batches, start):
-                phase = next(p for p in phases_lib.of(self.config) if number < p.stop)
-                mine = np.arange(phase.batch_size)[rows(phase.batch_size)]
-                digests = {
-                    int(row): hashlib.sha256(
-                        b"".join(batch[name][i].tobytes() for name in sorted(batch))
-                    ).hexdigest()
-                    for i, row in enumerate(mine)
-                }
-                print(json.dumps([number, digests]), file=file, flush=True)
-                if number == step:
-                    os.kill(os.getpid(), getattr(signal, fate))
-                yield batch
 
-    experiment.Experiment.train_batches = watched
+_train_batches = experiment.Experiment.train_batches
+
+
+def worker(log: str, fate: str, step: int, argv: list[str]) -> int:
+    """Runs `bertjax ARGV` with `watched_batches`; returns the exit code."""
+    experiment.Experiment.train_batches = functools.partialmethod(
+        watched_batches, log=log, fate=fate, step=step
+    )
     return __main__.main(argv)
+
+
+def joined(logs: list[pathlib.Path]) -> dict[int, str]:
+    """Returns {step: checksum of its whole batch}, from the rows that all processes have logged."""
+    steps: dict[int, dict[int, str]] = {}
+    for log in logs:
+        for line in log.read_text().splitlines():
+            step, rows = json.loads(line)
+            for row, digest in rows.items():
+                other = steps.setdefault(step, {}).setdefault(int(row), digest)
+                assert other == digest, f"two processes hold another row {row} of step {step}"
+    return {
+        step: hashlib.sha256("".join(rows[row] for row in sorted(rows)).encode()).hexdigest()
+        for step, rows in steps.items()
+    }
 
 
 class Job:
@@ -86,8 +117,8 @@ class Job:
             command = [
                 sys.executable, __file__, "--worker", str(self.logs[i]), fate, str(step),
                 "pretrain", f"--config={ROOT}/configs/mini.py:{flags.family}",
-                f"--workdir={workdir}", f"--config.data.path={flags.data}",
-                *_overrides(flags), f"--config.mesh={mesh}", *(place if processes > 1 else []),
+                f"--workdir={workdir}", *_overrides(flags), f"--config.mesh={mesh}",
+                *(place if processes > 1 else []),
             ]  # fmt: skip
             self.started.append(
                 subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True,
@@ -114,18 +145,8 @@ class Job:
         return [process.returncode for process in self.started]
 
     def batches(self) -> dict[int, str]:
-        """Returns step -> checksum of its whole batch, from the rows of all processes."""
-        steps: dict[int, dict[int, str]] = {}
-        for log in self.logs:
-            for line in log.read_text().splitlines():
-                step, rows = json.loads(line)
-                for row, digest in rows.items():
-                    other = steps.setdefault(step, {}).setdefault(int(row), digest)
-                    assert other == digest, f"two processes hold another row {row} of step {step}"
-        return {
-            step: hashlib.sha256("".join(rows[row] for row in sorted(rows)).encode()).hexdigest()
-            for step, rows in steps.items()
-        }
+        """Returns step -> checksum of its whole batch."""
+        return joined(self.logs)
 
     def losses(self) -> dict[int, float]:
         lines = run_log.read_metrics(self.workdir / "metrics.jsonl")
@@ -133,7 +154,13 @@ class Job:
 
 
 def _overrides(flags: argparse.Namespace) -> list[str]:
+    sources = {
+        name: {"path": path, "weight": float(weight)}
+        for name, weight, path in (source.split("=", 2) for source in flags.source or ())
+    }
+    data = f"data.sources={sources}" if sources else f"data.path={flags.data}"
     return [
+        f"--config.{data}",
         f"--config.num_steps={flags.steps}", f"--config.checkpoint.every={flags.steps // 3}",
         "--config.log_every=1", f"--config.eval.every={flags.steps}", "--config.batch_size=16",
         "--config.optimizer.warmup_steps=4", "--config.eval.max_samples=64",
@@ -237,14 +264,37 @@ def _preempted(flags, folder: pathlib.Path, report: Report, one: Job) -> None:
     )
 
 
-def main() -> int:
+def _killed_alone(flags, folder: pathlib.Path, report: Report, one: Job) -> None:
+    print(f"4. 1 process killed (SIGKILL) at step {flags.steps // 2}")
+    killed = {0: ("SIGKILL", flags.steps // 2)}
+    job = Job(flags, folder / "alone", 1, "fsdp:2", killed)
+    job.wait()
+    made = len(job.batches())
+    rest = Job(flags, job.workdir, 1, "fsdp:2")
+    said = rest.wait()
+    print(f"       {said[0]}")
+    whole = one.batches()
+    same = rest.batches() == whole  # the log has the batches of both runs
+    far = _curve(rest.losses(), one.losses())
+    report.claim(
+        same and far <= CURVE and job.codes() == [-signal.SIGKILL] and rest.codes() == [0],
+        f"killed after {made} of {len(whole)} batches; the same command again: checksums "
+        f"{'equal' if same else 'differ'}; the whole curve differs by {far:.1e} at most",
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
     """Runs the chosen parts; returns 0 if all claims hold, else 1."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--steps", type=int, default=30)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", help="prepared data")
+    parser.add_argument("--source", action="append", metavar="NAME=WEIGHT=FOLDER",
+                        help="prepared data to mix, instead of --data; may be repeated")
+    parser.add_argument("--steps", type=int, default=30, help="default: %(default)s")
     parser.add_argument("--family", default="bert", help="family of configs/mini.py")
-    parser.add_argument("--parts", default="123")
-    flags = parser.parse_args()
+    parser.add_argument("--parts", default="1234", help="parts to run; default: %(default)s")
+    flags = parser.parse_args(argv)
+    if bool(flags.data) == bool(flags.source):
+        parser.error("give either --data or --source")
     report = Report()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -256,6 +306,8 @@ def main() -> int:
             _dead_member(flags, folder, report, one, dead=0)
         if "3" in flags.parts:
             _preempted(flags, folder, report, one)
+        if "4" in flags.parts:
+            _killed_alone(flags, folder, report, one)
     print("all held" if report.good else "NOT all held")
     return int(not report.good)
 

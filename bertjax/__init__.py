@@ -30,6 +30,7 @@ Path = str | os.PathLike
 def load(path: Path) -> "Pretrained":
     """Loads a model from a workdir, one of its checkpoints, an artifact or a Hugging Face folder.
 
+    "RUN/ema" is the moving average of a run's parameters, if `config.ema_decay` is above 0.
     The result has `model`, `params`, `tokenizer`, `encode(texts)`, `fill_mask(text)` and
     `generate(prompts)`, and computes in float32. A fine-tuned model also has `predict(inputs)` and
     `evaluate(file)`. Raises `errors.UserError` naming the file that is absent or damaged.
@@ -59,21 +60,25 @@ def build(family: str = "bert", variant: str = "base", **fields: Any) -> Any:
 
 
 def pretrain(
-    config: "ConfigDict | Path", workdir: Path, overrides: Mapping[str, Any] | None = None
+    config: "ConfigDict | Path | None",
+    workdir: Path,
+    overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
     """Trains until step `config.num_steps`; resumes from the newest checkpoint of `workdir` if any.
 
-    config: a config file as FILE or FILE:ARG, or the config itself. overrides: {key of the config:
-    value}, such as {"data.path": "prepared/"}. Returns the last held-out metrics. Raises
-    `errors.UserError` if the config, the overrides, the data or the workdir are invalid.
+    config: a config file as FILE or FILE:ARG, or the config itself; None: a config made from the
+    model at overrides["init_from"]. overrides: {key of the config: value}, such as {"data.path":
+    "prepared/"}. Returns the last held-out metrics. Raises `errors.UserError` if the config, the
+    overrides, the data or the workdir are invalid.
     """
     from bertjax import config as config_lib
     from bertjax import train
+    from bertjax.artifact import initial
     from bertjax.runtime import backend
 
     values = {key: str(value) for key, value in (overrides or {}).items()}
-    if isinstance(config, str | os.PathLike):
-        config = config_lib.load(os.fspath(config), values)
+    if config is None or isinstance(config, str | os.PathLike):
+        config = initial.run_config(os.fspath(config or ""), values)
     else:
         config = config_lib.overridden(config, values)
     backend.configure(config.dtype)
@@ -89,6 +94,8 @@ def finetune(
     train: Path | None = None,
     dev: Path | None = None,
     test: Path | None = None,
+    text_column: str = "",
+    label_column: str = "",
     strategy: str = "full",
     overrides: Mapping[str, Any] | None = None,
     **keys: Any,
@@ -96,7 +103,8 @@ def finetune(
     """Fine-tunes `model` on a task of `finetuning/tasks.py` and writes the results to `output`.
 
     data: the folder that contains the files of all splits. train, dev, test: the files of the
-    splits, if `data` is not given.
+    splits, if `data` is not given. text_column, label_column: the names of the columns, such as
+    "premise,hypothesis"; "" means the usual names.
     keys: keys of the config (finetuning/recipe.py), such as num_epochs=2,
     learning_rates=(2e-5, 5e-5), seeds=3. overrides: {key: value} for keys with a dot in the name,
     such as {"kind.class_weights": True}. Returns the report and the best model. Raises
@@ -105,6 +113,7 @@ def finetune(
     from bertjax.finetuning import recipe, run
 
     files = {"train": train, "dev": dev, "test": test}
-    values = {"model": os.fspath(model), **keys, **(overrides or {})}
+    columns = {"data.text_column": text_column, "data.label_column": label_column}
+    values = {"model": os.fspath(model), **columns, **keys, **(overrides or {})}
     config = recipe.make(task, data, files, {"strategy.name": strategy, **values})
     return run.finetune(config, output)

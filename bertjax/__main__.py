@@ -22,6 +22,7 @@ VERBS = {
     "plan": "estimate the memory, time and cost of a config on a slice of chips",
     "evaluate": "score a model on held-out or labelled data",
     "predict": "fill the [MASK]s of a text, continue a prompt, or run a fine-tuned model",
+    "average": "average the parameters of several checkpoints or models",
     "export": "write a model as a Hugging Face folder or as an artifact",
     "import": "convert a Hugging Face folder or a T5X checkpoint to an artifact",
     "inspect": "show the contents of a run, a checkpoint, an artifact or prepared data",
@@ -70,8 +71,9 @@ def _run(verb: str, argv: Sequence[str]) -> None:
     flags, rest = parser.parse_known_args(argv)
     overrides = {}
     for word in rest:
-        key, equals, value = word.removeprefix("--config.").partition("=")
-        if not (word.startswith("--config.") and "config" in flags):
+        prefix, _, setting = word.partition(".")
+        key, equals, value = setting.partition("=")
+        if prefix not in ("--config", "--beam") or prefix[2:] not in flags:
             raise errors.UserError(_unknown_message(word, argv, flags, command, parser.prog))
         if not equals:
             parser.error(f"{word} needs a value: give {word}=VALUE")

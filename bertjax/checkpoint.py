@@ -25,7 +25,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -36,7 +36,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from bertjax import checksums, errors, schema
+from bertjax import checksums, errors, preservation, schema
 
 # How long the processes of a job wait for each other in a save; a longer save fails.
 _SAVE_SECONDS = 1200
@@ -79,26 +79,6 @@ class _Manager(ocp.CheckpointManager):
         """Deletes the checkpoints that the policy does not keep; every process must call it."""
         for step in self._get_old_steps_to_remove():
             self.delete(step)
-
-
-class _Keep(preservation_policy.PreservationPolicy):
-    """Keeps the newest checkpoint, the newest `last` regular ones, and those of the `pinned` steps.
-
-    A checkpoint is regular if it was saved on schedule, and not because the run was stopped. So a
-    finished run has the same checkpoints whether it was interrupted or not.
-    """
-
-    def __init__(self, last: int, regular: Callable[[int], bool], pinned: set[int]):
-        self._last, self._regular, self._pinned = last, regular, pinned
-
-    def should_preserve(
-        self, checkpoints: Sequence[Any], *, context: preservation_policy.PreservationContext
-    ) -> list[bool]:
-        """Returns for each checkpoint whether to keep it. checkpoints: in ascending order."""
-        del context
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = {*[s for s in steps if self._regular(s)][-self._last :], *steps[-1:], *self._pinned}
-        return [step in kept for step in steps]
 
 
 class Reader:
@@ -147,13 +127,18 @@ class Reader:
         restored = self._manager.restore(step, args=items)
         return restored["state"], restored["meta"]
 
-    def restore_params(self, abstract_params: Any, step: int | None = None) -> Any:
-        """Returns the parameters only; like `restore`, but the rest of the state is not loaded."""
+    def restore_params(
+        self, abstract_params: Any, step: int | None = None, name: str = "params"
+    ) -> Any:
+        """Returns the parameters only; like `restore`, but the rest of the state is not loaded.
+
+        name: the field of the state to load, "params" or "ema".
+        """
         step = self._verified_step(step)
-        self._check_fit(step, abstract_params, prefix=("params",))
-        params = _restore_args({"params": abstract_params}, partial_restore=True)
+        self._check_fit(step, abstract_params, prefix=(name,))
+        params = _restore_args({name: abstract_params}, partial_restore=True)
         restored = self._manager.restore(step, args=ocp.args.Composite(state=params))
-        return restored["state"]["params"]
+        return restored["state"][name]
 
     def meta(self, step: int | None = None) -> dict[str, Any]:
         """Returns the meta of `step` (default: the newest) without reading the state."""
@@ -241,15 +226,17 @@ class Checkpoints(Reader):
         *,
         keep_last: int,
         keep_best: int,
+        keep_every: int = 0,
         best_metric: str = "eval/loss",
         regular: Callable[[int], bool] = lambda step: True,
     ):
         """Creates `folder` if it is absent; removes half-written and half-deleted checkpoints.
 
         Keeps the newest checkpoint, the newest `keep_last` checkpoints of the steps for which
-        `regular` returns True, and the `keep_best` checkpoints with the lowest `best_metric`. A
-        checkpoint that was saved without a finite value of that metric is not ranked. A checkpoint
-        whose metrics are damaged cannot be ranked, and is always kept.
+        `regular` returns True, all of these whose step is a multiple of `keep_every` (if it is not
+        0), and the `keep_best` checkpoints with the lowest `best_metric`. A checkpoint that was
+        saved without a finite value of that metric is not ranked. A checkpoint whose metrics are
+        damaged cannot be ranked, and is always kept.
         """
         self._best_metric = best_metric
         self._save_step: int | None = None
@@ -260,11 +247,11 @@ class Checkpoints(Reader):
             keep_checkpoints_without_metrics=False,
         )
         pinned: set[int] = set()
-        keep = preservation_policy.AnyPreservationPolicy([_Keep(keep_last, regular, pinned), best])
+        keep = preservation.Keep(keep_last, regular, keep_every, pinned)
         options = ocp.CheckpointManagerOptions(
             cleanup_tmp_directories=True,
             best_fn=self._rank,  # without it Orbax does not store the metrics
-            preservation_policy=keep,
+            preservation_policy=preservation_policy.AnyPreservationPolicy([keep, best]),
             todelete_subdir=_DELETED,
             async_options=ocp.AsyncOptions(
                 timeout_secs=_SAVE_SECONDS, post_finalization_callback=self._write_checksums

@@ -17,7 +17,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bertjax import errors, mixing, optimizer, phases, plugins, protocols, sharding
+from bertjax import errors, mixing, objective_choice, optimizer, phases, plugins, sharding
 from bertjax.models.common import kernels, layers
 from bertjax.objectives.common import hooks
 from bertjax.runtime import hardware
@@ -28,7 +28,8 @@ from bertjax.runtime import hardware
 # see `workdir`.
 FREE_KEYS = (
     "data.path", "data.heldout_path", "dtype", "remat", "attention", "mesh", "micro_batch_size",
-    "log_every", "eval", "checkpoint", "max_bad_steps", "init_from", "init_vocabulary", "topology",
+    "log_every", "eval", "checkpoint", "max_bad_steps", "init_from", "init_model",
+    "init_vocabulary", "topology",
 )  # fmt: skip
 
 
@@ -44,6 +45,7 @@ BOUNDS = {
     "checkpoint.every": (1, 2**31),
     "checkpoint.keep_last": (1, 2**31),
     "checkpoint.keep_best": (0, 2**31),
+    "checkpoint.keep_every": (0, 2**31),
     "max_bad_steps": (1, 2**31),
 }
 
@@ -83,13 +85,16 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
 
     config.optimizer = ConfigDict(dataclasses.asdict(optimizer.Config()))
 
+    config.ema_decay = 0.0  # decay per step of a moving average of the parameters; 0: no average
+
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on CPUs, else bfloat16
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
     config.attention = "xla"  # xla, splash (TPU) or cudnn (GPU); see models/common/kernels.py
-    config.mesh = "auto"  # auto, or sizes: "data:-1,fsdp:4,tensor:2,sequence:2"; -1: as many as fit
+    config.mesh = "auto"  # auto, or "slice:2,data:-1,fsdp:4,tensor:2,sequence:2"; -1: what is left
     config.topology = "v5e-16"  # devices that `bertjax plan` plans for by default
 
     config.init_from = ""  # artifact, workdir or Hugging Face folder with initial parameters
+    config.init_model = "same"  # same; extended: larger than init_from, longer, or other RoPE theta
     config.init_vocabulary = "same"  # same, or shared_pieces if init_from has another tokenizer
     config.log_every = 100  # steps between two lines of metrics
     config.eval = ConfigDict()
@@ -99,37 +104,12 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
     config.checkpoint.every = 5_000  # steps between two checkpoints
     config.checkpoint.keep_last = 3  # how many of the newest to keep
     config.checkpoint.keep_best = 1  # how many of the best to keep, by held-out loss of last phase
+    config.checkpoint.keep_every = 0  # also keep those whose step is a multiple of this; 0: none
     config.max_bad_steps = 20  # consecutive non-finite steps (skipped) after which the run stops
     return config.lock()
 
 
-def choose_objective(config: ConfigDict, name: str = "") -> None:
-    """Switches `config` to objective `name` (default: the family's published one), with its fields.
-
-    With an objective other than the family's published one, the model keeps only the heads that the
-    objective uses.
-    """
-    family = plugins.family(config.family)
-    if name:
-        plugins.objective_for(config.family, name)
-    with config.unlocked():
-        config.objective = ConfigDict(_objective_fields(family, name))
-    if config.objective.name != family.OBJECTIVE["name"]:
-        heads = plugins.objective(config.objective.name).heads(plugins.objective_config(config))
-        config.model.heads = tuple(head for head in family.Config().heads if head in heads)
-
-
-def _objective_fields(family: protocols.Family, name: str) -> dict[str, Any]:
-    """Returns all fields of the objective `name`; "" means the family's published objective.
-
-    For the published objective, the fields have the values with which the family was published.
-    """
-    published = family.OBJECTIVE
-    name = name or published["name"]
-    objective = plugins.objective(name)
-    fields = {"name": name, **dataclasses.asdict(objective.Config())}
-    fields |= hooks.of(objective).fields_for(family.KIND, family.Config().heads)
-    return fields | published if name == published["name"] else fields
+choose_objective = objective_choice.choose
 
 
 def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
@@ -140,8 +120,8 @@ def from_dict(stored: Mapping[str, Any]) -> ConfigDict:
 
     def update(config: ConfigDict, values: Mapping[str, Any]) -> None:
         for key, value in values.items():
-            if key == "sources":
-                config[key] = value
+            if isinstance(config[key], ConfigDict) and not config[key]:
+                config[key] = value  # empty by default: the user's own keys
             elif isinstance(value, Mapping):
                 update(config[key], value)
             else:
@@ -180,7 +160,7 @@ def smoke(config: ConfigDict) -> ConfigDict:
     config.attention = "xla"  # kernels are for accelerators
     config.log_every = 5
     config.eval.update(every=10, max_samples=64)
-    config.checkpoint.every = 10
+    config.checkpoint.update(every=10, keep_every=0)
     return config
 
 
@@ -207,6 +187,8 @@ def overridden(config: ConfigDict, overrides: Mapping[str, str]) -> ConfigDict:
     phases.check_keys(config)
     if "num_steps" not in overrides and any("num_tokens" in part for part in config.phases):
         config.num_steps = phases.total_steps(config)  # other batch sizes give other steps
+    check_keys(config)
+    objective_choice.add_heads(config)
     validate(config)
     return config
 
@@ -317,10 +299,11 @@ def check_keys(config: ConfigDict) -> None:
     for key in keys(defaults):
         if key not in present and key.startswith("objective."):
             plugins.check_objective_keys(config)
-        if key == "data.sources" and "sources" in config.data:
-            continue  # its keys are the names of the user's sources
+        expected = value_of(defaults, key)
+        if isinstance(expected, ConfigDict) and any(k.startswith(f"{key}.") for k in present):
+            continue  # empty by default: the user's own keys
         errors.check(key in present, key, "absent", "set; the config file has deleted it")
-        expected, value = value_of(defaults, key), value_of(config, key)
+        value = value_of(config, key)
         int_for_float = type(expected) is float and type(value) is int
         if type(value) is not type(expected) and not int_for_float:
             errors.check(False, key, value, f"of type {type(expected).__name__}")
@@ -333,6 +316,7 @@ def validate(config: ConfigDict) -> None:
     """
     check_keys(config)
     plugins.objective_for(config.family, config.objective.name)
+    _check_one_of(config, "init_model", ("same", "extended"))
     _check_one_of(config, "init_vocabulary", ("same", "shared_pieces"))
     if config.mesh != "auto":
         sharding.parse_mesh(config.mesh)
@@ -346,6 +330,10 @@ def validate(config: ConfigDict) -> None:
     _check(0 <= config.phase2.num_steps <= config.num_steps, config, "phase2.num_steps",
            f"between 0 and config.num_steps = {config.num_steps}")  # fmt: skip
     mixing.check_sources(config)
+    _check(0 <= config.ema_decay < 1, config, "ema_decay", "in [0, 1)")
+    every = config.checkpoint.every
+    _check(config.checkpoint.keep_every % every == 0, config, "checkpoint.keep_every",
+           f"0 or a multiple of config.checkpoint.every = {every}")  # fmt: skip
     phases.validate(config)
     for phase in phases.of(config):
         _check_phase(config, phase)

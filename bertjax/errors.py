@@ -44,7 +44,8 @@ def tell(line: str) -> None:
             line, shutil.get_terminal_size().columns, subsequent_indent=" " * len(PREFIX),
             break_long_words=False, break_on_hyphens=False,
         )  # fmt: skip
-    print(line, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{line}\n")  # one write: print has two, and another thread's may come between
+    sys.stderr.flush()
 
 
 def output_is_unread() -> bool:

@@ -25,6 +25,7 @@ def evaluate(
     scales: Mapping[str, float],
     unigram: np.ndarray | None = None,
     frozen: Mapping[str, Any] = MappingProxyType({}),
+    token_bytes: Any = None,
 ) -> dict[str, float]:
     """Returns {name: mean over all batches} of every term, and some derived metrics.
 
@@ -33,13 +34,17 @@ def evaluate(
     scales: {loss: factor} of the objective; the first loss is the main one. frozen: {name:
     parameters} of the frozen models. unigram: the result of `unigram_log_probs`; if given, the
     result contains "unigram_loss", the unigram model's loss in nats on the same predicted tokens.
+    token_bytes: float32[vocab_size], the bytes of text that each id stands for; if given, the
+    result contains "bits_per_byte", see `metrics.bits_per_byte`.
     """
-    total = None
+    total, main = None, next(iter(scales))
     for local_batch in batches:
         batch = sharding.global_batch(mesh, batch_size, local_batch)
         terms = dict(eval_step(params, batch, dict(frozen)))
+        if token_bytes is not None:
+            terms[metrics.BITS_PER_BYTE] = _bits_term(terms[main][0], batch, token_bytes)
         if unigram is not None:
-            terms["unigram"] = _unigram_term(unigram, *predicted(batch))
+            terms["unigram"] = _unigram_term(unigram, *metrics.predicted(batch))
         if "example_weights" in batch:
             terms["samples"] = batch["example_weights"].sum(), 1.0
         # NOTE: fetches the results of each batch before the next one is dispatched, as
@@ -50,17 +55,12 @@ def evaluate(
     values = metrics.means(total)
     reference = {"unigram_loss": values.pop("unigram")} if "unigram" in values else {}
     values["loss"] = metrics.total_loss(values, scales)
-    main = next(iter(scales))
     if main in values:
         values["perplexity"] = metrics.perplexity(values[main])
     return values | reference | samples
 
 
-def predicted(batch: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns (ids, weights) of the tokens to predict in a batch."""
-    if "masked_ids" in batch:
-        return batch["masked_ids"], batch["masked_weights"]
-    return batch["targets"], batch["loss_weights"]
+_bits_term = jax.jit(metrics.bits_per_byte)
 
 
 @jax.jit
@@ -78,7 +78,7 @@ def unigram_log_probs(batches: Iterable[Mapping[str, np.ndarray]], vocab_size: i
     """
     counts = np.ones(vocab_size)
     for batch in itertools.islice(batches, UNIGRAM_BATCHES):
-        ids, weights = predicted(batch)
+        ids, weights = metrics.predicted(batch)
         counts += np.bincount(ids[weights > 0], minlength=vocab_size)
         if counts.sum() > UNIGRAM_TOKENS:
             break

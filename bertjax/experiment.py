@@ -41,6 +41,8 @@ class Experiment:
         self.frozen_models = frozen_models
         self.schedule = phases_lib.schedule(config)
         self._platform = platform
+        self._parts = [self]  # of all phases; they share this list and the abstract state
+        self._abstract_state = functools.cache(self._trace_state)
         self._bind(config)
 
     def _bind(self, config: ml_collections.ConfigDict) -> None:
@@ -54,30 +56,42 @@ class Experiment:
         self.hooks = hooks.of(self.objective)
         self.loss = functools.partial(self.objective.loss, self.objective_config)
         self.scales = self.objective.scales(self.objective_config)
+        self._train_step = functools.cache(self._make_train_step)
+        self._eval_step = functools.cache(self._make_eval_step)
 
     def at(self, phase: phases_lib.Phase) -> "Experiment":
         """Returns the experiment with the phase's values of model, objective and weight decay.
 
-        The learning rate schedule is that of the whole run.
+        The learning rate schedule is that of the whole run. Phases with equal values share an
+        experiment, so that its steps are compiled once for each shape.
         """
 
         def values(config: ml_collections.ConfigDict) -> tuple[Any, ...]:
             return config.model, config.objective, config.optimizer.weight_decay
 
-        if values(phase.config) == values(self.config):
-            return self
+        for part in self._parts:
+            if values(phase.config) == values(part.config):
+                return part
         part = copy.copy(self)
         part._bind(phase.config)
+        self._parts.append(part)
         return part
 
     def init_state(self, key: jax.Array) -> step_lib.TrainState:
         """Returns the state before the first step; a pure function of the key."""
         params_key, step_key = jax.random.split(key)
         params = plugins.init_params(self.model, params_key)
-        return step_lib.init_state(params, self.tx, step_key)
+        with_ema = self.config.ema_decay > 0
+        return step_lib.init_state(params, self.tx, step_key, with_ema=with_ema)
 
     def abstract_state(self, mesh: jax.sharding.Mesh) -> step_lib.TrainState:
-        """Returns shapes, dtypes and shardings of the state; nothing is allocated."""
+        """Returns shapes, dtypes and shardings of the state; nothing is allocated.
+
+        They are the same in all phases, and are traced once for each mesh.
+        """
+        return self._abstract_state(mesh)
+
+    def _trace_state(self, mesh: jax.sharding.Mesh) -> step_lib.TrainState:
         shapes = jax.eval_shape(lambda: self.init_state(jax.random.key(0)))
         shardings = sharding.state_shardings(mesh, shapes)
         return jax.tree.map(
@@ -89,18 +103,24 @@ class Experiment:
         )
 
     def train_step(self, phase: phases_lib.Phase, mesh: jax.sharding.Mesh) -> Callable:
-        """Returns the jitted train step for the batches of a phase; its input state is donated."""
-        part = self.at(phase)
-        normalizers = functools.partial(part.objective.normalizers, part.objective_config)
+        """Returns the jitted train step for the batches of a phase; its input state is donated.
+
+        Phases that differ only in the shapes of batches, in rates or in sources share it.
+        """
+        return self.at(phase)._train_step(phase.micro_batches, mesh)
+
+    def _make_train_step(self, micro_batches: int, mesh: jax.sharding.Mesh) -> Callable:
+        normalizers = functools.partial(self.objective.normalizers, self.objective_config)
         step_fn = step_lib.make_train_step(
-            part.model,
-            part.loss,
+            self.model,
+            self.loss,
             normalizers,
-            part.scales,
-            part.tx,
+            self.scales,
+            self.tx,
             self.schedule,
-            phase.micro_batches,
+            micro_batches,
             self.frozen_models,
+            ema_decay=self.config.ema_decay,
         )
         # Fixes the shardings of the new state. Otherwise the compiler would shard some biases, and
         # the next step would be recompiled.
@@ -109,6 +129,9 @@ class Experiment:
 
     def eval_step(self) -> Callable:
         """Returns the jitted evaluation step."""
+        return self._eval_step()
+
+    def _make_eval_step(self) -> Callable:
         return jax.jit(step_lib.make_eval_step(self.model, self.loss, self.frozen_models))
 
     def sampling(self, length: int, vocabulary: Vocabulary) -> tuple[Any, Callable]:
@@ -181,15 +204,25 @@ class Experiment:
             rows=rows(size),
         )
 
-    def unigram(self, dataset: loader.Dataset, vocabulary: Vocabulary) -> np.ndarray:
+    def unigram(self, data: training_data.TrainingData, phase: phases_lib.Phase) -> np.ndarray:
         """Returns float32[vocab_size]: the log frequency of each id among predicted tokens.
 
-        Counts the tokens of one training epoch, but stops early if the epoch is long; see
-        `evaluate.unigram_log_probs`.
+        Counts the tokens of one epoch of the phase's mixture of sources, but stops early if the
+        epoch is long; see `evaluate.unigram_log_probs`.
         """
-        stream = self.stream(dataset, vocabulary, phases_lib.of(self.config)[-1])
+        stream = data.stream(phase)
         batches = map(stream.batch, range(-(-stream.samples_per_epoch // stream.batch_size)))
         return evaluate.unigram_log_probs(batches, self.config.model.vocab_size)
+
+
+def token_bytes(config: ml_collections.ConfigDict, tokenizer: Any) -> np.ndarray:
+    """Returns float32[vocab_size]: the bytes of text that each id stands for.
+
+    0 for special tokens, and for ids above the tokenizer's pieces, such as T5's sentinels.
+    """
+    table = np.zeros(config.model.vocab_size, np.float32)
+    table[: tokenizer.size] = tokenizer.token_bytes()
+    return table
 
 
 def check_mesh(config: ml_collections.ConfigDict, mesh: Any, platform: str | None = None) -> None:
@@ -205,7 +238,7 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: Any, platform: str | Non
             key = "micro_batch_size" if phase.config.micro_batch_size else "batch_size"
             raise errors.UserError(
                 f"config.{phase.place(key)} = {size}: must be a multiple of {shards}, the number "
-                "of devices on the mesh axes data x fsdp"
+                "of devices on the mesh axes slice x data x fsdp"
             )
         if phase.length % sequence_shards:
             raise errors.UserError(
@@ -257,7 +290,8 @@ def data_warnings(
 
 def _rows_needed(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> tuple[int, str]:
     """Returns (number of embedding rows that the tokenizer needs, what they represent)."""
-    if plugins.family(config.family).KIND == "encoder_decoder":
+    objective_hooks = hooks.of(plugins.objective(config.objective.name))
+    if objective_hooks.SENTINELS or plugins.family(config.family).KIND == "encoder_decoder":
         return max(vocabulary.size, *vocabulary.sentinels + 1), "pieces and sentinels"
     return vocabulary.size, "pieces"
 

@@ -15,9 +15,10 @@ import json
 import os
 import pathlib
 import re
+import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from etils import epath
@@ -28,14 +29,19 @@ PARTIAL = ".partial"  # suffix of a file or folder that is being written
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike) -> Iterator[epath.Path]:
+def replacing(path: str | os.PathLike, *, shared: bool = False) -> Iterator[epath.Path]:
     """Yields a hidden path beside `path`; the file that the block writes there replaces `path`.
 
     If the block raises an error, `path` stays as it was. The hidden name is always the same, so
     that a partial file left by a killed process is overwritten by the next process.
+
+    shared: whether several processes may write `path` at once. The hidden name is then unique, and
+    a partial file left by a killed process stays until the caller removes it.
     """
     target = epath.Path(path)
-    partial = target.parent / f".{target.name}{PARTIAL}"
+    partial = target.parent / (
+        unique_partial(target.name) if shared else f".{target.name}{PARTIAL}"
+    )
     try:
         yield partial
         partial.replace(target)
@@ -43,9 +49,17 @@ def replacing(path: str | os.PathLike) -> Iterator[epath.Path]:
         partial.unlink(missing_ok=True)
 
 
-def write_text(path: str | os.PathLike, text: str) -> None:
-    """Writes `text` atomically as UTF-8; escapes lone surrogates, which UTF-8 cannot encode."""
-    with replacing(path) as partial:
+def unique_partial(name: str) -> str:
+    """Returns a hidden name for a partial file `name` that no other process uses."""
+    return f".{name}.{secrets.token_hex(8)}{PARTIAL}"
+
+
+def write_text(path: str | os.PathLike, text: str, *, shared: bool = False) -> None:
+    """Writes `text` atomically as UTF-8; escapes lone surrogates, which UTF-8 cannot encode.
+
+    shared: whether several processes may write `path` at once (see `replacing`).
+    """
+    with replacing(path, shared=shared) as partial:
         partial.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
@@ -69,17 +83,28 @@ def local(path: str | os.PathLike) -> pathlib.Path:
     return pathlib.Path(paths.of(path))
 
 
-def localise(path: str | os.PathLike, folder: str | os.PathLike) -> pathlib.Path:
-    """Returns `path` if it is local; else copies it to `folder` and returns `folder`."""
+def _copy(source: epath.Path, target: pathlib.Path) -> None:
+    source.copy(target)
+
+
+def localise(
+    path: str | os.PathLike,
+    folder: str | os.PathLike,
+    copy_file: Callable[[epath.Path, pathlib.Path], None] = _copy,
+) -> pathlib.Path:
+    """Returns `path` if it is local; else copies it to `folder` and returns `folder`.
+
+    copy_file: called with the remote path of each file and the local path to copy it to.
+    """
     if "://" not in os.fspath(path):
         return pathlib.Path(path)
     source, copy = epath.Path(path), pathlib.Path(folder)
     copy.mkdir(parents=True, exist_ok=True)
     for item in source.iterdir():
         if item.is_dir():
-            localise(os.fspath(item), copy / item.name)
+            localise(os.fspath(item), copy / item.name, copy_file)
         else:
-            item.copy(copy / item.name)
+            copy_file(item, copy / item.name)
     return copy
 
 

@@ -74,6 +74,8 @@ def check_sources(config: ConfigDict) -> None:
                      'empty ("") if config.data.sources is set')  # fmt: skip
     for name, source in data.sources.items():
         key = f"data.sources.{name}"
+        errors.check(not config.ema_decay or name != "ema", "data.sources", name,
+                     "named otherwise: eval/ema is for the moving average")  # fmt: skip
         errors.check(bool(re.fullmatch(r"[A-Za-z0-9_-]+", name)), "data.sources", name,
                      "a dict whose keys consist of letters, digits, _ and -")  # fmt: skip
         if not isinstance(source, ConfigDict) or sorted(source) != ["path", "weight"]:

@@ -86,17 +86,15 @@ class Phase:
 
 def of(config: ConfigDict) -> list[Phase]:
     """Returns the phases of a run, in order. The config must be valid (see `validate`)."""
-    if not config.phases:
-        return _of_phase2(config)
     phases: list[Phase] = []
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
-    for number, overrides in enumerate(config.phases):
+    for number, overrides in enumerate(_overrides(config)):
         own = {key: value for key, value in overrides.items() if key not in _EXTENT}
         if phases and _new_schedule(own):
             values |= {"optimizer.warmup_steps": 0, "optimizer.decay_steps": 0}
         values |= own
-        places |= {key: f"phases[{number}][{key!r}]" for key in own}
+        places |= {key: _place(config, number, key) for key in own}
         resolved = _resolved(config, values)
         start = phases[-1].stop if phases else 0
         stop = start + _num_steps(overrides, resolved)
@@ -104,15 +102,20 @@ def of(config: ConfigDict) -> list[Phase]:
     return [phase for phase in phases if phase.num_steps]
 
 
-def _of_phase2(config: ConfigDict) -> list[Phase]:
-    border = config.num_steps - config.phase2.num_steps
-    keys = {"data.length": "phase2.length", "batch_size": "phase2.batch_size"}
+def _overrides(config: ConfigDict) -> Sequence[Mapping[str, Any]]:
+    """Returns `config.phases`, or in its form the two phases that `config.phase2` describes."""
+    if config.phases:
+        return config.phases
+    first, second = config.num_steps - config.phase2.num_steps, config.phase2.num_steps
     own = {"data.length": config.phase2.length, "batch_size": config.phase2.batch_size}
-    phases = [
-        Phase(0, 0, border, _resolved(config, {}), {}),
-        Phase(1, border, config.num_steps, _resolved(config, own), keys),
-    ]
-    return [phase for phase in phases if phase.num_steps]
+    return {"num_steps": first}, {"num_steps": second, **own}
+
+
+def _place(config: ConfigDict, number: int, key: str) -> str:
+    """Returns the name of the key that phase `number` sets, for error messages."""
+    if config.phases:
+        return f"phases[{number}][{key!r}]"
+    return f"phase2.{key.split('.')[-1]}"
 
 
 def described(phases: Sequence[Phase], phase: Phase) -> str:
@@ -127,9 +130,8 @@ def described(phases: Sequence[Phase], phase: Phase) -> str:
     return f"{count}: {', '.join(changes) or 'the same values'}"
 
 
-def at_step(config: ConfigDict, step: int) -> Phase:
-    """Returns the phase in which the last of the first `step` steps was trained."""
-    phases = of(config)
+def at_step(phases: Sequence[Phase], step: int) -> Phase:
+    """Returns the one of a run's phases in which the last of its first `step` steps was trained."""
     return next((phase for phase in phases if step <= phase.stop), phases[-1])
 
 
@@ -144,11 +146,10 @@ def schedule(config: ConfigDict) -> optax.Schedule:
 
 def _segments(config: ConfigDict) -> list[tuple[int, int, ConfigDict]]:
     """Returns (start, stop, optimizer config) of each learning rate schedule of the run."""
-    if not config.phases:
-        return [(0, config.num_steps, config.optimizer)]
+    overrides = _overrides(config)
     segments: list[tuple[int, int, ConfigDict]] = []
     for phase in of(config):
-        if segments and not _new_schedule(config.phases[phase.number]):
+        if segments and not _new_schedule(overrides[phase.number]):
             start, _, part = segments.pop()
             segments.append((start, phase.stop, part))
         else:
@@ -164,12 +165,7 @@ def _resolved(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
     """Returns a copy of the config without phases and with `values`, {"a.b": value}."""
     copy = config.copy_and_resolve_references()
     copy.phases, copy.phase2.num_steps = (), 0
-    for key, value in values.items():
-        *parents, leaf = key.split(".")
-        group = copy
-        for parent in parents:
-            group = group[parent]
-        group[leaf] = value
+    copy.update_from_flattened_dict(values)
     return copy
 
 
@@ -191,7 +187,7 @@ def validate(config: ConfigDict) -> None:
             "describe all phases in config.phases"
         )
     if config.phases:
-        total = sum(phase.num_steps for phase in of(config))
+        total = total_steps(config)
         errors.check(
             config.num_steps == total, "num_steps", config.num_steps,
             f"{total}, the steps of all phases together",

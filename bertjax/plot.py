@@ -1,10 +1,11 @@
 """Plots a run's curves in one PNG: a large panel with the losses, small panels with other metrics.
 
 Example:
-    plot.curves(run_log.read_metrics("run/metrics.jsonl"), "run/curves.png", unigram_loss=6.8)
+    plot.curves(run_log.read_metrics("run/metrics.jsonl"), "run/curves.png", title="bert mini")
 """
 
 import io
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +30,7 @@ STYLE = {
     "axes.axisbelow": True,
     "xtick.color": REFERENCE,
     "ytick.color": REFERENCE,
-    "legend.frameon": False,
+    "legend.edgecolor": "none",  # the white frame covers the lines behind the text
     "lines.markersize": 3.5,
 }
 
@@ -37,13 +38,11 @@ STYLE = {
 def curves(
     metrics: Sequence[Mapping[str, float]],
     path: str | os.PathLike,
-    unigram_loss: float | None = None,
     title: str = "",
 ) -> None:
     """Draws `metrics`, as `run_log.read_metrics` returns them, to the PNG file `path`.
 
-    unigram_loss: loss in nats of the model that predicts each token by its frequency. Metrics that
-    the run did not log have no curve. Raises UserError if there is no loss at all.
+    Metrics that the run did not log have no curve. Raises UserError if there is no loss at all.
     """
     # Imported here because training does not need matplotlib. Figure is used without pyplot, which
     # has global state and may need a display.
@@ -58,6 +57,7 @@ def curves(
         small_panels = [
             (draw, name)
             for draw, name in (
+                (_bits, "bits_per_byte"),
                 *((_accuracy, name) for name in _accuracies(metrics)),
                 (_quantity, "learning_rate"),
                 (_quantity, "tokens_per_second"),
@@ -65,15 +65,17 @@ def curves(
             if _is_logged(metrics, name)
         ]
         grid = figure.add_gridspec(2, max(1, len(small_panels)), height_ratios=(5, 3))
-        _losses(figure.add_subplot(grid[0, :]), metrics, loss, unigram_loss, title)
+        _losses(figure.add_subplot(grid[0, :]), metrics, loss, title)
         for column, (draw, name) in enumerate(small_panels):
             draw(figure.add_subplot(grid[1, column]), metrics, name)
         last_step = max(line["step"] for line in metrics)
         for i, axes in enumerate(figure.axes):
-            ticks = ticker.MaxNLocator(4 if i else 10, steps=[1, 2, 5, 10])
+            ticks = ticker.MaxNLocator(4 if i else 10, steps=[1, 2, 2.5, 5, 10])
             axes.xaxis.set_major_locator(ticks)
             axes.xaxis.set_major_formatter(_thousands)
             axes.set_xlim(0, max(1, last_step) * 1.01)
+            for step in _phase_starts(metrics):
+                axes.axvline(step, color=GREY, linestyle=":", linewidth=1.0)
         save(figure, path)
 
 
@@ -89,28 +91,37 @@ def _losses(
     axes: Any,
     metrics: Sequence[Mapping[str, float]],
     name: str,
-    unigram_loss: float | None,
     title: str,
 ) -> None:
     _train_and_heldout(axes, metrics, name, markers=True)
-    if unigram_loss is not None:
-        axes.axhline(unigram_loss, color=REFERENCE, linewidth=1, linestyle=(0, (5, 3)))
-        axes.annotate(
-            f"unigram model {unigram_loss:.2f}",
-            (1, unigram_loss),
-            xycoords=("axes fraction", "data"),
-            xytext=(-2, 3),
-            textcoords="offset points",
-            ha="right",
-            color=REFERENCE,
-        )
+    _unigram(axes, metrics)
     loss_title = LOSSES.get(name, "Loss")
     axes.set_title(f"{title}: {loss_title.lower()}" if title else loss_title)
     axes.set_ylabel("nats per predicted token")
-    for step in _phase_starts(metrics):
-        axes.axvline(step, color=GREY, linestyle=":", linewidth=1.0)
     axes.set_xlabel("step")
     axes.legend(loc="upper right")
+
+
+def _unigram(axes: Any, metrics: Sequence[Mapping[str, float]]) -> None:
+    """Draws the loss of the unigram model in each phase, whose mixture of sources it depends on."""
+    steps, losses = _series(metrics, "eval/unigram_loss")
+    if not steps.size:
+        return
+    edges = [0.0, *_phase_starts(metrics), max(line["step"] for line in metrics)]
+    for start, stop in itertools.pairwise(edges):
+        inside = losses[(steps > start) & (steps <= stop)]
+        if inside.size:
+            level = [inside[-1]] * 2
+            axes.plot((start, stop), level, color=REFERENCE, linewidth=1, linestyle=(0, (5, 3)))
+    axes.annotate(
+        f"unigram model {losses[-1]:.2f}",
+        (1, losses[-1]),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, 3),
+        textcoords="offset points",
+        ha="right",
+        color=REFERENCE,
+    )
 
 
 def _phase_starts(metrics: Sequence[Mapping[str, float]]) -> list[float]:
@@ -122,7 +133,12 @@ def _phase_starts(metrics: Sequence[Mapping[str, float]]) -> list[float]:
 def _accuracy(axes: Any, metrics: Sequence[Mapping[str, float]], name: str) -> None:
     _train_and_heldout(axes, metrics, name)
     axes.set_title(f"{name.removesuffix('_accuracy').upper()} accuracy")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+
+
+def _bits(axes: Any, metrics: Sequence[Mapping[str, float]], name: str) -> None:
+    _train_and_heldout(axes, metrics, name)
+    axes.set_title("Bits per byte of text")
 
 
 def _quantity(axes: Any, metrics: Sequence[Mapping[str, float]], name: str) -> None:
@@ -142,7 +158,8 @@ def _train_and_heldout(
 ) -> None:
     steps, values = _series(metrics, f"train/{name}")
     if steps.size:
-        smoothed = _smooth(values)
+        borders = np.searchsorted(steps, _phase_starts(metrics), side="right")
+        smoothed = np.concatenate([_smooth(part) for part in np.split(values, borders)])
         label = f"train, last {smoothed[-1]:.2f}"
         axes.plot(steps, values, color=TRAIN, linewidth=0.8, alpha=0.3)
         axes.plot(steps, smoothed, color=TRAIN, linewidth=1.6, marker=_marker(steps), label=label)
@@ -151,6 +168,10 @@ def _train_and_heldout(
         marker = "o" if markers else _marker(steps)
         label = f"held-out, last {values[-1]:.2f}"
         axes.plot(steps, values, color=HELDOUT, linewidth=1.6, marker=marker, label=label)
+    steps, values = _series(metrics, f"eval/ema/{name}")
+    if steps.size:
+        label = f"held-out, moving average, last {values[-1]:.2f}"
+        axes.plot(steps, values, color=HELDOUT, linestyle="--", marker=_marker(steps), label=label)
 
 
 def _accuracies(metrics: Sequence[Mapping[str, float]]) -> list[str]:
@@ -172,7 +193,10 @@ def _series(metrics: Sequence[Mapping[str, float]], name: str) -> tuple[np.ndarr
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
-    """Returns means over a centred window of 1/20 of the values, smaller near both ends."""
+    """Returns means over a centred window of 1/20 of the values, smaller near both ends.
+
+    NOTE: smooth each phase by itself, because its loss has another level.
+    """
     width = max(1, len(values) // 40)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))

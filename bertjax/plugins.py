@@ -192,10 +192,12 @@ def family_of(model: Any) -> protocols.Family:
     return module
 
 
+@functools.partial(jax.jit, static_argnums=0, inline=True)
 def init_params(model: Any, key: jax.Array) -> Any:
     """Returns fresh parameters of a model.
 
-    Calls the model with all inputs in its family's INPUTS, so that all parameters are created.
+    Calls the model with all inputs in its family's INPUTS, so that all parameters are created. A
+    model is traced once in a process, whoever asks for its parameters or only for their shapes.
     """
     inputs = dict.fromkeys(family_of(model).INPUTS, jnp.ones((1, 2), jnp.int32))
     return model.init(key, **inputs)["params"]

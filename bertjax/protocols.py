@@ -23,8 +23,8 @@ class Family(Protocol):
     """A model family: one file in `bertjax/models/`.
 
     A family may also define VARIANT_OBJECTIVES, {variant: fields of the published objective that
-    differ for that variant}, and the HF_ tables that `artifact.huggingface` and
-    `artifact.hf_config` use.
+    differ for that variant}, the HF_ tables that `artifact.huggingface` and `artifact.hf_config`
+    use, and `parts`, which splits a published pair of models (`artifact.part`).
     """
 
     @property

@@ -217,6 +217,8 @@ class ProgressBar:
         text = f"held-out loss {metrics['eval/loss']:.3f}"
         if "eval/samples" in metrics:
             text += f" of {int(metrics['eval/samples']):,} samples"
+        if "eval/ema/loss" in metrics:
+            text += f", of the moving average {metrics['eval/ema/loss']:.3f}"
         if self._bar is not None:
             self._bar.clear()
         print(f"{self._position(step)}, {text}", file=self._file, flush=True)

@@ -139,9 +139,14 @@ def write(
 
     form: the format and version of the file, which are written first.
     """
+    files.write_text(file, text(content, form))
+
+
+def text(content: Mapping[str, Any], form: Form | None = None) -> str:
+    """Returns the text of the file that `write` writes."""
     document = json.loads(json.dumps({**(vars(form) if form else {}), **content}))
     document[CHECKSUM] = _checksum(document)
-    files.write_text(file, json.dumps(document, indent=1) + "\n")
+    return json.dumps(document, indent=1) + "\n"
 
 
 def read_object(file: str | os.PathLike, remedy: str) -> dict[str, Any]:

@@ -10,6 +10,10 @@ this by itself, since the shardings of the activations around them are fixed (`c
 vocabulary table needs `gathered`. Otherwise each device looks up parts of rows, and the devices
 must exchange these parts.
 
+The axis `slice` is the outermost one. Its parts are the TPU slices, joined by the data-center
+network, which is much slower than the links inside a slice. It splits only the batch, so only sums
+of gradients and of losses cross it.
+
     mesh = sharding.make_mesh("fsdp:4,tensor:2")
     with jax.set_mesh(mesh): ...
 """
@@ -28,10 +32,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bertjax import errors
 
-MESH_AXES = ("data", "fsdp", "tensor", "sequence")
+MESH_AXES = ("slice", "data", "fsdp", "tensor", "sequence")
+INNER_AXES = MESH_AXES[1:]  # the axes inside a slice
 
 AXIS_RULES: dict[str, tuple[str, ...]] = {
-    "batch": ("data", "fsdp"),
+    "batch": ("slice", "data", "fsdp"),
     "length": ("sequence",),
     "key_length": (),
     "embed": ("fsdp",),
@@ -71,39 +76,65 @@ PARAM_AXES: list[tuple[str, tuple[str | None, ...]]] = [
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Parses a text such as "fsdp:4,tensor:2"; returns the size of every mesh axis.
+    """Parses a text such as "fsdp:4,tensor:2"; returns {axis: size} of the axes that it names.
 
-    The size -1 means all remaining devices. An axis that the text does not name has size 1. An
-    exception is `data`, whose default size is -1 if no other axis has size -1. Raises UserError if
-    the text is malformed.
+    The size -1, which `slice` cannot have, means all remaining devices. Raises UserError if the
+    text is malformed.
     """
     sizes = {}
     for part in text.split(","):
         axis, _, size = part.strip().partition(":")
-        if axis not in MESH_AXES or axis in sizes or not re.fullmatch(r"-1|[1-9]\d*", size):
+        pattern = r"[1-9]\d*" if axis == "slice" else r"-1|[1-9]\d*"
+        if axis not in MESH_AXES or axis in sizes or not re.fullmatch(pattern, size):
             allowed = 'axis sizes such as "fsdp:4,tensor:2", of the axes ' + ", ".join(MESH_AXES)
-            errors.check(False, "mesh", text, f"{allowed}; one size may be -1")
+            errors.check(False, "mesh", text, f"{allowed}; one size, not slice's, may be -1")
         sizes[axis] = int(size)
-    data_size = 1 if -1 in sizes.values() else -1
-    return {axis: sizes.get(axis, data_size if axis == "data" else 1) for axis in MESH_AXES}
+    return sizes
 
 
-def mesh_sizes(text: str, num_devices: int) -> dict[str, int]:
+def mesh_sizes(text: str, num_devices: int, num_slices: int | None = None) -> dict[str, int]:
     """Returns the size of every mesh axis, in the order of MESH_AXES, on `num_devices` devices.
 
-    text: as in `config.mesh`. Raises UserError if the product of the sizes is not `num_devices`.
+    An axis that the text does not name has size 1, with two exceptions. The axis `slice` has the
+    size `num_slices`, and `data` has all remaining devices if no other axis has size -1.
+
+    text: as in `config.mesh`. num_slices: the number of slices of the hardware, see
+    `hardware_slices`. Raises UserError if the product of the sizes is not `num_devices`, or if the
+    text names another number of slices than `num_slices`.
     """
-    sizes = parse_mesh(text)
+    named = parse_mesh(text)
+    slices = named.pop("slice", num_slices or 1)
+    if num_slices not in (None, slices):
+        raise errors.UserError(
+            f"config.mesh = {text!r}: slice must be {num_slices}, the number of slices of the "
+            "hardware"
+        )
+    sizes = {"slice": slices} | {axis: named.get(axis, 1) for axis in INNER_AXES}
+    if "data" not in named and -1 not in named.values():
+        sizes["data"] = -1
     fixed_size = math.prod(size for size in sizes.values() if size != -1)
     free_axes = [axis for axis, size in sizes.items() if size == -1]
     if len(free_axes) == 1 and num_devices % fixed_size == 0:
         sizes[free_axes[0]] = num_devices // fixed_size
     if math.prod(sizes.values()) != num_devices:
+        product, devices = num_devices, "devices"
+        if slices > 1 and "slice" not in text:
+            product, devices = num_devices // slices, f"devices in each of the {slices} slices"
         raise errors.UserError(
-            f"config.mesh = {text!r}: the product of its sizes must be {num_devices}, the number "
-            "of devices; one of its sizes may be -1"
+            f"config.mesh = {text!r}: the product of its sizes must be {product}, the number of "
+            f"{devices}; one of its sizes may be -1"
         )
     return sizes
+
+
+def hardware_slices(devices: Sequence[jax.Device]) -> int | None:
+    """Returns the number of TPU slices that contain the devices; None if they are not TPUs.
+
+    Other hardware has no slices. There, any size of the axis `slice` is valid.
+    """
+    if devices[0].platform != "tpu":
+        return None
+    return len({getattr(device, "slice_index", 0) for device in devices})
 
 
 def described(mesh: Mesh, dtype: str) -> str:
@@ -115,30 +146,20 @@ def described(mesh: Mesh, dtype: str) -> str:
 def make_mesh(text: str = "data:-1", devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Returns a mesh of `devices` (default: all) with the sizes that `mesh_sizes` returns.
 
-    On a TPU, several mesh axes may share one axis of the torus. TPU slices are joined by a slower
-    network, so only the data axis spans several slices. Raises UserError if the size of data is not
-    a multiple of the number of slices.
+    Each part of the axis `slice` is one slice of TPUs. On other hardware it is a group of
+    consecutive devices. On a TPU, several other axes may share one axis of the torus.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = mesh_sizes(text, len(devices))
-    shape, axis_types = tuple(sizes.values()), (AxisType.Auto,) * len(sizes)
-    slices = 1
+    sizes = mesh_sizes(text, len(devices), hardware_slices(devices))
+    inner_shape = tuple(sizes[axis] for axis in INNER_AXES)
     if devices[0].platform == "tpu":
-        slices = len({getattr(device, "slice_index", 0) for device in devices})
-    if sizes["data"] % slices:
-        raise errors.UserError(
-            f"config.mesh = {text!r}: data = {sizes['data']} must be a multiple of {slices}, the "
-            "number of slices"
-        )
-    if slices > 1:
-        dcn_shape = (slices, *(1 for _ in shape[1:]))
-        ici_shape = (shape[0] // slices, *shape[1:])
-        device_grid = mesh_utils.create_hybrid_device_mesh(
-            ici_shape, dcn_shape, devices, allow_split_physical_axes=True
-        )
-    else:
-        device_grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    return Mesh(device_grid, MESH_AXES, axis_types=axis_types)
+        devices = sorted(devices, key=lambda device: getattr(device, "slice_index", 0))
+    groups = np.split(np.array(devices), sizes["slice"])
+    grids = [
+        mesh_utils.create_device_mesh(inner_shape, list(group), allow_split_physical_axes=True)
+        for group in groups
+    ]
+    return Mesh(np.stack(grids), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def batch_shards(mesh: Mesh) -> int:
@@ -203,21 +224,24 @@ def map_layers(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.
     function: computes each layer by itself and keeps the shape. Every device gets the whole array,
     computes its share of the layers, and receives the results of the others. If there are fewer
     layers than devices, some devices have no share. Returns function(x) outside a mesh.
+
+    Every slice computes all layers, so that no results are sent between slices.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return function(x)
-    num_layers, share = len(x), -(-len(x) // mesh.size)
+    slice_devices = mesh.size // mesh.shape["slice"]
+    num_layers, share = len(x), -(-len(x) // slice_devices)
     num_shares = -(-num_layers // share)
     padding = [(0, num_shares * share - num_layers), *((0, 0) for _ in x.shape[1:])]
 
     def own_share(x):
-        index = jax.lax.axis_index(MESH_AXES)
+        index = jax.lax.axis_index(INNER_AXES)
         start = jnp.minimum(index, num_shares - 1) * share
         result = function(jax.lax.dynamic_slice_in_dim(x, start, share))
         result = jnp.where(index < num_shares, result, 0)
         result = jax.lax.dynamic_update_slice_in_dim(jnp.zeros_like(x), result, start, 0)
-        return jax.lax.psum(result, MESH_AXES)  # exact: all terms but one are 0
+        return jax.lax.psum(result, INNER_AXES)  # exact: all terms but one are 0
 
     whole = PartitionSpec()
     mapped = jax.shard_map(own_share, in_specs=whole, out_specs=whole, check_vma=False)
@@ -267,7 +291,7 @@ def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:
 
     def leaf_sharding(path, leaf):
         name = path_name(path)
-        if leaf.ndim == 0 or not re.search(r"(^|/)(params|mu|nu|trace)/", name):
+        if leaf.ndim == 0 or not re.search(r"(^|/)(params|ema|mu|nu|trace)/", name):
             return NamedSharding(mesh, PartitionSpec())
         return NamedSharding(mesh, _spec(param_axes(name), leaf.shape, mesh.shape, AXIS_RULES))
 
@@ -275,8 +299,13 @@ def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of a batch: rows over data and fsdp."""
+    """Returns the sharding of a batch: rows over slice, data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(AXIS_RULES["batch"]))
+
+
+def replicate(mesh: Mesh, tree: Any) -> Any:
+    """Copies the arrays to every device of the mesh. All processes must pass the same values."""
+    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:

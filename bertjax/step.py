@@ -5,6 +5,7 @@ a sum over the whole batch, divided once by the weight of the whole batch.
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -36,11 +37,30 @@ class TrainState:
     skipped_in_row: jax.Array  # int32: non-finite steps since the last finite one
 
 
-def init_state(params: Any, tx: optax.GradientTransformation, rng: jax.Array) -> TrainState:
-    """Returns the state before the first step."""
+@flax.struct.dataclass
+class AveragedState(TrainState):
+    """A train state with an exponential moving average of the parameters."""
+
+    ema: Any  # like params
+
+
+def init_state(
+    params: Any, tx: optax.GradientTransformation, rng: jax.Array, *, with_ema: bool = False
+) -> TrainState:
+    """Returns the state before the first step; with_ema: an `AveragedState`."""
     # Three arrays and not one, so that each can be donated.
     step, skipped, skipped_in_row = (jnp.zeros((), jnp.int32) for _ in range(3))
-    return TrainState(step, params, tx.init(params), rng, skipped, skipped_in_row)
+    fields = step, params, tx.init(params), rng, skipped, skipped_in_row
+    if with_ema:
+        return AveragedState(*fields, ema=jax.tree.map(jnp.copy, params))
+    return TrainState(*fields)
+
+
+def with_params(state: TrainState, params: Any) -> TrainState:
+    """Returns a state before the first step with other parameters."""
+    if isinstance(state, AveragedState):
+        state = state.replace(ema=jax.tree.map(jnp.copy, params))  # so that each can be donated
+    return state.replace(params=params)
 
 
 def bound(frozen_models: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict[str, Callable]:
@@ -83,6 +103,18 @@ def _update_unless(skip: jax.Array, update: Callable[..., Any], *old: Any) -> An
     return jax.lax.platform_dependent(*old, cpu=branch, default=choose)
 
 
+def _moving_average(ema: Any, params: Any, count: jax.Array, decay: float) -> Any:
+    """Returns the average after the update with the number `count`, which is 1 for the first.
+
+    The parameters after update i of n have the weight decay ** (n - i), and the weights are divided
+    by their sum, so that the initial parameters have no weight: the temporal average with bias
+    correction of Kingma and Ba, arXiv 1412.6980, section 7.2.
+    """
+    log_decay = math.log(decay)
+    weight = math.expm1(log_decay) / jnp.expm1(count.astype(jnp.float32) * log_decay)
+    return optax.incremental_update(params, ema, weight)
+
+
 def make_train_step(
     model: Any,
     loss: Loss,
@@ -93,14 +125,18 @@ def make_train_step(
     micro_batches: int = 1,
     frozen_models: Mapping[str, Any] = MappingProxyType({}),
     combine: Callable[[Any, Mapping[str, Any]], Any] = lambda params, frozen: params,
+    ema_decay: float = 0.0,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-    """Returns the function step(state, batch, frozen), which returns (state, metrics).
+    """Returns the function step(state, batch, frozen, token_bytes), which returns (state, metrics).
 
-    It should be jitted with the state donated.
+    It should be jitted with the state donated. token_bytes: float32[vocab_size], the bytes of text
+    that each id stands for; if given, the metrics contain "bits_per_byte".
 
     scales: {loss term: factor} in the sum that is minimised. frozen_models: {keyword argument of
     the loss: Linen module}; `frozen` must contain the parameters of each. combine: builds the
     model's parameters from the trained ones and `frozen`, if only some parameters are trained.
+    ema_decay: the decay per step of the moving average in the state, which must be an
+    `AveragedState`; 0: the state has no average.
 
     A step whose loss or gradient is not finite changes only `step` and the counts of skipped steps.
     """
@@ -136,24 +172,30 @@ def make_train_step(
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return jax.lax.scan(accumulate, zeros, (jnp.arange(micro_batches), stacked))[0]
 
-    def train_step(state, batch, frozen=None):
+    def train_step(state, batch, frozen=None, token_bytes=None):
         rng = jax.random.fold_in(state.rng, state.step)
         (total, terms), grads = all_gradients(state.params, batch, rng, frozen or {})
+        if token_bytes is not None:
+            nats, _ = terms[next(iter(scales))]
+            bits_term = metrics.bits_per_byte(nats, batch, token_bytes)
+            terms = terms | {metrics.BITS_PER_BYTE: bits_term}
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(total) & jnp.isfinite(grad_norm)
 
-        def update(params, opt_state):
+        def update(params, opt_state, *ema):
             updates, opt_state = tx.update(grads, opt_state, params)
-            return optax.apply_updates(params, updates), opt_state
+            params = optax.apply_updates(params, updates)
+            count = state.step + 1 - state.skipped
+            return params, opt_state, *(_moving_average(e, params, count, ema_decay) for e in ema)
 
-        params, opt_state = _update_unless(~finite, update, state.params, state.opt_state)
+        names = ("params", "opt_state", "ema") if ema_decay else ("params", "opt_state")
+        changed = _update_unless(~finite, update, *(getattr(state, name) for name in names))
         num_bad = 1 - finite.astype(jnp.int32)
         new_state = state.replace(
             step=state.step + 1,
-            params=params,
-            opt_state=opt_state,
             skipped=state.skipped + num_bad,
             skipped_in_row=num_bad * (state.skipped_in_row + 1),
+            **dict(zip(names, changed, strict=True)),
         )
         means = {name: s / jnp.maximum(w, 1e-9) for name, (s, w) in terms.items()}
         report = {

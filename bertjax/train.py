@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import ml_collections
+import numpy as np
 from etils import epath
 
 from bertjax import (
@@ -37,7 +38,7 @@ from bertjax import experiment as experiment_lib
 from bertjax import phases as phases_lib
 from bertjax import step as step_lib
 from bertjax import workdir as workdir_lib
-from bertjax.artifact import artifact, loading, vocabulary_transfer
+from bertjax.artifact import artifact, initial, loading
 from bertjax.data.prepared import sources, store
 from bertjax.objectives.common import hooks
 from bertjax.plan import auto
@@ -65,6 +66,10 @@ def train_and_evaluate(
     mesh = make_mesh(config)
     experiment_lib.check_mesh(config, mesh)
     train_data, heldout_data = open_data(config)
+    source = None
+    if config.init_from and branch_from is None and workdir_lib.saved_step(workdir) is None:
+        source = loading.load(config.init_from)
+        initial.check(source, config, train_data)
     tokenizer = train_data.load_tokenizer()
     vocabulary = tokenizer.vocabulary()
     experiment_lib.check_vocabulary(config, vocabulary)
@@ -88,6 +93,7 @@ def train_and_evaluate(
     distributed.check_shared(epath.Path(workdir) / workdir_lib.CONFIG)
 
     experiment = experiment_lib.Experiment(config, frozen_models(config, frozen))
+    data = training_data.TrainingData(experiment, train_data, vocabulary)
     rows = functools.partial(sharding.local_rows, mesh)
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
@@ -95,18 +101,20 @@ def train_and_evaluate(
         checkpoints = open_checkpoints(config, workdir)
         stack.callback(checkpoints.close)
         if jax.process_index() == 0:
-            run_header.show(experiment, mesh, train_data, heldout_data, vocabulary, workdir)
+            run_header.show(experiment, mesh, train_data, heldout_data, data, workdir)
         saved_step = checkpoints.latest_step()
         with stage(
             "initialising the state" if saved_step is None else f"restoring step {saved_step:,}"
         ):
             if branch is None:
-                state, meta = first_state(experiment, mesh, checkpoints, train_data, frozen)
+                state, meta = first_state(
+                    experiment, mesh, checkpoints, train_data, frozen, source
+                )
+                del source
             else:
                 state = branch_state(experiment, mesh, *branch)
                 meta = {}
         frozen_params = place_frozen(mesh, frozen)
-        data = training_data.TrainingData(experiment, train_data, vocabulary)
         start = int(state.step)
         if "saved_at" in meta:
             run_log.print_resumed(workdir, start, meta["saved_at"])
@@ -126,18 +134,38 @@ def train_and_evaluate(
         trace = stack.enter_context(
             profiler.StepTrace(traced_steps, epath.Path(workdir) / profiler.FOLDER)
         )
-        with stage("computing the unigram baseline"):
-            unigram = experiment.unigram(train_data, vocabulary)
+
+        @functools.cache
+        def unigram(phase: phases_lib.Phase) -> np.ndarray:
+            with stage("computing the unigram baseline"):
+                return experiment.unigram(data, phase)
+
+        token_bytes = sharding.replicate(mesh, experiment_lib.token_bytes(config, tokenizer))
         batches = experiment.train_batches(data, start, rows)
         phases = phases_lib.of(config)
+        unigram(data.last_alike(phases_lib.at_step(phases, start + 1)))
         parts = {phase: experiment.at(phase) for phase in phases}
         train_steps = {phase: experiment.train_step(phase, mesh) for phase in phases}
         eval_steps = {phase: part.eval_step() for phase, part in parts.items()}
-        compiled: set[phases_lib.Phase] = set()
+        compiled: set[tuple[Any, ...]] = set()
+
+        def heldout_scores(params: Any, phase: phases_lib.Phase) -> dict[str, float]:
+            # The same after a resume, because it does not depend on the phases trained so far.
+            baseline = unigram(data.last_alike(phase))
+            by_source = {
+                name: evaluate.evaluate(
+                    eval_steps[phase], params,
+                    experiment.eval_batches(dataset, vocabulary, phase, rows),
+                    mesh, phase.forward_size, experiment.scales, baseline, frozen_params,
+                    token_bytes,
+                )
+                for name, dataset in sources.by_name(heldout_data).items()
+            }  # fmt: skip
+            return mixing.mean_scores(by_source, data.weights(phase))
 
         for step in range(start, config.num_steps + 1):
-            phase = next((p for p in phases if step < p.stop), phases[-1])
-            trained_phase = next(p for p in phases if step <= p.stop)
+            trained_phase = phases_lib.at_step(phases, step)
+            phase = phases_lib.at_step(phases, step + 1)  # in which the next step is trained
             is_last = step == config.num_steps
             stop_requested = stop.reached(step)
             eval_due = is_last or (step > start and step % config.eval.every == 0)
@@ -147,16 +175,10 @@ def train_and_evaluate(
             with log.paused() if save_due else contextlib.nullcontext():
                 if eval_due:
                     log.note("evaluating")
-                    heldout = {
-                        name: evaluate.evaluate(
-                            eval_steps[trained_phase], state.params,
-                            experiment.eval_batches(dataset, vocabulary, trained_phase, rows),
-                            mesh, trained_phase.forward_size, experiment.scales, unigram,
-                            frozen_params,
-                        )
-                        for name, dataset in sources.by_name(heldout_data).items()
-                    }  # fmt: skip
-                    heldout = mixing.mean_scores(heldout, data.weights(trained_phase))
+                    heldout = heldout_scores(state.params, trained_phase)
+                    if config.ema_decay:
+                        ema_scores = heldout_scores(state.ema, trained_phase)
+                        heldout |= step_log.prefixed("ema", ema_scores)
                     if step > start:  # a finished run that is restarted has logged this already
                         log.heldout(step, heldout)
                 if save_due:
@@ -170,12 +192,13 @@ def train_and_evaluate(
                 break
             with trace.step(step + 1):
                 batch = sharding.global_batch(mesh, phase.batch_size, next(batches))
-                is_new = phase not in compiled
+                program = train_steps[phase], phase.batch_size, phase.length
+                is_new = program not in compiled
                 if step == phase.start and step and jax.process_index() == 0:
                     errors.tell(phases_lib.described(phases, phase))
                 with stage("compiling the train step") if is_new else contextlib.nullcontext():
-                    state, report = train_steps[phase](state, batch, frozen_params)
-                compiled.add(phase)
+                    state, report = train_steps[phase](state, batch, frozen_params, token_bytes)
+                compiled.add(program)
                 tokens = phase.batch_size * phase.length
                 flops = phase.batch_size * parts[phase].flops_per_sequence(phase.length)
                 log.step(step + 1, report, tokens, flops, timed=not is_new)
@@ -245,6 +268,7 @@ def open_checkpoints(
         epath.Path(workdir) / workdir_lib.CHECKPOINTS,
         keep_last=config.checkpoint.keep_last,
         keep_best=config.checkpoint.keep_best,
+        keep_every=config.checkpoint.keep_every,
         regular=lambda step: (
             step == config.num_steps
             or (step > 0 and 0 in (step % config.checkpoint.every, step % config.eval.every))
@@ -277,15 +301,14 @@ def first_state(
     checkpoints: checkpoint.Checkpoints,
     data: sources.Data,
     frozen: Mapping[str, artifact.Artifact],
+    source: artifact.Artifact | None = None,
 ) -> tuple[step_lib.TrainState, dict[str, Any]]:
     """Returns the newest checkpoint's state and its meta, or a fresh state and an empty meta.
 
     Each array is created with its sharding. The parameters of a fresh state are copied from
-    `config.init_from` if it is set; parameters that it lacks are random. If it is not set, the
-    objective's hook `first_params` may copy parameters from the frozen models.
-
-    Raises UserError if `config.init_vocabulary` is "same" and `config.init_from` was trained with a
-    different tokenizer from the one used for the data.
+    `source`, the model at `config.init_from`, if it is given; parameters that it lacks are random.
+    If it is not given, the objective's hook `first_params` may copy parameters from the frozen
+    models.
     """
     abstract_state = experiment.abstract_state(mesh)
     if checkpoints.latest_step() is not None:
@@ -293,33 +316,18 @@ def first_state(
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
     key = jax.random.key(experiment.config.seed)
     state = jax.jit(experiment.init_state, out_shardings=shardings)(key)
-    if experiment.config.init_from:
-        model = loading.load(experiment.config.init_from)
-        if experiment.config.init_vocabulary == "same":
-            loading.check_data(
-                model,
-                data,
-                f"config.init_from = {experiment.config.init_from}",
-                "; or, to keep the embeddings of the pieces that both tokenizers have, add "
-                "--config.init_vocabulary=shared_pieces",
-            )
-        else:
-            tokenizer = data.load_tokenizer()
-            size = experiment.config.model.vocab_size
-            model = vocabulary_transfer.carry_over(model, tokenizer, state.params, size)
-        loading.check_fields(model, experiment.config.model)
-        params = loading.overlay_params(model, experiment.config.family, state.params)
-        state = state.replace(params=jax.device_put(params, shardings.params))
+    if source is not None:
+        params = initial.params(source, experiment.config, data, state.params)
+        state = step_lib.with_params(state, jax.device_put(params, shardings.params))
     elif frozen:
         models = {n: hooks.Frozen(a.fields, artifact.flatten(a.params)) for n, a in frozen.items()}
         fresh_params, fields = artifact.flatten(state.params), experiment.config.model
-        initial = experiment.hooks.first_params(
+        params = experiment.hooks.first_params(
             experiment.objective_config, fresh_params, fields, models
         )
-        if initial is not None:
-            state = state.replace(
-                params=jax.device_put(artifact.unflatten(initial), shardings.params)
-            )
+        if params is not None:
+            params = jax.device_put(artifact.unflatten(params), shardings.params)
+            state = step_lib.with_params(state, params)
     return state, {}
 
 
@@ -327,11 +335,8 @@ def branch_state(
     experiment: experiment_lib.Experiment, mesh: jax.sharding.Mesh, run: epath.Path, step: int
 ) -> step_lib.TrainState:
     """Returns the state that the run in the workdir `run` saved at `step`."""
-    reader = checkpoint.Reader(run / workdir_lib.CHECKPOINTS)
-    try:
-        return reader.restore(experiment.abstract_state(mesh), step)[0]
-    finally:
-        reader.close()
+    with loading.open_checkpoints(run) as checkpoints:
+        return checkpoints.restore(experiment.abstract_state(mesh), step)[0]
 
 
 def _raise_diverged(checkpoints: checkpoint.Checkpoints, step: int, in_row: int) -> None:

@@ -6,6 +6,7 @@ another length, the phase starts at the same fraction of the epoch, so that it r
 text. In other runs every phase starts at the first sample.
 """
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +29,9 @@ class TrainingData:
         self._config = run.config
         self._phases = phases.of(run.config)
         self._streams: dict[tuple[Any, ...], loader.Stream] = {}
+        self._order = functools.cache(self._make_order)
+        self._first = functools.cache(self._find_first)
+        self._num_samples = functools.cache(self._count_samples)
 
     def stream(self, phase: phases.Phase) -> mixture.Mixture:
         """Returns the batches of a phase; batch 0 is for its first step."""
@@ -43,14 +47,19 @@ class TrainingData:
 
     def weights(self, phase: phases.Phase) -> dict[str, float]:
         """Returns {source: its share of the phase's samples}."""
-        if not self._config.data.sources:
-            return dict.fromkeys(self._datasets, 1.0)
+        if "" in self._datasets:  # one dataset, though the run may have had sources
+            return {"": 1.0}
         num_tokens = {name: data.num_tokens for name, data in self._datasets.items()}
         return mixing.weights(phase.config, num_tokens)
 
+    def last_alike(self, phase: phases.Phase) -> phases.Phase:
+        """Returns the last phase of the run that mixes the sources as `phase` does."""
+        shares = self.weights(phase)
+        return [other for other in self._phases if self.weights(other) == shares][-1]
+
     def epochs(self, step: int) -> dict[str, float]:
         """Returns {source: number of epochs that the first `step` steps of the run read}."""
-        phase = next((phase for phase in self._phases if step <= phase.stop), self._phases[-1])
+        phase = phases.at_step(self._phases, step)
         ends = self._ends(phase, step)
         return {
             name: ends[name] / self._num_samples(name, phase) if ends.get(name) else 0.0
@@ -65,18 +74,19 @@ class TrainingData:
         """
         values: dict[str, float] = {}
         if self._config.phases:
-            values["phase"] = phases.at_step(self._config, step).number + 1
+            values["phase"] = phases.at_step(self._phases, step).number + 1
         if self._config.data.sources:
             for name, epochs in self.epochs(step).items():
                 values[f"data/{name}/epochs"] = epochs
                 values[f"data/{name}/tokens"] = epochs * self._datasets[name].num_tokens
         return values
 
-    def _first(self, phase: phases.Phase) -> dict[str, int]:
+    def _find_first(self, phase: phases.Phase) -> dict[str, int]:
         """Returns {source: position of the phase's first sample}, for sources read before."""
-        if phase.number == 0 or not (self._config.phases or self._config.data.sources):
+        index = self._phases.index(phase)
+        if index == 0 or not (self._config.phases or self._config.data.sources):
             return {}
-        before = self._phases[self._phases.index(phase) - 1]
+        before = self._phases[index - 1]
         return {
             name: end * self._num_samples(name, phase) // self._num_samples(name, before)
             for name, end in self._ends(before, before.stop).items()
@@ -88,24 +98,19 @@ class TrainingData:
         drawn = self._order(phase).drawn((step - phase.start) * phase.batch_size)
         return {name: ends.get(name, 0) + drawn.get(name, 0) for name in ends | drawn}
 
-    def _order(self, phase: phases.Phase) -> mixture.Order:
+    def _make_order(self, phase: phases.Phase) -> mixture.Order:
         return mixture.Order(self.weights(phase), self._config.seed, phase.number)
 
-    def _num_samples(self, name: str, phase: phases.Phase) -> int:
+    def _count_samples(self, name: str, phase: phases.Phase) -> int:
         return self._source_stream(name, phase).samples_per_epoch
 
     def _source_stream(self, name: str, phase: phases.Phase) -> loader.Stream:
         """Returns the samples of a source, which phases of the same length and objective share."""
         key = name, phase.length, str(phase.config.objective)
         if key not in self._streams:
-            sampling, transform = self._run.at(phase).sampling(phase.length, self._vocabulary)
-            self._streams[key] = loader.Stream(
-                self._datasets[name],
-                sampling,
-                transform,
-                batch_size=phase.batch_size,
-                seed=_seed_of(name, self._config.seed),
-            )
+            sampling, _ = self._run.at(phase).sampling(phase.length, self._vocabulary)
+            seed = _seed_of(name, self._config.seed)
+            self._streams[key] = loader.Stream(self._datasets[name], sampling, seed=seed)
         return self._streams[key]
 
 

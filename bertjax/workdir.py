@@ -34,7 +34,7 @@ TENSORBOARD = "tensorboard"
 # Keys that configs of earlier versions lack, with the values that match their behaviour.
 _ADDED_DEFAULTS = {
     "model.num_labels": 0, "model.adapter_size": 0, "phases": [], "data.size_exponent": 0.0,
-    "optimizer.decay_shape": "linear",
+    "optimizer.decay_shape": "linear", "ema_decay": 0.0,
 }  # fmt: skip
 # Keys that `_past` leaves out, because it compares what they lead to: rates, steps and sources.
 _COMPARED_OTHERWISE = (
@@ -151,11 +151,16 @@ def without_paths(identity: Identity) -> dict[str, Any]:
 
 def saved_step(path: str | os.PathLike) -> int | None:
     """Returns the newest step saved in a workdir; None if there is none. Does not use Orbax."""
+    return max(saved_steps(path), default=None)
+
+
+def saved_steps(path: str | os.PathLike) -> list[int]:
+    """Returns the steps saved in a workdir, ascending. Uses neither Orbax nor a device."""
     folder = paths.of(path) / CHECKPOINTS
     steps = [item for item in folder.iterdir() if item.name.isdecimal()] if folder.exists() else []
     if "://" in os.fspath(path):  # Orbax cannot rename there, and writes this file last
         steps = [item for item in steps if (item / "commit_success.txt").exists()]
-    return max((int(item.name) for item in steps), default=None)
+    return sorted(int(item.name) for item in steps)
 
 
 def claim(path: str | os.PathLike, current: Identity, save_tokenizer: Any) -> None:
@@ -168,29 +173,13 @@ def claim(path: str | os.PathLike, current: Identity, save_tokenizer: Any) -> No
     """
     folder = paths.of(path)
     stored = read(path) if (folder / CONFIG).exists() else None
-    if stored and saved_step(path) is not None:
-        advice = "; give another --workdir, or restore the old values"
-        accepted = _accepted(path, current, stored)
-        differences = _differences(current.config, accepted.config)
-        if differences:
-            raise errors.UserError(
-                f"{path}: belongs to a run with another config: {', '.join(differences)}{advice}"
-            )
-        if stored.tokenizer_fingerprint != current.tokenizer_fingerprint:
-            raise errors.UserError(
-                f"{path}: belongs to a run with a tokenizer other than that of config.data.path = "
-                f"{current.config['data']['path']}{advice}"
-            )
-        if accepted.data_fingerprint != current.data_fingerprint:
-            raise errors.UserError(
-                f"{path}: belongs to a run on different data from config.data.path = "
-                f"{current.config['data']['path']}{advice}"
-            )
-        if stored.frozen_fingerprints != current.frozen_fingerprints:
-            names = ", ".join(f"config.objective.{name}" for name in current.frozen_fingerprints)
-            raise errors.UserError(f"{path}: belongs to a run with another {names}{advice}")
-        if accepted != stored and jax.process_index() == 0:
-            _write(folder, accepted)
+    step = saved_step(path) if stored else None
+    if stored and step is not None:
+        _check_same_run(path, current, stored, step)
+        is_changed = stored.data_fingerprint != current.data_fingerprint
+        is_changed = is_changed or bool(_differences(current.config, stored.config))
+        if is_changed and jax.process_index() == 0:
+            _write(folder, current)
         return
     if jax.process_index() != 0:
         return
@@ -199,20 +188,38 @@ def claim(path: str | os.PathLike, current: Identity, save_tokenizer: Any) -> No
     _write(folder, current)
 
 
-def _accepted(path: str | os.PathLike, current: Identity, stored: Identity) -> Identity:
-    """Returns `stored` with those changes of `current` that leave the saved steps as they are."""
-    if current.config["phases"] or stored.config.get("phases"):  # absent in earlier versions
-        if current.config == stored.config:
-            return stored
-        step = saved_step(path) or 0
-        check_past(f"{path}: step {step} is saved", current, stored, step)
-        return dataclasses.replace(
-            stored, config=current.config, data_fingerprint=current.data_fingerprint
+def _check_same_run(
+    path: str | os.PathLike, current: Identity, stored: Identity, step: int
+) -> None:
+    """Raises UserError if `current` is not the run in the workdir, whose newest step is `step`.
+
+    The steps up to `step` must be the same in any case. Without `config.phases`, of the keys that
+    determine later steps only `num_steps` and sources with the weight 0 may differ.
+    """
+    advice = "; give another --workdir, or restore the old values"
+    runs = current.config, stored.config
+    has_phases = any(config.get("phases") for config in runs)  # absent in earlier versions
+    has_sources = any(config["data"].get("sources") for config in runs)  # absent likewise
+    if not has_phases:
+        differences = _differences(*runs)
+        if not all(line.startswith(("num_steps =", "data.sources.")) for line in differences):
+            raise errors.UserError(
+                f"{path}: belongs to a run with another config: {', '.join(differences)}{advice}"
+            )
+        if current.config["num_steps"] != stored.config["num_steps"]:
+            _check_num_steps(path, current, stored, step)
+    where = f"config.data.path = {current.config['data']['path']}"
+    if stored.tokenizer_fingerprint != current.tokenizer_fingerprint:
+        raise errors.UserError(
+            f"{path}: belongs to a run with a tokenizer other than that of {where}{advice}"
         )
-    num_steps = current.config["num_steps"], stored.config["num_steps"]
-    if num_steps[0] == num_steps[1] or _changes_saved_steps(path, current, stored):
-        return stored
-    return dataclasses.replace(stored, config=stored.config | {"num_steps": num_steps[0]})
+    if has_phases or has_sources:
+        check_past(f"{path}: step {step} is saved", current, stored, step)
+    elif stored.data_fingerprint != current.data_fingerprint:
+        raise errors.UserError(f"{path}: belongs to a run on different data from {where}{advice}")
+    if stored.frozen_fingerprints != current.frozen_fingerprints:
+        names = ", ".join(f"config.objective.{name}" for name in current.frozen_fingerprints)
+        raise errors.UserError(f"{path}: belongs to a run with another {names}{advice}")
 
 
 def branch(path: str | os.PathLike, current: Identity) -> tuple[epath.Path, int]:
@@ -297,16 +304,14 @@ def _past(run: Identity, config: ConfigDict, step: int) -> list[dict[str, Any]]:
     return result
 
 
-def _changes_saved_steps(path: str | os.PathLike, current: Identity, stored: Identity) -> bool:
-    """Returns False if the saved steps would have been the same with the new `num_steps`.
+def _check_num_steps(
+    path: str | os.PathLike, current: Identity, stored: Identity, saved: int
+) -> None:
+    """Raises UserError if one of the `saved` steps would have been different with the new number.
 
-    Returns True if another key differs too, which `claim` rejects. Raises UserError naming the
-    difference if a saved step would have been different.
+    `current` and `stored` have no `config.phases`.
     """
     num_steps, old_num_steps = current.config["num_steps"], stored.config["num_steps"]
-    if _differences(current.config, stored.config | {"num_steps": num_steps}):
-        return True
-    saved = saved_step(path) or 0
     configs = [config_lib.from_dict(run.config) for run in (current, stored)]
     where = f"{path}: config.num_steps = {num_steps} (in the workdir: {old_num_steps})"
     if num_steps < saved:
@@ -337,7 +342,6 @@ def _changes_saved_steps(path: str | os.PathLike, current: Identity, stored: Ide
         raise errors.UserError(
             f"{where}: would delay the second phase, which has already begun{alternative}"
         )
-    return False
 
 
 def _write(folder: epath.Path, identity: Identity) -> None:

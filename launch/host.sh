@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The commands that launch/tpu_vm.sh runs on a host by ssh: `bash launch/host.sh VERB`.
+# The commands that launch/tpu_vm.sh runs on a host by ssh: `bash launch/host.sh VERB`. If $SLICES is
+# above 1, the messages name the slice too.
 #
 #   install         creates a .venv with bertjax and jax for TPUs
 #   start FLAGS...  starts launch/train.sh with the flags of `bertjax pretrain`, in the background
@@ -12,9 +13,15 @@ source launch/python.sh
 
 host="${HOSTNAME:-$(hostname)}"
 case "$host" in
-  *-w-*) worker="${host##*-w-}" ;;  # Google's names for the hosts of a slice: t1v-n-1a2b3c4d-w-3
-  *) worker=0 ;;
+  *-w-*) worker="worker ${host##*-w-}" ;;  # Google's names of a slice's hosts: t1v-n-1a2b3c4d-w-3
+  *) worker="worker 0" ;;
 esac
+if ((${SLICES:-1} > 1)); then  # the hosts of all slices have the same numbers
+  attributes="http://metadata.google.internal/computeMetadata/v1/instance/attributes"
+  slice="$(curl -s -m 10 -H 'Metadata-Flavor: Google' "$attributes/tpu-env" \
+    | sed -nE "s/^MEGASCALE_SLICE_ID: *'?([0-9]+).*/\1/p")" || slice=""
+  worker="slice ${slice:-?} $worker"
+fi
 
 # modern_python: prints a Python that bertjax runs on. Ubuntu 22.04, the image of TPU VMs, has 3.10.
 modern_python() {
@@ -33,7 +40,7 @@ install() {
   if [[ -e "$pages" && "$(<"$pages")" != *"[always]"* ]]; then
     echo always | sudo -n tee "$pages" >/dev/null 2>&1 || true
   fi
-  echo "worker $worker: $(.venv/bin/python -V) is ready"
+  echo "$worker: $(.venv/bin/python -V) is ready"
 }
 
 running() {
@@ -43,13 +50,13 @@ running() {
 
 start() {
   if running; then
-    echo "worker $worker: already running"
+    echo "$worker: already running"
     return
   fi
   rm -f train.exit train.pid train.stopped
   setsid nohup bash launch/host.sh supervise "$@" >> train.log 2>&1 < /dev/null &
   until [[ -s train.pid ]]; do sleep 0.1; done
-  echo "worker $worker: started"
+  echo "$worker: started"
 }
 
 supervise() {
@@ -64,7 +71,7 @@ stop() {
   if running; then
     touch train.stopped
     kill -TERM "$(<train.pid)"
-    echo "worker $worker: saving and stopping"
+    echo "$worker: saving and stopping"
   else
     status
   fi
@@ -86,7 +93,7 @@ status() {
   else
     word="failed $(<train.exit): $(grep -vE '^(train.sh.*)?$' train.log | tail -n 1 | cut -c -300)"
   fi
-  echo "worker $worker: $word"
+  echo "$worker: $word"
 }
 
 log() { if [[ -e train.log ]]; then tail -c "+$(($1 + 1))" train.log; fi; }

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced by tpu_vm.sh: reads the file of a pod, and translates its values to Google's names.
 
-readonly KEYS="PROJECT ZONE NAME ACCELERATOR_TYPE RUNTIME_VERSION CREATE CAPACITY CREATE_FLAGS \
+readonly KEYS="PROJECT ZONE NAME ACCELERATOR_TYPE SLICES RUNTIME_VERSION CREATE CAPACITY CREATE_FLAGS \
 SSH_FLAGS BUCKET CONFIG DATA WORKDIR CACHE ARGS LIBTPU_INIT_ARGS RESTARTS RECREATIONS IMAGE \
 GKE_ACCELERATOR GKE_TOPOLOGY GKE_HOSTS GKE_CHIPS"
 
@@ -11,13 +11,13 @@ bad() {
 }
 
 # read_pod FILE: sets the keys of the file, $type and $runtime with Google's names, and the lists
-# create_flags and ssh_flags. Error messages name the file and the key.
+# create_flags, ssh_flags and nodes (the names of the slices). Error messages name the file and the key.
 read_pod() {
   local file="$1" key line
   [[ -n "$file" ]] || bad "--pod=FILE is missing: copy launch/pod.env and fill it in"
   [[ -f "$file" ]] || bad "--pod=$file: file not found; copy launch/pod.env and fill it in"
   for key in $KEYS; do printf -v "$key" ''; done
-  CREATE=queued CAPACITY=on_demand RESTARTS=5 RECREATIONS=20
+  SLICES=1 CREATE=queued CAPACITY=on_demand RESTARTS=5 RECREATIONS=20
   while IFS=: read -r line key; do
     key="${key%=}" key="${key##* }"
     [[ " $KEYS " == *" $key "* ]] || bad "$file, line $line: unknown key $key; the keys are $KEYS"
@@ -41,6 +41,11 @@ read_pod() {
     || bad "$file: WORKDIR=$WORKDIR: must be gs://..., because the disks of a slice are deleted with it"
   [[ "$CREATE" =~ ^(queued|direct)$ ]] || bad "$file: CREATE=$CREATE: must be queued or direct"
   [[ "$RESTARTS$RECREATIONS" =~ ^[0-9]+$ ]] || bad "$file: RESTARTS and RECREATIONS must be numbers"
+  [[ "$SLICES" =~ ^[1-9][0-9]*$ ]] || bad "$file: SLICES=$SLICES: must be a number from 1 on"
+  [[ "$SLICES" == 1 || "$CREATE" == queued ]] \
+    || bad "$file: CREATE=direct: must be queued, because SLICES=$SLICES slices are requested together"
+  # shellcheck disable=SC2034 # tpu_vm.sh reads it
+  if ((SLICES == 1)); then nodes=("$NAME"); else mapfile -t nodes < <(seq -f "$NAME-%g" 0 $((SLICES - 1))); fi
   name_type "$file"
   # shellcheck disable=SC2206,SC2034 # these keys are lists of words
   ssh_flags=(--quiet $SSH_FLAGS) create_flags=(--quiet $CREATE_FLAGS)

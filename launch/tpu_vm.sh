@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Manages a TPU slice and its run: `bash launch/tpu_vm.sh VERB --pod=FILE [--worker=N] [--dry-run]`.
+# Manages a TPU slice and its run:
+# `bash launch/tpu_vm.sh VERB --pod=FILE [--worker=N] [--slice=N] [--dry-run]`.
 #
 #   create    requests the slice, and waits until it is ready
 #   install   installs this checkout and its Python packages on every host
 #   start     starts launch/train.sh on every host, except where it is already running
-#   logs      follows the log of one host (--worker; default: 0)
+#   logs      follows the log of one host (--worker and --slice; default: 0)
 #   status    prints the state of the slice, and a line for each host
 #   watch     shows the log of host 0 until the run ends; recreates the slice after a preemption
 #   stop      makes the run save its step and exit; the slice stays
@@ -12,7 +13,10 @@
 #   run       create, install, start, watch, and delete when the run is done
 #
 # FILE is a copy of launch/pod.env, which explains the keys. --dry-run prints every command and runs
-# none. Requires gcloud, logged in, and for slices with several hosts the key in the ssh agent:
+# none. If the file asks for several slices, they are one request: all verbs act on all of them, and
+# all are recreated if one is preempted.
+#
+# Requires gcloud, logged in, and for slices with several hosts the key in the ssh agent:
 # `ssh-add ~/.ssh/google_compute_engine`. Exit code: that of the run; 2 for bad flags or a bad pod
 # file; 1 if a step fails. The commands are those of `gcloud compute tpus`, SDK 528.
 set -euo pipefail
@@ -20,11 +24,12 @@ from="$PWD"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/pod.sh
 
-verb="" pod="" worker=0 dry_run=""
+verb="" pod="" worker=0 slice=0 dry_run=""
 for word in "$@"; do
   case "$word" in
     --pod=*) pod="${word#*=}" ;;
     --worker=*) worker="${word#*=}" ;;
+    --slice=*) slice="${word#*=}" ;;
     --dry-run) dry_run=yes ;;
     -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     create | install | start | logs | status | watch | stop | delete | run)
@@ -39,6 +44,8 @@ read_pod "$pod"
 
 where=("--project=$PROJECT" "--zone=$ZONE")
 folder="bertjax-$NAME"  # on each host
+host=(bash "$folder/launch/host.sh")
+if ((SLICES > 1)); then host=(env "SLICES=$SLICES" "${host[@]}"); fi
 recreated=0  # times, after preemptions
 tmp="$(mktemp -d)"
 trap 'rm -rf "$tmp"' EXIT
@@ -84,20 +91,32 @@ fail() {
 }
 
 # blamed_workers: prints "3" or "0, 3": workers whose command failed, and workers that ssh could not
-# reach (gcloud repeats the attempt).
+# reach (gcloud repeats the attempt). gcloud does not name their slice.
 blamed_workers() {
   {
     sed -nE 's/.*Command execution on worker ([0-9]+) failed.*/\1/p' "$tmp/stderr"
-    sed -nE 's/.*Attempting to connect to worker ([0-9]+).*/\1/p' "$tmp/stderr" | sort | uniq -d
+    sed -nE 's/.*Attempting to connect to worker ([0-9]+).*/\1/p' "$tmp/stderr" \
+      | sort | uniq -c | awk -v slices="$SLICES" '$1 > slices {print $2}'
   } | sort -nu | paste -sd, - | sed 's/,/, /g'
 }
 
 # on_hosts WORKERS VERB WORDS...: runs host.sh on "all" workers or on one; prints their stdout.
-on_hosts() { remote "$1" "bash $folder/launch/host.sh $(quote "${@:2}")"; }
+on_hosts() { remote "$1" "$(quote "${host[@]}" "${@:2}")"; }
 
 remote() {
-  call gcloud compute tpus tpu-vm ssh "$NAME" "${where[@]}" "${ssh_flags[@]}" \
-    "--worker=$1" "--command=$2"
+  select_hosts "$1"
+  call gcloud compute tpus "$kind" ssh "$NAME" "${where[@]}" "${ssh_flags[@]}" "${hosts[@]}" \
+    "--command=$2"
+}
+
+# select_hosts WORKERS: sets $kind and the flags $hosts for gcloud's ssh and scp. "all" workers are
+# those of all slices; one worker is in the slice --slice.
+select_hosts() {
+  kind=tpu-vm hosts=("--worker=$1")
+  if ((SLICES > 1)); then
+    kind=queued-resources
+    if [[ "$1" == all ]]; then hosts+=(--node=all); else hosts+=("--node=$slice"); fi
+  fi
 }
 
 ssh_remedy() {
@@ -111,20 +130,24 @@ ssh_remedy() {
   printf 'run tpu_vm.sh %s --pod=%s again: finished steps are not repeated' "$1" "$pod"
 }
 
-# look: sets $state to absent, waiting, ready or lost, and $word to Google's name of the state.
-# Returns 1 if gcloud does not answer.
+# look: sets $state to absent, waiting, ready or lost, and $word to Google's name of the state; with
+# several slices, those of the first that is not ready. Returns 1 if gcloud does not answer.
 look() {
+  local node
   if [[ "$CREATE" == queued ]]; then
-    ask queued-resources state.state || return 1
+    ask queued-resources "$NAME" state.state || return 1
     if [[ "$state" != ready ]]; then return; fi
   fi
-  ask tpu-vm state || return 1
-  if [[ "$CREATE$state" == queuedabsent ]]; then state=lost; fi
+  for node in "${nodes[@]}"; do
+    ask tpu-vm "$node" state || return 1
+    if [[ "$CREATE$state" == queuedabsent ]]; then state=lost; fi
+    if [[ "$state" != ready ]]; then return; fi
+  done
 }
 
 ask() {
   state=waiting word="unknown"
-  if ! call gcloud compute tpus "$1" describe "$NAME" "${where[@]}" "--format=value($2)" \
+  if ! call gcloud compute tpus "$1" describe "$2" "${where[@]}" "--format=value($3)" \
     > "$tmp/answer"; then
     grep -q NOT_FOUND "$tmp/stderr" || return 1
     state=absent word=ABSENT
@@ -143,9 +166,13 @@ create() {
   look || fail describe "$(gcloud_remedy "$tmp/stderr")"
   if [[ -n "$dry_run" ]]; then state=absent; fi
   if [[ "$state" == absent ]]; then
-    say "requesting $NAME: $type in $ZONE, $CAPACITY"
+    local what="$type" named=("--node-id=$NAME")
+    if ((SLICES > 1)); then
+      what="$SLICES slices of $type" named=("--node-count=$SLICES" "--node-prefix=$NAME")
+    fi
+    say "requesting $NAME: $what in $ZONE, $CAPACITY"
     if [[ "$CREATE" == queued ]]; then
-      call gcloud compute tpus queued-resources create "$NAME" "--node-id=$NAME" "${where[@]}" \
+      call gcloud compute tpus queued-resources create "$NAME" "${named[@]}" "${where[@]}" \
         "--accelerator-type=$type" "--runtime-version=$runtime" "${create_flags[@]}" \
         || fail create "$(gcloud_remedy "$tmp/stderr")"
     else
@@ -182,10 +209,11 @@ install() {
   if [[ "$CONFIG" != configs/* ]]; then content+=("${CONFIG%%:*}"); fi
   call tar --exclude=__pycache__ -czf "$archive" "${content[@]}" \
     || fail "install (packing)" "the checkout must be readable and /tmp must have free space"
-  call gcloud compute tpus tpu-vm scp "$archive" "$NAME:" "${where[@]}" "${ssh_flags[@]}" \
-    --worker=all || fail "install (copying)" "$(ssh_remedy install)"
+  select_hosts all
+  call gcloud compute tpus "$kind" scp "$archive" "$NAME:" "${where[@]}" "${ssh_flags[@]}" \
+    "${hosts[@]}" || fail "install (copying)" "$(ssh_remedy install)"
   local unpack="mkdir -p $folder && tar -xzf bertjax.tar.gz -C $folder"
-  remote all "$unpack && bash $folder/launch/host.sh install" \
+  remote all "$unpack && $(quote "${host[@]}" install)" \
     || fail install "$(ssh_remedy install)"
 }
 
@@ -196,7 +224,7 @@ start() {
   if [[ -n "$DATA" ]]; then flags+=("--config.data.path=$DATA"); fi
   # shellcheck disable=SC2206 # ARGS is a list of words
   flags+=($ARGS)
-  remote all "$(quote env "${settings[@]}" bash "$folder/launch/host.sh" start "${flags[@]}")" \
+  remote all "$(quote env "${settings[@]}" "${host[@]}" start "${flags[@]}")" \
     || fail start "$(ssh_remedy start)"
 }
 
@@ -294,7 +322,7 @@ watch() {
 # ended. Returns 1 if the hosts do not answer.
 check() {
   on_hosts all status > "$tmp/answer" || return 1
-  grep -E '^worker [0-9]+: ' "$tmp/answer" | sort -V > "$tmp/hosts" || return 1
+  grep -E '^(slice [0-9?]+ )?worker [0-9]+: ' "$tmp/answer" | sort -V > "$tmp/hosts" || return 1
   show_log
   # Lost processes first: the others may have failed because of them.
   if grep -E ': (gone|idle)' "$tmp/hosts" >&3; then

@@ -20,6 +20,7 @@ from bertjax.objectives import (
     denoisers,
     distillation,
     mlm,
+    prefix_denoisers,
     prefix_lm,
     replaced_token_detection,
     span_boundary,
@@ -44,6 +45,7 @@ OBJECTIVES: list[protocols.Objective] = [
     denoisers,
     distillation,
     mlm,
+    prefix_denoisers,
     prefix_lm,
     replaced_token_detection,
     span_boundary,
@@ -62,6 +64,9 @@ HOOKS = {
         fields_for=mlm.fields_for,
         check_data=mlm.check_data,
         heldout_warnings=mlm.heldout_warnings,
+    ),
+    "prefix_denoisers": hooks.Hooks(
+        SENTINELS=prefix_denoisers.SENTINELS, input_start=prefix_denoisers.input_start
     ),
     "prefix_lm": hooks.Hooks(
         PLAIN_TARGETS=prefix_lm.PLAIN_TARGETS,

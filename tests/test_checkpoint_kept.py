@@ -20,6 +20,16 @@ def test_keeps_the_newest_and_the_best(tmp_path):
     assert checkpoint.Reader(tmp_path).steps() == [2, 4, 6, 7]
 
 
+def test_keeps_regular_checkpoints_at_a_distance(tmp_path):
+    checkpoints = checkpoint.Checkpoints(
+        tmp_path, keep_last=2, keep_best=0, keep_every=6, regular=lambda step: step % 2 == 0
+    )
+    for step in (0, 2, 3, 4, 6, 8, 9, 10, 12, 14, 15):
+        checkpoints.save(step, STATE, {}, None)
+    checkpoints.close()
+    assert checkpoint.Reader(tmp_path).steps() == [0, 6, 12, 14, 15]
+
+
 def test_checkpoints_in_between_go_with_the_next_save(tmp_path):
     def open_again():
         return checkpoint.Checkpoints(

@@ -16,6 +16,11 @@ def test_terms_add_up_and_are_divided_once():
     assert metrics.means(total) == {"mlm_loss": pytest.approx(1.2)}
 
 
+def test_a_term_that_an_old_checkpoint_lacks_is_left_out():
+    total = metrics.add({"mlm_loss": (3.0, 1.0)}, {"mlm_loss": (9.0, 9.0), "bits": (1.0, 1.0)})
+    assert total == {"mlm_loss": (12.0, 10.0)}
+
+
 def test_a_term_that_nothing_counted_in_is_left_out():
     assert metrics.means({"mlm_loss": (0.0, 0.0), "nsp_loss": (1.0, 2.0)}) == {"nsp_loss": 0.5}
 
@@ -78,3 +83,19 @@ def test_unigram_loss_is_the_mean_over_predictions():
     )  # fmt: skip
     assert values["unigram_loss"] == pytest.approx(math.log(2 * 4 * 4) / 3)
     assert values["loss"] == 2.0, "the unigram model is no part of what is minimised"
+
+
+def test_bits_per_byte_are_the_bits_of_all_batches_over_their_bytes():
+    token_bytes = np.array([0, 3, 5], np.float32)  # id 0 is a special token
+    batches = [
+        {"targets": np.array([[0, 1]]), "loss_weights": np.array([[1.0, 1.0]])},
+        {"targets": np.array([[2, 1]]), "loss_weights": np.array([[1.0, 0.0]])},
+    ]
+    nats = iter([2.0, 5.0])
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    values = evaluate.evaluate(
+        lambda params, batch, frozen: {"lm_loss": (next(nats), batch["loss_weights"].sum())},
+        None, batches, mesh, 1, {"lm_loss": 1.0}, token_bytes=token_bytes,
+    )  # fmt: skip
+    assert values["bits_per_byte"] == pytest.approx(7 / math.log(2) / 8)
+    assert values["lm_loss"] == values["loss"] == pytest.approx(7 / 3)

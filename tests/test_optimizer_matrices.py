@@ -311,8 +311,9 @@ def test_flops_of_muon_are_those_of_its_products():
     assert optimizer.muon_shapes(optimizer.Config(), params) == []
 
 
-def test_on_a_mesh_muon_computes_and_sends_what_plans_count():
-    mesh, config, params = meshes.of(2, 2, 2), optimizer.Config(name="muon", **PLAIN), _params()
+@pytest.mark.parametrize(("shape", "inside"), [((2, 2, 2), 8), ((1, 2, 2, 1, 2), 4)])
+def test_on_a_mesh_muon_computes_and_sends_what_plans_count(shape, inside):
+    mesh, config, params = meshes.of(*shape), optimizer.Config(name="muon", **PLAIN), _params()
     tx = optimizer.make(config, 100)
     state = tx.init(params)
     places = sharding.state_shardings(mesh, {"params": params, "opt_state": state})
@@ -323,10 +324,11 @@ def test_on_a_mesh_muon_computes_and_sends_what_plans_count():
     found = cost.of_text(compiled, dict(mesh.shape))
     shapes = optimizer.muon_shapes(config, params)
     size = 4 * sum(math.prod(shape) for shape in shapes)
-    assert found.flops == sum(optimizer.muon_flops(shape, 8) for shape in shapes)
+    assert found.flops == sum(optimizer.muon_flops(shape, inside) for shape in shapes)
     sent = {kind: 0 for kind in cost.COLLECTIVES}
     for collective in found.collectives():
         sent[collective.kind] += collective.sent_bytes
+        assert not collective.is_between_slices, "each slice computes all layers"
     assert sent.pop("all-gather") == 3 / 4 * size, "over fsdp and tensor"
-    assert sent.pop("all-reduce") == 2 * 7 / 8 * size
+    assert sent.pop("all-reduce") == 2 * (inside - 1) / inside * size
     assert not any(sent.values())

@@ -10,9 +10,19 @@ import numpy as np
 import pytest
 
 import bertjax
+from bertjax import (
+    __main__,
+    errors,
+    experiment,
+    metrics,
+    phases,
+    run_log,
+    sharding,
+    train,
+    training_data,
+)
 from bertjax import checkpoint as checkpoint_lib
 from bertjax import config as config_lib
-from bertjax import errors, experiment, phases, run_log, sharding, train, training_data
 from bertjax.data.prepared import prepare, sources
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from tests.helpers import corpora
@@ -53,6 +63,13 @@ def make_config(data, run_phases=PHASES, weights=None, **overrides):
     config.phases = run_phases
     config.num_steps = sum(phase["num_steps"] for phase in run_phases)
     return config
+
+
+def training_text(data, run):
+    """Returns the training batches of the experiment `run`, from all three sources."""
+    vocabulary = tokenizer_lib.load(str(data / "tokenizer")).vocabulary()
+    opened = sources.open_split({n: data / n for n in ("web", "books", "late")}, "train")
+    return training_data.TrainingData(run, opened, vocabulary)
 
 
 def parameters(workdir, config):
@@ -136,6 +153,27 @@ def test_curves_have_the_phases_and_the_sources(whole, capsys):
     shares = {"web": 0.2, "books": 0.3, "late": 0.5}
     mean = sum(share * held[-1][f"eval/{name}/mlm_loss"] for name, share in shares.items())
     assert held[-1]["eval/mlm_loss"] == pytest.approx(mean) == heldout["mlm_loss"]
+    assert {f"eval/{name}/bits_per_byte" for name in shares} <= held[-1].keys()
+
+
+def test_the_unigram_baseline_is_that_of_the_mixture_of_the_phase(data, whole):
+    workdir, config, _ = whole
+    run = experiment.Experiment(config)
+    text, (first, second, third) = training_text(data, run), phases.of(config)
+    assert [text.last_alike(phase) for phase in (first, second, third)] == [second, second, third]
+    vocabulary = tokenizer_lib.load(str(data / "tokenizer")).vocabulary()
+    heldout = train.open_data(config)[1].datasets["web"]
+    (held,) = [line for line in run_log.read_metrics(workdir / "metrics.jsonl")
+               if line["step"] == 5 and "eval/loss" in line]  # fmt: skip
+    losses = []
+    for mixture in (second, third):
+        log_probs, total = run.unigram(text, mixture), np.zeros(2)
+        for batch in run.eval_batches(heldout, vocabulary, first, lambda size: slice(None)):
+            ids, weights = metrics.predicted(batch)
+            total += -(log_probs[ids] * weights).sum(), weights.sum()
+        losses.append(total[0] / total[1])
+    assert held["eval/web/unigram_loss"] == pytest.approx(losses[0], rel=1e-5)
+    assert abs(losses[0] - losses[1]) > 1e-3, "the mixtures differ"
 
 
 def test_stopped_in_any_phase_and_resumed_ends_bit_equal(data, whole, tmp_path):
@@ -145,6 +183,12 @@ def test_stopped_in_any_phase_and_resumed_ends_bit_equal(data, whole, tmp_path):
             train.train_and_evaluate(config, tmp_path / "run")
     train.train_and_evaluate(config, tmp_path / "run")
     assert_equal(parameters(workdir, config), parameters(tmp_path / "run", config))
+    baselines = [
+        [line["eval/unigram_loss"] for line in run_log.read_metrics(run / "metrics.jsonl")
+         if "eval/unigram_loss" in line]
+        for run in (workdir, tmp_path / "run")
+    ]  # fmt: skip
+    assert baselines[0] == baselines[1] and len(set(baselines[0])) == 2
 
 
 def test_the_model_of_a_checkpoint_has_the_values_of_its_phase(whole):
@@ -158,23 +202,66 @@ def test_the_model_of_a_checkpoint_has_the_values_of_its_phase(whole):
 
 def test_each_phase_goes_on_reading_where_the_one_before_stopped(data):
     config = make_config(data)
-    vocabulary = tokenizer_lib.load(str(data / "tokenizer")).vocabulary()
-    opened = sources.open_split({n: data / n for n in ("web", "books", "late")}, "train")
-    run = experiment.Experiment(config)
-    stream = training_data.TrainingData(run, opened, vocabulary)
+    stream = training_text(data, experiment.Experiment(config))
     before, after = (stream.epochs(step) for step in (5, 6))
     assert all(0 <= after[name] - before[name] < 0.2 for name in after)
     same = (*PHASES[:1], {"num_steps": 7, "objective.mask_rate": 0.3})
-    split = training_data.TrainingData(
-        experiment.Experiment(make_config(data, same)), opened, vocabulary
-    )
-    joint = training_data.TrainingData(
-        experiment.Experiment(make_config(data, ({"num_steps": 12},))), opened, vocabulary
+    split, joint = (
+        training_text(data, experiment.Experiment(make_config(data, run_phases)))
+        for run_phases in (same, ({"num_steps": 12},))
     )
     counts = [
         {name: round(n * 1e9) for name, n in source.epochs(12).items()} for source in (split, joint)
     ]
     assert all(abs(counts[0][name] - counts[1][name]) < 0.2e9 for name in counts[0])
+
+
+def test_phases_share_the_steps_and_the_samples_that_are_the_same(data, monkeypatch):
+    other = ({"num_steps": 2, "optimizer.learning_rate": 1e-4, "data.sources.late.weight": 0.5},
+             {"num_steps": 2, "micro_batch_size": 4}, {"num_steps": 2, "model.global_theta": 9.0},
+             {"num_steps": 2, "objective.mask_rate": 0.1})  # fmt: skip
+    config = make_config(data, ({"num_steps": 2, "batch_size": 8}, *other))
+    run, mesh = experiment.Experiment(config), sharding.make_mesh(config.mesh)
+    traces, original = [], experiment.step_lib.init_state
+    monkeypatch.setattr(experiment.step_lib, "init_state",
+                        lambda *args, **kwargs: traces.append(args) or original(*args, **kwargs))
+    steps = [run.train_step(phase, mesh) for phase in phases.of(config)]
+    assert [steps.index(step) for step in steps] == [0, 0, 2, 3, 4] and len(traces) == 1
+    evals = [run.at(phase).eval_step() for phase in phases.of(config)]
+    assert [evals.index(step) for step in evals] == [0, 0, 0, 3, 4]
+    streams, make = [], training_data.loader.Stream
+    monkeypatch.setattr(training_data.loader, "Stream",
+                        lambda *args, **kwargs: streams.append(args) or make(*args, **kwargs))
+    text = training_text(data, run)
+    for phase in phases.of(config):
+        text.stream(phase)
+    assert len(streams) == 6  # of three sources, before and after the mask rate changes
+
+
+def test_an_empty_first_phase_has_no_phase_before_it(data):
+    empty_first = make_config(data, ({"num_steps": 0}, {"num_steps": 2}))
+    only_phase2 = make_config(data, ({"num_steps": 2},))
+    only_phase2.phases, only_phase2.phase2.num_steps = (), 2
+    for config in (empty_first, only_phase2):
+        (phase,) = phases.of(config)
+        text = training_text(data, experiment.Experiment(config))
+        shape = text.stream(phase).batch(0)["input_ids"].shape
+        assert shape == (phase.batch_size, phase.length)
+        assert text.epochs(2)["web"] > 0
+
+
+def test_a_run_with_sources_is_evaluated_and_inspected(data, whole, tmp_path, capsys, monkeypatch):
+    workdir, _, _ = whole
+    flags = [f"--data={data / 'books'}", "--max_samples=16", "--batch_size=16"]
+    assert __main__.main(["evaluate", f"--model={workdir}", *flags]) == 0
+    assert "on 16 samples of the heldout split of" in capsys.readouterr().out
+    monkeypatch.chdir(data / "books")  # whose manifest does not describe the run's data
+    assert __main__.main(["inspect", str(workdir)]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    start = next(i for i, line in enumerate(lines) if line.startswith("data "))
+    printed = zip(("data books", "late", "web"), lines[start : start + 3], strict=True)
+    for name, line in printed:
+        assert line.startswith(f"{name}: {data / name.split()[-1]}: ") and " tokens in " in line
 
 
 def test_later_phases_and_sources_may_be_added(data, whole, tmp_path):
@@ -265,3 +352,35 @@ def test_the_stored_config_is_read_back(data):
     assert [dataclasses.astuple(p)[:3] for p in phases.of(config_lib.from_dict(stored))] == [
         (0, 0, 5), (1, 5, 9), (2, 9, 12)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "rates"),
+    [  # tokens in rows of 1,024 and 8,192; rates at the start, the end, and between phases
+        ("modernbert_base", (1719, 300), (8e-4, 3e-4, 3e-7)),
+        ("modernbert_large", (1719, 300), (5e-4, 5e-5, 5e-8)),
+        ("mmbert_base", (2300, 700), (8e-4, 8e-4, 1.6e-5)),
+    ],
+)
+def test_published_phases(name, tokens, rates):
+    run = config_lib.load(str(ROOT / "configs" / f"{name}.py"))
+    parts = phases.of(run)
+    for length, billions in zip((1024, 8192), tokens, strict=True):
+        steps = [part for part in parts if part.length == length]
+        total = sum(part.num_steps * part.batch_size * length for part in steps)
+        assert total == pytest.approx(billions * 1e9, rel=1e-4)
+    rate = phases.schedule(run)
+    long_rows = next(part.start for part in parts if part.length == 8192)
+    steps = (long_rows // 3, long_rows, run.num_steps)
+    assert [float(rate(step)) for step in steps] == pytest.approx(rates, rel=1e-3)
+
+
+def test_mmbert_adds_languages_and_masks_less():
+    run = config_lib.load(str(ROOT / "configs" / "mmbert_base.py"))
+    found = {}
+    for part in phases.of(run):
+        data = part.config.data
+        languages = [name for name, source in data.sources.items() if source.weight]
+        values = part.config.objective.mask_rate, data.size_exponent, len(languages)
+        found[values] = part.config.model.local_theta
+    assert found == {(0.3, 0.7, 61): 1e4, (0.15, 0.5, 110): 1.6e5, (0.05, 0.3, 111): 1.6e5}

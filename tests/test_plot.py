@@ -38,14 +38,16 @@ def titles(figure: Figure) -> list[str]:
 
 
 def test_curves_are_a_png_with_every_measured_panel(tmp_path, figures):
-    extra = {"train/mlm_accuracy": 0.1, "train/nsp_accuracy": 0.5}
+    extra = {"train/mlm_accuracy": 0.1, "train/nsp_accuracy": 0.5, "train/bits_per_byte": 2.0}
     metrics = make_metrics(40, **extra, learning_rate=1e-4, tokens_per_second=12_000)
-    plot.curves(metrics, tmp_path / "curves.png", unigram_loss=9.7, title="bert mini")
+    metrics[-1]["eval/unigram_loss"] = 9.7
+    plot.curves(metrics, tmp_path / "curves.png", title="bert mini")
     pixels = image.imread(tmp_path / "curves.png")
     assert pixels.shape[1] > pixels.shape[0] > 500 and pixels[..., :3].std() > 0.01
     assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
     assert titles(figures[0]) == [
         "bert mini: masked language model loss",
+        "Bits per byte of text",
         "MLM accuracy",
         "NSP accuracy",
         "Learning rate",
@@ -55,6 +57,31 @@ def test_curves_are_a_png_with_every_measured_panel(tmp_path, figures):
     assert [text.get_text() for text in losses.texts] == ["unigram model 9.70"]
     legend = [text.get_text() for text in losses.get_legend().get_texts()]
     assert legend == ["train, last 9.00", "held-out, last 9.50"]
+    metrics.append({"step": 40, "eval/ema/mlm_loss": 9.25, "eval/ema/mlm_accuracy": 0.2})
+    plot.curves(metrics, tmp_path / "curves.png")
+    assert titles(figures[1])[1:] == titles(figures[0])[1:]
+    legend = [text.get_text() for text in figures[1].axes[0].get_legend().get_texts()]
+    assert legend[2:] == ["held-out, moving average, last 9.25"]
+
+
+def test_each_phase_has_its_border_and_its_unigram_loss(tmp_path, figures):
+    metrics = [
+        {"step": step, "phase": 1.0 + (step > 6), "train/mlm_accuracy": step / 80,
+         "train/mlm_loss": 9.0 - (step > 6), "eval/unigram_loss": 7.0 if step > 6 else 6.5}
+        for step in range(1, 101)
+    ]  # fmt: skip
+    plot.curves(metrics, tmp_path / "curves.png")
+    losses, accuracy = figures[0].axes
+    dashed = [line for line in losses.get_lines() if line.get_linestyle() == "--"]
+    levels = [(list(line.get_xdata()), set(line.get_ydata())) for line in dashed]
+    assert levels == [([0, 6], {6.5}), ([6, 100], {7.0})]
+    smoothed = next(line for line in losses.get_lines() if line.get_label().startswith("train"))
+    assert list(smoothed.get_ydata()) == [9.0] * 6 + [8.0] * 94, "phases are not mixed"
+    for axes in (losses, accuracy):
+        dotted = [line for line in axes.get_lines() if line.get_linestyle() == ":"]
+        assert [list(line.get_xdata()) for line in dotted] == [[6, 6]]
+    percent = accuracy.yaxis.get_major_formatter()
+    assert [percent(value, 0) for value in (0.025, 0.05, 0.0001)] == ["2.5%", "5%", "0.01%"]
 
 
 def test_what_was_not_measured_has_no_panel(tmp_path, figures):

@@ -76,7 +76,7 @@ def _job(data, workdir, mesh, steps=(0, 0), extra=((), ())):
 
 
 def test_a_signal_to_one_stops_both_and_another_mesh_goes_on(data, tmp_path, capsys):
-    ends = _job(data, tmp_path / "run", "fsdp:2", steps=(0, ASKED))
+    ends = _job(data, tmp_path / "run", "slice:2,fsdp:2", steps=(0, ASKED))
     for i, (_, err, code) in enumerate(ends):
         assert code == errors.EXIT_RESTART, err
         assert f"bertjax: process {i}: stopped on request: saved step " in err

@@ -1,5 +1,6 @@
 """Where arrays live: the table of parameters, meshes, and batches put together from rows."""
 
+import dataclasses
 import re
 
 import jax
@@ -90,33 +91,79 @@ def test_an_axis_that_does_not_divide_stays_whole():
 @pytest.mark.parametrize(
     ("asked", "shape"),
     [
-        ("data:-1", (8, 1, 1, 1)),
-        ("fsdp:-1,tensor:2", (1, 4, 2, 1)),
-        ("data:2, fsdp:2, tensor:-1", (2, 2, 2, 1)),
-        ("fsdp:2", (4, 2, 1, 1)),
-        ("data:8,tensor:-1", (8, 1, 1, 1)),
-        ("sequence:4", (2, 1, 1, 4)),
+        ("data:-1", (1, 8, 1, 1, 1)),
+        ("fsdp:-1,tensor:2", (1, 1, 4, 2, 1)),
+        ("data:2, fsdp:2, tensor:-1", (1, 2, 2, 2, 1)),
+        ("fsdp:2", (1, 4, 2, 1, 1)),
+        ("data:8,tensor:-1", (1, 8, 1, 1, 1)),
+        ("sequence:4", (1, 2, 1, 1, 4)),
+        ("slice:2,tensor:2", (2, 2, 1, 2, 1)),
+        ("fsdp:-1,slice:4", (4, 1, 2, 1, 1)),
     ],
 )
 def test_mesh_fills_in_the_size_left_open(asked, shape):
     mesh = sharding.make_mesh(asked)
     assert tuple(mesh.shape.values()) == shape and mesh.axis_names == sharding.MESH_AXES
-    assert sharding.batch_shards(mesh) == shape[0] * shape[1]
+    assert sharding.batch_shards(mesh) == shape[0] * shape[1] * shape[2]
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
         *((text, "the product of its sizes must be 8") for text in
-          ("data:3", "data:16", "data:2,fsdp:2", "data:-1,fsdp:-1", "data:-1,fsdp:3")),
+          ("data:3", "data:16", "data:2,fsdp:2", "data:-1,fsdp:-1", "data:-1,fsdp:3",
+           "slice:3")),
         *((text, "must be axis sizes such as") for text in
-          ("", "8", "fsdp:0", "fsdp:-2", "fsdp:two", "fsdp:2,fsdp:4", "model:2", "fsdp=2")),
+          ("", "8", "fsdp:0", "fsdp:-2", "fsdp:two", "fsdp:2,fsdp:4", "model:2", "fsdp=2",
+           "slice:-1")),
     ],
 )  # fmt: skip
 def test_mesh_that_the_devices_cannot_make_is_refused(asked, said):
     with pytest.raises(errors.UserError) as caught:
         sharding.make_mesh(asked)
     assert f"config.mesh = {asked!r}" in str(caught.value) and said in str(caught.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tpu:
+    """As much of a TPU's device as a mesh asks for: a torus of 2 x 2 chips in each slice."""
+
+    id: int
+    slice_index: int
+    platform: str = "tpu"
+    device_kind: str = "TPU v5 lite"
+    core_on_chip: int = 0
+    process_index: int = 0
+
+    @property
+    def coords(self):
+        return (self.id // 2 % 2, self.id // 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "shape"),
+    [("data:-1", (2, 4, 1)), ("fsdp:-1", (2, 1, 4)), ("slice:2,fsdp:2", (2, 2, 2))],
+)
+def test_each_slice_of_tpus_is_a_part_of_the_axis_slice(asked, shape):
+    devices = [_Tpu(n, slice_index=n % 2) for n in range(8)]
+    assert sharding.hardware_slices(devices) == 2
+    mesh = sharding.make_mesh(asked, devices)
+    assert tuple(mesh.shape.values()) == (*shape, 1, 1)
+    assert [{d.slice_index for d in part.flat} for part in mesh.devices] == [{0}, {1}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("slice:4,fsdp:2", "slice must be 2, the number of slices of the hardware"),
+        ("data:8", "must be 4, the number of devices in each of the 2 slices"),
+        ("slice:2,data:8", "must be 8, the number of devices;"),
+    ],
+)
+def test_a_mesh_of_other_slices_than_there_are_is_refused(asked, said):
+    with pytest.raises(errors.UserError) as caught:
+        sharding.mesh_sizes(asked, 8, num_slices=2)
+    assert f"config.mesh = {asked!r}: " in str(caught.value) and said in str(caught.value)
 
 
 class _OneProcess:
@@ -130,7 +177,7 @@ class _OneProcess:
         return {device: places[device] for device in self.devices}
 
 
-@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 4, 1), (2, 2, 2), (4, 1, 2)])
+@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 2, 2, 1, 2)])
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_local_rows_of_all_processes_cover_each_row_once(shape, processes, monkeypatch):
     mesh = meshes.of(*shape)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from bertjax import plugins, show
-from bertjax.data.batches import loader
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from tests.helpers import synthetic
 
@@ -26,7 +25,7 @@ def batch_of(name, **fields):
     """One batch of an objective on made-up records."""
     module, vocabulary = plugins.objective(name), tokenizer().vocabulary()
     config = module.Config(**fields)
-    stream = loader.Stream(
+    stream = synthetic.batches_of(
         synthetic.Dataset(synthetic.records(20)),
         module.sampling(config, LENGTH, vocabulary),
         functools.partial(module.transform, config, LENGTH, vocabulary),

@@ -25,6 +25,7 @@ OBJECTIVE = mlm.Config()
 LOSS = functools.partial(mlm.loss, OBJECTIVE)
 NORMALIZERS = functools.partial(mlm.normalizers, OBJECTIVE)
 SCALES = mlm.scales(mlm.Config())
+TOKEN_BYTES = np.arange(100, dtype=np.float32) % 7
 # Keeps the gradients where a test finds them: as its state.
 GRADIENTS = optax.GradientTransformation(
     lambda params: jax.tree.map(jnp.zeros_like, params), lambda grads, state, params: (grads, grads)
@@ -78,7 +79,8 @@ def _compiled(mesh_shape=(1, 1, 1), micro=1, dropout=0.0, **compute):
         state = state.replace(step=jnp.int32(step))
         state = jax.device_put(state, sharding.state_shardings(mesh, state))
         with jax.set_mesh(mesh):
-            new, report = function(state, sharding.global_batch(mesh, B, batch))
+            placed = sharding.global_batch(mesh, B, batch)
+            new, report = function(state, placed, None, sharding.replicate(mesh, TOKEN_BYTES))
         leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(new.opt_state))
         report = {name: float(value) for name, value in report.items() if name != "terms"}
         return report, {sharding.path_name(path): leaf for path, leaf in leaves}
@@ -96,7 +98,7 @@ def _assert_equal(got, expected, rtol=1e-5, atol=1e-6):
 # --- the split does not matter -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mesh_shape", "micro"), [((1, 1, 1), 2), ((1, 1, 1), 4), ((2, 2, 1), 2)])
+@pytest.mark.parametrize(("mesh_shape", "micro"), [((1, 1, 1), 4), ((2, 2, 1), 2)])
 def test_micro_batches_give_the_loss_and_gradients_of_the_whole(mesh_shape, micro):
     _assert_equal(_compiled(mesh_shape, micro)(_batch()), _compiled()(_batch()))
 
@@ -107,10 +109,9 @@ def test_a_mean_of_means_would_be_another_number():
     assert len(set(weights)) == 4 and weights[0] == 0
 
 
-@pytest.mark.parametrize("mesh_shape", [(1, 8, 1), (2, 2, 2)])
-def test_meshes_give_the_loss_and_gradients_of_one_device(mesh_shape):
+def test_a_mesh_gives_the_loss_and_gradients_of_one_device():
     # With dropout: the masks are those of one device too.
-    got = _compiled(mesh_shape, dropout=0.2)(_batch())
+    got = _compiled((2, 2, 2), dropout=0.2)(_batch())
     expected = _compiled(dropout=0.2)(_batch())
     _assert_equal(got, expected)
     assert abs(expected[0]["loss"] - _compiled()(_batch())[0]["loss"]) > 1e-3, "dropout was on"
@@ -172,6 +173,9 @@ def test_the_report_is_the_objective_on_the_batch():
     means = metrics.means(terms)
     assert means == pytest.approx({name: report[name] for name in means}, rel=1e-5)
     assert float(terms["mlm_loss"][1]) == _batch()["masked_weights"].sum() == 12
+    num_bytes = (TOKEN_BYTES[_batch()["masked_ids"]] * _batch()["masked_weights"]).sum()
+    bits_per_byte = report["mlm_loss"] * 12 / np.log(2) / num_bytes
+    assert report["bits_per_byte"] == pytest.approx(bits_per_byte, rel=1e-5)
 
 
 # --- the whole step of a run ---------------------------------------------------------------------

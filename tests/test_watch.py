@@ -183,6 +183,15 @@ def test_log_file_gets_plain_lines_not_too_often():
     assert log.getvalue().replace("\n", "").isprintable()
 
 
+def test_an_evaluation_of_the_average_is_on_the_same_line():
+    log = io.StringIO()
+    bar = run_log.ProgressBar(start_step=0, num_steps=100, file=log)
+    bar.write(50, {"eval/loss": 6.5, "eval/samples": 320, "eval/ema/loss": 6.25})
+    assert log.getvalue() == (
+        "step 50/100 (50%), held-out loss 6.500 of 320 samples, of the moving average 6.250\n"
+    )
+
+
 def test_writers_fill_a_workdir_and_only_on_process_0(tmp_path, monkeypatch, capsys):
     for process in (0, 1):
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)

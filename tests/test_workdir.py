@@ -43,3 +43,30 @@ def test_the_stable_phase_may_become_longer_until_the_decay(tmp_path, shape):
     _claim(tmp_path / "decay", first, saved=11)
     with pytest.raises(errors.UserError, match="would change the learning rate of step 9"):
         _claim(tmp_path / "decay", longer)
+
+
+def _of_sources(weights, text="text"):
+    made = config.overridden(config.smoke(config.default()), WSD)
+    made.data.sources = {n: {"path": f"{n}/", "weight": w} for n, w in weights.items()}
+    fingerprint = ",".join(f"{name}={text} of {name}" for name in weights)
+    return workdir.identity(made, "tokenizer", fingerprint, {})
+
+
+def test_a_source_that_no_saved_step_has_read_may_be_added(tmp_path):
+    _claim(tmp_path, _of_sources({"web": 0.7, "books": 0.3}), saved=4)
+    more = _of_sources({"web": 0.7, "books": 0.3, "late": 0.0})
+    _claim(tmp_path, more)
+    stored = workdir.read(tmp_path)
+    assert stored.config == more.config and stored.data_fingerprint == more.data_fingerprint
+    for weights, text, message in (
+        ({"web": 0.7, "books": 0.3, "late": 0.1}, "text", r"late.weight = 0.1 \(it was None\)"),
+        ({"web": 0.6, "books": 0.3}, "text", r"step 4 is saved, .*web.weight = 0.6 \(it was 0.7"),
+        ({"web": 0.7, "books": 0.3}, "other", "the text of data.sources.books = 'other of books'"),
+        ({"web": 0.7}, "text", r"books.weight = None \(it was 0.3\)"),
+    ):
+        with pytest.raises(errors.UserError, match=message):
+            _claim(tmp_path, _of_sources(weights, text))
+    with pytest.raises(errors.UserError, match=r"decay_shape = 'cosine' \(in the workdir: 'linea"):
+        other = _of_sources({"web": 0.7, "books": 0.3})
+        other.config["optimizer"]["decay_shape"] = "cosine"
+        _claim(tmp_path, other)

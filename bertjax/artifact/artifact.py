@@ -26,6 +26,7 @@ from flax import traverse_util
 from bertjax import errors, files, plugins, schema, sharding
 from bertjax.artifact import weight_files
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.models.common import encoders
 
 FORM = schema.Form("bertjax-artifact", 1)
 PARAMS = "params.safetensors"
@@ -224,22 +225,35 @@ def top_of_text(model: Artifact) -> int:
 def part(model: Artifact, name: str = "") -> Artifact:
     """Returns part `name` of a model that consists of several models; "" selects the first part.
 
-    For example, a part of ELECTRA is its generator. The module of such a family has a function
-    `parts`. A model of any other family is returned unchanged if `name` is "". Raises UserError if
-    there is no part `name`.
+    For example, a part of ELECTRA is its generator. A model that has no parts is returned unchanged
+    if `name` is "". Raises UserError if there is no part `name`.
     """
     module = plugins.family(model.family)
-    if not hasattr(module, "parts"):
+    parts = _parts(module, model)
+    if not parts:
         if name:
             raise errors.UserError(f"--part={name}: {model.family} has no parts; remove the flag")
         return model
-    parts = module.parts(model.fields, model.params)
     if name and name not in parts:
         raise errors.UserError(f"--part={name}: must be one of {', '.join(parts)}")
     fields, params = parts[name or next(iter(parts))]
     if fields == model.fields:
         return model
     return dataclasses.replace(model, fields=fields, params=params, objective=None, config=None)
+
+
+def _parts(module: Any, model: Artifact) -> dict[str, tuple[dict[str, Any], Any]]:
+    """Returns {name: (fields, params)} of the models in `model`; {} if it has no parts.
+
+    A family that is published as a pair has a function `parts`; its generator or discriminator
+    alone is its own only part. A pair of any other encoder is split by `encoders.parts`.
+    """
+    if hasattr(module, "parts"):
+        return module.parts(model.fields, model.params)
+    if not issubclass(module.Config, encoders.Fields):
+        return {}
+    config = module.Config(**model.fields)
+    return encoders.parts(config, model.fields, model.params) if config.is_pair else {}
 
 
 def write(model: Artifact, folder: str | os.PathLike) -> None:

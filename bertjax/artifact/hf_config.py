@@ -4,7 +4,8 @@ A family's `HF_MODEL_TYPES` lists the values of "model_type" that the family can
 family reads them. Its `HF_CONFIG` is a dict with these entries:
 
     "model_type": the value that is written
-    "architectures": {our heads: transformers' class name}, for models without a task
+    "architectures": {our heads, without those in HF_DROPPED: transformers' class name}, for models
+        without a task
     "fields": {key in config.json: our field}; names of activations are converted
     "fixed": {key: the only supported value}
     "fixed_in_class": like "fixed", for one class: {end of the class name: {key: value}}
@@ -71,9 +72,14 @@ def of_model(module: ModuleType, model: artifact.Artifact, ending: str) -> dict[
     if module.KIND == "encoder_decoder":
         start_id = model.fields["decoder_start_id"]
         ids["decoder_start"] = special_tokens.decoder_start(specials, start_id)
-    name = hf_tasks.architecture(module, ending) if ending else None
+    if ending:
+        name = hf_tasks.architecture(module, ending)
+    else:
+        dropped = getattr(module, "HF_DROPPED", ())
+        heads = [head for head in model.fields["heads"] if f"{head}_head/" not in dropped]
+        name = spec["architectures"][tuple(heads)]
     return {
-        "architectures": [name or spec["architectures"][tuple(model.fields["heads"])]],
+        "architectures": [name],
         "model_type": spec["model_type"],
         "tie_word_embeddings": True,
         **{f"{name}_token_id": i if i >= 0 else None for name, i in ids.items()},

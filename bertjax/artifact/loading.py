@@ -4,6 +4,7 @@
 
     loading.load("run/")                    # the newest checkpoint of a run
     loading.load("run/checkpoints/1000")    # the checkpoint of step 1000; also "run/1000"
+    loading.load("run/ema")                 # its moving average; also "run/checkpoints/1000/ema"
     loading.load("artifact/")               # also the output folder of a finished fine-tuning run
     loading.load("bert-base-uncased/")      # config.json, model.safetensors, tokenizer files
     loading.load("checkpoint_1000000/")     # a T5X checkpoint, with a copy of its spiece.model
@@ -15,7 +16,7 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from etils import epath
 from bertjax import checkpoint, errors, files, paths, plugins, schema, workdir
 from bertjax import config as config_lib
 from bertjax import phases as phases_lib
-from bertjax.artifact import artifact, huggingface, t5x
+from bertjax.artifact import artifact, growth, huggingface, t5x, weight_files
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.objectives.common import hooks
@@ -37,13 +38,16 @@ class Place:
 
     kind: the format, "workdir" or a key of READERS. folder: the folder with the model's files.
     step: the requested step of a workdir; None for the newest step and for formats without steps.
+    is_average: whether the moving average of a workdir's parameters is requested.
     """
 
     kind: str
     folder: str
     step: int | None = None
+    is_average: bool = False
 
 
+EMA = "ema"  # last part of a path that requests the moving average
 FINETUNING = "bertjax-finetuning"  # "format" in the config.json of fine-tuning's output folder
 READERS = {"artifact": artifact.read, "huggingface": huggingface.read, "t5x": t5x.read}
 
@@ -51,6 +55,11 @@ READERS = {"artifact": artifact.read, "huggingface": huggingface.read, "t5x": t5
 def find(path: str | os.PathLike) -> Place:
     """Returns the `Place` of the model at `path`. Raises UserError if there is no model."""
     folder = paths.of(path)
+    if folder.name == EMA and not folder.exists():
+        place = find(folder.parent)
+        if place.kind != "workdir":
+            raise errors.UserError(f"{path}: not found; only a workdir can have a moving average")
+        return dataclasses.replace(place, is_average=True)
     if not folder.exists() and not folder.name.isdecimal():
         raise errors.UserError(
             f"{path}: not found; give {_CHOICES}. Models are not downloaded: `hf download NAME "
@@ -72,19 +81,18 @@ def find(path: str | os.PathLike) -> Place:
 def load(path: str | os.PathLike, *, with_params: bool = True) -> artifact.Artifact:
     """Returns the model at `path`, on the host. If not `with_params`, `params` has only shapes.
 
+    NOTE: if not `with_params`, does not start jax's backend, so that a process can still join a
+    job, and downloads only the headers of remote safetensors files.
     Raises UserError naming the file if a file is missing, damaged or inconsistent with the others.
     """
     place = find(path)
     if place.kind == "workdir":
         return _from_workdir(place, with_params)
+    read = functools.partial(READERS[place.kind], with_params=with_params)
     with tempfile.TemporaryDirectory() as copy:
-        return READERS[place.kind](files.localise(place.folder, copy), with_params=with_params)
-
-
-def steps(folder: str | os.PathLike) -> list[int]:
-    """Returns the steps of a workdir that have a finished checkpoint, ascending."""
-    with _checkpoints(folder) as checkpoints:
-        return checkpoints.steps()
+        if with_params:
+            return read(files.localise(place.folder, copy))
+        return read(files.localise(place.folder, copy, weight_files.copy_header))
 
 
 def check_data(
@@ -101,24 +109,43 @@ def check_data(
         )
 
 
+# Advice for a model that is larger than config.init_from, or has other positions.
+EXTENDED = "; or, to start a larger or longer model from it, add --config.init_model=extended"
+
 # Fields that may differ, because they do not change what the copied arrays compute.
 _FREE_FIELDS = (
     "vocab_size", "max_length", "heads", "num_labels", "init_std", "pad_id", "decoder_start_id",
 )  # fmt: skip
 
 
-def check_fields(model: artifact.Artifact, fields: Mapping[str, Any]) -> None:
+def check_fields(
+    model: artifact.Artifact, fields: Mapping[str, Any], may_differ: Collection[str] = ()
+) -> None:
     """Raises UserError if `fields` (config.model) differ from the fields of `model` (init_from).
 
-    Fields that do not affect the computation may differ (`_FREE_FIELDS` and dropout rates).
+    Fields that do not affect the computation may differ (`_FREE_FIELDS` and dropout rates), and
+    those in `may_differ`.
     """
+    free_names = {*_FREE_FIELDS, *may_differ}
     for name, value in model.fields.items():
-        is_free = name in _FREE_FIELDS or name.endswith("dropout_rate")
+        is_free = name in free_names or name.endswith("dropout_rate")
         if not is_free and name in fields and fields[name] != value:
+            extends = not may_differ and growth.extends(name, value, fields[name])
             raise errors.UserError(
                 f"config.init_from was trained with {name} = {value!r}, but config.model.{name} = "
-                f"{fields[name]!r}: set it to {value!r}"
+                f"{fields[name]!r}: set it to {value!r}{EXTENDED * extends}"
             )
+
+
+def check_family(model: artifact.Artifact, family: str) -> None:
+    """Raises UserError if `model` (init_from) is not of the family (config.family).
+
+    Families with the same Hugging Face model_type, such as BERT and SpanBERT, are compatible.
+    """
+    if model.family != family and not _share_model_type(model.family, family):
+        raise errors.UserError(
+            f"config.init_from is of the family {model.family}, but config.family is {family}"
+        )
 
 
 def overlay_params(model: artifact.Artifact, family: str, params: Any) -> Any:
@@ -128,10 +155,7 @@ def overlay_params(model: artifact.Artifact, family: str, params: Any) -> Any:
     that only `model` has are ignored. Raises UserError if families or shapes differ; families with
     the same Hugging Face model_type, such as BERT and SpanBERT, are compatible.
     """
-    if model.family != family and not _share_model_type(model.family, family):
-        raise errors.UserError(
-            f"config.init_from is of the family {model.family}, but config.family is {family}"
-        )
+    check_family(model, family)
     flat = artifact.flatten(model.params)
     fresh = artifact.flatten(params)
     for name, leaf in fresh.items():
@@ -211,7 +235,8 @@ def _kind(folder: epath.Path) -> str | None:
 
 
 @contextlib.contextmanager
-def _checkpoints(folder: str | os.PathLike) -> Iterator[checkpoint.Reader]:
+def open_checkpoints(folder: str | os.PathLike) -> Iterator[checkpoint.Reader]:
+    """Opens the checkpoints of a workdir for reading; closes them at the end of the block."""
     reader = checkpoint.Reader(epath.Path(folder) / workdir.CHECKPOINTS)
     try:
         yield reader
@@ -223,33 +248,39 @@ def _config_at(config: dict[str, Any], step: int) -> dict[str, Any]:
     """Returns a run's config with the values of the phase in which `step` was trained."""
     if not config.get("phases"):  # absent in configs of earlier versions
         return config
-    phase = phases_lib.at_step(config_lib.from_dict(config), step)
+    phase = phases_lib.at_step(phases_lib.of(config_lib.from_dict(config)), step)
     return json.loads(json.dumps(phase.config.to_dict()))
 
 
 def _from_workdir(place: Place, with_params: bool) -> artifact.Artifact:
     run = epath.Path(place.folder)
     identity = workdir.read(run)
-    saved_step = workdir.saved_step(run) if place.step is None else place.step
-    config = _config_at(identity.config, saved_step or 0)
+    if place.is_average and not identity.config.get("ema_decay"):
+        raise errors.UserError(
+            f"{run}: has no moving average of the parameters, because config.ema_decay was 0; "
+            f"leave out /{EMA}"
+        )
+    saved_steps = workdir.saved_steps(run)  # listed once: a running job adds steps
+    step = max(saved_steps, default=None) if place.step is None else place.step
+    if place.step not in (None, *saved_steps):
+        available = ", ".join(map(str, saved_steps)) or "none"
+        raise errors.UserError(
+            f"{run}: contains no checkpoint of step {step}; the steps are: {available}"
+        )
+    config = _config_at(identity.config, step or 0)
     fields = artifact.model_fields(config["model"], run / workdir.CONFIG)
     tokenizer = tokenizer_lib.load(os.fspath(run / workdir.TOKENIZER))
     artifact.check_fingerprint(tokenizer, identity.tokenizer_fingerprint, run / workdir.TOKENIZER)
     artifact.check_tokenizer(tokenizer, fields["vocab_size"], run / workdir.TOKENIZER)
     params = artifact.abstract_params(config["family"], fields, run / workdir.CONFIG)
-    with _checkpoints(run) as checkpoints:
-        step = checkpoints.latest_step() if place.step is None else place.step
-        if place.step not in (None, *checkpoints.steps()):
-            available = ", ".join(map(str, checkpoints.steps())) or "none"
-            raise errors.UserError(
-                f"{run}: contains no checkpoint of step {step}; the steps are: {available}"
-            )
-        if with_params:
-            sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-            target = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), params
-            )
-            params = jax.device_get(checkpoints.restore_params(target, step))
+    if with_params:
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        target = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), params
+        )
+        with open_checkpoints(run) as checkpoints:
+            name = EMA if place.is_average else "params"
+            params = jax.device_get(checkpoints.restore_params(target, step, name))
     return artifact.Artifact(
         family=config["family"],
         fields=fields,

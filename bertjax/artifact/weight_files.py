@@ -10,6 +10,7 @@ import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy, which safetensors
 import numpy as np
 import safetensors
 import safetensors.numpy
+from etils import epath
 from flax import serialization
 
 from bertjax import errors
@@ -75,6 +76,21 @@ def tensor_shapes(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
     """
     with _open(file) as reader:
         return {name: tuple(reader.get_slice(name).get_shape()) for name in reader.keys()}
+
+
+def copy_header(source: epath.Path, target: pathlib.Path) -> None:
+    """Copies a file, but of a safetensors file only the header, which `tensor_shapes` reads.
+
+    The copy has the size of the file, with a hole in place of the tensors.
+    """
+    if not target.name.endswith(".safetensors"):
+        source.copy(target)
+        return
+    size = source.stat().length
+    with source.open("rb") as remote, open(target, "wb") as local:
+        length = remote.read(8)  # of the JSON after it
+        local.write(length + remote.read(min(int.from_bytes(length, "little"), size)))
+        local.truncate(size)
 
 
 def read_tensors(file: pathlib.Path, names: list[str]) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """Score a model with its objective on held-out data, or on a task that needs no training.
 
---data prints loss, accuracies and perplexity, and the loss of a unigram model for comparison.
+--data prints loss, accuracies and perplexity, and the loss of a unigram model for comparison. Its
+bits per byte of text compare models with different tokenizers.
 --task=blimp:FILE measures how often the model prefers the grammatical one of two sentences, for
 each paradigm. A fine-tuned model is scored on a file of labelled examples, with all metrics of its
 task type.
@@ -10,6 +11,7 @@ Example:
   bertjax evaluate --model=run/ --data=prepared/ --mask_rate=0.15
   bertjax evaluate --model=run/ --task=blimp:blimp.jsonl --max_pairs=100
   bertjax evaluate --model=out/ --data=test.tsv
+  bertjax evaluate --model=out/ --data=reviews.csv --text_column=review --label_column=stars
 """
 
 import argparse
@@ -19,10 +21,9 @@ import os
 
 import jax
 import ml_collections
-from jax.sharding import NamedSharding, PartitionSpec
 
+from bertjax import column_flags, errors, evaluate, plugins, progress, sharding, training_data
 from bertjax import config as config_lib
-from bertjax import errors, evaluate, plugins, progress, sharding
 from bertjax import experiment as experiment_lib
 from bertjax import phases as phases_lib
 from bertjax.artifact import artifact, loading
@@ -61,6 +62,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="with --task and a masked model: also mask the rest of the word after each token",
     )
+    column_flags.add(parser, "with a fine-tuned model: ")
     flag("--json", help="file to write all numbers to as well")
 
 
@@ -69,7 +71,7 @@ def run(flags: argparse.Namespace) -> None:
     errors.file_to_write("json", flags.json)
     if (flags.data is None) == (flags.task is None):
         raise errors.UserError("give either --data or --task to score the model on")
-    unusable = DATA_FLAGS if flags.task else TASK_FLAGS
+    unusable = (*DATA_FLAGS, *column_flags.NAMES) if flags.task else TASK_FLAGS
     for name in unusable:
         if getattr(flags, name) is not None:
             required = "--data" if flags.task else "--task"
@@ -117,18 +119,23 @@ def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str,
             raise errors.UserError(f"--{name} needs prepared data, but --model is fine-tuned")
     model = predictor.Predictor(source)
     skipped: collections.Counter[str] = collections.Counter()
-    examples = tasks.read(model.task, flags.data, "test", skipped=skipped)
+    texts, label = flags.text_column or "", flags.label_column or ""
+    task = tasks.with_columns(model.task, [flags.data], texts, label)
+    examples = tasks.read(task, flags.data, "test", skipped=skipped)
     for reason, count in skipped.items():
         print(f"{flags.data}: {count} {reason}, left out")
-    if not tasks.can_be_scored(model.task, examples):
-        if not model.task.labelled:
+    unused = tasks.unused_columns(task, [flags.data])
+    if unused:
+        print(f"{flags.data}: {unused}")
+    if not tasks.can_be_scored(task, examples):
+        if not task.labelled:
             raise errors.UserError(
                 f"{flags.data}: contains single texts, but only pairs can be scored; get their "
                 "vectors with `bertjax predict --data`"
             )
-        columns = tasks.columns_there(model.task, flags.data, examples[0].where)
+        gap = tasks.label_gap(task, flags.data, examples[0].where)
         raise errors.UserError(
-            f"{flags.data}: has no {model.task.columns.label[0]!r} to score against{columns}; "
+            f"{flags.data}: has no {task.columns.label[0]!r} to score against{gap}; "
             "predict it with `bertjax predict --data`"
         )
     with progress.stage("scoring examples") as done:
@@ -141,6 +148,9 @@ def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str,
 
 
 def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, float]:
+    for name in column_flags.NAMES:
+        if getattr(flags, name) is not None:
+            raise errors.UserError(f"--{name} needs a fine-tuned model, which --model is not")
     if os.path.isfile(flags.data):
         raise errors.UserError(
             f"--data={flags.data} is a file, but --model={flags.model} is not fine-tuned: give a "
@@ -157,20 +167,23 @@ def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, f
     vocabulary = model.tokenizer.vocabulary()
     experiment_lib.check_vocabulary(config, vocabulary)
 
-    train_data = store.open_dataset(flags.data, "train")
+    train_data = training_data.TrainingData(
+        experiment, store.open_dataset(flags.data, "train"), vocabulary
+    )
     with jax.set_mesh(mesh):
         with progress.stage("computing the unigram baseline"):
-            unigram = experiment.unigram(train_data, vocabulary)
+            unigram = experiment.unigram(train_data, phase)
         batches = experiment.eval_batches(dataset, vocabulary, phase, lambda size: slice(None))
         with progress.stage(f"scoring batches of {config.batch_size:,} samples") as done:
             values = evaluate.evaluate(
                 experiment.eval_step(),
-                jax.device_put(model.params, NamedSharding(mesh, PartitionSpec())),
+                sharding.replicate(mesh, model.params),
                 progress.counted(batches, done),
                 mesh,
                 phase.forward_size,
                 experiment.scales,
                 unigram,
+                token_bytes=experiment_lib.token_bytes(config, model.tokenizer),
             )
     samples = int(values["samples"])
     print(

@@ -27,7 +27,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--part",
         default="",
-        help="part of an ELECTRA or DeBERTa model: generator or discriminator (the default for hf)",
+        help="part of a model trained by replaced_token_detection: generator or discriminator "
+        "(the default for hf)",
     )
 
 

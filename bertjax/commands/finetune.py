@@ -6,6 +6,8 @@ Examples:
       --test=test.conll --seeds=5 --lr=2e-5,3e-5,5e-5 --output=out/
   bertjax finetune --model=run/ --task=classification --train=train.tsv --strategy=lora \\
       --config.strategy.rank=16 --config.num_epochs=4 --output=out/
+  bertjax finetune --model=run/ --task=pair --data=snli/ --text_column=premise,hypothesis \\
+      --label_column=gold --output=out/
   bertjax finetune --suite=configs/suites/glue.py --model=run/ --data=glue/ --output=out/
 
 Without --dev, a tenth of the training data is held out as dev. The learning rate with the best mean
@@ -24,7 +26,7 @@ import argparse
 
 import jax
 
-from bertjax import errors, job_flags
+from bertjax import column_flags, errors, job_flags
 from bertjax.finetuning import keys, recipe, report, strategies, suite, tasks
 from bertjax.finetuning import run as run_lib
 from bertjax.runtime import backend, signals
@@ -40,10 +42,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(sorted(tasks.TASKS))
     flag("--task", metavar="NAME", help=f"task to train: {names}; most also as NAME:text_to_text")
     flag("--output", required=True, help="folder for the results; created if it does not exist")
-    flag("--data", help="folder with the files of all splits, or tfds:NAME")
+    flag("--data",
+         help="folder with the files of all splits, such as train.csv or, as on Hugging Face, "
+              "data/train-00000-of-00002.parquet; or tfds:NAME")  # fmt: skip
     for split in FILES:
         flag(f"--{split}", metavar="FILE",
-             help=f"file of the {split} split: .tsv, .csv, .jsonl or .parquet")
+             help=f"file of the {split} split: .tsv, .csv, .jsonl or .parquet; or a glob of files")
+    column_flags.add(parser)
     flag("--seeds", type=int, metavar="K", help="number of runs per learning rate; default: 1")
     flag("--lr", metavar="RATES",
          help="learning rates, separated by commas; default: depends on task and strategy, "
@@ -73,6 +78,8 @@ def run(flags: argparse.Namespace) -> None:
         "seeds": flags.seeds,
         "learning_rates": flags.lr,
         "strategy.name": flags.strategy,
+        "data.text_column": flags.text_column,
+        "data.label_column": flags.label_column,
     }
     values = {key: str(value) for key, value in flag_values.items() if value is not None}
     values |= flags.overrides

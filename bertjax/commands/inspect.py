@@ -57,9 +57,8 @@ def draw(path: str, file: str = "") -> str:
         raise errors.UserError(f"{path}: is not the workdir of a run, so it has no curves")
     file = file or os.path.join(place.folder, "curves.png")
     metrics = run_log.read_metrics(os.path.join(place.folder, workdir.METRICS))
-    unigram = [line["eval/unigram_loss"] for line in metrics if "eval/unigram_loss" in line]
     title = os.path.basename(os.path.abspath(place.folder))
-    plot.curves(metrics, file, unigram_loss=unigram[-1] if unigram else None, title=title)
+    plot.curves(metrics, file, title=title)
     return file
 
 
@@ -69,8 +68,8 @@ def _model_lines(path: str) -> Iterable[str]:
     step = "" if model.step is None else f", step {model.step:,}"
     yield f"{path}: {model.origin}{step}"
     if place.kind == "workdir":
-        saved_steps = ", ".join(f"{step:,}" for step in loading.steps(place.folder)) or "none yet"
-        yield _line("checkpoints", saved_steps)
+        saved_steps = ", ".join(f"{step:,}" for step in workdir.saved_steps(place.folder))
+        yield _line("checkpoints", saved_steps or "none yet")
         yield from _latest_metrics(os.path.join(place.folder, workdir.METRICS), model.step)
     yield ""
     yield from _wrap("model", [model.family, *_pairs(model.fields)])
@@ -90,17 +89,26 @@ def _model_lines(path: str) -> Iterable[str]:
     tokenizer = model.tokenizer
     yield _tokenizer_line(tokenizer.kind, tokenizer.size, tokenizer.fingerprint)
     if model.config:
-        yield _line("data", _data_summary(model.config["data"]["path"]))
+        yield from _data_summary(model.config["data"])
     yield ""
     yield from _parameter_lines(model)
 
 
-def _data_summary(path: str) -> str:
-    """Returns the folder that a run was trained on, with its size if it still exists."""
-    if not (pathlib.Path(path) / manifest_lib.FILE).exists():
-        return path
-    counts = manifest_lib.read(path)["splits"]["train"]
-    return f"{path}: {counts['tokens']:,} tokens in {counts['documents']:,} documents"
+def _data_summary(data: Mapping[str, Any]) -> Iterable[str]:
+    """Yields a line for each folder that a run was trained on, with its size if it still exists.
+
+    data: the keys `config.data` of the run.
+    """
+    sources = data.get("sources") or {}  # absent in earlier versions
+    folders = {f"{name}: ": source["path"] for name, source in sources.items()}
+    label = "data"
+    for name, path in (folders or {"": data["path"]}).items():
+        size = ""
+        if path and (pathlib.Path(path) / manifest_lib.FILE).exists():
+            counts = manifest_lib.read(path)["splits"]["train"]
+            size = f": {counts['tokens']:,} tokens in {counts['documents']:,} documents"
+        yield _line(label, f"{name}{path}{size}")
+        label = ""
 
 
 def _tokenizer_line(kind: str, size: int, fingerprint: str) -> str:
@@ -143,6 +151,8 @@ def _data_lines(path: str) -> Iterable[str]:
     yield from _wrap("options", _pairs(manifest["options"]))
     if manifest["skipped"]:
         yield from _wrap("skipped", _pairs(manifest["skipped"]))
+    if manifest["filtered"]:
+        yield from _wrap("filtered", _pairs(manifest["filtered"]))
     yield ""
     columns = ("documents", "sentences", "tokens", "unknown", "records")
     rows = []

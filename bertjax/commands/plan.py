@@ -4,11 +4,12 @@ Example:
   bertjax plan --config=configs/bert_large.py
   bertjax plan --config=configs/bert_large.py --topology=v5p-128 --mesh=fsdp:64 --price=4.2
   bertjax plan --config=configs/t5_3b.py --topology=v5e-256 --search
+  bertjax plan --config=configs/modernbert_base.py --topology=2xv5e-256
 
 With libtpu (pip install 'bertjax[tpu]') the TPU compiler compiles the train step for the slice, on
 any machine; without libtpu, and for GPUs, all numbers are estimates. No data is needed. A topology
-is a Google name (v5e-16, v5p-128), a GPU and a number (h100-8), or cpu-8. --search tries meshes,
-micro-batch sizes and remat policies.
+is a Google name (v5e-16, v5p-128; 2xv5e-256 for two slices), a GPU and a number (h100-8), or cpu-8.
+--search tries meshes, micro-batch sizes and remat policies.
 """
 
 import argparse
@@ -17,9 +18,9 @@ import pathlib
 
 import jax
 
-from bertjax import config as config_lib
 from bertjax import config_help as config_help_lib
 from bertjax import errors
+from bertjax.artifact import initial
 from bertjax.plan import plan as plan_lib
 from bertjax.plan import report, search
 from bertjax.runtime import hardware
@@ -29,7 +30,11 @@ config_help, config_keys = config_help_lib.of_run, config_help_lib.keys_of_run
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
-    parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="config file")
+    parser.add_argument(
+        "--config",
+        metavar="FILE[:ARG]",
+        help="config file; default: a config made from the model at --config.init_from",
+    )
     parser.add_argument("--topology", help="slice to plan for; default: config.topology")
     parser.add_argument("--mesh", help="short form of --config.mesh")
     parser.add_argument("--search", action="store_true", help="find the fastest plan that fits")
@@ -48,9 +53,9 @@ def run(flags: argparse.Namespace) -> None:
         overrides["mesh"] = flags.mesh
     if flags.price is not None and flags.price < 0:
         raise errors.UserError(f"--price={flags.price:g}: must be 0 or more")
-    config = config_lib.load(flags.config, overrides)
+    config = initial.run_config(flags.config, overrides)
     if flags.print_config:
-        print("\n".join(config_help_lib.resolved(flags.config, config)))
+        print("\n".join(config_help_lib.resolved(flags.config or config.init_from, config)))
         return
     topology = hardware.parse_topology(config.topology)
     if flags.search:

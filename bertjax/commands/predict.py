@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import bertjax
-from bertjax import errors, files, progress
+from bertjax import column_flags, errors, files, progress
 from bertjax.finetuning import output_folder, predictor, tasks
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.inference import pretrained, prompting
@@ -49,6 +49,7 @@ COMPANION_FLAGS = {
     "pair": ("text",),
     "context": ("question", "choice"),
     "output": ("data",),
+    **dict.fromkeys(column_flags.NAMES, ("data",)),
     "top": ("text", "question", "choice"),
 }
 
@@ -64,6 +65,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--context", help="text that contains the answers, or that the choices refer to")
     flag("--choice", action="append", help="a choice for --context or --prompt; repeat the flag")
     flag("--data", help="file of examples; .txt: one text per line, or columns for tagging")
+    column_flags.add(parser, "with --data: ")
     flag("--output", help="with --data: file for one JSON line per example; default: stdout")
     flag("--top", type=int, help="number of pieces per mask, or of labels (10 at most); default: 5")
     options = parser.add_argument_group("with --prompt")
@@ -125,7 +127,7 @@ def _choice_lines(model: pretrained.Pretrained, flags: argparse.Namespace) -> It
 def _predict(model: predictor.Predictor, flags: argparse.Namespace) -> None:
     top = flags.top or 5
     if flags.data:
-        _predict_file(model, flags.data, flags.output)
+        _predict_file(model, flags)
         return
     name, required = examples_lib.TYPES[model.task.reader].FLAGS
     if flags.prompt or not getattr(flags, name):
@@ -151,8 +153,13 @@ def _predict(model: predictor.Predictor, flags: argparse.Namespace) -> None:
             print("  " + line)
 
 
-def _predict_file(model: predictor.Predictor, data: str, output: str | None) -> None:
-    examples = tasks.read(model.task, data, "test", scored=False)
+def _predict_file(model: predictor.Predictor, flags: argparse.Namespace) -> None:
+    texts, label, output = flags.text_column or "", flags.label_column or "", flags.output
+    task = tasks.with_columns(model.task, [flags.data], texts, label)
+    examples = tasks.read(task, flags.data, "test", scored=False)
+    unused = tasks.unused_columns(task, [flags.data])
+    if unused:
+        errors.tell(f"{flags.data}: {unused}")
     unlabelled = [example.unlabelled() for example in examples]
     with progress.stage("predicting") as done:
         _, predictions = model.answer(unlabelled, done)

@@ -9,6 +9,10 @@ Example:
     bertjax prepare --input='wiki/*.parquet' --text_template='{title}\\n{text}' --tokenizer=tok/ \\
         --output=prepared/
     bertjax prepare --input='buch/*.txt' --language=de --tokenizer=tok/ --output=prepared/
+    bertjax prepare --input='web/*.parquet' --keep_languages=deu,nld --min_chars=200 \\
+        --decontaminate='glue/*/test.tsv' --deduplicate=near --tokenizer=tok/ --output=prepared/
+    bertjax prepare --input='gs://bucket/web/*.parquet' --tokenizer=tok/ --output=gs://bucket/out \\
+        --runner=beam --beam.runner=DataflowRunner --beam.project=my-project --beam.region=REGION
 """
 
 import argparse
@@ -19,12 +23,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bertjax import progress
-from bertjax.data.corpus import languages, reader, sentences, templates
-from bertjax.data.prepared import prepare, store
+from bertjax import corpus_flags, errors, progress
+from bertjax.data.corpus import languages, sentences
+from bertjax.data.prepared import beam, duplicates, filters, overlap, parallel, prepare, store
 
 PLAIN_EVERY = 10  # seconds between progress lines if stderr is not a terminal
 UNKNOWN_LIMIT = 0.01
+RUNNERS = ("local", "beam")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +43,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", required=True, help="folder or file of the tokenizer")
     parser.add_argument("--output", required=True, help="folder for the prepared data")
     parser.add_argument("--workers", type=int, help="number of processes; default: one per CPU")
+    parser.add_argument(
+        "--runner",
+        choices=RUNNERS,
+        default=RUNNERS[0],
+        help="local: processes of this machine; beam: Apache Beam (pip install 'bertjax[beam]'), "
+        "with its options as --beam.NAME=VALUE; without --beam.runner, it runs on this machine; "
+        "default: %(default)s",
+    )
+    parser.set_defaults(beam=None)  # so that the command line accepts --beam.NAME=VALUE
     parser.add_argument(
         "--splitter",
         choices=tuple(sentences.SPLITTERS),
@@ -60,31 +74,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="share of the documents held out for evaluation, at least one; 0: none; "
         "default: %(default)s",
     )
-    parser.add_argument(
-        "--format",
-        choices=("auto", *reader.FILE_FORMATS),
-        default="auto",
-        help="format of the files; auto: by their suffixes; default: %(default)s",
-    )
-    parser.add_argument(
-        "--text_field",
-        default=templates.DEFAULT_FIELD,
-        help="field (JSON, TFDS) or column (Parquet, CSV, TSV) with the text; default: %(default)s",
-    )
-    parser.add_argument(
-        "--text_template",
-        type=templates.unescaped,
-        default="",
-        help="several fields or columns with text between them, such as '{title}\\n{text}', where "
-        "\\n is a line break; a null is empty text",
-    )
-    parser.add_argument(
-        "--text_split",
-        choices=reader.TEXT_SPLITS,
-        default="file",
-        help="plain text: each file is a document, or blank lines separate documents; "
-        "default: %(default)s",
-    )
+    corpus_flags.add(parser)
     parser.add_argument(
         "--shard_by",
         choices=prepare.SHARD_BY,
@@ -92,22 +82,65 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="size: a shard comes from about 16 MiB of the input; file: from one file, so that the "
         "same documents in other formats give the same shards; default: %(default)s",
     )
+    _add_filter_flags(parser.add_argument_group("filters (default: none)"))
+
+
+def _add_filter_flags(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
-        "--on_error",
-        choices=reader.ON_ERROR,
-        default="stop",
-        help="bad input: stop with its file and line, or skip and count it; default: %(default)s",
+        "--deduplicate",
+        choices=duplicates.MODES,
+        default="none",
+        help="drop documents that equal an earlier one except for case and white space (exact), or "
+        "also those that share about 75%% of its words in order (near; needs datasketch: pip "
+        "install 'bertjax[dedup]'); default: %(default)s",
+    )
+    parser.add_argument(
+        "--min_chars", type=int, default=0, metavar="N",
+        help="drop documents of fewer characters",
+    )
+    parser.add_argument(
+        "--max_chars", type=int, default=0, metavar="N",
+        help="drop documents of more characters; 0: no bound",
+    )  # fmt: skip
+    parser.add_argument(
+        "--keep_languages",
+        default="",
+        metavar="NAME,...",
+        help="drop documents whose --language_field is none of these",
+    )
+    parser.add_argument(
+        "--language_field",
+        default=filters.LANGUAGE_FIELD,
+        metavar="FIELD",
+        help="field or column with the language of the document; default: %(default)s",
+    )
+    parser.add_argument(
+        "--decontaminate",
+        action="append",
+        default=[],
+        metavar="FILES",
+        help=f"drop documents that have {overlap.RUN} words in a row in common with a test set: "
+        "file, folder or glob (.txt, .jsonl, .json, .csv, .tsv, .parquet), of which all texts "
+        "count; may be repeated",
     )
 
 
 def run(flags: argparse.Namespace) -> None:
     """Prepares the data and prints a report."""
+    if flags.overrides and flags.runner != "beam":
+        raise errors.UserError(f"--beam.{next(iter(flags.overrides))} needs --runner=beam")
+    if flags.workers is not None and flags.workers < 1:
+        raise errors.UserError(f"--workers={flags.workers}: must be 1 or more")
+    runner = None
+    if flags.runner == "beam":
+        runner = beam.runner(flags.overrides, flags.workers or parallel.cpus())
     bar = _Progress()
     manifest = prepare.prepare(
         flags.input,
         flags.tokenizer,
         flags.output,
         workers=flags.workers,
+        runner=runner,
         format=flags.format,
         splitter=flags.splitter,
         language=flags.language,
@@ -117,6 +150,14 @@ def run(flags: argparse.Namespace) -> None:
         text_split=flags.text_split,
         on_error=flags.on_error,
         shard_by=flags.shard_by,
+        filters=filters.Filters(
+            keep_languages=tuple(flags.keep_languages.split(",")) if flags.keep_languages else (),
+            language_field=flags.language_field,
+            min_chars=flags.min_chars,
+            max_chars=flags.max_chars,
+            decontaminate=tuple(flags.decontaminate),
+            deduplicate=flags.deduplicate,
+        ),
         on_begin=functools.partial(_header, flags),
         on_progress=bar,
     )
@@ -131,13 +172,16 @@ def _header(flags: argparse.Namespace, plan: dict[str, Any], workers: int) -> No
     sources, tokenizer = plan["sources"], plan["tokenizer"]
     files = f"{len(sources):,} source{'' if len(sources) == 1 else 's'}"
     megabytes = sum(source["size"] for source in sources) / 1e6
+    processes = f"{workers} worker{'' if workers == 1 else 's'}"
+    if "runner" in flags.overrides:
+        processes = flags.overrides["runner"]
     progress.table(
         "prepare",
         {
             "reads": f"{', '.join(flags.input)}: {files}, {megabytes:,.1f} MB",
             "tokenizer": f"{flags.tokenizer}: {tokenizer['kind']}, {tokenizer['size']:,} pieces",
             "held out": f"{flags.heldout_fraction:.3g} of the documents",
-            "writes to": f"{flags.output}, with {workers} worker{'' if workers == 1 else 's'}",
+            "writes to": f"{flags.output}, with {processes}",
         },
     )
 
@@ -151,14 +195,20 @@ def report(manifest: dict[str, Any], share: float, seconds: float) -> list[str]:
     train, heldout = manifest["splits"]["train"], manifest["splits"]["heldout"]
     totals = {key: train[key] + heldout[key] for key in ("documents", "sentences", "tokens")}
     unknown = (train["unknown"] + heldout["unknown"]) / totals["tokens"]
+    filtered = manifest.get("filtered", {})
     megabytes = manifest["text_bytes"] / 1e6
+    read_megabytes = megabytes + sum(count["bytes"] for count in filtered.values()) / 1e6
     lines = [
         f"documents: {totals['documents']:,}  sentences: {totals['sentences']:,}  "
         f"tokens: {totals['tokens']:,}  unknown: {unknown:.3%}",
         f"held out: {heldout['documents']:,} documents, {heldout['tokens']:,} tokens",
         f"text: {megabytes:,.1f} MB"
         + ("" if share == 1 else f", {1 - share:.0%} of it prepared earlier")
-        + (f"; {share * megabytes / seconds:.1f} MB/s" if share else ""),
+        + (f"; {share * read_megabytes / seconds:.1f} MB/s" if share else ""),
+    ]
+    lines += [
+        f"filtered: {reason}: {count['documents']:,} documents, {count['bytes'] / 1e6:,.1f} MB"
+        for reason, count in filtered.items()
     ]
     left_out = manifest["skipped"] | {"empty documents": manifest["empty_documents"]}
     skipped_text = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items() if count)

@@ -4,6 +4,13 @@ Example:
   bertjax pretrain --config=configs/bert_base.py --workdir=run/ \\
       --config.data.path=prepared/ --config.batch_size=256
 
+Continue the pretraining of any model, here a Hugging Face folder, on other text:
+  bertjax prepare --tokenizer=bert-base-uncased/ --input='papers/*.jsonl' --output=prepared/
+  bertjax pretrain --config.init_from=bert-base-uncased/ --config.data.path=prepared/ \\
+      --workdir=run/
+Without --config, the config is made from the model at --config.init_from: its family, its sizes and
+its objective, with the steps and rates of arXiv 2004.10964 (--print_config shows all values).
+
 --config.KEY=VALUE overrides a key of the config. The keys are listed below; with --config=FILE,
 --help lists them with the values of that file, and --print_config prints the config that the
 command would run and where it differs from the defaults. FILE:smoke shrinks a config to a run of
@@ -20,10 +27,10 @@ import argparse
 
 import jax
 
-from bertjax import config as config_lib
 from bertjax import config_help as config_help_lib
 from bertjax import job_flags, profiler, train
 from bertjax import workdir as workdir_lib
+from bertjax.artifact import initial
 from bertjax.runtime import backend
 
 config_help, config_keys = config_help_lib.of_run, config_help_lib.keys_of_run
@@ -31,7 +38,11 @@ config_help, config_keys = config_help_lib.of_run, config_help_lib.keys_of_run
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
-    parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="config file")
+    parser.add_argument(
+        "--config",
+        metavar="FILE[:ARG]",
+        help="config file; default: a config made from the model at --config.init_from",
+    )
     parser.add_argument("--workdir", required=True, help="folder of the run; created if absent")
     parser.add_argument(
         "--profile",
@@ -51,9 +62,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: argparse.Namespace) -> None:
     """Trains, and prints the held-out metrics."""
-    config = config_lib.load(flags.config, flags.overrides)
+    config = initial.run_config(flags.config, flags.overrides)
     if flags.print_config:
-        print("\n".join(config_help_lib.resolved(flags.config, config)))
+        print("\n".join(config_help_lib.resolved(flags.config or config.init_from, config)))
         return
     traced_steps = profiler.parse(flags.profile, config.num_steps) if flags.profile else range(0)
     backend.configure(config.dtype)
@@ -69,5 +80,8 @@ def run(flags: argparse.Namespace) -> None:
         if jax.process_index() == 0:
             samples = int(heldout.pop("samples"))
             print(f"step {config.num_steps} in {flags.workdir}, on {samples:,} held-out samples")
-            for name, value in sorted(heldout.items()):
-                print(f"  held-out {name:<14}{value:.4f}")
+            of_source = ("/loss", "/bits_per_byte")  # the curves have all metrics of each source
+            shown = {k: v for k, v in heldout.items() if "/" not in k or k.endswith(of_source)}
+            width = max(map(len, shown)) + 2
+            for name, value in sorted(shown.items(), key=lambda item: ("/" in item[0], item[0])):
+                print(f"  held-out {name:<{width}}{value:.4f}")

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
-from bertjax import errors, paths
-from bertjax.data.corpus import reader, templates
+from bertjax import corpus_flags, errors, paths
+from bertjax.data.corpus import reader
 from bertjax.data.tokenizers import tokenizer
 
 # More text hardly changes the pieces. sentencepiece (unigram) holds several copies of the text.
@@ -37,19 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
          help="kind of the tokenizer; default: %(default)s")
     flag("--lowercase", choices=("true", "false"),
          help="whether to lowercase; default: true for wordpiece (strips accents too), else false")
-    flag("--format", default="auto", choices=("auto", *reader.FILE_FORMATS),
-         help="format of the files; auto: by their names; default: %(default)s")
-    flag("--text_field", default=templates.DEFAULT_FIELD,
-         help="field (JSON, TFDS) or column (Parquet, CSV, TSV) with the text; default: "
-              "%(default)s")
-    flag("--text_template", type=templates.unescaped, default="",
-         help="several fields or columns with text between them, such as '{title}\\n{text}', where "
-              "\\n is a line break; a null is empty text")
-    flag("--text_split", default="file", choices=reader.TEXT_SPLITS,
-         help="plain text: each file is a document, or blank lines separate documents; "
-              "default: %(default)s")
-    flag("--on_error", default="stop", choices=reader.ON_ERROR,
-         help="bad records: stop, or skip and count them; default: %(default)s")
+    corpus_flags.add(parser)
     flag("--max_bytes", type=int,
          help="bytes of text to train on, taken evenly from the input; default: 256 MiB, but "
               "64 MiB for unigram")

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from bertjax import errors
+from bertjax.data.corpus import words
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import rows as rows_lib
-from bertjax.finetuning.examples import base as examples_base
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.task_types import base
 
@@ -229,7 +229,7 @@ def _unknown_share(texts: Sequence[str], tokenizer: tokenizer_lib.Tokenizer) -> 
 
 
 def _normalised_text(example: Example) -> str:
-    return "\n".join(map(examples_base.squeezed, example.all_texts()))
+    return "\n".join(map(words.squeezed, example.all_texts()))
 
 
 def _sample(train: Sequence[Example]) -> Sequence[Example]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertjax.finetuning import task
-from bertjax.finetuning.examples import readers
+from bertjax.finetuning.examples import columns
 
 _SINGLE = ("sentence",)
 _PAIR = ("sentence1", "sentence2")
@@ -29,7 +29,7 @@ def _task(
     binary: tuple[str, str] | None = None,
     **fields: Any,
 ) -> task.Task:
-    """Returns a task. texts: see `readers.Columns`. fields: other fields of the task.
+    """Returns a task. texts: see `columns.Columns`. fields: other fields of the task.
 
     binary: the names of the labels that the files write as 0 and 1. TFDS uses the same names.
     """
@@ -39,7 +39,7 @@ def _task(
         name,
         "classification",
         "sentences",
-        readers.Columns(texts, label),
+        columns.Columns(texts, label),
         metrics,
         folders=(folder, name),
         **{"files": _FILES, "submissions": {"test": f"{folder}.tsv"}} | fields,

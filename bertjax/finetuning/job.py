@@ -333,7 +333,7 @@ def check_mesh(config: ml_collections.ConfigDict, mesh: Mesh) -> None:
     if config.batch_size % shards:
         raise errors.UserError(
             f"config.batch_size = {config.batch_size}: must be a multiple of {shards}, the number "
-            "of devices on the mesh axes 'data' and 'fsdp' together"
+            "of devices on the mesh axes 'slice', 'data' and 'fsdp' together"
         )
 
 

@@ -65,17 +65,23 @@ class Predictor(pretrained.Pretrained):
         self,
         examples: str | os.PathLike | Sequence[examples_lib.Example],
         on_progress: progress.Done = lambda done, total: None,
+        *,
+        text_column: str = "",
+        label_column: str = "",
     ) -> dict[str, float]:
         """Returns all scores of the predictions for a labelled file or a list of examples.
 
-        Prints how many damaged rows of a file were skipped. on_progress: as in `answer`.
+        Prints how many damaged rows of a file were skipped, and which columns are not used.
+        on_progress: as in `answer`. text_column, label_column: as in `bertjax.finetune`.
         """
         if isinstance(examples, str | os.PathLike):
             skipped: collections.Counter[str] = collections.Counter()
             path = os.fspath(examples)
-            examples = tasks.read(self.task, path, "dev", skipped=skipped)
-            for reason, count in skipped.items():
-                errors.tell(f"{path}: {count} {reason}, left out")
+            task = tasks.with_columns(self.task, [path], text_column, label_column)
+            examples = tasks.read(task, path, "dev", skipped=skipped)
+            lines = [f"{count} {reason}, left out" for reason, count in skipped.items()]
+            for line in filter(None, [*lines, tasks.unused_columns(task, [path])]):
+                errors.tell(f"{path}: {line}")
         predictions = self.answer(examples, on_progress)[1]
         return self.task_type.asked(examples).scores(examples, predictions)
 

@@ -16,10 +16,13 @@ from bertjax import errors, plugins
 from bertjax.artifact import artifact
 from bertjax.finetuning import recipe, rows, strategies, tasks
 from bertjax.finetuning import scores as scores_lib
-from bertjax.finetuning.examples import splits
+from bertjax.finetuning import task as task_lib
+from bertjax.finetuning.examples import columns, splits
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.strategies import base as strategies_base
 from bertjax.finetuning.task_types import base
+
+_GROUPS = ("group", "groups", "group_id")  # columns of examples that belong to one split
 
 
 class Labelled(NamedTuple):
@@ -80,9 +83,11 @@ def _examples(
     `notes` for each kind of these rows; in a test file, such a row is an error. Raises UserError if
     there is no train file, for bad files, and if train cannot be split.
     """
-    task = tasks.find(config.task)
     if not config.data.train:
         raise errors.UserError("config.data.train is not set: give --data=FOLDER or --train=FILE")
+    task, files = _with_columns(config)
+    if not config.data.dev:
+        _check_ungrouped(task, config.data.train)
     examples = {}
     for split in recipe.splits(task):
         if config.data[split]:
@@ -92,6 +97,8 @@ def _examples(
                 task, config.data[split], split, skipped=None if is_test else skipped
             )
             notes += [f"{config.data[split]}: {n} {kind}, left out" for kind, n in skipped.items()]
+    unused = tasks.unused_columns(task, files)
+    notes += [unused] if unused else []
     if "dev" not in examples:
         examples["train"], examples["dev"] = splits.held_out(
             examples["train"], config.data.dev_fraction
@@ -106,6 +113,24 @@ def _examples(
                 + " (is the label in its own column?)" * bool(labels)
             )
     return examples
+
+
+def _with_columns(config: ml_collections.ConfigDict) -> tuple[task_lib.Task, list[str]]:
+    """Returns the task with the columns of the config, and the files of the config."""
+    task = tasks.find(config.task)
+    files = [config.data[split] for split in recipe.splits(task) if config.data[split]]
+    task = tasks.with_columns(task, files, config.data.text_column, config.data.label_column)
+    return task, files
+
+
+def _check_ungrouped(task: task_lib.Task, path: str) -> None:
+    """Raises UserError if train, which is to be split, has a column with groups of examples."""
+    for name in columns.unused(tasks.column_names(task, path), task.columns):
+        if name.lower() in _GROUPS:
+            raise errors.UserError(
+                f"{path}: has the column {name!r}, but a split into train and dev does not keep "
+                "groups together: give --dev=FILE, or rename the column if it means something else"
+            )
 
 
 def encode(

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from bertjax import config as config_lib
-from bertjax import errors, optimizer, sharding
-from bertjax.finetuning import strategies, task_types, tasks
+from bertjax import errors, optimizer, paths, sharding
+from bertjax.finetuning import split_files, strategies, task_types, tasks
 from bertjax.finetuning import task as task_lib
 from bertjax.finetuning.task_types import base
 from bertjax.models.common import layers
@@ -70,6 +70,8 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
         config.data[split] = ""  # file of the split; without a dev file, part of train is held out
     config.data.dev_fraction = 0.1  # share of train that is held out if dev has no file
     config.data.max_train = 0  # training examples to use, with the same shares of labels; 0: all
+    config.data.text_column = ""  # columns of the texts, such as "text1,text2"; "": the usual
+    config.data.label_column = ""  # column of the labels; "": the usual
     config.max_length = definition.max_length  # tokens per row, special tokens included
 
     config.num_epochs = 3  # passes over the training data
@@ -94,7 +96,7 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
     config.attention = "xla"  # xla, or cudnn on GPUs; see models/common/kernels.py
-    config.mesh = "data:-1"  # axis sizes: "data:2,fsdp:4,tensor:2,sequence:2"; -1: the rest
+    config.mesh = "data:-1"  # sizes: "slice:2,data:2,fsdp:4,tensor:2,sequence:2"; -1: the rest
     return config.lock()
 
 
@@ -118,9 +120,10 @@ def make(
     values = dict(values)
     config = default(task, values.pop("strategy.name", "full"))
     if data is not None:
-        paths = tasks.files(tasks.find(task), os.fspath(data))
-        config.data.update({split: os.fspath(path) for split, path in paths.items()})
-    config.data.update({split: os.fspath(path) for split, path in files.items() if path})
+        config.data.update(split_files.find(tasks.find(task), os.fspath(data)))
+    for split, path in files.items():
+        if path:
+            config.data[split] = _file(split, os.fspath(path))
     for key, value in values.items():
         if key == "task":
             raise errors.UserError(f"config.task = {value}: give the task as --task={value}")
@@ -140,6 +143,13 @@ def make(
             )
         config_lib.override(config, key, str(value))
     return config
+
+
+def _file(split: str, path: str) -> str:
+    """Returns the path. Raises UserError if it is a folder."""
+    if not path.startswith("tfds:") and paths.of(path).is_dir():
+        raise errors.UserError(f"--{split}={path}: is a folder; give it as --data={path}")
+    return path
 
 
 def rates(value: str | float | Sequence[float]) -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from bertjax import config as config_lib
 from bertjax import errors, files, plot
-from bertjax.finetuning import output_folder, recipe, report, tasks
+from bertjax.finetuning import output_folder, recipe, report, split_files, tasks
 from bertjax.finetuning import run as run_lib
 from bertjax.runtime import backend
 
@@ -114,7 +114,7 @@ def _configs(
         root = os.path.join(data, item.data) if item.data else data
         task = tasks.find(item.task)
         try:
-            tasks.files(task, root)
+            split_files.find(task, root)
         except errors.UserError as error:
             absent[name] = str(error)
             continue

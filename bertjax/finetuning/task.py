@@ -1,6 +1,6 @@
 """The definition of a task: the format of its files, its task type and its scores.
 
-    Task("sentiment", "classification", "sentences", readers.Columns((("review",),)), ("accuracy",))
+    Task("sentiment", "classification", "sentences", columns.Columns((("review",),)), ("accuracy",))
 
 `glue` and `tasks` list the tasks; `tasks` reads their files.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertjax import plugins
-from bertjax.finetuning.examples import readers
+from bertjax.finetuning.examples import columns as columns_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Task:
     name: str
     kind: str
     reader: str
-    columns: readers.Columns
+    columns: columns_lib.Columns
     metrics: tuple[str, ...]
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     max_length: int = 128

@@ -1,8 +1,7 @@
 """Finds tasks by name, and reads their files.
 
     task = tasks.find("sst2")
-    paths = tasks.files(task, "glue/SST-2")             # {"train": ".../train.tsv", "dev": ...}
-    examples = tasks.read(task, paths["train"], "train")
+    examples = tasks.read(task, "train.tsv", "train")
 
 Most tasks also exist in the text-to-text form of T5, such as `sst2:text_to_text`. A model then
 predicts by writing text.
@@ -10,40 +9,45 @@ predicts by writing text.
 
 import collections
 import dataclasses
-import os
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from etils import epath
-
-from bertjax import errors, paths
-from bertjax.data.corpus import indexed
+from bertjax import errors
 from bertjax.finetuning import glue
 from bertjax.finetuning import task as task_lib
-from bertjax.finetuning.examples import readers, sentences
+from bertjax.finetuning.examples import base, columns, sentences, squad
 from bertjax.finetuning.examples import types as examples_lib
 
 Task = task_lib.Task
 _TEXT, _PAIRS = sentences.TEXT, sentences.PAIRS
-_STEMS = {
-    "train": ("train",),
-    "dev": ("dev", "validation", "valid", "val"),
-    "test": ("test",),
-}
-_TFDS_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
-_WORDS = readers.Columns((("words",), ("tokens",)), ("tags", "ner_tags", "ner"))
-_SPANS = readers.Columns((("question", "context"),), ("answers",))
-_SOURCE = readers.Columns((("source",),), ("targets", "target"))
+_WORDS = columns.Columns((("words",), ("tokens",)), ("tags", "ner_tags", "ner"), extra=("text",))
+_SOURCE = columns.Columns((("source",),), ("targets", "target"))
+_CHOICES = columns.Columns(
+    (("context", "question", "choices"), ("question", "choices"), ("context", "choices"))
+)
+_NEGATIVE = r"(hard_?)?neg(ative)?s?_?\d*"  # a text that does not match, beside a pair that does
+_MATCHES = columns.Columns(
+    _PAIRS,
+    more=_NEGATIVE,
+    refused=(
+        ("score", "use --task=similarity or --task=regression, or remove the column"),
+        (rf"(?!{_NEGATIVE}$).*negative.*", "give negatives as texts in columns such as negative_1, "
+         "or as a list of texts in the column negatives"),
+    ),
+)  # fmt: skip
 _ENTITY_SCORES = ("f1", "precision", "recall", "accuracy")
 _SQUAD_SCORES = ("f1", "exact_match")
 TEXT_TO_TEXT = "text_to_text"
+_FIRST = 100  # records whose columns are looked at; those of JSON lines may differ
 _ROUGE = ("rougeL", "rouge1", "rouge2")
 
 
 def _squad(version: str) -> dict[str, Any]:
     """Returns fields of a Task: SQuAD's published file names, and its leaderboard's file."""
     names = {
-        split: (f"{split}-{version}.json", f"{split}.json", f"{split}.jsonl") for split in _STEMS
+        split: (f"{split}-{version}.json", f"{split}.json", f"{split}.jsonl")
+        for split in ("train", "dev", "test")
     }
     return {"max_length": 384, "files": names, "submissions": {"test": "predictions.json"}}
 
@@ -51,37 +55,34 @@ def _squad(version: str) -> dict[str, Any]:
 TASKS: dict[str, Task] = glue.TASKS | {
     task.name: task
     for task in (
-        Task("squad", "extractive_qa", "questions", _SPANS, _SQUAD_SCORES, **_squad("v1.1")),
-        Task("squad_v2", "extractive_qa", "questions", _SPANS,
+        Task("squad", "extractive_qa", "questions", squad.COLUMNS, _SQUAD_SCORES, **_squad("v1.1")),
+        Task("squad_v2", "extractive_qa", "questions", squad.COLUMNS,
              (*_SQUAD_SCORES, "has_answer_f1", "no_answer_accuracy"),
              options={"impossible": True}, **_squad("v2.0")),
-        Task("qa", "extractive_qa", "questions", _SPANS, _SQUAD_SCORES, max_length=384),
+        Task("qa", "extractive_qa", "questions", squad.COLUMNS, _SQUAD_SCORES, max_length=384),
         Task("ner", "tokens", "words", _WORDS, _ENTITY_SCORES),
         Task("tokens", "tokens", "words", _WORDS, ("accuracy",), text_form=False),
-        Task("classification", "classification", "sentences", readers.Columns(_TEXT),
+        Task("classification", "classification", "sentences", columns.Columns(_TEXT),
              ("accuracy", "macro_f1")),
-        Task("pair", "classification", "sentences", readers.Columns(_PAIRS),
+        Task("pair", "classification", "sentences", columns.Columns(_PAIRS),
              ("accuracy", "macro_f1")),
         Task("regression", "classification", "sentences",
-             readers.Columns((*_PAIRS, *_TEXT), ("score", "label")), ("spearman", "pearson"),
+             columns.Columns((*_PAIRS, *_TEXT), ("score", "label")), ("spearman", "pearson"),
              numbers=True, options={"regression": True}),
         Task("multi_label", "multi_label", "sentences",
-             readers.Columns((*_PAIRS, *_TEXT), ("labels", "label")),
+             columns.Columns((*_PAIRS, *_TEXT), ("labels", "label")),
              ("micro_f1", "macro_f1", "subset_accuracy"), text_form=False),
-        Task("multiple_choice", "multiple_choice", "choices",
-             readers.Columns((("context", "question"), ("question",), ("context",))),
-             ("accuracy",)),
+        Task("multiple_choice", "multiple_choice", "choices", _CHOICES, ("accuracy",)),
         Task("text_to_text", "text_to_text", "text_pairs", _SOURCE, ("bleu", *_ROUGE)),
         Task("translation", "text_to_text", "text_pairs", _SOURCE, ("bleu",)),
         Task("summarization", "text_to_text", "text_pairs", _SOURCE, _ROUGE, max_length=512,
              options={"prefix": "summarize: "}),
         Task("generative_qa", "text_to_text", "text_pairs", _SOURCE, _SQUAD_SCORES,
              max_length=512),
-        Task("embeddings", "embeddings", "sentences",
-             readers.Columns(_PAIRS, refused=("score",)),
-             ("accuracy_at_1", "mrr"), labelled=False, text_form=False),
+        Task("embeddings", "embeddings", "sentences", _MATCHES, ("accuracy_at_1", "mrr"),
+             labelled=False, text_form=False),
         Task("similarity", "embeddings", "sentences",
-             readers.Columns(_PAIRS, ("score", "label")), ("spearman", "pearson"),
+             columns.Columns(_PAIRS, ("score", "label")), ("spearman", "pearson"),
              numbers=True, options={"loss": "cosine"}),
     )
 }  # fmt: skip
@@ -127,50 +128,46 @@ def _type(task: Task) -> type[examples_lib.Example]:
     return examples_lib.TYPES[task.reader]
 
 
-def files(task: Task, folder: str) -> dict[str, str]:
-    """Returns {split: path} of a task's files in a folder or in TFDS.
+def with_columns(task: Task, files: Sequence[str], texts: str, label: str) -> Task:
+    """Returns the task with the names that the user gives its columns, see `columns.named`.
 
-    folder: a path or "tfds:NAME/CONFIG". A folder may also be an archive with a folder of the task.
-    "train" is always in the result. "dev", "test" and MNLI's "dev_mismatched", "test_mismatched"
-    and "ax" are in the result only if they are found. Raises UserError if the folder or its train
-    file does not exist.
+    files: the files to read. Raises UserError if none of them has named columns.
     """
-    candidates = dict(task.files) or {
-        split: tuple(stem + suffix for stem in stems for suffix in _type(task).SUFFIXES)
-        for split, stems in _STEMS.items()
-    }
-    if folder.startswith("tfds:"):
-        return _in_tfds(task, folder, list(candidates))
-    root = paths.of(folder)
-    if not root.is_dir():
-        problem = "is a file; give it as --train=" if root.exists() else "no such folder"
-        raise errors.UserError(f"{folder}: {problem}")
-    for inner in (root, *(root / name for name in task.folders)):
-        entries = {path.name for path in inner.iterdir()} if inner.is_dir() else set()
-        matches = {
-            split: next((n for n in names if n in entries or _exists_by_path(inner, n)), "")
-            for split, names in candidates.items()
-        }
-        if matches["train"]:
-            return {split: os.fspath(inner / name) for split, name in matches.items() if name}
-    raise errors.UserError(
-        f"{folder}: contains no train file of the task {task.name} "
-        f"({', '.join(candidates['train'])}); give the files as --train= --dev= --test="
-    )
+    if (texts or label) and not any(_has_columns(task, path) for path in files):
+        flag = f"{columns.TEXT_FLAG}={texts}" if texts else f"{columns.LABEL_FLAG}={label}"
+        raise errors.UserError(f"{flag}: {files[0]} has no columns with names; remove the flag")
+    if label and not task.labelled:
+        raise errors.UserError(
+            f"{columns.LABEL_FLAG}={label}: the task {task.name} has no labels; remove the flag"
+        )
+    headerless = () if texts or label else task.headerless
+    new = columns.named(task.columns, texts, label)
+    return dataclasses.replace(task, columns=new, headerless=headerless)
 
 
-def _exists_by_path(folder: epath.Path, name: str) -> bool:
-    return "/" in name and (folder / name).exists()
+def _has_columns(task: Task, path: str) -> bool:
+    return _type(task).has_columns(path) and not columns.is_plain(path, task.columns)
 
 
-def _in_tfds(task: Task, path: str, splits: Sequence[str]) -> dict[str, str]:
-    names = _TFDS_SPLITS | dict(task.tfds_splits)
-    result = {}
-    available = indexed.opened(f"{path}:{names[splits[0]]}").dataset_info.splits
-    for split in splits:
-        if split in names and names[split] in available:
-            result[split] = f"{path}:{names[split]}"
-    return result
+def column_names(task: Task, path: str) -> list[str]:
+    """Returns the names of a file's columns, from its first records; [] if they have no names."""
+    if not _has_columns(task, path):
+        return []
+    ignored: collections.Counter[str] = collections.Counter()
+    records = itertools.islice(base.records(task, path, ignored), _FIRST)
+    return list(dict.fromkeys(name for record in records for name in record.columns))
+
+
+def unused_columns(task: Task, files: Iterable[str]) -> str:
+    """Returns a line that names the columns that the task does not read; "" if there are none.
+
+    Returns "" for a task with published files: these have columns that nobody uses.
+    """
+    if task.files:
+        return ""
+    names = [n for path in files for n in columns.unused(column_names(task, path), task.columns)]
+    unused = dict.fromkeys(map(repr, names))
+    return f"columns that are not used: {errors.several(unused)}" if unused else ""
 
 
 def read(
@@ -198,8 +195,10 @@ def read(
     except errors.UserError:
         if scored:
             raise
-        columns = task.columns._replace(label=(), refused=())
-        return _read(dataclasses.replace(task, columns=columns), path, split, skipped, scored=False)
+        unlabelled = dataclasses.replace(
+            task, columns=task.columns._replace(label=(), refused=())
+        )
+        return _read(unlabelled, path, split, skipped, scored=False)
 
 
 def _read(
@@ -231,10 +230,9 @@ def _check_labels(
     unlabelled = [example for example in examples if not example.is_labelled()]
     if unlabelled and (needed or (all_or_none and len(unlabelled) < len(examples))):
         reason = "train and dev need labels" if needed else "other examples in the file have one"
-        columns = columns_there(task, path, unlabelled[0].where)
-        rename = "; rename the column with the labels" if columns else ""
+        gap = label_gap(task, path, unlabelled[0].where)
         label = repr(task.columns.label[0])
-        raise errors.UserError(f"{unlabelled[0].where}: has no {label}{columns}; {reason}{rename}")
+        raise errors.UserError(f"{unlabelled[0].where}: has no {label}{gap}; {reason}")
 
 
 def can_be_scored(task: Task, examples: Sequence[examples_lib.Example]) -> bool:
@@ -247,16 +245,14 @@ def can_be_scored(task: Task, examples: Sequence[examples_lib.Example]) -> bool:
     return examples[0].num_texts() != 1  # the vector of a single text has no score
 
 
-def columns_there(task: Task, path: str, where: str) -> str:
-    """Returns the columns of the record at `where`, as the end of an error message.
+def label_gap(task: Task, path: str, where: str) -> str:
+    """Returns why the record at `where` has no label, as the end of an error message.
 
-    Returns "" if the record has the label's column, and for a file without named columns.
+    Returns "" for a file without named columns.
     """
-    if not _type(task).has_columns(path) or readers.is_plain(path, task.columns):
+    if not _has_columns(task, path):
         return ""
     ignored: collections.Counter[str] = collections.Counter()
-    records = readers.records(path, headerless=task.headerless, skipped=ignored)
-    record = next((record for record in records if record.where == where), None)
-    if record is None or any(name in record.fields for name in task.columns.label):
-        return ""
-    return f"; its columns are {readers.column_list(record)}"
+    records = base.records(task, path, ignored)
+    record = next((r for r in records if f"{where} ".startswith(f"{r.where} ")), None)
+    return columns.label_gap(record, task.columns) if record else ""

@@ -185,7 +185,7 @@ class Pretrained:
             room -= max_new_tokens
             start = special_tokens.start_of_text(specials)
             if not ids or (artifact.starts_texts(self.source) and ids[0] != start):
-                ids = special_tokens.Ends(head=(start,)).around(ids)
+                ids = special_tokens.Ends(head=(start, *self.prompt_start(ids))).around(ids)
         if len(ids) > room or max_new_tokens > self.max_length:
             raise errors.UserError(
                 f"the prompt {short(text)} has {len(ids)} tokens and max_new_tokens is "
@@ -205,6 +205,17 @@ class Pretrained:
                 f"{self.model.config.vocab_size} ids and no sentinels: remove {piece}"
             )
         return ids
+
+    def prompt_start(self, ids: Sequence[int]) -> list[int]:
+        """Returns a decoder's ids between the start-of-text token and the `ids` of a prompt.
+
+        These are the objective's `input_start`; [] if the prompt begins with a sentinel, such as
+        the token of a mode.
+        """
+        if not artifact.starts_texts(self.source) or (ids and ids[0] in self.tokenizer.sentinels):
+            return []
+        objective_hooks, config = self.objective()
+        return objective_hooks.input_start(config, self.tokenizer.vocabulary())
 
     def objective(self) -> tuple[hooks.Hooks, Any]:
         """Returns (hooks, Config) of the model's objective; (default hooks, None) if unknown."""

@@ -108,7 +108,8 @@ def log_likelihood_of_continuations(
         _check(model, continuations, targets, model.max_length + 1)
         counts = np.array([len(target) - 1 for target in targets], int)
         return Continuations(_target_scores(model, sources, targets), counts)
-    ends = special_tokens.Ends(head=(special_tokens.start_of_text(specials),))
+    front = model.prompt_start(())
+    ends = special_tokens.Ends(head=(special_tokens.start_of_text(specials), *front))
     context_ids = encode([context.rstrip() for context in contexts])
     texts = [a + b for a, b in zip(contexts, continuations, strict=True)]
     encoded = encode(texts)
@@ -116,6 +117,7 @@ def log_likelihood_of_continuations(
     sequences = [ends.around(ids) for ids in encoded]
     _check(model, texts, sequences, model.max_length + 1)
     counts = np.array([len(ids) - n for ids, n in zip(encoded, offsets, strict=True)], int)
+    offsets = [offset + len(front) for offset in offsets]
     return Continuations(_next_token_scores(model, sequences, offsets), counts)
 
 
@@ -181,10 +183,11 @@ def _discriminator_scores(model: pretrained.Pretrained, texts: list[str]) -> np.
 
 
 def _causal_scores(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
-    ends = special_tokens.of_decoder(model.tokenizer.specials)
+    ends, front = special_tokens.of_decoder(model.tokenizer.specials), model.prompt_start(())
+    ends = ends._replace(head=(*ends.head, *front))
     sequences = [ends.around(ids) for ids in model.tokenizer.encode_batch(texts)]
     _check(model, texts, sequences, model.max_length + 1)  # + 1: the last token is not an input
-    return _next_token_scores(model, sequences, [0] * len(texts))
+    return _next_token_scores(model, sequences, [len(front)] * len(texts))
 
 
 def _next_token_scores(

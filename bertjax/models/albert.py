@@ -16,13 +16,12 @@ import dataclasses
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from bertjax import errors
 from bertjax.models import bert
-from bertjax.models.common import heads, layers, masks, post_norm
+from bertjax.models.common import encoders, heads, hf_tables, layers, masks, post_norm
 
-HEADS = ("pooler", "mlm", "sop", *heads.DOWNSTREAM)
+HEADS = encoders.POOLED_HEADS
 DROPOUT_RATE = 0.1  # before a classifier's last dense layer; version 2 has no dropout elsewhere
 
 
@@ -39,11 +38,15 @@ class Config(bert.Config):
     heads: tuple[str, ...] = ("pooler", "mlm", "sop")
 
     def __post_init__(self):
-        layers.check_fields(self)
-        heads.check(self, HEADS)
-        heads.check_pooled(self, "sop", "classifier")
+        encoders.check(self, HEADS)
+        heads.check_pooled(self, "classifier")
         errors.check(self.num_layers % self.num_groups == 0, "model.num_groups", self.num_groups,
                      f"a divisor of config.model.num_layers = {self.num_layers}")  # fmt: skip
+
+    @property
+    def generator_num_layers(self) -> int:
+        """Returns the number of layers of a pair's generator, in as many groups."""
+        return max(1, self.num_layers // self.num_groups // 2) * self.num_groups
 
 
 def _variant(num_layers: int, hidden_size: int, num_heads: int) -> dict[str, int]:
@@ -123,60 +126,40 @@ class Encoder(nn.Module):
 
 
 class Model(bert.Model):
-    """ALBERT. The inputs are those of `bert.Model`."""
+    """ALBERT. `encoders.Model` describes inputs and outputs."""
 
     config: Config
+
+    encoder_type = Encoder  # type: ignore[assignment]
 
     layouts = heads.layouts(
         classifier=heads.Layout(pooled=True, rate=DROPOUT_RATE),
         token_classifier=heads.Layout(rate=DROPOUT_RATE),
     )
 
-    def setup(self):
+    def new_embeddings(self) -> Embeddings:
+        """Returns the module for the embeddings."""
         config = self.config
         embed_config = dataclasses.replace(config, hidden_size=config.embedding_size, num_heads=1)
-        self.embeddings = Embeddings(embed_config, hidden_size=config.hidden_size)
-        self.encoder = Encoder(config)
-        if "pooler" in config.heads:
-            self.pooler = heads.Pooler(config)
-        if "mlm" in config.heads:
-            self.mlm_head = heads.MlmHead(config)
-        if "sop" in config.heads:
-            self.sop_head = layers.dense(2, config)
-        self.setup_downstream()
-
-    def __call__(self, input_ids: jax.Array, *args, **kwargs) -> dict[str, jax.Array]:
-        """Returns the outputs of `bert.Model` and, with the head "sop", sop_logits.
-
-        sop_logits [B, 2], float32: class 1 means that the segments are swapped.
-        """
-        outputs = super().__call__(input_ids, *args, **kwargs)
-        if "sop" in self.config.heads:
-            outputs["sop_logits"] = self.sop_head(outputs["pooled_output"]).astype(jnp.float32)
-        return outputs
+        return Embeddings(embed_config, hidden_size=config.hidden_size)
 
 
-def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Returns the FLOPs of all matmuls in the forward pass of one sequence: two per multiply-add.
-
-    predictions: the number of positions with vocabulary logits.
-    """
+def _body_flops(config: Config, length: int) -> int:
     width, embedding, mlp = config.hidden_size, config.embedding_size, config.intermediate_size
     attention = 4 * length * width * width + 2 * length * length * width
     layer = attention + 2 * length * width * mlp
-    rows = layers.padded_vocab_size(config.vocab_size)
-    head = predictions * embedding * (width + rows) * ("mlm" in config.heads)
-    return 2 * (length * embedding * width + config.num_layers * layer + head)
+    return 2 * (length * embedding * width + config.num_layers * layer)
+
+
+def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
+    """Returns the FLOPs of a forward pass; see `encoders.flops_per_sequence`."""
+    return encoders.flops_per_sequence(_body_flops, config, length, predictions)
 
 
 # models/bert.py explains these tables.
 _GROUP = "albert.encoder.albert_layer_groups.{}.albert_layers.0."
 HF_NAMES = (
-    ("embeddings/word/embedding", "albert.embeddings.word_embeddings.weight", "vocab_rows"),
-    ("embeddings/position/embedding", "albert.embeddings.position_embeddings.weight", "same"),
-    ("embeddings/token_type/embedding", "albert.embeddings.token_type_embeddings.weight", "same"),
-    ("embeddings/norm/scale", "albert.embeddings.LayerNorm.weight", "same"),
-    ("embeddings/norm/bias", "albert.embeddings.LayerNorm.bias", "same"),
+    *hf_tables.embeddings("albert."),
     (
         "embeddings/project/kernel",
         "albert.encoder.embedding_hidden_mapping_in.weight",
@@ -214,6 +197,7 @@ HF_TIED = {
     "predictions.decoder.bias": "predictions.bias",
 }
 HF_SKIPPED = ("albert.embeddings.position_ids", "albert.embeddings.token_type_ids")
+HF_DROPPED = ("nsp_head/", "sbo_head/", "rtd_head/")  # no class of transformers has them
 HF_PREFIX = "albert."  # names in a file of the bare encoder lack it
 HF_HEADS = bert.HF_HEADS
 HF_MODEL_TYPES = ("albert",)  # model_type values that this family reads

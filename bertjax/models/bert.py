@@ -13,16 +13,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.models.common import heads, layers, masks, post_norm
+from bertjax.models.common import encoders, heads, hf_tables, layers, post_norm
 
-HEADS = ("pooler", "mlm", "nsp", *heads.DOWNSTREAM)
+HEADS = encoders.POOLED_HEADS
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(layers.Fields):
+class Config(encoders.Fields):
     """The model's fields. `heads` lists the heads on top of the encoder, in the order of HEADS.
 
-    The heads nsp and classifier need the pooler.
+    The heads nsp, sop and classifier need the pooler.
     """
 
     vocab_size: int = 30522  # size of the vocabulary; at least the tokenizer's number of pieces
@@ -40,9 +40,8 @@ class Config(layers.Fields):
     heads: tuple[str, ...] = ("pooler", "mlm", "nsp")  # heads on top of the model
 
     def __post_init__(self):
-        layers.check_fields(self)
-        heads.check(self, HEADS)
-        heads.check_pooled(self, "nsp", "classifier")
+        encoders.check(self, HEADS)
+        heads.check_pooled(self, "classifier")
 
 
 KIND = "encoder"
@@ -91,91 +90,64 @@ class Embeddings(nn.Module):
         return self.dropout(self.norm(x_BLD), deterministic).astype(self.config.dtype)
 
 
-class Model(heads.Model):
-    """BERT. Inputs are int32[B, L]; `masked_positions` is int32[B, P].
-
-    `attention_mask` is 1 on tokens and 0 on padding. Packed rows, which hold several examples, have
-    `segment_ids` (0 on padding) and `position_ids` instead.
-    """
+class Model(encoders.Model):
+    """BERT. `encoders.Model` describes inputs and outputs."""
 
     config: Config
+
+    encoder_type = post_norm.Encoder
 
     @property
     def first_position(self) -> int:
         """Returns the row of the position table for the first token of a sequence."""
         return 0
 
+    def new_embeddings(self) -> Embeddings:
+        """Returns the module for the embeddings."""
+        return Embeddings(self.config, self.first_position)
+
     def setup(self):
         config = self.config
-        self.embeddings = Embeddings(config, self.first_position)
-        self.encoder = post_norm.Encoder(config)
-        if "pooler" in config.heads:
-            self.pooler = heads.Pooler(config)
-        if "mlm" in config.heads:
-            self.mlm_head = heads.MlmHead(config)
-        if "nsp" in config.heads:
-            self.nsp_head = layers.dense(2, config)
-        self.setup_downstream()
+        self.embeddings = self.new_embeddings()
+        self.encoder = self.encoder_type(config)
+        if config.is_pair:
+            self.generator_encoder = self.encoder_type(config.generator)
+        self.setup_heads()
 
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        attention_mask: jax.Array | None = None,
-        token_type_ids: jax.Array | None = None,
-        position_ids: jax.Array | None = None,
-        segment_ids: jax.Array | None = None,
-        masked_positions: jax.Array | None = None,
-        *,
-        deterministic: bool = True,
-        output_hidden_states: bool = False,
-    ) -> dict[str, jax.Array]:
-        """Returns a dict of the outputs of the encoder and of its heads.
-
-        Always: last_hidden_state [B, L, D].
-        If `output_hidden_states`: hidden_states [1 + num_layers, B, L, D].
-        Head pooler: pooled_output [B, D].
-        Head nsp: nsp_logits [B, 2], float32; class 0 means that the second segment follows the
-        first.
-        Head mlm: mlm_logits [B, P, rows of the word table], float32, at `masked_positions`; if
-        these are None, at every position (P = L).
-        Fine-tuning heads: the outputs of `heads.Model.add_downstream`.
-        """
-        if token_type_ids is None:
-            token_type_ids = jnp.zeros_like(input_ids)
-        if position_ids is None:
-            position_ids = jnp.arange(input_ids.shape[1])[None, :]
-        first_BLD = self.embeddings(input_ids, token_type_ids, position_ids, deterministic)
-        x_BLD, hidden = self.encoder(
-            first_BLD,
-            masks.of_batch(attention_mask, segment_ids),
-            deterministic=deterministic,
-            keep_hidden=output_hidden_states,
+    def states(
+        self, inputs: encoders.Inputs, *, of_generator: bool = False, keep_hidden: bool = False
+    ) -> encoders.States:
+        """Returns the states of the encoder, or of the generator's encoder of a pair."""
+        first_BLD = self.embeddings(
+            inputs.input_ids, inputs.token_type_ids, inputs.position_ids, inputs.deterministic
         )
-        outputs = {"last_hidden_state": x_BLD}
-        if output_hidden_states:
-            outputs["hidden_states"] = jnp.concatenate([first_BLD[None], hidden])
-        if "pooler" in self.config.heads:
-            outputs["pooled_output"] = self.pooler(x_BLD[:, 0])
-        if "nsp" in self.config.heads:
-            outputs["nsp_logits"] = self.nsp_head(outputs["pooled_output"]).astype(jnp.float32)
-        if "mlm" in self.config.heads:
-            if masked_positions is not None:
-                x_BLD = heads.gather_positions(x_BLD, masked_positions)
-            outputs["mlm_logits"] = self.mlm_head(x_BLD, self.embeddings.word)
-        return self.add_downstream(outputs, attention_mask, deterministic=deterministic)
+        first_BLD = self.project_embeddings(first_BLD, of_generator=of_generator)
+        encoder = self.generator_encoder if of_generator else self.encoder
+        x_BLD, hidden = encoder(
+            first_BLD, inputs.mask, deterministic=inputs.deterministic, keep_hidden=keep_hidden
+        )
+        if keep_hidden:
+            hidden = jnp.concatenate([first_BLD[None], hidden])
+        return encoders.States(x_BLD, hidden, x_BLD, self.embeddings.word)
+
+    def project_embeddings(self, x_BLD: jax.Array, *, of_generator: bool) -> jax.Array:
+        """Returns the input of the first layer; BERT's is as wide as the embeddings."""
+        del of_generator
+        return x_BLD
 
 
-def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Returns the FLOPs of all matmuls in the forward pass of one sequence: two per multiply-add.
-
-    predictions: the number of positions with vocabulary logits.
-    """
+def body_flops(config: Config, length: int) -> int:
+    """Returns the FLOPs of all matmuls in the layers, for one sequence: two per multiply-add."""
     width, mlp = config.hidden_size, config.intermediate_size
     projections = 4 * length * width * width
     attention = 2 * length * length * width
     layer = projections + attention + 2 * length * width * mlp
-    head = predictions * width * (width + layers.padded_vocab_size(config.vocab_size))
-    return 2 * (config.num_layers * layer + head * ("mlm" in config.heads))
+    return 2 * config.num_layers * layer
+
+
+def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
+    """Returns the FLOPs of a forward pass; see `encoders.flops_per_sequence`."""
+    return encoders.flops_per_sequence(body_flops, config, length, predictions)
 
 
 # Each line: our path, the Hugging Face name, and the conversion between the two arrays
@@ -184,11 +156,7 @@ def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
 # of "{}".
 _LAYER = "bert.encoder.layer.{}."
 HF_NAMES = (
-    ("embeddings/word/embedding", "bert.embeddings.word_embeddings.weight", "vocab_rows"),
-    ("embeddings/position/embedding", "bert.embeddings.position_embeddings.weight", "same"),
-    ("embeddings/token_type/embedding", "bert.embeddings.token_type_embeddings.weight", "same"),
-    ("embeddings/norm/scale", "bert.embeddings.LayerNorm.weight", "same"),
-    ("embeddings/norm/bias", "bert.embeddings.LayerNorm.bias", "same"),
+    *hf_tables.embeddings("bert."),
     ("encoder/layers/attention/query/kernel", _LAYER + "attention.self.query.weight", "heads_out"),
     ("encoder/layers/attention/query/bias", _LAYER + "attention.self.query.bias", "heads"),
     ("encoder/layers/attention/key/kernel", _LAYER + "attention.self.key.weight", "heads_out"),
@@ -225,6 +193,8 @@ HF_TIED = {
 HF_SKIPPED = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 HF_PREFIX = "bert."  # names in a file of the bare encoder lack it
 
+HF_DROPPED = ("sop_head/", "sbo_head/", "rtd_head/")  # no class of transformers has them
+
 # {suffix of a Hugging Face class for a task: {our module: the Hugging Face module}}
 HF_HEADS = {
     "ForSequenceClassification": {"classifier/logits": "classifier"},
@@ -239,12 +209,7 @@ HF_MODEL_TYPES = ("bert",)  # model_type values that this family reads
 HF_CONFIG: dict[str, Any] = {
     "model_type": "bert",
     "fields": {
-        "vocab_size": "vocab_size",
-        "hidden_size": "hidden_size",
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "intermediate_size": "intermediate_size",
-        "max_position_embeddings": "max_length",
+        **hf_tables.SIZES,
         "type_vocab_size": "type_vocab_size",
         "hidden_act": "activation",
         "hidden_dropout_prob": "dropout_rate",

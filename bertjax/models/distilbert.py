@@ -9,17 +9,15 @@ Parameters have the same paths as BERT's, so that a student can be initialized f
 
 import dataclasses
 
-import jax
-
 from bertjax.models import bert
-from bertjax.models.common import heads, layers
+from bertjax.models.common import encoders, heads
 
-HEADS = ("mlm", *heads.DOWNSTREAM)
+HEADS = encoders.HEADS
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(layers.Fields):
-    """The model's fields. The properties below fix the values of BERT's other fields."""
+class Config(encoders.Fields):
+    """The model's fields. The property below fixes the value of BERT's other field."""
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -34,18 +32,12 @@ class Config(layers.Fields):
     heads: tuple[str, ...] = ("mlm",)
 
     def __post_init__(self):
-        layers.check_fields(self)
-        heads.check(self, HEADS)
+        encoders.check(self, HEADS)
 
     @property
     def layer_norm_eps(self) -> float:
         """Returns BERT's value; Hugging Face's config has no key for it."""
         return 1e-12
-
-    @property
-    def type_vocab_size(self) -> int:
-        """Returns 0: there are no token types."""
-        return 0
 
 
 KIND = "encoder"
@@ -58,7 +50,7 @@ VARIANTS = {"mini": bert.VARIANTS["mini"], "base": {**bert.VARIANTS["base"], "nu
 
 
 class Model(bert.Model):
-    """DistilBERT. The inputs are those of `bert.Model` except token_type_ids.
+    """DistilBERT.
 
     Dropout is applied at the same places as in BERT, the teacher, including the attention's output.
     """
@@ -70,30 +62,9 @@ class Model(bert.Model):
         span=heads.Layout(rate=0.1),
     )
 
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        attention_mask: jax.Array | None = None,
-        position_ids: jax.Array | None = None,
-        segment_ids: jax.Array | None = None,
-        masked_positions: jax.Array | None = None,
-        *,
-        deterministic: bool = True,
-        output_hidden_states: bool = False,
-    ) -> dict[str, jax.Array]:
-        """Returns the outputs of `bert.Model`."""
-        return super().__call__(
-            input_ids,
-            attention_mask,
-            position_ids=position_ids,
-            segment_ids=segment_ids,
-            masked_positions=masked_positions,
-            deterministic=deterministic,
-            output_hidden_states=output_hidden_states,
-        )
-
 
 flops_per_sequence = bert.flops_per_sequence
+
 
 # models/bert.py explains these tables.
 _LAYER = "distilbert.transformer.layer.{}."
@@ -127,6 +98,7 @@ HF_NAMES = (
 HF_TIED = {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"}
 HF_SKIPPED = ("distilbert.embeddings.position_ids",)
 HF_PREFIX = "distilbert."
+HF_DROPPED = ("nsp_head/", *bert.HF_DROPPED)
 _CLASSIFIER = {"classifier/transform": "pre_classifier", "classifier/logits": "classifier"}
 HF_HEADS = bert.HF_HEADS | {
     "ForSequenceClassification": _CLASSIFIER,

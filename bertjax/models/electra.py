@@ -16,15 +16,13 @@ models.
 import dataclasses
 from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
-from bertjax import errors, sharding
+from bertjax import errors
 from bertjax.models import bert
-from bertjax.models.common import activations, heads, layers, masks, post_norm
+from bertjax.models.common import encoders, heads, layers
 
-HEADS = ("mlm", "rtd", *heads.DOWNSTREAM)
+HEADS = encoders.HEADS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +42,12 @@ class Config(bert.Config):
     heads: tuple[str, ...] = ("mlm", "rtd")
 
     def __post_init__(self):
-        layers.check_fields(self)
-        heads.check(self, HEADS)
+        encoders.check(self, HEADS)
         if self.generator_hidden_size % self.generator_num_heads:
             raise errors.UserError(
                 f"config.model.generator_num_heads = {self.generator_num_heads}: must be a divisor "
                 f"of config.model.generator_hidden_size = {self.generator_hidden_size}"
             )
-
-    @property
-    def is_pair(self) -> bool:
-        """Returns whether the model consists of a generator and a discriminator."""
-        return {"mlm", "rtd"} <= set(self.heads)
 
     @property
     def generator(self) -> "Config":
@@ -109,151 +101,52 @@ def _project(config: Config) -> layers.Dense | None:
     return None if same_width else layers.dense(config.hidden_size, config)
 
 
-class RtdHead(nn.Module):
-    """Computes the logit that a token was replaced: dense, activation, dense to one number."""
-
-    config: Config
-
-    @nn.compact
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        x_BLD = layers.dense(self.config.hidden_size, self.config, name="transform")(x_BLD)
-        x_BLD = sharding.constrain(x_BLD, ("batch", "length", "embed"))
-        x_BLD = activations.FUNCTIONS[self.config.activation](x_BLD)
-        return layers.dense(1, self.config, name="classifier")(x_BLD)[..., 0].astype(jnp.float32)
-
-
-class Model(heads.Model):
-    """ELECTRA. Inputs are int32[B, L]; `masked_positions` is int32[B, P].
-
-    `attention_mask` is 1 on tokens and 0 on padding. Packed rows, which hold several examples, have
-    `segment_ids` (0 on padding) and `position_ids` instead.
-    """
+class Model(bert.Model):
+    """ELECTRA. `encoders.Model` describes inputs and outputs."""
 
     config: Config
 
     layouts = heads.layouts(classifier=heads.Layout(activation="gelu", first_rate=None))
 
+    def new_embeddings(self) -> bert.Embeddings:
+        """Returns the module for the embeddings."""
+        embed_config = dataclasses.replace(
+            self.config, hidden_size=self.config.embedding_size, num_heads=1
+        )
+        return bert.Embeddings(embed_config)
+
+    def new_mlm_head(self) -> heads.MlmHead:
+        """Returns the MLM head, whose activation is always gelu."""
+        return heads.MlmHead(dataclasses.replace(self.config, activation="gelu"))
+
     def setup(self):
-        config = self.config
-        embed_config = dataclasses.replace(config, hidden_size=config.embedding_size, num_heads=1)
-        self.embeddings = bert.Embeddings(embed_config)
-        self.project = _project(config)
-        self.encoder = post_norm.Encoder(config)
-        if "rtd" in config.heads:
-            self.rtd_head = RtdHead(config)
-        if "mlm" in config.heads:  # this head's activation is always gelu
-            self.mlm_head = heads.MlmHead(dataclasses.replace(config, activation="gelu"))
-        if config.is_pair:
-            self.generator_project = _project(config.generator)
-            self.generator_encoder = post_norm.Encoder(config.generator)
-        self.setup_downstream()
+        super().setup()
+        self.project = _project(self.config)
+        if self.config.is_pair:
+            self.generator_project = _project(self.config.generator)
 
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        attention_mask: jax.Array | None = None,
-        token_type_ids: jax.Array | None = None,
-        position_ids: jax.Array | None = None,
-        segment_ids: jax.Array | None = None,
-        masked_positions: jax.Array | None = None,
-        *,
-        heads_to_run: tuple[str, ...] | None = None,
-        deterministic: bool = True,
-        output_hidden_states: bool = False,
-    ) -> dict[str, jax.Array]:
-        """Returns a dict of the outputs of the encoder and of its heads.
-
-        Head rtd: rtd_logits [B, L], float32; above 0 where a token is predicted to be replaced.
-        Head mlm: mlm_logits [B, P, rows of the word table], float32, at `masked_positions`; if
-        these are None, at every position (P = L).
-        Fine-tuning heads: the outputs of `heads.Model.add_downstream`.
-        Always, except if only a pair's generator runs: last_hidden_state [B, L, D] and, if
-        `output_hidden_states`, hidden_states [1 + num_layers, B, L, D]. A pair returns the
-        discriminator's states.
-
-        heads_to_run: which of the heads "mlm" and "rtd" to run; None means all of `config.heads`. A
-        pair runs only the encoders that these heads need.
-        """
-        active_heads = self.config.heads if heads_to_run is None else heads_to_run
-        is_pair = self.config.is_pair
-        if token_type_ids is None:
-            token_type_ids = jnp.zeros_like(input_ids)
-        if position_ids is None:
-            position_ids = jnp.arange(input_ids.shape[1])[None, :]
-        x_BLE = self.embeddings(input_ids, token_type_ids, position_ids, deterministic)
-        inputs = {
-            "mask": masks.of_batch(attention_mask, segment_ids),
-            "deterministic": deterministic,
-        }
-        outputs = {}
-        if not is_pair or active_heads != ("mlm",):
-            first_BLD = self.project(x_BLE) if self.project else x_BLE
-            x_BLD, hidden = self.encoder(first_BLD, keep_hidden=output_hidden_states, **inputs)
-            outputs["last_hidden_state"] = x_BLD
-            if output_hidden_states:
-                outputs["hidden_states"] = jnp.concatenate([first_BLD[None], hidden])
-            outputs = self.add_downstream(outputs, attention_mask, deterministic=deterministic)
-            if "rtd" in active_heads:
-                outputs["rtd_logits"] = self.rtd_head(x_BLD)
-        if "mlm" in active_heads:
-            if is_pair:
-                x_BLD = self.generator_project(x_BLE) if self.generator_project else x_BLE
-                x_BLD, _ = self.generator_encoder(x_BLD, keep_hidden=False, **inputs)
-            if masked_positions is not None:
-                x_BLD = heads.gather_positions(x_BLD, masked_positions)
-            outputs["mlm_logits"] = self.mlm_head(x_BLD, self.embeddings.word)
-        return outputs
+    def project_embeddings(self, x_BLD: jax.Array, *, of_generator: bool) -> jax.Array:
+        """Returns the input of the first layer."""
+        project = self.generator_project if of_generator else self.project
+        return project(x_BLD) if project else x_BLD
 
 
-def parts(
-    fields: dict[str, Any], params: dict[str, Any]
-) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Returns the models to export: {"discriminator": (fields, params), "generator": ...}.
-
-    fields, params: the fields of the Config and the nested dict of parameters of the whole model.
-    If the model is not a pair, the result has only one entry, the model itself.
-    """
+def parts(fields: dict[str, Any], params: dict[str, Any]) -> encoders.Parts:
+    """Returns the models in a pair, which lack the fields `generator_*`; see `encoders.parts`."""
     config = Config(**fields)
-    if not config.is_pair:
-        name = "generator" if config.heads == ("mlm",) else "discriminator"
-        return {name: (fields, params)}
-    generator_modules = ("mlm_head", "generator_project", "generator_encoder")
-    generator = {
-        name.removeprefix("generator_"): tree
-        for name, tree in params.items()
-        if name in ("embeddings", *generator_modules)
-    }
-    discriminator = {name: tree for name, tree in params.items() if name not in generator_modules}
-    field_names = [name for name in fields if not name.startswith("generator_")]
-    return {
-        "discriminator": (
-            {name: fields[name] for name in field_names}
-            | {"heads": tuple(head for head in config.heads if head != "mlm")},
-            discriminator,
-        ),
-        "generator": ({name: getattr(config.generator, name) for name in field_names}, generator),
-    }
+    pair_fields = [name for name in fields if name.startswith("generator_")]
+    return encoders.parts(config, fields, params, pair_fields)
+
+
+def _body_flops(config: Config, length: int) -> int:
+    embedding, width = config.embedding_size, config.hidden_size
+    project = length * embedding * width * (embedding != width)
+    return bert.body_flops(config, length) + 2 * project
 
 
 def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Returns the FLOPs of all matmuls in the forward pass of one sequence: two per multiply-add.
-
-    predictions: the number of positions with vocabulary logits. The result for a pair is the sum
-    over generator and discriminator.
-    """
-    if config.is_pair:
-        discriminator = dataclasses.replace(config, heads=("rtd",))
-        return sum(
-            flops_per_sequence(part, length, predictions)
-            for part in (config.generator, discriminator)
-        )
-    embedding, width = config.embedding_size, config.hidden_size
-    encoder = bert.flops_per_sequence(dataclasses.replace(config, heads=()), length, 0)
-    project = length * embedding * width * (embedding != width)
-    rtd = length * width * (width + 1) * ("rtd" in config.heads)
-    rows = layers.padded_vocab_size(config.vocab_size)
-    mlm = predictions * embedding * (width + rows) * ("mlm" in config.heads)
-    return encoder + 2 * (project + rtd + mlm)
+    """Returns the FLOPs of a forward pass; see `encoders.flops_per_sequence`."""
+    return encoders.flops_per_sequence(_body_flops, config, length, predictions)
 
 
 # models/bert.py explains these tables. They are for a generator or a discriminator alone, because
@@ -280,6 +173,7 @@ HF_NAMES = _ELECTRA_NAMES + tuple(
 HF_TIED = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}
 HF_SKIPPED = ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")
 HF_PREFIX = "electra."
+HF_DROPPED = ("nsp_head/", "sop_head/", "sbo_head/")  # no class of transformers has them
 HF_HEADS = bert.HF_HEADS | {
     "ForSequenceClassification": {
         "classifier/transform": "classifier.dense",

@@ -23,14 +23,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, schema, sharding
-from bertjax.models.common import attention, heads, layers, masks, positions
+from bertjax.models.common import (
+    attention,
+    encoders,
+    heads,
+    hf_tables,
+    layers,
+    masks,
+    positions,
+)
 
-HEADS = ("mlm", *heads.DOWNSTREAM)
+HEADS = encoders.HEADS
 POOLINGS = ("cls", "mean")
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(layers.Fields):
+class Config(encoders.Fields):
     """The model's fields. Dropout is off by default, as in the released models."""
 
     vocab_size: int = 50368
@@ -53,8 +61,7 @@ class Config(layers.Fields):
     heads: tuple[str, ...] = ("mlm",)
 
     def __post_init__(self):
-        layers.check_fields(self)
-        heads.check(self, HEADS)
+        encoders.check(self, HEADS)
         # Hugging Face has one activation for the layers and one for the head; here both are gelu.
         errors.check(self.activation == "gelu", "model.activation", self.activation, "'gelu'")
         errors.check(self.classifier_pooling in POOLINGS, "model.classifier_pooling",
@@ -190,12 +197,8 @@ class Embeddings(nn.Module):
         return self.dropout(x_BLD, deterministic).astype(self.config.dtype)
 
 
-class Model(heads.Model):
-    """ModernBERT. Inputs are int32[B, L]; `masked_positions` is int32[B, P].
-
-    `attention_mask` is 1 on tokens and 0 on padding. Packed rows, which hold several examples, have
-    `segment_ids` (0 on padding) and `position_ids` instead.
-    """
+class Model(encoders.Model):
+    """ModernBERT. `encoders.Model` describes inputs and outputs."""
 
     config: Config
 
@@ -205,11 +208,16 @@ class Model(heads.Model):
     )
 
     def setup(self):
-        self.embeddings = Embeddings(self.config)
-        self.encoder = Encoder(self.config)
-        if "mlm" in self.config.heads:
-            self.mlm_head = heads.MlmHead(self.config, use_bias=False)
-        self.setup_downstream()
+        config = self.config
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config)
+        if config.is_pair:
+            self.generator_encoder = Encoder(config.generator)
+        self.setup_heads()
+
+    def new_mlm_head(self) -> heads.MlmHead:
+        """Returns the module for the head "mlm"."""
+        return heads.MlmHead(self.config, use_bias=False)
 
     def class_features(self, x_BLD: jax.Array, attention_mask: jax.Array | None) -> jax.Array:
         """Returns [B, D]: the first token's state or the mean; see `config.classifier_pooling`."""
@@ -218,59 +226,44 @@ class Model(heads.Model):
         pooled_BD = heads.pool(x_BLD, attention_mask, self.config.classifier_pooling)
         return pooled_BD.astype(x_BLD.dtype)
 
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        attention_mask: jax.Array | None = None,
-        position_ids: jax.Array | None = None,
-        segment_ids: jax.Array | None = None,
-        masked_positions: jax.Array | None = None,
-        *,
-        deterministic: bool = True,
-        output_hidden_states: bool = False,
-    ) -> dict[str, jax.Array]:
-        """Returns a dict of the outputs of the encoder and of its heads.
+    def states(
+        self, inputs: encoders.Inputs, *, of_generator: bool = False, keep_hidden: bool = False
+    ) -> encoders.States:
+        """Returns the states of the encoder, or of the generator's encoder of a pair.
 
-        last_hidden_state [B, L, D], normed. If requested, hidden_states [1 + num_layers, B, L, D]:
-        the residual before each layer, then last_hidden_state. Head mlm: mlm_logits [B, P, rows of
-        the word table], float32, at `masked_positions`; if these are None, at every position
-        (P = L). Fine-tuning heads: the outputs of `heads.Model.add_downstream`.
+        last is normed. hidden is the residual before each layer, then last.
         """
-        if position_ids is None:
-            position_ids = jnp.arange(input_ids.shape[1])[None, :]
-        first_BLD = self.embeddings(input_ids, deterministic)
-        x_BLD, hidden = self.encoder(
+        first_BLD = self.embeddings(inputs.input_ids, inputs.deterministic)
+        encoder = self.generator_encoder if of_generator else self.encoder
+        x_BLD, hidden = encoder(
             first_BLD,
-            masks.of_batch(attention_mask, segment_ids),
-            position_ids,
-            deterministic=deterministic,
-            keep_hidden=output_hidden_states,
+            inputs.mask,
+            inputs.position_ids,
+            deterministic=inputs.deterministic,
+            keep_hidden=keep_hidden,
         )
-        outputs = {"last_hidden_state": x_BLD}
-        if output_hidden_states:
-            outputs["hidden_states"] = jnp.concatenate([first_BLD[None], hidden[:-1], x_BLD[None]])
-        if "mlm" in self.config.heads:
-            if masked_positions is not None:
-                x_BLD = heads.gather_positions(x_BLD, masked_positions)
-            outputs["mlm_logits"] = self.mlm_head(x_BLD, self.embeddings.word)
-        return self.add_downstream(outputs, attention_mask, deterministic=deterministic)
+        if keep_hidden:
+            hidden = jnp.concatenate([first_BLD[None], hidden[:-1], x_BLD[None]])
+        return encoders.States(x_BLD, hidden, x_BLD, self.embeddings.word)
 
 
-def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
-    """Returns the FLOPs of all matmuls in the forward pass of one sequence: two per multiply-add.
-
-    predictions: the number of positions with vocabulary logits. In local layers, only the scores
-    inside the window are counted.
-    """
+def _body_flops(config: Config, length: int) -> int:
     width = config.hidden_size
     projections = length * width * (4 * width + 3 * config.intermediate_size)
     num_global = -(-config.num_layers // config.global_every)
     num_keys = num_global * length + (config.num_layers - num_global) * min(
         length, config.local_window + 1
     )
-    head = predictions * width * (width + layers.padded_vocab_size(config.vocab_size))
     attention = 2 * length * width * num_keys
-    return 2 * (config.num_layers * projections + attention + head * ("mlm" in config.heads))
+    return 2 * (config.num_layers * projections + attention)
+
+
+def flops_per_sequence(config: Config, length: int, predictions: int) -> int:
+    """Returns the FLOPs of a forward pass; see `encoders.flops_per_sequence`.
+
+    In local layers, only the scores inside the window are counted.
+    """
+    return encoders.flops_per_sequence(_body_flops, config, length, predictions)
 
 
 # artifact/huggingface.py explains these tables, including (i, n, axis), "{+1}" and "|".
@@ -297,6 +290,7 @@ HF_NAMES = (
 )
 HF_TIED = {"decoder.weight": "model.embeddings.tok_embeddings.weight"}
 HF_SKIPPED = ()
+HF_DROPPED = ("nsp_head/", "sop_head/", "sbo_head/", "rtd_head/")  # transformers has none of them
 HF_PREFIX = "model."
 
 
@@ -357,12 +351,7 @@ HF_MODEL_TYPES = ("modernbert",)  # model_type values that this family reads
 HF_CONFIG = {
     "model_type": "modernbert",
     "fields": {
-        "vocab_size": "vocab_size",
-        "hidden_size": "hidden_size",
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "intermediate_size": "intermediate_size",
-        "max_position_embeddings": "max_length",
+        **hf_tables.SIZES,
         "local_attention": "local_window",
         "hidden_activation": "activation",
         "classifier_pooling": "classifier_pooling",

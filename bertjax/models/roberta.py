@@ -19,9 +19,9 @@ import jax.numpy as jnp
 
 from bertjax import errors
 from bertjax.models import bert
-from bertjax.models.common import heads, layers
+from bertjax.models.common import encoders, heads
 
-HEADS = ("pooler", "mlm", *heads.DOWNSTREAM)
+HEADS = encoders.POOLED_HEADS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +35,7 @@ class Config(bert.Config):
     heads: tuple[str, ...] = ("mlm",)
 
     def __post_init__(self):
-        layers.check_fields(self)
-        heads.check(self, HEADS)
+        encoders.check(self, HEADS)
         # In Hugging Face's RoBERTa the MLM head always has gelu, so the layers must have it too.
         errors.check(self.activation == "gelu", "model.activation", self.activation, "'gelu'")
 
@@ -51,7 +50,7 @@ VARIANTS = {name: bert.VARIANTS[name] for name in ("mini", "base", "large")}
 
 
 class Model(bert.Model):
-    """RoBERTa. The inputs are those of `bert.Model` except token_type_ids, which are all 0.
+    """RoBERTa. With one token type, token_type_ids are ignored.
 
     The classifier has two dense layers. If the model has a pooler (for multiple choice), the pooler
     replaces the first of them.
@@ -66,34 +65,17 @@ class Model(bert.Model):
         """Returns the row of the position table for the first token of a sequence."""
         return self.config.pad_id + 1
 
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        attention_mask: jax.Array | None = None,
-        position_ids: jax.Array | None = None,
-        segment_ids: jax.Array | None = None,
-        masked_positions: jax.Array | None = None,
-        *,
-        deterministic: bool = True,
-        output_hidden_states: bool = False,
-    ) -> dict[str, jax.Array]:
-        """Returns the outputs of `bert.Model`. `position_ids` count tokens from 0."""
-        if position_ids is None and attention_mask is not None:
-            # Padding gets position -1, which selects row pad_id. Padding on the left works too.
-            tokens_BL = attention_mask.astype(jnp.int32)
-            position_ids = jnp.cumsum(tokens_BL, axis=1) * tokens_BL - 1
-        return super().__call__(
-            input_ids,
-            attention_mask,
-            position_ids=position_ids,
-            segment_ids=segment_ids,
-            masked_positions=masked_positions,
-            deterministic=deterministic,
-            output_hidden_states=output_hidden_states,
-        )
+    def positions(self, input_ids: jax.Array, attention_mask: jax.Array | None) -> jax.Array:
+        """Returns the default position_ids, which count tokens from 0."""
+        if attention_mask is None:
+            return super().positions(input_ids, None)
+        # Padding gets position -1, which selects row pad_id. Padding on the left works too.
+        tokens_BL = attention_mask.astype(jnp.int32)
+        return jnp.cumsum(tokens_BL, axis=1) * tokens_BL - 1
 
 
 flops_per_sequence = bert.flops_per_sequence
+
 
 # The encoder's names are BERT's with another prefix (models/bert.py explains the tables).
 HF_NAMES = tuple(
@@ -113,6 +95,7 @@ HF_TIED = {
 }
 HF_SKIPPED = ("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids")
 HF_PREFIX = "roberta."
+HF_DROPPED = ("nsp_head/", *bert.HF_DROPPED)
 
 HF_HEADS = bert.HF_HEADS | {
     "ForSequenceClassification": {

@@ -9,6 +9,7 @@ token for the mode, one of the last three sentinels.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -85,6 +86,13 @@ def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.C
     Raises:
       UserError: the tokenizer lacks a needed token, or the length leaves no room for text.
     """
+    return corruption(config, denoising.Corruption, length, vocabulary)
+
+
+def corruption(
+    config: Config, kind: type[denoising.Corruption], length: int, vocabulary: Vocabulary
+) -> Any:
+    """Returns the sampler of class `kind` for the mixture; raises as `sampling`."""
     x_rate = max(0.0, 1 - config.r_rate - config.s_rate)
     rates = {"R": config.r_rate, "S": config.s_rate, "X": x_rate}
     sentinels = vocabulary.sentinels
@@ -92,7 +100,7 @@ def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.C
     if config.mode_tokens:
         mode_ids, sentinels = mode_tokens(vocabulary), sentinels[: -len(DENOISERS)]
         modes = tuple(mode_ids[mode] for mode, noises in DENOISERS.items() for _ in noises)
-    return denoising.Corruption(
+    return kind(
         length=length,
         targets_length=length,
         noises=tuple(noise for noises in DENOISERS.values() for noise in noises),
@@ -104,6 +112,7 @@ def sampling(config: Config, length: int, vocabulary: Vocabulary) -> denoising.C
         pad=special_tokens.padding(vocabulary.specials),
         packing=config.packing,
         modes=modes,
+        start=vocabulary.specials.start,
     )
 
 

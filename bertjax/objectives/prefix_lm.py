@@ -58,7 +58,7 @@ def features(config: Config, length: int) -> layout.FeatureTable:
     """Returns {feature: (shape without the batch axis, dtype)} for the batches of `transform`."""
     if config.kind == "encoder_decoder":
         return layout.encoder_decoder_features((length, length), config.packing)
-    return layout.target_features(length, config.packing) | {"prefix_mask": ((length,), np.int32)}
+    return layout.prefixed_features(length, config.packing)
 
 
 def sampling(
@@ -87,29 +87,17 @@ def transform(
     if config.kind == "encoder_decoder":
         return _split_features(config, length, vocabulary, batch)
     specials, sizes_BK = vocabulary.specials, batch["piece_sizes"]
-    rows = layout.lay_out_targets(
+    last_BK = np.maximum(sizes_BK - 1, 0)
+    split_BK = rng.integers("prefix/split", np.minimum(1, last_BK), last_BK + 1, last_BK.shape[1])
+    return layout.lay_out_prefixed(
         layout.pieces_of(batch),
         sizes_BK,
+        split_BK,
         length,
         special_tokens.padding(specials),
         start=special_tokens.start_of_text(specials),
         packing=config.packing,
     )
-    last_BK = np.maximum(sizes_BK - 1, 0)
-    split_BK = rng.integers("prefix/split", np.minimum(1, last_BK), last_BK + 1, last_BK.shape[1])
-    if config.packing:
-        slot_BL = np.maximum(rows["segment_ids"] - 1, 0)
-        split_BL, position_BL = np.take_along_axis(split_BK, slot_BL, 1), rows["position_ids"]
-    else:
-        split_BL, position_BL = split_BK, np.arange(length)
-    # The input at position t is token t - 1; the prefix is tokens 0 to split - 1.
-    real_BL = rows["loss_weights"] > 0
-    rest_BL = real_BL & (position_BL >= split_BL)
-    visible_BL = real_BL & (position_BL <= split_BL)
-    return rows | {
-        "loss_weights": rest_BL.astype(np.float32),
-        "prefix_mask": visible_BL.astype(np.int32),
-    }
 
 
 def _split_features(

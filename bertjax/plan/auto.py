@@ -6,25 +6,35 @@ import jax
 import ml_collections
 
 from bertjax import phases as phases_lib
+from bertjax import sharding
 from bertjax.plan import memory
 from bertjax.runtime import hardware
 
 MAX_TENSOR = 8  # above this, a device's matrices are too narrow for its matmul units
 
 
-def meshes(config: ml_collections.ConfigDict, num_devices: int) -> Iterator[dict[str, int]]:
+def meshes(
+    config: ml_collections.ConfigDict, num_devices: int, num_slices: int = 1
+) -> Iterator[dict[str, int]]:
     """Yields the sizes of all valid meshes, by ascending size of `tensor`, then of `fsdp`.
 
-    In a valid mesh, `data` * `fsdp` divides the batch size of every forward pass, and `tensor`
-    divides the number of heads and is at most MAX_TENSOR. `sequence` is always 1.
+    In a valid mesh, `slice` * `data` * `fsdp` divides the batch size of every forward pass, and
+    `tensor` divides the number of heads and is at most MAX_TENSOR. `sequence` is always 1, and
+    `slice` is `num_slices`.
     """
     batches = [phase.forward_size for phase in phases_lib.of(config)]
-    for tensor in _divisors(num_devices):
-        rows = num_devices // tensor
-        if tensor > MAX_TENSOR or config.model.num_heads % tensor or any(n % rows for n in batches):
+    slice_devices = num_devices // num_slices
+    for tensor in _divisors(slice_devices):
+        rows = slice_devices // tensor
+        if tensor > MAX_TENSOR or config.model.num_heads % tensor:
+            continue
+        if any(batch % (num_slices * rows) for batch in batches):
             continue
         for fsdp in _divisors(rows):
-            yield {"data": rows // fsdp, "fsdp": fsdp, "tensor": tensor, "sequence": 1}
+            yield {
+                "slice": num_slices, "data": rows // fsdp, "fsdp": fsdp, "tensor": tensor,
+                "sequence": 1,
+            }  # fmt: skip
 
 
 def _divisors(number: int) -> list[int]:
@@ -42,16 +52,18 @@ def choose(
     num_devices: int,
     hbm_bytes: int | None,
     platform: str = "tpu",
+    num_slices: int = 1,
 ) -> str:
     """Returns the mesh for `num_devices` devices, in the format of `config.mesh`.
 
     It is the first of `meshes` that fits according to `memory.on_mesh`. If none fits, it is the
-    mesh that needs the least memory. If there is no valid mesh, it is "data:N"; the run then raises
-    an error that names the sizes that cannot be divided. hbm_bytes: the memory of a device; None
-    means no limit.
+    mesh that needs the least memory. If there is no valid mesh, all devices of a slice are on the
+    axis `data`; the run then raises an error that names the sizes that cannot be divided.
+    hbm_bytes: the memory of a device; None means no limit. num_slices: see
+    `sharding.hardware_slices`.
     """
     best = None
-    for sizes in meshes(config, num_devices):
+    for sizes in meshes(config, num_devices, num_slices):
         if hbm_bytes is None:
             return text(sizes)
         estimate = memory.on_mesh(config, sizes, platform, hbm_bytes)
@@ -59,14 +71,15 @@ def choose(
             return text(sizes)
         if best is None or estimate.total < best[0]:
             best = estimate.total, sizes
-    return text(best[1]) if best else f"data:{num_devices}"
+    return text(best[1] if best else {"slice": num_slices, "data": num_devices // num_slices})
 
 
 def mesh_of(config: ml_collections.ConfigDict, devices: list[jax.Device]) -> str:
     """Returns `config.mesh` or, if it is "auto", the mesh chosen for these devices."""
     if config.mesh != "auto":
         return config.mesh
-    return choose(config, len(devices), _memory_limit(devices[0]), devices[0].platform)
+    limit, slices = _memory_limit(devices[0]), sharding.hardware_slices(devices) or 1
+    return choose(config, len(devices), limit, devices[0].platform, slices)
 
 
 def _memory_limit(device: jax.Device) -> int | None:

@@ -1,6 +1,6 @@
 """Compiles a config's train step with the TPU compiler, ahead of time, without a TPU.
 
-    compiled = compile_step(config, phase=0, topology=hardware.parse_topology("v5e-16"))
+    compiled = compile_step(config, hardware.parse_topology("v5e-16"))
 
 libtpu compiles ahead of time on any x86 machine. It runs in a separate process, whose environment
 variables prevent a search for TPUs. This process, `python -m bertjax.plan.compile`, reads a request
@@ -20,7 +20,9 @@ from typing import Any
 
 import jax
 import ml_collections
+import numpy as np
 from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax import config as config_lib
 from bertjax import errors, sharding
@@ -86,9 +88,14 @@ class Compiled:
         return not self.error and not self.capacity
 
     @property
-    def sent_bytes(self) -> int:
-        """Returns the bytes that a device sends in a step."""
-        return sum(collective.sent_bytes for collective in self.collectives)
+    def ici_bytes(self) -> int:
+        """Returns the bytes that a device sends to others of its slice in a step."""
+        return sum(c.sent_bytes for c in self.collectives if not c.is_between_slices)
+
+    @property
+    def dcn_bytes(self) -> int:
+        """Returns the bytes that a device sends to other slices in a step."""
+        return sum(c.sent_bytes for c in self.collectives if c.is_between_slices)
 
 
 def installed() -> bool:
@@ -96,18 +103,16 @@ def installed() -> bool:
     return importlib.util.find_spec("libtpu") is not None
 
 
-def compile_step(
-    config: ml_collections.ConfigDict, phase: int, topology: hardware.Topology
-) -> Compiled:
-    """Compiles the train step of a phase in a child process. phase: its index, 0 or 1.
+def compile_step(config: ml_collections.ConfigDict, topology: hardware.Topology) -> Compiled:
+    """Compiles the train step of a config with one phase in a child process.
 
-    Errors of the compiler, such as too little memory, are returned in the result. Raises UserError
-    if libtpu is not installed or the config is invalid, and RuntimeError if the child process fails
-    with a Python exception.
+    config: for a phase of a run, the config of the phase. Errors of the compiler, such as too
+    little memory, are returned in the result. Raises UserError if libtpu is not installed or the
+    config is invalid, and RuntimeError if the child process fails with a Python exception.
     """
     if not installed():
         raise errors.UserError(f"the TPU compiler is not installed: {INSTALL}")
-    request = {"config": config.to_dict(), "phase": phase, "libtpu": topology.libtpu}
+    request = {"config": config.to_dict(), "libtpu": topology.libtpu}
     try:
         child = subprocess.run(
             [sys.executable, "-m", __name__],
@@ -156,7 +161,7 @@ def _compile_request(request: dict[str, Any]) -> dict[str, Any]:
     mesh = sharding.make_mesh(config.mesh, devices)
     experiment_lib.check_mesh(config, mesh)
     experiment = abstract.experiment(config, "tpu")
-    phase = phases_lib.of(config)[request["phase"]]
+    (phase,) = phases_lib.of(config)
     start = time.perf_counter()
     with jax.set_mesh(mesh):
         arguments = step_arguments(experiment, phase, mesh)
@@ -183,8 +188,11 @@ def _compile_request(request: dict[str, Any]) -> dict[str, Any]:
 
 def step_arguments(
     experiment: experiment_lib.Experiment, phase: phases_lib.Phase, mesh: jax.sharding.Mesh
-) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Returns (state, batch, parameters of frozen models) as shapes, sharded as in training."""
+) -> tuple[Any, dict[str, Any], dict[str, Any], jax.ShapeDtypeStruct]:
+    """Returns the arguments of the train step as shapes, sharded as in training.
+
+    These are state, batch, parameters of frozen models, and bytes of each token.
+    """
     batch_sharding = sharding.batch_sharding(mesh)
     batch = jax.tree.map(
         lambda leaf: _with_sharding(leaf, batch_sharding),
@@ -192,7 +200,9 @@ def step_arguments(
     )
     frozen = {"params": abstract.frozen_params(experiment)}
     frozen = jax.tree.map(_with_sharding, frozen, sharding.state_shardings(mesh, frozen))
-    return experiment.abstract_state(mesh), batch, frozen["params"]
+    token_bytes = jax.ShapeDtypeStruct((experiment.config.model.vocab_size,), np.float32)
+    token_bytes = _with_sharding(token_bytes, NamedSharding(mesh, PartitionSpec()))
+    return experiment.abstract_state(mesh), batch, frozen["params"], token_bytes
 
 
 def _with_sharding(leaf: jax.ShapeDtypeStruct, leaf_sharding: Any) -> jax.ShapeDtypeStruct:

@@ -5,6 +5,10 @@ conditional, only the most expensive branch is counted. FLOPs are those of matri
 in the families' `flops_per_sequence`. HBM traffic is the bytes that operations read from and write
 to HBM. If an operation uses only a slice of a stacked array, only the slice is counted. Arrays that
 the compiler keeps in on-chip memory are not counted.
+
+The TPU compiler splits a collective over several slices into collectives inside each slice, and
+transfers between slices, which are pairs of a send and a receive. A transfer of type ALL_REDUCE is
+counted as an all-reduce over the mesh axis `slice`.
 """
 
 import dataclasses
@@ -60,13 +64,19 @@ class Collective:
         rounds = 2 if self.kind == "all-reduce" else 1
         return self.count * rounds * self.bytes * (self.group - 1) // max(self.group, 1)
 
+    @property
+    def is_between_slices(self) -> bool:
+        """Returns whether the group spans several slices."""
+        return "slice" in self.axes
+
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
     """The cost of one step on one device.
 
-    exchanges: {channel: collective}. All parts of an asynchronous collective have the same channel,
-    so the collective is counted once.
+    exchanges: {kind and channel: collective}. All parts of an asynchronous collective have the same
+    channel, so the collective is counted once. A collective over several slices is split into
+    collectives of different kinds with the same channel.
     open_loops: the number of loops whose trip count is unknown; their bodies are counted once.
     silent_kernels: the number of runs of Pallas kernels without a cost estimate; their FLOPs are
     counted as 0.
@@ -136,6 +146,8 @@ class _Counter:
             return Cost()
         if kind in COLLECTIVES:
             return self._collective(computation, op, kind)
+        if op.opcode in ("send", "recv"):
+            return self._transfer(computation, op)
         if op.opcode == "while":
             count = self._module.trip_count(computation, op)
             body = self._cost(op.called("body")[0], fused).times(count or 1, op.name)
@@ -167,7 +179,25 @@ class _Counter:
             return Cost()
         traffic = sum(array.hbm_bytes for array in (*operands, *results))
         channel = op.attribute("channel_id") or op.name
-        return Cost(hbm_bytes=traffic, exchanges={channel: collective})
+        return Cost(hbm_bytes=traffic, exchanges={f"{kind} {channel}": collective})
+
+    def _transfer(self, computation: hlo.Computation, op: hlo.Instruction) -> Cost:
+        """Returns the cost of a send or a receive: one half of a transfer between slices.
+
+        The bytes are counted at the send. Transfers to the host are counted only as HBM traffic.
+        """
+        if op.opcode == "recv":
+            return Cost(hbm_bytes=op.array.hbm_bytes)
+        array = computation.by_name[op.operands[0]].array
+        match = re.search(r'_xla_megascale_transfer_type="(\w+)"', op.attributes)
+        if not match:
+            return Cost(hbm_bytes=array.hbm_bytes)
+        kind, slices = match[1].lower().replace("_", "-"), self._mesh_sizes["slice"]
+        if kind not in COLLECTIVES:
+            kind = "collective-permute"
+        whole = array.bytes * slices if kind == "all-gather" else array.bytes
+        transfer = Collective(kind, slices, ("slice",), whole)
+        return Cost(hbm_bytes=array.hbm_bytes, exchanges={f"send {op.name}": transfer})
 
     def _as_reduce_scatter(self, fusion: hlo.Instruction, fusion_cost: Cost) -> Cost:
         """Returns `fusion_cost`, the cost of `fusion`, with all-reduces as reduce-scatters.

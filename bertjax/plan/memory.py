@@ -23,6 +23,7 @@ import ml_collections
 from bertjax import experiment as experiment_lib
 from bertjax import phases as phases_lib
 from bertjax import sharding
+from bertjax import step as step_lib
 from bertjax.models.common import layers
 from bertjax.plan import abstract
 from bertjax.runtime import hardware
@@ -39,10 +40,11 @@ MARGIN = 0.95
 class Memory:
     """Bytes on one device at the peak of a step, which is the start of the backward pass.
 
-    params, optimizer: the train state. frozen: parameters of frozen models. gradients: float32
-    gradients; with micro-batches, both their sum and those of one micro-batch. activations: arrays
-    that the forward pass saves. workspace: arrays for the backward pass of one layer, and the
-    largest array of the loss. limit: the device's memory; None if unknown.
+    params, optimizer: the train state; optimizer includes a moving average of the parameters.
+    frozen: parameters of frozen models. gradients: float32 gradients; with micro-batches, both
+    their sum and those of one micro-batch. activations: arrays that the forward pass saves.
+    workspace: arrays for the backward pass of one layer, and the largest array of the loss. limit:
+    the device's memory; None if unknown.
     """
 
     params: int
@@ -93,8 +95,8 @@ def on_mesh(
     num_copies = 2 if any(p.micro_batches > 1 for p in phases) else 1
     activations, workspace = max(
         (
-            activation_bytes(config, phase, mesh_sizes, platform),
-            _workspace_bytes(config, phase, mesh_sizes, platform),
+            activation_bytes(phase, mesh_sizes, platform),
+            _workspace_bytes(phase, mesh_sizes, platform),
         )
         for phase in phases
     )
@@ -136,9 +138,12 @@ def state_bytes(
     shardings = sharding.state_shardings(mesh, state)
     frozen_shardings = sharding.state_shardings(mesh, {"params": frozen})["params"]
     params = _bytes(state.params, shardings.params)
+    optimizer = _bytes(state.opt_state, shardings.opt_state)
+    if isinstance(state, step_lib.AveragedState):
+        optimizer += _bytes(state.ema, shardings.ema)
     return {
         "params": params,
-        "optimizer": _bytes(state.opt_state, shardings.opt_state),
+        "optimizer": optimizer,
         "frozen": _bytes(frozen, frozen_shardings),
         "gradients": params,
     }
@@ -158,7 +163,6 @@ def _shard_bytes(leaf: jax.ShapeDtypeStruct, leaf_sharding: jax.sharding.Shardin
 
 
 def activation_bytes(
-    config: ml_collections.ConfigDict,
     phase: phases_lib.Phase,
     mesh_sizes: Mapping[str, int],
     platform: str = "tpu",
@@ -170,10 +174,7 @@ def activation_bytes(
 
 
 def _workspace_bytes(
-    config: ml_collections.ConfigDict,
-    phase: phases_lib.Phase,
-    mesh_sizes: Mapping[str, int],
-    platform: str,
+    phase: phases_lib.Phase, mesh_sizes: Mapping[str, int], platform: str
 ) -> int:
     """Returns the bytes for the backward pass of one layer, plus the largest array of the loss.
 
@@ -184,7 +185,7 @@ def _workspace_bytes(
     no_remat.remat = "none"
     experiment, rows = experiment_on(no_remat, platform), _device_rows(phase, mesh_sizes)
     layer, largest = 0.0, 0.0
-    if config.attention == "xla":
+    if phase.config.attention == "xla":
         heads = max(_field_sizes(experiment, "num_heads")) / mesh_sizes["tensor"]
         layer = SCORE_BYTES * rows * heads * phase.length**2 / mesh_sizes["sequence"]
     for leaf in _residuals(experiment, phase.length):
@@ -199,7 +200,7 @@ def _workspace_bytes(
 
 
 def _device_rows(phase: phases_lib.Phase, mesh_sizes: Mapping[str, int]) -> int:
-    shards = mesh_sizes["data"] * mesh_sizes["fsdp"]
+    shards = math.prod(mesh_sizes[axis] for axis in sharding.AXIS_RULES["batch"])
     return -(-phase.forward_size // shards)
 
 

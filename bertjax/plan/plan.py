@@ -9,6 +9,7 @@ estimates (`plan.memory`, `plan.roofline`). Times are lower bounds, because noth
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import ml_collections
@@ -40,7 +41,7 @@ class PhasePlan:
     @property
     def steps(self) -> int:
         """Returns the number of steps of the phase."""
-        return self.phase.stop - self.phase.start
+        return self.phase.num_steps
 
     @property
     def tokens(self) -> int:
@@ -128,12 +129,17 @@ def make(
     chip = topology.chip
     config = config.copy_and_resolve_references()
     if config.mesh == "auto":
-        config.mesh = auto.choose(config, topology.num_devices, chip.hbm_bytes, chip.platform)
-    sizes = sharding.mesh_sizes(config.mesh, topology.num_devices)
+        config.mesh = auto.choose(
+            config, topology.num_devices, chip.hbm_bytes, chip.platform, topology.num_slices
+        )
+    hardware_slices = topology.num_slices if chip.platform == "tpu" else None
+    sizes = sharding.mesh_sizes(config.mesh, topology.num_devices, hardware_slices)
     experiment_lib.check_mesh(config, abstract.mesh(sizes), chip.platform)
     if use_compiler is None:
         use_compiler = chip.platform == "tpu" and compile.installed()
     experiment = memory.experiment_on(config, chip.platform)
+    phases = phases_lib.of(config)
+    compiled = _compiled(phases, topology) if use_compiler else [None] * len(phases)
     return Plan(
         config=config,
         topology=topology,
@@ -142,31 +148,44 @@ def make(
         dtype=experiment.model.config.dtype,
         memory=memory.estimate(config, sizes, topology),
         phases=tuple(
-            _phase(config, number, sizes, topology, use_compiler)
-            for number in range(len(phases_lib.of(config)))
+            _phase(phase, sizes, topology, step)
+            for phase, step in zip(phases, compiled, strict=True)
         ),
         notes=tuple(_notes(config, topology, use_compiler)),
     )
 
 
+def _compiled(
+    phases: list[phases_lib.Phase], topology: hardware.Topology
+) -> list[compile.Compiled]:
+    """Returns the compiler's figures for each phase.
+
+    Phases that differ only in rates, weight decay or sources share one compiled step.
+    """
+    steps: dict[tuple[Any, ...], compile.Compiled] = {}
+    keys = []
+    for phase in phases:
+        config = ml_collections.FrozenConfigDict(phase.config)
+        sizes = phase.batch_size, phase.forward_size, phase.length
+        keys.append((*sizes, config.model, config.objective))
+        if keys[-1] not in steps:
+            errors.tell(
+                f"compiling the step of {phase.batch_size:,} x {phase.length:,} tokens for "
+                f"{topology.name} on mesh {config.mesh}; this takes up to several minutes"
+            )
+            steps[keys[-1]] = compile.compile_step(phase.config, topology)
+    return [steps[key] for key in keys]
+
+
 def _phase(
-    config: ml_collections.ConfigDict,
-    number: int,
+    phase: phases_lib.Phase,
     sizes: dict[str, int],
     topology: hardware.Topology,
-    use_compiler: bool,
+    compiled: compile.Compiled | None,
 ) -> PhasePlan:
-    phase = phases_lib.of(config)[number]
     experiment = memory.experiment_on(phase.config, topology.chip.platform)
     model_flops = phase.batch_size * experiment.flops_per_sequence(phase.length)
-    work = roofline.work(config, phase, sizes, topology)
-    compiled = None
-    if use_compiler:
-        errors.tell(
-            f"compiling the step of {phase.batch_size:,} x {phase.length:,} tokens for "
-            f"{topology.name} on mesh {config.mesh}; this takes up to several minutes"
-        )
-        compiled = compile.compile_step(config, number, topology)
+    work = roofline.work(phase, sizes, topology)
     if compiled and compiled.fits:
         # Kernels without a cost estimate count 0 FLOPs, so the model's FLOPs are a lower bound.
         min_flops = work.model_flops if compiled.silent_kernels else 0.0
@@ -174,7 +193,8 @@ def _phase(
             work,
             flops=max(compiled.flops, min_flops),
             hbm_bytes=compiled.hbm_bytes,
-            ici_bytes=compiled.sent_bytes,
+            ici_bytes=compiled.ici_bytes,
+            dcn_bytes=compiled.dcn_bytes,
         )
     return PhasePlan(phase, model_flops, work, work.roofline(topology.chip), compiled)
 
@@ -195,6 +215,14 @@ def _notes(
             notes[-1] += f"; to use the TPU compiler: {compile.INSTALL}"
     for name, stand_in in abstract.stand_ins(config).items():
         notes.append(f"config.objective.{name} is not set: the plan assumes {stand_in.description}")
-    if topology.num_slices > 1:
-        notes.append("traffic between slices is estimated as one sum of the gradients")
+    if topology.num_slices > 1 and topology.chip.dcn_bandwidth:
+        notes.append(
+            f"a device sends at most {topology.chip.dcn_bandwidth / 1e9:g} GB/s to other slices: "
+            f"docs.cloud.google.com/tpu/docs/{topology.chip.name}"
+        )
+    elif topology.num_slices > 1:
+        notes.append(
+            f"the bound ignores bytes sent to other slices: the bandwidth of {topology.chip.name} "
+            "between slices is not published"
+        )
     return notes

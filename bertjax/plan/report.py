@@ -36,6 +36,8 @@ def _header(plan: Plan) -> Iterable[str]:
         f"{si(chip.hbm_bandwidth)}B/s from it" if chip.hbm_bandwidth else "",
         f"{si(chip.ici_bandwidth)}B/s to others" if chip.ici_bandwidth else "",
     ]
+    if topology.num_slices > 1 and chip.dcn_bandwidth:
+        peaks[-1] += f" of its slice and {si(chip.dcn_bandwidth)}B/s to other slices"
     peaks = [peak for peak in peaks if peak] or ["peaks unknown"]
     chips = f"{topology.num_chips} chips, " if chip.devices_per_chip > 1 else ""
     yield (
@@ -57,10 +59,12 @@ def _column(plan: Plan, phase: PhasePlan) -> dict[str, str]:
         "model FLOPs of a step": si(phase.model_flops),
         "FLOPs / model FLOPs": f"{phase.flops_ratio:.3f}",
         "HBM traffic of a device": f"{si(work.hbm_bytes)}B",
-        "sent by a device": f"{si(work.ici_bytes)}B",
     }
-    if work.dcn_bytes:
+    if plan.mesh["slice"] > 1:
+        cells["sent within the slice"] = f"{si(work.ici_bytes)}B"
         cells["sent to other slices"] = f"{si(work.dcn_bytes)}B"
+    else:
+        cells["sent by a device"] = f"{si(work.ici_bytes)}B"
     terms = {name: s for name, s in bounds.terms.items() if s or name != "network"}
     cells |= {f"  {name}": f"{si(seconds)}s" for name, seconds in terms.items()}
     if phase.seconds:
@@ -116,16 +120,15 @@ def merged(collectives: Sequence[cost.Collective]) -> list[cost.Collective]:
 
     The `bytes` of a merged Collective are the mean over its runs.
     """
-    groups: dict[tuple, list[cost.Collective]] = {}
+    groups: dict[cost.Collective, list[cost.Collective]] = {}
     for collective in collectives:
-        groups.setdefault((collective.kind, collective.axes, collective.group), []).append(
-            collective
-        )
+        key = dataclasses.replace(collective, bytes=0, count=1)
+        groups.setdefault(key, []).append(collective)
     result = []
-    for (kind, axes, group), members in groups.items():
+    for key, members in groups.items():
         count = sum(collective.count for collective in members)
         mean = sum(collective.count * collective.bytes for collective in members) // count
-        result.append(cost.Collective(kind, group, axes, mean, count))
+        result.append(dataclasses.replace(key, bytes=mean, count=count))
     return sorted(result, key=lambda collective: -collective.sent_bytes)
 
 
@@ -199,7 +202,6 @@ def _phase_json(phase: PhasePlan) -> dict[str, Any]:
         "stop": phase.phase.stop,
         "length": phase.phase.length,
         "batch_size": phase.phase.batch_size,
-        "prefix": "phase2." * phase.phase.place("batch_size").startswith("phase2."),
         "model_flops": phase.model_flops,
         "flops_ratio": phase.flops_ratio,
         "device": dataclasses.asdict(phase.work),

@@ -10,8 +10,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-import ml_collections
-
 from bertjax import experiment as experiment_lib
 from bertjax import optimizer
 from bertjax import phases as phases_lib
@@ -109,7 +107,6 @@ class Work:
 
 
 def work(
-    config: ml_collections.ConfigDict,
     phase: phases_lib.Phase,
     mesh_sizes: Mapping[str, int],
     topology: hardware.Topology,
@@ -120,27 +117,31 @@ def work(
     and "dots" only the matrix products of attention, which have a batch dimension.
 
     HBM traffic: in each micro-batch, the weights are read in the forward and the backward pass, in
-    the compute dtype. The optimizer reads and writes parameters, moments and gradients. Saved
-    activations are written once and read once. The traffic of muon's products is not counted.
+    the compute dtype. The optimizer reads and writes parameters, their moving average, moments and
+    gradients. Saved activations are written once and read once. The traffic of muon's products is
+    not counted.
 
     Bytes sent by each micro-batch, along each mesh axis:
         fsdp: the weights are gathered twice, and the gradients are reduce-scattered.
-        data: the gradients are summed within a slice, and then, in shards, between slices.
+        data: the gradients are summed within a slice.
+        slice: then they are summed between slices. Each device sends a part of them, as large as
+            the gradients divided by the number of devices that sum them within a slice.
         tensor: the residual is summed twice per layer in the forward pass, and twice in the
             backward pass.
         sequence: keys and values are gathered, and their gradients are reduce-scattered.
 
     Once in a step, muon gathers its momenta over fsdp and tensor, and sums the updates over all
-    devices (`sharding.map_layers`).
+    devices of a slice (`sharding.map_layers`).
     """
     experiment = memory.experiment_on(phase.config, topology.chip.platform)
-    sizes = {axis: mesh_sizes[axis] for axis in ("data", "fsdp", "tensor", "sequence")}
-    devices = math.prod(sizes.values())
+    sizes = dict(mesh_sizes)
+    devices, slices = math.prod(sizes.values()), sizes["slice"]
+    slice_devices = devices // slices
     micro_batches = phase.micro_batches
     state = memory.state_bytes(experiment, sizes)
     width = 4 if experiment.model.config.dtype == "float32" else 2
     model_flops = phase.batch_size * experiment.flops_per_sequence(phase.length) / devices
-    saved = memory.activation_bytes(config, phase, sizes, topology.chip.platform) * micro_batches
+    saved = memory.activation_bytes(phase, sizes, topology.chip.platform) * micro_batches
 
     # Parameters gathered over fsdp, in the compute dtype, and their float32 gradients.
     gathered_state = memory.state_bytes(experiment, {**sizes, "fsdp": 1})
@@ -148,10 +149,6 @@ def work(
     weights = (2 * gathered_state["params"] + gathered_state["frozen"]) / 4 * width
     updates = 2 * (state["params"] + state["optimizer"]) + 2 * state["gradients"]
     hbm_bytes = weights * micro_batches + updates + 2 * saved
-
-    # The data axis spans the slices, so each slice has a full copy of the state.
-    slices = topology.num_slices
-    sizes["data"] = max(sizes["data"] // slices, 1)
 
     def share(count: int) -> float:
         return (count - 1) / count
@@ -164,17 +161,15 @@ def work(
     tensor_bytes = 4 * 2 * share(sizes["tensor"]) * residual
     sequence_bytes = 2 * 2 * (sizes["sequence"] - 1) * residual / sizes["tensor"]
     muon_shapes = experiment.muon_shapes()
-    muon_flops = sum(optimizer.muon_flops(shape, devices) for shape in muon_shapes)
+    muon_flops = sum(optimizer.muon_flops(shape, slice_devices) for shape in muon_shapes)
     momenta = 4 * sum(math.prod(shape) for shape in muon_shapes)
-    slice_devices = devices // slices
     muon_bytes = (share(sizes["fsdp"] * sizes["tensor"]) + 2 * share(slice_devices)) * momenta
-    muon_dcn_bytes = 2 * share(slices) * momenta / slice_devices
     return Work(
         model_flops,
         model_flops * recompute_factor(experiment, phase.length) + muon_flops,
         hbm_bytes,
         (fsdp_bytes + data_bytes) * micro_batches + tensor_bytes + sequence_bytes + muon_bytes,
-        dcn_bytes * micro_batches + muon_dcn_bytes,
+        dcn_bytes * micro_batches,
     )
 
 

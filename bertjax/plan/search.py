@@ -44,7 +44,7 @@ class Candidate:
 
 
 def variants(
-    config: ml_collections.ConfigDict, num_devices: int
+    config: ml_collections.ConfigDict, num_devices: int, num_slices: int = 1
 ) -> Iterator[ml_collections.ConfigDict]:
     """Yields copies of the config with every valid mesh, micro-batch size and remat policy.
 
@@ -56,7 +56,7 @@ def variants(
         for micro_batch_size in _micro_batch_sizes(batch_sizes):
             base = config.copy_and_resolve_references()
             base.remat, base.micro_batch_size = remat, micro_batch_size
-            for mesh in auto.meshes(base, num_devices):
+            for mesh in auto.meshes(base, num_devices, num_slices):
                 if _power_of_two(mesh["fsdp"]) or mesh["data"] == 1:
                     variant = base.copy_and_resolve_references()
                     variant.mesh = auto.text(mesh)
@@ -88,7 +88,7 @@ def run(
     if none fits. Raises UserError if no combination fits by estimate.
     """
     estimated = []
-    for variant in variants(config, topology.num_devices):
+    for variant in variants(config, topology.num_devices, topology.num_slices):
         plan = plan_lib.make(variant, topology, use_compiler=False)
         if plan.memory.fits:
             estimated.append(Candidate(plan))

@@ -43,8 +43,8 @@ _COORDINATOR = re.compile(r"([-.\w]+|\[[:.%\w]+\]):[0-9]{1,5}", re.ASCII)
 _LIFELINE = "bertjax/lifeline"  # key of the lifeline's port and token in the key-value store
 _GRACE_SECONDS = 5  # wait after a failure, since the death of a process may have caused it
 _EXIT_SECONDS = 10  # limit in seconds for the last messages before an exit
-# https://docs.cloud.google.com/compute/docs/metadata/overview; JAX reads the same attribute.
-_METADATA_URL = "http://{}/computeMetadata/v1/instance/attributes/worker-network-endpoints"
+# https://docs.cloud.google.com/compute/docs/metadata/overview; JAX reads the same attributes.
+_METADATA_URL = "http://{host}/computeMetadata/v1/instance/attributes/{name}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,26 +89,37 @@ def place(
 
 
 def on_several_hosts() -> bool:
-    """Returns whether this machine is one of several hosts of a TPU slice of Google Cloud.
+    """Returns whether this machine is one of several hosts of TPU slices of Google Cloud.
 
-    Reads environment variables, which GKE sets, or, if they are not set, the metadata server of a
-    TPU VM. The server is not queried if there is no TPU or if JAX_PLATFORMS excludes TPUs.
+    The hosts may belong to one slice or to several. Reads environment variables, which GKE sets,
+    or, if they are not set, the metadata server of a TPU VM. The server is not queried if there is
+    no TPU or if JAX_PLATFORMS excludes TPUs.
     """
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if not _has_tpu() or (platforms and "tpu" not in platforms):
         return False
+    if os.environ.get("MEGASCALE_NUM_SLICES", "1") != "1":
+        return True
     for name in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"):
         if name in os.environ:
             return "," in os.environ[name]
     if "TPU_SKIP_MDS_QUERY" in os.environ:
         return False
-    url = _METADATA_URL.format(os.environ.get("GCE_METADATA_IP", "metadata.google.internal"))
+    hosts, settings = _tpu_attribute("worker-network-endpoints"), _tpu_attribute("tpu-env")
+    slices = re.search(r"^MEGASCALE_NUM_SLICES: *'?(\d+)", settings, re.MULTILINE)
+    return "," in hosts or (slices is not None and int(slices[1]) > 1)
+
+
+def _tpu_attribute(name: str) -> str:
+    """Returns an attribute from the metadata server; "" if the server does not answer."""
+    host = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
+    url = _METADATA_URL.format(host=host, name=name)
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
     try:
         with urllib.request.urlopen(request, timeout=10) as response:
-            return "," in response.read().decode()
+            return response.read().decode()
     except OSError:
-        return False
+        return ""
 
 
 def _has_tpu() -> bool:

@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 from ml_collections import ConfigDict
 
 import bertjax
 from bertjax import __main__ as command_line
 from bertjax import checkpoint, errors, workdir
-from bertjax.artifact import artifact, huggingface, loading
+from bertjax.artifact import artifact, huggingface, loading, weight_files
 from bertjax.data.prepared import store
 from bertjax.inference import pretrained
-from tests.helpers import corpora, encoders, tiny_model
+from tests.helpers import buckets, corpora, encoders, tiny_model
 
 CONFIG = {
     "family": "bert",
@@ -299,3 +300,31 @@ def test_inspect_prepared_data(tmp_path, capsys):
     for words in ("wordpiece, 150 pieces", "corpus.jsonl", "0.0 MB", f"{train.num_tokens:,}",
                   "heldout", "splitter=rules", train.tokenizer_fingerprint[:12]):  # fmt: skip
         assert words in out
+
+
+def test_a_remote_model_is_described_by_the_header_of_its_weights(models, tmp_path, monkeypatch):
+    artifact.write(models[3], tmp_path / "model")
+    bucket = buckets.install(monkeypatch)
+    for path in (tmp_path / "model").rglob("*"):
+        if path.is_file():
+            remote = epath.Path(f"gs://bucket/{path.relative_to(tmp_path)}")
+            remote.parent.mkdir(parents=True, exist_ok=True)
+            remote.write_bytes(path.read_bytes())
+    whole = loading.load("gs://bucket/model")
+    tiny_model.assert_same_params(whole.params, models[3].params)
+    (name,) = (name for name in bucket if name.endswith(".safetensors"))
+    end = 8 + int.from_bytes((tmp_path / name.removeprefix("bucket/")).read_bytes()[:8], "little")
+
+    copied = []
+
+    def copy_header(source, target):
+        copy(source, target)
+        copied.append(target.read_bytes() if target.suffix == ".safetensors" else b"")
+
+    copy = weight_files.copy_header
+    monkeypatch.setattr(weight_files, "copy_header", copy_header)
+    shapes = artifact.flatten(loading.load("gs://bucket/model", with_params=False).params)
+    expected = artifact.flatten(models[3].params)
+    assert {k: v.shape for k, v in shapes.items()} == {k: v.shape for k, v in expected.items()}
+    (header,) = filter(None, copied)
+    assert any(header[:end]) and not any(header[end:])  # the tensors were not downloaded

@@ -1,11 +1,15 @@
 """`bertjax evaluate` on held-out data: runs of different mask rates compared at one rate."""
 
 import json
+import math
 
+import jax
+import numpy as np
 import pytest
 
 from bertjax import __main__, config
 from bertjax.artifact import artifact
+from bertjax.data.prepared import prepare, store
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from tests.helpers import corpora, scored
 
@@ -67,3 +71,29 @@ def test_a_model_that_masks_nothing_has_no_mask_rate(corpus, tmp_path, capsys):
 def test_a_rate_is_a_share(rate, capsys):
     assert __main__.main(["evaluate", "--model=m/", "--data=d/", f"--mask_rate={rate}"]) == 2
     assert "must be above 0 and at most 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_models_of_different_tokenizers_compare_by_bits_per_byte(kind, tmp_path, capsys):
+    """A decoder whose parameters are 0 needs log2(V) bits for each token of the text."""
+    texts = corpora.documents(40)
+    corpora.write_jsonl(tmp_path / "corpus.jsonl", texts)
+    tokenizer = tokenizer_lib.of_bytes()
+    if kind == "bpe":
+        tokenizer = tokenizer_lib.train("bpe", texts, 300)
+    tokenizer.save(tmp_path / "tokenizer")
+    prepare.prepare([str(tmp_path / "corpus.jsonl")], str(tmp_path / "tokenizer"),
+                    str(tmp_path / "prepared"), workers=1, heldout_fraction=0)  # fmt: skip
+    source = scored.make("gpt2", vocab_size=tokenizer.size).source
+    zeros = jax.tree.map(np.zeros_like, source.params)
+    artifact.write(artifact.Artifact("gpt2", source.fields, zeros, tokenizer), tmp_path / "model")
+    file = tmp_path / "numbers.json"
+    flags = [f"--model={tmp_path / 'model'}", f"--data={tmp_path / 'prepared'}", f"--json={file}"]
+    assert __main__.main(["evaluate", *flags]) == 0
+    values = json.loads(file.read_text())
+    assert f"  bits_per_byte   {values['bits_per_byte']:>10.4f}\n" in capsys.readouterr().out
+    data = store.open_dataset(str(tmp_path / "prepared"), "train")
+    tokens = data.num_tokens + data.num_documents  # each document has an end
+    bits = math.log2(tokenizer.size) * tokens / sum(len(text) for text in texts)
+    assert values["lm_loss"] == pytest.approx(math.log(tokenizer.size), rel=1e-5)
+    assert values["bits_per_byte"] == pytest.approx(bits, rel=5e-3)

@@ -59,6 +59,11 @@ def _squad(answer, start):
         ("classification", "tsv", {"train": GOOD + "a dog\t\n"}, "train.tsv:4: has no 'label'"),
         ("classification", "tsv", {"train": GOOD + "a dog\t \n"}, "train.tsv:4: has no 'label'"),
         ("classification", "tsv", {"train": ""}, "train.tsv: the file is empty"),
+        ("classification", "tsv", {"train": "text\tlabel\tgroup\nA.\tx\t1\nB.\ty\t2\n"},
+         "train.tsv: has the column 'group', but a split into train and dev does not keep groups "
+         "together: give --dev=FILE"),
+        ("embeddings", "tsv", {"train": "anchor\tpositive\tnegative_ids\nA.\tB.\tC.\n"},
+         "train.tsv:2: this task does not use the column 'negative_ids'; give negatives as texts"),
         ("ner", "conll", {"train": "the B-A\ncat O\nsat I-A\n"},
          "train.conll:3: tag 'I-A' continues an entity that has not begun"),
         ("ner", "conll", {"train": "the B-A\n", "dev": "cat B-B\n"}, "dev.conll:1: "),
@@ -76,10 +81,11 @@ def test_bad_data_is_one_line(finetune, task, suffix, files, expected):
 
 
 def test_what_is_only_suspicious_is_warned_of_and_trained_on(finetune, tmp_path):
-    train = f"sentence\tlabel\n{'cat ' * 10_000}\t1\na dog ran\tpositive\n"
-    files = {"train": train, "dev": "sentence\tlabel\nA  dog ran\t1\na mat\t0\n"}
+    train = f"body\tmood\n{'cat ' * 10_000}\t1\na dog ran\tpositive\n"
+    files = {"train": train, "dev": "body\tmood\nA  dog ran\t1\na mat\t0\n"}
     code, lines = finetune("sst2", files, "--lr=1e-5", "--config.num_epochs=1",
-                           "--config.max_length=16")  # fmt: skip
+                           "--config.max_length=16", "--text_column=body",
+                           "--label_column=mood")  # fmt: skip
     assert code == 0
     text = "\n".join(line for line in lines if "warning" in line)
     assert "1 of 2 labels never occur in the " in text and "learned: 'negative'" in text
@@ -95,6 +101,7 @@ def test_what_is_only_suspicious_is_warned_of_and_trained_on(finetune, tmp_path)
         (["--config.attention=flash"], "config.attention = 'flash': must be 'xla' or 'cudnn'"),
         (["--config.attention=splash"], "config.attention = 'splash': must be 'xla' or 'cudnn'"),
         (["--config.attention=cudnn"], "config.attention = 'cudnn': must be 'xla' on a cpu"),
+        (["--train=."], "--train=.: is a folder; give it as --data=."),
         (["--output=gs://bucket/out"], "gs://bucket/out: is not a local folder"),
         (["--strategy=features", "--config.batch_size=3"], "config.batch_size = 3: must be"),
     ],

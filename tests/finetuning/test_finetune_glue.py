@@ -7,7 +7,7 @@ import os
 import pytest
 
 from bertjax import errors
-from bertjax.finetuning import submission, tasks
+from bertjax.finetuning import split_files, submission, tasks
 from bertjax.finetuning.examples.types import Question, Sentence
 
 
@@ -71,8 +71,8 @@ def test_glue_is_read_as_its_archive_has_it(tmp_path, name):
     _write(inner / f"test{middle}.tsv", _lines(test_header, test_row))
 
     task = tasks.find(name)
-    found = tasks.files(task, os.fspath(root))
-    assert found == tasks.files(task, os.fspath(inner))
+    found = split_files.find(task, os.fspath(root))
+    assert found == split_files.find(task, os.fspath(inner))
     assert list(found) == ["train", "dev", "test"]
     for split in ("train", "dev"):
         (example,) = tasks.read(task, found[split], split)
@@ -85,11 +85,11 @@ def test_mnli_has_five_files_to_answer_and_ax_is_one_of_them(tmp_path):
     root = tmp_path / "MNLI"
     for stem in ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched"):
         _write(root / f"{stem}.tsv", "index\n")
-    found = tasks.files(tasks.find("mnli"), os.fspath(tmp_path))
+    found = split_files.find(tasks.find("mnli"), os.fspath(tmp_path))
     assert found["test_mismatched"].endswith("test_mismatched.tsv") and len(found) == 5
     _write(tmp_path / "diagnostic" / "diagnostic.tsv", "index\tsentence1\tsentence2\n0\tA.\tB.\n")
     for folder in (tmp_path, root):
-        found = tasks.files(tasks.find("mnli"), os.fspath(folder))
+        found = split_files.find(tasks.find("mnli"), os.fspath(folder))
         assert list(found)[-1] == "ax" and len(found) == 6
         (example,) = _read("mnli", found["ax"], "ax")
         assert example == Sentence(("A.", "B."), None, "0", f"{found['ax']}:2")

@@ -10,6 +10,7 @@ from bertjax import errors
 from bertjax.artifact import huggingface, loading
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import output_folder, predictor, rows, word_pieces
+from bertjax.finetuning.examples import columns as columns_lib
 from bertjax.finetuning.examples import readers, types
 from bertjax.finetuning.task_types import tokens
 from tests.helpers import downstream, tiny_model, toy_tasks
@@ -98,7 +99,7 @@ def test_raw_text_comes_with_the_words(tmp_path):
     file.write_text("# text = (cat)s\n(\tO\ncat\tB-X\n)s\tO\n\n# text = another\ndog\tO\n\na\tO\n")
     found = types.Words.of_conll(str(file), entities=True)
     assert [example.text for example in found] == ["(cat)s", "", ""], "only of its words"
-    columns = readers.Columns((("words",),), ("tags",))
+    columns = columns_lib.Columns((("words",),), ("tags",))
     record = readers.Record("f:1", {"words": ["(", "cat"], "text": "(cat "})
     example = types.Words.of_record(record, columns)
     assert example.text == "(cat " and example.places() == [(0, 1), (1, 4)]

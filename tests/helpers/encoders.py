@@ -20,12 +20,12 @@ FIELDS = {
 def make(family: str, seed: int = 0, **fields: Any) -> tuple[Any, Any]:
     """Returns the model and parameters, with kernels so large that every layer has an effect."""
     model = plugins.model(family, {**FIELDS, **fields})
-    params = jax.jit(lambda: plugins.init_params(model, jax.random.key(seed)))()
+    params = jax.device_get(plugins.init_params(model, jax.random.key(seed)))
 
-    def louder(path: Any, leaf: jax.Array) -> jax.Array:
+    def louder(path: Any, leaf: np.ndarray) -> np.ndarray:
         return leaf * 10 if sharding.path_name(path).endswith(("kernel", "embedding")) else leaf
 
-    return model, jax.jit(lambda: jax.tree_util.tree_map_with_path(louder, params))()
+    return model, jax.tree_util.tree_map_with_path(louder, params)
 
 
 def make_artifact(family: str, kind: str = "wordpiece", **fields: Any) -> artifact.Artifact:

@@ -1,4 +1,7 @@
-"""Meshes of virtual devices by shape: in of(2, 2, 2) data, fsdp and tensor have size 2."""
+"""Meshes of virtual devices by shape: in of(2, 2, 2) data, fsdp and tensor have size 2.
+
+The order is data, fsdp, tensor, sequence, slice; what is left out has size 1.
+"""
 
 import math
 
@@ -9,7 +12,8 @@ from bertjax import sharding
 
 def text(*shape: int) -> str:
     """Returns the shape in the form of `config.mesh`."""
-    return ",".join(f"{axis}:{size}" for axis, size in zip(sharding.MESH_AXES, shape, strict=False))
+    sizes = zip((*sharding.INNER_AXES, "slice"), shape, strict=False)
+    return ",".join(f"{axis}:{size}" for axis, size in sizes)
 
 
 def of(*shape: int) -> jax.sharding.Mesh:

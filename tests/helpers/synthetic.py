@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from bertjax.data.batches import loader, mixture
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers import vocabulary
 
@@ -18,6 +19,15 @@ def make_vocabulary(size: int = 200) -> vocabulary.Vocabulary:
     continuations = (ids >= FIRST) & (ids % 3 == 0)
     sentinels = vocabulary.sentinels_above(size)
     return vocabulary.Vocabulary(size, SPECIALS, continuations, ids < FIRST, sentinels)
+
+
+def batches_of(
+    dataset, sampling, transform, *, batch_size, seed, window_tokens=loader.WINDOW_TOKENS
+) -> mixture.Mixture:
+    """Returns the training batches of a run with one dataset."""
+    stream = loader.Stream(dataset, sampling, seed=seed, window_tokens=window_tokens)
+    order = mixture.Order({"": 1.0}, seed)
+    return mixture.Mixture({"": stream}, order, transform, batch_size=batch_size)
 
 
 def record(documents: dict[int, list[int]], token: int | None = None, seed: int = 0):

@@ -35,7 +35,7 @@ def make(
         heads = ("pooler", *heads)
     sizes = {"vocab_size": tokenizer.size, "num_labels": bind(module, config, labels).num_labels()}
     model = plugins.model(family, {**FIELDS, **sizes, "heads": heads, **fields})
-    return model, jax.jit(lambda: plugins.init_params(model, jax.random.key(0)))()
+    return model, plugins.init_params(model, jax.random.key(0))
 
 
 def batch_of(module: Any, config: Any, encoded: rows.Encoded, model: Any = None) -> dict:

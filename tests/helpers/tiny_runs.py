@@ -22,7 +22,7 @@ from bertjax import experiment, plugins, sharding, train
 from bertjax import phases as phases_lib
 from bertjax import step as step_lib
 from bertjax.artifact import artifact, loading
-from bertjax.data.batches import loader
+from bertjax.data.batches import loader, mixture
 from bertjax.objectives import mlm
 from tests.helpers import meshes, synthetic, tiny_model
 
@@ -95,7 +95,7 @@ def write_teacher(folder: str | os.PathLike) -> str:
 @functools.cache
 def _first_params(family: str, fields: tuple[tuple[str, Any], ...]) -> Any:
     model = plugins.model(family, dict(fields))
-    return jax.device_get(jax.jit(functools.partial(plugins.init_params, model))(jax.random.key(0)))
+    return jax.device_get(plugins.init_params(model, jax.random.key(0)))
 
 
 class Run:
@@ -111,7 +111,7 @@ class Run:
         self.vocab_rows = plugins.layers.padded_vocab_size(VOCAB_SIZE)
 
     @functools.cached_property
-    def stream(self) -> loader.Stream:
+    def stream(self) -> mixture.Mixture:
         return self.experiment.stream(DATA, VOCABULARY, self.phase)
 
     def batch(self, number: int) -> dict[str, np.ndarray]:

@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# Stands in for gcloud: one queued resource and its slice of two hosts, in the folder $FAKE.
+# Stands in for gcloud: one queued resource and its slices of two hosts, in the folder $FAKE.
 #
 #   calls           its words, a line a call
 #   state           what the request is, or absent
+#   slices          how many slices were requested with --node-count
 #   worker-N/       the home of host N: what is asked by ssh runs there
+#   slice-S-worker-N/  the same where there are several slices
 #   states          cue: a line for each coming look at the request, instead of the true state;
 #                   "-" is the true one, and PREEMPT takes the slice away
 #   create-fails    cue: the message that create fails with
 #   unreachable     cue: the number of a host that ssh cannot reach
 #   broken          cue: the number of a host whose commands fail
+#   preempted       cue: the name of a slice that is preempted while its request is still active
 # Messages are worded as those of the SDK 528.
 set -euo pipefail
 
@@ -23,10 +26,10 @@ flag() {
 
 take_away() {
   local file
-  for file in "$FAKE"/worker-*/*/train.pid; do
+  for file in "$FAKE"/*worker-*/*/train.pid; do
     if [[ -e "$file" ]]; then kill -KILL -- "-$(ps -o pgid= "$(<"$file")" | tr -d ' ')" || true; fi
   done
-  rm -rf "$FAKE"/worker-*
+  rm -rf "$FAKE"/*worker-* "$FAKE/preempted"
 }
 
 not_found() {
@@ -38,9 +41,20 @@ ssh_failed() { echo '[/usr/bin/ssh] exited with return code [255].'; }
 
 state() { cat "$FAKE/state" 2>/dev/null || echo absent; }
 
-# each_host WHAT WORDS...: that function for every host that --worker names; as gcloud, 255 when one
-# cannot be reached, after tries that name it.
+# home SLICE HOST: the folder of a host.
+home() { if ((slices > 1)); then echo "$FAKE/slice-$1-worker-$2"; else echo "$FAKE/worker-$2"; fi; }
+
+# each_host WHAT WORDS...: that function for every host that --node and --worker name; as gcloud, 255
+# when one cannot be reached, after tries that name it.
 each_host() {
+  local node nodes=0 code=0
+  if [[ "$kind" == queued-resources ]]; then nodes="$(flag node)"; fi
+  if [[ "$nodes" == all ]]; then nodes="$(seq 0 $((slices - 1)))"; fi
+  for node in $nodes; do each_host_of_slice "$@" || code=$?; done
+  return "$code"
+}
+
+each_host_of_slice() {
   local host hosts code=0
   hosts="$(flag worker)"
   if [[ "$hosts" == all ]]; then hosts="0 1"; fi
@@ -61,17 +75,23 @@ each_host() {
   return "$code"
 }
 
-ssh() { (cd "$FAKE/worker-$1" && HOME="$PWD" HOSTNAME="t1v-n-0-w-$1" bash -c "$(flag command)"); }
+ssh() {
+  (cd "$(home "$node" "$1")" && HOME="$PWD" HOSTNAME="t1v-n-$node-w-$1" FAKE_SLICE="$node" \
+    bash -c "$(flag command)")
+}
 
-scp() { cp "$2" "$FAKE/worker-$1/"; }
+scp() { cp "$2" "$(home "$node" "$1")/"; }
 
 words=("$@")
 [[ "$1 $2" == "compute tpus" ]]
 kind="$3" action="$4" NAME="$5"
+slices="$(cat "$FAKE/slices" 2>/dev/null || echo 1)"
 case "$kind $action" in
   *' create')
     if [[ -e "$FAKE/create-fails" ]]; then cat "$FAKE/create-fails" >&2; exit 1; fi
-    mkdir "$FAKE/worker-0" "$FAKE/worker-1"
+    slices="$(flag node-count)"
+    echo "${slices:=1}" > "$FAKE/slices"
+    for node in $(seq 0 $((slices - 1))); do mkdir "$(home "$node" 0)" "$(home "$node" 1)"; done
     echo ACTIVE > "$FAKE/state"
     ;;
   'queued-resources describe')
@@ -89,14 +109,14 @@ case "$kind $action" in
     ;;
   'tpu-vm describe')
     [[ "$(state)" != absent ]] || not_found "$kind.$action"
-    echo READY
+    if [[ "$(cat "$FAKE/preempted" 2>/dev/null)" == "$NAME" ]]; then echo PREEMPTED; else echo READY; fi
     ;;
   *' delete')
     [[ "$(state)" != absent ]] || not_found "$kind.$action"
     take_away
     rm "$FAKE/state"
     ;;
-  'tpu-vm ssh') each_host ssh ;;
-  'tpu-vm scp') each_host scp "$5" ;;
+  *' ssh') each_host ssh ;;
+  *' scp') each_host scp "$5" ;;
   *) echo "fake gcloud: $*" >&2; exit 1 ;;
 esac

@@ -133,7 +133,7 @@ def test_shared_layers_are_one_in_memory():
     [
         ({"num_groups": 3}, "num_groups = 3: must be a divisor of config.model.num_layers = 4"),
         ({"heads": ("mlm", "sop")}, "'sop' needs the head 'pooler'"),
-        ({"heads": ("pooler", "nsp")}, "must be a tuple of pooler, mlm, sop"),
+        ({"heads": ("pooler", "lm")}, "must be a tuple of pooler, mlm, nsp, sop"),
         ({"embedding_size": 0}, "embedding_size = 0"),
     ],
 )

@@ -179,9 +179,17 @@ def test_mask_decoder_with_dropout_and_remat_trains():
     assert abs(a[1]["decoder_position"]["embedding"]).max() > 0
 
 
-def test_mask_decoder_is_not_exported_to_transformers(tmp_path):
-    model = encoders.make_artifact("deberta", heads=("mlm",), enhanced_mask_decoder=True)
-    with pytest.raises(errors.UserError, match=r"no enhanced mask decoder.*--format=artifact"):
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"enhanced_mask_decoder": True}, r"no enhanced mask decoder.*--format=artifact"),
+        ({"conv_kernel_size": 3, "conv_activation": "gelu_tanh"},
+         r"conv_activation = 'gelu_tanh': an export can have tanh, gelu, relu"),
+    ],
+)  # fmt: skip
+def test_what_transformers_lacks_is_not_exported_to_it(tmp_path, fields, message):
+    model = encoders.make_artifact("deberta", heads=("mlm",), **fields)
+    with pytest.raises(errors.UserError, match=message):
         huggingface.write(model, tmp_path / "hf")
     artifact.write(model, tmp_path / "artifact")
     tiny_model.assert_same_params(artifact.read(tmp_path / "artifact").params, model.params)

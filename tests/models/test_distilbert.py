@@ -41,11 +41,12 @@ def test_has_no_token_types_and_no_pooler():
     assert set(params) == {"embeddings", "encoder", "mlm_head"}
     assert set(params["embeddings"]) == {"word", "position", "norm"}
     assert set(_outputs(model, params)) == {"last_hidden_state", "hidden_states", "mlm_logits"}
-    with pytest.raises(TypeError, match="token_type_ids"):
-        model.apply({"params": params}, IDS, token_type_ids=np.zeros_like(IDS))
+    typed = model.apply({"params": params}, IDS, token_type_ids=np.ones_like(IDS))
+    plain = model.apply({"params": params}, IDS)
+    np.testing.assert_array_equal(typed["mlm_logits"], plain["mlm_logits"])
 
 
-@pytest.mark.parametrize("heads", [("pooler", "mlm"), ("mlm", "nsp")])
+@pytest.mark.parametrize("heads", [("pooler", "mlm"), ("nsp", "mlm"), ("mlm", "lm")])
 def test_heads_that_it_cannot_have(heads):
     with pytest.raises(errors.UserError, match=r"config.model.heads = "):
         encoders.make("distilbert", heads=heads)

@@ -234,9 +234,7 @@ def _compiled(mesh_shape=(1, 1, 1), micro=1):
     return report, artifact.flatten(jax.device_get(new.opt_state)), compiled.as_text()
 
 
-@pytest.mark.parametrize(
-    ("mesh_shape", "micro"), [((1, 1, 1), 4), ((1, 1, 8), 1), ((2, 2, 2), 2)]
-)
+@pytest.mark.parametrize(("mesh_shape", "micro"), [((1, 1, 8), 1), ((2, 2, 2), 2)])
 def test_neither_mesh_nor_micro_batches_change_loss_or_gradients(mesh_shape, micro):
     report, grads, _ = _compiled(mesh_shape, micro)
     expected_report, expected, _ = _compiled()

@@ -28,7 +28,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def params(model):
-    return jax.jit(lambda: plugins.init_params(model, jax.random.key(0)))()
+    return plugins.init_params(model, jax.random.key(0))
 
 
 @pytest.fixture(scope="module")

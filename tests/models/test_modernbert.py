@@ -53,7 +53,8 @@ def _sensitivity(model, params):
 def _silence_attention(params, layer):
     """The same without what the attention of one layer adds."""
     layers = params["encoder"]["layers"]
-    out = layers["attention"]["out"]["kernel"].at[layer].set(0.0)
+    out = layers["attention"]["out"]["kernel"].copy()
+    out[layer] = 0.0
     attention = {**layers["attention"], "out": {"kernel": out}}
     return {**params, "encoder": {"layers": {**layers, "attention": attention}}}
 
@@ -149,7 +150,7 @@ def test_each_dropout_drops(made, place):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("activation", "relu"), ("num_heads", 16), ("heads", ("mlm", "nsp"))]
+    ("field", "value"), [("activation", "relu"), ("num_heads", 16), ("heads", ("pooler", "mlm"))]
 )
 def test_fields_that_it_cannot_have(field, value):
     with pytest.raises(errors.UserError, match=f"config.model.{field} = "):

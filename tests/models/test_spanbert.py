@@ -181,8 +181,8 @@ def test_without_the_head_it_has_the_size_of_bert(variant, layers, width):
 
 
 def test_heads_are_checked():
-    with pytest.raises(errors.UserError, match="a tuple of pooler, mlm, sbo"):
-        spanbert.Config(heads=("mlm", "nsp"))
+    with pytest.raises(errors.UserError, match="a tuple of pooler, mlm, nsp, sop, sbo"):
+        spanbert.Config(heads=("mlm", "lm"))
 
 
 def test_folder_is_one_of_bert_without_the_boundary_head(tmp_path):

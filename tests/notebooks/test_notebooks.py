@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from bertjax.data.corpus import builtin
+from tests.helpers import children
 
 nbclient = pytest.importorskip("nbclient", reason="pip install 'bertjax[notebooks]'")
 nbformat = pytest.importorskip("nbformat", reason="pip install 'bertjax[notebooks]'")
@@ -33,7 +34,7 @@ def run(name, tmp_path, monkeypatch):
         "PYTHONPATH": str(ROOT),
         "IPYTHONDIR": str(tmp_path / "ipython"),
         "TMPDIR": str(tmp_path),
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",  # and one device, as on a laptop
+        "XLA_FLAGS": children.environment()["XLA_FLAGS"],  # one device, as on a laptop
     }
     for key, value in environment.items():
         monkeypatch.setenv(key, value)

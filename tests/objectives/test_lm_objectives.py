@@ -11,8 +11,14 @@ import pytest
 
 from bertjax import config as config_lib
 from bertjax import errors, plugins
-from bertjax.data.batches import loader, rng
-from bertjax.objectives import causal_lm, denoisers, prefix_lm, span_corruption
+from bertjax.data.batches import rng
+from bertjax.objectives import (
+    causal_lm,
+    denoisers,
+    prefix_denoisers,
+    prefix_lm,
+    span_corruption,
+)
 from tests.helpers import synthetic, unpacking
 
 LENGTH = 64
@@ -29,6 +35,8 @@ CONFIGS = {
     "span_corruption_unpacked": span_corruption.Config(packing=False),
     "denoisers": denoisers.Config(),
     "denoisers_unpacked": denoisers.Config(packing=False, mode_tokens=False),
+    "prefix_denoisers": prefix_denoisers.Config(),
+    "prefix_denoisers_unpacked": prefix_denoisers.Config(packing=False, mode_tokens=False),
 }
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
@@ -330,7 +338,7 @@ def test_another_objective_is_one_line(family, objective):
     config_lib.validate(config)
     module, fields = plugins.objective(objective), plugins.objective_config(config)
     dataset = synthetic.Dataset(synthetic.records(20))
-    stream = loader.Stream(
+    stream = synthetic.batches_of(
         dataset,
         module.sampling(fields, config.data.length, VOCABULARY),
         functools.partial(module.transform, fields, config.data.length, VOCABULARY),

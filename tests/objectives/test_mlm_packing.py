@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from bertjax import errors, plugins
-from bertjax.data.batches import loader
 from bertjax.data.batches.rng import RowRandom, row_keys
 from bertjax.objectives import mlm
 from tests.helpers import synthetic
@@ -105,7 +104,7 @@ def test_pairs_are_not_packed():
 
 def test_streams_of_packed_rows():
     dataset = synthetic.Dataset(synthetic.records(6))
-    stream = loader.Stream(
+    stream = synthetic.batches_of(
         dataset,
         mlm.sampling(CONFIG, LENGTH, WORDS),
         lambda batch, rng: mlm.transform(CONFIG, LENGTH, WORDS, batch, rng),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertjax import errors
-from bertjax.data.batches import loader, rng, samples
+from bertjax.data.batches import rng, samples
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers import vocabulary
 from bertjax.objectives import mlm
@@ -72,7 +72,7 @@ def test_half_are_swapped(epoch):
 def test_documents_of_one_token_give_no_pair_and_are_refused():
     dataset = synthetic.Dataset([synthetic.record({i: [1] for i in range(9)})])
     with pytest.raises(errors.UserError, match=r"give no sample: .* too short for this objective"):
-        loader.Stream(dataset, ordered(), lambda batch, rng: batch, batch_size=2, seed=0)
+        synthetic.batches_of(dataset, ordered(), lambda batch, rng: batch, batch_size=2, seed=0)
 
 
 def test_what_is_cut_off_does_not_tell_the_order():

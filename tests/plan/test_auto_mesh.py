@@ -37,6 +37,15 @@ def test_divides_batch_and_heads(batch_size, devices, chosen):
     assert auto.choose(conf, devices, None) == chosen
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "chosen"),
+    [(16, "slice:2,data:4"), (4, "slice:2,data:2,tensor:2"), (3, "slice:2,data:4")],
+)
+def test_several_slices_are_an_axis_of_their_own(batch_size, chosen):
+    conf = _config(batch_size=batch_size, model__num_heads=2)
+    assert auto.choose(conf, 8, None, num_slices=2) == chosen
+
+
 def test_of_two_phases_both_batches_are_divided():
     conf = _config(phase2__num_steps=5, phase2__batch_size=4)
     assert auto.choose(conf, 8, None) == "data:4,tensor:2"

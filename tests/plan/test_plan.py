@@ -225,7 +225,7 @@ def test_a_plan_without_a_compiler_says_so(monkeypatch):
     assert compile.INSTALL in text
     assert f"{plan.hours * 8 * 1.5:,.2f} at 1.5 each" in text
     with pytest.raises(errors.UserError, match="TPU compiler"):
-        compile.compile_step(tiny(mesh="data:8"), 0, hardware.parse_topology("v5e-8"))
+        compile.compile_step(tiny(mesh="data:8"), hardware.parse_topology("v5e-8"))
 
 
 @pytest.mark.parametrize(("topology", "known"), [("h100-8", True), ("cpu-8", False)])

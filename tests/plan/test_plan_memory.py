@@ -31,7 +31,7 @@ def _sizes(*shape):
 
 
 def _kept(conf, *shape):
-    return memory.activation_bytes(conf, phases_lib.of(conf)[0], _sizes(*shape))
+    return memory.activation_bytes(phases_lib.of(conf)[0], _sizes(*shape))
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,9 @@ def test_state_is_counted_to_the_byte(family, optimizer, shape):
     assert found["params"] == found["gradients"] == on_device(state.params)
     assert found["optimizer"] == on_device(state.opt_state)
     assert found["frozen"] == 0
+    conf.ema_decay = 0.9
+    averaged = memory.state_bytes(experiment.Experiment(conf), _sizes(*shape))
+    assert averaged == found | {"optimizer": found["optimizer"] + found["params"]}
 
 
 @pytest.mark.parametrize(("family", "objective"), OBJECTIVES)

@@ -35,12 +35,12 @@ def _config(**overrides):
 
 
 def _work(conf, mesh, topology=V5E):
-    sizes = sharding.mesh_sizes(mesh, topology.num_devices)
-    return roofline.work(conf, phases_lib.of(conf)[0], sizes, topology)
+    sizes = sharding.mesh_sizes(mesh, topology.num_devices, topology.num_slices)
+    return roofline.work(phases_lib.of(conf)[0], sizes, topology)
 
 
-def _gradients(conf):
-    sizes = sharding.mesh_sizes("data:8", 8)
+def _gradients(conf, mesh="data:8"):
+    sizes = sharding.mesh_sizes(mesh, 8)
     return memory.state_bytes(experiment.Experiment(conf), sizes)["gradients"]
 
 
@@ -91,7 +91,8 @@ def test_tensor_sends_activations_and_sequence_keys_and_values():
 def test_slices_sum_gradients_over_the_network():
     two = hardware.parse_topology("2xv5e-8")
     conf = _config()
-    found = _work(conf, "data:16", two)
-    assert found.dcn_bytes == pytest.approx(_gradients(conf) / 8), "a part on each of 8 devices"
-    assert found.ici_bytes == pytest.approx(2 * 7 / 8 * _gradients(conf))
+    for mesh, sums_it in (("data:8", 8), ("fsdp:8", 1)):
+        found, one = _work(conf, mesh, two), _work(conf, mesh)
+        assert found.dcn_bytes == pytest.approx(_gradients(conf, mesh) / sums_it)
+        assert found.ici_bytes == one.ici_bytes
     assert _work(conf, "data:8").dcn_bytes == 0

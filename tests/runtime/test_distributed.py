@@ -160,35 +160,47 @@ def tpu_host(monkeypatch):
 def test_gke_tells_the_hosts_of_a_slice(tpu_host, monkeypatch, hosts, several):
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", hosts)
     assert distributed.on_several_hosts() == several
+    monkeypatch.setenv("MEGASCALE_NUM_SLICES", "2")
+    assert distributed.on_several_hosts()
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert not distributed.on_several_hosts()
 
 
 @pytest.mark.parametrize(
-    ("endpoints", "several"),
-    [("unknown:unknown:10.0.0.2,unknown:unknown:10.0.0.3", True), ("h:h:10.0.0.2", False)],
+    ("endpoints", "slices", "several"),
+    [
+        ("unknown:unknown:10.0.0.2,unknown:unknown:10.0.0.3", 1, True),
+        ("h:h:10.0.0.2", 1, False),
+        ("h:h:10.0.0.2", 2, True),
+    ],
 )
-def test_the_metadata_server_tells_the_hosts_of_a_slice(tpu_host, monkeypatch, endpoints, several):
+def test_the_metadata_server_tells_the_hosts_of_slices(
+    tpu_host, monkeypatch, endpoints, slices, several
+):
     asked = []
+    answers = {
+        "worker-network-endpoints": endpoints,
+        "tpu-env": f"ZONE: 'z'\nMEGASCALE_NUM_SLICES: '{slices}'\n",
+    }
 
     class Metadata(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             asked.append((self.path, self.headers["Metadata-Flavor"]))
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(endpoints.encode())
+            self.wfile.write(answers[self.path.split("/")[-1]].encode())
 
         def log_message(self, *_):
             pass
 
     with http.server.HTTPServer(("127.0.0.1", 0), Metadata) as server:
-        thread = threading.Thread(target=server.handle_request)
+        thread = threading.Thread(target=lambda: [server.handle_request() for _ in answers])
         thread.start()
         monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{server.server_port}")
         assert distributed.on_several_hosts() == several
         thread.join()
-    path = "/computeMetadata/v1/instance/attributes/worker-network-endpoints"
-    assert asked == [(path, "Google")]
+    folder = "/computeMetadata/v1/instance/attributes"
+    assert asked == [(f"{folder}/{name}", "Google") for name in answers]
 
 
 def test_without_a_tpu_or_an_answer_it_is_one_host(tpu_host, monkeypatch):

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import sentencepiece
 import tokenizers
-from sentencepiece import sentencepiece_model_pb2
 from tokenizers import (
     AddedToken,
     decoders,
@@ -23,6 +22,7 @@ from tokenizers import (
     trainers,
 )
 
+from bertjax.data.tokenizers.sentencepiece_proto import sentencepiece_model_pb2
 from tests.zoo import texts
 
 PIECES = 320

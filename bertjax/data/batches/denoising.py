@@ -1,5 +1,6 @@
 """Text-to-text denoising: the encoder reads corrupted text, the decoder predicts the noise spans.
 
+A decoder alone (`PrefixCorruption`) reads the corrupted text as a prefix.
 A row of a batch contains one or more pieces of documents. Each piece is corrupted independently,
 and its inputs and its targets both end with an EOS.
 
@@ -30,6 +31,7 @@ class Corruption:
     packing: whether a row may contain several pieces.
     modes: for each kind of noise, the id of the mode token that starts the inputs of a piece. If
         empty, inputs have no mode token.
+    start: the first id that a decoder alone reads; -1 if there is none.
     """
 
     length: int
@@ -41,6 +43,7 @@ class Corruption:
     pad: int
     packing: bool
     modes: tuple[int, ...] = ()
+    start: int = -1
 
     def __post_init__(self):
         if not len(self.sentinels):
@@ -70,6 +73,19 @@ class Corruption:
         """The maximum number of text tokens in a row; each goes to the inputs or to the targets."""
         return self.length + self.targets_length
 
+    @property
+    def capacity(self) -> tuple[int, ...]:
+        """The numbers of tokens in a row that `costs` counts: of the encoder and of the decoder."""
+        return self.length, self.targets_length
+
+    def costs(self, noise: int, sizes: np.ndarray) -> np.ndarray:
+        """Returns int64[D, P]: how much of each capacity pieces of `sizes` tokens use.
+
+        noise: the index in `noises` of the kind of noise of all pieces.
+        """
+        inputs, targets = self.noises[noise].lengths(sizes, len(self.sentinels))
+        return np.stack([inputs + self.front, targets])
+
     def window(self, records: Sequence) -> packing.Window:
         """Joins records from `data.prepared.store` into a window."""
         return packing.join(records)
@@ -96,11 +112,10 @@ class Corruption:
         tables = []
         for i in np.unique(noise_P):
             match_P = noise_P == i
-            inputs, targets = self.noises[i].lengths(size[match_P], len(self.sentinels))
             tables.append(
                 packing.arrange(
-                    np.stack([inputs + self.front, targets]),
-                    (self.length, self.targets_length),
+                    self.costs(i, size[match_P]),
+                    self.capacity,
                     packing.slots(self.length, self.packing),
                     rng,
                     f"denoising/pieces{i}",
@@ -125,6 +140,23 @@ class Corruption:
 
         rng: the random numbers for the rows of the batch.
         """
+        inputs, targets = self.split(batch, rng)
+        real_BK = batch["piece_sizes"] > 0
+        return layout.encoder_decoder(
+            layout.ended(*inputs, real_BK, self.end),
+            layout.ended(*targets, real_BK, self.end),
+            (self.length, self.targets_length),
+            self.pad,
+            packing=self.packing,
+        )
+
+    def split(
+        self, batch: packing.Batch, rng: RowRandom
+    ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """Returns the inputs and the targets of all pieces: (tokens, sizes int64[P]) of each.
+
+        They have no EOS. Arguments as in `corrupt`.
+        """
         tokens, sizes_BK = layout.pieces_of(batch), batch["piece_sizes"]
         counts_BK, spans_BK = np.zeros_like(sizes_BK), np.zeros_like(sizes_BK)
         for i, noise in enumerate(self.noises):
@@ -140,10 +172,72 @@ class Corruption:
             modes_BK = np.broadcast_to(np.take(self.modes, batch["noise"])[:, None], sizes_BK.shape)
             starts = np.cumsum(input_sizes) - input_sizes
             inputs, input_sizes = np.insert(inputs, starts, modes_BK[real_BK]), input_sizes + 1
-        return layout.encoder_decoder(
-            layout.ended(inputs, input_sizes, real_BK, self.end),
-            layout.ended(targets, target_sizes, real_BK, self.end),
-            (self.length, self.targets_length),
-            self.pad,
-            packing=self.packing,
+        return (inputs, input_sizes), (targets, target_sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefixCorruption(Corruption):
+    """Like `Corruption`, for a decoder alone: its row contains the inputs and the targets.
+
+    The inputs of a piece are a prefix, to which the whole piece attends. Its targets follow, and
+    end with an EOS; only they are predicted. Noise of infinite `mean_length` needs no sentinels:
+    its targets continue the prefix. `targets_length` must be equal to `length` and is not used.
+    """
+
+    @functools.cached_property
+    def limits(self) -> np.ndarray:
+        """int64[N]: for each kind of noise, the tokens in the longest piece of text that fits a
+        row."""
+        sizes = np.arange(1, self.length + 1)
+        costs = [self.costs(i, sizes)[0] for i in range(len(self.noises))]
+        return np.array([np.count_nonzero(cost_P <= self.length) for cost_P in costs])
+
+    @property
+    def width(self) -> int:
+        """The maximum number of text tokens in a row."""
+        return self.length
+
+    @property
+    def capacity(self) -> tuple[int, ...]:
+        """The number of tokens in a row."""
+        return (self.length,)
+
+    def costs(self, noise: int, sizes: np.ndarray) -> np.ndarray:
+        """Returns int64[1, P]: how many tokens of a row pieces of `sizes` tokens take."""
+        if np.isinf(self.noises[noise].mean_length):
+            return self.front + sizes[None] + 1
+        inputs, targets = super().costs(noise, sizes)
+        return (inputs + targets - 1)[None]  # without the EOS of the inputs
+
+    def corrupt(self, batch: packing.Batch, rng: RowRandom) -> packing.Batch:
+        """Corrupts a batch made by `assemble`; returns the features of `layout.lay_out_prefixed`.
+
+        rng: the random numbers for the rows of the batch.
+        """
+        (inputs, input_sizes), (targets, target_sizes) = self.split(batch, rng)
+        real_BK = batch["piece_sizes"] > 0
+        is_plain = np.isinf([noise.mean_length for noise in self.noises])[batch["noise"]]
+        is_plain_P = np.broadcast_to(is_plain[:, None], real_BK.shape)[real_BK]
+        # A plain piece has a sentinel at the end of its inputs, if it has noise, and at the start
+        # of its targets.
+        marked_P = is_plain_P & (target_sizes > 1)
+        keeps = np.ones(len(inputs), bool)
+        keeps[np.cumsum(input_sizes)[marked_P] - 1] = False
+        inputs, input_sizes = inputs[keeps], input_sizes - marked_P
+        keeps = np.ones(len(targets), bool)
+        keeps[(np.cumsum(target_sizes) - target_sizes)[is_plain_P]] = False
+        targets, target_sizes = targets[keeps], target_sizes - is_plain_P
+
+        # Puts the targets of each piece behind its inputs.
+        number_P = np.arange(len(input_sizes))
+        owner = np.concatenate(
+            [np.repeat(number_P, input_sizes), np.repeat(number_P, target_sizes)]
         )
+        tokens = np.concatenate([inputs, targets])[np.argsort(owner, kind="stable")]
+        tokens, sizes_BK = layout.ended(tokens, input_sizes + target_sizes, real_BK, self.end)
+        prefix_BK = np.zeros_like(sizes_BK)
+        prefix_BK[real_BK] = input_sizes
+        return layout.lay_out_prefixed(
+            tokens, sizes_BK, prefix_BK, self.length, self.pad, start=self.start,
+            packing=self.packing,
+        )  # fmt: skip

@@ -77,6 +77,41 @@ def lay_out_targets(
     return features | {"targets": targets_BL, "loss_weights": real_BL.astype(np.float32)}
 
 
+def lay_out_prefixed(
+    tokens_T: np.ndarray,
+    sizes_BK: np.ndarray,
+    prefix_BK: np.ndarray,
+    length: int,
+    pad: int,
+    *,
+    start: int,
+    packing: bool,
+) -> Batch:
+    """Returns the features of a decoder that predicts each piece from its prefix.
+
+    These are the features of `lay_out_targets`, with loss_weights 0 in the prefixes, and
+    prefix_mask int32[B, L]: 1 on inputs that the whole piece attends to.
+
+    prefix_BK: the number of tokens in the prefix of each piece. The prefix ends before the last
+    token of its piece.
+    """
+    rows = lay_out_targets(tokens_T, sizes_BK, length, pad, start=start, packing=packing)
+    if packing:
+        slot_BL = np.maximum(rows["segment_ids"] - 1, 0)
+        split_BL = np.take_along_axis(prefix_BK, slot_BL, 1)
+        position_BL = rows["position_ids"]
+    else:
+        split_BL, position_BL = prefix_BK, np.arange(length)
+    # The input at position t is token t - 1; the prefix is tokens 0 to split - 1.
+    real_BL = rows["loss_weights"] > 0
+    rest_BL = real_BL & (position_BL >= split_BL)
+    visible_BL = real_BL & (position_BL <= split_BL)
+    return rows | {
+        "loss_weights": rest_BL.astype(np.float32),
+        "prefix_mask": visible_BL.astype(np.int32),
+    }
+
+
 def features(length: int, packing: bool, prefix: str = "") -> FeatureTable:
     """Returns {feature: (shape without the batch axis, dtype)} for the batches of `lay_out`."""
     names = ("input_ids", "segment_ids", "position_ids") if packing else (
@@ -89,6 +124,11 @@ def target_features(length: int, packing: bool, prefix: str = "") -> FeatureTabl
     """Returns {feature: (shape without the batch axis, dtype)} for batches of `lay_out_targets`."""
     targets = {"targets": ((length,), np.int32), "loss_weights": ((length,), np.float32)}
     return features(length, packing, prefix) | targets
+
+
+def prefixed_features(length: int, packing: bool) -> FeatureTable:
+    """Returns {feature: (shape, dtype)} for batches of `lay_out_prefixed`."""
+    return target_features(length, packing) | {"prefix_mask": ((length,), np.int32)}
 
 
 def ended(

@@ -10,10 +10,12 @@ windows. If a window yields more samples, some are skipped at random. If it yiel
 repeated with different masks. (If there is only one window, each sample of the first epoch is used
 exactly once.)
 
-    stream = Stream(dataset, sampling, transform, batch_size=256, seed=0)
-    stream.batch(step)                          # {"input_ids": int32[256, L], ...}
-    stream.batch(step, rows=slice(0, 128))      # the first half of the same batch
-    for batch in train_batches(stream, start_step, stop_step): ...
+    stream = Stream(dataset, sampling, seed=0)
+    stream.samples(np.arange(256))  # ({"input_ids": int32[256, L], ...}, keys)
+
+`mixture.Mixture` makes batches of the samples of one or more streams.
+
+    for batch in train_batches(mixture, start_step, stop_step): ...
 """
 
 import collections
@@ -49,6 +51,12 @@ class Sampling(Protocol):
     def window(self, records: list): ...
     def segment(self, window, rng: RowRandom) -> np.ndarray: ...
     def assemble(self, window, table: np.ndarray) -> Batch: ...
+
+
+class Steps(Protocol):
+    """The interface of `mixture.Mixture`: training batches, indexed by step."""
+
+    def batch(self, step: int, rows: slice | np.ndarray = slice(None)) -> Batch: ...
 
 
 class Windows:
@@ -95,35 +103,29 @@ class Windows:
 
 
 class Stream:
-    """An endless stream of training batches, indexed by step.
+    """An endless stream of the samples of a dataset.
 
     Args:
       dataset: the prepared records.
       sampling: turns records into samples.
-      transform: called with a batch and the random numbers of its rows; returns the final batch.
-      batch_size: number of rows in the global batch.
       seed: determines the order, the segmentation and the masking.
       window_tokens: samples are shuffled within windows of this many tokens; memory grows with it.
 
     Attributes:
-      samples_per_epoch: the number N of samples in an epoch. Row r of the batch at step s has the
-        number p = s * batch_size + r in the stream; it is sample p % N of epoch p // N.
+      samples_per_epoch: the number N of samples in an epoch. The sample at position p of the
+        stream is sample p % N of epoch p // N.
     """
 
     def __init__(
         self,
         dataset: Dataset,
         sampling: Sampling,
-        transform: Transform,
         *,
-        batch_size: int,
         seed: int,
         window_tokens: int = WINDOW_TOKENS,
     ):
-        self.batch_size = batch_size
         self._seed = seed
         self._sampling = sampling
-        self._transform = transform
         self._windows = Windows(dataset, sampling, seed, window_tokens)
         self._read_ahead = _ReadAhead(self._windows)
         _, table = self._read_ahead.get(0)
@@ -132,20 +134,10 @@ class Stream:
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
         self.samples_per_epoch = int(self._starts[-1])
 
-    def batch(self, step: int, rows: slice | np.ndarray = slice(None)) -> Batch:
-        """Returns the given rows of global batch `step`; thread safe.
-
-        Raises:
-          UserError: a record cannot be read.
-        """
-        positions = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)[rows]
-        samples, keys = self.samples(positions)
-        return self._transform(samples, RowRandom(keys))
-
     def samples(self, positions: np.ndarray) -> tuple[Batch, np.ndarray]:
         """Returns (samples at `positions` before the transform, keys of their random numbers).
 
-        positions: int64[B]; sample p is the (p % N)-th of epoch p // N. Thread safe.
+        positions: int64[B]. Thread safe. Raises UserError if a record cannot be read.
         """
         epochs, indices = np.divmod(positions, self.samples_per_epoch)
         w = np.searchsorted(self._starts, indices, side="right") - 1
@@ -162,7 +154,7 @@ class Stream:
 
 
 def train_batches(
-    stream: Stream,
+    mixture: Steps,
     start_step: int,
     stop_step: int,
     rows: slice | np.ndarray = slice(None),
@@ -177,7 +169,7 @@ def train_batches(
     """
     steps = grain.MapDataset.range(start_step, stop_step)
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)
-    return iter(steps.map(functools.partial(stream.batch, rows=rows)).to_iter_dataset(options))
+    return iter(steps.map(functools.partial(mixture.batch, rows=rows)).to_iter_dataset(options))
 
 
 def eval_batches(

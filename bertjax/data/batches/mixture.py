@@ -93,8 +93,7 @@ class Mixture:
     """An endless stream of training batches from one or more sources, indexed by step.
 
     Args:
-      streams: {source: `loader.Stream`}, of which only the samples are used. They have the same
-        sampling as the transform.
+      streams: {source: its samples}, for the same sequences as the transform.
       order: the source of each sample.
       transform: called with a batch and the random numbers of its rows; returns the final batch.
       batch_size: number of rows in the global batch.

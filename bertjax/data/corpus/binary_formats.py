@@ -14,12 +14,13 @@ _PANDAS = (
 )
 _UNPACK = "unpack it and give the files inside"
 _RENAME = "rename it to end in {suffix}, as in data.jsonl{suffix}"
+ARROW_STREAM = "Arrow stream (`datasets` saves it)"
 # (first bytes, the format's name, what to do)
 _FORMATS = (
     (b"PAR1", "Parquet", "name it with the suffix .parquet, uncompressed, so that it is read as a "
      "table, or " + _PANDAS.format(reader="read_parquet")),
     (b"ARROW1", "Arrow (Feather)", _PANDAS.format(reader="read_feather")),
-    (b"\xff\xff\xff\xff", "Arrow stream (`datasets` saves it)",
+    (b"\xff\xff\xff\xff", ARROW_STREAM,
      "load it with datasets.load_from_disk and write it with to_json"),
     (b"ORC", "ORC", _PANDAS.format(reader="read_orc")),
     (b"Obj\x01", "Avro", "convert it to JSON lines"),

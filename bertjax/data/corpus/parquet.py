@@ -13,12 +13,11 @@ A row group cannot be read from its middle: to skip rows, they are decoded and d
 
 import contextlib
 import itertools
-import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bertjax import errors
-from bertjax.data.corpus import binary_formats, corpus_files, templates
+from bertjax.data.corpus import arrow, binary_formats, corpus_files, templates
 
 _MAGIC = b"PAR1"  # at both ends of a file
 _BUFFER_BYTES = 1 << 20  # of a column chunk that is being read
@@ -45,7 +44,7 @@ def check(path: str, template: templates.Template) -> Size:
     with _opened(path) as file:
         schema = file.schema_arrow
         template.check_columns(path, tuple(schema.names))
-        for name in template.fields:
+        for name in template.columns:
             _check_text(path, schema, name, template)
         num_rows = sum(_group_rows(file))
         if not num_rows:
@@ -72,7 +71,7 @@ def _check_text(path: str, schema: Any, name: str, template: templates.Template)
         texts = [field.name for field in schema if _is_text(field.type)]
         raise errors.UserError(
             f"{path}: column {name!r} is of type {schema.field(name).type!s:.80}, but must be text "
-            f"(its text columns: {', '.join(texts)[:200] or 'none'}); {template.advice()}"
+            f"(its text columns: {', '.join(texts)[:200] or 'none'}); {template.advice(name)}"
         )
 
 
@@ -132,9 +131,9 @@ def records(
         for group, (num_rows, size) in enumerate(groups):
             after = first + num_rows
             if first < stop and after > start:
-                batch_rows = max(_MIN_BATCH_ROWS, min(_BATCH_ROWS, _BATCH_BYTES * num_rows // size))
+                batch_rows = _batch_rows(num_rows, size)
                 place = f"{path} row group {group}"
-                with guard("unreadable row groups"), _damage(place):
+                with guard("unreadable row groups"), arrow.damage(place):
                     batches = file.iter_batches(
                         batch_rows, row_groups=[group], columns=list(fields), use_threads=False
                     )
@@ -143,6 +142,10 @@ def records(
                     _check_end(place, row - first, last - first)
             first = after
         _check_end(path, min(first, stop), stop)
+
+
+def _batch_rows(num_rows: int, size: int) -> int:
+    return max(_MIN_BATCH_ROWS, min(_BATCH_ROWS, _BATCH_BYTES * num_rows // size))
 
 
 def _batch_records(
@@ -183,66 +186,31 @@ def _value(cell: Any) -> str | bytes | None:
         return cell.as_buffer().to_pybytes()
 
 
-def rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (row number, {column: value}) of all rows, with all columns that JSON can represent.
+def columns(path: str) -> dict[str, bool]:
+    """Returns {column: whether it contains bytes, such as images, which `rows` cannot read}."""
+    with _opened(path) as file:
+        return {field.name: arrow.holds_bytes(field.type) for field in file.schema_arrow}
 
-    Columns of bytes (such as images) are left out. Numbers of classes become their names if the
-    file has the metadata that Hugging Face's `datasets` writes; -1 becomes None.
+
+def rows(path: str, reads: Callable[[str], bool]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (row number, {column: value}) of all rows, in batches of about 1 MB.
+
+    reads: whether to read a column; columns of bytes are never read. Numbers of classes become
+    their names if the file has the metadata that Hugging Face's `datasets` writes; -1 becomes None.
     """
     with _opened(path) as file:
-        names = [field.name for field in file.schema_arrow if not _holds_bytes(field.type)]
-        classes = _class_names(file.schema_arrow.metadata or {})
+        fields = [field for field in file.schema_arrow if not arrow.holds_bytes(field.type)]
+        names = [field.name for field in fields if reads(field.name)]
+        classes = arrow.class_names(file.schema_arrow.metadata or {})
+        groups = zip(_group_rows(file), _group_sizes(file), strict=True)
+        batch_rows = min((_batch_rows(*g) for g in groups if g[0]), default=_BATCH_ROWS)
         row = 0
-        with _damage(path):
-            for batch in file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+        with arrow.damage(path):
+            for batch in file.iter_batches(batch_rows, columns=names, use_threads=False):
                 for values in batch.to_pylist():
-                    yield row, {
-                        name: _named(value, classes.get(name), f"{path} row {row}: {name!r}")
-                        for name, value in values.items()
-                    }
+                    yield row, arrow.with_names(values, classes, f"{path} row {row}")
                     row += 1
         _check_end(path, row, sum(_group_rows(file)))
-
-
-def _holds_bytes(kind: Any) -> bool:
-    from pyarrow import types  # slow to import, and rarely needed
-
-    if types.is_nested(kind):
-        return any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
-    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
-
-
-def _class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
-    """Returns {column: names of its classes} from the metadata of Hugging Face's `datasets`."""
-    try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        items = features.items()
-    except (KeyError, TypeError, ValueError, AttributeError):  # the metadata is optional
-        return {}
-    names = {}
-    for name, feature in items:
-        while isinstance(feature, list) and len(feature) == 1:  # a list, as earlier versions say it
-            (feature,) = feature
-        while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
-            feature = feature["feature"]
-        if isinstance(feature, dict) and isinstance(feature.get("names"), list):
-            names[name] = feature["names"]
-    return names
-
-
-def _named(value: Any, names: list[str] | None, place: str) -> Any:
-    """Returns `value` with each number of a class replaced by its name."""
-    if names is None or not isinstance(value, int | list):
-        return value
-    if isinstance(value, list):
-        return [_named(part, names, place) for part in value]
-    if value == -1:
-        return None
-    if not 0 <= value < len(names):
-        raise errors.UserError(
-            f"{place} is {value}, but the file names only the classes 0 to {len(names) - 1}"
-        )
-    return names[value]
 
 
 @contextlib.contextmanager
@@ -266,7 +234,7 @@ def _opened(path: str) -> Iterator[Any]:
                 "download it again"
             )
         raw.seek(0)
-        with _damage(path):
+        with arrow.damage(path):
             file = parquet.ParquetFile(
                 raw,
                 buffer_size=_BUFFER_BYTES,
@@ -274,22 +242,3 @@ def _opened(path: str) -> Iterator[Any]:
                 page_checksum_verification=True,
             )
         yield file
-
-
-@contextlib.contextmanager
-def _damage(place: str) -> Iterator[None]:
-    """Raises UserError, naming the place, for an error of pyarrow in the body of `with`."""
-    import pyarrow  # slow to import, and rarely needed
-
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise errors.UserError(
-            f"{place}: contains text that is not UTF-8; write the file again"
-        ) from error
-    except (pyarrow.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # an error of the disk or of the network
-        raise errors.UserError(
-            f"{place}: corrupt ({errors.one_line(error)}); copy or download the file again"
-        ) from error

@@ -81,6 +81,7 @@ def find(
     format: str = "auto",
     text_field: str = templates.DEFAULT_FIELD,
     text_template: str = "",
+    language_field: str = "",
     on_error: str = "stop",
     skipped: collections.Counter[str] | None = None,
 ) -> list[Source]:
@@ -89,19 +90,22 @@ def find(
     They are in the order of the patterns; the matches of one pattern are sorted.
 
     Raises UserError if a pattern matches nothing, if a file's suffix implies no format, or if a
-    file is empty or unreadable, or a table lacks the columns of `text_field` or `text_template`
-    (with on_error="skip" such files are counted in `skipped`).
+    file is empty or unreadable, or a table lacks the columns of `text_field`, `text_template` or
+    `language_field` (with on_error="skip" such files are counted in `skipped`). Also raises
+    UserError if there is a `language_field` but a format has no fields.
     """
-    template = templates.of(text_field, text_template)
+    template = templates.of(text_field, text_template, language_field)
     sources: dict[str, Source] = {}
     for pattern in inputs:
         if pattern == "builtin":
+            template.check_has_fields(pattern, "builtin")
             sources[pattern] = Source(pattern, "builtin", _BUILTIN_BYTES)
         elif pattern.startswith("tfds:"):
             sources[pattern] = Source(pattern, "tfds", indexed.tfds_bytes(pattern))
         else:
-            for path in corpus_files.expand(pattern, lambda path: bool(_known_format(path))):
+            for path in corpus_files.expand(pattern, lambda path: bool(known_format(path))):
                 kind = _format_of(path) if format == "auto" else format
+                template.check_has_fields(path, kind)
                 with _guard(on_error, skipped, "unreadable or empty files"):
                     sources[path] = _source(path, kind, template)
     if not sources:
@@ -172,7 +176,7 @@ def documents(
     text_split: a document in plain text is a whole file ("file") or ends at a blank line ("blank").
     on_error: "stop" raises UserError at bad input; "skip" skips it and counts it in `skipped`.
     """
-    progress = read(
+    rows = read(
         source,
         text_field=text_field,
         text_template=text_template,
@@ -180,7 +184,7 @@ def documents(
         on_error=on_error,
         skipped=skipped,
     )
-    return (text for text, _ in progress)
+    return (document.text for document in rows)
 
 
 def read(
@@ -188,13 +192,17 @@ def read(
     *,
     text_field: str,
     text_template: str = "",
+    language_field: str = "",
     text_split: str,
     on_error: str,
     skipped: collections.Counter[str] | None,
-) -> Iterator[tuple[str, int]]:
-    """Yields (document, how many of the `source.size` bytes have been read); see `documents`."""
+) -> Iterator[templates.Document]:
+    """Yields the documents with their positions and languages; see `documents`.
+
+    language_field: the field with the language; "": it is not read.
+    """
     guard = functools.partial(_guard, on_error, skipped)
-    template = templates.of(text_field, text_template)
+    template = templates.of(text_field, text_template, language_field)
     if source.format == "builtin":
         return _read_builtin(source)
     if source.format == "jsonl":
@@ -225,28 +233,29 @@ def _guard(
             skipped[name] += 1
 
 
-def _read_builtin(source: Source) -> Iterator[tuple[str, int]]:
+def _read_builtin(source: Source) -> Iterator[templates.Document]:
     done = 0
     for text in builtin.documents():
         done += len(text)
-        yield text, min(done, source.size)
+        yield templates.Document(text, min(done, source.size))
 
 
 def _read_jsonl(
     source: Source, template: templates.Template, guard: corpus_files.Guard
-) -> Iterator[tuple[str, int]]:
+) -> Iterator[templates.Document]:
     turn, parts = source.stride
     for number, line, done in _lines(source, guard):
         if number % parts != turn or line.isspace():
             continue
-        text = None
+        document = None
         with guard("bad JSON lines"):
-            text = template.text_of_json(line, functools.partial(_place, source, number))
-        if text is not None:
-            yield text, done
+            place = functools.partial(_place, source, number)
+            document = template.document(template.record_of_json(line, place), done, place)
+        if document is not None:
+            yield document
 
 
-def _read_blocks(source: Source, guard: corpus_files.Guard) -> Iterator[tuple[str, int]]:
+def _read_blocks(source: Source, guard: corpus_files.Guard) -> Iterator[templates.Document]:
     """Yields documents that are separated by blank lines."""
     turn, parts = source.stride
     blocks, block, first, done, size = 0, [], 0, 0, 0
@@ -265,74 +274,78 @@ def _read_blocks(source: Source, guard: corpus_files.Guard) -> Iterator[tuple[st
                     text = corpus_files.decoded(data, functools.partial(_place, source), first)
             blocks, block = blocks + 1, []
             if text is not None:
-                yield text, done
+                yield templates.Document(text, done)
         done = position
 
 
-def _read_file(source: Source, guard: corpus_files.Guard) -> Iterator[tuple[str, int]]:
+def _read_file(source: Source, guard: corpus_files.Guard) -> Iterator[templates.Document]:
     text = None
     with guard("unreadable files"), corpus_files.opened(source.path) as (file, _):
         data = file.read(corpus_files.MAX_DOCUMENT + 1)
         corpus_files.check_document(len(data), lambda: source.path)
         text = corpus_files.decoded(data, functools.partial(_place, source), 0)
     if text is not None:
-        yield text, source.size
+        yield templates.Document(text, source.size)
 
 
 def _read_parquet(
     source: Source, template: templates.Template, guard: corpus_files.Guard
-) -> Iterator[tuple[str, int]]:
+) -> Iterator[templates.Document]:
     start, stop = source.start, source.stop
-    rows = parquet.records(source.path, start, stop, fields=template.fields, guard=guard)
+    rows = parquet.records(source.path, start, stop, fields=template.columns, guard=guard)
     for index, record in rows:
-        text = None
+        document = None
         with guard("bad rows"):
             place = functools.partial(_row_place, source, index)
-            text = template.text_of(record, place, nullable=True)
-            corpus_files.check_document(len(text), place)
-        if text is not None:
-            yield text, source.size * (index + 1 - start) // (stop - start)
+            done = source.size * (index + 1 - start) // (stop - start)
+            document = template.document(record, done, place, nullable=True)
+            corpus_files.check_document(len(document.text), place)
+        if document is not None:
+            yield document
 
 
 def _read_table(
     source: Source, template: templates.Template, guard: corpus_files.Guard
-) -> Iterator[tuple[str, int]]:
+) -> Iterator[templates.Document]:
     turn, parts = source.stride
     names: tuple[str, ...] = ()
     with guard("unreadable files"):
         names = tables.checked_columns(source.path, source.format, template)
-    rows = tables.rows(_lines(source, guard), source.format) if names else iter(())
+    lines = tables.decoded(_lines(source, guard))
+    rows = tables.rows(lines, source.format) if names else iter(())
     if source.start == 0:
         next(rows, None)  # the header
     for number, row in enumerate(row for row in rows if row.cells or row.problem):
         if number % parts != turn:
             continue
-        text = None
+        document = None
         with guard("bad rows"):
             place = functools.partial(_place, source, row.number)
-            text = template.text_of(tables.record(row, names, place), place)
-        if text is not None:
-            yield text, row.end
+            document = template.document(tables.record(row, names, place), row.end, place)
+        if document is not None:
+            yield document
 
 
 def _read_records(
     source: Source, template: templates.Template, guard: corpus_files.Guard
-) -> Iterator[tuple[str, int]]:
+) -> Iterator[templates.Document]:
     records = indexed.opened(source.path)
     stop = len(records) if source.stop is None else source.stop
     for index in range(source.start, stop):
-        text = None
+        document = None
         with guard("bad records"):
             place = functools.partial(_record_place, source, index)
+            done = source.size * (index + 1 - source.start) // (stop - source.start)
             record = records[index]
             if source.format == "tfds":
-                text = template.text_of(record, place)
+                document = template.document(record, done, place)
             elif source.format == "arrayrecord_jsonl":
-                text = template.text_of_json(record, place)
+                document = template.document(template.record_of_json(record, place), done, place)
             else:
                 text = corpus_files.decoded(record, place, 0)
-        if text is not None:
-            yield text, source.size * (index + 1 - source.start) // (stop - source.start)
+                document = templates.Document(text, done)
+        if document is not None:
+            yield document
 
 
 def _lines(source: Source, guard: corpus_files.Guard) -> Iterator[tuple[int, bytes, int]]:
@@ -364,14 +377,15 @@ def _row_place(source: Source, index: int) -> str:
 
 
 def _format_of(path: str) -> str:
-    if not _known_format(path):
+    if not known_format(path):
         with corpus_files.opened(path):
             pass  # raises an error that names the format if the file is binary
         raise errors.UserError(
             f"{path}: the suffix is unknown; pass --format={'|'.join(FILE_FORMATS)}"
         )
-    return _known_format(path)
+    return known_format(path)
 
 
-def _known_format(path: str) -> str:
+def known_format(path: str) -> str:
+    """Returns the format that the suffix of a file implies; "" if it is unknown."""
     return SUFFIXES.get(corpus_files.suffix(path), "")

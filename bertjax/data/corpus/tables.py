@@ -6,8 +6,8 @@
     for row in tables.rows(lines, "csv"):
         row.cells       # ["A title", "A text"]
 
-Lines come as bytes with their positions, so that a part of a file can be read and bad rows can be
-located. A cell that is not UTF-8 is an error only if its column is used.
+Lines come with their positions, so that a part of a file can be read and bad rows can be located.
+Surrogates stand for bytes that are not UTF-8: such a cell is an error only if its column is used.
 """
 
 import csv
@@ -34,7 +34,7 @@ class Row(NamedTuple):
     end: int
 
 
-def rows(lines: Iterable[tuple[int, bytes, int]], form: str) -> Iterator[Row]:
+def rows(lines: Iterable[tuple[int, str, int]], form: str) -> Iterator[Row]:
     """Yields the rows of a table, including its header.
 
     lines: (number, line, bytes up to the end of the line). form: one of FORMATS.
@@ -42,13 +42,19 @@ def rows(lines: Iterable[tuple[int, bytes, int]], form: str) -> Iterator[Row]:
     return _quoted(lines) if form == "csv" else _tabs(lines)
 
 
-def _tabs(lines: Iterable[tuple[int, bytes, int]]) -> Iterator[Row]:
+def decoded(lines: Iterable[tuple[int, bytes, int]]) -> Iterator[tuple[int, str, int]]:
+    """Yields lines for `rows`; surrogates stand for bytes that are not UTF-8."""
     for number, line, done in lines:
-        text = line.decode("utf-8", "surrogateescape").rstrip("\r\n")
+        yield number, line.decode("utf-8", "surrogateescape"), done
+
+
+def _tabs(lines: Iterable[tuple[int, str, int]]) -> Iterator[Row]:
+    for number, line, done in lines:
+        text = line.rstrip("\r\n")
         yield Row(number, text.split("\t") if text.strip(" ") else [], "", done)
 
 
-def _quoted(lines: Iterable[tuple[int, bytes, int]]) -> Iterator[Row]:
+def _quoted(lines: Iterable[tuple[int, str, int]]) -> Iterator[Row]:
     numbers: list[int] = []  # of the lines of the row
     done = 0
 
@@ -57,7 +63,7 @@ def _quoted(lines: Iterable[tuple[int, bytes, int]]) -> Iterator[Row]:
         for number, line, position in lines:
             numbers.append(number)
             done = position
-            yield line.decode("utf-8", "surrogateescape")
+            yield line
 
     # NOTE: the limit is a setting of the whole process. Its default of 131,072 characters is too
     # small for documents.
@@ -82,7 +88,7 @@ def columns(path: str, form: str) -> tuple[str, ...]:
     """
     with corpus_files.opened(path) as (file, _):
         lines = corpus_files.lines(file, lambda _: f"{path} line 1")
-        first = next(rows(_positioned(lines), form), None)
+        first = next(rows(decoded(_positioned(lines)), form), None)
     if first is None:
         raise errors.UserError(f"{path}: the file is empty")
     if first.problem or not first.cells:
@@ -133,7 +139,8 @@ def boundaries(path: str, unit_bytes: int) -> Iterator[int]:
     """
     with corpus_files.opened(path) as (file, _):
         position = unit_bytes
-        for row in rows(_positioned(corpus_files.lines(file, lambda _: path)), "csv"):
+        lines = _positioned(corpus_files.lines(file, lambda _: path))
+        for row in rows(decoded(lines), "csv"):
             if row.end >= position:
                 yield row.end
                 position = row.end - row.end % unit_bytes + unit_bytes

@@ -82,14 +82,27 @@ class Splits:
 
 
 @dataclasses.dataclass(frozen=True)
+class Filtered:
+    """Documents that a filter dropped. bytes: of their text."""
+
+    documents: schema.Count
+    bytes: schema.Count
+
+
+@dataclasses.dataclass(frozen=True)
 class Manifest(Plan):
-    """The manifest. texts: a digest of each unit's documents; empty in folders of earlier versions.
+    """The manifest.
+
+    text_bytes: of the documents that no filter dropped. filtered: {reason: what was dropped}; empty
+    if no filter is on. texts: a digest of each unit's documents; empty in folders of earlier
+    versions.
     """
 
     text_bytes: schema.Count
     empty_documents: schema.Count
     skipped: dict[str, schema.Count]
     splits: Splits
+    filtered: dict[str, Filtered] = dataclasses.field(default_factory=dict)
     texts: list[schema.Sha256] = dataclasses.field(default_factory=list)
 
 
@@ -107,7 +120,8 @@ class Unit:
 
     threshold: documents with a hash below it are held out.
     smallest_hash: the smallest hash of the unit's documents; None if it has no document with text.
-    text: a digest of the unit's documents; "" if written by an earlier version.
+    filtered, text_bytes: as in `Manifest`. text: a digest of the unit's documents; "" if written
+        by an earlier version.
     """
 
     threshold: int
@@ -116,6 +130,7 @@ class Unit:
     text_bytes: schema.Count
     skipped: dict[str, schema.Count]
     splits: UnitShards
+    filtered: dict[str, Filtered] = dataclasses.field(default_factory=dict)
     text: str = ""
 
 

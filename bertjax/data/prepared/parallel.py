@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing import connection, resource_tracker
 from typing import Any
 
@@ -21,6 +21,9 @@ from bertjax import errors
 
 Report = Callable[[int], None]
 Work = Callable[[Any, Report], Any]
+# Runs (tasks, make_work, arguments, on_progress=...) as `run` does. Yields (task, result), or
+# nothing if the results are only in files.
+Runner = Callable[..., Generator[tuple[Any, Any], None, None]]
 
 
 def run(

@@ -27,8 +27,16 @@ from etils import epath
 
 from bertjax import errors, paths, schema
 from bertjax.data.corpus import languages, reader, sentences, templates
+from bertjax.data.prepared import filters as filters_lib
 from bertjax.data.prepared import manifest as manifest_lib
-from bertjax.data.prepared import parallel, prepare_folder, prepare_unit, store
+from bertjax.data.prepared import (
+    overlap,
+    parallel,
+    prepare_duplicates,
+    prepare_folder,
+    prepare_unit,
+    store,
+)
 from bertjax.data.tokenizers import tokenizer
 
 SHARD_BY = ("size", "file")
@@ -43,6 +51,7 @@ def prepare(
     output: str,
     *,
     workers: int | None = None,
+    runner: parallel.Runner | None = None,
     format: str = "auto",
     splitter: str = "rules",
     language: str = languages.ENGLISH,
@@ -53,13 +62,16 @@ def prepare(
     on_error: str = "stop",
     shard_by: str = "size",
     shard_bytes: int = 16 << 20,
+    filters: filters_lib.Filters = filters_lib.NONE,
     on_begin: Callable[[dict[str, Any], int], None] = lambda plan, workers: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Prepares a corpus and returns the manifest; resumes if an earlier call was interrupted.
 
     inputs: patterns for `reader.find`. tokenizer_path: a file or folder for `tokenizer.load`.
-    workers: number of processes; None means one per CPU. splitter: a name in `sentences.SPLITTERS`.
+    workers: number of processes; None means one per CPU. runner: the function that runs the work on
+        the units; None: `parallel.run`. See `beam.runner`.
+    splitter: a name in `sentences.SPLITTERS`.
     language: the language of the text, one of `languages.LANGUAGES`, for the sentence rules.
     heldout_fraction: share of the documents to hold out for evaluation. If it is not 0, at least
         one document is held out.
@@ -67,6 +79,7 @@ def prepare(
     shard_by: "size": a train shard and its held-out shard come from `shard_bytes` bytes of the
         sources. "file": they come from one file each, so that the shards do not depend on the
         format of the files.
+    filters: which documents to leave out.
     on_begin: called before the work starts, with (first part of the manifest, number of workers).
     on_progress: called with (source bytes processed so far, total source bytes).
 
@@ -84,6 +97,7 @@ def prepare(
         "shard_bytes": shard_bytes,
     }
     _validate(options, workers, on_error)
+    filters.validate()
     if language != languages.ENGLISH:
         options["language_rules"] = languages.rules_version()
     tok = tokenizer.load(tokenizer_path)
@@ -93,9 +107,14 @@ def prepare(
         format=format,
         text_field=text_field,
         text_template=text_template,
+        language_field=filters.field,
         on_error=on_error,
         skipped=skipped,
     )
+    options |= filters.options()
+    runs = overlap.read(filters.decontaminate) if filters.decontaminate else None
+    if runs is not None:
+        options["decontaminate_digest"] = runs.digest
     plan = {
         "tokenizer": {"kind": tok.kind, "size": tok.size, "fingerprint": tok.fingerprint},
         "token_dtype": store.token_dtype(tok.size).name,
@@ -111,15 +130,17 @@ def prepare(
         ) from error
     workers = workers or parallel.cpus()
     on_begin(plan, workers)
+    run = runner or functools.partial(parallel.run, processes=workers)
     job = prepare_unit.Job(
         output,
-        tokenizer_path,
+        os.fspath(folder / store.TOKENIZER),  # a copy that workers on other machines can read
         splitter,
         language,
         text_field,
         text_template,
         text_split,
         on_error,
+        filters,
     )
     with prepare_folder.locked(output):
         if shard_by == "file":
@@ -135,7 +156,11 @@ def prepare(
             return prepare_folder.existing(job, plan, sources, units, workers)
         prepare_folder.begin(job, plan, sources, units, workers)
         tok.save(os.fspath(folder / store.TOKENIZER))
-        counts = _finish(job, units, workers, on_progress)
+        if runs is not None:
+            overlap.save(prepare_unit.runs_file(output), runs)
+        if filters.deduplicate != "none":
+            on_progress = _find_duplicates(job, units, run, on_progress)
+        counts = _finish(job, units, run, on_progress)
         if heldout_fraction:
             counts = _hold_one_out(job, units, counts)
         manifest = plan | _totals(counts, skipped)
@@ -190,33 +215,80 @@ def _groups_by_size(
     return groups
 
 
+def _find_duplicates(
+    job: prepare_unit.Job,
+    units: Sequence[prepare_unit.Unit],
+    run: parallel.Runner,
+    on_progress: Callable[[int, int], None],
+) -> Callable[[int, int], None]:
+    """Writes the verdicts on all documents; returns the function for the progress of what follows.
+
+    Each of the two passes over the documents is half of the whole.
+    """
+    total = sum(unit.size for unit in units)
+    if not prepare_duplicates.decided(job, units):
+        with futures.ThreadPoolExecutor() as pool:
+            existing = list(pool.map(functools.partial(prepare_duplicates.texts, job), units))
+        todo = [unit for unit, text in zip(units, existing, strict=True) if not text]
+        _run(
+            job, prepare_duplicates.make_work, units, todo, run,
+            lambda done, _: on_progress(done // 2, total),
+        )  # fmt: skip
+        prepare_duplicates.decide(job, units)
+    return lambda done, _: on_progress(total - total // 2 + done // 2, total)
+
+
 def _finish(
     job: prepare_unit.Job,
     units: Sequence[prepare_unit.Unit],
-    workers: int,
+    run: parallel.Runner,
     on_progress: Callable[[int, int], None],
 ) -> dict[int, dict[str, Any]]:
     """Runs the unfinished units; returns the counts of all units, by index."""
-    with futures.ThreadPoolExecutor() as pool:
-        existing = pool.map(functools.partial(prepare_folder.counts_of, job), units)
-        counts = {unit.index: counts for unit, counts in zip(units, existing, strict=True)}
+    counts = _existing_counts(job, units)
     todo = [unit for unit in units if counts[unit.index] is None]
-    done = {unit.index: 0 if counts[unit.index] is None else unit.size for unit in units}
-    total = sum(unit.size for unit in units)
+    results = _run(job, prepare_unit.make_work, units, todo, run, on_progress)
+    # A runner on other machines returns no results; they are in the files of the units.
+    results |= _existing_counts(job, [unit for unit in todo if unit.index not in results])
+    lost = [index for index, result in results.items() if result is None]
+    if lost:
+        raise errors.UserError(
+            f"{job.output}: the files of {len(lost)} of {len(todo)} units are missing or damaged; "
+            "run the same command again to prepare them"
+        )
+    return counts | results
 
+
+def _existing_counts(
+    job: prepare_unit.Job, units: Sequence[prepare_unit.Unit]
+) -> dict[int, dict[str, Any] | None]:
+    """Returns the counts of units by index; None for unfinished units."""
+    with futures.ThreadPoolExecutor() as pool:
+        counts = pool.map(functools.partial(prepare_folder.counts_of, job), units)
+        return {unit.index: count for unit, count in zip(units, counts, strict=True)}
+
+
+def _run(
+    job: prepare_unit.Job,
+    make_work: Callable[[prepare_unit.Job], parallel.Work],
+    units: Sequence[prepare_unit.Unit],
+    todo: Sequence[prepare_unit.Unit],
+    run: parallel.Runner,
+    on_progress: Callable[[int, int], None],
+) -> dict[int, Any]:
+    """Runs the work on the units `todo`, in parallel; returns their results, by index."""
+    done = {unit.index: unit.size for unit in units} | {unit.index: 0 for unit in todo}
+    total = sum(unit.size for unit in units)
     on_progress(sum(done.values()), total)
 
     def report(unit: prepare_unit.Unit, amount: int) -> None:
         done[unit.index] = amount
         on_progress(sum(done.values()), total)
 
-    work = parallel.run(
-        todo, prepare_unit.make_work, (job,), processes=workers, on_progress=report
-    )
-    with contextlib.closing(work):
-        for unit, result in work:
-            counts[unit.index] = result
-    return counts
+    with contextlib.closing(run(todo, make_work, (job,), on_progress=report)) as work:
+        results = {unit.index: result for unit, result in work}
+    on_progress(total, total)
+    return results
 
 
 def _hold_one_out(
@@ -238,7 +310,8 @@ def _hold_one_out(
         for unit in units
         if counts[unit.index]["smallest_hash"] == smallest
     ]
-    return counts | _finish(job, repeated, 1, lambda done, total: None)
+    run = functools.partial(parallel.run, processes=1)
+    return counts | _finish(job, repeated, run, lambda done, total: None)
 
 
 def _totals(
@@ -251,13 +324,28 @@ def _totals(
         shards = [c["splits"][split] for c in ordered if c["splits"][split]]
         sums = {key: sum(shard[key] for shard in shards) for key in _COUNTS}
         splits[split] = sums | {"shards": shards}
+    filtered = _filtered(ordered)
+    num_left_out = sum(count["documents"] for count in filtered.values())
+    num_kept = sum(split["documents"] for split in splits.values())
     num_read = sum(c["documents_read"] for c in ordered)
     return {
         "text_bytes": sum(c["text_bytes"] for c in ordered),
-        "empty_documents": num_read - sum(split["documents"] for split in splits.values()),
+        "empty_documents": num_read - num_kept - num_left_out,
         "skipped": dict(sorted(skipped.items())),
         "splits": splits,
+        **({"filtered": filtered} if filtered else {}),
         "texts": [c["text"] for c in ordered] if all(c["text"] for c in ordered) else [],
+    }
+
+
+def _filtered(counts: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Returns what the filters left out of all units, {reason: {"documents": , "bytes": }}."""
+    reasons = counts[0].get("filtered", {}) if counts else {}
+    return {
+        reason: {
+            key: sum(c["filtered"][reason][key] for c in counts) for key in ("documents", "bytes")
+        }
+        for reason in reasons
     }
 
 
@@ -275,6 +363,14 @@ def _check_documents(folder: epath.Path, manifest: dict[str, Any]) -> None:
             "the corpus has one document, which is held out for evaluation, so there is no "
             "training data: give more documents, split plain text with --text_split=blank, or pass "
             "--heldout_fraction=0"
+        )
+    dropped = {
+        reason: count["documents"] for reason, count in manifest.get("filtered", {}).items()
+    }
+    if any(dropped.values()):
+        raise errors.UserError(
+            f"the filters leave no document: {dropped}, {manifest['empty_documents']} empty "
+            "documents; relax the filters"
         )
     raise errors.UserError(
         f"--input contains no text: {manifest['empty_documents']} empty documents, skipped: "

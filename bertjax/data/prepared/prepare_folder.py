@@ -16,7 +16,7 @@ from etils import epath
 from bertjax import errors, files, schema
 from bertjax.data.corpus import reader
 from bertjax.data.prepared import manifest as manifest_lib
-from bertjax.data.prepared import parallel, prepare_unit, store
+from bertjax.data.prepared import parallel, prepare_duplicates, prepare_unit, store
 
 _PLAN = "plan.json"
 _SECOND = 10**9  # nanoseconds
@@ -95,21 +95,29 @@ def begin(
     Raises UserError if the plan or the text has changed since the interrupted call.
     """
     folder = epath.Path(job.output)
-    finished = list((folder / prepare_unit.UNITS).glob("*.json"))
+    units_folder = folder / prepare_unit.UNITS
+    finished = [*units_folder.glob("*.json"), *units_folder.glob("*.npz")]
     file = folder / _PLAN
     if finished and file.exists():
         remedy = "choose another --output or delete the folder"
         old = schema.read(file, manifest_lib.Plan, remedy, form=manifest_lib.FORM)
         _check_same(folder, dataclasses.asdict(old), plan)
         changed = _possibly_changed(folder, sources)
-        unit_counts = {unit.index: counts_of(job, unit) for unit in units if _reads(unit, changed)}
-        texts = {index: counts["text"] for index, counts in unit_counts.items() if counts}
+        texts = {unit.index: _text(job, unit) for unit in units if _reads(unit, changed)}
         finished_units = [unit for unit in units if texts.get(unit.index)]
         _check_texts(job, texts, finished_units, changed, workers)
     else:
         clear(folder)
         (folder / prepare_unit.UNITS).mkdir(parents=True, exist_ok=True)
         schema.write(file, plan, manifest_lib.FORM)
+
+
+def _text(job: prepare_unit.Job, unit: prepare_unit.Unit) -> str:
+    """Returns the digest of the texts of a unit when it was read before; "" if it was not."""
+    counts = counts_of(job, unit)
+    if counts is None and job.filters.deduplicate != "none":
+        return prepare_duplicates.texts(job, unit)
+    return counts["text"] if counts else ""
 
 
 def _possibly_changed(folder: epath.Path, sources: Sequence[reader.Source]) -> set[str]:
@@ -168,8 +176,9 @@ def _check_texts(
 
 def _check_same(folder: epath.Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     differences = [f"different {key}" for key in new if key != "options" and old[key] != new[key]]
-    for key, value in new["options"].items():
-        old_value = (manifest_lib.EARLIER_OPTIONS | old["options"]).get(key)
+    old_options = manifest_lib.EARLIER_OPTIONS | old["options"]
+    for key in old_options | new["options"]:
+        old_value, value = old_options.get(key), new["options"].get(key)
         if old_value != value:
             differences.append(f"{key}={old_value!r} instead of {value!r}")
     if differences:

@@ -1,8 +1,8 @@
 """Processes one unit of `prepare`: some text sources become one train and one held-out shard.
 
 The shards are written under temporary names and renamed. The unit's counts are written last, so if
-they exist, the shards are complete. The output depends on the unit and the job only, so a unit may
-be repeated at any time.
+they exist, the shards are complete. The output depends on the unit and the job only. So a unit may
+be repeated at any time, also while another process works on it or reads its files.
 """
 
 import collections
@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bertjax import files, schema
-from bertjax.data.corpus import languages, reader, sentences
-from bertjax.data.prepared import store
+from bertjax import errors, files, schema
+from bertjax.data.corpus import languages, reader, sentences, templates
+from bertjax.data.prepared import arrays, overlap, store
+from bertjax.data.prepared import filters as filters_lib
 from bertjax.data.tokenizers import tokenizer
 
 SPLITS = ("train", "heldout")
@@ -45,6 +46,10 @@ class Job:
     text_template: str
     text_split: str
     on_error: str
+    filters: filters_lib.Filters
+
+
+Judge = Callable[[templates.Document], int]  # see `filters.Filters.judge`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +71,31 @@ class Unit:
 
 
 def make_work(job: Job) -> Callable[[Unit, Callable[[int], None]], dict[str, Any]]:
-    """Returns the function that processes a unit; loads the tokenizer once."""
-    return functools.partial(_process_unit, job, tokenizer.load(job.tokenizer_path))
+    """Returns the function that processes a unit; reads what all units share."""
+    needs_judge = job.filters.reasons() and job.filters.deduplicate == "none"
+    judge = make_judge(job) if needs_judge else None
+    return functools.partial(_process_unit, job, tokenizer.load(job.tokenizer_path), judge)
 
 
 def counts_file(output: str, index: int) -> epath.Path:
     """Returns the path of the counts file, which exists if unit `index` is finished."""
     return epath.Path(output) / UNITS / f"{index:05d}.json"
+
+
+def runs_file(output: str) -> epath.Path:
+    """Returns the path of the runs of words of the test sets (see `overlap`)."""
+    return epath.Path(output) / UNITS / "overlap.npz"
+
+
+def verdicts_file(output: str, index: int) -> epath.Path:
+    """Returns the path of the verdicts on the documents of unit `index`."""
+    return epath.Path(output) / UNITS / f"{index:05d}.verdicts.npz"
+
+
+def make_judge(job: Job) -> Judge:
+    """Returns the function that judges a document by itself; reads the runs of the test sets."""
+    runs = overlap.load(runs_file(job.output)) if job.filters.decontaminate else None
+    return job.filters.judge(runs)
 
 
 def texts_digest(job: Job, unit: Unit, report: Callable[[int], None]) -> str:
@@ -81,10 +104,19 @@ def texts_digest(job: Job, unit: Unit, report: Callable[[int], None]) -> str:
     report: called with the number of bytes of the sources that have been read so far.
     """
     digest = hashlib.sha256()
-    for text, position in _texts(job, unit, collections.Counter()):
-        digest.update(_hash(text.encode("utf-8")))
-        report(position)
+    for document in documents(job, unit, collections.Counter()):
+        update(digest, document)
+        report(document.position)
     return digest.hexdigest()
+
+
+def update(digest: Any, document: templates.Document) -> int:
+    """Adds a document to the digest of its unit; returns the hash of its text."""
+    text_hash = _hash(document.text.encode("utf-8"))
+    digest.update(text_hash)
+    if document.language:
+        digest.update(_hash(document.language.encode("utf-8")))
+    return int.from_bytes(text_hash, "little")
 
 
 def make_digest(job: Job) -> Callable[[Unit, Callable[[int], None]], str]:
@@ -97,14 +129,22 @@ def _hash(data: bytes) -> bytes:
 
 
 def _process_unit(
-    job: Job, tok: tokenizer.Tokenizer, unit: Unit, report: Callable[[int], None]
+    job: Job,
+    tok: tokenizer.Tokenizer,
+    judge: Judge | None,
+    unit: Unit,
+    report: Callable[[int], None],
 ) -> dict[str, Any]:
     shards = {split: _Shard(job.output, split, unit, tok) for split in SPLITS}
     try:
-        counts = _write_documents(job, tok, unit, shards, report)
-        counts_file(job.output, unit.index).unlink(missing_ok=True)  # it may describe older shards
-        counts["splits"] = {split: shards[split].publish() for split in SPLITS}
-        schema.write(counts_file(job.output, unit.index), counts)
+        counts = _write_documents(job, tok, judge, unit, shards, report)
+        counts["splits"] = {split: shards[split].finish() for split in SPLITS}
+        file, text = counts_file(job.output, unit.index), schema.text(counts)
+        if _content(file) != text.encode():
+            file.unlink(missing_ok=True)  # it describes other shards
+        for shard in shards.values():
+            shard.publish()
+        files.write_text(file, text, shared=True)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -119,9 +159,17 @@ def _process_unit(
     return counts
 
 
+def _content(file: epath.Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
 def _write_documents(
     job: Job,
     tok: tokenizer.Tokenizer,
+    judge: Judge | None,
     unit: Unit,
     shards: dict[str, "_Shard"],
     report: Callable[[int], None],
@@ -129,23 +177,24 @@ def _write_documents(
     skipped: collections.Counter[str] = collections.Counter()
     split_sentences = languages.splitter(job.splitter, job.language)
     batch = _Batch(tok, shards)
+    verdicts = _Verdicts(job, unit, judge)
     num_documents = text_bytes = 0
     smallest = None
     digest = hashlib.sha256()
-    for text, position in _texts(job, unit, skipped):
-        data = text.encode("utf-8")
-        text_bytes += len(data)
-        text_hash = _hash(data)
-        del data
-        digest.update(text_hash)
-        number = int.from_bytes(text_hash, "little")
+    for document in documents(job, unit, skipped):
+        text, position = document.text, document.position
+        number = update(digest, document)
+        if verdicts.drops(document):
+            num_documents += 1
+            continue
+        text_bytes += len(text.encode("utf-8"))
         has_text = False
         for piece in sentences.chopped(text, _BATCH):
             pieces = split_sentences(piece)
             if pieces:
                 has_text = True
-                document = unit.index << 32 | num_documents
-                batch.add(pieces, document, number < unit.threshold, len(piece))
+                document_id = unit.index << 32 | num_documents
+                batch.add(pieces, document_id, number < unit.threshold, len(piece))
             if batch.letters >= _BATCH:
                 batch.flush()
                 report(position)
@@ -154,7 +203,8 @@ def _write_documents(
         num_documents += 1
     batch.flush()
     report(unit.size)
-    return {
+    verdicts.check(digest.hexdigest())
+    counts = {
         "threshold": unit.threshold,
         "smallest_hash": smallest,
         "documents_read": num_documents,
@@ -162,23 +212,67 @@ def _write_documents(
         "skipped": dict(sorted(skipped.items())),
         "text": digest.hexdigest(),
     }
+    return counts | ({"filtered": verdicts.counts} if verdicts.counts else {})
 
 
-def _texts(
+def documents(
     job: Job, unit: Unit, skipped: collections.Counter[str]
-) -> Iterator[tuple[str, int]]:
+) -> Iterator[templates.Document]:
+    """Yields the documents of a unit, with the bytes of the unit that have been read."""
     offset = 0
     for source in unit.sources:
-        for text, position in reader.read(
+        for document in reader.read(
             source,
             text_field=job.text_field,
             text_template=job.text_template,
+            language_field=job.filters.field,
             text_split=job.text_split,
             on_error=job.on_error,
             skipped=skipped,
         ):
-            yield text, offset + position
+            yield document._replace(position=offset + document.position)
         offset += source.size
+
+
+class _Verdicts:
+    """Decides which documents of a unit are dropped, and counts them.
+
+    judge: judges a document; None if all are kept, or if duplicates are dropped. Then another pass
+    has written the verdicts to the unit's verdicts file.
+    counts: {reason: {"documents": count, "bytes": of text}}.
+    """
+
+    def __init__(self, job: Job, unit: Unit, judge: Judge | None):
+        self._reasons = job.filters.reasons()
+        self.counts = {reason: {"documents": 0, "bytes": 0} for reason in self._reasons}
+        self._place = f"{job.output}: unit {unit.index}"
+        self._stored: Iterator[int] | None = None
+        self._judge = judge
+        if job.filters.deduplicate != "none":
+            content = arrays.read(verdicts_file(job.output, unit.index))
+            self._stored = iter(content["verdicts"].tolist())
+            self._text = str(content["text"])
+
+    def drops(self, document: templates.Document) -> bool:
+        """Returns whether the next document is dropped; counts it if so."""
+        if self._stored is not None:
+            verdict = next(self._stored, filters_lib.KEPT)
+        else:
+            verdict = filters_lib.KEPT if self._judge is None else self._judge(document)
+        if verdict == filters_lib.KEPT:
+            return False
+        count = self.counts[self._reasons[verdict - 1]]
+        count["documents"] += 1
+        count["bytes"] += len(document.text.encode("utf-8"))
+        return True
+
+    def check(self, text: str) -> None:
+        """Raises UserError if the verdicts are on other documents than those of a digest."""
+        if self._stored is not None and self._text != text:
+            raise errors.UserError(
+                f"{self._place}: its text has changed since its duplicates were found; delete the "
+                "folder and prepare the data again"
+            )
 
 
 class _Batch:
@@ -241,6 +335,8 @@ def _no_garbage_collection() -> Iterator[None]:
 
 class _Shard:
     """Writes a shard under a temporary name until `publish`; creates no file if nothing is added.
+
+    Other processes may write and publish the same shard at the same time.
     """
 
     def __init__(self, output: str, split: str, unit: Unit, tok: tokenizer.Tokenizer):
@@ -248,7 +344,7 @@ class _Shard:
         self._final = epath.Path(output) / name
         self._remote = "://" in output
         folder = tempfile.gettempdir() if self._remote else output
-        self._partial = os.path.join(folder, f".{name}.{os.getpid()}{files.PARTIAL}")
+        self._partial = os.path.join(folder, files.unique_partial(name))
         self._unknown_id, self._unknown = tok.specials.unk, 0
         self._writer: store.ShardWriter | None = None
         self.dtype = store.token_dtype(tok.size)
@@ -260,15 +356,14 @@ class _Shard:
         if self._unknown_id >= 0:
             self._unknown += int((tokens == self._unknown_id).sum())
 
-    def publish(self) -> dict[str, Any] | None:
-        """Moves the file to its final name and returns its manifest entry; None if it is empty."""
+    def finish(self) -> dict[str, Any] | None:
+        """Completes the file and returns its manifest entry; None if nothing was added."""
         if self._writer is None:
-            self._final.unlink(missing_ok=True)
             return None
         self._writer.close()
         with open(self._partial, "rb") as file:
             os.fsync(file.fileno())
-        entry = {
+        return {
             "documents": self._writer.documents,
             "sentences": self._writer.sentences,
             "tokens": self._writer.tokens,
@@ -278,11 +373,15 @@ class _Shard:
             "bytes": os.path.getsize(self._partial),
             "sha256": files.sha256(self._partial),
         }
-        if self._remote:
+
+    def publish(self) -> None:
+        """Moves the finished file to its final name; removes an older file if nothing was added."""
+        if self._writer is None:
+            self._final.unlink(missing_ok=True)
+        elif self._remote:
             epath.Path(self._partial).copy(self._final, overwrite=True)
         else:
             os.replace(self._partial, self._final)
-        return entry
 
     def discard(self) -> None:
         self._writer = None

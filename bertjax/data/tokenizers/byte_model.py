@@ -103,6 +103,10 @@ class ByteModel:
         """Returns bool[size]: False only for white space, which starts a word, as in GPT-2."""
         return np.array([i < FIRST or i - FIRST not in _SPACES for i in range(len(self.pieces))])
 
+    def token_bytes(self) -> np.ndarray:
+        """Returns int[size]: 1 for each byte, 0 for the three special tokens."""
+        return np.array([int(i >= FIRST) for i in range(len(self.pieces))])
+
     def rules(self) -> dict:
         """Returns the rules that determine the ids, for the fingerprint."""
         return {"first": FIRST}

@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers
 from tokenizers import pre_tokenizers
 
-from bertjax.data.tokenizers import byte_model, word_cache
+from bertjax.data.tokenizers import byte_model, piece_bytes, word_cache
 
 KINDS = {"WordPiece": "wordpiece", "BPE": "bpe", "Unigram": "unigram"}
 SPACE = {"bpe": "\u0120", "unigram": "\u2581"}  # marks a piece that starts a word
@@ -113,6 +113,17 @@ class LibraryModel:
             prefix = self._spec["model"]["continuing_subword_prefix"]
             return np.array([piece.startswith(prefix) for piece in self.pieces])
         return np.array([not piece.startswith(SPACE[self.kind]) for piece in self.pieces])
+
+    def token_bytes(self) -> np.ndarray:
+        """Returns int[size]: the bytes of text that each piece stands for, see `piece_bytes`."""
+        model = self._spec["model"]
+        if self.kind == "wordpiece":
+            return piece_bytes.of_words(self.pieces, model["continuing_subword_prefix"])
+        parts = (self._spec["normalizer"], self._spec["pre_tokenizer"])
+        if any(_contains(part, "ByteLevel") for part in parts):
+            return piece_bytes.of_byte_level(self.pieces, _BYTES)
+        byte_fallback = bool(model.get("byte_fallback"))
+        return piece_bytes.of_sentencepiece(self.pieces, byte_fallback=byte_fallback)
 
     def rules(self) -> dict:
         """Returns the rules that determine the ids, in a form independent of library versions."""
@@ -322,6 +333,13 @@ def count_sentinels(pieces: list[str]) -> int:
     """Returns the number of sentinels at the end: <extra_id_n>, ..., <extra_id_1>, <extra_id_0>."""
     pairs = enumerate(reversed(pieces))
     return next((i for i, piece in pairs if piece != f"<extra_id_{i}>"), len(pieces))
+
+
+def _contains(section: dict | None, kind: str) -> bool:
+    """Returns whether a normalizer or pre-tokenizer is of this type or has such a part."""
+    section = section or {}
+    parts = [*section.get("normalizers", ()), *section.get("pretokenizers", ())]
+    return section.get("type") == kind or any(_contains(part, kind) for part in parts)
 
 
 def _settings(section: dict | None) -> dict:

@@ -52,5 +52,8 @@ class Model(Protocol):
     def continuations(self) -> np.ndarray:
         """Returns bool[size]: true for pieces that continue the word before them."""
 
+    def token_bytes(self) -> np.ndarray:
+        """Returns int[size]: the bytes of text that each piece stands for, see `piece_bytes`."""
+
     def rules(self) -> dict[str, Any]:
         """Returns the rules that determine the ids, in a form independent of library versions."""

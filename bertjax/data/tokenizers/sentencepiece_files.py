@@ -75,12 +75,11 @@ def _albert_rules(folder: Folder) -> albert_rules.AlbertRules | None:
 
 
 def _unsupported_option(folder: Folder) -> str:
-    """Returns an option of DebertaV2Tokenizer that is on and not supported here; "" if none is."""
-    options = folder.options
-    lowercases = options.do_lower_case and "do_lower_case" not in folder.overrides
-    if options.split_by_punct:
-        return "split_by_punct"
-    return "do_lower_case" if lowercases and "split_by_punct" in folder.properties.defaults else ""
+    """Returns an option that is on in the folder and that its class refuses; "" if none is."""
+    for name in folder.properties.unsupported:
+        if getattr(folder.options, name) and name not in folder.overrides:
+            return name
+    return ""
 
 
 def _common_layout(data: bytes, folder: Folder) -> str | None:

@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import sentencepiece
 import tokenizers
-from sentencepiece import sentencepiece_model_pb2
 
 from bertjax.data.tokenizers import (
     added_tokens,
     albert_rules,
     library_model,
+    piece_bytes,
     sentencepiece_pipeline,
 )
+from bertjax.data.tokenizers.sentencepiece_proto import sentencepiece_model_pb2
 
 SPACE = "\u2581"
 _CONTROL = sentencepiece_model_pb2.ModelProto.SentencePiece.CONTROL
@@ -183,12 +184,13 @@ class UnigramModel:
 
     def continuations(self) -> np.ndarray:
         """Returns bool[size]: true for pieces that continue the word before them."""
-        return np.array(
-            [
-                not piece.startswith(SPACE) and i < self._num_base
-                for i, piece in enumerate(self.pieces)
-            ]
-        )
+        pieces = enumerate(self.pieces)
+        return np.array([not p.startswith(SPACE) and i < self._num_base for i, p in pieces])
+
+    def token_bytes(self) -> np.ndarray:
+        """Returns int[size]: the bytes of text that each piece stands for, see `piece_bytes`."""
+        byte_fallback = self._proto.trainer_spec.byte_fallback
+        return piece_bytes.of_sentencepiece(self.pieces, byte_fallback=byte_fallback)
 
     def rules(self) -> dict:
         """Returns the rules that determine the ids, for the fingerprint."""

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 
 import sentencepiece
 import tokenizers
-from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from bertjax import errors
+from bertjax.data.tokenizers.sentencepiece_proto import sentencepiece_model_pb2
 
 SPACE = "\u2581"
 _PIECE = sentencepiece_model_pb2.ModelProto.SentencePiece

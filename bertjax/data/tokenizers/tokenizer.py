@@ -161,6 +161,13 @@ class Tokenizer:
         mask[self._special_ids] = True
         return mask
 
+    def token_bytes(self) -> np.ndarray:
+        """Returns int[size]: the bytes of text that each piece stands for; 0 for special tokens.
+
+        The counts of a text's ids add up to its bytes in UTF-8, with spaces: see `piece_bytes`.
+        """
+        return np.where(self.special_mask(), 0, self._model.token_bytes())
+
     def keeps_spaces(self) -> bool:
         """Returns whether a leading space changes the ids of a text.
 

@@ -21,12 +21,14 @@ class Class(NamedTuple):
     defaults: the defaults of its options, under transformers' names.
     layout: how ids follow from SentencePiece's pieces, see `sentencepiece_model.LAYOUTS`.
     added: special tokens that the class appends to a vocabulary that lacks them.
+    unsupported: options that are refused if they are on, since their rules are not in the files.
     """
 
     kind: str
     defaults: Mapping[str, Any] = {}
     layout: str = "plain"
     added: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ("split_by_punct",)
 
 
 _BERT = Class("wordpiece", {"do_lower_case": True, "tokenize_chinese_chars": True})
@@ -48,7 +50,8 @@ CLASSES: dict[str, Class] = {
     "XLMRobertaTokenizer": Class("sentencepiece", layout="xlm-roberta"),
     "CamembertTokenizer": Class("sentencepiece", layout="camembert"),
     "DebertaV2Tokenizer": Class(
-        "sentencepiece", {"do_lower_case": False, "split_by_punct": False}, added=("[MASK]",)
+        "sentencepiece", {"do_lower_case": False, "split_by_punct": False}, added=("[MASK]",),
+        unsupported=("split_by_punct", "do_lower_case"),
     ),
     "RobertaTokenizer": _BYTE_LEVEL,
     "GPT2Tokenizer": _BYTE_LEVEL,

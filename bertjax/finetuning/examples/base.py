@@ -12,11 +12,12 @@ then ().
 
 import abc
 import collections
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator
 from typing import Any, ClassVar, Protocol, Self
 
 from bertjax import errors
 from bertjax.finetuning import task as task_lib
+from bertjax.finetuning.examples import readers
 
 
 class Example(Protocol):
@@ -123,14 +124,18 @@ class Example(Protocol):
         """Returns a key that is equal for all examples about one text; None if there is no text."""
 
 
-def lines_of_text(task: task_lib.Task, path: str, needed: Sequence[str]) -> errors.UserError:
+def lines_of_text(task: task_lib.Task, path: str) -> errors.UserError:
     """Returns the error for a file with one text per line if the task needs several columns."""
     return errors.UserError(
         f"{path}: has one text per line, but an example of the task {task.name} has several texts: "
-        f"give JSON lines with {', '.join(map(repr, needed))}"
+        f"give JSON lines with {', '.join(map(repr, task.columns.texts[0]))}"
     )
 
 
-def squeezed(text: str) -> str:
-    """Normalises case and whitespace, to find near-duplicate texts."""
-    return " ".join(text.lower().split())
+def records(
+    task: task_lib.Task, path: str, skipped: collections.Counter[str] | None = None
+) -> Iterator[readers.Record]:
+    """Yields the records of a file, with the columns that the task reads."""
+    return readers.records(
+        path, reads=task.columns.reads, headerless=task.headerless, skipped=skipped
+    )

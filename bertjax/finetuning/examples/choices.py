@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 from bertjax import errors
 from bertjax.finetuning import task as task_lib
 from bertjax.finetuning.examples import base, readers
+from bertjax.finetuning.examples import columns as columns_lib
 
 
 class _Fields(NamedTuple):
@@ -32,7 +33,7 @@ class Choice(_Fields, base.Example):
 
     __slots__ = ()
 
-    SUFFIXES = (".jsonl", ".parquet")
+    SUFFIXES = (".jsonl", ".parquet", ".arrow", ".json")
     LISTS = ("choices",)
     INPUT = "a context with choices"
     FLAGS = ("choice", "--choice, several times, and --context")
@@ -50,27 +51,26 @@ class Choice(_Fields, base.Example):
     ) -> list[Self]:
         """Returns the examples of a file. Raises UserError if it has one text per line."""
         del scored
-        if not training and readers.is_plain(path, task.columns):
-            raise base.lines_of_text(task, path, [*task.columns.texts[0], "choices"])
-        records = readers.records(path, headerless=task.headerless, skipped=skipped)
+        if not training and columns_lib.is_plain(path, task.columns):
+            raise base.lines_of_text(task, path)
+        records = base.records(task, path, skipped)
         return [cls.of_record(record, task.columns) for record in records]
 
     @classmethod
-    def of_record(cls, record: readers.Record, columns: readers.Columns) -> Self:
-        """Converts a record with a context or question (or both), "choices", and perhaps a label.
+    def of_record(cls, record: readers.Record, columns: columns_lib.Columns) -> Self:
+        """Converts a record with a context or question (or both), choices, and perhaps a label.
 
-        The label is the index of a choice, from 0. Raises UserError for fewer than two choices, a
-        blank choice, and a label that is not the index of a choice.
+        The last text column is that of the choices. The label is the index of a choice, from 0.
+        Raises UserError for fewer than two choices, a blank choice, and a label that is not the
+        index of a choice.
         """
-        names = readers.alternative(record, columns.texts)
-        options = record.fields.get("choices")
-        label = readers.column(record, columns.label)
-        if options is None:
-            raise readers.absent(record, "choices")
+        *names, last = columns_lib.text_columns(record, columns)
+        options = record.fields[last]
+        label = columns_lib.value(record, columns.label)
         if not (isinstance(options, list) and all(isinstance(c, str) for c in options)):
-            raise errors.UserError(f"{record.where}: 'choices' is not a list of texts")
+            raise errors.UserError(f"{record.where}: {last!r} is not a list of texts")
         if len(options) < 2 or not all(choice.strip() for choice in options):
-            raise errors.UserError(f"{record.where}: 'choices' needs at least two non-empty texts")
+            raise errors.UserError(f"{record.where}: {last!r} needs at least two non-empty texts")
         is_int = isinstance(label, int) and not isinstance(label, bool)
         if label is not None and not (is_int and 0 <= label < len(options)):
             raise errors.UserError(
@@ -82,7 +82,7 @@ class Choice(_Fields, base.Example):
             " ".join(texts),
             tuple(options),
             label,
-            readers.record_id(record, columns),
+            columns_lib.record_id(record, columns),
             record.where,
             texts[0] if len(texts) > 1 else "",
         )

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 from bertjax import errors
 from bertjax.finetuning import task as task_lib
 from bertjax.finetuning.examples import base, squad
+from bertjax.finetuning.examples import columns as columns_lib
 
 
 class _Fields(NamedTuple):
@@ -32,7 +33,7 @@ class Question(_Fields, base.Example):
 
     __slots__ = ()
 
-    SUFFIXES = (".json", ".jsonl", ".parquet")
+    SUFFIXES = (".json", ".jsonl", ".parquet", ".arrow")
     LISTS = ("answers",)
     INPUT = "a question about a context"
     FLAGS = ("question", "--question and --context")
@@ -51,16 +52,19 @@ class Question(_Fields, base.Example):
         """Returns the questions of a file. Only some tasks accept questions without an answer."""
         del training, scored, skipped
         impossible = task.kind == "text_to_text" or "impossible" in task.options
-        return cls.of_squad(path, impossible=impossible)
+        return cls.of_squad(path, impossible=impossible, columns=task.columns)
 
     @classmethod
-    def of_squad(cls, path: str, *, impossible: bool) -> list[Self]:
+    def of_squad(
+        cls, path: str, *, impossible: bool, columns: columns_lib.Columns = squad.COLUMNS
+    ) -> list[Self]:
         """Returns the questions of a file, in the order of the file.
 
-        impossible: whether questions without an answer are allowed (v2.0). Raises UserError for bad
-        files, files without questions, and repeated ids.
+        columns: of a file with one question per record. impossible: whether questions without an
+        answer are allowed (v2.0). Raises UserError for bad files, files without questions, and
+        repeated ids.
         """
-        questions = [cls._of_entry(entry) for entry in squad.entries(path)]
+        questions = [cls._of_entry(entry) for entry in squad.entries(path, columns)]
         if not questions:
             raise errors.UserError(f"{path}: contains no questions")
         ids: set[str] = set()
@@ -104,9 +108,8 @@ class Question(_Fields, base.Example):
 
     @classmethod
     def has_columns(cls, path: str) -> bool:
-        """Returns False, because SQuAD's own format has no columns."""
-        del path
-        return False
+        """Returns whether the file has one question per record, not SQuAD's own format."""
+        return squad.has_records(path)
 
     @classmethod
     def for_prediction(cls, task: task_lib.Task, *, any_texts: bool) -> task_lib.Task:

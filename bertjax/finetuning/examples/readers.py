@@ -2,88 +2,119 @@
 
     .jsonl .json .ndjson    one JSON object per line
     .parquet                columns of texts, numbers, lists and structs; see `parquet.rows`
+    .arrow                  the same, as Hugging Face's `save_to_disk` writes it; see `arrow.rows`
     tfds:NAME/CONFIG:SPLIT  a TFDS dataset in ArrayRecord files, read without TensorFlow
     .csv                    a header line, cells split at commas, which may be quoted (RFC 4180)
     anything else           TSV: a header line, cells split at tabs, no quoting (as in GLUE)
 
-Text files may be .gz or .zst. Files are local or gs://. The types of examples convert records to
-examples. They find columns by name, try several names for each, and ignore the other columns. Bad
-input raises a UserError that names the file and the line.
+Text files may be .gz or .zst. Files are local or gs://. A glob, such as train-*-of-00002.parquet,
+names the shards of one file. The types of examples convert records to examples; `columns` finds the
+columns that they read. Bad input raises a UserError that names the file and the line.
 """
 
 import collections
+import glob
 import math
-from collections.abc import Iterator, Sequence
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bertjax import errors, schema
-from bertjax.data.corpus import corpus_files, indexed, parquet, reader, tables
+from bertjax.data.corpus import arrow, corpus_files, indexed, parquet, reader, tables
 
 
 class Record(NamedTuple):
     """A row of a table.
 
     where: its place, such as "file:line". fields: {column: value}; values are texts in TSV and CSV,
-    and of any JSON type in other files. Missing values are omitted.
+    and of any JSON type in other files. Missing values are omitted. columns: the names of all
+    columns, also of those that are not read. missing: {column: why it has no value}.
     """
 
     where: str
     fields: dict[str, Any]
+    columns: tuple[str, ...] = ()
+    missing: Mapping[str, str] = types.MappingProxyType({})
 
 
-class Columns(NamedTuple):
-    """For each part of an example, the column names that are tried, in this order.
-
-    texts: alternatives that are tried in this order; each is a tuple with one column for each text.
-    refused: columns that raise an error, because only files for another task have them.
-    """
-
-    texts: tuple[tuple[str, ...], ...]
-    label: tuple[str, ...] = ("label",)
-    id: tuple[str, ...] = ("index", "idx", "id")
-    refused: tuple[str, ...] = ()
+_BINARY = {"parquet": parquet, "arrow": arrow}  # {format: module with `columns` and `rows`}
+_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")  # as in train-00000-of-00002.parquet
+BYTES = "contains bytes, not text or numbers: convert the column"
+_FILL = ": fill it or remove the row"
+_UNNAMED = "Unnamed: 0"  # pandas' name for the first column of a header that does not name it
 
 
 def has_fields(path: str) -> bool:
-    """Returns whether the path names JSON lines, Parquet or TFDS, whose values may be lists."""
-    return path.startswith("tfds:") or _format(path) in ("jsonl", "parquet")
+    """Returns whether the path names a format whose values may be lists, so not TSV or CSV."""
+    return path.startswith("tfds:") or _format(path) in ("jsonl", *_BINARY)
 
 
 def _format(path: str) -> str | None:
-    return reader.SUFFIXES.get(corpus_files.suffix(path))
+    suffix = corpus_files.suffix(path)
+    return "arrow" if suffix == ".arrow" else reader.SUFFIXES.get(suffix)
 
 
 def records(
     path: str,
     *,
+    reads: Callable[[str], bool] = lambda name: True,
     headerless: Sequence[str] = (),
     skipped: collections.Counter[str] | None = None,
 ) -> Iterator[Record]:
     """Yields the records of a file or TFDS dataset, in order. Raises UserError if there are none.
 
+    path: a glob stands for all the files that match, in the order of their names.
+    reads: whether to read a column; other columns of Parquet files are left out, to save time.
     headerless: column names to use for a TSV or CSV file whose first line has none of them.
     skipped: counter of skipped rows. Rows of a TSV or CSV file with more or fewer cells than the
         header are skipped and counted. If it is None, such a row raises UserError.
     """
+    empty = True
+    for file in _files(path):
+        for record in _of_file(file, reads, headerless, skipped):
+            empty = False
+            yield record
+    if empty:
+        raise errors.UserError(f"{path}: contains no rows")
+
+
+def _of_file(
+    path: str,
+    reads: Callable[[str], bool],
+    headerless: Sequence[str],
+    skipped: collections.Counter[str] | None,
+) -> Iterator[Record]:
     if path.startswith("tfds:"):
-        rows = _tfds(path)
-    elif has_fields(path):
-        rows = _parquet(path) if _format(path) == "parquet" else _json_lines(path)
-    elif _format(path) == "arrayrecord":
+        return _tfds(path)
+    if has_fields(path):
+        return _binary(path, reads) if _format(path) in _BINARY else _json_lines(path)
+    if _format(path) == "arrayrecord":
         raise errors.UserError(
             f"{path}: {corpus_files.suffix(path)} is not supported; convert the file to TSV or "
             "JSON lines"
         )
-    else:
-        rows = _table(path, headerless, skipped)
-    empty = True
-    for record in rows:
-        empty = False
-        yield record
-    if empty:
-        raise errors.UserError(f"{path}: contains no rows")
+    return _table(path, headerless, skipped)
+
+
+def _files(path: str) -> list[str]:
+    """Returns the files of a path or glob. Raises UserError if a numbered shard is missing."""
+    if path.startswith("tfds:") or not glob.has_magic(path):
+        return [path]
+    files = corpus_files.expand(path, lambda name: True)
+    numbers: dict[tuple[str, str], set[int]] = {}
+    for match in filter(None, map(_SHARD.fullmatch, files)):
+        numbers.setdefault((match[1], match[3]), set()).add(int(match[2]))
+    for (stem, total), there in numbers.items():
+        absent = sorted(set(range(int(total))) - there)
+        if absent:
+            raise errors.UserError(
+                f"{path}: {len(absent)} of {int(total)} files are missing, the first is "
+                f"{stem}-{absent[0]:05d}-of-{total}; copy or download them again"
+            )
+    return files
 
 
 def _table(
@@ -95,11 +126,14 @@ def _table(
         if not header:
             header = [cell.strip() for cell in cells]
             if not headerless or set(header) & set(headerless):
+                header[0] = header[0] or _UNNAMED * (len(header) > 1)
                 _check_header(path, header)
+                names = tuple(header)
                 continue
             header = list(headerless)
+            names = tuple(header)
         if len(cells) == len(header):
-            yield Record(f"{path}:{number}", dict(zip(header, cells, strict=True)))
+            yield Record(f"{path}:{number}", dict(zip(header, cells, strict=True)), names)
         elif not any(cell.strip() for cell in cells):
             raise errors.UserError(f"{path}:{number}: an empty line; remove it")
         elif skipped is not None:
@@ -125,7 +159,7 @@ def _tabs(path: str) -> Iterator[tuple[int, list[str]]]:
 
 def _quoted(path: str) -> Iterator[tuple[int, list[str]]]:
     """Yields (number of the first line, cells) of the rows of a CSV file, without blank lines."""
-    lines = ((number, f"{line}\n".encode(), 0) for number, line in corpus_files.text_lines(path))
+    lines = ((number, f"{line}\n", 0) for number, line in corpus_files.text_lines(path))
     for row in tables.rows(lines, "csv"):
         if row.problem:
             problem = f"not valid CSV ({row.problem}); correct it"
@@ -158,14 +192,32 @@ def _check_header(path: str, header: Sequence[str]) -> None:
 def _json_lines(path: str) -> Iterator[Record]:
     for number, line in corpus_files.text_lines(path):
         if line and not line.isspace():
-            value = schema.parse(line, path, "each line is one JSON object", number=number)
-            yield Record(f"{path}:{number}", {k: v for k, v in value.items() if v is not None})
+            advice = "each line is one JSON object (jq -c '.[]' writes a list as such lines)"
+            value = schema.parse(line, path, advice, number=number)
+            yield _without_nulls(f"{path}:{number}", value, tuple(value))
 
 
-def _parquet(path: str) -> Iterator[Record]:
-    for index, fields in parquet.rows(path):
-        values = {name: value for name, value in fields.items() if value is not None}
-        yield Record(f"{path} row {index}", values)
+def _binary(path: str, reads: Callable[[str], bool]) -> Iterator[Record]:
+    module = _BINARY[_format(path)]
+    columns = module.columns(path)
+    of_bytes = {name: BYTES for name, holds_bytes in columns.items() if holds_bytes}
+    for index, fields in module.rows(path, reads):
+        null = "is null, or the class number -1"
+        yield _without_nulls(f"{path} row {index}", fields, tuple(columns), null, of_bytes)
+
+
+def _without_nulls(
+    where: str,
+    fields: dict[str, Any],
+    columns: tuple[str, ...],
+    null: str = "is null",
+    missing: Mapping[str, str] = types.MappingProxyType({}),
+) -> Record:
+    if None in fields.values():
+        nulls = {name: null + _FILL for name, value in fields.items() if value is None}
+        missing = {**missing, **nulls}
+        fields = {name: value for name, value in fields.items() if value is not None}
+    return Record(where, fields, columns, missing)
 
 
 def _tfds(path: str) -> Iterator[Record]:
@@ -174,7 +226,7 @@ def _tfds(path: str) -> Iterator[Record]:
     for index in range(len(data)):
         where = f"{path} record {index}"
         fields = {name: _json_value(value, features[name]) for name, value in data[index].items()}
-        yield Record(where, {name: value for name, value in fields.items() if value is not None})
+        yield _without_nulls(where, fields, tuple(fields), "is null, or the class number -1")
 
 
 def _json_value(value: Any, feature: Any) -> Any:
@@ -195,11 +247,6 @@ def _json_value(value: Any, feature: Any) -> Any:
     return names[value] if value >= 0 else None
 
 
-def column(record: Record, names: Sequence[str]) -> Any:
-    """Returns the value of the first of these columns that the record has; None if it has none."""
-    return next((record.fields[name] for name in names if name in record.fields), None)
-
-
 def text(record: Record, name: str, *, empty: bool = False) -> str:
     """Returns the text in column `name`.
 
@@ -217,31 +264,6 @@ def text(record: Record, name: str, *, empty: bool = False) -> str:
     return value
 
 
-def column_list(record: Record) -> str:
-    """Returns the names of a record's columns for a message, shortened if there are many."""
-    return ", ".join(map(repr, list(record.fields)[:12]))[:200]
-
-
-def absent(record: Record, name: str, suggestion: str = "") -> errors.UserError:
-    """Returns the error for a record without the column `name`. suggestion: names to suggest."""
-    rename = f": rename your columns to {suggestion}" if suggestion else ""
-    return errors.UserError(
-        f"{record.where}: has no column {name!r}; its columns are {column_list(record)}{rename} "
-        "(a TSV or CSV file begins with a line of column names)"
-    )
-
-
-def is_plain(path: str, columns: Columns) -> bool:
-    """Returns whether the path is a .txt file with one text per line.
-
-    The first line of such a file has no tab and is not the name of a text column.
-    """
-    if corpus_files.suffix(path) != ".txt":
-        return False
-    _, first = next(corpus_files.text_lines(path))
-    return "\t" not in first and (first.strip(),) not in columns.texts
-
-
 def plain(path: str) -> list[tuple[str, str]]:
     """Returns (where, text) of the non-blank lines. Raises UserError if all are blank."""
     lines = corpus_files.text_lines(path)
@@ -249,26 +271,6 @@ def plain(path: str) -> list[tuple[str, str]]:
     if not pairs:
         raise errors.UserError(f"{path}: contains no text")
     return pairs
-
-
-def alternative(record: Record, texts: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-    """Returns the first of the alternatives whose columns the record has; see `Columns`.
-
-    Raises UserError if there is none.
-    """
-    for names in texts:
-        if all(name in record.fields for name in names):
-            return names
-    # Name the missing column of the alternative with the most columns present.
-    best = max(texts, key=lambda names: sum(name in record.fields for name in names))
-    suggestion = " or ".join(" and ".join(names) for names in texts[:3]) if len(texts) > 1 else ""
-    raise absent(record, next(name for name in best if name not in record.fields), suggestion)
-
-
-def record_id(record: Record, columns: Columns) -> str:
-    """Returns the id of a record; "" if it has none."""
-    value = column(record, columns.id)
-    return "" if value is None else str(value)
 
 
 def name(record: Record, value: Any) -> str:

@@ -11,8 +11,10 @@ from collections.abc import Hashable
 from typing import Any, NamedTuple, Self
 
 from bertjax import errors
+from bertjax.data.corpus import words
 from bertjax.finetuning import task as task_lib
 from bertjax.finetuning.examples import base, readers
+from bertjax.finetuning.examples import columns as columns_lib
 
 # Alternative names of the column of a single text, and of the two columns of a pair.
 TEXT = (("sentence",), ("text",))
@@ -40,12 +42,13 @@ class _Fields(NamedTuple):
 class Sentence(_Fields, base.Example):
     """One or two texts and a label: a class name, several class names, or a score.
 
+    For embeddings, texts that do not match the first one may follow the two that match.
     id: the id of the example in the file, for leaderboard submissions; "" if it has none.
     """
 
     __slots__ = ()
 
-    SUFFIXES = (".tsv", ".jsonl", ".csv", ".parquet")
+    SUFFIXES = (".tsv", ".jsonl", ".csv", ".parquet", ".arrow", ".json")
     LISTS = ("texts",)
     INPUT = "a text, or a pair of texts"
     FLAGS = ("text", "--text")
@@ -67,24 +70,22 @@ class Sentence(_Fields, base.Example):
         """
         del scored
         columns = task.columns
-        if not training and readers.is_plain(path, columns):
+        if not training and columns_lib.is_plain(path, columns):
             if all(len(names) > 1 for names in columns.texts) and not task.any_texts:
-                raise base.lines_of_text(task, path, columns.texts[0])
+                raise base.lines_of_text(task, path)
             return [cls((text,), where=where) for where, text in readers.plain(path)]
         examples = []
-        for record in readers.records(path, headerless=task.headerless, skipped=skipped):
-            names = readers.alternative(record, columns.texts)
+        for record in base.records(task, path, skipped):
+            names = columns_lib.text_columns(record, columns)
             if skipped is not None and not all(str(record.fields[name]).strip() for name in names):
                 skipped["rows with an empty text"] += 1
                 continue
-            for name in set(columns.refused) & record.fields.keys():
-                raise errors.UserError(
-                    f"{record.where}: this task does not use the column {name!r}; use "
-                    "--task=similarity or --task=regression, or remove the column"
-                )
-            texts = tuple(readers.text(record, name, empty=task.damaged) for name in names)
-            label = _label(task, record)
-            examples.append(cls(texts, label, readers.record_id(record, columns), record.where))
+            columns_lib.check_refused(record, columns)
+            texts = [readers.text(record, name, empty=task.damaged) for name in names[:2]]
+            if len(texts) > 1:
+                texts += columns_lib.further_texts(record, columns, names[2:])
+            label, record_id = _label(task, record), columns_lib.record_id(record, columns)
+            examples.append(cls(tuple(texts), label, record_id, record.where))
         return examples
 
     @classmethod
@@ -125,11 +126,11 @@ class Sentence(_Fields, base.Example):
 
     def group(self) -> Hashable:
         """Returns the first text with its case and white space normalised."""
-        return base.squeezed(self.texts[0])
+        return words.squeezed(self.texts[0])
 
 
 def _label(task: task_lib.Task, record: readers.Record) -> Label:
-    value, read_label = readers.column(record, task.columns.label), task.type.read_label
+    value, read_label = columns_lib.value(record, task.columns.label), task.type.read_label
     if value is not None and read_label is not None:
         return read_label(record, value)
     if value is None or str(value).strip() == "":

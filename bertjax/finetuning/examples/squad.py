@@ -4,9 +4,9 @@
         {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": 17}],
          "is_impossible": false}]}]}]}
 
-JSON lines, Parquet and TFDS data sets have one question per record instead, with the fields id,
-question, context and answers: {"text": [...], "answer_start": [...]}. `questions` checks that the
-answers are in their contexts.
+JSON lines, Parquet, Arrow and TFDS data sets have one question per record instead, with the fields
+id, question, context and answers: {"text": [...], "answer_start": [...]}. Without an id, a question
+has the number of its record. `questions` checks that the answers are in their contexts.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,13 @@ from typing import Any, NamedTuple
 
 from bertjax import errors, schema
 from bertjax.data.corpus import corpus_files
+from bertjax.finetuning.examples import columns as columns_lib
 from bertjax.finetuning.examples import readers
 
-_RECORDS = (".jsonl", ".ndjson", ".parquet")
+_RECORDS = (".jsonl", ".ndjson", ".parquet", ".arrow")
+COLUMNS = columns_lib.Columns(
+    (("question", "context"),), ("answers",), ("id",), extra=("is_impossible",)
+)
 
 
 class Entry(NamedTuple):
@@ -30,17 +34,21 @@ class Entry(NamedTuple):
     impossible: bool
 
 
-def entries(path: str) -> Iterator[Entry]:
+def has_records(path: str) -> bool:
+    """Returns whether a file has one question per record."""
+    return path.startswith("tfds:") or corpus_files.suffix(path) in _RECORDS
+
+
+def entries(path: str, columns: columns_lib.Columns = COLUMNS) -> Iterator[Entry]:
     """Yields the questions of a file, in the order of the file.
 
-    Raises UserError for other file formats.
+    columns: of records. Raises UserError for other file formats.
 
-    In records (JSON lines, Parquet, TFDS), an empty list of answers means that the question has no
-    answer. In SQuAD's own format, an empty list means that the answer is unknown; "is_impossible"
-    marks a question without an answer.
+    In records, an empty list of answers means that the question has no answer. In SQuAD's own
+    format, an empty list means that the answer is unknown; "is_impossible" marks a question without
+    an answer.
     """
-    records = path.startswith("tfds:") or corpus_files.suffix(path) in _RECORDS
-    yield from _flat(path) if records else _nested(path)
+    yield from _flat(path, columns) if has_records(path) else _nested(path)
 
 
 def _nested(path: str) -> Iterator[Entry]:
@@ -63,17 +71,16 @@ def _nested(path: str) -> Iterator[Entry]:
                 yield Entry(where, qa["id"], question, context, starts, unanswerable)
 
 
-def _flat(path: str) -> Iterator[Entry]:
-    for record in readers.records(path):
-        place = record.where
-        question_id, question, context = (
-            _get(record.fields, key, str, place) for key in ("id", "question", "context")
-        )
-        where = f"{place} question {question_id}"
+def _flat(path: str, columns: columns_lib.Columns) -> Iterator[Entry]:
+    for number, record in enumerate(readers.records(path, reads=columns.reads)):
+        names = columns_lib.text_columns(record, columns)
+        question_id = columns_lib.record_id(record, columns) or str(number)
+        where = f"{record.where} question {question_id}"
+        question, context = (_get(record.fields, name, str, where) for name in names)
         starts: list[tuple[str, int]] = []
-        has_answers = "answers" in record.fields
-        if has_answers:
-            answers = _get(record.fields, "answers", dict, where)
+        label = next((name for name in columns.label if name in record.fields), "")
+        if label:
+            answers = _get(record.fields, label, dict, where)
             texts = _get(answers, "text", list, where)
             positions = _get(answers, "answer_start", list, where)
             if len(texts) != len(positions):
@@ -85,7 +92,7 @@ def _flat(path: str) -> Iterator[Entry]:
                 (_get({"text": text}, "text", str, where), _get({"at": at}, "at", int, where))
                 for text, at in zip(texts, positions, strict=True)
             ]
-        unanswerable = has_answers and not starts
+        unanswerable = bool(label) and not starts
         if "is_impossible" in record.fields:
             unanswerable = _get(record.fields, "is_impossible", bool, where)
         yield Entry(where, question_id, question, context, starts, unanswerable)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 from bertjax import errors
 from bertjax.finetuning import task as task_lib
 from bertjax.finetuning.examples import base, readers
+from bertjax.finetuning.examples import columns as columns_lib
 
 
 class _Fields(NamedTuple):
@@ -27,7 +28,7 @@ class TextPair(_Fields, base.Example):
 
     __slots__ = ()
 
-    SUFFIXES = (".jsonl", ".tsv", ".csv", ".parquet")
+    SUFFIXES = (".jsonl", ".tsv", ".csv", ".parquet", ".arrow", ".json")
     LISTS = ("targets",)
     INPUT = "a text"
     FLAGS = ("text", "--text")
@@ -45,19 +46,19 @@ class TextPair(_Fields, base.Example):
     ) -> list[Self]:
         """Returns the examples of a table, or of a file with one text per line."""
         del scored
-        if not training and readers.is_plain(path, task.columns):
+        if not training and columns_lib.is_plain(path, task.columns):
             return [cls(text, where=where) for where, text in readers.plain(path)]
-        records = readers.records(path, headerless=task.headerless, skipped=skipped)
+        records = base.records(task, path, skipped)
         return [cls.of_record(record, task.columns) for record in records]
 
     @classmethod
-    def of_record(cls, record: readers.Record, columns: readers.Columns) -> Self:
+    def of_record(cls, record: readers.Record, columns: columns_lib.Columns) -> Self:
         """Converts a record with a source and perhaps targets, which are a text or a list of texts.
 
         Raises UserError for targets of another type or with a blank text.
         """
-        (column,) = readers.alternative(record, columns.texts)
-        value = readers.column(record, columns.label)
+        (column,) = columns_lib.text_columns(record, columns)
+        value = columns_lib.value(record, columns.label)
         targets = [] if value is None or value == "" else value
         targets = [targets] if isinstance(targets, str) else targets
         are_texts = isinstance(targets, list) and all(isinstance(t, str) for t in targets)
@@ -65,7 +66,7 @@ class TextPair(_Fields, base.Example):
             raise errors.UserError(
                 f"{record.where}: the target must be a non-empty text or a list of non-empty texts"
             )
-        record_id = readers.record_id(record, columns)
+        record_id = columns_lib.record_id(record, columns)
         return cls(readers.text(record, column), tuple(targets), record_id, record.where)
 
     @classmethod

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 from bertjax import errors
 from bertjax.finetuning import task as task_lib
 from bertjax.finetuning.examples import base, conll, readers
+from bertjax.finetuning.examples import columns as columns_lib
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -35,7 +36,9 @@ class Words(_Fields, base.Example):
 
     __slots__ = ()
 
-    SUFFIXES = (".conll", ".iob2", ".bio", ".txt", ".tsv", ".jsonl", ".parquet")
+    SUFFIXES = (
+        ".conll", ".iob2", ".bio", ".txt", ".tsv", ".jsonl", ".parquet", ".arrow", ".json"
+    )  # fmt: skip
     LISTS = ("words", "tags")
     INPUT = "a text, or words"
     FLAGS = ("text", "--text")
@@ -60,7 +63,7 @@ class Words(_Fields, base.Example):
             return [cls.cut(text, where) for where, text in readers.plain(path)]
         if not readers.has_fields(path):
             return cls.of_conll(path, entities=entities if task.columns.label else None)
-        records = readers.records(path, headerless=task.headerless, skipped=skipped)
+        records = base.records(task, path, skipped)
         examples = [cls.of_record(record, task.columns) for record in records]
         tags = conll.bio2(
             [example.tags or () for example in examples],
@@ -102,14 +105,14 @@ class Words(_Fields, base.Example):
         return [e.with_text(sentence.text) for e, sentence in zip(examples, sentences, strict=True)]
 
     @classmethod
-    def of_record(cls, record: readers.Record, columns: readers.Columns) -> Self:
+    def of_record(cls, record: readers.Record, columns: columns_lib.Columns) -> Self:
         """Converts a record with words, perhaps their tags, and perhaps the raw text as "text".
 
         Words and tags are lists of equal length. Raises UserError if one of them is empty or is not
         a list of texts, if their lengths differ, or if a word is blank.
         """
-        (column,) = readers.alternative(record, columns.texts)
-        cells, tags = record.fields[column], readers.column(record, columns.label)
+        (column,) = columns_lib.text_columns(record, columns)
+        cells, tags = record.fields[column], columns_lib.value(record, columns.label)
         for value in (cells, *([] if tags is None else [tags])):
             if not (isinstance(value, list) and value and all(isinstance(v, str) for v in value)):
                 raise errors.UserError(

@@ -4,17 +4,20 @@ Two encoders with shared parameters (Reimers & Gurevych, Sentence-BERT, arXiv 19
 texts of a pair. The vector of a text is the mean of the last hidden states of its tokens, or the
 last hidden state of its first token. There are two losses:
 
-    ranking    For pairs that match. The second texts of the other pairs in the batch are negatives.
+    ranking    For pairs that match. The second texts of the other pairs in the batch are negatives,
+               and so are the hard negatives of all pairs: texts that follow the two of a pair.
                The loss is the cross entropy of scaled cosines (Henderson et al., arXiv 1705.00652,
                section 4; sentence-transformers' MultipleNegativesRankingLoss).
     cosine     For pairs with a score. The loss is the squared error between the cosine and
                score / max_score.
 
-Pairs that share a text are never each other's negatives. If the pairs have scores, the evaluation
-correlates them with the cosines. Otherwise it measures how well the second text of a pair is
-retrieved from the second texts of all pairs.
+Pairs that share a text are never each other's negatives, and a text that matches is never a hard
+negative. If the pairs have scores, the evaluation correlates them with the cosines. Otherwise it
+measures how well the second text of a pair is retrieved from the second texts and hard negatives of
+all pairs.
 
-Shapes: B batch, N texts of an example, L length, D model, R first texts of a block, M candidates.
+Shapes: B batch, N texts of an example, L length, D model, R first texts of a block, M candidates,
+H hard negatives of a batch.
 """
 
 import collections
@@ -98,10 +101,16 @@ class TaskType(base.TaskType):
         """
         for example in examples:
             place, score, texts = example.where or self.task, example.label, len(example.texts)
-            if texts != len(examples[0].texts) or (texts != 2 and score is not None):
+            is_single = texts == 1
+            if is_single != (len(examples[0].texts) == 1) or (is_single and score is not None):
                 raise errors.UserError(
                     f"{place}: the number of texts is {texts}; all examples must be pairs "
                     "(sentence1 and sentence2), or all must be single texts without scores"
+                )
+            if texts > 2 and (self.config.loss != "ranking" or score is not None):
+                raise errors.UserError(
+                    f"{place}: the number of texts is {texts}; only pairs without scores have "
+                    "negatives, for config.kind.loss = 'ranking'"
                 )
             if score is None:
                 continue
@@ -122,7 +131,8 @@ class TaskType(base.TaskType):
         """Encodes each example as one row with an input for each text.
 
         For loss "cosine", the label is score / max_score. For loss "ranking", the label has one
-        number for each text; equal texts have equal numbers.
+        number for each text; equal texts have equal numbers. Examples with fewer negatives than
+        others have empty texts of number -1.
         """
         form = rows.Form(self.tokenizer)
         ids = rows.encode(self.tokenizer, [example.texts for example in examples])
@@ -131,7 +141,7 @@ class TaskType(base.TaskType):
         for i, (example, texts) in enumerate(zip(examples, ids, strict=True)):
             inputs = [form.enclose([text], self.lengths.length) for text in texts]
             truncated[i] = any(enclosed.truncated for enclosed in inputs)
-            row = rows.stack([enclosed.row for enclosed in inputs], len(inputs))
+            row = rows.stack([enclosed.row for enclosed in inputs], numbers_BN.shape[1])
             if self.config.loss == "cosine":
                 row["label"] = np.array((example.label or 0.0) / self.config.max_score, np.float32)
                 row["label_weight"] = np.array(example.label is not None, np.float32)
@@ -152,7 +162,7 @@ class TaskType(base.TaskType):
         UserError for single texts.
         """
         vectors_BND = _vectors(self.config, apply, batch)
-        if vectors_BND.shape[1] != 2:
+        if vectors_BND.shape[1] < 2:
             raise errors.UserError("embeddings are trained on pairs: give sentence1 and sentence2")
         weights_B = losses.label_weights(batch)
         if self.config.loss == "cosine":
@@ -160,11 +170,17 @@ class TaskType(base.TaskType):
             return {"cosine_loss": ((error_B * weights_B).sum(), weights_B.sum())}
         logits_BB = self.config.scale * vectors_BND[:, 0] @ vectors_BND[:, 1].T
         diagonal_BB = jnp.eye(len(weights_B), dtype=bool)
-        same_BBNN = batch["label"][:, None, :, None] == batch["label"][None, :, None, :]
-        same_BB = same_BBNN.any(axis=(-2, -1))
+        pair_B2 = batch["label"][:, :2]
+        same_BB = (pair_B2[:, None, :, None] == pair_B2[None, :, None, :]).any(axis=(-2, -1))
         candidates_BB = diagonal_BB | (~same_BB & (weights_B > 0)[None])
-        logits_BB = jnp.where(candidates_BB, logits_BB, layers.MASKED)
-        return losses.classification("ranking", logits_BB, jnp.arange(len(weights_B)), weights_B)
+        logits_BM = jnp.where(candidates_BB, logits_BB, layers.MASKED)
+        if vectors_BND.shape[1] > 2:
+            hard_HD = vectors_BND[:, 2:].reshape(-1, vectors_BND.shape[-1])
+            logits_BH = self.config.scale * vectors_BND[:, 0] @ hard_HD.T
+            candidates_BH = _hard_negatives(batch["label"], same_BB, weights_B)
+            logits_BH = jnp.where(candidates_BH, logits_BH, layers.MASKED)
+            logits_BM = jnp.concatenate([logits_BM, logits_BH], axis=1)
+        return losses.classification("ranking", logits_BM, jnp.arange(len(weights_B)), weights_B)
 
     def outputs(
         self, apply: Callable[..., losses.Batch], batch: losses.Batch
@@ -177,41 +193,45 @@ class TaskType(base.TaskType):
     ) -> list[dict[str, Any]]:
         """Returns {"similarity": cosine} for each pair, or {"vector": [D]} for each single text.
 
-        With loss "ranking", the second texts of all pairs are ranked by their cosine with the first
-        text of each pair. A prediction then also has "nearest", the second text with the highest
-        cosine, and "rank", the rank of the best match, from 1. A match is a text that is paired
-        with this first text in any example. A second text that equals the first text is excluded,
-        unless it is a match. A text with the same cosine as the best match ranks before the match.
+        With loss "ranking", the second texts and the negatives of all pairs, called candidates,
+        are ranked by their cosine with the first text of each pair. A prediction then also has
+        "nearest", the candidate with the highest cosine, and "rank", the rank of the best match,
+        from 1. A match is a text that is paired with this first text in any example. A candidate
+        that equals the first text is excluded, unless it is a match. A text with the same cosine as
+        the best match ranks before the match.
         """
         vectors_NBD = np.swapaxes(np.asarray(outputs["vectors"], np.float32), 0, 1)
         if len(vectors_NBD) == 1:
             return [{"vector": vector.tolist()} for vector in vectors_NBD[0]]
-        first_BD, second_BD = vectors_NBD
+        first_BD, second_BD = vectors_NBD[:2]
         similarity_B = np.einsum("bd,bd->b", first_BD, second_BD)
         if self.config.loss != "ranking":
             return [{"similarity": similarity} for similarity in similarity_B.tolist()]
-        first_B, second_B = _numbers(examples).T
-        numbers_M, column_M = np.unique(
-            second_B, return_index=True
-        )  # M: the distinct second texts
+        numbers_BN = _numbers(examples)
+        first_B, second_B = numbers_BN[:, :2].T
+        numbers_M, place_M = np.unique(numbers_BN[:, 1:], return_index=True)
+        place_M, numbers_M = place_M[numbers_M >= 0], numbers_M[numbers_M >= 0]  # -1 is padding
+        row_M, text_M = np.divmod(place_M, numbers_BN.shape[1] - 1)
+        candidates_MD = vectors_NBD[1 + text_M, row_M]
         matches = collections.defaultdict(list)
         for first, second in zip(first_B, second_B, strict=True):
             matches[first].append(second)
-        predictions, size = [], max(1, SIMILARITIES // len(column_M))
+        predictions, size = [], max(1, SIMILARITIES // len(place_M))
         for start in range(0, len(examples), size):
-            cosines_RM = first_BD[start : start + size] @ second_BD[column_M].T
+            cosines_RM = first_BD[start : start + size] @ candidates_MD.T
             for i, cosines_M in enumerate(cosines_RM, start):
-                matches_M = np.zeros(len(column_M), bool)
+                matches_M = np.zeros(len(place_M), bool)
                 matches_M[np.searchsorted(numbers_M, matches[first_B[i]])] = True
                 cosines_M = np.where((numbers_M == first_B[i]) & ~matches_M, -np.inf, cosines_M)
                 before_M = ~matches_M & ~(
                     cosines_M < cosines_M[matches_M].max()
                 )  # true for NaN as well
+                best = cosines_M.argmax()
                 predictions.append(
                     {
                         "similarity": float(similarity_B[i]),
                         "rank": 1 + int(before_M.sum()),
-                        "nearest": examples[column_M[cosines_M.argmax()]].texts[1],
+                        "nearest": examples[row_M[best]].texts[1 + text_M[best]],
                     }
                 )
         return predictions
@@ -260,12 +280,30 @@ def _cosines(vectors_BND: jax.Array) -> jax.Array:
     return (vectors_BND[:, 0] * vectors_BND[:, 1]).sum(axis=-1)
 
 
+def _hard_negatives(label_BN: jax.Array, same_BB: jax.Array, weights_B: jax.Array) -> jax.Array:
+    """Returns bool[B, H]: whether a hard negative of the batch is a negative of each row.
+
+    It is not if it is padding, or a text of a pair that shares a text with the row's pair.
+    same_BB: whether two pairs share a text.
+    """
+    number_H = label_BN[:, 2:].reshape(-1)
+    is_text_BH = (label_BN[:, :2, None] == number_H[None, None]).any(axis=1)
+    matches_BH = same_BB.astype(jnp.float32) @ is_text_BH.astype(jnp.float32) > 0
+    exists_H = (number_H >= 0) & (jnp.repeat(weights_B, label_BN.shape[1] - 2) > 0)
+    return ~matches_BH & exists_H[None]
+
+
 def _numbers(examples: Sequence[Example]) -> np.ndarray:
-    """Returns int32[B, N]: a number for each text; equal texts have equal numbers."""
+    """Returns int32[B, N]: a number for each text; equal texts have equal numbers.
+
+    The number of texts that an example lacks is -1.
+    """
     numbers: dict[str, int] = {}
-    return np.array(
-        [[numbers.setdefault(text, len(numbers)) for text in e.texts] for e in examples], np.int32
-    )
+    result_BN = np.full((len(examples), max(len(e.texts) for e in examples)), -1, np.int32)
+    for i, example in enumerate(examples):
+        for j, text in enumerate(example.texts):
+            result_BN[i, j] = numbers.setdefault(text, len(numbers))
+    return result_BN
 
 
 def _labelled_match(example: Example, where: str) -> errors.UserError:

@@ -52,3 +52,4 @@ FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": _activation(_gelu_tanh),
     "relu": jax.nn.relu,
 }
+WITH_TANH = {**FUNCTIONS, "tanh": jnp.tanh}  # of heads and convolutions

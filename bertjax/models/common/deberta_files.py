@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from bertjax import errors
-from bertjax.models.common import disentangled
+from bertjax.models.common import disentangled, hf_tables
 
 _LAYER = "deberta.encoder.layer.{}."
 _SELF = _LAYER + "attention.self."
@@ -33,11 +33,8 @@ def _module(ours: str, theirs: str) -> tuple[tuple[str, str, str], ...]:
 
 
 HF_NAMES = (
-    ("embeddings/word/embedding", "deberta.embeddings.word_embeddings.weight", "vocab_rows"),
-    ("embeddings/position/embedding", "deberta.embeddings.position_embeddings.weight", "same"),
-    ("embeddings/token_type/embedding", "deberta.embeddings.token_type_embeddings.weight", "same"),
+    *hf_tables.embeddings("deberta."),
     ("embeddings/project/kernel", "deberta.embeddings.embed_proj.weight", "transpose"),
-    *_module("embeddings/norm", "deberta.embeddings.LayerNorm"),
     ("encoder/relative_position/embedding", "deberta.encoder.rel_embeddings.weight", "same"),
     *_module("encoder/relative_norm", "deberta.encoder.LayerNorm"),
     *_module("encoder/conv", "deberta.encoder.conv.conv"),
@@ -72,7 +69,7 @@ HF_SKIPPED = (
     "deberta.embeddings.position_embeddings.weight",
     "mask_predictions.*",
 )
-HF_DROPPED = ("rtd_head/",)  # no class of transformers has it
+HF_DROPPED = ("nsp_head/", "sop_head/", "sbo_head/", "rtd_head/")  # transformers has none of them
 HF_PREFIX = "deberta."
 HF_HEADS = {
     "ForSequenceClassification": {
@@ -87,8 +84,7 @@ HF_HEADS = {
     "ForQuestionAnswering": {"span/logits": "qa_outputs"},
 }
 
-# {Hugging Face's conv_act: our name}
-_CONV_ACTIVATIONS = {"tanh": "tanh", "gelu": "gelu", "relu": "relu"}
+_CONV_ACTIVATIONS = ("tanh", "gelu", "relu")  # values of conv_act, which have the same names here
 
 
 def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
@@ -125,7 +121,7 @@ def _read(content: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
         "max_relative_positions": max(content["max_relative_positions"], 0),
         "relative_norm": norms == ["layer_norm"],
         "conv_kernel_size": kernel_size,
-        "conv_activation": _CONV_ACTIVATIONS[content["conv_act"]],
+        "conv_activation": content["conv_act"],
     }
 
 
@@ -135,7 +131,11 @@ def _write(fields: dict[str, Any]) -> dict[str, Any]:
             "transformers has no enhanced mask decoder, which this model predicts masked tokens "
             "with: export it with --format=artifact"
         )
-    theirs = {ours: theirs for theirs, ours in _CONV_ACTIVATIONS.items()}
+    if fields["conv_activation"] not in _CONV_ACTIVATIONS:
+        raise errors.UserError(
+            f"config.model.conv_activation = '{fields['conv_activation']}': an export can have "
+            f"{', '.join(_CONV_ACTIVATIONS)}; export this model with --format=artifact"
+        )
     return {
         "embedding_size": fields["embedding_size"] or fields["hidden_size"],
         "attention_head_size": fields["hidden_size"] // fields["num_heads"],
@@ -145,7 +145,7 @@ def _write(fields: dict[str, Any]) -> dict[str, Any]:
         "max_relative_positions": fields["max_relative_positions"] or -1,
         "norm_rel_ebd": "layer_norm" if fields["relative_norm"] else "none",
         "conv_kernel_size": fields["conv_kernel_size"],
-        "conv_act": theirs[fields["conv_activation"]],
+        "conv_act": fields["conv_activation"],
         "pooler_hidden_size": fields["hidden_size"],
         "legacy": True,
     }
@@ -155,12 +155,7 @@ HF_MODEL_TYPES = ("deberta-v2",)  # model_type values that this family reads
 HF_CONFIG: dict[str, Any] = {
     "model_type": "deberta-v2",
     "fields": {
-        "vocab_size": "vocab_size",
-        "hidden_size": "hidden_size",
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "intermediate_size": "intermediate_size",
-        "max_position_embeddings": "max_length",
+        **hf_tables.SIZES,
         "type_vocab_size": "type_vocab_size",
         "position_biased_input": "position_biased_input",
         "share_att_key": "shared_position_projections",
@@ -193,6 +188,5 @@ HF_CONFIG: dict[str, Any] = {
     "architectures": {
         (): "DebertaV2Model",
         ("mlm",): "DebertaV2ForMaskedLM",
-        ("rtd",): "DebertaV2Model",
     },
 }

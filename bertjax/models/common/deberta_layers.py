@@ -25,7 +25,6 @@ from bertjax.models.common import (
     post_norm,
 )
 
-ACTIVATIONS = {**activations.FUNCTIONS, "tanh": jnp.tanh}
 MASK_DECODER_STEPS = 2  # how often the last layer is applied (EnhancedMaskDecoder in their code)
 
 
@@ -166,7 +165,7 @@ class Conv(nn.Module):
             out_BLD += jnp.einsum("bld,de->ble", near_BLD, kernel_DD)
         out_BLD = sharding.constrain(out_BLD, ("batch", "length", "embed"))
         dropout = layers.Dropout(config.dropout_rate, name="dropout")
-        return ACTIVATIONS[config.conv_activation](dropout(out_BLD, deterministic))
+        return activations.WITH_TANH[config.conv_activation](dropout(out_BLD, deterministic))
 
 
 class RtdHead(nn.Module):

@@ -27,7 +27,6 @@ HEAD_INPUTS: Mapping[str, str] = MappingProxyType(
     }
 )
 DOWNSTREAM = tuple(HEAD_INPUTS)
-_ACTIVATIONS = {**activations.FUNCTIONS, "tanh": jnp.tanh}
 
 
 class Layout(NamedTuple):
@@ -188,7 +187,7 @@ class Downstream(nn.Module):
             x = drop(x, layout.first_rate, "first_dropout")
             bias = not layout.norm
             x = layers.dense(x.shape[-1], config, use_bias=bias, init_std=std, name="transform")(x)
-            x = _ACTIVATIONS[layout.activation](x)
+            x = activations.WITH_TANH[layout.activation](x)
         if layout.norm:
             x = layers.LayerNorm(config.layer_norm_eps, use_bias=False, name="norm")(x)
         x = drop(x, layout.rate, "dropout")

@@ -83,9 +83,13 @@ def fields_of(config: Any) -> dict[str, Any]:
     return {name: v for name, v in dataclasses.asdict(config).items() if name not in compute}
 
 
-MAY_BE_ZERO = ("num_labels", "adapter_size", "position_buckets")  # sizes of parts left out
 MAX_LAYERS = 4096  # upper limit of numbers of layers
 MAX_SIZE = 2**24  # upper limit of all other sizes
+
+
+def optional(default: int) -> Any:
+    """Returns a field for a size that may be 0, which means that the model lacks this part."""
+    return dataclasses.field(default=default, metadata={"minimum": 0})
 
 
 def check_fields(config: Any) -> None:
@@ -96,9 +100,10 @@ def check_fields(config: Any) -> None:
 
     for field in dataclasses.fields(config):
         if field.type is int:
-            allows_zero = field.name.endswith("_id") or field.name in MAY_BE_ZERO
-            # The lowest valid id is 0. A field whose default is -1 also allows -1: no such id.
-            minimum = min(field.default, 0 if allows_zero else 1)
+            # The lowest valid id is 0, the smallest size 1. A lower default is valid too: 0 means
+            # no such part, and -1 no such id.
+            lowest = 0 if field.name.endswith("_id") else 1
+            minimum = min(field.default, field.metadata.get("minimum", lowest))
             check(getattr(config, field.name) >= minimum, field.name, f"{minimum} or more")
             maximum = MAX_LAYERS if field.name.endswith("layers") else MAX_SIZE
             check(getattr(config, field.name) <= maximum, field.name, f"{maximum:,} or less")

@@ -55,13 +55,15 @@ class Hooks:
         not set, for a model with the Config `fields`; None if the path must be set.
     first_params(config, params, fields, frozen): the initial parameters, {path: array}, of a model
         with fresh `params` and the Config `fields`; None if these are `params`.
+    SENTINELS: whether the objective puts sentinels into the text of a decoder alone.
     input_start(config, vocabulary): ids to put in front of every text that an encoder-decoder
-        scores.
+        scores, and of every prompt of a decoder, after its start-of-text token.
     """
 
     FROZEN: tuple[str, ...] = ()
     SCORED_BY: str = ""
     PLAIN_TARGETS: bool = False
+    SENTINELS: bool = False
     fields_for: Callable[[str, tuple[str, ...]], dict[str, Any]] = lambda kind, heads: {}
     check_family: Callable[[Any, str, str], None] = _no_op
     check_data: Callable[[Any, str, int], None] = _no_op

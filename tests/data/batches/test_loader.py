@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertjax import errors
-from bertjax.data.batches import loader
+from bertjax.data.batches import loader, mixture
 from bertjax.objectives import mlm
 from tests.helpers import synthetic
 
@@ -33,7 +33,7 @@ def plain(batch, rng):
 
 def make_stream(*, records=40, batch_size=BATCH, seed=0, window_tokens=2000, config=None):
     dataset = synthetic.Dataset(synthetic.records(records))
-    return loader.Stream(
+    return synthetic.batches_of(
         dataset, *parts(config), batch_size=batch_size, seed=seed, window_tokens=window_tokens
     )
 
@@ -45,7 +45,7 @@ def assert_same(batch, other):
         np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
-def digest(stream: loader.Stream, steps) -> str:
+def digest(stream: mixture.Mixture, steps) -> str:
     """Of all bytes of some batches."""
     sha = hashlib.sha256()
     for step in steps:
@@ -60,11 +60,11 @@ def digest(stream: loader.Stream, steps) -> str:
 def test_batches_cross_windows_and_epochs():
     # What the other tests rely on: of the first 60 batches some do.
     stream = make_stream()
-    windows = len(stream._windows)
-    assert windows >= 5
+    (samples,) = stream._streams
+    assert len(samples._windows) >= 5
     assert stream.samples_per_epoch % BATCH
     assert stream.samples_per_epoch < 50 * BATCH
-    assert (np.diff(stream._starts) > BATCH).any()
+    assert (np.diff(samples._starts) > BATCH).any()
 
 
 @pytest.mark.parametrize("config", [mlm.Config(), mlm.Config(pair="none", masking="whole_word")])
@@ -118,7 +118,7 @@ def test_batch_larger_than_the_dataset():
 def test_epoch_of_one_window_has_every_token_once():
     dataset = synthetic.Dataset(synthetic.records(10, counting=True))
     sampling, _ = parts(mlm.Config(pair="none"))
-    stream = loader.Stream(dataset, sampling, plain, batch_size=1, seed=0)
+    stream = synthetic.batches_of(dataset, sampling, plain, batch_size=1, seed=0)
     n = stream.samples_per_epoch
     first, second = (
         np.concatenate([stream.batch(step)["input_ids"] for step in range(e * n, e * n + n)])
@@ -142,7 +142,7 @@ def test_every_record_is_in_one_window_of_an_epoch():
 def test_dynamic_masking():
     # A dataset that is one sample: only the masking tells the epochs apart.
     dataset = synthetic.Dataset([synthetic.record({0: [25]})])
-    stream = loader.Stream(dataset, *parts(), batch_size=1, seed=0)
+    stream = synthetic.batches_of(dataset, *parts(), batch_size=1, seed=0)
     assert stream.samples_per_epoch == 1
     masked = {stream.batch(step)["masked_positions"].tobytes() for step in range(20)}
     assert len(masked) > 15
@@ -159,7 +159,7 @@ def test_next_window_is_read_ahead():
             return super().read(indices)
 
     dataset = Watched(synthetic.records(20))
-    stream = loader.Stream(dataset, *parts(), batch_size=4, seed=0, window_tokens=2000)
+    stream = synthetic.batches_of(dataset, *parts(), batch_size=4, seed=0, window_tokens=2000)
     stream.batch(0)
     assert dataset.enough.wait(timeout=30)
     for _ in range(5):
@@ -169,7 +169,7 @@ def test_next_window_is_read_ahead():
 
 def test_empty_dataset_is_an_error():
     with pytest.raises(errors.UserError, match="no text"):
-        loader.Stream(synthetic.Dataset([]), *parts(), batch_size=4, seed=0)
+        synthetic.batches_of(synthetic.Dataset([]), *parts(), batch_size=4, seed=0)
 
 
 # Training
@@ -197,7 +197,9 @@ def test_corrupt_record_reaches_the_caller(num_threads):
     windows = loader.Windows(dataset, parts()[0], seed, 2000)
     at = np.searchsorted(windows.edges, np.flatnonzero(windows._permutation(0) == 33)[0], "right")
     assert at > 1  # the record is not in the first window
-    stream = loader.Stream(dataset, *parts(), batch_size=BATCH, seed=seed, window_tokens=2000)
+    stream = synthetic.batches_of(
+        dataset, *parts(), batch_size=BATCH, seed=seed, window_tokens=2000
+    )
     made = []
     with pytest.raises(errors.UserError, match="record 33: corrupt"):
         for batch in loader.train_batches(stream, 0, 10**6, num_threads=num_threads):

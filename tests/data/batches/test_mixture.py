@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.data.batches import loader, mixture
+from bertjax.data.batches.rng import RowRandom
 from tests.data.batches.test_loader import assert_same, parts
 from tests.helpers import synthetic
 
@@ -15,7 +16,7 @@ WEIGHTS = {"web": 0.6, "books": 0.3, "wiki": 0.1}
 def make(weights=WEIGHTS, batch_size=16, number=0, first=None, records=(40, 20, 6)):
     streams = {
         name: loader.Stream(
-            synthetic.Dataset(synthetic.records(count)), *parts(), batch_size=batch_size, seed=seed
+            synthetic.Dataset(synthetic.records(count)), parts()[0], seed=seed
         )
         for seed, (name, count) in enumerate(zip(WEIGHTS, records, strict=True))
     }
@@ -50,11 +51,12 @@ def test_every_source_gets_samples_and_shares_are_exact_in_a_block():
 
 
 def test_one_source_gives_the_batches_of_its_stream():
-    dataset = synthetic.Dataset(synthetic.records(40))
-    stream = loader.Stream(dataset, *parts(), batch_size=16, seed=5)
-    alone = mixture.Mixture({"": stream}, mixture.Order({"": 1.0}, 5), parts()[1], batch_size=16)
+    dataset, (sampling, transform) = synthetic.Dataset(synthetic.records(40)), parts()
+    stream = loader.Stream(dataset, sampling, seed=5)
+    alone = synthetic.batches_of(dataset, sampling, transform, batch_size=16, seed=5)
     for step in (0, 3, 100):
-        assert_same(alone.batch(step), stream.batch(step))
+        samples, keys = stream.samples(np.arange(16 * step, 16 * step + 16))
+        assert_same(alone.batch(step), transform(samples, RowRandom(keys)))
 
 
 @pytest.mark.parametrize("processes", [2, 4])

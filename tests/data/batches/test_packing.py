@@ -41,7 +41,7 @@ def table_of(name, packed, records, length=LENGTH, epoch=0):
 
 def make_stream(name, packed, batch_size=16, seed=0):
     module, config = objective(name, packed)
-    return loader.Stream(
+    return synthetic.batches_of(
         synthetic.Dataset(synthetic.records(40)),
         module.sampling(config, LENGTH, VOCABULARY),
         functools.partial(module.transform, config, LENGTH, VOCABULARY),

@@ -113,7 +113,7 @@ def test_progress_grows_to_the_size_of_the_source(tmp_path):
         (source,) = reader.find([path], format=form)
         options = {"text_field": "text", "text_split": "file"} | options
         rows = reader.read(source, **options, on_error="stop", skipped=None)
-        positions = [position for _, position in rows]
+        positions = [document.position for document in rows]
         assert positions == sorted(positions) and 0 < positions[-1] <= source.size, path
         assert positions[-1] > 0.9 * source.size, path
 

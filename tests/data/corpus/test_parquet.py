@@ -107,7 +107,7 @@ def test_progress_reaches_the_size_of_each_part(tmp_path):
         rows = reader.read(
             part, text_field="text", text_split="file", on_error="stop", skipped=None
         )
-        positions = [position for _, position in rows]
+        positions = [document.position for document in rows]
         assert positions == sorted(positions) and positions[-1] == part.size
 
 

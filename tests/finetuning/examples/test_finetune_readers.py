@@ -10,7 +10,7 @@ import pytest
 
 from bertjax import errors
 from bertjax.data.corpus import indexed
-from bertjax.finetuning import task_types, tasks
+from bertjax.finetuning import split_files, task_types, tasks
 from bertjax.finetuning.examples.types import Choice, Sentence, TextPair
 
 
@@ -146,20 +146,20 @@ def test_similarity_reads_scores(tmp_path):
 def test_files_of_a_folder_by_their_stems(tmp_path):
     for name in ("train.jsonl", "validation.jsonl", "test.tsv", "notes.txt"):
         _write(tmp_path / name, "x")
-    found = tasks.files(tasks.find("classification"), os.fspath(tmp_path))
+    found = split_files.find(tasks.find("classification"), os.fspath(tmp_path))
     names = {split: os.path.basename(path) for split, path in found.items()}
     assert names == {"train": "train.jsonl", "dev": "validation.jsonl", "test": "test.tsv"}
     _write(tmp_path / "train-v1.1.json", "x")
     _write(tmp_path / "train-v2.0.json", "x")
     for name, version in (("squad", "v1.1"), ("squad_v2", "v2.0")):
-        found = tasks.files(tasks.find(name), os.fspath(tmp_path))
+        found = split_files.find(tasks.find(name), os.fspath(tmp_path))
         assert found == {"train": os.fspath(tmp_path / f"train-{version}.json")}
     with pytest.raises(errors.UserError, match=r"no train file of the task ner \(train\.conll"):
-        tasks.files(tasks.find("ner"), os.fspath(_write(tmp_path / "x" / "a.tsv", "").parent))
+        split_files.find(tasks.find("ner"), os.fspath(_write(tmp_path / "x" / "a.tsv", "").parent))
     with pytest.raises(errors.UserError, match=r"train\.jsonl: is a file; give it as --train="):
-        tasks.files(tasks.find("pair"), os.fspath(tmp_path / "train.jsonl"))
+        split_files.find(tasks.find("pair"), os.fspath(tmp_path / "train.jsonl"))
     with pytest.raises(errors.UserError, match="no such folder"):
-        tasks.files(tasks.find("pair"), os.fspath(tmp_path / "nowhere"))
+        split_files.find(tasks.find("pair"), os.fspath(tmp_path / "nowhere"))
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def tfds_folder(tmp_path, monkeypatch):
 
 def test_tfds_labels_come_by_name(tfds_folder):
     task = tasks.find("sst2")
-    found = tasks.files(task, "tfds:moods/sst2")
+    found = split_files.find(task, "tfds:moods/sst2")
     assert found == {"train": "tfds:moods/sst2:train", "test": "tfds:moods/sst2:test"}
     train = sorted(tasks.read(task, found["train"], "train"), key=lambda example: example.id)
     assert [e.label for e in train] == ["negative", "positive", "negative", "positive"]
@@ -208,7 +208,7 @@ def test_tfds_labels_come_by_name(tfds_folder):
     assert train[1].where.startswith("tfds:moods/sst2:train record ")
     assert [e.label for e in tasks.read(task, found["test"], "test")] == [None] * 4
     with pytest.raises(errors.UserError, match="tfds:no_such_thing:train: cannot be read"):
-        tasks.files(task, "tfds:no_such_thing")
+        split_files.find(task, "tfds:no_such_thing")
 
 
 # --- what is wrong --------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ _ROW = '{"question": "Q?", "choices": ["A.", "B."], "label": %s}\n'
          "be a string, not list"),
         ("classification", "a.jsonl", '{"sentence": "A.", "label": 0.5}\n', "a.jsonl:1: label 0.5"),
         ("classification", "a.jsonl", '{"text": "A.", "stars": 1}\n', "a.jsonl:1: has no "
-         "'label'; its columns are 'text', 'stars'; train and dev need labels; rename"),
+         "'label'; its columns are 'text', 'stars'; name yours as --label_column=NAME; train and "),
         ("sst2", "a.tsv", "sentence\tlabel\nA.\t2\n", "a.tsv:2: label '2' is not a label of the "
          "task sst2 (negative, positive, 0, 1)"),
         ("stsb", "a.tsv", "sentence1\tsentence2\tscore\nA.\tB.\tnan\n", "a.tsv:2: label 'nan' is "
@@ -274,7 +274,7 @@ def test_bad_tables_name_file_and_line(tmp_path, task, name, content, expected):
 
 def test_other_files_have_labels_for_all_or_for_none(tmp_path):
     path = _write(tmp_path / "a.tsv", "sentence\tlabel\nA.\tx\nB.\t\n")
-    with pytest.raises(errors.UserError, match=r"a\.tsv:3: has no 'label'; other examples in"):
+    with pytest.raises(errors.UserError, match=r"a\.tsv:3: has no 'label': .* is empty.*; other"):
         _read("classification", path, "test")
     path = _write(tmp_path / "b.tsv", "sentence\nA.\n")
     assert _bare(_read("classification", path, "test")) == [Sentence(("A.",))]
@@ -324,5 +324,5 @@ def test_a_text_of_ten_thousand_words(tmp_path):
 )
 def test_real_tables(shared_data, task, folder, sizes):
     task = tasks.find(task)
-    found = tasks.files(task, os.fspath(shared_data / folder))
+    found = split_files.find(task, os.fspath(shared_data / folder))
     assert sizes == tuple(len(tasks.read(task, found[s], s)) for s in ("train", "dev"))

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet as pq
 
 from bertjax import errors
-from bertjax.finetuning import tasks
+from bertjax.finetuning import split_files, tasks
 from bertjax.finetuning.examples import readers
 
 
@@ -64,7 +64,7 @@ def test_parquet_and_json_lines_give_the_same_examples(tmp_path, name):
     assert examples == expected and len(examples) == len(next(iter(TABLES[name].values())))
     if not tasks.find(name).files:
         (tmp_path / "train.jsonl").unlink()
-        assert tasks.files(tasks.find(name), os.fspath(tmp_path)) == {"train": path}
+        assert split_files.find(tasks.find(name), os.fspath(tmp_path)) == {"train": path}
 
 
 def test_csv_has_quotes_and_gives_the_same_examples(tmp_path):
@@ -74,7 +74,8 @@ def test_csv_has_quotes_and_gives_the_same_examples(tmp_path):
     assert _read("classification", path) == _read(
         "classification", _jsonl(tmp_path / "a.jsonl", columns)
     )
-    assert tasks.files(tasks.find("classification"), os.fspath(tmp_path))["train"].endswith(".csv")
+    found = split_files.find(tasks.find("classification"), os.fspath(tmp_path))
+    assert found["train"].endswith(".csv")
     path.write_text('text,label\n"two\nlines",x\n"",y\n')
     with pytest.raises(errors.UserError, match=r"train\.csv:4: the text of 'text' is empty"):
         _read("classification", path)
@@ -116,6 +117,8 @@ def test_numbers_of_classes_become_their_names(tmp_path):
         assert _read("ner", _parquet(tmp_path / "b.parquet", words, {"tags": feature})) == expected
     with pytest.raises(errors.UserError, match="if tags are numbers, replace them with their"):
         _read("ner", _parquet(tmp_path / "c.parquet", words, {}))
+    with pytest.raises(errors.UserError, match=r"row 2: .*'label' is null, or the class number -1"):
+        _read("classification", path)
     columns["label"][0] = 2
     path = _parquet(tmp_path / "d.parquet", columns, {"label": label})
     with pytest.raises(errors.UserError, match=r"row 0: 'label' is 2, but the file names only the"):
@@ -128,7 +131,7 @@ def test_columns_of_bytes_are_ignored_and_missing_values_omitted(tmp_path):
     path = _parquet(tmp_path / "a.parquet", columns)
     fields = [record.fields for record in readers.records(path)]
     assert fields == [{"sentence": "A.", "label": "x"}, {"sentence": "B."}]
-    with pytest.raises(errors.UserError, match=r"row 1: has no 'label'; its columns are"):
+    with pytest.raises(errors.UserError, match=r"row 1: has no 'label': column 'label' is null"):
         _read("classification", path)
 
 
@@ -139,7 +142,7 @@ def test_columns_of_bytes_are_ignored_and_missing_values_omitted(tmp_path):
         ("empty", "the file is empty"),
         ("rows", "contains no rows"),
         ("column", " row 0: has no column 'sentence'; its columns are 'body', 'label'"),
-        ("binary", " row 0: has no column 'sentence'; its columns are 'label'"),
+        ("binary", " row 0: column 'sentence' contains bytes, not text or numbers: convert"),
         ("utf8", "contains text that is not UTF-8"),
     ],
 )

@@ -98,7 +98,7 @@ def test_starts_as_the_model_and_keeps_state_for_what_it_trains_alone(name, fami
 def test_what_is_frozen_does_not_depend_on_the_seed(name):
     method = strategy_runs.make(name)
     model, first = strategy_runs.model_of(method)
-    fresh = jax.jit(lambda: plugins.init_params(model, jax.random.key(5)))()
+    fresh = plugins.init_params(model, jax.random.key(5))
     drawn = {  # what a start draws anew for each seed: heads, rows of new pieces
         path: leaf for path, leaf in strategy_runs.named(fresh).items() if re.search(HEAD, path)
     }
@@ -143,7 +143,8 @@ def _updates(method, params, **options):
     tx = method.optimizer(config, 100, 10)
     rng = np.random.default_rng(0)
     gradients = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), trained)
-    return strategy_runs.named(tx.update(gradients, tx.init(trained), trained)[0])
+    update = jax.jit(lambda *trees: tx.update(trees[0], tx.init(trees[1]), trees[1])[0])
+    return strategy_runs.named(update(gradients, trained))
 
 
 @pytest.mark.parametrize("name", optimizer.OPTIMIZERS)

@@ -155,6 +155,47 @@ def test_what_matches_as_well_and_what_fills_the_batch_are_no_negatives():
         assert loss(labels, weights) == pytest.approx(expected([0, 1], whole, [1, 2], []), rel=1e-3)
 
 
+def test_hard_negatives_are_those_of_the_whole_batch():
+    """Except padding, and texts that match: 1 and 3 share a first text, so 3's text matches 1."""
+    angles = np.array([[0, 10, 5, 40], [90, 70, 80, 0], [0, 30, 20, 0], [50, 60, 0, 0]])
+    labels = np.array([[0, 1, 2, 3], [4, 5, 1, -1], [0, 6, 7, 5], [8, 9, 10, 11]])
+    weights = np.array([1.0, 1, 1, 0])
+    batch = batch_with(labels, weights)
+    batch["input_ids"] = batch["attention_mask"] = np.tile(batch["input_ids"][:, :1], (1, 4, 1))
+    vectors = np.stack([angle(*row) for row in angles])
+    found = bind(embeddings, RANKING).loss(fixed(vectors), batch)
+    total = 0.0
+    for i in range(3):
+        own = {0: {1, 6}, 1: {5}, 2: {1, 6}}[i]  # the texts that match
+        places = [(i, 1)]
+        places += [(j, 1) for j in range(3) if j != i and not {i, j} == {0, 2}]
+        places += [
+            (j, n) for j in range(3) for n in (2, 3)
+            if labels[j, n] >= 0 and labels[j, n] not in own | {labels[i, 0]}
+        ]  # fmt: skip
+        logits = [20 * float(vectors[i, 0] @ vectors[j, n]) for j, n in places]
+        total += np.log(np.exp(logits).sum()) - logits[0]
+    assert [float(x) for x in found["ranking_loss"]] == [pytest.approx(total, rel=1e-3), 3]
+
+
+def test_examples_have_any_number_of_negatives():
+    examples = [examples_lib.Sentence(texts) for texts in (
+        ("the cat", "the mat"), ("a dog", "ran home", "letters", "the cat"), ("on", "saw", "many"),
+    )]  # fmt: skip
+    encoded = encode(RANKING, examples)
+    numbers = [row["label"].tolist() for row in encoded.rows]
+    assert numbers == [[0, 1, -1, -1], [2, 3, 4, 0], [5, 6, 7, -1]]
+    masks = np.stack([row["attention_mask"].any(axis=1) for row in encoded.rows])
+    assert masks.tolist() == (np.array(numbers) >= 0).tolist()
+
+
+def test_negatives_are_ranked_with_the_texts_that_match():
+    examples = [examples_lib.Sentence(texts) for texts in (("a", "A", "x"), ("b", "B"))]
+    vectors = np.stack([angle(0, 30, 10), angle(90, 80, 0)]).astype(np.float32)
+    found = bind(embeddings, RANKING).decode(examples, None, {"vectors": vectors})
+    assert [(answer["rank"], answer["nearest"]) for answer in found] == [(2, "x"), (1, "B")]
+
+
 def test_cosines_are_trained_towards_the_share_of_the_highest_score():
     examples = pairs(("the cat", "a cat", 4.0), ("the cat", "letters", 0.0), ("a", "b", None))
     batch = task_types.batch_of(embeddings, COSINE, encode(COSINE, examples))
@@ -173,6 +214,8 @@ def test_training_brings_pairs_together(config):
     examples = pairs(*lines)
     if config is RANKING:
         examples = [e._replace(label=None) for e in examples if e.label]
+        texts = *examples[0].texts, "ran home", "letters many"  # the other pairs have no negatives
+        examples[0] = examples[0]._replace(texts=texts)
     encoded = encode(config, examples)
     batch = task_types.batch_of(embeddings, config, encoded)
     model, params = task_types.make(embeddings, config)
@@ -277,6 +320,8 @@ def test_pairs_with_scores_are_correlated():
     "config, texts, label, says",
     [
         (RANKING, ("a",), None, "train.tsv:3: the number of texts is 1; all examples must be"),
+        (COSINE, ("a", "b", "c"), None, "train.tsv:3: the number of texts is 3; only pairs"),
+        (RANKING, ("a", "b", "c"), 5.0, "train.tsv:3: the number of texts is 3; only pairs"),
         (COSINE, ("a", "b"), 6.0, "train.tsv:3: score 6.0 is not between 0 and config.kind.max_"),
         (COSINE, ("a", "b"), "yes", "train.tsv:3: score 'yes' is not between"),
         (RANKING, ("a", "b"), "0", "train.tsv:3: has the label '0', but .* needs matching pairs"),
