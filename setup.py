@@ -15,8 +15,10 @@ setup(
     description="TPU-first pretraining of BERT and its relatives in JAX and Flax",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=find_packages(include=["bertjax", "bertjax.*"]),
-    package_data={"bertjax": ["py.typed"]},
+    # The named recipes of `finetune` are installed as a folder of the package.
+    packages=[*find_packages(include=["bertjax", "bertjax.*"]), "bertjax.finetuning.recipes"],
+    package_dir={"bertjax.finetuning.recipes": "configs/finetune"},
+    package_data={"bertjax": ["py.typed"], "bertjax.commands": ["help/*.txt"]},
     install_requires=[
         "jax>=0.10,<0.13",
         "flax>=0.12",
@@ -27,9 +29,11 @@ setup(
         "array-record>=0.8",
         "sentencepiece>=0.2.3",
         "tokenizers>=0.22",
+        "huggingface_hub>=0.34",
         "safetensors>=0.6",
         "ml-collections>=1.1",
         "etils[epath]>=1.9",
+        "flatbuffers>=24.3",  # jax.export serializes programs with it
         "numpy>=2.0",
         "pyarrow>=17",
         "tensorboardX>=2.6",
@@ -45,11 +49,21 @@ setup(
         "dedup": ["datasketch>=2,<3"],
         "languages": ["sentencex>=1.0.32,<2"],
         "hf": ["transformers>=4.57"],
-        "eval": ["rouge-score>=0.1", "sacrebleu>=2.5", "scikit-learn>=1.5", "seqeval>=1.2"],
+        "sentence": ["sentence-transformers>=5"],  # brings torch, scikit-learn and scipy
+        "eval": [
+            "pytrec-eval-terrier>=0.5.7",
+            "rouge-score>=0.1",
+            "sacrebleu>=2.5",
+            "scikit-learn>=1.5",
+            "seqeval>=1.2",
+        ],
         "notebooks": ["bertjax[eval]", "ipykernel", "jupyterlab", "nbclient"],
+        "docs": ["furo>=2025.12.19", "myst-parser>=5,<6", "sphinx>=9,<10"],
         "tests": [
-            "bertjax[beam,dedup,languages]",
+            "bertjax[beam,dedup,eval,languages]",
+            "ipykernel",  # with nbclient, runs the notebooks
             "mypy==2.4.1",
+            "nbclient",
             "pytest>=8",
             "pytest-xdist>=3.6",
             "ruff>=0.14",

@@ -82,16 +82,16 @@ class Bench(outside_record.Record):
         if found != code:
             self.unexpected.append(f"{name}: exit code {found}\n{said[-3000:]}")
         self.text(f"{name}/exit", str(found))
-        told = [line for line in said.splitlines()
-                if line.startswith(("bertjax: error:", "bertjax: warning:"))]  # fmt: skip
-        self.text(f"{name}/messages", "\n".join(told))
+        messages = [line for line in said.splitlines()
+                    if line.startswith(("bertjax: error:", "bertjax: warning:"))]  # fmt: skip
+        self.text(f"{name}/messages", "\n".join(messages))
         if words:
             self.text(f"{name}/stdout", out.getvalue())
         _drop_compiled()
         return out.getvalue()
 
     def attempt(self, name: str, function: Callable[[], object]) -> None:
-        """Calls a function; what it raises is recorded, and the section goes on."""
+        """Calls a function, and records its error if it raises one."""
         try:
             function()
         except Exception as error:
@@ -269,7 +269,7 @@ def _predict(bench: Bench, name: str, model: str, task: str) -> None:
 
 
 def use(bench: Bench) -> None:
-    """What the models that are there predict, score and export to; and what is resumed."""
+    """Records predictions, scores and exports of the runs' models, and resumes runs."""
     for name in inputs.RUNS:
         for kind in ("hf", "artifact"):
             output = f"used/{kind}/{name}"

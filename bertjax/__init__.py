@@ -13,7 +13,7 @@ bertjax.load("out/").predict("I loved this movie.")     # {"label": "positive", 
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ Path = str | os.PathLike
 def load(path: Path) -> "Pretrained":
     """Loads a model from a workdir, one of its checkpoints, an artifact or a Hugging Face folder.
 
-    "RUN/ema" is the moving average of a run's parameters, if `config.ema_decay` is above 0.
+    "ORG/NAME" or "ORG/NAME@REVISION" is a model of the Hugging Face Hub, unless there is such a
+    folder. "RUN/ema" is the moving average of a run's parameters, if `config.ema_decay` is above 0.
     The result has `model`, `params`, `tokenizer`, `encode(texts)`, `fill_mask(text)` and
     `generate(prompts)`, and computes in float32. A fine-tuned model also has `predict(inputs)` and
     `evaluate(file)`. Raises `errors.UserError` naming the file that is absent or damaged.
@@ -88,7 +89,7 @@ def pretrain(
 def finetune(
     *,
     model: Path,
-    task: str,
+    task: str = "",
     output: Path,
     data: Path | None = None,
     train: Path | None = None,
@@ -96,7 +97,10 @@ def finetune(
     test: Path | None = None,
     text_column: str = "",
     label_column: str = "",
-    strategy: str = "full",
+    strategy: str = "",
+    recipe: str = "",
+    sweep: Mapping[str, Sequence[Any]] | None = None,
+    folds: int = 0,
     overrides: Mapping[str, Any] | None = None,
     **keys: Any,
 ) -> "Finetuned":
@@ -104,16 +108,25 @@ def finetune(
 
     data: the folder that contains the files of all splits. train, dev, test: the files of the
     splits, if `data` is not given. text_column, label_column: the names of the columns, such as
-    "premise,hypothesis"; "" means the usual names.
+    "premise,hypothesis"; "" means the usual names. strategy: "" means that of the recipe, or full.
+    recipe: a name or a file, see configs/finetune/; the task may then be omitted. sweep: {key:
+    values to try}, such as {"num_epochs": (2, 3)}; every combination is trained. folds: how many
+    parts of train are dev in turn, for cross-validation; 0 for none.
     keys: keys of the config (finetuning/recipe.py), such as num_epochs=2,
     learning_rates=(2e-5, 5e-5), seeds=3. overrides: {key: value} for keys with a dot in the name,
     such as {"kind.class_weights": True}. Returns the report and the best model. Raises
     `errors.UserError` if any argument or file is invalid.
     """
-    from bertjax.finetuning import recipe, run
+    from bertjax.finetuning import named, run
+    from bertjax.finetuning import sweep as sweep_lib
 
     files = {"train": train, "dev": dev, "test": test}
     columns = {"data.text_column": text_column, "data.label_column": label_column}
-    values = {"model": os.fspath(model), **columns, **keys, **(overrides or {})}
-    config = recipe.make(task, data, files, {"strategy.name": strategy, **values})
-    return run.finetune(config, output)
+    data_keys = {"data.folds": folds, **columns} if folds else columns
+    values = {"model": os.fspath(model), **data_keys, **keys, **(overrides or {})}
+    values |= {"strategy.name": strategy} if strategy else {}
+    make = named.maker(recipe, task, data, files)
+    if sweep:
+        members = sweep_lib.members(sweep_lib.parse(sweep), values, make)
+        return sweep_lib.run(members, output)
+    return run.finetune(make(values), output)

@@ -8,10 +8,9 @@ import re
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NoReturn
 
 import bertjax
-from bertjax import errors, progress
+from bertjax import errors, help_texts, progress
 from bertjax.runtime import backend
 
 VERBS = {
@@ -22,18 +21,29 @@ VERBS = {
     "plan": "estimate the memory, time and cost of a config on a slice of chips",
     "evaluate": "score a model on held-out or labelled data",
     "predict": "fill the [MASK]s of a text, continue a prompt, or run a fine-tuned model",
+    "mine": "find hard negatives for pairs of texts, to train embeddings with",
+    "embed": "write the vectors of the texts in a file",
     "average": "average the parameters of several checkpoints or models",
     "export": "write a model as a Hugging Face folder or as an artifact",
     "import": "convert a Hugging Face folder or a T5X checkpoint to an artifact",
     "inspect": "show the contents of a run, a checkpoint, an artifact or prepared data",
 }
-_COMPUTE_VERBS = ("pretrain", "finetune", "evaluate", "predict")
+_COMPUTE_VERBS = ("pretrain", "finetune", "evaluate", "predict", "embed", "mine")
 _RESUME_ADVICE = "run the same command again to resume"
 # {command that can be resumed: what to do after an interruption, as printed in the message}
 RESUMABLE = {
     "prepare": _RESUME_ADVICE,
     "pretrain": _RESUME_ADVICE,
+    "embed": _RESUME_ADVICE,
     "finetune": "run the same command again: it keeps the finished runs and resumes this one",
+}
+
+
+# {command: what to do if the memory of the device is too small}
+_MEMORY_ADVICE = {
+    "pretrain": "set config.micro_batch_size, config.remat=full or a mesh over more devices; "
+    "`bertjax plan` shows how much a config needs",
+    "finetune": "set config.micro_batch_size, config.remat=full or a lower config.max_length",
 }
 
 
@@ -45,40 +55,42 @@ def _usage() -> str:
     )
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that raises UserError for bad flags, so that the command prints a one-line error."""
+def _load(verb: str) -> ModuleType:
+    with progress.stage("loading bertjax", shown=sys.stderr is not None and sys.stderr.isatty()):
+        return importlib.import_module(f"bertjax.commands.{verb}")
 
-    def error(self, message: str) -> NoReturn:
-        raise errors.UserError(f"{message} (see `{self.prog} --help`)")
+
+def _asks_for_help(argv: Sequence[str]) -> bool:
+    return "-h" in argv or "--help" in argv
+
+
+def _help(verb: str, argv: Sequence[str]) -> str:
+    """Returns the help text of a command; with --config=FILE, it shows the values of FILE."""
+    files = [word.partition("=")[2] for word in argv if word.startswith("--config=")]
+    return help_texts.rendered(_load(verb), files[-1]) if files else help_texts.stored(verb)
 
 
 def _run(verb: str, argv: Sequence[str]) -> None:
-    with progress.stage("loading bertjax", shown=sys.stderr is not None and sys.stderr.isatty()):
-        command = importlib.import_module(f"bertjax.commands.{verb}")
-    parser = _Parser(
-        prog=f"bertjax {verb}",
-        description=command.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    command.add_flags(parser)
     argv = _join_config_values(argv)
-    if hasattr(command, "config_help") and {"-h", "--help"} & set(argv):  # slow, so only for help
-        files = [word.partition("=")[2] for word in argv if word.startswith("--config=")]
-        parser.epilog = "\n".join(command.config_help(files[-1] if files else None))
+    if _asks_for_help(argv):
+        print(_help(verb, argv), end="")
+        return
+    command = _load(verb)
+    parser = help_texts.parser(command)
     if "--print_config" in argv:
         _require_only_config(parser)
     flags, rest = parser.parse_known_args(argv)
-    overrides = {}
+    overrides: dict[str, str] = {}
+    swept: dict[str, str] = {}
     for word in rest:
         prefix, _, setting = word.partition(".")
         key, equals, value = setting.partition("=")
-        if prefix not in ("--config", "--beam") or prefix[2:] not in flags:
+        if prefix not in ("--config", "--beam", "--sweep") or prefix[2:] not in flags:
             raise errors.UserError(_unknown_message(word, argv, flags, command, parser.prog))
         if not equals:
             parser.error(f"{word} needs a value: give {word}=VALUE")
-        overrides[key] = value
-    flags.overrides = overrides
+        (swept if prefix == "--sweep" else overrides)[key] = value
+    flags.overrides, flags.sweep = overrides, swept
     for name in ("output", "workdir"):
         if getattr(flags, name, None) == "":  # "" would mean the current folder
             parser.error(f"--{name}= is empty: give a folder")
@@ -91,11 +103,14 @@ def _require_only_config(parser: argparse.ArgumentParser) -> None:
 
 
 def _join_config_values(argv: Sequence[str]) -> list[str]:
-    """Returns `argv` with `--config VALUE` and `--config.KEY VALUE` joined by `=` into one word."""
+    """Returns `argv` with the flag and the value of `--config VALUE` joined by `=` into one word.
+
+    Also joins those of `--config.KEY VALUE` and `--sweep.KEY VALUE`.
+    """
     words: list[str] = []
     for word in argv:
         last = words[-1] if words else ""
-        config_flag = re.fullmatch(r"--config(\.[^=]*)?", last)
+        config_flag = re.fullmatch(r"--config(\.[^=]*)?|--sweep\.[^=]*", last)
         if config_flag and not word.startswith("--") and word != "-h":
             words[-1] = f"{last}={word}"
         else:
@@ -135,13 +150,13 @@ def _hint(word: str, flags: Sequence[str], command: ModuleType) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns the exit code.
 
-    0: done; 2: bad input; 75: preempted, run the same command again; 130: interrupted; 141: the
-    output is a pipe whose reader has closed it.
+    0: done; 2: bad input, or too little memory of the device; 75: preempted, run the same command
+    again; 130: interrupted; 141: the output is a pipe whose reader has closed it.
     """
     try:
         try:
             return _main(argv)
-        finally:  # flushes also after --help, when argparse raises SystemExit
+        finally:  # flushes also if argparse raises SystemExit
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
@@ -167,7 +182,7 @@ def _main(argv: Sequence[str] | None) -> int:
         hint = errors.did_you_mean(verb, VERBS)
         errors.tell(f"error: unknown command {verb!r}; {hint}the commands are {', '.join(VERBS)}")
         return errors.EXIT_BAD_INPUT
-    if is_program and verb in _COMPUTE_VERBS:
+    if is_program and verb in _COMPUTE_VERBS and not _asks_for_help(argv):
         backend.start_with_huge_pages()
     try:
         _run(verb, argv)
@@ -182,6 +197,13 @@ def _main(argv: Sequence[str] | None) -> int:
         if os.environ.get("BERTJAX_TRACEBACK") or not errors.of_the_user(error):
             raise
         errors.tell(f"error: {errors.one_line(error)}")
+        return errors.EXIT_BAD_INPUT
+    except RuntimeError as error:
+        reason = errors.device_memory(error)
+        if os.environ.get("BERTJAX_TRACEBACK") or not reason:
+            raise
+        advice = _MEMORY_ADVICE.get(verb, "use shorter texts, or a smaller model")
+        errors.tell(f"error: the device has too little memory ({reason}): {advice}")
         return errors.EXIT_BAD_INPUT
     return 0
 

@@ -93,7 +93,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
     config.mesh = "auto"  # auto, or "slice:2,data:-1,fsdp:4,tensor:2,sequence:2"; -1: what is left
     config.topology = "v5e-16"  # devices that `bertjax plan` plans for by default
 
-    config.init_from = ""  # artifact, workdir or Hugging Face folder with initial parameters
+    config.init_from = ""  # model with the initial parameters: a folder, or ORG/NAME on the Hub
     config.init_model = "same"  # same; extended: larger than init_from, longer, or other RoPE theta
     config.init_vocabulary = "same"  # same, or shared_pieces if init_from has another tokenizer
     config.log_every = 100  # steps between two lines of metrics
@@ -182,6 +182,7 @@ def overridden(config: ConfigDict, overrides: Mapping[str, str]) -> ConfigDict:
         name = overrides.pop("objective.name")
         if name != config.objective.name:
             choose_objective(config, name)
+    mixing.use_float_weights(config)
     for key, value in overrides.items():
         override(config, key, value)
     phases.check_keys(config)
@@ -245,15 +246,17 @@ def keys(config: ConfigDict, prefix: str = "") -> list[str]:
 def override(config: ConfigDict, key: str, text: str) -> None:
     """Sets `key` ("a.b") to `text`, parsed as the type of the present value.
 
-    Raises UserError if the key is unknown or the text is not of that type.
+    `mixing.SOURCES` may be set as a whole, even if its sources have keys. Raises UserError if the
+    key is unknown or the text is not of that type.
     """
-    if key not in keys(config):
+    if key not in keys(config) and key != mixing.SOURCES:
         hint = errors.hint(errors.near(key, keys(config)))
         raise errors.UserError(f"unknown config key {key!r}{hint}")
     *parents, leaf = key.split(".")
-    for parent in parents:
-        config = config[parent]
-    config[leaf] = _parse_value(key, text, type(config[leaf]))
+    group = value_of(config, ".".join(parents)) if parents else config
+    group[leaf] = _parse_value(key, text, type(group[leaf]))
+    if key == mixing.SOURCES:
+        mixing.use_float_weights(config)
 
 
 def _parse_value(key: str, text: str, kind: type) -> Any:
@@ -266,6 +269,8 @@ def _parse_value(key: str, text: str, kind: type) -> Any:
             value = float(value)
         if kind is int and type(value) is float and value.is_integer():
             value = int(value)  # so that 1e6 is an integer
+        if kind is tuple and type(value) in (int, float):
+            value = (value,)
         if type(value) is kind or (kind is ConfigDict and type(value) is dict):
             return value
     except (ValueError, SyntaxError):

@@ -71,6 +71,14 @@ def discard_output() -> None:
             os.dup2(null.fileno(), stream.fileno())
 
 
+def device_memory(error: RuntimeError) -> str:
+    """Returns the reason in an error of JAX for too little device memory; "" for another error."""
+    text = str(error).partition("\n")[0]
+    if not text.startswith("RESOURCE_EXHAUSTED"):
+        return ""
+    return text.partition(": ")[2].rstrip(".") or text
+
+
 def of_the_user(error: BaseException) -> bool:
     """Returns whether `error` is due to bad input or a failing disk, and not to a bug."""
     if isinstance(error, OSError):

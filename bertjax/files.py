@@ -110,12 +110,19 @@ def localise(
 
 @contextlib.contextmanager
 def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
-    """Yields an empty folder that is renamed to `path` when the block ends without an error.
+    """Yields an empty local folder that replaces `path` when the block ends without an error.
 
-    Replaces an existing folder at `path`. Raises UserError and changes nothing if that folder
-    contains a file or folder that the new one lacks. Removes temporary folders left by killed
-    processes.
+    Raises UserError and changes nothing if the folder at `path` contains a file or folder that the
+    new one lacks. A local folder is renamed to `path`; temporary folders left by killed processes
+    are removed. To a remote folder (gs://), which cannot be renamed at once, the files are copied:
+    its config is deleted first and copied last, so that a half-written folder is never read.
     """
+    if "://" in os.fspath(path):
+        remote = paths.of(path)
+        with tempfile.TemporaryDirectory() as folder:
+            yield pathlib.Path(folder)
+            _upload(pathlib.Path(folder), remote)
+        return
     target = pathlib.Path(os.path.abspath(local(path)))
     if target.exists() and not target.is_dir():
         raise errors.UserError(f"{path}: is a file; give the name of a folder to write")
@@ -135,6 +142,34 @@ def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     finally:
         _discard(partial)
         os.close(lock)
+
+
+def _upload(new: pathlib.Path, target: epath.Path) -> None:
+    """Copies the files of a local folder to a remote one, as `new_folder` documents."""
+    _check_extra(target, [item.name for item in target.iterdir()] if target.exists() else [], new)
+    names = sorted(file.relative_to(new) for file in new.rglob("*") if file.is_file())
+    configs = [name for name in names if os.fspath(name).endswith("config.json")]
+    for name in configs:
+        (target / name).unlink(missing_ok=True)
+    for name in sorted(names, key=lambda name: (name in configs, len(name.parts) == 1, name)):
+        copy_up(new / name, target / name)
+
+
+def copy_up(source: pathlib.Path, target: epath.Path) -> None:
+    """Copies a local file to a remote path, in chunks; replaces an existing file there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(source, "rb") as file, target.open("wb") as copy:
+        shutil.copyfileobj(file, copy, 1 << 24)
+
+
+def _check_extra(target: Any, existing: list[str], new: pathlib.Path) -> None:
+    """Raises UserError if a name in `existing`, the content of `target`, is not in `new`."""
+    extra = sorted(set(existing) - set(os.listdir(new)))
+    if extra:
+        raise errors.UserError(
+            f"{target}: contains {extra[0]}, which this command would delete; give another "
+            "--output or remove the folder first"
+        )
 
 
 def _locked_folder(target: pathlib.Path) -> tuple[pathlib.Path, int]:
@@ -191,12 +226,7 @@ def _discard(folder: pathlib.Path) -> None:
 
 def _put_in_place(new: pathlib.Path, target: pathlib.Path, backup: pathlib.Path) -> None:
     if target.exists():
-        extra = sorted(set(os.listdir(target)) - set(os.listdir(new)))
-        if extra:
-            raise errors.UserError(
-                f"{target}: contains {extra[0]}, which this command would delete; give another "
-                "--output or remove the folder first"
-            )
+        _check_extra(target, os.listdir(target), new)
         target.rename(backup)
     try:
         new.rename(target)

@@ -17,6 +17,16 @@ from ml_collections import ConfigDict
 
 from bertjax import errors, phases
 
+SOURCES = "data.sources"  # the key whose value is a dict of the user's own keys
+
+
+def use_float_weights(config: ConfigDict) -> None:
+    """Changes the weights of sources from int to float, so that a phase or a flag may set 0.5."""
+    for source in config.data.sources.values():
+        if isinstance(source, ConfigDict) and "weight" in source and type(source.weight) is int:
+            with source.ignore_type():
+                source.weight = float(source.weight)
+
 
 def paths(config: ConfigDict) -> dict[str, str]:
     """Returns {name: folder} of the sources; {} if the run has one dataset, `data.path`."""
@@ -44,7 +54,8 @@ def mean_scores(
 
     by_source: {source: {metric: value}}; for a run with one dataset, {"": values}, which are
     returned. shares: {source: weight in the mean}. "samples" is a sum, and the mean of perplexities
-    is the geometric one, which belongs to the mean of the losses.
+    is the geometric one, which belongs to the mean of the losses. A metric that a source lacks has
+    no mean: a source of unknown pieces only has no bits per byte.
     """
     if list(by_source) == [""]:
         return dict(by_source[""])
@@ -52,6 +63,8 @@ def mean_scores(
     total = sum(shares[name] for name in names)
     result = {}
     for metric in by_source[names[0]]:
+        if any(metric not in by_source[name] for name in names):
+            continue
         values = [by_source[name][metric] for name in names]
         if metric == "samples":
             result[metric] = sum(values)

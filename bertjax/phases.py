@@ -131,7 +131,7 @@ def described(phases: Sequence[Phase], phase: Phase) -> str:
 
 
 def at_step(phases: Sequence[Phase], step: int) -> Phase:
-    """Returns the one of a run's phases in which the last of its first `step` steps was trained."""
+    """Returns the phase in which step number `step` is trained; steps are counted from 1."""
     return next((phase for phase in phases if step <= phase.stop), phases[-1])
 
 

@@ -270,7 +270,7 @@ def gathered(param: jax.Array, path: str) -> jax.Array:
 
 
 def constrain_params(params: Any) -> Any:
-    """Gives a tree with the structure of the parameters, such as gradients, their shardings.
+    """Constrains a tree like the parameters, such as the gradients, to the parameters' shardings.
 
     Without this the compiler may accumulate the gradients of micro-batches in unsharded arrays, as
     large as the model, on each device.
@@ -348,6 +348,16 @@ def alone() -> Iterator[bool]:
     if jax.process_count() == 1:
         yield False
         return
+    with on_one_device():
+        yield True
+
+
+@contextlib.contextmanager
+def on_one_device() -> Iterator[None]:
+    """Makes the process compute on its first device only in the block, whatever the mesh outside.
+
+    Use it for a model that is not sharded, such as one that only predicts.
+    """
     device = jax.local_devices()[0]
     with jax.set_mesh(make_mesh("data:1", [device])), jax.default_device(device):
-        yield True
+        yield

@@ -144,8 +144,11 @@ def make_train_step(
     def loss_fn(params, batch, weights, rng, frozen):
         model_params = combine(params, frozen)
 
-        def apply(*args, deterministic=False, **kwargs):
-            dropout = {"deterministic": deterministic, "rngs": {"dropout": rng}}
+        def apply(*args, deterministic=False, part=None, **kwargs):
+            # A loss that calls the model for several parts of the batch numbers them, because
+            # otherwise their dropout would be the same.
+            part_rng = rng if part is None else jax.random.fold_in(rng, part)
+            dropout = {"deterministic": deterministic, "rngs": {"dropout": part_rng}}
             return model.apply({"params": model_params}, *args, **dropout, **kwargs)
 
         terms = loss(apply, batch, **bound(frozen_models, frozen))

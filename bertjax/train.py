@@ -78,6 +78,7 @@ def train_and_evaluate(
         for warning in experiment_lib.data_warnings(config, vocabulary, heldout_data):
             errors.tell(f"warning: {warning}")
     frozen = loading.frozen_artifacts(config, train_data)
+    config = initial.pinned(config)
     identity = workdir_lib.identity(
         config,
         tokenizer.fingerprint,

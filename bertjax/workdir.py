@@ -208,7 +208,7 @@ def _check_same_run(
             )
         if current.config["num_steps"] != stored.config["num_steps"]:
             _check_num_steps(path, current, stored, step)
-    where = f"config.data.path = {current.config['data']['path']}"
+    where = _data_key(current)
     if stored.tokenizer_fingerprint != current.tokenizer_fingerprint:
         raise errors.UserError(
             f"{path}: belongs to a run with a tokenizer other than that of {where}{advice}"
@@ -218,8 +218,18 @@ def _check_same_run(
     elif stored.data_fingerprint != current.data_fingerprint:
         raise errors.UserError(f"{path}: belongs to a run on different data from {where}{advice}")
     if stored.frozen_fingerprints != current.frozen_fingerprints:
-        names = ", ".join(f"config.objective.{name}" for name in current.frozen_fingerprints)
+        names = _frozen_keys(current)
         raise errors.UserError(f"{path}: belongs to a run with another {names}{advice}")
+
+
+def _data_key(identity: Identity) -> str:
+    """Returns the config key that names the run's data, with its value if it is one folder."""
+    data = identity.config["data"]
+    return "config.data.sources" if data.get("sources") else f"config.data.path = {data['path']}"
+
+
+def _frozen_keys(identity: Identity) -> str:
+    return ", ".join(f"config.objective.{name}" for name in identity.frozen_fingerprints)
 
 
 def branch(path: str | os.PathLike, current: Identity) -> tuple[epath.Path, int]:
@@ -237,23 +247,32 @@ def branch(path: str | os.PathLike, current: Identity) -> tuple[epath.Path, int]
     stored, step = read(run), int(folder.name)
     where = f"--branch_from={path}: is a checkpoint of another run"
     if stored.tokenizer_fingerprint != current.tokenizer_fingerprint:
-        raise errors.UserError(f"{where}, with another tokenizer than that of config.data.path")
+        raise errors.UserError(f"{where}, with another tokenizer than that of {_data_key(current)}")
     if step > current.config["num_steps"]:
         raise errors.UserError(
             f"--branch_from={path}: is past the last step of the new run, config.num_steps = "
             f"{current.config['num_steps']}"
         )
-    check_past(where, current, stored, step)
+    check_past(where, current, stored, step, "branch off another checkpoint")
+    if stored.frozen_fingerprints != current.frozen_fingerprints:
+        raise errors.UserError(f"{where}, with another {_frozen_keys(current)}")
     return run, step
 
 
-def check_past(where: str, current: Identity, stored: Identity, step: int) -> None:
+def check_past(
+    where: str,
+    current: Identity,
+    stored: Identity,
+    step: int,
+    alternative: str = "use a new --workdir",
+) -> None:
     """Raises UserError unless `current` would have computed the first `step` steps as `stored` did.
 
     Compares the phases and the sources that were used up to `step`, and the learning rates.
-    where: the start of the error message.
+    where: the start of the error message. alternative: what its end advises besides restoring the
+    old value.
     """
-    advice = "; restore the old value, or use a new --workdir"
+    advice = f"; restore the old value, or {alternative}"
     runs = current, stored
     configs = [config_lib.from_dict(run.config) for run in runs]
     pasts = [_past(run, config, step) for run, config in zip(runs, configs, strict=True)]

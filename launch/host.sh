@@ -3,7 +3,8 @@
 # above 1, the messages name the slice too.
 #
 #   install         creates a .venv with bertjax and jax for TPUs
-#   start FLAGS...  starts launch/train.sh with the flags of `bertjax pretrain`, in the background
+#   start FLAGS...  starts launch/train.sh with the flags of `bertjax pretrain`, or of $VERB, in the
+#                   background
 #   stop            sends it a SIGTERM: the run saves its step and exits
 #   status          prints a line: idle, running, done, stopped, failed CODE, or gone (host restarted)
 #   log BYTE        prints train.log from that byte on

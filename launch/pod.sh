@@ -2,7 +2,7 @@
 # Sourced by tpu_vm.sh: reads the file of a pod, and translates its values to Google's names.
 
 readonly KEYS="PROJECT ZONE NAME ACCELERATOR_TYPE SLICES RUNTIME_VERSION CREATE CAPACITY CREATE_FLAGS \
-SSH_FLAGS BUCKET CONFIG DATA WORKDIR CACHE ARGS LIBTPU_INIT_ARGS RESTARTS RECREATIONS IMAGE \
+SSH_FLAGS BUCKET VERB CONFIG DATA WORKDIR CACHE ARGS LIBTPU_INIT_ARGS RESTARTS RECREATIONS IMAGE \
 GKE_ACCELERATOR GKE_TOPOLOGY GKE_HOSTS GKE_CHIPS"
 
 bad() {
@@ -17,19 +17,27 @@ read_pod() {
   [[ -n "$file" ]] || bad "--pod=FILE is missing: copy launch/pod.env and fill it in"
   [[ -f "$file" ]] || bad "--pod=$file: file not found; copy launch/pod.env and fill it in"
   for key in $KEYS; do printf -v "$key" ''; done
-  SLICES=1 CREATE=queued CAPACITY=on_demand RESTARTS=5 RECREATIONS=20
+  VERB=pretrain SLICES=1 CREATE=queued CAPACITY=on_demand RESTARTS=5 RECREATIONS=20
   while IFS=: read -r line key; do
     key="${key%=}" key="${key##* }"
     [[ " $KEYS " == *" $key "* ]] || bad "$file, line $line: unknown key $key; the keys are $KEYS"
   done < <(grep -nEo '^ *(export )?[A-Za-z_0-9]+=' "$file" || true)
   # shellcheck source=launch/pod.env
   source "$file"
-  for key in PROJECT ZONE NAME ACCELERATOR_TYPE CONFIG WORKDIR; do
+  local required="PROJECT ZONE NAME ACCELERATOR_TYPE WORKDIR"
+  case "$VERB" in
+    pretrain) required+=" CONFIG" ;;
+    finetune)
+      required+=" ARGS"
+      [[ -z "$CONFIG" ]] || bad "$file: CONFIG=$CONFIG: must be empty with VERB=finetune; use ARGS" ;;
+    *) bad "$file: VERB=$VERB: must be pretrain or finetune" ;;
+  esac
+  for key in $required; do
     [[ -n "${!key}" ]] || bad "$file: $key is not set"
   done
   [[ "$NAME" =~ ^[a-z]([a-z0-9-]*[a-z0-9])?$ ]] \
     || bad "$file: NAME=$NAME: must start with a letter and contain small letters, digits and -"
-  [[ -f "${CONFIG%%:*}" && "$CONFIG" != /* && "$CONFIG" != *..* ]] \
+  [[ -z "$CONFIG" || (-f "${CONFIG%%:*}" && "$CONFIG" != /* && "$CONFIG" != *..*) ]] \
     || bad "$file: CONFIG=$CONFIG: must be a file of this checkout, such as configs/bert_base.py"
   [[ "$BUCKET" != *://* ]] || bad "$file: BUCKET=$BUCKET: give only the name, without gs://"
   [[ "$PROJECT" != my-project ]] || bad "$file: PROJECT=my-project is the example's project: give your own"

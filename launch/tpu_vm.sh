@@ -206,7 +206,7 @@ create() {
 install() {
   local archive="$tmp/bertjax.tar.gz"
   local content=(bertjax configs launch setup.py)
-  if [[ "$CONFIG" != configs/* ]]; then content+=("${CONFIG%%:*}"); fi
+  if [[ -n "$CONFIG" && "$CONFIG" != configs/* ]]; then content+=("${CONFIG%%:*}"); fi
   call tar --exclude=__pycache__ -czf "$archive" "${content[@]}" \
     || fail "install (packing)" "the checkout must be readable and /tmp must have free space"
   select_hosts all
@@ -219,9 +219,13 @@ install() {
 
 start() {
   local settings=("RESTARTS=$RESTARTS") flags=("--config=$CONFIG" "--workdir=$WORKDIR")
+  local data=--config.data.path
+  if [[ "$VERB" == finetune ]]; then
+    settings+=("VERB=finetune") flags=("--output=$WORKDIR") data=--data
+  fi
   if [[ -n "$LIBTPU_INIT_ARGS" ]]; then settings+=("LIBTPU_INIT_ARGS=$LIBTPU_INIT_ARGS"); fi
   if [[ -n "$CACHE" ]]; then settings+=("JAX_COMPILATION_CACHE_DIR=$CACHE"); fi
-  if [[ -n "$DATA" ]]; then flags+=("--config.data.path=$DATA"); fi
+  if [[ -n "$DATA" ]]; then flags+=("$data=$DATA"); fi
   # shellcheck disable=SC2206 # ARGS is a list of words
   flags+=($ARGS)
   remote all "$(quote env "${settings[@]}" "${host[@]}" start "${flags[@]}")" \

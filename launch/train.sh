@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs on every host of a slice: `bash launch/train.sh FLAGS...`, with the flags of `bertjax pretrain`.
+# Runs on every host of a slice: `bash launch/train.sh FLAGS...`, with the flags of `bertjax pretrain`,
+# or of the verb in $VERB, such as VERB=finetune.
 #
 # The processes find each other by --distributed, unless the flags contain --coordinator. If a run was
 # preempted, lost another process (exit code 75) or was killed by a signal, it is restarted after
@@ -44,7 +45,7 @@ trap hand_on TERM INT
 in_row=0 lost=0
 while true; do
   began=$SECONDS
-  "$python" -m bertjax pretrain "${flags[@]}" &
+  "$python" -m bertjax "${VERB:-pretrain}" "${flags[@]}" &
   child=$!
   interrupted=yes
   while [[ -n "$interrupted" ]]; do  # a trapped signal ends `wait` before the child ends

@@ -28,17 +28,19 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from tests.helpers import slow_tests  # noqa: E402
+from tests.helpers import proofs, slow_tests  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")  # axes added in silence hide wrong shapes
 
 def pytest_addoption(parser):
     slow_tests.add_options(parser)
+    proofs.add_options(parser)
     parser.addoption("--kill-step", type=int, help="for the test of a kill at a random step")
 
 
 def pytest_configure(config):
     slow_tests.configure(config)
+    proofs.configure(config)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,7 +2,16 @@
 
 from bertjax import protocols
 from bertjax.data.tokenizers import byte_model, library_model, model, sentencepiece_model
-from bertjax.finetuning.examples import base, choices, questions, sentences, text_pairs, words
+from bertjax.finetuning.examples import (
+    base,
+    candidates,
+    choices,
+    mixed,
+    questions,
+    sentences,
+    text_pairs,
+    words,
+)
 from bertjax.models import (
     albert,
     bert,
@@ -88,4 +97,6 @@ EXAMPLES: list[type[base.Example]] = [
     questions.Question,
     text_pairs.TextPair,
     choices.Choice,
+    candidates.Candidates,
+    mixed.Mixed,
 ]

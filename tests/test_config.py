@@ -166,6 +166,22 @@ def test_override_reads_the_type_of_the_key(key, text, value):
     assert got == value and type(got) is type(value)
 
 
+def test_sources_are_set_and_replaced_as_a_whole_and_their_weights_are_floats():
+    one = {"data.sources": "{'web': {'path': 'a', 'weight': 1}}", "data.sources.web.weight": "0.5"}
+    config = config_lib.load(BASE, one)
+    assert config.data.sources.to_dict() == {"web": {"path": "a", "weight": 0.5}}
+    with config.unlocked():
+        config.phases = ({"num_steps": config.num_steps, "data.sources.books.weight": 0.5},)
+        config.phase2.num_steps = 0
+    config = config_lib.overridden(
+        config, {"data.sources": "{'books': {'path': 'b', 'weight': 1}}"}
+    )
+    assert config.data.sources.to_dict() == {"books": {"path": "b", "weight": 1.0}}
+    assert [p.config.data.sources.books.weight for p in config_lib.phases.of(config)] == [0.5]
+    with pytest.raises(errors.UserError, match=r"config.data.sources = 'web': must be of type"):
+        config_lib.overridden(config, {"data.sources": "web"})
+
+
 @pytest.mark.parametrize(
     ("key", "text", "kind"),
     [

@@ -151,6 +151,7 @@ def test_a_run_with_a_new_vocabulary_starts_from_the_checkpoint(old_tokenizer, f
     )
 
 
+@pytest.mark.proof
 def test_a_run_with_the_checkpoint_s_own_tokenizer(old_tokenizer, tmp_path):
     source = make_source(old_tokenizer)
     artifact.write(source, tmp_path / "old")

@@ -125,6 +125,7 @@ def assert_averages(runs, steps):
             np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-7, err_msg=name)
 
 
+@pytest.mark.proof
 def test_the_average_of_a_run_on_a_mesh(whole):
     folder, conf = whole
     assert_averages(dict.fromkeys(range(1, 5), folder), (1, 3, 4))
@@ -134,6 +135,7 @@ def test_the_average_of_a_run_on_a_mesh(whole):
     assert not all(place.is_fully_replicated for place in jax.tree.leaves(places[1]))
 
 
+@pytest.mark.proof
 def test_killed_and_resumed_ends_bit_equal(whole, tmp_path):
     folder, conf = whole
     shutil.copytree(folder, tmp_path / "run")
@@ -145,6 +147,7 @@ def test_killed_and_resumed_ends_bit_equal(whole, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, states(folder, conf), found)
 
 
+@pytest.mark.proof
 def test_a_branch_with_another_phase_goes_on_with_the_average(data, whole, tmp_path):
     folder, _ = whole
     other = make_config(data)
@@ -175,6 +178,7 @@ def test_both_are_evaluated_and_the_average_is_loaded_by_choice(data, whole, tmp
         np.testing.assert_array_equal(exported[name], ema[name], err_msg=name)
 
 
+@pytest.mark.proof
 def test_a_run_that_starts_from_a_model_has_its_average(data, whole, tmp_path):
     folder, _ = whole
     conf = make_config(data, init_from=f"{folder}/ema", model__heads="('pooler', 'mlm', 'nsp')")

@@ -140,6 +140,7 @@ def _assert_close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-7), a, b)
 
 
+@pytest.mark.proof
 def test_lamb_on_stacked_layers_is_optax_layer_by_layer():
     config = optimizer.Config(name="lamb", learning_rate=0.1, weight_decay=0.02, **PLAIN)
     reference = optax.chain(
@@ -163,6 +164,7 @@ def test_adamw_is_optax_adamw_with_the_mask():
     _assert_close(ours, _run(reference, params, lambda tree: tree))
 
 
+@pytest.mark.proof
 def test_decay_alone_shrinks_kernels_and_nothing_else():
     config = optimizer.Config(learning_rate=0.1, weight_decay=0.5, **PLAIN)
     params = _stacked_params()

@@ -311,6 +311,7 @@ def test_flops_of_muon_are_those_of_its_products():
     assert optimizer.muon_shapes(optimizer.Config(), params) == []
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("shape", "inside"), [((2, 2, 2), 8), ((1, 2, 2, 1, 2), 4)])
 def test_on_a_mesh_muon_computes_and_sends_what_plans_count(shape, inside):
     mesh, config, params = meshes.of(*shape), optimizer.Config(name="muon", **PLAIN), _params()

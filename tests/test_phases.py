@@ -135,6 +135,7 @@ def test_the_rate_follows_the_schedule_of_each_phase(data):
     assert [float(rate(step)) / peak for step in range(12)] == pytest.approx(expected)
 
 
+@pytest.mark.proof
 def test_curves_have_the_phases_and_the_sources(whole, capsys):
     workdir, config, heldout = whole
     lines = run_log.read_metrics(workdir / "metrics.jsonl")
@@ -156,6 +157,7 @@ def test_curves_have_the_phases_and_the_sources(whole, capsys):
     assert {f"eval/{name}/bits_per_byte" for name in shares} <= held[-1].keys()
 
 
+@pytest.mark.proof
 def test_the_unigram_baseline_is_that_of_the_mixture_of_the_phase(data, whole):
     workdir, config, _ = whole
     run = experiment.Experiment(config)
@@ -250,6 +252,7 @@ def test_an_empty_first_phase_has_no_phase_before_it(data):
         assert text.epochs(2)["web"] > 0
 
 
+@pytest.mark.proof
 def test_a_run_with_sources_is_evaluated_and_inspected(data, whole, tmp_path, capsys, monkeypatch):
     workdir, _, _ = whole
     flags = [f"--data={data / 'books'}", "--max_samples=16", "--batch_size=16"]

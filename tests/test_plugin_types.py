@@ -17,7 +17,8 @@ def test_every_family_and_objective_is_compared():
 
 def test_every_type_of_example_is_compared_and_named_as_its_file():
     assert list(types.TYPES.values()) == plugin_types.EXAMPLES
-    assert list(types.TYPES) == ["sentences", "words", "questions", "text_pairs", "choices"]
+    names = ["sentences", "words", "questions", "text_pairs", "choices", "candidates", "mixed"]
+    assert list(types.TYPES) == names
 
 
 def test_every_hook_of_an_objective_is_compared():

@@ -93,6 +93,7 @@ def test_a_signal_to_one_stops_both_and_another_mesh_goes_on(data, tmp_path, cap
     assert _losses(tmp_path / "run") == pytest.approx(whole, rel=1e-4)
 
 
+@pytest.mark.proof
 def test_a_process_with_other_data_stops_both(data, tmp_path):
     other = corpora.make(tmp_path, count=60) / "prepared"
     extra = ((), (f"--config.data.path={other}",))

@@ -55,6 +55,7 @@ def test_a_range_that_is_none_is_refused(pretrain, tmp_path, capsys, steps):
     assert f"--profile={steps}: give FIRST:LAST" in line and "config.num_steps = 4" in line
 
 
+@pytest.mark.proof
 def test_the_trace_of_a_run_that_fails_is_written(tmp_path):
     with pytest.raises(RuntimeError), profiler.StepTrace(range(2, 9), tmp_path) as trace:
         for step in (1, 2, 3):

@@ -16,7 +16,7 @@ import pytest
 
 from bertjax import __main__ as command_line
 from bertjax import checkpoint, config, errors, experiment, run_log, sharding, step_log, train
-from tests.helpers import children, corpora
+from tests.helpers import children, corpora, proofs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SMOKE = str(ROOT / "configs" / "bert_tiny.py") + ":smoke"
@@ -78,6 +78,7 @@ def test_writes_metrics_checkpoints_and_identity(uninterrupted):
     assert (workdir / "tokenizer").is_dir() and list((workdir / "tensorboard").iterdir())
 
 
+@pytest.mark.proof
 def test_learns(data, tmp_path):
     conf = _config(data, num_steps=60, optimizer__learning_rate=6e-3, log_every=30,
                    **NOTHING_BETWEEN)  # fmt: skip
@@ -85,6 +86,7 @@ def test_learns(data, tmp_path):
     assert heldout["mlm_loss"] < np.log(150) - 1.0, "60 steps on a made-up grammar"
 
 
+@pytest.mark.proof
 def test_stopped_at_any_step_and_resumed_ends_bit_equal(data, uninterrupted, tmp_path, monkeypatch):
     workdir, conf, _ = uninterrupted
     crash_at = iter([3, 5, 9])
@@ -111,6 +113,7 @@ def test_stopped_at_any_step_and_resumed_ends_bit_equal(data, uninterrupted, tmp
         assert a.get("train/loss") == b.get("train/loss")
 
 
+@pytest.mark.proof
 def test_goes_on_with_other_devices_and_micro_batches(data, uninterrupted, tmp_path):
     workdir, _, heldout = uninterrupted
     half = _config(data, mesh="tensor:2")
@@ -127,6 +130,7 @@ def test_goes_on_with_other_devices_and_micro_batches(data, uninterrupted, tmp_p
     assert saved[0] == saved[1] == [6, 8, 12], "step 9 was saved for the interruption only"
 
 
+@pytest.mark.proof
 def test_two_phases_change_length_and_batch_size(data, tmp_path):
     conf = _config(data, num_steps=6, phase2__num_steps=2, phase2__length=48, phase2__batch_size=8,
                    **NOTHING_BETWEEN)  # fmt: skip
@@ -331,7 +335,10 @@ def _wait_for_step(process, metrics, step):
             raise AssertionError(f"the run ended before step {step}: {process.communicate()[1]}")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    proofs.all_but([(signal.SIGTERM, 75), (signal.SIGINT, 130)], (signal.SIGTERM, 75)),
+)
 def test_signal_saves_and_says_restart_me(data, tmp_path, number, code):
     never = ("--config.num_steps=40000", "--config.checkpoint.every=100000")
     process = _start(_command(data, tmp_path / "run", *never))

@@ -1,5 +1,6 @@
 """A workdir belongs to one run: keys added since it was made, and steps that were already done."""
 
+import dataclasses
 import json
 
 import pytest
@@ -70,3 +71,29 @@ def test_a_source_that_no_saved_step_has_read_may_be_added(tmp_path):
         other = _of_sources({"web": 0.7, "books": 0.3})
         other.config["optimizer"]["decay_shape"] = "cosine"
         _claim(tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model__hidden_size": 32}, r"in phase 1, .*hidden_size = 32 \(it was 64\); restore the "
+         "old value, or branch off another checkpoint"),
+        ({"optimizer__learning_rate": 0.5}, "would change the learning rate of step"),
+        ({"num_steps": 3, "optimizer__decay_steps": 1, "optimizer__warmup_steps": 1},
+         "is past the last step of the new run"),
+        ({"tokenizer": "other"}, "with another tokenizer than that of config.data.path = prepared"),
+        ({"teacher": "other"}, "with another config.objective.teacher$"),
+    ],
+)  # fmt: skip
+def test_a_branch_from_another_model_is_refused(tmp_path, changes, message):
+    def run(tokenizer="tokenizer", teacher="teacher", **overrides):
+        made = _identity(data__path="prepared", **overrides)
+        return dataclasses.replace(
+            made, tokenizer_fingerprint=tokenizer, frozen_fingerprints={"teacher": teacher}
+        )
+
+    _claim(tmp_path, run(), saved=4)
+    checkpoint = tmp_path / workdir.CHECKPOINTS / "4"
+    assert workdir.branch(checkpoint, run(num_steps=20))[1] == 4
+    with pytest.raises(errors.UserError, match=message):
+        workdir.branch(checkpoint, run(**changes))

@@ -1,9 +1,12 @@
 """The artifact: our format for sharing a model (parameters, config and tokenizer).
 
     artifact/params.safetensors    every parameter under its path, float32, layers stacked
+    artifact/encoding.safetensors  dense layers behind the pooling of text vectors, if there are any
     artifact/config.json           family, fields of the model, fingerprint of the tokenizer, step,
                                    checksum of the parameters, configs of the run and the task
     artifact/tokenizer/            the tokenizer's files
+    artifact/lora.safetensors      the matrices of LoRA, if the model was fine-tuned by it; they are
+                                   merged into the parameters too
 
 `read` verifies what it loads: the checksum of the parameter file, the shape of every array, and
 the tokenizer's fingerprint and size must match the config.
@@ -24,7 +27,8 @@ import numpy as np
 from flax import traverse_util
 
 from bertjax import errors, files, plugins, schema, sharding
-from bertjax.artifact import weight_files
+from bertjax.artifact import lora as lora_lib
+from bertjax.artifact import text_encoding, weight_files
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.models.common import encoders
 
@@ -32,6 +36,7 @@ FORM = schema.Form("bertjax-artifact", 1)
 PARAMS = "params.safetensors"
 CONFIG = "config.json"
 TOKENIZER = "tokenizer"
+ENCODING = "encoding.safetensors"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +54,7 @@ class _Task(schema.Open):
 
 @dataclasses.dataclass(frozen=True)
 class _Config(schema.Open):
-    """The content of an artifact's config.json. Files of earlier versions lack the key `task`."""
+    """The content of an artifact's config.json. Files of earlier versions lack the last keys."""
 
     family: str
     model: dict[str, Any]
@@ -59,6 +64,10 @@ class _Config(schema.Open):
     params_sha256: schema.Sha256
     config: dict[str, Any] | None
     task: dict[str, Any] | None = None
+    encoding: dict[str, Any] | None = None
+    encoding_sha256: schema.Sha256 | None = None
+    source: str = ""
+    lora: lora_lib.Content | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +79,12 @@ class Artifact:
     step, objective, config: from the training run; None if unknown.
     task: the task that the model was fine-tuned for, as a JSON object with the keys of `_Task` and
     additional keys that depend on the type of task; None if the model was not fine-tuned.
+    encoding: how the model turns a text into a vector; None if it was not trained for this. After
+    fine-tuning, use `text_encoding.of`, which heeds the task.
     origin: a readable name of the format that the model was read from; "" if it was not read.
+    source: the model that this one was fine-tuned from, as the user named it, or read from, if it
+    is on the Hub: "org/name@<commit hash>"; "" if unknown.
+    lora: the matrices that fine-tuning by LoRA added to the parameters; None if it added none.
     """
 
     family: str
@@ -81,7 +95,10 @@ class Artifact:
     objective: dict[str, Any] | None = None
     config: dict[str, Any] | None = None
     task: dict[str, Any] | None = None
+    encoding: text_encoding.Encoding | None = None
     origin: str = ""
+    source: str = ""
+    lora: lora_lib.Lora | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.summary()}>"
@@ -95,6 +112,9 @@ class Artifact:
         if self.task:
             labels = f" of {len(self.task['labels'])} labels" if self.task["labels"] else ""
             parts.append(f"task {self.task['name']}{labels}")
+        encoding = text_encoding.of(self)
+        if encoding is not None:
+            parts.append(encoding.summary())
         parts.append(f"at most {self.fields['max_length']:,} tokens")
         parts.append(f"{self.tokenizer.kind} of {self.tokenizer.size:,} pieces")
         if self.step is not None:
@@ -239,7 +259,9 @@ def part(model: Artifact, name: str = "") -> Artifact:
     fields, params = parts[name or next(iter(parts))]
     if fields == model.fields:
         return model
-    return dataclasses.replace(model, fields=fields, params=params, objective=None, config=None)
+    return dataclasses.replace(
+        model, fields=fields, params=params, objective=None, config=None, lora=None
+    )
 
 
 def _parts(module: Any, model: Artifact) -> dict[str, tuple[dict[str, Any], Any]]:
@@ -258,6 +280,8 @@ def _parts(module: Any, model: Artifact) -> dict[str, tuple[dict[str, Any], Any]
 
 def write(model: Artifact, folder: str | os.PathLike) -> None:
     """Writes the artifact to `folder` atomically; replaces an existing artifact."""
+    encoding = text_encoding.of(model)
+    arrays = {} if encoding is None else text_encoding.tensors(encoding)
     with files.new_folder(folder) as new:
         weight_files.write_tensors(new / PARAMS, flatten(jax.device_get(model.params)))
         model.tokenizer.save(new / TOKENIZER, token_types=has_token_types(model.fields))
@@ -270,7 +294,14 @@ def write(model: Artifact, folder: str | os.PathLike) -> None:
             "params_sha256": files.sha256(new / PARAMS),
             "config": model.config,
             "task": model.task,
+            "source": model.source,
+            "lora": None if model.lora is None else lora_lib.write(model.lora, new),
         }
+        if encoding is not None:
+            content["encoding"] = text_encoding.to_json(encoding)
+        if arrays:
+            weight_files.write_tensors(new / ENCODING, arrays)
+            content["encoding_sha256"] = files.sha256(new / ENCODING)
         schema.write(new / CONFIG, content, FORM)
 
 
@@ -300,8 +331,27 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> Artifact:
         objective=content.objective,
         config=content.config,
         task=content.task,
+        encoding=_read_encoding(folder, content, with_params),
         origin="artifact",
+        source=content.source,
+        lora=lora_lib.read(content.lora, folder) if content.lora and with_params else None,
     )
+
+
+def _read_encoding(
+    folder: pathlib.Path, content: _Config, with_params: bool
+) -> text_encoding.Encoding | None:
+    if content.encoding is None:
+        return None
+    file, arrays = folder / ENCODING, {}
+    if content.encoding_sha256 is not None:
+        shapes = weight_files.tensor_shapes(file)
+        if with_params:
+            _check_sha256(file, content.encoding_sha256)
+            arrays = weight_files.read_tensors(file, list(shapes))
+        else:
+            arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    return text_encoding.from_json(content.encoding, arrays, f"{folder / CONFIG}: encoding")
 
 
 def model_fields(content: Any, where: Any) -> dict[str, Any]:
@@ -326,9 +376,13 @@ def _read_params(folder: pathlib.Path, abstract: Any, sha256: str, with_params: 
             )
     if not with_params:
         return abstract
+    _check_sha256(file, sha256)
+    return unflatten(weight_files.read_tensors(file, list(shapes)))
+
+
+def _check_sha256(file: pathlib.Path, sha256: str) -> None:
     if files.sha256(file) != sha256:
         raise errors.UserError(
             f"{file}: its checksum differs from that in {CONFIG}; the file is corrupt; "
             f"{weight_files.REMEDY}"
         )
-    return unflatten(weight_files.read_tensors(file, list(shapes)))

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from bertjax import errors
-from bertjax.artifact import artifact, loading
+from bertjax.artifact import artifact, loading, text_encoding
 
 
 def average(
@@ -51,14 +51,14 @@ def average(
         model = loading.load(path)
         arrays = artifact.flatten(model.params)
         shapes = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()}
-        models.append(dataclasses.replace(model, params=artifact.unflatten(shapes)))
+        models.append(dataclasses.replace(model, params=artifact.unflatten(shapes), lora=None))
         _check_fit(path, models[-1], paths[0], models[0])
         total_weight += weight
         _add(mean, arrays, np.float32(weight / total_weight))
         del model, arrays  # before the next one is read
         done(len(models), len(paths))
     newest = max(models, key=lambda model: model.step or 0)
-    return dataclasses.replace(newest, params=artifact.unflatten(mean), origin="")
+    return dataclasses.replace(newest, params=artifact.unflatten(mean), origin="", source="")
 
 
 def _add(
@@ -114,10 +114,12 @@ def _compared(model: artifact.Artifact) -> dict[str, object]:
         for name, leaf in artifact.flatten(model.params).items()
     }
     task = {f"task's {name}": value for name, value in (model.task or {}).items()}
+    encoding = text_encoding.of(model)
     return {
         "family": model.family,
         **fields,
         "tokenizer": model.tokenizer.fingerprint[:12],
+        "text encoding": encoding and text_encoding.digest(encoding)[:12],
         "objective": model.objective and model.objective["name"],
         **task,
         **shapes,

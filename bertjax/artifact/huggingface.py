@@ -34,7 +34,17 @@ import jax
 import numpy as np
 
 from bertjax import errors, files, plugins
-from bertjax.artifact import artifact, hf_config, hf_tasks, hf_weights, weight_files
+from bertjax.artifact import (
+    artifact,
+    cross_encoder,
+    hf_config,
+    hf_tasks,
+    hf_weights,
+    model_card,
+    sentence_folder,
+    text_encoding,
+    weight_files,
+)
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.models.common import layers
 
@@ -97,8 +107,15 @@ class Line(NamedTuple):
             yield last if is_last else name.replace("{+1}", str(layer + 1)).format(layer), single
 
 
-def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
+def write(
+    model: artifact.Artifact,
+    folder: str | os.PathLike,
+    scores: Mapping[str, Mapping[str, float]] | None = None,
+) -> None:
     """Writes a folder that transformers 4.57 and 5 can load; replaces an earlier folder.
+
+    If the model was trained for text vectors, sentence-transformers can load the folder, too.
+    scores: {split: {name: score}}, for the model card README.md.
 
     Raises UserError if transformers has no class for the model (see `hf_tasks.ending_of`), or if
     the family has no tables for Hugging Face.
@@ -118,20 +135,30 @@ def write(model: artifact.Artifact, folder: str | os.PathLike) -> None:
     tensors = to_tensors(module, params, vocab_size, ending)
     repeated = module.HF_CONFIG.get("repeated", lambda fields: ())
     tensors |= {name: tensors[module.HF_TIED[name]] for name in repeated(model.fields)}
+    encoding = text_encoding.of(model)
     with files.new_folder(folder) as new:
         weight_files.write_tensors(new / WEIGHTS, tensors)
         files.write_json(new / CONFIG, config)
         generation = hf_tasks.generation_config(model, config)
         if generation:
             files.write_json(new / GENERATION, generation)
-        model.tokenizer.save(
-            new,
-            kind=module.KIND,
-            token_types=artifact.has_token_types(model.fields),
-            max_length=hf_tasks.max_length(model),
-            ends=hf_tasks.ends(model),
-            exported=True,
-        )
+        save_tokenizer(model, new)
+        if encoding is not None:
+            sentence_folder.write(new, encoding, model.fields["hidden_size"])
+        card = model_card.text(model, encoding, ending, config, scores or {})
+        files.write_text(new / model_card.FILE, card)
+
+
+def save_tokenizer(model: artifact.Artifact, folder: pathlib.Path) -> None:
+    """Writes the tokenizer's files for transformers, which then prepares texts as bertjax does."""
+    model.tokenizer.save(
+        folder,
+        kind=plugins.family(model.family).KIND,
+        token_types=artifact.has_token_types(model.fields),
+        max_length=hf_tasks.max_length(model),
+        ends=hf_tasks.ends(model),
+        exported=True,
+    )
 
 
 def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Artifact:
@@ -141,8 +168,11 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
     the heads are those of the class; otherwise they are the heads whose tensors are present. Raises
     UserError naming the file, key or tensor that is missing, damaged or not supported.
     """
-    folder = pathlib.Path(folder)
+    parts = sentence_folder.modules(pathlib.Path(folder))
+    top = pathlib.Path(folder)
+    folder = parts[0].folder if parts else top
     content, family = hf_config.read(folder / CONFIG)
+    content |= sentence_folder.head_keys(top, content) if parts else {}
     module = plugins.family(family)
     shapes, file_of = {}, {}
     for file in hf_weights.find(folder):
@@ -180,12 +210,24 @@ def read(folder: str | os.PathLike, *, with_params: bool = True) -> artifact.Art
         tensors = hf_weights.read(file_of, stored)
         _check_tied(module, table, tensors, folder)
         params = from_tensors(module, abstract, tensors, ending)
+    encoding = None
+    if parts:
+        encoding = sentence_folder.read(top, parts, fields, with_params=with_params)
+    longest = fields["max_length"]
+    if cross_encoder.name_in(content) is not None:
+        longest = sentence_folder.max_length(folder, longest)
+    task = hf_tasks.read(content, ending, longest, folder / CONFIG)
+    if encoding is not None and task is not None:
+        # Another program may have changed how texts are encoded, and left the task.
+        if not text_encoding.agrees(encoding, task):
+            task = None
     return artifact.Artifact(
         family,
         fields,
         params,
         tokenizer,
-        task=hf_tasks.read(content, ending, fields["max_length"], folder / CONFIG),
+        encoding=encoding,
+        task=task,
         objective=hf_tasks.objective(content, folder / CONFIG),
         origin="Hugging Face folder",
     )
@@ -198,7 +240,7 @@ def to_tensors(
 
     ending: the end of the class name, as returned by `hf_tasks.ending_of`.
     """
-    lines, tensors = _lines(module, ending), {}
+    lines, tensors = table_lines(module, ending), {}
     parts: dict[str, dict[int, np.ndarray]] = {}
     for path, array in artifact.flatten(params).items():
         if path.startswith(_dropped_prefixes(module)):
@@ -221,7 +263,7 @@ def from_tensors(
     module: ModuleType, abstract: Any, tensors: Mapping[str, np.ndarray], ending: str = ""
 ) -> Any:
     """Converts Hugging Face tensors, {full name: tensor}, to parameters shaped like `abstract`."""
-    lines, flat = _lines(module, ending), {}
+    lines, flat = table_lines(module, ending), {}
     for path, leaf in artifact.flatten(abstract).items():
         line = lines[path]
         index, count, axis = line.part
@@ -242,7 +284,8 @@ def _dropped_prefixes(module: ModuleType) -> tuple[str, ...]:
     return getattr(module, "HF_DROPPED", ())
 
 
-def _lines(module: ModuleType, ending: str) -> dict[str, Line]:
+def table_lines(module: ModuleType, ending: str) -> dict[str, Line]:
+    """Returns {our path: its line} of HF_NAMES and of the head of the class with this ending."""
     return {line[0]: Line(*line) for line in (*module.HF_NAMES, *hf_tasks.lines(module, ending))}
 
 
@@ -258,7 +301,7 @@ def _tensor_table(
 
     If a tensor concatenates several of our arrays, the path is that of the last array.
     """
-    lines, table = _lines(module, ending), {}
+    lines, table = table_lines(module, ending), {}
     for path, leaf in artifact.flatten(abstract).items():
         line = lines[path]
         _, count, axis = line.part

@@ -15,7 +15,7 @@ from typing import Any
 import ml_collections
 
 from bertjax import config as config_lib
-from bertjax import errors, plugins, sharding
+from bertjax import errors, hub, plugins, sharding
 from bertjax.artifact import artifact, growth, loading, vocabulary_transfer
 from bertjax.data.prepared import store
 from bertjax.objectives.common import hooks
@@ -176,6 +176,18 @@ def params(
         size = config.model.vocab_size
         model = vocabulary_transfer.carry_over(model, tokenizer, fresh, size)
     return loading.overlay_params(model, config.family, fresh)
+
+
+def pinned(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Returns the config with the revisions of the models that were read from the Hub.
+
+    These are `init_from` and the frozen models of the objective, such as its teacher.
+    """
+    config = config.copy_and_resolve_references()
+    config.init_from = hub.pinned(config.init_from)
+    for name in hooks.of(plugins.objective(config.objective.name)).FROZEN:
+        config.objective[name] = hub.pinned(config.objective[name])
+    return config
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:

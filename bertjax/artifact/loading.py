@@ -8,6 +8,7 @@
     loading.load("artifact/")               # also the output folder of a finished fine-tuning run
     loading.load("bert-base-uncased/")      # config.json, model.safetensors, tokenizer files
     loading.load("checkpoint_1000000/")     # a T5X checkpoint, with a copy of its spiece.model
+    loading.load("org/name@revision")       # a model of the Hub, unless there is such a folder
 """
 
 import contextlib
@@ -23,10 +24,10 @@ import jax
 import ml_collections
 from etils import epath
 
-from bertjax import checkpoint, errors, files, paths, plugins, schema, workdir
+from bertjax import checkpoint, errors, files, hub, plugins, schema, workdir
 from bertjax import config as config_lib
 from bertjax import phases as phases_lib
-from bertjax.artifact import artifact, growth, huggingface, t5x, weight_files
+from bertjax.artifact import artifact, growth, huggingface, sentence_folder, t5x, weight_files
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.objectives.common import hooks
@@ -53,8 +54,11 @@ READERS = {"artifact": artifact.read, "huggingface": huggingface.read, "t5x": t5
 
 
 def find(path: str | os.PathLike) -> Place:
-    """Returns the `Place` of the model at `path`. Raises UserError if there is no model."""
-    folder = paths.of(path)
+    """Returns the `Place` of the model at `path`, after downloading it if it is on the Hub.
+
+    Raises UserError if there is no model.
+    """
+    folder = hub.local(path)
     if folder.name == EMA and not folder.exists():
         place = find(folder.parent)
         if place.kind != "workdir":
@@ -62,8 +66,7 @@ def find(path: str | os.PathLike) -> Place:
         return dataclasses.replace(place, is_average=True)
     if not folder.exists() and not folder.name.isdecimal():
         raise errors.UserError(
-            f"{path}: not found; give {_CHOICES}. Models are not downloaded: `hf download NAME "
-            "--local-dir=FOLDER` downloads one from Hugging Face"
+            f"{path}: not found; give {_CHOICES}, or ORG/NAME of a model on the Hugging Face Hub"
         )
     if (folder / "artifact" / "config.json").exists():  # the output folder of fine-tuning
         folder = folder / "artifact"
@@ -90,9 +93,10 @@ def load(path: str | os.PathLike, *, with_params: bool = True) -> artifact.Artif
         return _from_workdir(place, with_params)
     read = functools.partial(READERS[place.kind], with_params=with_params)
     with tempfile.TemporaryDirectory() as copy:
-        if with_params:
-            return read(files.localise(place.folder, copy))
-        return read(files.localise(place.folder, copy, weight_files.copy_header))
+        copying = {} if with_params else {"copy_file": weight_files.copy_header}
+        model = read(files.localise(place.folder, copy, **copying))
+    source = hub.pinned(path)
+    return dataclasses.replace(model, source=source) if hub.is_pinned(source) else model
 
 
 def check_data(
@@ -217,6 +221,8 @@ _CHOICES = "a workdir, a checkpoint, an artifact, a Hugging Face folder or a T5X
 def _kind(folder: epath.Path) -> str | None:
     file = folder / "config.json"
     if not file.exists():
+        if (folder / sentence_folder.MODULES).exists():  # config.json is in the folder of a module
+            return "huggingface"
         return "t5x" if (folder / t5x.FILE).exists() else None
     content = schema.read_object(file, "restore it from a copy")
     if content.get("format") == FINETUNING:

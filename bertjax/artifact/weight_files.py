@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import safetensors.numpy
 from etils import epath
 from flax import serialization
 
-from bertjax import errors
+from bertjax import errors, files
 
 REMEDY = "export or copy the folder again"
 
@@ -38,11 +39,18 @@ def read_msgpack(file: pathlib.Path) -> dict[str, Any]:
     return content
 
 
-def write_tensors(file: pathlib.Path, arrays: Mapping[str, Any]) -> None:
-    """Writes {name: array} to a safetensors file; equal arrays give identical files.
+def write_tensors(file: pathlib.Path | epath.Path, arrays: Mapping[str, Any]) -> None:
+    """Writes {name: array} to a safetensors file, local or remote (gs://).
 
-    The arrays may be on the host or on a device. Raises UserError if the file cannot be written.
+    Equal arrays give identical files. The arrays may be on the host or on a device. Raises
+    UserError if the file cannot be written.
     """
+    if "://" in os.fspath(file):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = pathlib.Path(folder) / file.name
+            write_tensors(copy, arrays)
+            files.copy_up(copy, epath.Path(file))
+        return
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     try:
         file.touch()
@@ -67,6 +75,19 @@ def _open(file: pathlib.Path) -> Iterator[Any]:
         raise errors.UserError(
             f"{file}: is truncated, corrupt or not a safetensors file ({error}); {REMEDY}"
         ) from error
+
+
+def read_all(file: epath.Path) -> dict[str, np.ndarray]:
+    """Returns {name: tensor} for all tensors in a local or remote file.
+
+    Raises UserError if the file is missing or damaged.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        local = pathlib.Path(file)
+        if "://" in os.fspath(file):
+            local = pathlib.Path(folder) / file.name
+            file.copy(local)
+        return read_tensors(local, list(tensor_shapes(local)))
 
 
 def tensor_shapes(file: pathlib.Path) -> dict[str, tuple[int, ...]]:

@@ -22,8 +22,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--input",
         action="append",
         required=True,
-        help="workdir, checkpoint, artifact or Hugging Face folder; repeat it for each model, or "
-        "let the shell do so, as above",
+        help="workdir, checkpoint, artifact, Hugging Face folder or ORG/NAME on the Hub; repeat it "
+        "for each model, or let the shell do so, as above",
     )
     parser.add_argument(
         "--weights",

@@ -4,7 +4,8 @@
 bits per byte of text compare models with different tokenizers.
 --task=blimp:FILE measures how often the model prefers the grammatical one of two sentences, for
 each paradigm. A fine-tuned model is scored on a file of labelled examples, with all metrics of its
-task type.
+task type. An encoder, fine-tuned or not, is scored on a collection in the layout of BEIR by exact
+search; a cross-encoder is scored by the reranked results of such a search.
 
 Example:
   bertjax evaluate --model=run/ --data=prepared/
@@ -12,6 +13,13 @@ Example:
   bertjax evaluate --model=run/ --task=blimp:blimp.jsonl --max_pairs=100
   bertjax evaluate --model=out/ --data=test.tsv
   bertjax evaluate --model=out/ --data=reviews.csv --text_column=review --label_column=stars
+  bertjax evaluate --model=minilm/ --data=scifact/ --split=test --output=first.trec
+  bertjax evaluate --model=rerank/ --data=scifact/ --run=first.trec --top=50 --output=second.trec
+  bertjax evaluate --model=gpt2/ --task=classification --data=test.tsv --shots=4 --shot_seeds=5
+
+With --shots, a decoder or a T5 that is not fine-tuned labels the file: its prompt shows labelled
+examples, and the likeliest label is its answer. The shots are drawn anew for each of --shot_seeds;
+mean, standard deviation and the accuracy of the most frequent label are printed.
 """
 
 import argparse
@@ -27,9 +35,11 @@ from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
 from bertjax import phases as phases_lib
 from bertjax.artifact import artifact, loading
+from bertjax.data.corpus import beir, trec_runs
 from bertjax.data.prepared import store
-from bertjax.finetuning import predictor, tasks
-from bertjax.inference import blimp, pretrained, scoring
+from bertjax.finetuning import few_shot, predictor, ranking_scores, retrieval, scores, tasks
+from bertjax.finetuning.examples import queries
+from bertjax.inference import blimp, pretrained, prompting, scoring
 from bertjax.objectives.common import hooks
 
 # {kind of a family: the objective assumed for a model without the config of a run}
@@ -38,22 +48,27 @@ OBJECTIVES = {"encoder": "mlm", "decoder": "causal_lm", "encoder_decoder": "span
 # Flags that can only be used with --data (DATA_FLAGS) or with --task (TASK_FLAGS).
 DATA_FLAGS = ("batch_size", "length", "max_samples", "mask_rate")
 TASK_FLAGS = ("max_pairs", "within_word")
+COLLECTION_FLAGS = ("split", "run", "top", "output")  # only with a collection as --data
+# Flags for --shots. It accepts --max_samples, too.
+SHOT_FLAGS = ("shot_seeds", "shots_from", "template", "instruction", "label_words")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     flag = parser.add_argument
-    flag("--model", required=True, help="workdir, checkpoint, artifact or Hugging Face folder")
+    flag("--model", required=True,
+         help="workdir, checkpoint, artifact, Hugging Face folder or ORG/NAME on the Hub")
     flag("--data",
          help="prepared data, whose held-out split is scored (train if nothing is held out); for a "
-              "fine-tuned model: file of labelled examples")  # fmt: skip
+              "fine-tuned model: file of labelled examples; for text vectors and rerankers: folder "
+              "in the layout of BEIR, or a file of its folder qrels")  # fmt: skip
     flag("--batch_size", type=int, help="sequences per batch of --data; default: 64")
     flag("--length", type=int, help="tokens per sequence of --data; default: as in the last phase")
     flag("--max_samples", type=int, help="maximum number of samples of --data; default: 10,000")
     flag("--mask_rate", type=float,
          help="share of the tokens of --data to predict, to compare runs of different mask rates; "
               "default: the run's rate")  # fmt: skip
-    flag("--task", help="blimp:FILE, instead of --data")
+    flag("--task", help="blimp:FILE, instead of --data; with --shots: a task that chooses a label")
     flag("--max_pairs", type=int,
          help="maximum number of pairs of --task per paradigm; default: all")  # fmt: skip
     flag(
@@ -62,13 +77,40 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="with --task and a masked model: also mask the rest of the word after each token",
     )
-    column_flags.add(parser, "with a fine-tuned model: ")
+    column_flags.add(parser, "with a fine-tuned model or --shots: ")
+    flag("--shots", type=int, metavar="K",
+         help="label the examples of --data by prompts with K labelled examples; 0: none")
+    shots = parser.add_argument_group("with --shots")
+    shots.add_argument("--shot_seeds", type=int, metavar="N",
+                       help="how many times the shots are drawn; default: 1")  # fmt: skip
+    shots.add_argument("--shots_from", metavar="FILE",
+                       help="labelled file to draw the shots from; default: --data, of which the "
+                            "shots are then not scored")  # fmt: skip
+    shots.add_argument("--template", help="form of an example; default: "
+                                          f"{prompting.TEMPLATE.encode('unicode_escape').decode()}")
+    shots.add_argument("--instruction", help="text before the examples; default: none")
+    shots.add_argument("--label_words", metavar="LABEL=WORDS,...",
+                       help="words that stand for labels, such as neg=negative,pos=positive; "
+                            "default: the labels themselves")  # fmt: skip
+    flag("--split", help="split of a collection, a file of its folder qrels; default: test")
+    flag("--run", metavar="FILE",
+         help="with a collection and a cross-encoder: run of a search, which is reranked")
+    flag("--top", type=int, metavar="N",
+         help="with a collection: documents to find, or to rerank, for each query; default: 100")
+    flag("--output", metavar="FILE", help="with a collection: file for the run, in TREC's format")
     flag("--json", help="file to write all numbers to as well")
 
 
 def run(flags: argparse.Namespace) -> None:
     """Scores the model and prints the numbers as a table; writes them to --json if it is given."""
     errors.file_to_write("json", flags.json)
+    errors.file_to_write("output", flags.output)
+    if flags.shots is not None:
+        _write(flags, _few_shot(flags))
+        return
+    for name in SHOT_FLAGS:
+        if getattr(flags, name) is not None:
+            raise errors.UserError(f"--{name} can only be used with --shots; remove it")
     if (flags.data is None) == (flags.task is None):
         raise errors.UserError("give either --data or --task to score the model on")
     unusable = (*DATA_FLAGS, *column_flags.NAMES) if flags.task else TASK_FLAGS
@@ -76,7 +118,16 @@ def run(flags: argparse.Namespace) -> None:
         if getattr(flags, name) is not None:
             required = "--data" if flags.task else "--task"
             raise errors.UserError(f"--{name} can only be used with {required}; remove it")
-    for name in ("batch_size", "length", "max_samples", "max_pairs"):
+    in_collection = flags.data is not None and beir.is_collection(flags.data)
+    unusable = (*DATA_FLAGS, *column_flags.NAMES) if in_collection else COLLECTION_FLAGS
+    for name in unusable:
+        if getattr(flags, name) is not None:
+            problem = "cannot" if in_collection else "can only"
+            raise errors.UserError(
+                f"--{name} {problem} be used with a collection as --data (a folder with "
+                f"{beir.CORPUS}); remove it"
+            )
+    for name in ("batch_size", "length", "max_samples", "max_pairs", "top"):
         value = getattr(flags, name)
         if value is not None and value < 1:
             raise errors.UserError(f"--{name}={value}: must be 1 or more")
@@ -85,12 +136,64 @@ def run(flags: argparse.Namespace) -> None:
     if flags.task:
         values = _blimp(flags)
     else:
+        examples = _queries(flags) if in_collection else None
         with progress.stage(f"reading {flags.model}"):
             model = loading.load(flags.model)
-        values = _labelled(flags, model) if model.task is not None else _heldout(flags, model)
+        if examples is not None:
+            values = _collection(flags, model, examples)
+        else:
+            values = (_heldout if model.task is None else _labelled)(flags, model)
+    _write(flags, values)
+
+
+def _write(flags: argparse.Namespace, values: dict) -> None:
     if flags.json:
         with open(flags.json, "w") as file:
             json.dump(values, file, indent=2)
+
+
+def _few_shot(flags: argparse.Namespace) -> dict:
+    """Returns the scores of prompts with labelled examples, and prints them."""
+    if flags.data is None or flags.task is None:
+        raise errors.UserError("--shots needs --task, such as classification, and --data=FILE")
+    for name in ("batch_size", "length", "mask_rate", *TASK_FLAGS, *COLLECTION_FLAGS):
+        if getattr(flags, name) is not None:
+            raise errors.UserError(f"--{name} cannot be used with --shots; remove it")
+    for name, least in (("shots", 0), ("shot_seeds", 1), ("max_samples", 1)):
+        value = getattr(flags, name)
+        if value is not None and value < least:
+            raise errors.UserError(f"--{name}={value}: must be {least} or more")
+    task = tasks.find(flags.task)
+    few_shot.check(task)
+    words = {}
+    for item in filter(None, (flags.label_words or "").split(",")):
+        label, equals, text = item.partition("=")
+        if not equals or not text.strip():
+            raise errors.UserError(f"--label_words={flags.label_words}: give LABEL=WORDS,...")
+        words[label.strip()] = text.strip()
+    # \n in a flag is a line break, which a shell does not write for a user.
+    texts = {name: getattr(flags, name) for name in ("template", "instruction")}
+    texts = {name: text.replace("\\n", "\n") for name, text in texts.items() if text}
+    options = few_shot.Options(flags.shots, flags.shot_seeds or 1, label_words=words, **texts)
+    files = [flags.data, *filter(None, [flags.shots_from])]
+    task = tasks.with_columns(task, files, flags.text_column or "", flags.label_column or "")
+    examples, *rest = (tasks.read(task, path, "dev") for path in files)
+    pool = rest[0] if rest else examples
+    if flags.max_samples and rest:
+        examples = examples[: flags.max_samples]
+    elif flags.max_samples:  # the shots are drawn from all examples of the file
+        pool, examples = examples, examples[: flags.max_samples]
+    with progress.stage(f"reading {flags.model}"):
+        source = loading.load(flags.model)
+    model = pretrained.Pretrained(source)
+    with progress.stage("scoring prompts") as done:
+        values = few_shot.evaluate(model, pool, examples, options, done)
+    print(
+        f"{_title(flags, source)}, {task.name}, {values['shots']} shots, drawn "
+        f"{values['draws']} time(s), on {len(examples):,} examples of {flags.data}"
+    )
+    print("\n".join(few_shot.lines(values)))
+    return values
 
 
 def _blimp(flags: argparse.Namespace) -> dict:
@@ -144,6 +247,39 @@ def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str,
     width = max(map(len, values))
     for name, value in values.items():
         print(f"  {name:<{width}}{value:>12.4f}")
+    return values
+
+
+def _queries(flags: argparse.Namespace) -> queries.Queries:
+    """Returns the judged queries of the collection. Checks the run and the library of scores."""
+    scores.library("pytrec_eval")
+    with progress.stage(f"reading {flags.data}"):
+        examples = queries.read(flags.data, flags.split or "test", flags.top or queries.DEPTH)
+    return examples
+
+
+def _collection(
+    flags: argparse.Namespace, source: artifact.Artifact, examples: queries.Queries
+) -> dict[str, float]:
+    first = trec_runs.read(flags.run, examples.collection) if flags.run else None
+    of_task = source.task is not None
+    model = predictor.Predictor(source) if of_task else pretrained.Pretrained(source)
+    with progress.stage("scoring pairs" if first else "encoding texts") as done:
+        found = retrieval.run(model, examples, first, done)
+    values = {}
+    if first is not None:
+        values = {f"first_{name}": value for name, value in examples.scores(first).items()}
+    values |= examples.scores(found)
+    if flags.output:
+        trec_runs.write(flags.output, found)
+    print(
+        f"{_title(flags, source)}, on {len(examples):,} queries and "
+        f"{len(examples.collection.documents):,} documents of {flags.data}"
+        + f", reranking the best {examples.depth} of {flags.run}" * bool(flags.run)
+    )
+    for name in ranking_scores.NAMES:
+        before = f" (before: {values[f'first_{name}']:.4f})" if first is not None else ""
+        print(f"  {name:<14}{values[name]:>10.4f}{before}")
     return values
 
 

@@ -2,6 +2,7 @@
 
 Example:
   bertjax import --input=bert-base-uncased/ --output=artifact/
+  bertjax import --input=google-bert/bert-base-uncased --output=gs://bucket/artifact
 
 A Hugging Face folder must contain config.json, model.safetensors (or its shards with their index)
 and the files of the tokenizer. A folder with a T5X checkpoint must also contain a tokenizer file,
@@ -15,8 +16,12 @@ from bertjax.artifact import artifact, loading
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
-    parser.add_argument("--input", required=True, help="Hugging Face folder or T5X checkpoint")
-    parser.add_argument("--output", required=True, help="folder to write")
+    parser.add_argument(
+        "--input",
+        required=True,
+        help="Hugging Face folder, ORG/NAME on the Hub, or T5X checkpoint",
+    )
+    parser.add_argument("--output", required=True, help="folder to write, local or gs://")
 
 
 def run(flags: argparse.Namespace) -> None:

@@ -67,6 +67,8 @@ def _model_lines(path: str) -> Iterable[str]:
     model = loading.load(path, with_params=False)
     step = "" if model.step is None else f", step {model.step:,}"
     yield f"{path}: {model.origin}{step}"
+    if model.source:
+        yield _line("source", model.source)
     if place.kind == "workdir":
         saved_steps = ", ".join(f"{step:,}" for step in workdir.saved_steps(place.folder))
         yield _line("checkpoints", saved_steps or "none yet")

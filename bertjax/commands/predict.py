@@ -14,6 +14,11 @@ Fine-tuned models predict labels with probabilities, entities, answers or texts:
   bertjax predict --model=out/ --data=test.tsv --output=predictions.jsonl
   bertjax predict --model=out/ --data=texts.txt
 
+An encoder searches a collection in the layout of BEIR for all its queries; a cross-encoder reranks
+the results of such a search. Both write a run in TREC's format:
+  bertjax predict --model=minilm/ --data=scifact/ --output=first.trec
+  bertjax predict --model=rerank/ --data=scifact/ --run=first.trec --top=50 --output=second.trec
+
 --text and --prompt may be repeated. For each mask, the most likely pieces are printed with their
 probabilities. A prompt is continued with the most likely token at each step, unless --temperature
 turns on sampling or --num_beams turns on beam search; the end-of-text token ends the continuation.
@@ -28,7 +33,9 @@ from typing import Any
 
 import bertjax
 from bertjax import column_flags, errors, files, progress
-from bertjax.finetuning import output_folder, predictor, tasks
+from bertjax.data.corpus import beir, trec_runs
+from bertjax.finetuning import output_folder, predictor, retrieval, tasks
+from bertjax.finetuning.examples import queries
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.inference import pretrained, prompting
 
@@ -50,24 +57,38 @@ COMPANION_FLAGS = {
     "context": ("question", "choice"),
     "output": ("data",),
     **dict.fromkeys(column_flags.NAMES, ("data",)),
-    "top": ("text", "question", "choice"),
+    "run": ("data",),
+    "top": ("text", "question", "choice", "data"),
 }
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     flag = parser.add_argument
-    flag("--model", required=True, help="workdir, checkpoint, artifact or Hugging Face folder")
+    flag("--model", required=True,
+         help="workdir, checkpoint, artifact, Hugging Face folder or ORG/NAME on the Hub")
     flag("--text", action="append", help="text with masks, or text to predict on; may be repeated")
     flag("--prompt", action="append", help="text to continue; may be repeated")
     flag("--pair", action="append", help="second text of each --text, for tasks on pairs")
     flag("--question", action="append", help="question to answer from --context; may be repeated")
     flag("--context", help="text that contains the answers, or that the choices refer to")
     flag("--choice", action="append", help="a choice for --context or --prompt; repeat the flag")
-    flag("--data", help="file of examples; .txt: one text per line, or columns for tagging")
+    flag("--data",
+         help="file of examples; .txt: one text per line, or columns for tagging; or a folder in "
+              "the layout of BEIR")  # fmt: skip
     column_flags.add(parser, "with --data: ")
     flag("--output", help="with --data: file for one JSON line per example; default: stdout")
-    flag("--top", type=int, help="number of pieces per mask, or of labels (10 at most); default: 5")
+    flag(
+        "--run",
+        metavar="FILE",
+        help="with a collection as --data and a cross-encoder: run of a search, to be reranked",
+    )
+    flag(
+        "--top",
+        type=int,
+        help="number of pieces per mask, or of labels (10 at most), default: 5; with a "
+        "collection: documents to find, or to rerank, for each query, default: 100",
+    )
     options = parser.add_argument_group("with --prompt")
     for name, (kind, summary) in OPTIONS.items():
         options.add_argument(f"--{name}", type=kind, help=summary)
@@ -93,9 +114,17 @@ def run(flags: argparse.Namespace) -> None:
     errors.file_to_write("output", flags.output)
     if flags.top is not None and flags.top < 1:
         raise errors.UserError(f"--top={flags.top}: must be 1 or more")
+    in_collection = flags.data is not None and beir.is_collection(flags.data)
+    for name in ("run", "top") if flags.data and not in_collection else ():
+        if getattr(flags, name) is not None:
+            raise errors.UserError(
+                f"--{name} with --data needs a collection (a folder with {beir.CORPUS}); remove it"
+            )
     with progress.stage(f"reading {flags.model}"):
         model = bertjax.load(flags.model)
-    if isinstance(model, predictor.Predictor):
+    if in_collection:
+        _predict_collection(model, flags)
+    elif isinstance(model, predictor.Predictor):
         _predict(model, flags)
     elif flags.prompt and flags.choice:
         for prompt, line in zip(flags.prompt, _choice_lines(model, flags), strict=True):
@@ -169,6 +198,19 @@ def _predict_file(model: predictor.Predictor, flags: argparse.Namespace) -> None
         return
     files.write_text(pathlib.Path(output), lines)
     print(f"{len(examples)} predictions in {output}")
+
+
+def _predict_collection(model: pretrained.Pretrained, flags: argparse.Namespace) -> None:
+    """Writes the run of a search for all queries, or of reranking --run."""
+    examples = queries.read(flags.data, "", flags.top or queries.DEPTH)
+    first = trec_runs.read(flags.run, examples.collection) if flags.run else None
+    with progress.stage("scoring pairs" if first else "encoding texts") as done:
+        found = retrieval.run(model, examples, first, done)
+    if flags.output is None:
+        print("".join(trec_runs.lines(found)), end="")
+        return
+    trec_runs.write(flags.output, found)
+    print(f"results of {len(found):,} queries in {flags.output}")
 
 
 def _flag_list(names: Iterable[str]) -> str:

@@ -40,7 +40,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="file, folder, glob, tfds:NAME/CONFIG:SPLIT or builtin; may be repeated",
     )
-    parser.add_argument("--tokenizer", required=True, help="folder or file of the tokenizer")
+    parser.add_argument("--tokenizer", required=True, 
+                        help="folder or file of the tokenizer, or ORG/NAME on the Hub")  # fmt: skip
     parser.add_argument("--output", required=True, help="folder for the prepared data")
     parser.add_argument("--workers", type=int, help="number of processes; default: one per CPU")
     parser.add_argument(

@@ -16,7 +16,7 @@ an accelerator. Other rows use the buckets of `common`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -27,6 +27,8 @@ from bertjax.finetuning import rows as rows_lib
 
 # Bucket lengths of `common`. Except for 64, each is at most 1.5 times the previous one.
 _COMMON = (32, 64, 96, 128, 192, 256, 384, 512)
+# Lengths that tasks with common programs prefer, so that a program serves several tasks.
+_SHARED = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _MIN_SAVING = 0.01  # the minimum share of all tokens that each additional bucket must save
 _MAX_BUCKETS = 10  # the maximum number of buckets
 # On a CPU, a batch is split into micro-batches that are as small as possible, but each has more
@@ -62,20 +64,30 @@ def common(length: int, longest: int) -> int:
     return min(next(size * scale for size in _COMMON if size * scale >= length), longest)
 
 
-def fitted(lengths: np.ndarray, longest: int, passes: int, price: Price = _CPU) -> np.ndarray:
+def fitted(
+    lengths: np.ndarray, longest: int, passes: int, price: Price = _CPU, tasks: int = 1
+) -> np.ndarray:
     """Returns the bucket lengths, ascending, with the least cost for rows of these lengths.
 
-    lengths: int[rows], in tokens. longest: the maximum bucket length.
+    lengths: int[rows], in tokens. longest: the maximum bucket length. tasks: how many tasks share
+    their programs; if there are several, each pays only its part for a bucket of a common length.
 
     The cost is the number of tokens, padding included, in `passes` passes over the rows, plus one
     compilation per bucket. Dynamic programming finds the best buckets for each number of buckets.
     """
     step = price.step * max(1, -(-longest // 1024))
     sizes = np.unique(np.minimum(np.maximum(-(-lengths // step), 1) * step, longest))
+    shared = np.array([size for size in _SHARED if size % step == 0], int)
+    if tasks > 1:
+        top = min([longest, *shared[shared >= sizes[-1]][:1]])
+        sizes = np.unique([*sizes[:-1], *shared[shared < top], top])
     rows = np.searchsorted(np.sort(lengths), sizes, side="right")  # rows that fit in each size
     # tokens[i, j]: tokens of bucket j, padding included, if i is the next smaller bucket
     tokens = np.where(np.tri(len(sizes), k=-1).T > 0, (rows - rows[:, None]) * sizes, np.inf)
-    bucket_cost = max(price.compilation / passes, _MIN_SAVING * lengths.sum())
+    compilations = np.where(np.isin(sizes, [*shared, longest]), 1 / tasks, 1.0)
+    bucket_cost = np.maximum(
+        price.compilation / passes * compilations, _MIN_SAVING * lengths.sum()
+    )
     costs = rows * sizes + bucket_cost  # cost[j]: least cost if bucket j is the longest
     predecessors = [np.full(len(sizes), -1)]
     best_cost, best_count = costs[-1], 0
@@ -99,12 +111,32 @@ class Shape(NamedTuple):
     target_length: int
 
 
+class Order(Protocol):
+    """The order of the rows in training. num_rows: how many an epoch has."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    def __call__(self, seed: int, epoch: int) -> np.ndarray:
+        """Returns the numbers of an epoch's rows. A row may occur several times, or not at all."""
+
+
+class Shuffled(NamedTuple):
+    """The order of an epoch that has each row once."""
+
+    num_rows: int
+
+    def __call__(self, seed: int, epoch: int) -> np.ndarray:
+        """Returns a permutation of all rows."""
+        return rng.permutation("finetune rows", self.num_rows, seed, epoch)
+
+
 class Batches:
     """The rows of a split, grouped into batches.
 
     lengths: the maximum lengths of a batch. passes: how many times the rows will be read; `fitted`
     uses this number to choose the bucket lengths. If it is 0, the bucket lengths are those of
-    `common`.
+    `common`. tasks: see `fitted`. order: of the rows in an epoch; None: each row once.
     """
 
     def __init__(
@@ -114,13 +146,16 @@ class Batches:
         lengths: rows_lib.Lengths,
         batch_size: int,
         passes: int = 0,
+        tasks: int = 1,
+        order: Order | None = None,
     ):
         self._rows, self._features, self.batch_size = rows, features, batch_size
         self.num_rows = len(rows)
+        self._order = order or Shuffled(len(rows))
         self._lengths = row_lengths(rows, features, "length")
         if passes:
             price = _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
-            sizes = fitted(self._lengths, lengths.length, passes, price)
+            sizes = fitted(self._lengths, lengths.length, passes, price, tasks)
             self._buckets = sizes[np.searchsorted(sizes, self._lengths)]
         else:
             self._buckets = np.array([common(n, lengths.length) for n in self._lengths], int)
@@ -130,14 +165,14 @@ class Batches:
             size: common(int(targets[self._buckets <= size].max()), lengths.target_length)
             for size in np.unique(self._buckets)
         }
-        self.steps_per_epoch = -(-len(rows) // batch_size)
+        self.steps_per_epoch = -(-self._order.num_rows // batch_size)
 
     def epoch(self, seed: int, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the batches of an epoch from batch `start` on. Each row is in one batch only."""
+        """Yields the batches of an epoch from batch `start` on. See `Order` for the rows."""
         plan = self._plan(seed, epoch)
         # Independent of the seed, so that the order of the buckets is the same for all seeds.
-        draws = rng.RowRandom(rng.row_keys(0, epoch, np.array([0])))
-        for index in draws.permutation("finetune batches", self.steps_per_epoch)[0][start:]:
+        order = rng.permutation("finetune batches", self.steps_per_epoch, epoch=epoch)
+        for index in order[start:]:
             shape, numbers = plan[index]
             yield self.batch(numbers, shape)
 
@@ -151,7 +186,13 @@ class Batches:
 
         in_order: True for the shapes that `in_order()` yields, False for those of `epoch()`.
         """
-        batches = self._ordered() if in_order else self._plan(0, 0)
+        if in_order:
+            batches = self._ordered()
+        elif isinstance(self._order, Shuffled):
+            batches = self._plan(0, 0)
+        else:  # epochs may have different numbers of rows of a length
+            of_size = {size: np.flatnonzero(self._buckets == size) for size in set(self._buckets)}
+            batches = [(self._shape(s), rows[: self.batch_size]) for s, rows in of_size.items()]
         return [self.batch(numbers, shape) for shape, numbers in dict(batches).items()]
 
     def batch(self, numbers: np.ndarray, shape: Shape) -> dict[str, np.ndarray]:
@@ -177,9 +218,8 @@ class Batches:
 
     def _plan(self, seed: int, epoch: int) -> list[tuple[Shape, np.ndarray]]:
         """Returns (shape, row numbers) of each batch of an epoch."""
-        draws = rng.RowRandom(rng.row_keys(seed, epoch, np.array([0])))
-        order = draws.permutation("finetune rows", len(self._rows))[0]
-        remainder = len(self._rows) % self.batch_size
+        order = self._order(seed, epoch)
+        remainder = len(order) % self.batch_size
         plan, pending = [], np.zeros(0, int)
         for size in np.unique(self._buckets):
             pending = np.concatenate([pending, order[self._buckets[order] == size]])

@@ -1,29 +1,56 @@
 """Compiles a jitted function for every batch shape before its first call, in parallel threads.
 
 One compilation keeps little more than one core busy. On a machine with many cores, ten
-compilations in parallel take hardly longer than one.
+compilations in parallel take hardly longer than one. Fine-tunings in one process share programs:
+two functions whose lowered programs are equal are compiled once.
 """
 
 import concurrent.futures
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
+
+import jax
 
 from bertjax.data.prepared import parallel
 
+Programs = MutableMapping[Any, Any]  # {identity of a lowered program: the compiled program}
 
-def for_calls(jitted: Any, calls: Sequence[tuple[Any, ...]]) -> Callable[..., Any]:
+
+def for_calls(
+    jitted: Any, calls: Sequence[tuple[Any, ...]], programs: Programs | None = None
+) -> Callable[..., Any]:
     """Returns `jitted`, compiled for calls that differ only in the shapes of their second argument.
 
-    calls: the arguments of each call, with arrays or jax.ShapeDtypeStruct. The returned function
-    raises KeyError for other shapes.
+    calls: the arguments of each call, with arrays or jax.ShapeDtypeStruct. programs: compiled
+    programs that are used again; new ones are added. The returned function raises KeyError for
+    other shapes.
     """
+    programs = {} if programs is None else programs
     # Not traced in the pool, because the mesh is set for each thread separately.
-    lowered = [jitted.lower(*call) for call in calls]
+    lowered = {_shapes(call): jitted.lower(*call) for call in calls}
+    identities = {shapes: _identity(program) for shapes, program in lowered.items()}
+    missing = {
+        identity: lowered[shapes]
+        for shapes, identity in identities.items()
+        if identity not in programs
+    }
     # An interrupt waits for running compilations, but not for queued ones.
     with concurrent.futures.ThreadPoolExecutor(parallel.cpus()) as pool:
-        compiled = pool.map(lambda function: function.compile(), lowered)
-        by_shape = dict(zip(map(_shapes, calls), compiled, strict=True))
+        compiled = pool.map(lambda program: program.compile(), missing.values())
+        programs.update(zip(missing, compiled, strict=True))
+    by_shape = {shapes: programs[identity] for shapes, identity in identities.items()}
     return lambda *args: by_shape[_shapes(args)](*args)
+
+
+def _identity(lowered: Any) -> tuple[Any, ...]:
+    """Returns a key that two lowered programs share only if one compilation serves both.
+
+    The text of a program contains its constants, shardings and donated arguments.
+    """
+    text = str(lowered.compiler_ir(dialect="stablehlo"))
+    digest = hashlib.sha256(text.encode()).digest()
+    return digest, lowered.in_tree, lowered.out_tree, jax.tree.structure(lowered.args_info)
 
 
 def _shapes(call: tuple[Any, ...]) -> tuple:

@@ -5,6 +5,7 @@ for line in warnings: print(line)
 """
 
 import collections
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -141,7 +142,10 @@ def unread(truncated: np.ndarray, task_type: base.TaskType) -> list[str]:
 
 
 def results(
-    means: Mapping[float, float], chosen: float, predictions: Sequence[Mapping[str, Any]]
+    means: Mapping[float, float],
+    chosen: float,
+    predictions: Sequence[Mapping[str, Any]],
+    highest: float = math.inf,
 ) -> list[str]:
     """Returns warnings about suspicious learning rates and about identical predictions.
 
@@ -149,13 +153,20 @@ def results(
     predictions are the same.
 
     means: {learning rate: its mean dev score}. chosen: the best learning rate. predictions: the
-    predictions of the best model on dev.
+    predictions of the best model on dev. highest: the rate above which training often fails; no
+    warning suggests a rate above it.
     """
     warnings = []
+    limit = f" up to {highest:g}" if math.isfinite(highest) else ""
     if len(means) > 1 and len(set(means.values())) == 1:
-        warnings.append("all rates have the same score on dev, so none of them is the best")
-    elif len(means) > 1 and chosen == max(means):
-        warnings.append(f"the best rate, {chosen:g}, is the highest one tried: try higher rates")
+        warnings.append(
+            f"all rates have the same score on dev, so none of them is the best; {chosen:g} is "
+            "used: give a larger dev, or --folds=5, to compare them"
+        )
+    elif len(means) > 1 and chosen == max(means) < highest:
+        warnings.append(
+            f"the best rate, {chosen:g}, is the highest one tried: try higher rates{limit}"
+        )
     keys = ("label", "labels")
     predicted_labels = {
         str(prediction[key]) for prediction in predictions for key in keys if key in prediction
@@ -163,7 +174,7 @@ def results(
     if len(predicted_labels) == 1 < len(predictions):
         warnings.append(
             f"every prediction on dev is {predicted_labels.pop()!r}: the model learned nothing; "
-            "try higher rates or more epochs"
+            + (f"try higher rates{limit}, or " if chosen < highest else "try ") + "more epochs"
         )
     return warnings
 

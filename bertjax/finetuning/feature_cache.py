@@ -4,9 +4,8 @@ A frozen encoder runs without dropout, so its output is the same in every epoch;
 dropout. If the features take more than `MAX_BYTES`, nothing is cached, and every step computes them
 again, with the same result.
 
-    step = jax.jit(feature_cache.step(task_type, model, "classifier"))
-    for numbers, outputs in batching.by_batch(step, params, batches):
-        feature_cache.keep(encoded.rows, numbers, outputs)
+    step = feature_cache.step(task_type, model, "classifier")
+    feature_cache.fill(step, params, {"train": encoded.rows}, {"train": batches}, place)
 
 Shapes: B batch, N texts of an example, L length, D model.
 """
@@ -19,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax.finetuning import batching
 from bertjax.finetuning import rows as rows_lib
 from bertjax.models.common import heads
 
@@ -75,6 +75,36 @@ def step(task_type: Any, model: Any, head: str) -> Callable[[Any, Batch], dict[s
         return {name: states[name].reshape(rows, -1, states[name].shape[-1])}
 
     return compute
+
+
+def excess(
+    head: str, model: Any, rows_by_split: Mapping[str, Sequence[Mapping[str, np.ndarray]]]
+) -> str:
+    """Returns a note if the features of all rows take more than `MAX_BYTES`, otherwise ""."""
+    total = size(head, model, [row for rows in rows_by_split.values() for row in rows])
+    if total <= MAX_BYTES:
+        return ""
+    return (
+        f"the encoder's features take {total / 2**30:,.1f} GiB, more than the "
+        f"{MAX_BYTES / 2**30:g} GiB that may be cached: every step computes them again"
+    )
+
+
+def fill(
+    compute: Callable[[Any, Batch], dict[str, jax.Array]],
+    params: Any,
+    rows_by_split: Mapping[str, Sequence[dict[str, np.ndarray]]],
+    batches_by_split: Mapping[str, batching.Batches],
+    place: Callable[[dict[str, np.ndarray]], dict[str, Any]],
+) -> None:
+    """Computes the features of all rows and stores them in the rows.
+
+    compute: the result of `step`. place: puts a batch on the devices.
+    """
+    jitted = jax.jit(compute)
+    for split, batches in batches_by_split.items():
+        for numbers, outputs in batching.by_batch(jitted, params, batches, place):
+            keep(rows_by_split[split], numbers, outputs)
 
 
 def keep(

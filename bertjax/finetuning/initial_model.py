@@ -17,6 +17,7 @@ from bertjax import errors, plugins, sharding
 from bertjax.artifact import artifact
 from bertjax.models.common import heads as heads_lib
 from bertjax.models.common import layers
+from bertjax.objectives import distillation
 
 
 def model(
@@ -79,6 +80,30 @@ def model(
                 f"starts from, but shape {shape} in this run: do not change the model's sizes"
             )
     return source.family, all_fields, artifact.unflatten({name: params[name] for name in shapes})
+
+
+def shallower(source: artifact.Artifact, num_layers: int) -> artifact.Artifact:
+    """Returns the model with `num_layers` of its layers, evenly spread; 0: all of them.
+
+    The first and the last layer are among them, as in DistilBERT. Raises UserError if the model has
+    fewer layers, or if it is not a stack of different layers.
+    """
+    old = source.fields["num_layers"]
+    if num_layers in (0, old):
+        return source
+    errors.check(num_layers < old, "num_layers", num_layers,
+                 f"at most {old}, the number of layers of config.model, or 0")  # fmt: skip
+    flat = artifact.flatten(source.params)
+    if plugins.family(source.family).KIND == "encoder_decoder" or not any(
+        "/layers/" in path and len(leaf) == old for path, leaf in flat.items()
+    ):
+        raise errors.UserError(
+            f"config.num_layers = {num_layers}: a {source.family} cannot be shortened; set it to 0"
+        )
+    kept = distillation.spread_layers(old, num_layers)
+    params = {path: leaf[kept] if "/layers/" in path else leaf for path, leaf in flat.items()}
+    fields = {**source.fields, "num_layers": num_layers}
+    return dataclasses.replace(source, fields=fields, params=artifact.unflatten(params))
 
 
 def _heads(

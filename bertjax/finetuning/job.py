@@ -2,7 +2,7 @@
 
     labelled = reading.read(config, source)                    # files -> examples, labels
     encoded = reading.encode(config, source, labelled)         # examples -> rows of ids
-    job = build(config, source, mesh, labelled, encoded)       # rows -> model, steps, batches
+    job = build(config, source, mesh, labelled, encoded, shared)   # rows -> model, steps, batches
 
 All learning rates and seeds use the same job.
 """
@@ -15,20 +15,23 @@ from typing import Any
 import jax
 import ml_collections
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
-from bertjax import errors, optimizer, plugins, sharding
+from bertjax import plugins, sharding
 from bertjax import step as step_lib
 from bertjax.artifact import artifact
 from bertjax.finetuning import (
     batching,
+    by_size,
     compiling,
+    distillation,
     feature_cache,
     initial_model,
+    job_checks,
+    plans,
     reading,
-    recipe,
     rows,
+    sharing,
     strategies,
     tasks,
 )
@@ -36,7 +39,6 @@ from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.strategies import base as strategies_base
 from bertjax.finetuning.task_types import base
 from bertjax.inference import pretrained as pretrained_lib
-from bertjax.models.common import kernels
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,7 +47,8 @@ class Job:
 
     examples, encoded: the examples and the rows of each split. longest: see `reading.longest`.
     first: the initial parameters of the model for seed 0, on the host. frozen: the parameters that
-    the strategy does not train, on the devices. notes: warnings.
+    the strategy does not train, on the devices. notes: warnings. shared: has the programs
+    that other jobs compiled.
     """
 
     config: ml_collections.ConfigDict
@@ -63,6 +66,7 @@ class Job:
     model: Any
     frozen: Any
     notes: tuple[str, ...]
+    shared: sharing.Shared
     _predict_steps: dict[str, Callable] = dataclasses.field(default_factory=dict)
 
     @property
@@ -100,18 +104,17 @@ class Job:
     @functools.cached_property
     def memory(self) -> dict[str, int]:
         """The bytes of memory that one run takes, see `strategies.memory`."""
-        return strategies.memory(self.trained, self.frozen, self.tx(1.0))
+        return strategies.memory(self.trained, self.frozen, self._plans.tx)
 
-    def _artifact(self, params: Any, task_type: base.TaskType | None = None) -> artifact.Artifact:
+    def _artifact(self, params: Any, task_type: Any = None, trained: Any = None) -> Any:
+        model = {"family": self.family, "fields": self.fields, "params": params}
         return dataclasses.replace(
             self.source,
-            family=self.family,
-            fields=self.fields,
-            params=params,
-            step=None,
-            objective=None,
-            config=None,
+            **model,
+            **dict.fromkeys(("step", "objective", "config")),
             task=(task_type or self.task_type).to_json(),
+            source=self.config.model,
+            lora=None if trained is None else self.strategy.lora(trained),
         )
 
     def artifact(self, trained: Any, task_type: base.TaskType | None = None) -> artifact.Artifact:
@@ -119,7 +122,7 @@ class Job:
         trained, frozen = sharding.fetch(trained), sharding.fetch(self.frozen)
         with sharding.alone():
             params = sharding.fetch(self.strategy.combine(trained, frozen))
-        return self._artifact(params, task_type)
+        return self._artifact(params, task_type, trained)
 
     def pretrained(self, trained: Any) -> pretrained_lib.Pretrained:
         """Returns the model, sharded over the mesh if there is one process, otherwise unsharded."""
@@ -129,13 +132,13 @@ class Job:
             params = _put(self.mesh, self.strategy.combine(trained, self.frozen))
         return pretrained_lib.Pretrained(self._artifact(params), plugins.compute(self.config))
 
-    # States and steps. The learning rate is an argument, so that all rates share a compilation.
+    # States and steps. The learning rates are an argument, so that all runs share a compilation.
 
-    def tx(self, learning_rate: Any) -> optax.GradientTransformation:
-        """Returns the optimizer of the trained parameters."""
-        config = recipe.run_optimizer(self.config, learning_rate, self.num_steps)
+    @functools.cached_property
+    def _plans(self) -> plans.Plans:
+        """The learning rates and the optimizer of the runs."""
         steps_per_epoch = self.train_batches.steps_per_epoch
-        return self.strategy.optimizer(config, self.num_steps, steps_per_epoch)
+        return plans.Plans(self.config, self.strategy, self.mesh, self.num_steps, steps_per_epoch)
 
     def place_trained(self, trained: Any) -> Any:
         """Puts trained parameters on the devices, sharded as in a train state."""
@@ -157,9 +160,9 @@ class Job:
 
     @functools.cached_property
     def scales(self) -> dict[str, float]:
-        """{name of a loss: its factor in the minimised sum of losses}; every factor is 1."""
+        """{name of a loss: its factor in the minimised sum of losses}."""
         batch = self.train_batches.one_of_each_shape(in_order=False)[0]
-        return dict.fromkeys(jax.eval_shape(self.task_type.normalizers, batch), 1.0)
+        return distillation.scales(self.config, self.task_type, batch)
 
     @functools.cached_property
     def train_step(self) -> Callable[..., tuple[step_lib.TrainState, dict]]:
@@ -170,8 +173,11 @@ class Job:
         step = jax.jit(self._step, donate_argnums=0, out_shardings=(self._state_shardings(), None))
         shapes = self.train_batches.one_of_each_shape(in_order=False)
         state = self.abstract_state()
-        calls = [(state, self.place(batch), self.frozen, 1.0) for batch in shapes]
-        return compiling.for_calls(step, calls)
+        calls = [(state, self.place(batch), self.frozen, self._plans.of(1.0)) for batch in shapes]
+        compiled = compiling.for_calls(step, calls, self.shared.programs)
+        return lambda state, batch, frozen, learning_rate: compiled(
+            state, batch, frozen, self._plans.of(learning_rate)
+        )
 
     def batches(self, seed: int, start: int = 0) -> Iterator[dict[str, jax.Array]]:
         """Yields the batches of all epochs, placed on the devices, beginning with step `start`."""
@@ -180,36 +186,49 @@ class Job:
             first = max(start - epoch * steps, 0)
             yield from map(self.place, self.train_batches.epoch(seed, epoch, first))
 
-    def batches_of(self, split: str) -> batching.Batches:
-        """Returns the batches of a split; the buckets of train and dev are fitted to their rows."""
-        reads = {"train": 1, "dev": self.config.evals_per_epoch}
-        passes = self.config.num_epochs * reads[split] if split in reads else 0
-        return self.task_type.batches(self.encoded[split], self.config.batch_size, passes)
+    def batches_of(self, split: str, size: int | None = None) -> batching.Batches:
+        """Returns the batches of a split; the buckets of train and dev are fitted to their rows.
+
+        size: rows per batch; None: those of a step for train, those of a forward pass otherwise.
+        """
+        passes = 0
+        if split == "train":
+            passes = self.config.num_epochs
+        elif split == "dev":
+            steps_per_epoch = self.train_batches.steps_per_epoch
+            passes = len(by_size.evaluation_steps(self.config, steps_per_epoch))
+        size = size or (self.config.batch_size if split == "train" else self.forward_size)
+        return self.task_type.batches(self.encoded[split], size, passes, self.shared.tasks)
+
+    @property
+    def forward_size(self) -> int:
+        """The number of rows of a forward pass, over all devices."""
+        return self.config.micro_batch_size or self.config.batch_size
 
     def place(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Puts a batch on the devices, its rows split over the mesh."""
-        local_rows = sharding.local_rows(self.mesh, self.config.batch_size)
+        size = len(batch["example_weights"])
+        local_rows = sharding.local_rows(self.mesh, size)
         local = {name: x[local_rows] for name, x in batch.items()}
-        return sharding.global_batch(self.mesh, self.config.batch_size, local)
+        return sharding.global_batch(self.mesh, size, local)
 
     def _init(self, trained: Any, key: jax.Array) -> step_lib.TrainState:
-        return step_lib.init_state(trained, self.tx(1.0), key)
+        return step_lib.init_state(trained, self._plans.tx, key)
 
     @functools.cached_property
     def _jitted_init(self) -> Callable[[Any, jax.Array], step_lib.TrainState]:
         return jax.jit(self._init, out_shardings=self._state_shardings())
 
     def _step(
-        self, state: step_lib.TrainState, batch: step_lib.Batch, frozen: Any, rate: jax.Array
+        self, state: step_lib.TrainState, batch: step_lib.Batch, frozen: Any, plan: plans.Plan
     ) -> tuple[step_lib.TrainState, dict[str, Any]]:
-        options = recipe.run_optimizer(self.config, rate, self.num_steps)
         step = step_lib.make_train_step(
             self.model,
-            lambda apply, batch: self.task_type.loss(self._task_apply(apply, batch), batch),
-            self.task_type.normalizers,
+            functools.partial(distillation.loss, self.config, self.task_type, self._task_apply),
+            functools.partial(distillation.normalizers, self.task_type),
             self.scales,
-            self.tx(rate),
-            optimizer.make_schedule(options, self.num_steps),
+            self._plans.optimizer(plan),
+            plans.schedule(plan),
             self._micro_batches(batch),
             combine=self.strategy.combine,
         )
@@ -217,6 +236,8 @@ class Job:
 
     def _micro_batches(self, batch: step_lib.Batch) -> int:
         """Returns the number of micro-batches into which a step splits a batch."""
+        if self.config.micro_batch_size:
+            return self.config.batch_size // self.config.micro_batch_size
         if self.task_type.across_rows or feature_cache.is_kept(batch):
             return 1
         return batching.micro_batches(batch, sharding.batch_shards(self.mesh))
@@ -234,15 +255,19 @@ class Job:
             model = self.pretrained(trained)
             with sharding.alone():
                 return self.task_type.predict_loop(model, encoded)
-        batches = self.batches_of(split)
-        if split not in self._predict_steps:
-            shapes = map(self.place, batches.one_of_each_shape(in_order=True))
-            calls = [(trained, batch, self.frozen) for batch in shapes]
-            self._predict_steps[split] = compiling.for_calls(jax.jit(self._predict), calls)
-        step = self._predict_steps[split]
+        batches, step = self.batches_of(split), self.compile_predictions(trained, split)
         return batching.forward(
             lambda trained, batch: step(trained, batch, self.frozen), trained, batches, self.place
         )
+
+    def compile_predictions(self, trained: Any, split: str) -> Callable[..., dict[str, jax.Array]]:
+        """Returns the function (trained, batch, frozen) -> outputs, compiled for a split."""
+        if split not in self._predict_steps:
+            shapes = map(self.place, self.batches_of(split).one_of_each_shape(in_order=True))
+            calls = [(trained, batch, self.frozen) for batch in shapes]
+            jitted = jax.jit(self._predict)
+            self._predict_steps[split] = compiling.for_calls(jitted, calls, self.shared.programs)
+        return self._predict_steps[split]
 
     def predictions(
         self, outputs: dict[str, np.ndarray], split: str, task_type: base.TaskType
@@ -251,7 +276,12 @@ class Job:
         return task_type.decode(self.examples[split], self.encoded[split], outputs)
 
     def on_dev(self, trained: Any) -> tuple[base.TaskType, list[Any], dict[str, float]]:
-        """Returns (task type with options tuned on dev, predictions on dev, their scores)."""
+        """Returns (task type with options tuned on dev, predictions on dev, their scores).
+
+        Without a dev, returns (the task type, [], {}).
+        """
+        if "dev" not in self.examples:
+            return self.task_type, [], {}
         outputs = self.outputs(trained, "dev")
         predictions = self.predictions(outputs, "dev", self.task_type)
         task_type = self.task_type.tuned(self.examples["dev"], predictions, outputs)
@@ -283,6 +313,7 @@ def build(
     mesh: Mesh,
     labelled: reading.Labelled,
     encoded: reading.Encoded,
+    shared: sharing.Shared,
 ) -> Job:
     """Returns the job; initializes the parameters that the source lacks.
 
@@ -291,50 +322,37 @@ def build(
     task_type, strategy = encoded.task_type, encoded.strategy
     family, fields, first = _first_params(source, task_type, strategy, 0)
     model = plugins.model(family, fields, plugins.compute(config))
-    _check_attention(config, model.config)
+    job_checks.micro_batches(config, task_type)
+    job_checks.attention(config, model.config)
     trained, frozen = _split(strategy, first, 0)
     notes = (*labelled.notes, *encoded.notes)
+    task = tasks.measured(tasks.find(config.task), labelled.splits.get("dev", ()))
     job = Job(
-        config,
-        source,
-        mesh,
-        tasks.find(config.task),
-        task_type,
-        strategy,
-        labelled.splits,
-        encoded.splits,
-        encoded.longest,
-        family,
-        fields,
-        first,
-        model,
-        _put(mesh, frozen),
-        notes,
-    )
+        config, source, mesh, task, task_type, strategy, labelled.splits, encoded.splits,
+        encoded.longest, family, fields, first, model, _put(mesh, frozen), notes, shared,
+    )  # fmt: skip
     cache_notes = _cache_features(job) if strategy.body_stays else ()
     notes = (*notes, *cache_notes, *strategy.notes(trained, config.num_epochs))
     return dataclasses.replace(job, notes=notes)
 
 
-def make(config: ml_collections.ConfigDict, source: artifact.Artifact, mesh: Mesh) -> Job:
-    """Reads, encodes and builds a job. Raises UserError for an invalid config, model or file."""
-    source = artifact.part(source)
-    check_mesh(config, mesh)
-    labelled = reading.read(config, source)
-    return build(config, source, mesh, labelled, reading.encode(config, source, labelled))
+def make(
+    config: ml_collections.ConfigDict,
+    source: artifact.Artifact,
+    mesh: Mesh,
+    shared: sharing.Shared | None = None,
+) -> Job:
+    """Reads, encodes and builds a job; its config has a value for every key, see `by_size`.
 
-
-def check_mesh(config: ml_collections.ConfigDict, mesh: Mesh) -> None:
-    """Raises UserError if the batch or the attention of the config does not fit the mesh."""
-    name, platform = config.attention, mesh.devices.flat[0].platform
-    errors.check(name == "xla" or platform == "gpu", "attention", name, f"'xla' on a {platform}")
-    kernels.check_mesh(name, mesh)
-    shards = sharding.batch_shards(mesh)
-    if config.batch_size % shards:
-        raise errors.UserError(
-            f"config.batch_size = {config.batch_size}: must be a multiple of {shards}, the number "
-            "of devices on the mesh axes 'slice', 'data' and 'fsdp' together"
-        )
+    shared: has the data and programs of other jobs, which are used again if they are the same.
+    Raises UserError for an invalid config, model or file.
+    """
+    source = initial_model.shallower(artifact.part(source), config.num_layers)
+    shared = shared or sharing.Shared()
+    job_checks.mesh(config, mesh)
+    labelled, encoded = distillation.read_and_encode(config, source, shared)
+    config = by_size.completed(config, source, len(encoded.splits["train"].rows))
+    return build(config, source, mesh, labelled, encoded, shared)
 
 
 def _first_params(
@@ -365,33 +383,15 @@ def _put(mesh: Mesh, params: Any) -> Any:
 
 
 def _cache_features(job: Job) -> tuple[str, ...]:
-    """Caches the encoder's output in the rows of train and dev.
-
-    If this would take more than `feature_cache.MAX_BYTES`, only returns a note.
-    """
-    cached_rows = [row for split in ("train", "dev") for row in job.encoded[split].rows]
-    size, limit = feature_cache.size(job.head, job.model, cached_rows), feature_cache.MAX_BYTES
-    if size > limit:
-        return (
-            f"the encoder's features take {size / 2**30:,.1f} GiB, more than the {limit / 2**30:g} "
-            "GiB that may be cached: every step computes them again",
-        )
-    step = jax.jit(feature_cache.step(job.task_type, job.model, job.head))
-    params = _put(job.mesh, job.first)
-    for split in ("train", "dev"):
-        batches = job.batches_of(split)
-        for numbers, features in batching.by_batch(step, params, batches, job.place):
-            feature_cache.keep(job.encoded[split].rows, numbers, features)
-    return ()
-
-
-def _check_attention(config: ml_collections.ConfigDict, model: Any) -> None:
-    if config.attention == "xla":
-        return
-    name, rate = config.attention, config.dropout_rate
-    errors.check(model.attention_dropout_rate == 0, "dropout_rate", rate,
-                 f"0 with config.attention = {name!r}, which has no dropout")  # fmt: skip
-    kernels.check(name, model, model.dtype, {}, ())
+    """Caches the encoder's output in the rows of train and dev; returns notes."""
+    splits = [split for split in ("train", "dev") if split in job.encoded]
+    batches = {split: job.batches_of(split, job.forward_size) for split in splits}
+    rows_by_split = {split: job.encoded[split].rows for split in batches}
+    step = feature_cache.step(job.task_type, job.model, job.head)
+    note = feature_cache.excess(job.head, job.model, rows_by_split)
+    if not note:
+        feature_cache.fill(step, _put(job.mesh, job.first), rows_by_split, batches, job.place)
+    return (note,) if note else ()
 
 
 def _key(seed: int, purpose: str) -> jax.Array:

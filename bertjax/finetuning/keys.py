@@ -8,9 +8,11 @@ The comments are read from the source: see `config_help`.
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
+
+from ml_collections import ConfigDict
 
 from bertjax import config_help, optimizer
 from bertjax.finetuning import recipe, strategies, task_types, tasks
@@ -19,7 +21,7 @@ from bertjax.finetuning import recipe, strategies, task_types, tasks
 def names() -> list[str]:
     """Returns all config keys, including those of every strategy and task type."""
     groups = [_recipe_keys(), *_strategy_keys().values(), *_kind_keys().values()]
-    return [key for group in groups for key in group]
+    return list(dict.fromkeys(key for group in groups for key in group))
 
 
 def table() -> list[str]:
@@ -33,6 +35,23 @@ def table() -> list[str]:
         task_names = [task.name for task in tasks.TASKS.values() if task.kind == name]
         groups[f"with the tasks {', '.join(sorted(task_names))}"] = group
     return config_help.lines(groups)
+
+
+def resolved(config: ConfigDict, combinations: Sequence[str]) -> list[str]:
+    """Returns lines with every key of `config`, its value and its comment.
+
+    combinations: the combinations of a sweep as text, which follow if there are several.
+    """
+    comments = {key: comment for key, (_, comment) in _recipe_keys().items()}
+    for groups in (_strategy_keys(), _kind_keys()):
+        for name in (config.strategy.name, tasks.find(config.task).kind):
+            comments |= {k: comment for k, (_, comment) in groups.get(name, {}).items()}
+    described = config_help.described(config, comments)
+    lines = config_help.lines({f"config of the task {config.task}": described})
+    if len(combinations) > 1:
+        title = f"{len(combinations)} combinations, of which the config above is the first:"
+        lines += ["", title, *(f"  {text}" for text in combinations)]
+    return lines
 
 
 def _with_task_notes(group: config_help.Group) -> config_help.Group:
@@ -84,7 +103,7 @@ def _option_keys(prefix: str, modules: Mapping[str, ModuleType]) -> dict[str, co
     """
     groups = {}
     for name, module in modules.items():
-        comments = config_help.comments(module)
+        comments = config_help.comments(module.Config)
         fields = dataclasses.asdict(module.Config())
         groups[name] = _with_task_notes(
             {f"{prefix}.{k}": (value, comments.get(k, "")) for k, value in fields.items()}

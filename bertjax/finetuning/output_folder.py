@@ -15,19 +15,20 @@ import dataclasses
 import hashlib
 import json
 import os
-import pathlib
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+from etils import epath
 from ml_collections import ConfigDict
 
-from bertjax import errors, files, schema
+from bertjax import errors, files, paths, schema
 from bertjax import workdir as workdir_lib
 from bertjax.artifact import artifact, loading, weight_files
 from bertjax.finetuning import recipe, task_types, tasks, training
+from bertjax.finetuning.examples import queries
 from bertjax.runtime import distributed
 
 FORM = schema.Form(loading.FINETUNING, 1)
@@ -57,8 +58,14 @@ class _Best(schema.Open):
 
 
 @dataclasses.dataclass(frozen=True)
+class _RunScores(_Best):
+    scores: dict[str, dict[str, schema.Score]]
+
+
+@dataclasses.dataclass(frozen=True)
 class _Report(schema.Open):
     best: _Best
+    runs: list[_RunScores]
 
 
 class Folder:
@@ -75,9 +82,9 @@ class Folder:
         source: artifact.Artifact,
         examples: Mapping[str, Sequence[Any]],
     ):
-        self.path = files.local(path)
+        self.path = paths.of(path)
         content = {
-            "config": json.loads(json.dumps(_shared_values(config.to_dict()))),
+            "config": _json_config(config),
             "model": artifact.fingerprint(source) + source.tokenizer.fingerprint,
             "data": {split: _digest(split_examples) for split, split_examples in examples.items()},
         }
@@ -103,7 +110,7 @@ class Folder:
 
     def stored(self) -> dict[str, Any]:
         """Returns config, model and data of the existing config.json."""
-        return dataclasses.asdict(schema.read(self.path / CONFIG, _Config, _ADVICE, form=FORM))
+        return stored(self.path)
 
     def run(self, learning_rate: float, seed: int) -> training.Run | None:
         """Returns a finished run; None if it is not finished.
@@ -115,7 +122,7 @@ class Folder:
             return None
         advice = "remove the file to train the run again"
         run = schema.read(file, training.Run, advice)
-        if not 0 <= run.best < len(run.evaluations) or run.main not in run.dev:
+        if not 0 <= run.best < len(run.evaluations) or (run.dev and run.main not in run.dev):
             raise errors.UserError(
                 f"{file}: `best` is not the index of an evaluation with the score {run.main!r}; "
                 f"{advice}"
@@ -124,7 +131,7 @@ class Folder:
 
     def left_out(self, rates: Sequence[float], seeds: Sequence[int]) -> list[tuple[float, int]]:
         """Returns (rate, seed) of each finished run whose rate or seed is not among these."""
-        matches = (_RUN_FILE.fullmatch(file.name) for file in (self.path / RUNS).iterdir())
+        matches = (_RUN_FILE.fullmatch(file.name) for file in self._run_files())
         runs = sorted((float(match[1]), int(match[2])) for match in matches if match)
         return [(rate, seed) for rate, seed in runs if rate not in rates or seed not in seeds]
 
@@ -143,20 +150,19 @@ class Folder:
         schema.write(self._file(run.learning_rate, run.seed, "json"), dataclasses.asdict(run))
         self._remove_checkpoints(run.learning_rate, run.seed)
 
-    def run_folder(self, learning_rate: float, seed: int) -> pathlib.Path:
+    def run_folder(self, learning_rate: float, seed: int) -> epath.Path:
         """Returns the folder with the metrics and the checkpoints of a run."""
         return self.path / RUNS / f"lr{learning_rate!r}-seed{seed}"
 
     def _remove_checkpoints(self, learning_rate: float, seed: int) -> None:
-        shutil.rmtree(self.run_folder(learning_rate, seed) / workdir_lib.CHECKPOINTS, True)
+        _remove(self.run_folder(learning_rate, seed) / workdir_lib.CHECKPOINTS)
 
     def params(self, run: training.Run) -> Any | None:
         """Returns the trained parameters of a run; None if they are no longer kept."""
         file = self._file(run.learning_rate, run.seed, "safetensors")
         if not file.exists():
             return None
-        names = list(weight_files.tensor_shapes(file))
-        return artifact.unflatten(weight_files.read_tensors(file, names))
+        return artifact.unflatten(weight_files.read_all(file))
 
     def drop_params(self, run: training.Run) -> None:
         """Deletes the file of a run's trained parameters, if it exists."""
@@ -173,8 +179,8 @@ class Folder:
         First deletes the predictions and leaderboard submissions of an earlier model.
         """
         for name in (PREDICTIONS, SUBMISSION):
-            shutil.rmtree(self.path / name, ignore_errors=True)
-        (self.path / PREDICTIONS).mkdir()
+            _remove(self.path / name)
+        (self.path / PREDICTIONS).mkdir(parents=True, exist_ok=True)
         for split, values in predictions.items():
             files.write_text(
                 self._predictions_file(split), prediction_lines(examples[split], values)
@@ -220,18 +226,66 @@ class Folder:
 
         safetensors names its partial files .tmpXXXXXX.
         """
-        for file in (self.path / RUNS).iterdir():
+        for file in self._run_files():
             if file.suffix == files.PARTIAL or file.name.startswith(".tmp"):
                 file.unlink()
             elif match := _RUN_FILE.fullmatch(file.name):
                 self._remove_checkpoints(float(match[1]), int(match[2]))
 
-    def _predictions_file(self, split: str) -> pathlib.Path:
+    def _run_files(self) -> list[epath.Path]:
+        """Returns the files and folders of the runs; a bucket has no empty folders."""
+        folder = self.path / RUNS
+        return list(folder.iterdir()) if folder.exists() else []
+
+    def _predictions_file(self, split: str) -> epath.Path:
         return self.path / PREDICTIONS / f"{split}.jsonl"
 
-    def _file(self, learning_rate: float, seed: int, suffix: str) -> pathlib.Path:
+    def _file(self, learning_rate: float, seed: int, suffix: str) -> epath.Path:
         folder = self.run_folder(learning_rate, seed)
         return folder.with_name(f"{folder.name}.{suffix}")
+
+
+def _remove(folder: epath.Path) -> None:
+    """Removes a folder, if it exists; a failure is ignored."""
+    if "://" not in os.fspath(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+    elif folder.exists():
+        folder.rmtree()
+
+
+def scores(model: str | os.PathLike) -> dict[str, dict[str, float]]:
+    """Returns {split: {name: score}} of the artifact in an output folder, from its report.
+
+    Returns {} if the folder `model` is not the artifact of a fine-tuning run.
+    """
+    folder = paths.of(model)
+    file = folder.parent / REPORT
+    if folder.name != ARTIFACT or not file.exists():
+        return {}
+    report = schema.read(file, _Report, "remove the file to have it written again")
+    best = [run for run in report.runs if (run.learning_rate, run.seed) == tuple(
+        dataclasses.astuple(report.best)
+    )]
+    return best[0].scores if best else {}
+
+
+def stored(path: epath.Path) -> dict[str, Any]:
+    """Returns config, model and data of an output folder."""
+    return dataclasses.asdict(schema.read(path / CONFIG, _Config, _ADVICE, form=FORM))
+
+
+def check_config(path: epath.Path, config: ConfigDict, keys: Collection[str]) -> None:
+    """Raises UserError if the folder exists and was made with other values of these keys."""
+    if (path / CONFIG).exists():
+        content = stored(path)
+        values = {key: value for key, value in _json_config(config).items() if key in keys}
+        _check_stored(path, content | {"config": content["config"] | values}, content)
+
+
+def drop_all_params(path: epath.Path) -> None:
+    """Deletes the trained parameters of all runs in an output folder."""
+    for file in (path / RUNS).glob("*.safetensors"):
+        file.unlink()
 
 
 def prediction_lines(examples: Sequence[Any], predictions: Sequence[dict[str, Any]]) -> str:
@@ -253,7 +307,11 @@ def _shared_values(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _check_foreign(path: pathlib.Path) -> None:
+def _json_config(config: ConfigDict) -> dict[str, Any]:
+    return json.loads(json.dumps(_shared_values(config.to_dict())))
+
+
+def _check_foreign(path: epath.Path) -> None:
     """Raises UserError if a folder without config.json has files that would be overwritten."""
     names = (RUNS, ARTIFACT, PREDICTIONS, SUBMISSION, REPORT, TABLE, PLOT)
     existing = [name for name in names if (path / name).exists()]
@@ -265,11 +323,12 @@ def _check_foreign(path: pathlib.Path) -> None:
 
 
 def _check_stored(
-    path: pathlib.Path, content: Mapping[str, Any], stored: Mapping[str, Any]
+    path: epath.Path, content: Mapping[str, Any], stored: Mapping[str, Any]
 ) -> None:
     config, stored_config = content["config"], stored["config"]
     former = task_types.load(tasks.find(config["task"]).kind).former
-    stored_config = {f"kind.{name}": value for name, value in former.items()} | stored_config
+    former_values = {f"kind.{name}": value for name, value in former.items()}
+    stored_config = recipe.ADDED_KEYS | former_values | stored_config
     keys = [
         key for key in sorted(config | stored_config) if config.get(key) != stored_config.get(key)
     ]
@@ -292,7 +351,7 @@ def _check_stored(
 
 def _example_fields(example: Any) -> dict[str, Any]:
     return {
-        name: value
+        name: _example_fields(value) if hasattr(value, "_asdict") else value
         for name, value in example._asdict().items()
         if name not in ("where", "passage") and (name != "text" or value)
     }
@@ -302,4 +361,6 @@ def _digest(examples: Sequence[Any]) -> str:
     digest = hashlib.sha256()
     for example in examples:
         digest.update(repr(_example_fields(example)).encode("utf-8", "surrogatepass"))
+    if isinstance(examples, queries.Queries):
+        digest.update(repr(examples.content()).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()

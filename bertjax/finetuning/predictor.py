@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from bertjax import errors, progress
-from bertjax.artifact import artifact
+from bertjax.artifact import artifact, text_encoding
 from bertjax.finetuning import batching, data_warnings, rows, task_types, tasks
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.inference import pretrained
@@ -47,19 +47,20 @@ class Predictor(pretrained.Pretrained):
             return self.answer([self.example(value) for value in inputs])[1]
         return self.answer([self.example(inputs)])[1][0]
 
-    def _pooling(self, pooling: str) -> str:
-        """Returns the pooling for `encode`: `pooling`, or the one used in training.
+    def encoding(
+        self, pooling: str = "", *, normalize: bool | None = None
+    ) -> text_encoding.Encoding:
+        """Returns how `encode` turns a text into a vector.
 
-        NOTE: `encode` reads as many tokens as the model can, `predict` only as many as training.
-        Raises UserError for embeddings trained with a prompt, which only `predict` inserts.
+        Raises UserError for embeddings trained with a prompt of the strategy "prompts", which only
+        `predict` inserts.
         """
-        trained = self.task_type.pooling
-        if trained and self.task_type.prompt_ids:
+        if self.task_type.pooling and self.task_type.prompt_ids:
             raise errors.UserError(
                 "the model was trained with a prompt, which only `predict` inserts: use the "
                 "vectors that `predict` returns"
             )
-        return pooling or trained or super()._pooling(pooling)
+        return super().encoding(pooling, normalize=normalize)
 
     def evaluate(
         self,

@@ -7,17 +7,18 @@
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_collections
 
 from bertjax import errors, plugins
-from bertjax.artifact import artifact
+from bertjax.artifact import artifact, text_encoding
+from bertjax.data.corpus import beir
 from bertjax.finetuning import recipe, rows, strategies, tasks
 from bertjax.finetuning import scores as scores_lib
 from bertjax.finetuning import task as task_lib
-from bertjax.finetuning.examples import columns, splits
+from bertjax.finetuning.examples import columns, queries, splits
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.strategies import base as strategies_base
 from bertjax.finetuning.task_types import base
@@ -64,7 +65,7 @@ def read(config: ml_collections.ConfigDict, source: artifact.Artifact) -> Labell
     for name in task_type.libraries:  # fails now, not after hours of training
         scores_lib.library(name)
     task_type = task_type.for_model(source)
-    notes: list[str] = []
+    notes = _pooling_notes(config, task_type, source)
     examples = _examples(config, notes)
     train = examples["train"]
     labels = tuple(task.labels or task_type.label_names(train))
@@ -74,11 +75,35 @@ def read(config: ml_collections.ConfigDict, source: artifact.Artifact) -> Labell
     return Labelled(task_type, examples, tuple(notes))
 
 
+def _pooling_notes(
+    config: ml_collections.ConfigDict, task_type: base.TaskType, source: artifact.Artifact
+) -> list[str]:
+    """Returns a warning if vectors are pooled differently than those of the model before.
+
+    Raises UserError if a dense layer follows the pooling, because it would not be trained.
+    """
+    encoding = text_encoding.of(source) if task_type.pooling else None
+    if encoding is None:
+        return []
+    if encoding.dense:
+        raise errors.UserError(
+            f"config.model = {config.model} has a dense layer behind its pooling, which cannot be "
+            "trained: remove the module Dense from its modules.json, or choose another model"
+        )
+    if encoding.pooling == task_type.pooling:
+        return []
+    return [
+        f"the vectors of {config.model} were pooled by {encoding.pooling!r}, and are trained with "
+        f"{task_type.pooling!r}; to keep the pooling, give --config.kind.pooling={encoding.pooling}"
+    ]
+
+
 def _examples(
     config: ml_collections.ConfigDict, notes: list[str]
 ) -> dict[str, list[examples_lib.Example]]:
     """Returns the examples of every split that has a file. Without a dev file, splits train in two.
 
+    There is no dev if config.data.folds is set and config.data.fold is 0.
     Ignores config.data.max_train. Skips invalid rows of damaged files, and appends a line to
     `notes` for each kind of these rows; in a test file, such a row is an error. Raises UserError if
     there is no train file, for bad files, and if train cannot be split.
@@ -86,11 +111,15 @@ def _examples(
     if not config.data.train:
         raise errors.UserError("config.data.train is not set: give --data=FOLDER or --train=FILE")
     task, files = _with_columns(config)
+    if beir.is_collection(config.data.train):
+        raise _no_collection("train", config.data.train)
     if not config.data.dev:
         _check_ungrouped(task, config.data.train)
     examples = {}
     for split in recipe.splits(task):
-        if config.data[split]:
+        if config.data[split] and beir.is_collection(config.data[split]):
+            examples[split] = _queries(config, split)
+        elif config.data[split]:
             skipped: collections.Counter[str] = collections.Counter()
             is_test = split.startswith("test")
             examples[split] = tasks.read(
@@ -99,10 +128,14 @@ def _examples(
             notes += [f"{config.data[split]}: {n} {kind}, left out" for kind, n in skipped.items()]
     unused = tasks.unused_columns(task, files)
     notes += [unused] if unused else []
+    if config.data.folds and not config.data.fold:
+        return examples
     if "dev" not in examples:
-        examples["train"], examples["dev"] = splits.held_out(
-            examples["train"], config.data.dev_fraction
-        )
+        if config.data.folds:
+            parts = splits.fold(examples["train"], config.data.folds, config.data.fold)
+        else:
+            parts = splits.held_out(examples["train"], config.data.dev_fraction)
+        examples["train"], examples["dev"] = parts
         if not (examples["train"] and examples["dev"]):
             pool = examples["train"] + examples["dev"]
             labels = {label for example in pool for label in example.classes()}
@@ -112,13 +145,31 @@ def _examples(
                 f"example(s){suffix}; give --dev=FILE"
                 + " (is the label in its own column?)" * bool(labels)
             )
+    queries.check_same_form(examples)
     return examples
+
+
+def _queries(config: ml_collections.ConfigDict, split: str) -> queries.Queries:
+    """Returns the queries of a split that is a collection for retrieval."""
+    path = config.data[split]
+    if not tasks.find(config.task).type.searches:
+        raise _no_collection(split, path)
+    scores_lib.library("pytrec_eval")
+    return queries.read(path, split)
+
+
+def _no_collection(split: str, path: str) -> errors.UserError:
+    return errors.UserError(
+        f"--{split}={path}: is a collection for retrieval, which only dev and test of the tasks "
+        "embeddings and similarity can be"
+    )
 
 
 def _with_columns(config: ml_collections.ConfigDict) -> tuple[task_lib.Task, list[str]]:
     """Returns the task with the columns of the config, and the files of the config."""
     task = tasks.find(config.task)
     files = [config.data[split] for split in recipe.splits(task) if config.data[split]]
+    files = [path for path in files if not beir.is_collection(path)]
     task = tasks.with_columns(task, files, config.data.text_column, config.data.label_column)
     return task, files
 
@@ -133,10 +184,21 @@ def _check_ungrouped(task: task_lib.Task, path: str) -> None:
             )
 
 
+def rows_of(task_type: base.TaskType, labelled: Labelled) -> Mapping[str, rows.Encoded]:
+    """Returns the rows of every split for a task type that is bound to a model."""
+    return {name: task_type.encode(examples) for name, examples in labelled.splits.items()}
+
+
 def encode(
-    config: ml_collections.ConfigDict, source: artifact.Artifact, labelled: Labelled
+    config: ml_collections.ConfigDict,
+    source: artifact.Artifact,
+    labelled: Labelled,
+    make_rows: Callable[[base.TaskType, Labelled], Mapping[str, rows.Encoded]] = rows_of,
 ) -> Encoded:
-    """Encodes the examples as rows of ids for the model of `source`."""
+    """Encodes the examples as rows of ids for the model of `source`.
+
+    make_rows: returns the rows of every split, as `rows_of` does.
+    """
     task_type = labelled.task_type
     strategy = strategies.make(
         config.strategy, _fields(config, source, task_type), config.head_rate_factor
@@ -157,8 +219,7 @@ def encode(
         prompt_ids=strategy.prompt_ids(),
         absent=base.absent(source.fields),
     )
-    encoded = {name: task_type.encode(examples) for name, examples in labelled.splits.items()}
-    return Encoded(task_type, strategy, encoded, max_length, notes)
+    return Encoded(task_type, strategy, make_rows(task_type, labelled), max_length, notes)
 
 
 def longest(source: artifact.Artifact, strategy: strategies_base.Strategy) -> int:

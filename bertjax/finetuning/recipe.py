@@ -1,9 +1,9 @@
 """The config of fine-tuning: declares every key, with the usual recipe as defaults.
 
-The usual recipe is that of Devlin et al. (arXiv 1810.04805, appendix A.3). It trains 2 to 4 epochs
-with batches of 16 or 32 examples, and chooses the learning rate between 2e-5 and 5e-5 that is best
-on dev. The rate warms up over a tenth of the steps and then decays linearly. The results of single
-runs vary, so several seeds are better than one (Mosbach et al., arXiv 2006.04884).
+The usual recipe is AdamW with bias correction, whose rate warms up over a tenth of the steps and
+then decays linearly (Mosbach et al., arXiv 2006.04884, section 6). `by_size` chooses the epochs and
+the rates that a config leaves open. The results of single runs vary, so several seeds are better
+than one.
 
     config = recipe.default("sst2", strategy="lora")
     config.learning_rates = (1e-4,)
@@ -13,13 +13,14 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from bertjax import config as config_lib
 from bertjax import errors, optimizer, paths, sharding
-from bertjax.finetuning import split_files, strategies, task_types, tasks
+from bertjax.data.corpus import beir
+from bertjax.finetuning import strategies, task_types, tasks
 from bertjax.finetuning import task as task_lib
 from bertjax.finetuning.task_types import base
 from bertjax.models.common import layers
@@ -29,28 +30,13 @@ SHORTEST = 8  # the smallest maximum length of a row, in tokens
 # because each (rate, seed) is a separate run. Paths may, because the content of models and files is
 # compared instead.
 _FREE_KEYS = (
-    "learning_rates", "seeds", "seed", "mesh", "remat", "model", "log_every", "checkpoint_every"
+    "learning_rates", "seeds", "seed", "mesh", "remat", "model", "log_every", "checkpoint_every",
+    "micro_batch_size", "measure_speed",
 )  # fmt: skip
+# {key that output folders of earlier versions do not have: the value that they were made with}
+ADDED_KEYS = {"teacher": "", "teacher_weight": 0.9, "teacher_temperature": 2.0, "num_layers": 0}
 # {key of earlier versions, which is accepted and ignored: the reason}
 FORMER_KEYS = {"seeds_at_once": "seeds are trained one after the other"}
-
-
-class _UsualRates(NamedTuple):
-    """The usual learning rates when the whole model is trained.
-
-    rates: the defaults. limit: training often fails at rates above this one. range: the usual
-    range, as text.
-    """
-
-    rates: tuple[float, ...]
-    limit: float
-    range: str
-
-
-# Strategies that need higher rates have their own `RATES`. Sources: Raffel et al., arXiv
-# 1910.10683, section 3.1.2; Devlin et al., appendix A.3.
-_T5 = _UsualRates((1e-4, 3e-4, 1e-3), 1e-3, "1e-4 to 1e-3")
-_OTHERS = _UsualRates((2e-5, 3e-5, 5e-5), 1e-4, "1e-5 to 5e-5")
 
 
 def default(task: str, strategy: str = "full") -> ConfigDict:
@@ -61,7 +47,7 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
     definition = tasks.find(task)
     kind_config = task_types.load(definition.kind).Config(**definition.options)
     config = ConfigDict()
-    config.model = ""  # model to start from: artifact, workdir or Hugging Face folder
+    config.model = ""  # model to start from: artifact, workdir, Hugging Face folder, ORG/NAME
     config.task = task  # name of the task, see finetuning/tasks.py
     config.kind = ConfigDict(dataclasses.asdict(kind_config))  # options of the task type
 
@@ -69,14 +55,22 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
     for split in splits(definition):
         config.data[split] = ""  # file of the split; without a dev file, part of train is held out
     config.data.dev_fraction = 0.1  # share of train that is held out if dev has no file
+    config.data.folds = 0  # parts of train that are dev in turn, for cross-validation; 0: none
+    config.data.fold = -1  # the part that is dev; 0: none; -1: each in turn, and then none
     config.data.max_train = 0  # training examples to use, with the same shares of labels; 0: all
+    config.data.unlabelled = ""  # texts without labels, on which config.teacher predicts
     config.data.text_column = ""  # columns of the texts, such as "text1,text2"; "": the usual
     config.data.label_column = ""  # column of the labels; "": the usual
+    config.teacher = ""  # fine-tuned model whose predictions the model learns, too; "": none
+    config.teacher_weight = 0.9  # weight of the teacher's predictions; that of the labels: the rest
+    config.teacher_temperature = 2.0  # softens the probabilities of teacher and student
+    config.num_layers = 0  # layers of config.model to keep, evenly spread; 0: all
     config.max_length = definition.max_length  # tokens per row, special tokens included
 
-    config.num_epochs = 3  # passes over the training data
+    config.num_epochs = 0  # passes over the training data; 0: by the size of train
     config.batch_size = 32  # rows per step, over all devices
-    config.learning_rates = ()  # rates to try, of which the best on dev is chosen; (): the usual
+    config.micro_batch_size = 0  # rows per forward pass, over all devices; 0: automatic
+    config.learning_rates = ()  # rates to try, of which the best on dev is chosen; (): by size
     config.optimizer = ConfigDict(dataclasses.asdict(optimizer.Config()))
     config.optimizer.warmup_rate = 0.1  # share of the steps in which the learning rate warms up
     for key in ("learning_rate", "warmup_steps", "decay_steps", "decay_shape"):
@@ -89,7 +83,8 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
     config.seeds = 1  # runs per learning rate, each with its own seed
     config.seed = 0  # first seed; a seed determines the new head, order of examples, dropout
     config.early_stopping = 0  # evaluations without improvement after which a run ends; 0: never
-    config.evals_per_epoch = 1  # evaluations on dev per epoch; the best one counts
+    config.evals_per_epoch = 0  # evaluations on dev, the best one counts; 0: at most 10 a run
+    config.measure_speed = False  # measure the time of predictions for the report
     config.log_every = 10  # steps between two lines of a run's metrics
     config.checkpoint_every = 500  # steps between two checkpoints of a run
 
@@ -120,7 +115,8 @@ def make(
     values = dict(values)
     config = default(task, values.pop("strategy.name", "full"))
     if data is not None:
-        config.data.update(split_files.find(tasks.find(task), os.fspath(data)))
+        definition = tasks.find(task)
+        config.data.update(definition.type.find_files(definition, os.fspath(data)))
     for split, path in files.items():
         if path:
             config.data[split] = _file(split, os.fspath(path))
@@ -146,8 +142,9 @@ def make(
 
 
 def _file(split: str, path: str) -> str:
-    """Returns the path. Raises UserError if it is a folder."""
-    if not path.startswith("tfds:") and paths.of(path).is_dir():
+    """Returns the path. Raises UserError if it is a folder, except a collection for retrieval."""
+    is_folder = not path.startswith("tfds:") and paths.of(path).is_dir()
+    if is_folder and not beir.is_collection(path):
         raise errors.UserError(f"--{split}={path}: is a folder; give it as --data={path}")
     return path
 
@@ -172,12 +169,18 @@ def validate(config: ConfigDict) -> None:
     def check(ok: bool, key: str, allowed: str) -> None:
         errors.check(ok, key, config_lib.value_of(config, key), allowed)
 
-    for key in (
-        "num_epochs", "batch_size", "seeds", "evals_per_epoch", "log_every", "checkpoint_every"
-    ):  # fmt: skip
+    for key in ("batch_size", "seeds", "log_every", "checkpoint_every"):
         check(config_lib.value_of(config, key) >= 1, key, "1 or more")
-    for key in ("data.max_train", "early_stopping"):
+    for key in (
+        "data.max_train", "early_stopping", "num_epochs", "evals_per_epoch", "micro_batch_size",
+        "num_layers",
+    ):  # fmt: skip
         check(config_lib.value_of(config, key) >= 0, key, "0 or more")
+    check(config.batch_size % (config.micro_batch_size or 1) == 0, "micro_batch_size",
+          f"a divisor of config.batch_size = {config.batch_size}")  # fmt: skip
+    folds = config.data.folds
+    check(folds == 0 or folds >= 2, "data.folds", "2 or more, or 0 for no cross-validation")
+    check(-1 <= config.data.fold <= folds, "data.fold", "between -1 and config.data.folds")
     check(config.max_length >= SHORTEST, "max_length", f"{SHORTEST} or more")
     check(0 <= config.seed < 2**32 - config.seeds, "seed", "between 0 and 2**32 - 1")
     check(all(0 < rate < math.inf for rate in config.learning_rates), "learning_rates",
@@ -188,6 +191,10 @@ def validate(config: ConfigDict) -> None:
     check(config.dropout_rate == -1 or 0 <= config.dropout_rate < 1, "dropout_rate",
           "in [0, 1), or -1")  # fmt: skip
     check(config.head_rate_factor > 0, "head_rate_factor", "above 0")
+    check(0 < config.teacher_weight <= 1, "teacher_weight", "above 0 and at most 1")
+    check(config.teacher_temperature > 0, "teacher_temperature", "above 0")
+    check(not config.data.unlabelled or config.teacher, "data.unlabelled",
+          "empty without config.teacher, which predicts on these texts")  # fmt: skip
     check(0 <= config.optimizer.warmup_rate < 1, "optimizer.warmup_rate", "in [0, 1)")
     check(config.optimizer.schedule != "wsd", "optimizer.schedule",
           "a schedule that decays to its end: 'wsd' does not decay")  # fmt: skip
@@ -222,34 +229,3 @@ def run_optimizer(config: ConfigDict, learning_rate: float, num_steps: int) -> o
     return optimizer.Config(
         **fields, learning_rate=learning_rate, warmup_steps=max(warmup_steps, min_warmup)
     )
-
-
-def with_rates(config: ConfigDict, model_kind: str) -> ConfigDict:
-    """Returns the config, with the usual rates if it has none. model_kind: a family's KIND."""
-    config = config.copy_and_resolve_references()
-    if not config.learning_rates:
-        default_rates = _usual_rates(model_kind).rates
-        config.learning_rates = strategies.rates(config.strategy.name) or default_rates
-    return config
-
-
-def _usual_rates(model_kind: str) -> _UsualRates:
-    return _T5 if model_kind == "encoder_decoder" else _OTHERS
-
-
-def guard_rails(config: ConfigDict, model_kind: str) -> list[str]:
-    """Returns a warning for each setting that often fails. model_kind: a family's KIND."""
-    warnings = []
-    highest = max(config.learning_rates)
-    usual = _usual_rates(model_kind)
-    if config.strategy.name in ("full", "layerwise", "gradual") and highest > usual.limit:
-        warnings.append(
-            f"learning rate {highest:g} for the whole model: rates above {usual.limit:g} often "
-            f"destroy the pretrained weights; usual rates are {usual.range}"
-        )
-    if config.num_epochs > 10:
-        warnings.append(
-            f"{config.num_epochs} epochs: 2 to 4 are usual, and more than 10 mostly overfit unless "
-            "config.early_stopping ends the run"
-        )
-    return warnings

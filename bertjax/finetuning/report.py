@@ -3,16 +3,18 @@
 import dataclasses
 import math
 import os
-import pathlib
 import statistics
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+from etils import epath
+
 from bertjax import files, plot
+from bertjax.finetuning import baselines, intervals, output_folder, speed, task_types, training
 from bertjax.finetuning import job as job_lib
-from bertjax.finetuning import output_folder, task_types, training
 
 Runs = Mapping[float, Sequence[training.Run]]
+FOLDS = "folds"  # the name of the scores of cross-validation, beside the names of splits
 _STYLES = ("-", "--", ":", "-.")  # line styles, one per rate
 
 
@@ -23,17 +25,35 @@ def make(
     best: training.Run,
     warnings: Sequence[str],
     seconds: float,
+    *,
+    out: output_folder.Folder | None = None,
+    folds: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Returns the content of report.json.
 
     runs: {learning rate: its runs}. chosen: the rate whose runs are summarised under "splits".
     best: the best of these runs. seconds: the duration of the call of `run.finetune`; each run also
-    has its own duration.
+    has its own duration. out: the output folder, whose predictions are those of the best run; None
+    for a report without baselines and intervals. folds: the result of `folds.crossed`, for a final
+    model without dev; its scores are under "splits" as "folds". sizes:
+    the result of `speed.measure` for the best run; None: unknown.
     """
-    chosen_runs = runs[chosen]
-    splits = {"dev": [run.dev for run in chosen_runs]}
-    others = [split for split in best.others if split in job.examples]
+    chosen_runs, main = runs[chosen], job.task.metrics[0]
+    splits = {"dev": [run.dev for run in chosen_runs]} if best.dev else {}
+    # A run may lack scores of other splits, if an earlier call chose another rate or config.
+    others = [
+        split
+        for split in best.others
+        if split in job.examples and all(split in run.others for run in chosen_runs)
+    ]
     splits |= {split: [run.others[split] for run in chosen_runs] for split in others}
+    writes = out is not None and out.writes
+    table, notes = baselines.scores(job.task_type, job.examples) if writes else ({}, [])
+    summarised = {split: summaries(scores) for split, scores in splits.items()}
+    if folds:
+        summarised = {FOLDS: folds["scores"], **summarised}
+        table = {name: {FOLDS: folds["baselines"][name], **table[name]} for name in table}
     return {
         "task": job.config.task,
         "kind": job.task.kind,
@@ -43,16 +63,33 @@ def make(
         "strategy": job.config.strategy.name,
         "parameters": job.counts,
         "memory": job.memory,
+        "speed": dict(sizes or {}),
         "labels": list(job.task_type.labels),
         "examples": {split: len(examples) for split, examples in job.examples.items()},
         "steps": job.num_steps,
-        "warnings": list(warnings),
+        "warnings": [*warnings, *notes, *baselines.verdict(table, summarised, main)],
         "best": {"learning_rate": chosen, "seed": best.seed},
-        "splits": {split: summaries(scores) for split, scores in splits.items()},
+        "splits": summarised,
+        "intervals": {split: _interval(job, out, split, main) for split in splits} if out else {},
+        "baselines": table,
         "runs": [_run_content(run, splits) for rate_runs in runs.values() for run in rate_runs],
+        **({"folds": folds} if folds else {}),
         "seconds": seconds,
         "config": job.config.to_dict(),
     }
+
+
+def _interval(
+    job: job_lib.Job, out: output_folder.Folder, split: str, main: str
+) -> dict[str, Any] | None:
+    """Returns {"score", "low", "high", "examples"} of the best run; None if there is none."""
+    examples = job.examples[split]
+    if not isinstance(job.task_type, intervals.SUPPORTED):
+        return None
+    limits = intervals.of(job.task_type, examples, out.predictions(split), main)
+    if limits is None:
+        return None
+    return {"score": main, "low": limits[0], "high": limits[1], "examples": len(examples)}
 
 
 def _run_content(run: training.Run, splits: Container[str]) -> dict[str, Any]:
@@ -61,7 +98,7 @@ def _run_content(run: training.Run, splits: Container[str]) -> dict[str, Any]:
         **dataclasses.asdict(run),
         "others": others,
         "best_epoch": run.evaluations[run.best].epoch,
-        "scores": {"dev": run.dev, **others},
+        "scores": {**({"dev": run.dev} if run.dev else {}), **others},
     }
 
 
@@ -85,7 +122,7 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def write(content: Mapping[str, Any], path: pathlib.Path) -> None:
+def write(content: Mapping[str, Any], path: epath.Path) -> None:
     """Writes report.json, report.md and scores.png to the output folder `path`."""
     draw(content, path / output_folder.PLOT)
     files.write_text(path / output_folder.TABLE, table(content))
@@ -94,7 +131,7 @@ def write(content: Mapping[str, Any], path: pathlib.Path) -> None:
 
 def table(content: Mapping[str, Any]) -> str:
     """Returns the report as Markdown."""
-    main, metrics, best = content["metrics"][0], _metric_names(content), content["best"]
+    main, metrics = content["metrics"][0], _metric_names(content)
     moves = what_moves(content["strategy"], content["parameters"], content["memory"])
     sizes = ", ".join(f"{n:,} {split}" for split, n in content["examples"].items())
     lines = [
@@ -102,7 +139,8 @@ def table(content: Mapping[str, Any]) -> str:
         "",
         f"Strategy {moves}. Examples: {sizes}. {content['steps']:,} steps a run.",
         "",
-        f"The rate {best['learning_rate']:g} has the best mean of {main} on dev. Its seeds:",
+        *([f"The model has {speed.line(content['speed'])}.", ""] if content["speed"] else []),
+        _chosen(content),
         "",
         "| split | score | median | mean | std | seeds |",
         "|---|---|---:|---:|---:|---|",
@@ -111,12 +149,14 @@ def table(content: Mapping[str, Any]) -> str:
         for name in metrics:
             if name in scores:
                 lines.append(f"| {split} | {name} | {' | '.join(cells(scores[name]))} |")
+    lines += _interval_lines(content)
+    lines += _baseline_lines(content)
     task_class = task_types.load(content["kind"])
     for note in task_class(
         content["task"], task_class.Config(**content["config"]["kind"])
     ).report_notes():
         lines += ["", note]
-    others = [split for split in content["splits"] if split != "dev"]
+    others = [split for split in content["splits"] if split not in ("dev", FOLDS)]
     header = " | ".join(["rate", "seed", f"best dev {main}", "after epoch", *others, "seconds"])
     lines += ["", "All runs (the seconds of each call's first run include compilation):", ""]
     lines += [f"| {header} |", "|---:" * (5 + len(others)) + "|"]
@@ -126,7 +166,7 @@ def table(content: Mapping[str, Any]) -> str:
         row = [
             f"{run['learning_rate']:g}",
             str(run["seed"]),
-            f"{scores['dev'][main]:.2f}",
+            f"{scores['dev'][main]:.2f}" if "dev" in scores else "",
             f"{run['best_epoch']:g}",
             *other_cells,
             f"{run['seconds']:.1f}",
@@ -136,6 +176,52 @@ def table(content: Mapping[str, Any]) -> str:
         lines += ["", "Warnings:", "", *(f"- {line}" for line in content["warnings"])]
     lines += ["", f"![dev scores]({output_folder.PLOT})", ""]
     return "\n".join(lines)
+
+
+def _chosen(content: Mapping[str, Any]) -> str:
+    """Returns a line of text: the chosen rate, and what the scores below belong to."""
+    rate, main = content["best"]["learning_rate"], content["metrics"][0]
+    if FOLDS not in content:
+        return f"The rate {rate:g} has the best mean of {main} on dev. Its seeds:"
+    count = content["config"]["data"]["folds"]
+    return (
+        f"The rate {rate:g} has the best mean of {main} over {count} folds. The model is trained "
+        "on all of train, and has no dev. Each score of a fold is that of a model that was trained "
+        "on the other folds; their mean is what to expect of the model on new text:"
+    )
+
+
+def _interval_lines(content: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for split, interval in content["intervals"].items():
+        if interval:
+            lines += [
+                "",
+                f"{interval['examples']} examples of {split} give the {interval['score']} of the "
+                f"best seed {interval_text(interval)}.",
+            ]
+    return lines
+
+
+def interval_text(interval: Mapping[str, Any]) -> str:
+    """Returns an interval as text, such as "a 95% interval of 70.0 to 96.7"."""
+    limits = f"{interval['low']:.1f} to {interval['high']:.1f}"
+    return f"a {intervals.COVERAGE}% interval of {limits}"
+
+
+def _baseline_lines(content: Mapping[str, Any]) -> list[str]:
+    if not content["baselines"]:
+        return []
+    splits = [s for s in content["splits"] if any(s in t for t in content["baselines"].values())]
+    lines = ["", "Baselines on the same data:", ""]
+    lines += [f"| baseline | score | {' | '.join(splits)} |", "|---|---|" + "---:|" * len(splits)]
+    for name, by_split in content["baselines"].items():
+        for score in content["metrics"]:
+            cells = [by_split.get(split, {}).get(score) for split in splits]
+            texts = ["" if value is None else f"{value:.2f}" for value in cells]
+            if any(texts):
+                lines.append(f"| {name} | {score} | {' | '.join(texts)} |")
+    return lines
 
 
 def what_moves(strategy: str, counts: Mapping[str, int], memory: Mapping[str, int]) -> str:
@@ -159,15 +245,25 @@ def summary_lines(content: Mapping[str, Any]) -> list[str]:
             if name in scores:
                 stats = scores[name]
                 spread = "" if stats["std"] is None else f" +- {stats['std']:.2f}"
-                seeds = len(stats["values"])
-                note = f", mean of {seeds} seeds, median {stats['median']:.2f}" if seeds > 1 else ""
+                count, kind = len(stats["values"]), "folds" if split == FOLDS else "seeds"
+                note = f", mean of {count} {kind}, median {stats['median']:.2f}" * (count > 1)
+                interval = content["intervals"].get(split)
+                if interval and interval["score"] == name:
+                    note += f", {interval_text(interval)} ({interval['examples']} examples)"
                 lines.append(f"  {split:<6}{name:<{width}}{stats['mean']:>7.2f}{spread}{note}")
+    main = content["metrics"][0]
+    for name, by_split in content["baselines"].items():
+        for split, scores in by_split.items():
+            if split in content["splits"] and main in scores:
+                lines.append(f"  {split:<6}{main:<{width}}{scores[main]:>7.2f}, baseline: {name}")
+    if content["speed"]:
+        lines.append(f"  size  {speed.line(content['speed'])}")
     return lines
 
 
 def _metric_names(content: Mapping[str, Any]) -> list[str]:
     """Returns the task's metrics, and the main one for each entity type, such as "f1/PER"."""
-    first = content["splits"]["dev"]
+    first = next(iter(content["splits"].values()), {})
     main = content["metrics"][0]
     return [*content["metrics"], *(name for name in first if name.startswith(f"{main}/"))]
 
@@ -190,6 +286,10 @@ def draw(content: Mapping[str, Any], path: str | os.PathLike) -> None:
     from matplotlib.figure import Figure
 
     main, chosen = content["metrics"][0], content["best"]["learning_rate"]
+    if FOLDS in content:
+        content = {**content, "runs": content[FOLDS]["runs"]}
+    elif "dev" not in content["splits"]:
+        return
     rates = list(dict.fromkeys(run["learning_rate"] for run in content["runs"]))
     with rc_context(plot.STYLE):
         figure = Figure(figsize=(9.6, 3.8), dpi=130, layout="constrained")

@@ -19,6 +19,7 @@ import numpy as np
 from bertjax.data.tokenizers import special_tokens
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 
+TEACHER = "teacher_targets"  # a teacher's outputs in a row, see `distillation`
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 Row = dict[str, np.ndarray]

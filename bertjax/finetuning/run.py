@@ -6,6 +6,7 @@ There is a run for each pair of learning rate and seed. The rate with the best m
 chosen. Its runs are scored on test, once. The best of these runs becomes the artifact.
 """
 
+import functools
 import itertools
 import math
 import os
@@ -17,17 +18,22 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 
-from bertjax import errors, files, plugins, progress, sharding
+from bertjax import errors, hub, paths, progress, sharding
 from bertjax.artifact import artifact, loading
 from bertjax.finetuning import (
+    by_size,
     data_warnings,
+    distillation,
     output_folder,
     predictor,
     recipe,
     report,
+    sharing,
+    speed,
     submission,
     training,
 )
+from bertjax.finetuning import folds as folds_lib
 from bertjax.finetuning import job as job_lib
 from bertjax.runtime import distributed
 
@@ -35,37 +41,62 @@ from bertjax.runtime import distributed
 class Finetuned(NamedTuple):
     """The result of `finetune`.
 
-    report: the content of report.json. model: the model of the best run at the chosen rate.
+    report: the content of report.json. model: the model of the best run at the chosen rate; None if
+    the config is not chosen.
     """
 
     report: dict[str, Any]
-    model: predictor.Predictor
+    model: predictor.Predictor | None
 
 
 def finetune(
     config: ml_collections.ConfigDict,
     output: str | os.PathLike,
     tell: Callable[[str], None] = errors.tell,
+    *,
+    is_chosen: bool = True,
+    shared: sharing.Shared | None = None,
 ) -> Finetuned:
     """Trains the runs that the output folder lacks; writes and returns the results.
 
-    tell: called with each line of progress. Raises UserError for an invalid config, model, data or
-    folder. With several processes, all must call this function, and all must see the output folder.
+    With config.data.folds, does so for each fold, see `folds`. tell: called with each line of
+    progress. is_chosen: False while a sweep has not chosen this config: trains only, writes no
+    report and no model, and keeps the parameters of the best rate. shared: has data and programs of
+    other calls. Raises UserError for an invalid config, model, data or folder. With several
+    processes, all must call this function, and all must see the output folder.
     """
     recipe.validate(config)
-    output = files.local(output)
     tell = tell if jax.process_index() == 0 else lambda line: None
+    once = functools.partial(finetune_once, shared=shared or sharing.Shared())
+    if config.data.folds and config.data.fold < 0:
+        return folds_lib.finetune(config, output, tell, once)
+    return once(config, output, tell, is_chosen=is_chosen)
+
+
+def finetune_once(
+    config: ml_collections.ConfigDict,
+    output: str | os.PathLike,
+    tell: Callable[[str], None],
+    folds: Mapping[str, Any] | None = None,
+    *,
+    is_chosen: bool = True,
+    shared: sharing.Shared,
+) -> Finetuned:
+    """Does what `finetune` does, for one split into train and dev. folds: see `folds.crossed`."""
+    output = paths.of(output)
+    config = config.copy_and_resolve_references()
     start_time = time.perf_counter()
     mesh = sharding.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
         tell(f"finetune: reading {config.model} and the data")
-        source = loading.load(config.model)
-        model_kind = plugins.family(source.family).KIND
-        config = recipe.with_rates(config, model_kind)
-        job = job_lib.make(config, source, mesh)
+        source = shared.source(config.model)
+        config.model = hub.pinned(config.model)
+        job = job_lib.make(config, source, mesh, shared)
+        config = job.config
         out = output_folder.Folder(output, config, job.source, job.examples)
         distributed.check_shared(out.path / output_folder.CONFIG, "output")
-        setting_warnings = recipe.guard_rails(config, model_kind)
+        num_rows = job.train_batches.num_rows
+        setting_warnings = by_size.guard_rails(config, job.source, num_rows)
         warnings = [*setting_warnings, *job.notes, *suspicions(job)]
         for line in warnings:
             tell(f"warning: {line}")
@@ -92,6 +123,9 @@ def finetune(
                 for run in runs[other_rate]:
                     out.drop_params(run)
         best = max(runs[chosen], key=lambda run: run.score)
+        if not is_chosen:
+            seconds = time.perf_counter() - start_time
+            return Finetuned(report.make(job, runs, chosen, best, warnings, seconds), None)
         for run in runs[chosen]:
             finish(job, out, run, train, is_best=run is best, tell=tell)
 
@@ -102,18 +136,28 @@ def finetune(
             if run.skipped
         ]
         means = {rate: _mean(rate_runs) for rate, rate_runs in runs.items()}
-        result_warnings += data_warnings.results(means, chosen, out.predictions("dev"))
-        for line in result_warnings:
-            tell(f"warning: {line}")
+        dev_predictions = out.predictions("dev") if "dev" in job.examples else []
+        highest = by_size.highest_rate(config, job.source)
+        result_warnings += data_warnings.results(means, chosen, dev_predictions, highest)
+    distributed.wait("model")
+    with sharding.alone():
+        model = predictor.Predictor(loading.load(out.path / output_folder.ARTIFACT))
+        # Not timed in a job of several processes, which may share the processor.
+        timed = config.measure_speed and jax.process_count() == 1
+        sizes = speed.measure(model, job.examples.get("dev", []) if timed else [])
+    with jax.set_mesh(mesh):
         seconds = time.perf_counter() - start_time
-        content = report.make(job, runs, chosen, best, warnings + result_warnings, seconds)
+        content = report.make(
+            job, runs, chosen, best, warnings + result_warnings, seconds,
+            out=out, folds=folds, sizes=sizes,
+        )  # fmt: skip
+        for line in content["warnings"][len(warnings) :]:
+            tell(f"warning: {line}")
         if out.writes:
             report.write(content, out.path)
         for run in runs[chosen]:
             out.drop_params(run)
         distributed.wait("report")
-    with sharding.alone():
-        model = predictor.Predictor(artifact.read(out.path / output_folder.ARTIFACT))
     return Finetuned(content, model)
 
 
@@ -148,6 +192,10 @@ def header(
     """
     sizes = ", ".join(f"{split} {len(examples):,}" for split, examples in job.examples.items())
     dev_note = "" if config.data.dev else f" (dev is {config.data.dev_fraction:g} of train)"
+    if config.data.folds:
+        fold = f"fold {config.data.fold} of {config.data.folds}"
+        dev_note = f" (dev is {fold})" if config.data.fold else " (no dev: the final model)"
+    shares = job.task_type.shares(job.encoded["train"])
     rates = ", ".join(f"{rate:g}" for rate in missing)
     count = sum(map(len, missing.values()))
     return {
@@ -157,6 +205,7 @@ def header(
         "strategy": report.what_moves(config.strategy.name, job.counts, job.memory),
         "task": config.task,
         "examples": sizes + dev_note,
+        **({"mixture": ", ".join(shares)} if shares else {}),
         "runs": f"{count}, of {job.num_steps:,} steps, at rates {rates}; the first run compiles"
         if count
         else "all are finished",
@@ -168,7 +217,8 @@ def suspicions(job: job_lib.Job) -> list[str]:
     """Returns the warnings of `data_warnings` about the data."""
     truncated = {split: encoded.truncated for split, encoded in job.encoded.items()}
     rows = job.source.fields["vocab_size"]
-    return data_warnings.everything(job.examples, truncated, job.task_type, job.longest, rows)
+    examples = {s: e for s, e in job.examples.items() if s != distillation.SPLIT}
+    return data_warnings.everything(examples, truncated, job.task_type, job.longest, rows)
 
 
 def best_rate(runs: dict[float, list[training.Run]]) -> float:
@@ -195,9 +245,10 @@ def finish(
     nothing if an earlier call did all of this. Trains the run again if its parameters are needed
     and no longer kept.
     """
-    others = [split for split in job.examples if split not in ("train", "dev")]
+    dev_splits = ["dev"] if "dev" in job.examples else []
+    others = [s for s in job.examples if s not in ("train", "dev", distillation.SPLIT)]
     scored = [split for split in others if job.can_be_scored(split)]
-    if run.others.keys() >= set(scored) and (not is_best or out.holds(run, ["dev", *others])):
+    if run.others.keys() >= set(scored) and (not is_best or out.holds(run, [*dev_splits, *others])):
         return
     trained = out.params(run)
     was_deleted = trained is None  # deleted by an earlier call
@@ -207,12 +258,12 @@ def finish(
         _, trained = train(run.learning_rate, run.seed)
     device_params = job.place_trained(trained)
     task_type, dev_predictions, dev = job.on_dev(device_params)
-    if was_deleted and not math.isclose(dev[run.main], run.score, abs_tol=0.01):
+    if was_deleted and dev and not math.isclose(dev[run.main], run.score, abs_tol=0.01):
         tell(
             f"warning: {name}: dev {run.main} is {dev[run.main]:.2f} now and was {run.score:.2f}: "
             "results differ slightly between machines and meshes; the new model is scored"
         )
-    predictions = {"dev": dev_predictions}
+    predictions = dict.fromkeys(dev_splits, dev_predictions)
     for split in others if is_best else scored:
         outputs = job.outputs(device_params, split)
         predictions[split] = job.predictions(outputs, split, task_type)

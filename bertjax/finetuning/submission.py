@@ -2,11 +2,10 @@
 
 import json
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bertjax import errors, files
+from bertjax import errors, files, paths
 from bertjax.finetuning import task as task_lib
 from bertjax.finetuning.examples import types as examples_lib
 
@@ -27,7 +26,7 @@ def write(
     """
     if split not in task.submissions:
         raise errors.UserError(f"--task={task.name}: no leaderboard accepts predictions on {split}")
-    path = pathlib.Path(folder) / task.submissions[split]
+    path = paths.of(folder) / task.submissions[split]
     pairs = list(zip(examples, predictions, strict=True))
     if path.suffix == ".json":
         content = json.dumps({e.id: p["answer"] for e, p in pairs}, ensure_ascii=False)

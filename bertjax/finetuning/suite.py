@@ -8,13 +8,14 @@ so finished runs are not repeated when the suite is started again.
 
 import dataclasses
 import os
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from etils import epath
+
 from bertjax import config as config_lib
-from bertjax import errors, files, plot
-from bertjax.finetuning import output_folder, recipe, report, split_files, tasks
+from bertjax import errors, files, paths, plot
+from bertjax.finetuning import output_folder, recipe, report, sharing, tasks
 from bertjax.finetuning import run as run_lib
 from bertjax.runtime import backend
 
@@ -81,7 +82,7 @@ def run(
     override those of an `Item`.
     Raises UserError for an invalid config before anything is trained.
     """
-    suite, out = load(path), files.local(output)
+    suite, out = load(path), paths.of(output)
     if data is None or "model" not in values:
         raise errors.UserError("a suite needs --model and --data, the folder of its tasks")
     configs, absent = _configs(suite, os.fspath(data), values)
@@ -93,9 +94,10 @@ def run(
         )
     backend.configure(next(iter(configs.values())).dtype)  # before jax uses a device
     reports: dict[str, Mapping[str, Any]] = {}
+    shared = sharing.Shared(len(suite.items))
     for number, (name, config) in enumerate(configs.items(), 1):
         tell(f"task {number} of {len(configs)}: {name}")
-        reports[name] = run_lib.finetune(config, out / name, tell).report
+        reports[name] = run_lib.finetune(config, out / name, tell, shared=shared).report
         _write(suite, reports, absent, out)
     return table(suite, reports, absent)
 
@@ -114,7 +116,7 @@ def _configs(
         root = os.path.join(data, item.data) if item.data else data
         task = tasks.find(item.task)
         try:
-            split_files.find(task, root)
+            task.type.find_files(task, root)
         except errors.UserError as error:
             absent[name] = str(error)
             continue
@@ -128,7 +130,7 @@ def _write(
     suite: Suite,
     reports: Mapping[str, Mapping[str, Any]],
     absent: Mapping[str, str],
-    out: pathlib.Path,
+    out: epath.Path,
 ) -> None:
     files.write_text(out / output_folder.TABLE, table(suite, reports, absent))
     files.write_json(out / output_folder.REPORT, {"title": suite.title, "tasks": dict(reports)})
@@ -182,7 +184,7 @@ def _published_score(published: Published, name: str, split: str) -> float | Non
     return scores[split] if split in scores else None
 
 
-def draw(suite: Suite, reports: Mapping[str, Mapping[str, Any]], path: pathlib.Path) -> None:
+def draw(suite: Suite, reports: Mapping[str, Mapping[str, Any]], path: epath.Path) -> None:
     """Plots for each task the dev score of each seed, their median and published test scores."""
     # Imported here because training does not need matplotlib. Figure is used without pyplot, which
     # has global state and may need a display.
@@ -195,7 +197,7 @@ def draw(suite: Suite, reports: Mapping[str, Mapping[str, Any]], path: pathlib.P
         axes = figure.subplots()
         labelled: set[str] = set()
         for place, (name, content) in enumerate(reports.items()):
-            stats = content["splits"]["dev"][content["metrics"][0]]
+            stats = next(iter(content["splits"].values()))[content["metrics"][0]]  # dev, or folds
             style = dict(color=plot.HELDOUT, label="ours, dev: seeds and median" * (place == 0))
             axes.plot(stats["values"], [place] * len(stats["values"]), "o", alpha=0.6, **style)
             axes.plot([stats["median"]] * 2, [place - 0.3, place + 0.3], color=plot.HELDOUT)

@@ -20,7 +20,7 @@ class Task:
     name: as in --task.
     kind: the task type, a module of finetuning/task_types.
     reader: the type of its examples, a module of finetuning/examples: sentences, words, questions,
-        text_pairs or choices.
+        text_pairs, choices, candidates or mixed.
     columns: the columns of a record that contain the parts of an example.
     metrics: the task type's scores that are reported; the first one selects the best model.
     options: fields of the task type's Config that differ from their defaults.
@@ -28,6 +28,8 @@ class Task:
     labels: names of the labels, in the order of the head's outputs; () means those in train.
     spelling: {label: its spelling in files}, for labels spelled differently there.
     numbers: whether labels are numbers.
+    number_lists: whether a label may be several numbers: a list, text with commas, or the numbers
+        in the label's column and in `columns.extra`.
     text_form: whether the task also exists as NAME:text_to_text.
     labelled: whether every training example needs a label.
     headerless: names of the columns of TSV files that have no header.
@@ -48,6 +50,7 @@ class Task:
     labels: tuple[str, ...] = ()
     spelling: Mapping[str, str] = dataclasses.field(default_factory=dict)
     numbers: bool = False
+    number_lists: bool = False
     text_form: bool = True
     labelled: bool = True
     headerless: tuple[str, ...] = ()

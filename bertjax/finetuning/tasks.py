@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bertjax import errors
-from bertjax.finetuning import glue
+from bertjax.finetuning import glue, ranking_scores
 from bertjax.finetuning import task as task_lib
-from bertjax.finetuning.examples import base, columns, sentences, squad
+from bertjax.finetuning.examples import base, columns, queries, sentences, squad
 from bertjax.finetuning.examples import types as examples_lib
 
 Task = task_lib.Task
@@ -27,11 +27,36 @@ _CHOICES = columns.Columns(
     (("context", "question", "choices"), ("question", "choices"), ("context", "choices"))
 )
 _NEGATIVE = r"(hard_?)?neg(ative)?s?_?\d*"  # a text that does not match, beside a pair that does
+_TEACHER_SCORES = ("positive_score", "negative_score", "negative_scores")
+_TEXTS_ADVICE = (
+    "give negatives as texts in columns such as negative_1, or as a list of texts in the column "
+    "negatives"
+)
 _MATCHES = columns.Columns(
     _PAIRS,
     more=_NEGATIVE,
     refused=(
-        ("score", "use --task=similarity or --task=regression, or remove the column"),
+        ("score", "use --task=similarity or --task=regression, or --task=embedding_distillation if "
+         "it is of a teacher, or remove the column"),
+        ("|".join(("scores", *_TEACHER_SCORES)), "use --task=embedding_distillation for the scores "
+         "of a teacher, or remove the column"),
+        (rf"(?!{_NEGATIVE}$).*negative.*", _TEXTS_ADVICE),
+    ),
+)  # fmt: skip
+_TAUGHT = columns.Columns(
+    _PAIRS,
+    ("scores", "score", "label", _TEACHER_SCORES[0]),
+    extra=_TEACHER_SCORES[1:],
+    more=_NEGATIVE,
+    refused=((rf"(?!({_NEGATIVE}|negative_scores?)$).*negative.*", _TEXTS_ADVICE),),
+)
+_CANDIDATES = columns.Columns(
+    (("query", "documents"), ("query", "document"), ("query", "positive"), ("query", "passage"),
+     *_PAIRS),
+    ("label", "labels", "score", "scores"), more=_NEGATIVE,
+    refused=(
+        (r"(positive|negative)_scores?", "give a teacher's scores as one column scores, with that "
+         "of the positive first"),
         (rf"(?!{_NEGATIVE}$).*negative.*", "give negatives as texts in columns such as negative_1, "
          "or as a list of texts in the column negatives"),
     ),
@@ -79,11 +104,17 @@ TASKS: dict[str, Task] = glue.TASKS | {
              options={"prefix": "summarize: "}),
         Task("generative_qa", "text_to_text", "text_pairs", _SOURCE, _SQUAD_SCORES,
              max_length=512),
+        Task("mixture", "mixture", "mixed", _SOURCE, ("average",), max_length=512, text_form=False),
         Task("embeddings", "embeddings", "sentences", _MATCHES, ("accuracy_at_1", "mrr"),
              labelled=False, text_form=False),
+        Task("embedding_distillation", "embeddings", "sentences", _TAUGHT,
+             ("mrr", "accuracy_at_1", "spearman"), number_lists=True, text_form=False,
+             options={"loss": "margin_mse"}),
         Task("similarity", "embeddings", "sentences",
              columns.Columns(_PAIRS, ("score", "label")), ("spearman", "pearson"),
              numbers=True, options={"loss": "cosine"}),
+        Task("rerank", "rerank", "candidates", _CANDIDATES, ranking_scores.NAMES[:3],
+             max_length=256, text_form=False),
     )
 }  # fmt: skip
 
@@ -235,11 +266,21 @@ def _check_labels(
         raise errors.UserError(f"{unlabelled[0].where}: has no {label}{gap}; {reason}")
 
 
+def measured(task: Task, dev: Sequence[examples_lib.Example]) -> Task:
+    """Returns the task with ranking metrics if `dev` is a collection for retrieval."""
+    if not isinstance(dev, queries.Queries):
+        return task
+    return dataclasses.replace(task, metrics=ranking_scores.NAMES)
+
+
 def can_be_scored(task: Task, examples: Sequence[examples_lib.Example]) -> bool:
     """Returns whether predictions of these examples can be scored.
 
-    They need labels; for a task without labels, they need more than one text.
+    They need labels; for a task without labels, they need more than one text. The queries of a
+    collection need judgements.
     """
+    if isinstance(examples, queries.Queries):
+        return bool(examples.collection.qrels)
     if task.labelled:
         return examples[0].is_labelled()
     return examples[0].num_texts() != 1  # the vector of a single text has no score

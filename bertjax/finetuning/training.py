@@ -23,6 +23,7 @@ from etils import epath
 
 from bertjax import checkpoint, errors, schema, sharding, step_log
 from bertjax import workdir as workdir_lib
+from bertjax.finetuning import by_size
 from bertjax.finetuning import job as job_lib
 from bertjax.runtime import distributed, signals
 
@@ -64,20 +65,30 @@ class Run:
 
     @property
     def score(self) -> float:
-        """The main dev score; -inf if the run diverged."""
-        return _finite(self.dev[self.main])
+        """The main dev score; -inf if the run diverged; 0 without a dev."""
+        return self._score(self.evaluations[self.best])
+
+    def _score(self, evaluation: Evaluation) -> float:
+        score = evaluation.dev[self.main] if evaluation.dev else 0.0
+        return score if math.isfinite(score) else -math.inf
 
     def add(self, evaluation: Evaluation) -> bool:
-        """Adds an evaluation, and returns whether it is the best so far."""
+        """Adds an evaluation, and returns whether it is the best so far.
+
+        The last of several equal ones is the best: a small dev often has the same score many times,
+        and longer training at a falling rate makes a model more robust (Mosbach et al., arXiv
+        2006.04884, section 6).
+        """
         self.evaluations.append(evaluation)
-        is_best = self.best < 0 or _finite(evaluation.dev[self.main]) > self.score
+        is_best = self.best < 0 or self._score(evaluation) >= self.score
         if is_best:
             self.best = len(self.evaluations) - 1
         return is_best
 
     def stopped(self, patience: int) -> bool:
         """Returns whether the last `patience` evaluations had no gain; False if `patience` is 0."""
-        return 0 < patience <= len(self.evaluations) - 1 - self.best
+        scores = [self._score(evaluation) for evaluation in self.evaluations]
+        return 0 < patience <= len(scores) - 1 - scores.index(max(scores))
 
 
 class _Losses:
@@ -117,7 +128,7 @@ def train(
     """
     config, name = job.config, f"rate {learning_rate:g}, seed {seed}"
     boundaries = itertools.count() if boundaries is None else boundaries
-    eval_steps = evaluation_steps(job)
+    eval_steps = by_size.evaluation_steps(config, job.train_batches.steps_per_epoch)
     start_time = time.perf_counter()
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(signals.StopSignals())
@@ -171,7 +182,8 @@ def train(
                     if run.add(Evaluation(epoch, losses.mean(), dev)):
                         best = jax.tree.map(jnp.copy, state.params)
                     run.seconds = seconds + time.perf_counter() - start_time
-                    log.heldout(step, dev, "dev")
+                    if dev:
+                        log.heldout(step, dev, "dev")
                     tell(_progress_line(run, config.num_epochs))
                     last = last or run.stopped(config.early_stopping)
                 if saving and not last:
@@ -203,26 +215,12 @@ def train(
     return run, sharding.fetch(best)
 
 
-def evaluation_steps(job: job_lib.Job) -> set[int]:
-    """Returns the steps after which dev is scored.
-
-    They are the ends of epochs, and steps in between if `config.evals_per_epoch` is above 1.
-    """
-    evals_per_epoch = job.config.evals_per_epoch
-    steps_per_epoch = job.train_batches.steps_per_epoch
-    count = job.config.num_epochs * evals_per_epoch
-    return {-(-part * steps_per_epoch // evals_per_epoch) for part in range(1, count + 1)}
-
-
 def _progress_line(run: Run, num_epochs: int) -> str:
     """Returns a line of text about the last evaluation."""
     evaluation = run.evaluations[-1]
     loss = "not finite" if evaluation.loss is None else f"{evaluation.loss:.3f}"
+    dev = f", dev {run.main} {evaluation.dev[run.main]:.2f}" if evaluation.dev else ""
     return (
         f"rate {run.learning_rate:g}, seed {run.seed}: epoch {evaluation.epoch:g} of {num_epochs}, "
-        f"loss {loss}, dev {run.main} {evaluation.dev[run.main]:.2f} ({run.seconds:.0f} s)"
+        f"loss {loss}{dev} ({run.seconds:.0f} s)"
     )
-
-
-def _finite(score: float) -> float:
-    return score if math.isfinite(score) else -math.inf

@@ -20,6 +20,11 @@ def round_up(count: int, multiple: int = LENGTH_MULTIPLE) -> int:
     return -(-count // multiple) * multiple
 
 
+def round_finely(length: int) -> int:
+    """Returns `length` rounded up to a multiple of 8, or by less than a quarter if it is longer."""
+    return round_up(length, max(8, power_of_two_within(max(length, 1)) // 4))
+
+
 def power_of_two(count: int) -> int:
     """Returns the smallest power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()

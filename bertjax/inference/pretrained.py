@@ -13,7 +13,9 @@ and the number of rows of a batch is a power of two (`inference.batching`).
 Shapes: B batch, L length, P mask tokens of a text, D model, V vocabulary, K likeliest pieces.
 """
 
+import dataclasses
 import functools
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,14 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, plugins
-from bertjax.artifact import artifact
+from bertjax.artifact import artifact, text_encoding
 from bertjax.data.tokenizers import special_tokens
-from bertjax.inference import batching, generation
+from bertjax.inference import batching, generation, text_vectors
 from bertjax.models.common import heads, layers
 from bertjax.objectives.common import hooks
 
 BATCH_SIZE = 32
-POOLINGS = ("mean", "cls", "last")
 
 
 class Fill(NamedTuple):
@@ -69,46 +70,83 @@ class Pretrained:
         texts: Sequence[str],
         pooling: str = "",
         *,
-        normalize: bool = False,
-        truncate: bool = False,
+        normalize: bool | None = None,
+        truncate: bool | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = text_vectors.BATCH_SIZE,
     ) -> np.ndarray:
         """Returns one vector for each text: float32[B, D].
 
+        A model that was trained for vectors, here or with sentence-transformers, has its own
+        pooling, dense layers, normalisation, prompts and maximum length. For any other model, the
+        vector is the mean of the hidden states, without normalisation.
+
         pooling: how a vector is computed from the hidden states of the last layer. "mean": their
             mean over all tokens, including [CLS] and [SEP]; "cls": the state of the first token;
-            "last": the state of the last token. The default, "", is the pooling of a model that was
-            fine-tuned for embeddings, and "mean" for any other model.
-        normalize: whether to scale the vectors to length 1.
-        truncate: whether to truncate texts that are too long for the model.
+            "max": their maximum; "last": the state of the last token; "": the model's own pooling.
+        normalize: whether to scale the vectors to length 1; None: as the model was trained.
+        truncate: whether to truncate texts that are too long. None: only for a model that was
+            trained for vectors; prints a warning if a text was truncated.
+        prompt_name: the name of one of the model's prompts, which is put in front of each text.
+        prompt: the prompt itself. By default, it is the model's default prompt, if it has one.
 
-        Raises UserError if a text is too long and `truncate` is False, or if `pooling` is unknown.
-        Raises it also if `pooling` is "cls" for a decoder, whose first token attends only to
-        itself.
+        Raises UserError if a text is too long and is not truncated, or if `pooling` or
+        `prompt_name` is unknown. Raises it also if `pooling` is "cls" for a decoder, whose first
+        token attends only to itself.
         """
-        pooling = self._pooling(pooling)
-        if pooling not in POOLINGS:
-            raise errors.UserError(f"pooling = {pooling!r}: must be one of {', '.join(POOLINGS)}")
+        encoding = self.encoding(pooling, normalize=normalize)
+        if truncate is None:
+            truncate = text_encoding.of(self.source) is not None
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        prompt = encoding.prompt(prompt_name, prompt)
+        encoder = text_vectors.Encoder(
+            self, encoding, prompt=prompt, batch_size=batch_size, truncate=truncate
+        )
+        vectors, num_truncated = encoder(texts)
+        if num_truncated:
+            errors.tell(text_vectors.truncation(num_truncated, len(texts), encoding))
+        return vectors
+
+    def encoding(
+        self, pooling: str = "", *, normalize: bool | None = None
+    ) -> text_encoding.Encoding:
+        """Returns how `encode` turns a text into a vector; its arguments are those of `encode`."""
+        base = text_encoding.of(self.source)
+        base = base or text_encoding.Encoding("mean", self.max_length)
+        pooling = pooling or base.pooling
+        if pooling not in heads.POOLINGS:
+            raise errors.UserError(
+                f"pooling = {pooling!r}: must be one of {', '.join(heads.POOLINGS)}"
+            )
         if pooling == "cls" and plugins.family_of(self.model).KIND == "decoder":
             raise errors.UserError(
                 f"pooling = 'cls': the first token of {self.source.family} attends only to itself, "
                 "so all texts would have almost the same vector; use 'last' or 'mean'"
             )
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        sequences = [
-            self.with_ends(ids, text, truncate)
-            for ids, text in zip(self.tokenizer.encode_batch(texts), texts, strict=True)
-        ]
-        vectors = np.zeros((len(texts), self.model.config.hidden_size), np.float32)
-        for rows, batch in self._batches(sequences):
-            pooled = _pool(self.model, self.params, batch, pooling)
-            vectors[rows] = jax.device_get(pooled)[: len(rows)]
-        if normalize:
-            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return vectors
+        if normalize is not None:
+            base = base.normalized(normalize)
+        limit = min(base.max_length, self.max_length)
+        return dataclasses.replace(base, pooling=pooling, max_length=limit)
 
-    def _pooling(self, pooling: str) -> str:
-        """Returns the pooling for `encode`: `pooling`, or the default if that is ""."""
-        return pooling or "mean"
+    def vectors_fingerprint(self, encoding: text_encoding.Encoding | None = None) -> str:
+        """Returns a hex sha256 of all that the vector of a text depends on, except its prompt.
+
+        encoding: the result of the method `encoding`, if it was called with options.
+        """
+        parts = (
+            artifact.fingerprint(self.source),
+            self.tokenizer.fingerprint,
+            text_encoding.digest(encoding or self.encoding()),
+        )
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
+
+    def compares_cosines(self) -> bool:
+        """Returns whether texts are compared by the cosine of their vectors.
+
+        If not, the model was trained to compare them by the inner product.
+        """
+        return self.encoding().similarity != "dot"
 
     def fill_mask(
         self, text: str | Sequence[str], top: int = 5
@@ -258,14 +296,16 @@ class Pretrained:
         if top < 1:
             raise errors.UserError(f"top = {top}: must be 1 or more")
 
-    def with_ends(self, ids: Sequence[int], text: str, truncate: bool) -> np.ndarray:
+    def with_ends(
+        self, ids: Sequence[int], text: str, truncate: bool, max_length: int | None = None
+    ) -> np.ndarray:
         """Returns `ids` with special tokens around them, [CLS] text [SEP].
 
-        If the result would be longer than `max_length`, truncates the text, or raises UserError if
-        `truncate` is False. text: the text of `ids`, for the error message.
+        If the result would be longer than `max_length` (default: the model's), truncates the text,
+        or raises UserError if `truncate` is False. text: the text of `ids`, for the error message.
         """
         ends = special_tokens.of_encoder(self.tokenizer.specials)
-        room = self.max_length - len(ends.around([]))
+        room = (max_length or self.max_length) - len(ends.around([]))
         if len(ids) > room and not truncate:
             raise errors.UserError(
                 f"the text {short(text)} has {len(ids)} tokens, but the model takes at most "
@@ -291,12 +331,6 @@ def short(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     text = text if len(text) <= 40 else text[:37] + "..."
     return repr(text) if isinstance(value, str) else text
-
-
-@functools.partial(jax.jit, static_argnames=("model", "pooling"))
-def _pool(model: Any, params: Any, batch: dict[str, jax.Array], pooling: str) -> jax.Array:
-    states_BLD = model.apply({"params": params}, **batch)["last_hidden_state"]
-    return heads.pool(states_BLD, batch["attention_mask"], pooling)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "top"))

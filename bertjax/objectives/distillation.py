@@ -36,7 +36,7 @@ class Config(mlm.Config):
     """Fields for the masking, the teacher, and the weights of the three losses."""
 
     pair: str = "none"
-    teacher: str = ""  # artifact, workdir or Hugging Face folder of a model with an MLM head
+    teacher: str = ""  # artifact, workdir, Hugging Face folder or ORG/NAME; with an MLM head
     start_from_teacher: bool = True  # initialise from evenly spread layers of the teacher
     temperature: float = 2.0  # temperature of both softmaxes of soft_loss
     mlm_weight: float = 2.0  # weight of mlm_loss
@@ -165,9 +165,8 @@ def loss(
 ) -> metrics.Terms:
     """Returns {name: (sum, weight)}: the student's three losses and its accuracy at masked tokens.
 
-    soft_loss is T^2 KL(teacher, student) in nats at temperature T. The gradient of the KL shrinks
-    as T grows; the factor T^2 compensates for that. cosine_loss is 1 - cosine of the last hidden
-    states, over all tokens.
+    soft_loss is T^2 KL(teacher, student) in nats at temperature T. cosine_loss is 1 - cosine of the
+    last hidden states, over all tokens.
 
     apply: the student with its parameters bound. teacher: the teacher with its parameters bound,
     without dropout and gradient. Raises UserError at trace time if cosine_loss is on and the hidden
@@ -178,20 +177,13 @@ def loss(
     weights_BP = batch["masked_weights"]
     student_BPV, teacher_BPV = student_out["mlm_logits"], teacher_out["mlm_logits"]
     terms = losses.classification("mlm", student_BPV, batch["masked_ids"], weights_BP)
-    divergence_BP = _divergence(teacher_BPV / config.temperature, student_BPV / config.temperature)
-    soft_sum = (divergence_BP * weights_BP).sum() * config.temperature**2
-    terms |= {"soft_loss": (soft_sum, weights_BP.sum())}
+    divergence_BP = losses.softened_divergence(teacher_BPV, student_BPV, config.temperature)
+    terms |= {"soft_loss": ((divergence_BP * weights_BP).sum(), weights_BP.sum())}
     if config.cosine_weight:
         cosine_BL = _cosine(student_out["last_hidden_state"], teacher_out["last_hidden_state"])
         weights_BL = losses.token_weights(batch)
         terms |= {"cosine_loss": (((1 - cosine_BL) * weights_BL).sum(), weights_BL.sum())}
     return terms
-
-
-def _divergence(p_logits: jax.Array, q_logits: jax.Array) -> jax.Array:
-    """Returns KL(softmax(p_logits), softmax(q_logits)) over the last axis."""
-    log_p, log_q = jax.nn.log_softmax(p_logits), jax.nn.log_softmax(q_logits)
-    return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
 
 
 def _cosine(student_BLD: jax.Array, teacher_BLD: jax.Array) -> jax.Array:

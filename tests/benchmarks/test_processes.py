@@ -3,6 +3,8 @@
 import functools
 import itertools
 
+import pytest
+
 from benchmarks import processes
 from bertjax import config as config_lib
 from bertjax import experiment, training_data
@@ -16,6 +18,7 @@ def _rows(process, count, size):
     return slice(size * process // count, size * (process + 1) // count)
 
 
+@pytest.mark.proof
 def test_logged_rows_of_two_processes_make_the_batches_of_one(tmp_path, monkeypatch):
     folder = corpora.make(tmp_path)
     config = config_lib.load(

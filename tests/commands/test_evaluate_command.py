@@ -45,6 +45,7 @@ def write(folder, corpus, family="bert", objective="mlm", **fields):
     return folder
 
 
+@pytest.mark.proof
 def test_runs_of_two_mask_rates_compare_at_one(corpus, tmp_path, capsys):
     rates = {rate: write(tmp_path / str(rate), corpus, pair="none", mask_rate=rate)
              for rate in (0.15, 0.4)}  # fmt: skip

@@ -38,3 +38,19 @@ def test_what_cannot_be_compiled_is_raised():
 
     with pytest.raises(ValueError, match="no 2"):
         compiling.for_calls(jax.jit(function), [(1.0, _batch(2)), (1.0, _batch(3))])
+
+
+def test_equal_programs_are_compiled_once_and_others_are_not():
+    programs = {}
+
+    def compiled(constants):
+        def function(factor, batch):
+            return factor * batch["x"] + constants
+
+        return compiling.for_calls(jax.jit(function), [(1.0, _batch(2000))], programs)
+
+    one, other = np.zeros(2000, np.float32), np.zeros(2000, np.float32)
+    other[1000] = 7.0  # in the middle of a constant that is too long to be printed as a whole
+    assert compiled(one)(2.0, _batch(2000))[1000] == 2000.0
+    assert compiled(other)(2.0, _batch(2000))[1000] == 2007.0 and len(programs) == 2
+    assert compiled(one.copy())(2.0, _batch(2000))[1000] == 2000.0 and len(programs) == 2

@@ -209,6 +209,7 @@ def test_a_folder_of_another_fine_tuning_is_refused(root, done):
     assert "fine-tuning: strategy.name = 'lora' (there 'full'); give" in str(caught.value)
 
 
+@pytest.mark.proof
 def test_splits_come_and_go(root, tmp_path):
     def call(seeds=1, **files):
         values = {"seeds": seeds, "num_epochs": 1, "model": str(root / "model")}
@@ -246,6 +247,7 @@ def test_what_scores_need_is_asked_for_before_training(root, tmp_path, monkeypat
 # Seeds and evaluations
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("across_rows", [False, True])
 def test_a_cpu_takes_large_batches_in_parts(root, tmp_path, monkeypatch, across_rows):
     config = toy_tasks.config(
@@ -272,7 +274,7 @@ def test_a_run_keeps_its_best_and_stops():
 
     ours = training.Run(1e-3, 0, "f1")
     gained = [ours.add(evaluation(score)) for score in (50.0, 70.0, 70.0, float("nan"))]
-    assert gained == [True, True, False, False] and ours.best == 1 and ours.dev == {"f1": 70.0}
+    assert gained == [True, True, True, False] and ours.best == 2 and ours.dev == {"f1": 70.0}
     assert not ours.stopped(0) and not ours.stopped(3) and ours.stopped(2)
     lost = training.Run(1e-3, 0, "f1")
     lost.add(evaluation(float("nan")))
@@ -308,7 +310,7 @@ def test_warm_up_is_a_share_of_the_steps():
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("num_epochs", 0, "config.num_epochs = 0: must be 1 or more"),
+        ("num_epochs", -1, "config.num_epochs = -1: must be 0 or more"),
         ("learning_rates", (1e-5, 1e-5), "different rates"),
         ("dropout_rate", 1.5, r"in \[0, 1\), or -1"),
         ("learning_rates", (1e-5, float("inf")), "rates above 0"),
@@ -327,17 +329,17 @@ def test_impossible_recipes_are_named(key, value, message):
 
 
 def test_the_help_lists_every_key_with_what_it_says(capsys):
-    with pytest.raises(SystemExit):
-        command_line.main(["finetune", "--help"])
+    assert command_line.main(["finetune", "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "  num_epochs=3                      passes over the training data" in lines
+    assert any(line.startswith("  num_epochs=0   ") and "by the size" in line for line in lines)
     text = " ".join(" ".join(lines).split())
     assert "special tokens included; 384 with squad, squad_v2, qa; 512 with summarization" in text
     assert "questions may have no answer; True with squad_v2" in text
     config = recipe.default("classification")
     for key in keys.names():
-        (line,) = [line for line in lines if line.startswith(f"  {key}=")]
-        assert len(line.split(maxsplit=1)) == 2, f"{key} has no comment where it is declared"
+        of_key = [line for line in lines if line.startswith(f"  {key}=")]
+        line = of_key[0]  # several task types may have an option of this name
+        assert all(len(x.split(maxsplit=1)) == 2 for x in of_key), f"{key} has no comment"
         if key in ("batch_size", "optimizer.b1", "strategy.name"):
             assert line.startswith(f"  {key}={config_lib.value_of(config, key)} ")
 
@@ -363,6 +365,7 @@ def test_a_key_of_another_strategy_is_named():
     assert recipe.make("sst2", None, {}, {"strategy.name": "lora", **values}).strategy.rank == 3
 
 
+@pytest.mark.proof
 def test_the_package_is_the_function(root, tmp_path):
     tuned = bertjax.finetune(
         model=root / "model", task="classification", train=root / "train.tsv",

@@ -134,6 +134,24 @@ def test_fitted_buckets_are_the_cheapest():
     assert batching.fitted(np.repeat(lengths, 500), 50, 5, dear).tolist() == [32, 50]
 
 
+def test_tasks_with_common_programs_prefer_common_lengths():
+    draw = np.random.default_rng(0)
+    few = [draw.integers(3, longest, 300) for longest in (45, 51, 60)]
+    assert len({tuple(batching.fitted(lengths, 128, 3)) for lengths in few}) == 3
+    shared = [batching.fitted(lengths, 128, 3, tasks=3) for lengths in few]
+    assert {int(size) for sizes in shared for size in sizes} <= {8, 16, 24, 32, 48, 64}
+    for lengths, sizes in zip(few, shared, strict=True):
+        assert sizes[-1] >= lengths.max() and (np.diff(sizes) > 0).all()
+    # Where a compilation costs little, the lengths are those of the rows again.
+    many = np.repeat(few[0], 1000)
+    own = batching.fitted(many, 128, 3)
+    mean = [sizes[np.searchsorted(sizes, many)].mean() for sizes in
+            (own, batching.fitted(many, 128, 3, tasks=3))]  # fmt: skip
+    assert mean[1] < 1.02 * mean[0]
+    assert batching.fitted(few[0], 20, 3, tasks=3)[-1] == 20
+    assert batching.fitted(np.array([700, 3]), 1000, 3, tasks=3)[-1] == 1000
+
+
 def test_rows_that_are_read_often_fill_up_less():
     often, once = (
         sum(batch["input_ids"].size for _, batch in _batches(SIZES * 10, passes=n).in_order())

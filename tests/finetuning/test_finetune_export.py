@@ -32,6 +32,7 @@ def test_the_report_tells_what_moves_and_what_never_does(root):
     assert said in table and " MB. Examples: 40 train" in table
 
 
+@pytest.mark.proof
 def test_transformers_reads_as_much_of_a_text_and_says_the_same(root, capsys):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -53,6 +54,7 @@ def test_transformers_reads_as_much_of_a_text_and_says_the_same(root, capsys):
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
+@pytest.mark.proof
 def test_a_modernbert_with_the_mean_keeps_it_to_the_end(tmp_path, capsys):
     """From a folder of Hugging Face that says so, through fine-tuning, to another one."""
     torch = pytest.importorskip("torch")

@@ -1,14 +1,13 @@
 """What a fine-tuning leaves in its folder: of one run, whole, and gone on with after any stop."""
 
 import json
-import pathlib
 
 import jax
 import numpy as np
 import pytest
 
 import bertjax
-from bertjax import errors, sharding
+from bertjax import errors, paths, sharding
 from bertjax.artifact import artifact, loading
 from bertjax.finetuning import job, output_folder, recipe, report, run, training
 from bertjax.finetuning.examples import types
@@ -25,6 +24,7 @@ def _config(root, **values):
     return toy_tasks.config("classification", root / "model", root, **values)
 
 
+@pytest.mark.proof
 def test_the_report_is_of_the_artifact_after_any_stop(root, tmp_path, monkeypatch):
     """Killed between the artifact of a new best run and its report, then asked for the old one."""
 
@@ -57,6 +57,7 @@ def test_what_a_folder_holds_of_a_run_is_read_or_named(root, tmp_path):
             run.finetune(_config(root, learning_rates="1e-5"), out)
 
 
+@pytest.mark.proof
 def test_another_first_seed_has_the_same_examples(root, tmp_path):
     values = {"data__max_train": 16, "learning_rates": "1e-3"}
     run.finetune(_config(root, **values), tmp_path / "out")
@@ -64,6 +65,7 @@ def test_another_first_seed_has_the_same_examples(root, tmp_path):
     assert found["best"]["seed"] == 7
 
 
+@pytest.mark.proof
 def test_what_has_no_labels_is_answered_by_the_best_seed_alone(root, tmp_path, monkeypatch):
     bare = tmp_path / "bare.tsv"
     bare.write_text("sentence\ncat ran\n")
@@ -116,6 +118,7 @@ def test_an_output_that_is_not_finished_is_named(root, tmp_path, monkeypatch):
         bertjax.load(tmp_path / "out")
 
 
+@pytest.mark.proof
 def test_a_submission_is_of_the_best_model_or_of_none(root, tmp_path):
     def config(**values):
         found = recipe.make("sst2", None, {}, {**toy_tasks.QUICK, "num_epochs": 1, **values})
@@ -135,6 +138,7 @@ def test_a_submission_is_of_the_best_model_or_of_none(root, tmp_path):
     assert not (tmp_path / "out" / "submission").exists()
 
 
+@pytest.mark.proof
 def test_what_is_trained_again_for_a_new_test_file_is_told(root, tmp_path):
     told, without = [], _config(root, seeds=2)
     without.data.test = ""
@@ -145,6 +149,7 @@ def test_what_is_trained_again_for_a_new_test_file_is_told(root, tmp_path):
     assert len(found.report["splits"]["test"]["accuracy"]["values"]) == 2
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_runs_that_went_to_pieces_are_reported(root, tmp_path, task):
     for split in ("train", "dev", "test"):
@@ -160,6 +165,7 @@ def test_runs_that_went_to_pieces_are_reported(root, tmp_path, task):
     json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
 
 
+@pytest.mark.proof
 def test_few_steps_of_every_schedule_move_to_what_is_finite(root, tmp_path):
     mesh = sharding.make_mesh("data:1", jax.devices()[:1])
     config = _config(root, optimizer__schedule="rsqrt")
@@ -205,9 +211,10 @@ def test_a_folder_whose_beginning_was_killed_is_begun_again(root, tmp_path, monk
         return own(path, *args, **kwargs)
 
     config, out = _config(root), tmp_path / "out"
-    source, own, calls = loading.load(root / "model"), pathlib.Path.mkdir, []
+    kind = type(paths.of(out))
+    source, own, calls = loading.load(root / "model"), kind.mkdir, []
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(pathlib.Path, "mkdir", mkdir)
+        patch.setattr(kind, "mkdir", mkdir)
         output_folder.Folder(out, config, source, {})
     output_folder.Folder(out, config, source, {})
     for name in (".tmpa1B2c3", "lr1e-05-seed0.partial", ".lr1e-05-seed0.json.partial"):

@@ -57,6 +57,7 @@ def test_curves_are_written_and_checkpoints_do_not_stay(whole):
     assert not (whole / "runs" / RUN / "checkpoints").exists()
 
 
+@pytest.mark.proof
 def test_killed_at_any_step_it_ends_bit_equal(root, whole, tmp_path, monkeypatch):
     steps = sorted(random.Random(os.environ.get("KILL_SEED", 0)).sample(range(1, STEPS + 1), 3))
     original, left = step_log.StepLog.step, list(steps)
@@ -118,6 +119,7 @@ def _job(root, out, mesh, extra=()):
     return [(*said[i], started[i].returncode) for i in range(2)]
 
 
+@pytest.mark.proof
 def test_two_processes_end_where_one_does(root, whole, tmp_path):
     ends = _job(root, tmp_path / "out", "fsdp:4")
     for _, err, code in ends:
@@ -134,8 +136,8 @@ def test_two_processes_end_where_one_does(root, whole, tmp_path):
 
 def test_a_key_of_earlier_versions_is_accepted(root, tmp_path, capsys):
     words = ["finetune", f"--model={root / 'model'}", "--task=classification", f"--data={root}"]
-    words += [f"--output={tmp_path / 'out'}", "--config.num_epochs=0"]
+    words += [f"--output={tmp_path / 'out'}", "--config.num_epochs=-1"]
     assert command_line.main([*words, "--config.seeds_at_once=2"]) == 2
     err = capsys.readouterr().err
     assert "config.seeds_at_once no longer has an effect: seeds are trained one after" in err
-    assert "config.num_epochs = 0" in err
+    assert "config.num_epochs = -1" in err

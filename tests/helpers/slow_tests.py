@@ -29,10 +29,15 @@ def configure(config) -> None:
     """Declares the marker `slow`, applies --fast, and measures if --write-slow is set."""
     config.addinivalue_line("markers", f"slow: takes {SECONDS} s or more; see tests/slow.txt")
     if config.getoption("--fast"):
-        asked = config.option.markexpr
-        config.option.markexpr = f"({asked}) and not slow" if asked else "not slow"
+        leave_out(config, "slow")
     if config.getoption("--write-slow") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Clock(keep=config.getoption("--fast")))
+
+
+def leave_out(config, marker: str) -> None:
+    """Leaves out the tests with a marker, besides those that the user leaves out."""
+    asked = config.option.markexpr
+    config.option.markexpr = f"({asked}) and not {marker}" if asked else f"not {marker}"
 
 
 def mark(items) -> None:

@@ -106,6 +106,54 @@ def choices(folder: pathlib.Path, count: int = 48) -> pathlib.Path:
     return folder
 
 
+def collection(folder: pathlib.Path) -> pathlib.Path:
+    """Writes a collection in BEIR's layout, of documents about an animal each; returns its folder.
+
+    q0 and q2 ask for cats, q1 and q3 for dogs.
+    """
+    root = folder / "beir"
+    (root / "qrels").mkdir(parents=True)
+    texts = _sentences(12, 7)
+    documents = [
+        {"_id": f"d{n}", "title": animal * (n % 2), "text": text}
+        for n, (text, animal) in enumerate(texts)
+    ]
+    asked = [
+        {"_id": f"q{n}", "text": f"{('cat', 'dog')[n % 2]} {WORDS[n]}", "metadata": {}}
+        for n in range(4)
+    ]
+    qrels = [
+        f"q{n}\td{m}\t1"
+        for n in range(4)
+        for m, (_, animal) in enumerate(texts)
+        if animal == ("cat", "dog")[n % 2]
+    ]
+    for name, lines in (("corpus", documents), ("queries", asked)):
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    header = "query-id\tcorpus-id\tscore"
+    for split in ("dev", "test"):
+        (root / "qrels" / f"{split}.tsv").write_text("\n".join([header, *qrels]) + "\n")
+    return root
+
+
+def candidates(
+    folder: pathlib.Path, count: int = 96, asked: tuple[str, ...] = ("cat", "dog")
+) -> pathlib.Path:
+    """Writes train.tsv and dev.tsv: a query, a document with its animal, and one with the other.
+
+    asked: the animals of the queries. With one, a reranker only has to look at the document.
+    """
+    for seed, split in enumerate(("train", "dev")):
+        draw, lines = random.Random(seed), ["query\tpositive\tnegative"]
+        for number in range(count if split == "train" else count // 3):
+            animals = [draw.choice(asked)]
+            animals += {"cat", "dog"} - {*animals}
+            texts = [f"{' '.join(draw.choices(WORDS, k=2))} {animal}" for animal in animals]
+            lines.append("\t".join([f"{animals[0]} {WORDS[number % 9]}", *texts]))
+        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
 def config(task: str, model: pathlib.Path, data: pathlib.Path, **values: object):
     """Returns a recipe of a quick run. values: its keys, with "__" in place of dots."""
     dotted = {key.replace("__", "."): value for key, value in values.items()}

@@ -32,6 +32,7 @@ def test_a_token_across_the_border_belongs_to_the_continuation():
     assert score == pytest.approx(sum(steps), abs=2e-3) and count == len(steps)
 
 
+@pytest.mark.proof
 def test_a_decoder_trained_on_prefixes_reads_contexts_without_direction():
     causal = scored.make("gpt2", "bpe")
     model = scored.trained_by(causal, name="prefix_lm")
@@ -50,6 +51,7 @@ def test_a_decoder_trained_on_prefixes_reads_contexts_without_direction():
     )
 
 
+@pytest.mark.proof
 def test_answers_of_an_encoder_decoder():
     model = scored.make("t5", "unigram")
     specials = model.tokenizer.specials

@@ -91,6 +91,7 @@ def test_a_sentinel_typed_for_a_model_without_sentinels_is_said(gpt):
             ask("the <extra_id_7> [MASK]")
 
 
+@pytest.mark.proof
 def test_options_reach_the_decoding(gpt):
     greedy = gpt.generate("the cat", max_new_tokens=12)
     assert gpt.generate("the cat", max_new_tokens=12, temperature=3.0, seed=1) != greedy
@@ -146,6 +147,7 @@ def test_choices_are_scored_by_log_probability(gpt):
         assert np.argmin(one.scores) == 1  # the longest
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("space", [" ", "\n\n"])
 def test_white_space_at_the_end_of_a_prompt_counts_with_the_choice(gpt, space):
     start, encode = gpt.tokenizer.specials.bos, gpt.tokenizer.encode
@@ -155,6 +157,7 @@ def test_white_space_at_the_end_of_a_prompt_counts_with_the_choice(gpt, space):
     np.testing.assert_allclose(found.scores, [t.mean() for t in terms], rtol=1e-4)
 
 
+@pytest.mark.proof
 def test_each_prompt_may_have_its_own_choices(gpt, t5):
     for model in (gpt, t5):
         own = prompting.choose(model, ["the cat", "a dog"], [["sat", "ran"], ["home"]])

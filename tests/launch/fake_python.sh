@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Stands in for the Python of a host, and for its venv and pip: what `-m bertjax pretrain` does is
-# the bash file $FAKE/pretrain.
+# the bash file $FAKE/pretrain, and `finetune` likewise.
 set -euo pipefail
 
 # shellcheck disable=SC1091 # a test writes it
@@ -13,6 +13,7 @@ case "$(basename "$0") $*" in
     ln -sf "$(realpath "$0")" "${!#}/bin/pip"
     ;;
   *' -m bertjax pretrain '*) source "$FAKE/pretrain" ;;
+  *' -m bertjax finetune '*) source "$FAKE/finetune" ;;
   *' -c '*) ;;
   *) echo "fake python: $*" >&2; exit 1 ;;
 esac

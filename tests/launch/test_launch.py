@@ -70,6 +70,16 @@ def test_a_run_from_create_to_delete(cloud):
     assert (cloud.folder / "pips").read_text().count("-e .[tpu,gcs]") == 2
 
 
+def test_a_fine_tuning_from_create_to_delete(cloud):
+    args = '"--model=gs://bucket/model --task=sst2 --seeds=5"'
+    cloud.write_pod(VERB="finetune", CONFIG="", DATA="gs://bucket/sst2", ARGS=args)
+    cloud.cue("finetune", 'echo "scores: $*"\n')
+    done = cloud.succeed("run")
+    assert cloud.calls()[-1] == "queued-resources delete"
+    flags = "--output=gs://bucket/run --data=gs://bucket/sst2 --model=gs://bucket/model"
+    assert f"scores: -m bertjax finetune --distributed {flags} --task=sst2" in done.stdout
+
+
 def test_after_a_preemption_the_slice_is_made_again(cloud):
     cloud.cue("states", "-\n-\n-\n-\nPREEMPT\n")
     cloud.cue("pretrain", 'if (($(grep -c " create " "$FAKE/calls") < 2)); then sleep 30; fi\n')
@@ -81,6 +91,7 @@ def test_after_a_preemption_the_slice_is_made_again(cloud):
     ] * 2  # fmt: skip
 
 
+@pytest.mark.proof
 def test_preempted_before_the_run_has_begun(cloud):
     cloud.cue("states", "-\nPROVISIONING\nPREEMPT\n")
     cloud.cue("pretrain", "exit 0\n")
@@ -88,6 +99,7 @@ def test_preempted_before_the_run_has_begun(cloud):
     assert "pod-1 is SUSPENDED: restarting, 1 of at most 20 times" in done.stdout
 
 
+@pytest.mark.proof
 def test_too_many_preemptions(cloud):
     cloud.write_pod(RECREATIONS="1")
     cloud.cue("states", "-\n-\n-\nPREEMPT\n-\n-\n-\nPREEMPT\n")
@@ -176,6 +188,7 @@ sleep 30 >/dev/null & wait $!
     assert (cloud.folder / "state").exists()
 
 
+@pytest.mark.proof
 def test_a_host_that_was_restarted_runs_again(cloud):
     cloud.cue("pretrain", 'until [[ -e "$FAKE/finish" ]]; do sleep 0.1; done\n')
     cloud.succeed("create", "install", "start")
@@ -207,6 +220,10 @@ def test_stop_saves_and_start_goes_on(cloud):
         ({"ACCELERATOR_TYPE": "h100-8"}, "ACCELERATOR_TYPE=h100-8"),
         ({"ACCELERATOR_TYPE": "tpu7x-8"}, "in GKE only"),
         ({"CONFIG": "configs/none.py"}, "CONFIG=configs/none.py"),
+        ({"CONFIG": ""}, "CONFIG is not set"),
+        ({"VERB": "predict"}, "VERB=predict: must be pretrain or finetune"),
+        ({"VERB": "finetune"}, "must be empty with VERB=finetune"),
+        ({"VERB": "finetune", "CONFIG": "", "ARGS": ""}, "ARGS is not set"),
         ({"WORKDIR": "run/"}, "must be gs://"),
         ({"BUCKET": "gs://b", "WORKDIR": "gs://$BUCKET/run"}, "BUCKET=gs://b: give only the name"),
         ({"PROJECT": "my-project"}, "PROJECT=my-project is the example's"),
@@ -297,6 +314,7 @@ sleep 300
         assert not status.exists() or "State:\tZ" in status.read_text()
 
 
+@pytest.mark.proof
 def test_local_pod_trains(tmp_path):
     made = corpora.make(tmp_path, count=60)
     environment = children.environment() | {"PYTHON": sys.executable, "DEVICES": "2"}

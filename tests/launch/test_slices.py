@@ -1,5 +1,7 @@
 """The scripts of launch/ for several slices, on a fake gcloud."""
 
+import pytest
+
 
 def test_several_slices_are_one_request_and_one_run(cloud):
     cloud.write_pod(SLICES="2")
@@ -16,6 +18,7 @@ def test_several_slices_are_one_request_and_one_run(cloud):
         assert f"{host}: done" in status
 
 
+@pytest.mark.proof
 def test_all_slices_are_made_again_after_one_is_preempted(cloud):
     cloud.write_pod(SLICES="2")
     cloud.cue("pretrain", 'if (($(grep -c " create " "$FAKE/calls") < 2)); then sleep 30; fi\n')

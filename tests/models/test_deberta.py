@@ -84,6 +84,7 @@ def test_bias_is_the_sum_of_the_products_by_distance(terms, buckets):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.proof
 def test_order_of_the_tokens_matters_only_by_distances():
     model, params = _make(heads=("mlm",))
     ids = np.random.default_rng(0).integers(5, 99, (1, L), np.int32)
@@ -121,6 +122,7 @@ def test_convolution_of_the_first_layer_sees_only_its_own_example():
 # --- the mask decoder ----------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_mask_decoder_is_the_last_layer_applied_twice():
     """Beside transformers' layers, in the order of EnhancedMaskDecoder of microsoft/DeBERTa."""
     torch = pytest.importorskip("torch")
@@ -161,6 +163,7 @@ def test_mask_decoder_is_the_last_layer_applied_twice():
     assert abs(other[real] - expected[real]).max() > 1
 
 
+@pytest.mark.proof
 def test_mask_decoder_with_dropout_and_remat_trains():
     model, params = _make(
         enhanced_mask_decoder=True, dropout_rate=0.1, remat="full", heads=("mlm",), num_layers=1
@@ -214,6 +217,7 @@ def _pair():
 FEATURES = PACKED | {"masked_positions": np.array([[0, 3], [2, 9], [19, 1]], np.int32)}
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("output", "trained"),
     [
@@ -234,6 +238,7 @@ def test_each_loss_trains_its_own_model_and_table_of_words(output, trained):
     assert found == set(trained)
 
 
+@pytest.mark.proof
 def test_parts_of_a_pair_give_the_outputs_of_the_whole():
     model, params = _pair()
     whole = _apply(model, params, FEATURES)
@@ -258,6 +263,7 @@ def test_parts_of_a_pair_give_the_outputs_of_the_whole():
         assert jax.tree.structure(shapes[name][1]) == jax.tree.structure(part)
 
 
+@pytest.mark.proof
 def test_replaced_tokens_are_predicted_in_a_packed_row_as_alone():
     model, params = _pair()
     together = _apply(model, params, PACKED, heads_to_run=("rtd",))
@@ -269,6 +275,7 @@ def test_replaced_tokens_are_predicted_in_a_packed_row_as_alone():
     assert generator.keys() == {"mlm_logits"}
 
 
+@pytest.mark.proof
 def test_the_discriminator_becomes_a_folder_of_transformers(tmp_path):
     pair = encoders.make_artifact("deberta", heads=("mlm", "rtd"), generator_num_layers=2)
     pair = downstream.soft(pair)

@@ -61,6 +61,7 @@ def test_full_size_parameter_count(variant, count):
     assert sum(math.prod(x.shape) for x in stored) - padding * config.hidden_size == count
 
 
+@pytest.mark.proof
 def test_maps_to_the_residual_start_smaller():
     fields = FIELDS | {"hidden_size": 64, "intermediate_size": 64, "num_layers": 8}
     params = plugins.init_params(plugins.model("gpt2", fields), jax.random.key(0))
@@ -160,6 +161,7 @@ def test_cache_equals_full_forward(model, params, forward):
         np.testing.assert_allclose(found[row, L - size :], wanted[0], atol=2e-5)
 
 
+@pytest.mark.proof
 def test_rows_that_pad_the_vocabulary_are_never_predicted(model, params, forward):
     logits = forward(params, _ids(2))["logits"]
     assert logits.shape == (2, L, 128) and logits.dtype == jnp.float32
@@ -177,6 +179,7 @@ def test_hidden_states_begin_with_the_embeddings_and_end_with_the_norm(model, pa
     np.testing.assert_allclose(out["hidden_states"][0], first, rtol=1e-6)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("rate", RATES)
 def test_every_dropout_rate_drops(params, rate):
     one = plugins.model("gpt2", FIELDS | dict.fromkeys(RATES, 0.0) | {rate: 0.5})

@@ -102,6 +102,7 @@ def test_vocabulary_is_padded_to_the_lanes(size, rows):
     assert layers.padded_vocab_size(size) == rows
 
 
+@pytest.mark.proof
 def test_initial_values(params):
     table = np.asarray(params["embeddings"]["word"]["embedding"])
     assert table.shape == (128, 16)
@@ -189,6 +190,7 @@ def test_activations():
     assert abs(expected["gelu"] - expected["gelu_tanh"]).max() > 1e-4, "two different functions"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("name", "approximate"), [("gelu", False), ("gelu_tanh", True)])
 def test_activations_keep_their_slope_alone(name, approximate):
     activation = activations.FUNCTIONS[name]
@@ -281,6 +283,7 @@ def test_hash_bits_are_fair_and_independent():
         assert abs((rows[:, shift:] * rows[:, :-shift]).mean()) < 5 / math.sqrt(rows.size)
 
 
+@pytest.mark.proof
 def test_dropout_keeps_places_independently_at_any_distance():
     """Two rounds of mixing give places that lie 4096 or 20480 apart a correlation of 0.5 to 1%."""
     size, rate, seeds = 2**21, 0.1, 4
@@ -293,6 +296,7 @@ def test_dropout_keeps_places_independently_at_any_distance():
         assert abs((kept * other).mean()) < 5 * error * rate * (1 - rate), distance
 
 
+@pytest.mark.proof
 def test_rows_never_share_their_bits_in_another_order():
     """Keys that differ in low bits only move the places about, if they are used once."""
     bits = np.sort(np.asarray(hashing.hash_bits(jnp.uint32(3), (8192, 512))), axis=None)
@@ -313,6 +317,7 @@ class _Masks(nn.Module):
         return x, jnp.stack([first, layers.Dropout(0.5, name="second")(ones, self.deterministic)])
 
 
+@pytest.mark.proof
 def test_dropout_differs_by_layer_place_step_and_row():
     encoder = post_norm.Encoder(bert.Config(**FIELDS), _Masks)
     x, mask = jnp.zeros((8, 4, 16)), jnp.ones((8, 1, 4), bool)

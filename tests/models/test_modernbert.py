@@ -89,6 +89,7 @@ def test_local_and_global_layers_turn_by_their_own_angles(made):
     assert first_change(local_theta=100.0) == 2
 
 
+@pytest.mark.proof
 def test_only_distances_between_positions_matter(made):
     model, params = made
     places = np.arange(L, dtype=np.int32)[None]
@@ -101,6 +102,7 @@ def test_only_distances_between_positions_matter(made):
     assert abs(wider - usual)[1:].max() > 0.1
 
 
+@pytest.mark.proof
 def test_long_packed_examples_keep_their_windows(made):
     model, params = made
     batch = encoders.packed(((13, 7), (4, 16)), L)
@@ -126,6 +128,7 @@ def test_the_first_layer_has_no_norm_and_the_last_one_two():
     np.testing.assert_array_equal(wide[24:].T, mlp["wi_gate"]["kernel"][1])
 
 
+@pytest.mark.proof
 def test_maps_to_the_residual_start_smaller():
     fields = {"hidden_size": 64, "intermediate_size": 64, "num_layers": 8}
     model = plugins.model("modernbert", {**encoders.FIELDS, **fields})
@@ -136,6 +139,7 @@ def test_maps_to_the_residual_start_smaller():
         assert float(kernel.std()) == pytest.approx(usual / 4, rel=0.05)  # 1 / sqrt(2 * 8)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("place", ["embedding", "attention", "mlp"])
 def test_each_dropout_drops(made, place):
     _, params = made

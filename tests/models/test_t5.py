@@ -109,6 +109,7 @@ def _influence(bound, features, of, seen):
     return found[:, :seen]
 
 
+@pytest.mark.proof
 def test_decoder_depends_on_the_past_and_the_whole_input(bound):
     features = {"input_ids": tiny_t5.ids(1, 7), "decoder_input_ids": tiny_t5.ids(1, 6, seed=1)}
     past = _influence(bound, features, "decoder_input_ids", 6)
@@ -150,6 +151,7 @@ def test_padding_of_the_input_is_not_seen(bound):
     np.testing.assert_allclose(bound(**features)["logits"], bound(**short)["logits"], atol=1e-5)
 
 
+@pytest.mark.proof
 def test_padding_of_the_decoder_changes_nothing_and_an_empty_row_is_finite(bound):
     ids, decoder_ids = tiny_t5.ids(2, 6), tiny_t5.ids(2, 5, seed=1)
     mask = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
@@ -205,6 +207,7 @@ def test_decoding_with_a_cache_is_decoding_at_once(bound):
     np.testing.assert_allclose(np.concatenate(found, 1), expected, atol=1e-5)
 
 
+@pytest.mark.proof
 def test_encoder_alone(bound):
     ids = tiny_t5.ids(2, 6)
     alone = bound(ids, output_hidden_states=True)
@@ -216,6 +219,7 @@ def test_encoder_alone(bound):
     np.testing.assert_array_equal(both["hidden_states"][-1], both["last_hidden_state"])
 
 
+@pytest.mark.proof
 def test_bfloat16_is_near_and_logits_are_float32():
     ids, decoder_ids = tiny_t5.ids(2, 9), tiny_t5.ids(2, 5)
     for fields in tiny_t5.VERSIONS.values():
@@ -237,6 +241,7 @@ def test_bfloat16_is_near_and_logits_are_float32():
         assert 0 < np.abs(logits["bfloat16"] - logits["float32"]).max() < 0.15
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("variant", ["small", "v1_1_small"])
 def test_start(variant):
     """Standard deviations of the released code, and a loss near that of the vocabulary."""
@@ -286,6 +291,7 @@ def test_impossible_fields_are_named(fields, says):
         t5.Config(**fields)
 
 
+@pytest.mark.proof
 def test_flops_are_the_products_of_the_compiled_model():
     fields = {**tiny_t5.VERSIONS["1.1"], "hidden_size": 128, "intermediate_size": 256}
     model = plugins.model("t5", fields, t5.layers.Compute(unroll_layers=True))

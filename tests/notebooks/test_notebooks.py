@@ -58,12 +58,14 @@ def outputs(notebook, kind):
     return found
 
 
+@pytest.mark.proof
 def test_the_data_of_every_objective_is_shown(tmp_path, monkeypatch):
     notebook = run("look_at_data.ipynb", tmp_path, monkeypatch)
     assert len(outputs(notebook, "image/png")) == 15
     assert "the same bytes" in outputs(notebook, "text")[-1]
 
 
+@pytest.mark.proof
 def test_the_quickstart_trains_fine_tunes_and_answers(tmp_path, monkeypatch):
     notebook = run("quickstart.ipynb", tmp_path, monkeypatch)
     (report,) = outputs(notebook, "text/markdown")

@@ -261,12 +261,14 @@ def test_teacher_stays_as_it_is_and_outside_the_state():
     assert all(np.isfinite(report["loss"]) for report in reports)
 
 
+@pytest.mark.proof
 def test_teacher_has_no_dropout():
     _, first, _ = _trained(steps=1)
     _, second, _ = _trained(steps=1, seed=4)
     assert first == second, "the student has none here: the key of the state changes nothing"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("mesh_shape", "micro"), [((1, 1, 1), 2), ((2, 2, 2), 1)])
 def test_neither_mesh_nor_micro_batches_change_the_run(mesh_shape, micro):
     _, reports, _ = _trained(mesh_shape, micro)
@@ -327,6 +329,7 @@ def test_the_path_of_the_teacher_may_change_but_not_the_teacher(tmp_path):
         claim("there", "another")
 
 
+@pytest.mark.proof
 def test_a_run_from_scratch_or_without_a_teacher(data, tmp_path):
     config = _config(data, objective__start_from_teacher=False, model__hidden_size=32, num_steps=1)
     with pytest.raises(errors.UserError, match="cosine_weight"):

@@ -302,6 +302,7 @@ def test_a_search_ranks_what_fits(monkeypatch):
     assert "--config.mesh=" in "\n".join(report.search_lines(found, tried))
 
 
+@pytest.mark.proof
 def test_a_search_that_finds_nothing_says_so(monkeypatch):
     chip = dataclasses.replace(hardware.CHIPS["v5e"], hbm_bytes=2**16)
     topology = dataclasses.replace(hardware.parse_topology("v5e-4"), chip=chip)

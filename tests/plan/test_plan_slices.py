@@ -47,6 +47,7 @@ def test_a_sum_over_slices_is_counted_inside_and_between_them():
     assert found.hbm_bytes == (128 + 16) + 16 + 16 + (16 + 128)
 
 
+@pytest.mark.proof
 def test_a_plan_of_slices_shows_what_they_send_to_each_other():
     plan = plan_lib.make(tiny(), hardware.parse_topology("2xv5e-8"), use_compiler=False)
     assert plan.config.mesh == "slice:2,data:8"

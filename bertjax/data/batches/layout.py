@@ -39,12 +39,20 @@ def lay_out(
         return {"input_ids": ids_BL, "attention_mask": real_BL.astype(np.int32)}
     slot_BK = np.broadcast_to(np.arange(1, sizes_BK.shape[1] + 1, dtype=np.int32), sizes_BK.shape)
     start_BK = (np.cumsum(sizes_BK, axis=1) - sizes_BK).astype(np.int32)
-    segment_BL, position_BL = np.zeros_like(ids_BL), np.zeros_like(ids_BL)
-    segment_BL[real_BL] = np.repeat(slot_BK.ravel(), sizes_BK.ravel())
-    position_BL[real_BL] = np.repeat(start_BK.ravel(), sizes_BK.ravel())
-    columns_L = np.arange(length, dtype=np.int32)
-    position_BL = np.where(real_BL, columns_L - position_BL, 0)
-    return {"input_ids": ids_BL, "segment_ids": segment_BL, "position_ids": position_BL}
+    position_BL = np.arange(length, dtype=np.int32) - _spread(start_BK, sizes_BK, length)
+    return {
+        "input_ids": ids_BL,
+        "segment_ids": _spread(slot_BK, sizes_BK, length),
+        "position_ids": np.where(real_BL, position_BL, np.int32(0)),
+    }
+
+
+def _spread(values_BK: np.ndarray, sizes_BK: np.ndarray, length: int) -> np.ndarray:
+    """Returns [B, L]: for each token the value of its piece; 0 in padding."""
+    padding_B1 = length - sizes_BK.sum(axis=1, keepdims=True)
+    values = np.concatenate([values_BK, np.zeros_like(values_BK[:, :1])], axis=1)
+    sizes = np.concatenate([sizes_BK, padding_B1], axis=1)  # the padding is a last piece
+    return np.repeat(values.ravel(), sizes.ravel()).reshape(-1, length)
 
 
 def lay_out_targets(
@@ -97,8 +105,7 @@ def lay_out_prefixed(
     """
     rows = lay_out_targets(tokens_T, sizes_BK, length, pad, start=start, packing=packing)
     if packing:
-        slot_BL = np.maximum(rows["segment_ids"] - 1, 0)
-        split_BL = np.take_along_axis(prefix_BK, slot_BL, 1)
+        split_BL = _spread(prefix_BK.astype(np.int32), sizes_BK, length)
         position_BL = rows["position_ids"]
     else:
         split_BL, position_BL = prefix_BK, np.arange(length)

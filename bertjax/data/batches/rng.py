@@ -67,6 +67,11 @@ class RowRandom:
         return np.argsort(words, axis=1, kind="stable")
 
 
+def permutation(stream: str, n: int, seed: int = 0, epoch: int = 0, index: int = 0) -> np.ndarray:
+    """Returns int64[n]: a random permutation of the numbers below n, of one key; see `row_keys`."""
+    return RowRandom(row_keys(seed, epoch, np.array([index]))).permutation(stream, n)[0]
+
+
 @functools.cache
 def _stream_key(stream: str) -> np.uint64:
     digest = hashlib.blake2b(stream.encode(), digest_size=8).digest()

@@ -50,11 +50,7 @@ def _opened(path: str) -> Iterator[Any]:
     """Yields a `pyarrow.RecordBatchReader`."""
     from pyarrow import ipc  # slow to import, and rarely needed
 
-    with corpus_files.opened_raw(path) as raw:
-        head = raw.read(binary_formats.HEAD)
-        if not head:
-            raise errors.UserError(f"{path}: the file is empty")
-        binary_formats.check(path, head, expected=binary_formats.ARROW_STREAM)
+    with corpus_files.opened_binary(path, binary_formats.ARROW_STREAM) as (raw, head):
         if not head.startswith(_END[:4]):
             raise errors.UserError(
                 f"{path}: is not an {binary_formats.ARROW_STREAM}; correct its suffix, or convert "

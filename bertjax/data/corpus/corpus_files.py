@@ -73,6 +73,20 @@ def opened_raw(path: str) -> Iterator[BinaryIO]:
         raise errors.UserError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
+@contextlib.contextmanager
+def opened_binary(path: str, form: str) -> Iterator[tuple[BinaryIO, bytes]]:
+    """Yields (file on disk, its first bytes) of a file in the binary format `form`.
+
+    Raises UserError as `opened_raw` does, and if the file is empty or in another known format.
+    """
+    with opened_raw(path) as raw:
+        head = raw.read(binary_formats.HEAD)
+        if not head:
+            raise errors.UserError(f"{path}: the file is empty")
+        binary_formats.check(path, head, expected=form)
+        yield raw, head
+
+
 def lines(file: BinaryIO, where: Callable[[int], str]) -> Iterator[bytes]:
     """Yields the lines of a file. Raises UserError if a line has more than MAX_DOCUMENT bytes.
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bertjax import errors
-from bertjax.data.corpus import arrow, binary_formats, corpus_files, templates
+from bertjax.data.corpus import arrow, corpus_files, templates
 
 _MAGIC = b"PAR1"  # at both ends of a file
 _BUFFER_BYTES = 1 << 20  # of a column chunk that is being read
@@ -68,10 +68,11 @@ def _group_sizes(file: Any) -> list[int]:
 
 def _check_text(path: str, schema: Any, name: str, template: templates.Template) -> None:
     if not _is_text(schema.field(name).type):
-        texts = [field.name for field in schema if _is_text(field.type)]
+        texts = ", ".join(field.name for field in schema if _is_text(field.type))[:200]
+        advice = template.advice(name) if texts else "convert the column to text"
         raise errors.UserError(
             f"{path}: column {name!r} is of type {schema.field(name).type!s:.80}, but must be text "
-            f"(its text columns: {', '.join(texts)[:200] or 'none'}); {template.advice(name)}"
+            f"(the file's text columns: {texts or 'none'}); {advice}"
         )
 
 
@@ -218,11 +219,7 @@ def _opened(path: str) -> Iterator[Any]:
     """Yields a `pyarrow.parquet.ParquetFile`."""
     from pyarrow import parquet  # slow to import, and rarely needed
 
-    with corpus_files.opened_raw(path) as raw:
-        head = raw.read(binary_formats.HEAD)
-        if not head:
-            raise errors.UserError(f"{path}: the file is empty")
-        binary_formats.check(path, head, expected="Parquet")
+    with corpus_files.opened_binary(path, "Parquet") as (raw, head):
         if not head.startswith(_MAGIC):
             raise errors.UserError(
                 f"{path}: is not a Parquet file; if it is text, pass --format or correct its suffix"
@@ -230,8 +227,8 @@ def _opened(path: str) -> Iterator[Any]:
         raw.seek(-min(len(_MAGIC), len(head)), 2)
         if len(head) <= 2 * len(_MAGIC) or raw.read() != _MAGIC:
             raise errors.UserError(
-                f"{path}: is a Parquet file, but must be complete: its end is missing; copy or "
-                "download it again"
+                f"{path}: is an incomplete Parquet file: its end is missing; copy or download it "
+                "again"
             )
         raw.seek(0)
         with arrow.damage(path):

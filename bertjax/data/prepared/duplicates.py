@@ -120,6 +120,6 @@ def _join(first: np.ndarray, key: np.ndarray) -> None:
 
 
 def _shorten(first: np.ndarray) -> None:
-    """Lets each document point to the first one of its group."""
+    """Replaces each document's pointer by one to the first document of its group."""
     while not np.array_equal(first, shorter := first[first]):
         first[:] = shorter

@@ -25,7 +25,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax import errors, paths, schema
+from bertjax import errors, hub, paths, schema
 from bertjax.data.corpus import languages, reader, sentences, templates
 from bertjax.data.prepared import filters as filters_lib
 from bertjax.data.prepared import manifest as manifest_lib
@@ -68,7 +68,8 @@ def prepare(
 ) -> dict[str, Any]:
     """Prepares a corpus and returns the manifest; resumes if an earlier call was interrupted.
 
-    inputs: patterns for `reader.find`. tokenizer_path: a file or folder for `tokenizer.load`.
+    inputs: patterns for `reader.find`. tokenizer_path: a file or folder for `tokenizer.load`,
+    or the name of a model on the Hub.
     workers: number of processes; None means one per CPU. runner: the function that runs the work on
         the units; None: `parallel.run`. See `beam.runner`.
     splitter: a name in `sentences.SPLITTERS`.
@@ -100,6 +101,7 @@ def prepare(
     filters.validate()
     if language != languages.ENGLISH:
         options["language_rules"] = languages.rules_version()
+    tokenizer_path = os.fspath(hub.local(tokenizer_path, with_weights=False))
     tok = tokenizer.load(tokenizer_path)
     skipped: collections.Counter[str] = collections.Counter()
     sources = reader.find(

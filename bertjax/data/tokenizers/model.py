@@ -27,7 +27,7 @@ class Model(Protocol):
 
     @property
     def num_sentinels(self) -> int:
-        """How many sentinels follow the pieces; <extra_id_0> is the last one."""
+        """The number of sentinels after the pieces; <extra_id_0> is the last one."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of each text."""

@@ -122,15 +122,19 @@ def text_columns(record: readers.Record, columns: Columns) -> tuple[str, ...]:
     )
 
 
-def further_texts(record: readers.Record, columns: Columns, named: Sequence[str]) -> list[str]:
+def further_texts(
+    record: readers.Record, columns: Columns, named: Sequence[str], *, needed: bool = False
+) -> list[str]:
     """Returns the further texts of a record, see `Columns.more`.
 
     named: columns of further texts that the user named. A null and an empty cell are no text,
     because examples may have different numbers of further texts. Raises UserError for a value that
-    is neither a text nor a list of texts, and for a blank text in a list.
+    is neither a text nor a list of texts, and for a blank text in a list. needed: whether to raise
+    it also if the record has such columns, but all of them are null or empty.
     """
     texts = []
-    for name in (*named, *_more(record.columns, columns)):
+    names = (*named, *_more(record.columns, columns))
+    for name in names:
         if record.missing.get(name) == readers.BYTES:
             raise errors.UserError(f"{record.where}: column {name!r} {readers.BYTES}")
         found = record.fields.get(name) or []
@@ -141,6 +145,11 @@ def further_texts(record: readers.Record, columns: Columns, named: Sequence[str]
                     f"but contains {text!r:.40}"
                 )
             texts.append(text)
+    if needed and names and not any(record.fields.get(name) not in (None, "") for name in names):
+        raise errors.UserError(
+            f"{record.where}: {errors.several(map(repr, names))} is empty: fill it or remove the "
+            "row; pairs without such texts belong in a file without the column"
+        )
     return texts
 
 

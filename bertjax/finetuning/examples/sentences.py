@@ -26,10 +26,11 @@ PAIRS = (
     ("question", "sentence"),
     ("source", "target"),
     ("anchor", "positive"),
+    ("query", "positive"),
 )
 _HIDDEN = -1  # the label in files of a test split whose labels are not published
-# A class name, a score, or several class names; None if the label is unknown.
-Label = str | float | tuple[str, ...] | None
+# A class name, a score, or several of either; None if the label is unknown.
+Label = str | float | tuple[str, ...] | tuple[float, ...] | None
 
 
 class _Fields(NamedTuple):
@@ -40,7 +41,7 @@ class _Fields(NamedTuple):
 
 
 class Sentence(_Fields, base.Example):
-    """One or two texts and a label: a class name, several class names, or a score.
+    """One or two texts and a label: a class name, a score, or several of either.
 
     For embeddings, texts that do not match the first one may follow the two that match.
     id: the id of the example in the file, for leaderboard submissions; "" if it has none.
@@ -83,7 +84,7 @@ class Sentence(_Fields, base.Example):
             columns_lib.check_refused(record, columns)
             texts = [readers.text(record, name, empty=task.damaged) for name in names[:2]]
             if len(texts) > 1:
-                texts += columns_lib.further_texts(record, columns, names[2:])
+                texts += columns_lib.further_texts(record, columns, names[2:], needed=training)
             label, record_id = _label(task, record), columns_lib.record_id(record, columns)
             examples.append(cls(tuple(texts), label, record_id, record.where))
         return examples
@@ -112,9 +113,8 @@ class Sentence(_Fields, base.Example):
 
     def class_names(self) -> tuple[str, ...]:
         """Returns the class names in the label; () if it is a score or unknown."""
-        if isinstance(self.label, tuple):
-            return self.label
-        return (self.label,) if isinstance(self.label, str) else ()
+        labels = self.label if isinstance(self.label, tuple) else (self.label,)
+        return tuple(label for label in labels if isinstance(label, str))
 
     def all_texts(self) -> list[str]:
         """Returns the texts."""
@@ -135,7 +135,20 @@ def _label(task: task_lib.Task, record: readers.Record) -> Label:
         return read_label(record, value)
     if value is None or str(value).strip() == "":
         return None
+    if task.number_lists:
+        return _numbers(task, record, value)
     return _number(task, record, value) if task.numbers else _name(task, record, value)
+
+
+def _numbers(task: task_lib.Task, record: readers.Record, value: Any) -> float | tuple[float, ...]:
+    """Returns the number in `value` and in the extra columns; a tuple if there are several."""
+    extra = [record.fields[name] for name in task.columns.extra if name in record.fields]
+    parts: list[Any] = []
+    for part in (value, *extra):
+        part = part.split(",") if isinstance(part, str) else part
+        parts += part if isinstance(part, list) else [part]
+    numbers = tuple(readers.number(record, part) for part in parts)
+    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def _number(task: task_lib.Task, record: readers.Record, value: Any) -> float | None:

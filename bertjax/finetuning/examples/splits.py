@@ -28,7 +28,7 @@ def held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example
     members = list(groups.values())
     train_labels = collections.Counter(label for example in examples for label in example.classes())
     num_missing, in_dev = max(1, round(fraction * len(examples))), np.zeros(len(examples), bool)
-    for group in _permutation("finetune dev", len(members)):
+    for group in rng.permutation("finetune dev", len(members)):
         if num_missing <= 0:
             break
         labels = collections.Counter(x for i in members[group] for x in examples[i].classes())
@@ -42,6 +42,33 @@ def held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example
     )
 
 
+def fold(
+    examples: Sequence[Example], count: int, number: int
+) -> tuple[list[Example], list[Example]]:
+    """Returns (train, dev), where dev is part `number`, from 1, of `count` equal parts.
+
+    All questions about one text land in the same part, and the labels are spread over the parts. An
+    example whose label would be missing in train stays in train, and is in no part.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for i, example in enumerate(examples):
+        group = example.group()
+        groups.setdefault(i if group is None else group, []).append(i)
+    order = [list(groups.values())[i] for i in rng.permutation("finetune folds", len(groups))]
+    order.sort(key=lambda members: sorted(map(str, examples[members[0]].class_names())))
+    train_labels = collections.Counter(label for example in examples for label in example.classes())
+    dev: set[int] = set()
+    for members in order[number - 1 :: count]:
+        labels = collections.Counter(x for i in members for x in examples[i].classes())
+        if all(train_labels[label] > n for label, n in labels.items()):
+            train_labels.subtract(labels)
+            dev.update(members)
+    return (
+        [example for i, example in enumerate(examples) if i not in dev],
+        [example for i, example in enumerate(examples) if i in dev],
+    )
+
+
 def sample(examples: Sequence[Example], count: int) -> list[Example]:
     """Returns `count` of the examples in unchanged order; if `count` is 0, returns all of them.
 
@@ -51,7 +78,7 @@ def sample(examples: Sequence[Example], count: int) -> list[Example]:
     """
     if not count or count >= len(examples):
         return list(examples)
-    order = _permutation("finetune sample", len(examples))
+    order = rng.permutation("finetune sample", len(examples))
     counts = collections.Counter(name for example in examples for name in example.class_names())
     rarest = [min(e.class_names(), key=counts.__getitem__, default="") for e in examples]
     labels = _numbers(rarest)[order]
@@ -77,7 +104,3 @@ def _numbers(keys: Sequence[Hashable]) -> np.ndarray:
     """Returns int[keys]: numbers from 0 in order of first occurrence, equal for equal keys."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], int)
-
-
-def _permutation(stream: str, n: int) -> np.ndarray:
-    return rng.RowRandom(rng.row_keys(0, 0, np.array([0]))).permutation(stream, int(n))[0]

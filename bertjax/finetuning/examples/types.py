@@ -5,7 +5,16 @@
 `base.Example` is the protocol that they implement.
 """
 
-from bertjax.finetuning.examples import base, choices, questions, sentences, text_pairs, words
+from bertjax.finetuning.examples import (
+    base,
+    candidates,
+    choices,
+    mixed,
+    questions,
+    sentences,
+    text_pairs,
+    words,
+)
 
 Example = base.Example
 Sentence = sentences.Sentence
@@ -13,8 +22,10 @@ Words = words.Words
 Question = questions.Question
 TextPair = text_pairs.TextPair
 Choice = choices.Choice
+Candidates = candidates.Candidates
+Mixed = mixed.Mixed
 
 TYPES: dict[str, type[Example]] = {
     kind.__module__.rpartition(".")[2]: kind
-    for kind in (Sentence, Words, Question, TextPair, Choice)
+    for kind in (Sentence, Words, Question, TextPair, Choice, Candidates, Mixed)
 }

@@ -20,6 +20,7 @@ import optax
 
 from bertjax import errors, optimizer, sharding
 from bertjax.artifact import artifact
+from bertjax.artifact import lora as lora_lib
 from bertjax.models.common import heads
 
 # The heads for tasks, which every strategy trains. The pooler is one of them, because it is the
@@ -86,7 +87,12 @@ class Strategy(abc.ABC):
         """Returns the parameters that the model uses. The function is pure, so it can be jitted."""
         return artifact.unflatten({**artifact.flatten(frozen), **artifact.flatten(trained)})
 
-    def rate_factor(self, height: Any, step: jax.Array, steps_per_epoch: int) -> Any:
+    def lora(self, trained: Any) -> lora_lib.Lora | None:
+        """Returns the trained matrices of LoRA, to keep in the artifact; None if there are none."""
+        del trained
+        return None
+
+    def rate_factor(self, height: Any, step: jax.Array, steps_per_epoch: Any) -> Any:
         """Returns the factor on the body's learning rate at `height` (see `heights`) and `step`."""
         del height, step, steps_per_epoch
         return 1.0
@@ -97,19 +103,23 @@ class Strategy(abc.ABC):
         return []
 
     def optimizer(
-        self, config: Any, num_steps: int, steps_per_epoch: int
+        self,
+        config: Any,
+        num_steps: int,
+        steps_per_epoch: Any,
+        schedule: optax.Schedule | None = None,
     ) -> optax.GradientTransformation:
         """Returns the optimizer of the trained parameters.
 
         The learning rate of a parameter depends on its height (see `heights`). config: an
-        `optimizer.Config`.
+        `optimizer.Config`. schedule: the learning rate; None: that of the config.
         """
 
         def factor(height: Any, step: jax.Array) -> Any:
             body_factor = self.rate_factor(height, step, steps_per_epoch)
             return jnp.where(height == 0, self.head_rate_factor, body_factor)
 
-        return optax.chain(optimizer.make(config, num_steps), scale_by_height(factor))
+        return optax.chain(optimizer.make(config, num_steps, schedule), scale_by_height(factor))
 
     def needs(self, present: bool, description: str) -> None:
         """Raises UserError unless `present`. description: what the model lacks, in words."""

@@ -46,7 +46,7 @@ class Strategy(full.Strategy):
             "raise --config.strategy.layers_per_epoch or --config.num_epochs"
         ]
 
-    def rate_factor(self, height: Any, step: jax.Array, steps_per_epoch: int) -> Any:
+    def rate_factor(self, height: Any, step: jax.Array, steps_per_epoch: Any) -> Any:
         """Returns 1 for unfrozen layers and 0 for frozen ones."""
         epochs = 1 + step // steps_per_epoch
         return 1.0 * (height <= self.config.layers_per_epoch * epochs)

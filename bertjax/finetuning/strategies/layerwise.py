@@ -32,6 +32,6 @@ class Strategy(full.Strategy):
 
     name = "layerwise"
 
-    def rate_factor(self, height: Any, step: jax.Array, steps_per_epoch: int) -> Any:
+    def rate_factor(self, height: Any, step: jax.Array, steps_per_epoch: Any) -> Any:
         """Returns decay ** (number of layers above `height`)."""
         return self.config.decay ** (height - 1)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from bertjax import errors, sharding
 from bertjax.artifact import artifact
+from bertjax.artifact import lora as lora_lib
 from bertjax.finetuning.strategies import base
 
 KERNELS = ("query", "key", "value", "out", "wi", "wi_gate", "wo")
@@ -78,22 +79,29 @@ class Strategy(base.Strategy):
             f"some of the model's kernels, {', '.join(n for n in KERNELS if n in kernels)}",
         )
         targets = [path for path in flat if path.split("/")[-2] in self.config.names]
-        matrices = {}
+        matrices: dict[str, jax.Array] = {}
         for path, subkey in zip(targets, jax.random.split(key, len(targets)), strict=True):
-            matrices[f"{path}/lora_a"], matrices[f"{path}/lora_b"] = self._initial_matrices(
-                path, flat[path], subkey
-            )
+            a, b = self._initial_matrices(path, flat[path], subkey)
+            matrices |= {f"{path}/{lora_lib.A}": a, f"{path}/{lora_lib.B}": b}
         return artifact.unflatten({**artifact.flatten(trained), **matrices}), frozen
 
     def combine(self, trained: Any, frozen: Any) -> Any:
         """Returns the parameters with W + alpha / rank * A B in place of each target kernel W."""
         scale = self.config.alpha / self.config.rank
         flat_trained, flat = artifact.flatten(trained), artifact.flatten(frozen)
-        for path in [path for path in flat_trained if path.endswith("/lora_a")]:
-            kernel = path.removesuffix("/lora_a")
-            product = flat_trained.pop(path) @ flat_trained.pop(f"{kernel}/lora_b")
+        for path in [path for path in flat_trained if path.endswith(f"/{lora_lib.A}")]:
+            kernel = path.removesuffix(f"/{lora_lib.A}")
+            product = flat_trained.pop(path) @ flat_trained.pop(f"{kernel}/{lora_lib.B}")
             flat[kernel] = flat[kernel] + scale * product.reshape(flat[kernel].shape)
         return artifact.unflatten({**flat, **flat_trained})
+
+    def lora(self, trained: Any) -> lora_lib.Lora:
+        """Returns the trained matrices, and the names of the heads that were trained with them."""
+        flat = artifact.flatten(trained)
+        ends = lora_lib.A, lora_lib.B
+        matrices = {path: x for path, x in flat.items() if path.rpartition("/")[2] in ends}
+        heads = sorted({path.split("/")[0] for path in flat.keys() - matrices.keys()})
+        return lora_lib.Lora(self.config.rank, self.config.alpha, tuple(heads), matrices)
 
     def _initial_matrices(
         self, path: str, kernel: jax.Array, key: jax.Array

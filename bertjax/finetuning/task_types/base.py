@@ -23,22 +23,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, metrics
 from bertjax.artifact import artifact
 from bertjax.data.tokenizers import special_tokens
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
-from bertjax.finetuning import batching, feature_cache, rows
+from bertjax.finetuning import batching, feature_cache, inserted_prompt, rows, split_files
 from bertjax.finetuning.examples import readers
 from bertjax.inference import pretrained
 
 Apply = Callable[..., dict[str, jax.Array]]
 Batch = dict[str, jax.Array]
 Prediction = dict[str, Any]
-# Outputs of an encoder or a decoder with one position per token of the input.
-_BY_TOKEN = ("last_hidden_state", "token_logits", "span_logits", "logits")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +63,8 @@ class TaskType(abc.ABC):
     heads: ClassVar[tuple[str, ...]]  # of the task; (): the model's own "lm"; in an encoder, none
     libraries: ClassVar[tuple[str, ...]] = ()  # optional packages that `scores` needs
     Config: ClassVar[type]
+    # Returns {split: path} of a task's files, given the task and the path of --data.
+    find_files: ClassVar[Callable[[Any, str], dict[str, str]]] = staticmethod(split_files.find)
     any_texts: ClassVar[bool] = False  # whether a model reads both single texts and pairs
     # Converts (record, value of its label column) to a label; raises UserError for a bad value. If
     # `read_label` is None, labels are numbers or names, according to `Task.numbers`.
@@ -73,7 +72,10 @@ class TaskType(abc.ABC):
     # Fields of Config that earlier versions did not store, with the values that they used.
     former: ClassVar[Mapping[str, Any]] = {}
     across_rows: ClassVar[bool] = False  # whether the loss of a row depends on other rows
+    searches: ClassVar[bool] = False  # whether dev and test may be collections, see `Queries`
     loops: ClassVar[bool] = False  # whether a prediction needs `predict_loop`
+    # {output: its meaning}, for the description of an exported program; {}: has no such program
+    output_notes: ClassVar[Mapping[str, str]] = {}
 
     @property
     def name(self) -> str:
@@ -136,11 +138,30 @@ class TaskType(abc.ABC):
     def _fits(self, example: Any) -> bool:
         return not self.num_texts or example.num_texts() in (None, self.num_texts)
 
-    def batches(self, encoded: rows.Encoded, batch_size: int, passes: int = 0) -> batching.Batches:
-        """Returns the rows in batches. passes: how often the rows will be read; 0 if unknown."""
+    def batches(
+        self, encoded: rows.Encoded, batch_size: int, passes: int = 0, tasks: int = 1
+    ) -> batching.Batches:
+        """Returns the rows in batches.
+
+        passes: how often the rows will be read; 0 if unknown. tasks: see `batching.fitted`.
+        """
         table = self.features() | feature_cache.features(encoded.rows[0])
+        if rows.TEACHER in encoded.rows[0]:
+            table[rows.TEACHER] = rows.Feature(np.float32, "")
         features = {name: feature for name, feature in table.items() if name not in self.absent}
-        return batching.Batches(encoded.rows, features, self.lengths, batch_size, passes)
+        return batching.Batches(
+            encoded.rows, features, self.lengths, batch_size, passes, tasks, self.order(encoded)
+        )
+
+    def order(self, encoded: rows.Encoded) -> batching.Order | None:
+        """Returns the order of the rows in training; None for each row once an epoch."""
+        del encoded
+        return None
+
+    def shares(self, encoded: rows.Encoded) -> list[str]:
+        """Returns a text for each task of a mixture: its share of train; [] for a single task."""
+        del encoded
+        return []
 
     # The model
 
@@ -158,6 +179,27 @@ class TaskType(abc.ABC):
     @abc.abstractmethod
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
         """Returns the arrays for `decode`, as {name: array}; their first axis is the batch."""
+
+    def single_outputs(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
+        """Returns `outputs` for an exported program, whose inputs [B, L] have one row an example.
+
+        The batch has only the inputs of the model.
+        """
+        return self.outputs(apply, batch)
+
+    # For distillation
+
+    can_be_taught: ClassVar[bool] = False  # whether it defines `soft_targets` and `teacher_loss`
+
+    def soft_targets(self, outputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns what a student learns from a teacher's outputs, [R, C]: logits or numbers."""
+        raise NotImplementedError(f"{self.name} has no soft targets")
+
+    def teacher_loss(
+        self, outputs: Batch, targets_BC: jax.Array, temperature: float
+    ) -> jax.Array:
+        """Returns the loss [B] between a student's model outputs and a teacher's soft targets."""
+        raise NotImplementedError(f"{self.name} has no soft targets")
 
     def predict_step(self, model: Any) -> Callable[..., dict[str, jax.Array]]:
         """Returns step(params, batch) -> outputs, without dropout."""
@@ -179,7 +221,7 @@ class TaskType(abc.ABC):
 
         The prompt's positions are removed from the outputs.
         """
-        return _prompted(apply, self.prompt_ids) if self.prompt_ids else apply
+        return inserted_prompt.around(apply, self.prompt_ids) if self.prompt_ids else apply
 
     # Outputs to predictions
 
@@ -210,6 +252,11 @@ class TaskType(abc.ABC):
         """
         del examples, predictions, outputs
         return self
+
+    @property
+    def tunes(self) -> bool:
+        """Whether `tuned` may change options, so that a model needs a dev."""
+        return type(self).tuned is not TaskType.tuned
 
     def asked(self, examples: Sequence[Any]) -> Self:
         """Returns the task type with options adapted to the examples to predict on."""
@@ -350,25 +397,3 @@ def absent(fields: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _text_count(number: int) -> str:
     return {1: "a single text", 2: "a pair of texts"}.get(number, f"{number} texts")
-
-
-def _prompted(apply: Apply, ids: Sequence[int]) -> Apply:
-    def insert(x_BL: jax.Array, values: Any) -> jax.Array:
-        values = jnp.asarray(values).astype(x_BL.dtype)
-        middle = jnp.broadcast_to(values, (*x_BL.shape[:-1], len(ids)))
-        return jnp.concatenate([x_BL[..., :1], middle, x_BL[..., 1:]], axis=-1)
-
-    def with_prompt(**inputs: Any) -> dict[str, jax.Array]:
-        values = {"input_ids": np.array(ids, np.int32), "attention_mask": 1, "token_type_ids": 0,
-                  "prefix_mask": 1}  # fmt: skip
-        arrays = {name: insert(inputs[name], v) for name, v in values.items() if name in inputs}
-        outputs = apply(**{**inputs, **arrays})
-        has_decoder = "decoder_input_ids" in inputs
-
-        def cut(x_BL: jax.Array) -> jax.Array:
-            return jnp.concatenate([x_BL[:, :1], x_BL[:, 1 + len(ids) :]], axis=1)
-
-        by_token = () if has_decoder else _BY_TOKEN
-        return {name: cut(x) if name in by_token else x for name, x in outputs.items()}
-
-    return with_prompt

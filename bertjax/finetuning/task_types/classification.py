@@ -8,6 +8,7 @@ Shapes: B batch, C labels.
 
 import collections
 import dataclasses
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, metrics, plugins
-from bertjax.artifact import artifact
+from bertjax.artifact import artifact, cross_encoder, hf_tasks
 from bertjax.data.tokenizers import special_tokens
 from bertjax.finetuning import rows
 from bertjax.finetuning import scores as scores_lib
@@ -34,8 +35,11 @@ class Config:
 
     regression: bool = False  # predict a number instead of a label
     class_weights: bool = False  # weigh the labels so that rare ones count as much as frequent ones
+    sigmoid: bool = False  # regression: numbers from 0 to 1, by a sigmoid of the logit
 
     def __post_init__(self):
+        errors.check(self.regression or not self.sigmoid, "kind.sigmoid", self.sigmoid,
+                     "false for labels; only numbers can be predicted by a sigmoid")  # fmt: skip
         errors.check(not (self.regression and self.class_weights), "kind.class_weights",
                      self.class_weights, "false for numbers, which have no classes")  # fmt: skip
 
@@ -47,7 +51,11 @@ class TaskType(base.TaskType):
     libraries = ("sklearn",)
     weighs_classes = True
     heads = ("classifier",)
+    former = types.MappingProxyType({"sigmoid": False})
     Config = Config
+    output_notes = types.MappingProxyType(
+        {"scores": "the probability of each label, or the predicted number of a regression"}
+    )
 
     def num_labels(self) -> int:
         """Returns the number of labels; 1 for regression."""
@@ -128,7 +136,7 @@ class TaskType(base.TaskType):
         logits_BC = apply(**losses.inputs(batch, rows.INPUTS))["class_logits"]
         weights_B = losses.label_weights(batch)
         if self.config.regression:
-            error_B = (logits_BC[:, 0] - batch["label"]) ** 2
+            error_B = (self._numbers(logits_BC)[:, 0] - batch["label"]) ** 2
             return {"label_loss": ((error_B * weights_B).sum(), weights_B.sum())}
         terms = losses.classification("label", logits_BC, batch["label"], weights_B)
         if self.config.class_weights:  # accuracy ignores the class weights
@@ -142,7 +150,27 @@ class TaskType(base.TaskType):
     ) -> dict[str, jax.Array]:
         """Returns {"scores" float32[B, C]}: the probabilities of the labels, or the number."""
         logits_BC = apply(**losses.inputs(batch, rows.INPUTS))["class_logits"]
-        return {"scores": logits_BC if self.config.regression else jax.nn.softmax(logits_BC)}
+        scores_BC = self._numbers if self.config.regression else jax.nn.softmax
+        return {"scores": scores_BC(logits_BC)}
+
+    def _numbers(self, logits_BC: jax.Array) -> jax.Array:
+        return jax.nn.sigmoid(logits_BC) if self.config.sigmoid else logits_BC
+
+    can_be_taught = True
+
+    def soft_targets(self, outputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the log probabilities, which are logits up to a constant, or the numbers."""
+        scores = outputs["scores"]
+        return scores if self.config.regression else np.log(np.maximum(scores, 1e-30))
+
+    def teacher_loss(
+        self, outputs: losses.Batch, targets_BC: jax.Array, temperature: float
+    ) -> jax.Array:
+        """Returns T^2 KL(teacher, student) at temperature T; for regression, the squared error."""
+        logits_BC = outputs["class_logits"]
+        if self.config.regression:
+            return (logits_BC[:, 0] - targets_BC[:, 0]) ** 2
+        return losses.softened_divergence(targets_BC, logits_BC, temperature)
 
     def decode(
         self, examples: Sequence[Example], encoded: rows.Encoded, outputs: dict[str, np.ndarray]
@@ -195,7 +223,8 @@ class TaskType(base.TaskType):
     @classmethod
     def hf_reads(cls, content: Mapping[str, Any]) -> bool:
         """Returns whether the model predicts one label or one number for each text."""
-        return content.get("problem_type") != "multi_label_classification"
+        is_multi_label = content.get("problem_type") == "multi_label_classification"
+        return not (is_multi_label or is_reranker(content))
 
     @classmethod
     def hf_derived(
@@ -203,7 +232,8 @@ class TaskType(base.TaskType):
     ) -> tuple[str, list[str], dict[str, Any]]:
         """Returns (name, labels, config) of the task of a folder that bertjax did not write.
 
-        As in transformers, a model with a single label predicts a number.
+        As in transformers, a model with a single label predicts a number; if sentence-transformers
+        wrote it as a CrossEncoder, the number may be a sigmoid of the logit.
         """
         is_regression = content.get("problem_type") == "regression"
         if is_regression and len(labels) > 1:
@@ -211,15 +241,22 @@ class TaskType(base.TaskType):
                 f"{where}: regression with {len(labels)} outputs is not supported, only with 1"
             )
         if is_regression or len(labels) == 1:
-            return "regression", [], {"regression": True}
+            activation = cross_encoder.activation(content, where)
+            options = {"regression": True} | ({"sigmoid": True} if activation == "sigmoid" else {})
+            return "regression", [], options
         return cls.hf_task, labels, {}
 
     @classmethod
     def hf_config(cls, model: artifact.Artifact) -> dict[str, Any]:
-        """Returns problem_type and, for a decoder, pad_token_id (see `hf_padding`)."""
-        is_regression = model.fields["num_labels"] == 1
-        options = {"problem_type": "regression" if is_regression else "single_label_classification"}
-        return options | hf_padding(model)
+        """Returns problem_type; for a number, the keys of a CrossEncoder with the same score.
+
+        For a decoder, also returns pad_token_id (see `hf_padding`).
+        """
+        if model.fields["num_labels"] != 1:
+            return {"problem_type": "single_label_classification"} | hf_padding(model)
+        options = {} if model.task is None else model.task["config"]
+        name = "sigmoid" if options.get("sigmoid", False) else "identity"
+        return {"problem_type": "regression"} | cross_encoder.keys(name) | hf_padding(model)
 
 
 def check_texts(task: str, examples: Sequence[Example]) -> None:
@@ -242,6 +279,14 @@ def in_order(labels: Iterable[str]) -> list[str]:
     return sorted(
         set(labels), key=lambda name: (int(name), name) if _is_int(name) else (np.inf, name)
     )
+
+
+def is_reranker(content: Mapping[str, Any]) -> bool:
+    """Returns whether a config.json has one label and is, by its task, that of a reranker."""
+    section, labels = content.get(hf_tasks.KEY), content.get("id2label")
+    task = section.get("task") if isinstance(section, dict) else None
+    is_rerank = isinstance(task, dict) and task.get("kind") == "rerank"
+    return is_rerank and isinstance(labels, dict) and len(labels) == 1
 
 
 def hf_padding(model: artifact.Artifact) -> dict[str, Any]:

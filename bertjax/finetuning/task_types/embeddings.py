@@ -1,66 +1,87 @@
 """Sentence embeddings: texts with the same meaning get similar vectors.
 
 Two encoders with shared parameters (Reimers & Gurevych, Sentence-BERT, arXiv 1908.10084) encode the
-texts of a pair. The vector of a text is the mean of the last hidden states of its tokens, or the
-last hidden state of its first token. There are two losses:
+texts of an example. The vector of a text is pooled from the last hidden states of its tokens and,
+unless `normalize` is off, scaled to length 1. There are three losses (`vector_losses`):
 
-    ranking    For pairs that match. The second texts of the other pairs in the batch are negatives,
-               and so are the hard negatives of all pairs: texts that follow the two of a pair.
-               The loss is the cross entropy of scaled cosines (Henderson et al., arXiv 1705.00652,
-               section 4; sentence-transformers' MultipleNegativesRankingLoss).
-    cosine     For pairs with a score. The loss is the squared error between the cosine and
-               score / max_score.
+    ranking       For pairs that match. The second texts of the other pairs in the batch are
+                  negatives, and so are the hard negatives of all pairs: texts that follow the two
+                  of a pair. The loss is the cross entropy of scaled cosines (Henderson et al.,
+                  arXiv 1705.00652, section 4; sentence-transformers'
+                  MultipleNegativesRankingLoss, and MultipleNegativesSymmetricRankingLoss for
+                  both directions).
+    cosine        For pairs with a score. The loss is the squared error between the cosine and
+                  score / max_score.
+    margin_mse    For a query, its positive and hard negatives, with the scores of a teacher. The
+                  loss is the squared error between the margins of student and teacher: the score
+                  of the positive minus that of a negative (Hofstaetter et al., arXiv 2010.02666).
+                  The student's score is the inner product of the vectors.
 
-Pairs that share a text are never each other's negatives, and a text that matches is never a hard
-negative. If the pairs have scores, the evaluation correlates them with the cosines. Otherwise it
+With `matryoshka`, the loss is the sum of the losses of the vectors truncated to each size (Kusupati
+et al., arXiv 2205.13147), so that truncated vectors can be used too. With `chunk_size`, the texts
+are embedded in chunks whose activations are not kept: the backward pass takes the gradient with
+respect to the vectors and computes each chunk again, with the same dropout (gradient caching, Gao
+et al., arXiv 2101.06983). The gradients are those of the whole batch, with the memory of a chunk.
+
+If the pairs have scores, the evaluation correlates them with the similarities. Otherwise it
 measures how well the second text of a pair is retrieved from the second texts and hard negatives of
 all pairs.
 
-Shapes: B batch, N texts of an example, L length, D model, R first texts of a block, M candidates,
-H hard negatives of a batch.
+Shapes: B batch, N texts of an example, L length, D model, K hard negatives of an example.
 """
 
-import collections
 import dataclasses
+import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from bertjax import errors, metrics
-from bertjax.finetuning import rows
+from bertjax import errors, metrics, sharding
+from bertjax.artifact import artifact
+from bertjax.finetuning import margins as margins_lib
+from bertjax.finetuning import rows, text_vectors, vector_losses, vector_ranks
 from bertjax.finetuning import scores as scores_lib
+from bertjax.finetuning.examples import queries as queries_lib
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.task_types import base
 from bertjax.models.common import heads as heads_lib
-from bertjax.models.common import layers
 from bertjax.objectives.common import losses
 
 Example = examples_lib.Sentence
-LOSSES = ("ranking", "cosine")
-POOLINGS = ("mean", "cls")
-SIMILARITIES = 2**25  # maximum in memory at once: a block of first texts times all second texts
+LOSSES = ("ranking", "cosine", "margin_mse")
+_MARGIN_LIMIT = 2.0  # the largest difference of two cosines
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Options of the pooling and of the loss."""
+    """Options of the vectors and of the loss."""
 
-    loss: str = "ranking"  # ranking: pairs that match; cosine: pairs with scores
-    pooling: str = "mean"  # mean: average last hidden state of all tokens; cls: of the first
+    loss: str = "ranking"  # ranking: matches; cosine: scores; margin_mse: scores of a teacher
+    pooling: str = "mean"  # of the last hidden states: mean, max, cls (first token), last (token)
+    normalize: bool = True  # whether the model's vectors have length 1
     scale: float = 20.0  # ranking: cosines are multiplied by this (inverse temperature)
+    symmetric: bool = False  # ranking: also find the query of each positive among all queries
     max_score: float = 5.0  # cosine: the highest score of a pair; 5 in STS-B
+    matryoshka: tuple[int, ...] = ()  # sizes such as 32,64,128,384: sums their losses; (): off
+    chunk_size: int = 0  # rows embedded at once, for large batches (gradient caching); 0: all
 
     def __post_init__(self):
         def check(ok: bool, name: str, allowed: str) -> None:
             errors.check(ok, f"kind.{name}", getattr(self, name), allowed)
 
+        poolings, sizes = heads_lib.POOLINGS, self.matryoshka
         check(self.loss in LOSSES, "loss", f"one of {', '.join(LOSSES)}")
-        check(self.pooling in POOLINGS, "pooling", f"one of {', '.join(POOLINGS)}")
+        check(self.pooling in poolings, "pooling", f"one of {', '.join(poolings)}")
         check(self.scale > 0, "scale", "above 0")
+        check(not self.symmetric or self.loss == "ranking", "symmetric", "false unless the loss is "
+              "'ranking'")  # fmt: skip
         check(self.max_score > 0, "max_score", "above 0")
+        check(all(type(size) is int and size > 0 for size in sizes) and
+              len(set(sizes)) == len(sizes), "matryoshka", "different sizes of 1 or more, such as "
+              "32,64,128")  # fmt: skip
+        check(self.chunk_size >= 0, "chunk_size", "0 or more")
 
 
 class TaskType(base.TaskType):
@@ -68,28 +89,59 @@ class TaskType(base.TaskType):
 
     model_kinds = ("encoder",)
     any_texts = True
+    searches = True
     across_rows = True  # the loss compares a row with the other rows of its batch
     heads = ()  # the vectors are pooled from the last hidden states
     Config = Config
+    output_notes = types.MappingProxyType({"vectors": "the vector of each text"})
 
     @property
     def pooling(self) -> str:
-        """How the vector of a text is pooled from its tokens, one of POOLINGS."""
+        """How the vector of a text is pooled from its tokens, one of `heads.POOLINGS`."""
         return self.config.pooling
+
+    @property
+    def normalize(self) -> bool:
+        """Whether the model's vectors have length 1."""
+        return self.config.normalize
+
+    @property
+    def compares_cosines(self) -> bool:
+        """Whether the loss compares texts by their cosine, and not by their inner product."""
+        return self.config.normalize or self.config.loss != "margin_mse"
+
+    def for_model(self, source: artifact.Artifact) -> Self:
+        """Returns the task type. Raises UserError for Matryoshka sizes above the model's width."""
+        width, sizes = source.fields["hidden_size"], self.config.matryoshka
+        errors.check(max(sizes, default=0) <= width, "kind.matryoshka", sizes,
+                     f"sizes of at most {width}, the width of the model's vectors")  # fmt: skip
+        return self
 
     def label_names(self, examples: Sequence[Example]) -> list[str]:
         """Returns []: there are no classes.
 
-        Raises UserError for a pair with a label if the loss is "ranking", and for a pair without a
-        score if it is "cosine".
+        Raises UserError for an example that the loss cannot be trained on: with a label if the loss
+        is "ranking", without a score if it is another one, and without a hard negative or with
+        margins that cosines cannot have if it is "margin_mse".
         """
+        loss = self.config.loss
         for example in examples:
-            if self.config.loss == "ranking" and example.label is not None:
+            where = example.where or "train"
+            if loss == "ranking" and example.label is not None:
                 raise _labelled_match(example, "train")
-            if self.config.loss == "cosine" and example.label is None:
+            if loss != "ranking" and example.label is None:
                 raise errors.UserError(
-                    f"{example.where or 'train'}: no score, which config.kind.loss = 'cosine' "
-                    "needs; for pairs that match use 'ranking'"
+                    f"{where}: no score, which config.kind.loss = {loss!r} needs; for pairs that "
+                    "match use 'ranking'"
+                )
+            if loss != "margin_mse":
+                continue
+            margins_lib.check(example, "train")
+            highest = max(map(abs, margins_lib.of_label(example.label)))
+            if self.config.normalize and highest > _MARGIN_LIMIT:
+                raise errors.UserError(
+                    f"{where}: the teacher's scores differ by {highest:g}, but those of vectors of "
+                    "length 1 by at most 2: set --config.kind.normalize=false, or scale the scores"
                 )
         return []
 
@@ -97,7 +149,9 @@ class TaskType(base.TaskType):
         """Raises UserError if the examples differ in the number of texts, or a score is invalid.
 
         A score is invalid if it is not a number from 0 to max_score, or belongs to a single text.
-        Single texts are accepted here, since their vectors can be predicted; `loss` rejects them.
+        For loss "margin_mse", there must be one for the positive and one for each negative, or one
+        margin. Single texts are accepted here, since their vectors can be predicted; `loss` rejects
+        them.
         """
         for example in examples:
             place, score, texts = example.where or self.task, example.label, len(example.texts)
@@ -107,6 +161,10 @@ class TaskType(base.TaskType):
                     f"{place}: the number of texts is {texts}; all examples must be pairs "
                     "(sentence1 and sentence2), or all must be single texts without scores"
                 )
+            if self.config.loss == "margin_mse":
+                if score is not None:
+                    margins_lib.check(example, self.task)
+                continue
             if texts > 2 and (self.config.loss != "ranking" or score is not None):
                 raise errors.UserError(
                     f"{place}: the number of texts is {texts}; only pairs without scores have "
@@ -124,27 +182,38 @@ class TaskType(base.TaskType):
 
     def features(self) -> dict[str, rows.Feature]:
         """Returns {name: Feature} for the arrays in a row; the inputs are [N, L]."""
-        label = rows.Feature(np.float32 if self.config.loss == "cosine" else np.int32, "")
+        label = rows.Feature(np.int32 if self.config.loss == "ranking" else np.float32, "")
         return {**rows.FEATURES, "label": label, "label_weight": rows.Feature(np.float32, "")}
 
     def _encode(self, examples: Sequence[Example]) -> rows.Encoded:
         """Encodes each example as one row with an input for each text.
 
-        For loss "cosine", the label is score / max_score. For loss "ranking", the label has one
-        number for each text; equal texts have equal numbers. Examples with fewer negatives than
-        others have empty texts of number -1.
+        The label of loss "cosine" is score / max_score. That of "margin_mse" is the teacher's
+        margin to each negative; its weight is 0 for negatives that the example lacks. That of
+        "ranking" has one number for each text; equal texts have equal numbers. Examples with fewer
+        negatives than others have empty texts of number -1.
         """
+        if isinstance(examples, queries_lib.Queries):
+            return self._encode([*examples, *examples.documents()])
         form = rows.Form(self.tokenizer)
         ids = rows.encode(self.tokenizer, [example.texts for example in examples])
-        numbers_BN = _numbers(examples)
+        numbers_BN = vector_ranks.text_numbers(examples)
+        num_texts = numbers_BN.shape[1]
         encoded, truncated = [], np.zeros(len(examples), bool)
         for i, (example, texts) in enumerate(zip(examples, ids, strict=True)):
             inputs = [form.enclose([text], self.lengths.length) for text in texts]
             truncated[i] = any(enclosed.truncated for enclosed in inputs)
-            row = rows.stack([enclosed.row for enclosed in inputs], numbers_BN.shape[1])
+            row = rows.stack([enclosed.row for enclosed in inputs], num_texts)
+            is_labelled = example.label is not None
             if self.config.loss == "cosine":
                 row["label"] = np.array((example.label or 0.0) / self.config.max_score, np.float32)
-                row["label_weight"] = np.array(example.label is not None, np.float32)
+                row["label_weight"] = np.array(is_labelled, np.float32)
+            elif self.config.loss == "margin_mse":
+                margins = margins_lib.of_label(example.label) if is_labelled else []
+                row["label"] = np.zeros(max(num_texts - 2, 0), np.float32)
+                row["label"][: len(margins)] = margins
+                weights = np.arange(len(row["label"])) < len(margins)
+                row["label_weight"] = weights.astype(np.float32)
             else:
                 row["label"] = numbers_BN[i]
                 row["label_weight"] = np.array(1, np.float32)
@@ -153,87 +222,120 @@ class TaskType(base.TaskType):
 
     def normalizers(self, batch: losses.Batch) -> dict[str, jax.Array]:
         """Returns {loss name: sum of the example weights}, by which the loss sum is divided."""
-        return {f"{self.config.loss}_loss": losses.label_weights(batch).sum()}
+        return {f"{self.config.loss}_loss": self._weights(batch).sum()}
+
+    def _weights(self, batch: losses.Batch) -> jax.Array:
+        """Returns float32[B], or float32[B, K] for loss "margin_mse"."""
+        if self.config.loss == "margin_mse":
+            return batch["label_weight"] * losses.example_weights(batch)[:, None]
+        return losses.label_weights(batch)
 
     def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
-        """Returns ranking_loss, in nats, and ranking_accuracy; for loss "cosine", cosine_loss.
+        """Returns the loss and, for "ranking", the accuracy; see `vector_losses`.
 
-        The cosine_loss is the squared error between the cosine and the scaled score. Raises
-        UserError for single texts.
+        With Matryoshka sizes, the loss is the sum over the sizes, and the accuracy that of the
+        largest size. Raises UserError for single texts, and if chunks do not divide the batch.
         """
-        vectors_BND = _vectors(self.config, apply, batch)
+        count = self._num_chunks(batch)
+        vectors_BND = text_vectors.pooled(apply, batch, self.pooling, count, training=True)
         if vectors_BND.shape[1] < 2:
             raise errors.UserError("embeddings are trained on pairs: give sentence1 and sentence2")
-        weights_B = losses.label_weights(batch)
-        if self.config.loss == "cosine":
-            error_B = (_cosines(vectors_BND) - batch["label"]) ** 2
-            return {"cosine_loss": ((error_B * weights_B).sum(), weights_B.sum())}
-        logits_BB = self.config.scale * vectors_BND[:, 0] @ vectors_BND[:, 1].T
-        diagonal_BB = jnp.eye(len(weights_B), dtype=bool)
-        pair_B2 = batch["label"][:, :2]
-        same_BB = (pair_B2[:, None, :, None] == pair_B2[None, :, None, :]).any(axis=(-2, -1))
-        candidates_BB = diagonal_BB | (~same_BB & (weights_B > 0)[None])
-        logits_BM = jnp.where(candidates_BB, logits_BB, layers.MASKED)
-        if vectors_BND.shape[1] > 2:
-            hard_HD = vectors_BND[:, 2:].reshape(-1, vectors_BND.shape[-1])
-            logits_BH = self.config.scale * vectors_BND[:, 0] @ hard_HD.T
-            candidates_BH = _hard_negatives(batch["label"], same_BB, weights_B)
-            logits_BH = jnp.where(candidates_BH, logits_BH, layers.MASKED)
-            logits_BM = jnp.concatenate([logits_BM, logits_BH], axis=1)
-        return losses.classification("ranking", logits_BM, jnp.arange(len(weights_B)), weights_B)
+        sizes = sorted(self.config.matryoshka, reverse=True) or [vectors_BND.shape[-1]]
+        terms = self._loss(vectors_BND[..., : sizes[0]], batch)
+        name = f"{self.config.loss}_loss"
+        for size in sizes[1:]:
+            total, weight = terms[name]
+            part, _ = self._loss(vectors_BND[..., :size], batch)[name]
+            terms = {**terms, name: (total + part, weight)}
+        return terms
+
+    def _loss(self, vectors_BND: jax.Array, batch: losses.Batch) -> metrics.Terms:
+        config, weights = self.config, self._weights(batch)
+        if self.compares_cosines:
+            vectors_BND = heads_lib.unit(vectors_BND)
+        if config.loss == "cosine":
+            return vector_losses.cosine(vectors_BND, batch["label"], weights)
+        if config.loss == "margin_mse":
+            return vector_losses.margin_mse(vectors_BND, batch["label"], weights)
+        return vector_losses.ranking(
+            vectors_BND, batch["label"], weights, config.scale, symmetric=config.symmetric
+        )
+
+    def _num_chunks(self, batch: losses.Batch) -> int:
+        size, num_rows = self.config.chunk_size, batch["input_ids"].shape[0]
+        if not 0 < size < num_rows:
+            return 1
+        mesh = jax.sharding.get_abstract_mesh()
+        shards = 1 if mesh.empty else sharding.batch_shards(mesh)
+        errors.check(num_rows % size == 0 and size % shards == 0, "kind.chunk_size", size,
+                     f"a divisor of config.batch_size = {num_rows}"
+                     + f" and a multiple of {shards}, the number of parts into which the mesh "
+                     "splits a batch" * (shards > 1))  # fmt: skip
+        return num_rows // size
 
     def outputs(
         self, apply: Callable[..., losses.Batch], batch: losses.Batch
     ) -> dict[str, jax.Array]:
-        """Returns {"vectors": float32[B, N, D]}; each vector has length 1."""
-        return {"vectors": _vectors(self.config, apply, batch)}
+        """Returns {"vectors": float32[B, N, D]}; each has length 1 if `normalize` is on."""
+        size, num_rows = self.config.chunk_size, batch["input_ids"].shape[0]
+        count = num_rows // size if size and num_rows % size == 0 else 1
+        vectors_BND = text_vectors.pooled(apply, batch, self.pooling, count)
+        return {"vectors": heads_lib.unit(vectors_BND) if self.normalize else vectors_BND}
+
+    def single_outputs(
+        self, apply: Callable[..., losses.Batch], batch: losses.Batch
+    ) -> dict[str, jax.Array]:
+        """Returns {"vectors": float32[B, D]} for a batch of single texts."""
+        texts = {name: x[:, None] for name, x in batch.items()}
+        whole = self._with(chunk_size=0)  # chunks need a known batch size
+        return {"vectors": whole.outputs(apply, texts)["vectors"][:, 0]}
 
     def decode(
         self, examples: Sequence[Example], encoded: rows.Encoded, outputs: dict[str, np.ndarray]
     ) -> list[dict[str, Any]]:
         """Returns {"similarity": cosine} for each pair, or {"vector": [D]} for each single text.
 
-        With loss "ranking", the second texts and the negatives of all pairs, called candidates,
-        are ranked by their cosine with the first text of each pair. A prediction then also has
-        "nearest", the candidate with the highest cosine, and "rank", the rank of the best match,
-        from 1. A match is a text that is paired with this first text in any example. A candidate
-        that equals the first text is excluded, unless it is a match. A text with the same cosine as
-        the best match ranks before the match.
+        The similarity is the inner product if the loss is "margin_mse" and `normalize` is off. With
+        loss "margin_mse", a prediction also has "margins", the differences to the similarities of
+        the negatives.
+
+        Unless the loss is "cosine", the second texts and the negatives of all pairs are ranked by
+        their similarity to the first text of each pair. A prediction then also has "nearest", the
+        most similar one, and "rank", the rank of the best match, from 1; see `vector_ranks`. With
+        Matryoshka sizes, "sizes" has the same numbers of the vectors truncated to each size.
+
+        For `Queries`, returns {"documents": {id: similarity}} for each query.
         """
         vectors_NBD = np.swapaxes(np.asarray(outputs["vectors"], np.float32), 0, 1)
+        if isinstance(examples, queries_lib.Queries):
+            vectors_ND = vectors_NBD[0]
+            return examples.predictions(
+                vector_ranks.unit(vectors_ND) if self.compares_cosines else vectors_ND
+            )
         if len(vectors_NBD) == 1:
             return [{"vector": vector.tolist()} for vector in vectors_NBD[0]]
-        first_BD, second_BD = vectors_NBD[:2]
-        similarity_B = np.einsum("bd,bd->b", first_BD, second_BD)
-        if self.config.loss != "ranking":
-            return [{"similarity": similarity} for similarity in similarity_B.tolist()]
-        numbers_BN = _numbers(examples)
-        first_B, second_B = numbers_BN[:, :2].T
-        numbers_M, place_M = np.unique(numbers_BN[:, 1:], return_index=True)
-        place_M, numbers_M = place_M[numbers_M >= 0], numbers_M[numbers_M >= 0]  # -1 is padding
-        row_M, text_M = np.divmod(place_M, numbers_BN.shape[1] - 1)
-        candidates_MD = vectors_NBD[1 + text_M, row_M]
-        matches = collections.defaultdict(list)
-        for first, second in zip(first_B, second_B, strict=True):
-            matches[first].append(second)
-        predictions, size = [], max(1, SIMILARITIES // len(place_M))
-        for start in range(0, len(examples), size):
-            cosines_RM = first_BD[start : start + size] @ candidates_MD.T
-            for i, cosines_M in enumerate(cosines_RM, start):
-                matches_M = np.zeros(len(place_M), bool)
-                matches_M[np.searchsorted(numbers_M, matches[first_B[i]])] = True
-                cosines_M = np.where((numbers_M == first_B[i]) & ~matches_M, -np.inf, cosines_M)
-                before_M = ~matches_M & ~(
-                    cosines_M < cosines_M[matches_M].max()
-                )  # true for NaN as well
-                best = cosines_M.argmax()
-                predictions.append(
-                    {
-                        "similarity": float(similarity_B[i]),
-                        "rank": 1 + int(before_M.sum()),
-                        "nearest": examples[row_M[best]].texts[1 + text_M[best]],
-                    }
-                )
+        pool = None if self.config.loss == "cosine" else vector_ranks.Pool(examples)
+        predictions = self._similarities(examples, vectors_NBD, pool)
+        for size in sorted(self.config.matryoshka):
+            smaller = self._similarities(examples, vectors_NBD[..., :size], pool)
+            for prediction, of_size in zip(predictions, smaller, strict=True):
+                prediction.setdefault("sizes", {})[str(size)] = of_size
+        return predictions
+
+    def _similarities(
+        self, examples: Sequence[Example], vectors_NBD: np.ndarray, pool: vector_ranks.Pool | None
+    ) -> list[dict[str, Any]]:
+        if self.compares_cosines:
+            vectors_NBD = vector_ranks.unit(vectors_NBD)
+        products_BN = np.einsum("bd,nbd->bn", vectors_NBD[0], vectors_NBD[1:])
+        predictions: list[dict[str, Any]] = [{"similarity": s} for s in products_BN[:, 0].tolist()]
+        if pool:
+            for prediction, rank in zip(predictions, pool.ranks(vectors_NBD), strict=True):
+                prediction.update(rank._asdict())
+        if self.config.loss == "margin_mse":
+            margins_BK = products_BN[:, :1] - products_BN[:, 1:]
+            for prediction, example, margins in zip(predictions, examples, margins_BK, strict=True):
+                prediction["margins"] = margins[: len(example.texts) - 2].tolist()
         return predictions
 
     def scores(
@@ -241,69 +343,50 @@ class TaskType(base.TaskType):
     ) -> dict[str, float]:
         """Returns pearson and spearman over the pairs that have a score.
 
-        If no pair has one, returns accuracy_at_1 and mrr. Raises UserError if there are neither
-        scores nor ranks.
+        If no pair has one, returns accuracy_at_1 and mrr. For loss "margin_mse", returns
+        accuracy_at_1 and mrr, and the correlations of the margins if there are any. With Matryoshka
+        sizes, also returns each score of each size, such as "mrr/64". For `Queries`, returns the
+        scores of `ranking_scores`. Raises UserError if there are neither scores nor ranks.
         """
-        pairs = [
-            (example.label, prediction["similarity"])
+        if isinstance(examples, queries_lib.Queries):
+            return examples.scores(examples.run(predictions))
+        result = self._scores(examples, predictions)
+        for size in predictions[0].get("sizes", ()):
+            of_size = self._scores(examples, [p["sizes"][size] for p in predictions])
+            result |= {f"{name}/{size}": score for name, score in of_size.items()}
+        return result
+
+    def _scores(
+        self, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]
+    ) -> dict[str, float]:
+        labelled = [
+            (example.label, prediction)
             for example, prediction in zip(examples, predictions, strict=True)
-            if isinstance(example.label, float | int)
+            if example.label is not None
         ]
+        ranks = [prediction["rank"] for prediction in predictions if "rank" in prediction]
+        if self.config.loss == "margin_mse" and ranks:
+            targets = [margin for label, _ in labelled for margin in margins_lib.of_label(label)]
+            margins = [margin for _, prediction in labelled for margin in prediction["margins"]]
+            correlations = scores_lib.correlations(targets, margins) if targets else {}
+            return scores_lib.retrieval(ranks) | correlations
+        pairs = [(y, p["similarity"]) for y, p in labelled if isinstance(y, float | int)]
         if pairs:
             return scores_lib.correlations(*zip(*pairs, strict=True))
-        if "rank" not in predictions[0]:
+        if not ranks:
             kind = "pairs without scores" if "similarity" in predictions[0] else "single texts"
             expected = "pairs with scores" if self.config.loss == "cosine" else "pairs"
             raise errors.UserError(
                 f"{examples[0].where or 'examples'}: {kind} cannot be scored here; give {expected}"
             )
-        return scores_lib.retrieval([prediction["rank"] for prediction in predictions])
+        return scores_lib.retrieval(ranks)
 
     def lines(self, prediction: dict[str, Any], top: int) -> list[str]:
-        """Returns the vector of a single text, or the cosine of a pair."""
+        """Returns the vector of a single text, or the similarity of a pair."""
         if "vector" in prediction:
             return [f"[{', '.join(f'{value:.6g}' for value in prediction['vector'])}]"]
-        return [f"cosine {prediction['similarity']:.4f}"]
-
-
-def _vectors(config: Config, apply: Callable[..., losses.Batch], batch: losses.Batch) -> jax.Array:
-    """Returns the vectors of all texts, float32[B, N, D], of length 1."""
-    states = rows.flat(apply)(**losses.inputs(batch, rows.INPUTS))["last_hidden_state"]
-    mask_BNL = batch["attention_mask"]
-    states_BNLD = states.reshape(*mask_BNL.shape, -1)
-    vectors_BND = heads_lib.pool(states_BNLD, mask_BNL, config.pooling)
-    square_BN1 = (vectors_BND**2).sum(axis=-1, keepdims=True)
-    return vectors_BND * jax.lax.rsqrt(jnp.maximum(square_BN1, 1e-24))
-
-
-def _cosines(vectors_BND: jax.Array) -> jax.Array:
-    return (vectors_BND[:, 0] * vectors_BND[:, 1]).sum(axis=-1)
-
-
-def _hard_negatives(label_BN: jax.Array, same_BB: jax.Array, weights_B: jax.Array) -> jax.Array:
-    """Returns bool[B, H]: whether a hard negative of the batch is a negative of each row.
-
-    It is not if it is padding, or a text of a pair that shares a text with the row's pair.
-    same_BB: whether two pairs share a text.
-    """
-    number_H = label_BN[:, 2:].reshape(-1)
-    is_text_BH = (label_BN[:, :2, None] == number_H[None, None]).any(axis=1)
-    matches_BH = same_BB.astype(jnp.float32) @ is_text_BH.astype(jnp.float32) > 0
-    exists_H = (number_H >= 0) & (jnp.repeat(weights_B, label_BN.shape[1] - 2) > 0)
-    return ~matches_BH & exists_H[None]
-
-
-def _numbers(examples: Sequence[Example]) -> np.ndarray:
-    """Returns int32[B, N]: a number for each text; equal texts have equal numbers.
-
-    The number of texts that an example lacks is -1.
-    """
-    numbers: dict[str, int] = {}
-    result_BN = np.full((len(examples), max(len(e.texts) for e in examples)), -1, np.int32)
-    for i, example in enumerate(examples):
-        for j, text in enumerate(example.texts):
-            result_BN[i, j] = numbers.setdefault(text, len(numbers))
-    return result_BN
+        name = "cosine" if self.compares_cosines else "inner product"
+        return [f"{name} {prediction['similarity']:.4f}"]
 
 
 def _labelled_match(example: Example, where: str) -> errors.UserError:

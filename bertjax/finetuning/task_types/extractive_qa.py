@@ -14,6 +14,7 @@ Shapes: B batch, L length, T tokens of a window.
 
 import dataclasses
 import heapq
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -67,6 +68,9 @@ class TaskType(base.TaskType):
     model_kinds = ("encoder",)
     heads = ("span",)
     Config = Config
+    output_notes = types.MappingProxyType(
+        {"span_logits": "each token's scores as the first and as the last token of the answer"}
+    )
     hf_class = "ForQuestionAnswering"
     hf_task = "qa"
 
@@ -196,6 +200,11 @@ class TaskType(base.TaskType):
             for name, best in _best_thresholds(references, labelled).items():
                 result |= {f"best_{name}": best.score, f"best_{name}_threshold": best.threshold}
         return result
+
+    @property
+    def tunes(self) -> bool:
+        """Whether questions may have no answer, for which `tuned` chooses a threshold."""
+        return self.config.impossible
 
     def asked(self, examples: Sequence[Example]) -> "TaskType":
         """Returns the task type; sets `impossible` if some examples are known to have no answer.

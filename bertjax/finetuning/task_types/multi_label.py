@@ -11,6 +11,7 @@ Shapes: B batch, N examples, C labels.
 
 import dataclasses
 import math
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -54,6 +55,9 @@ class TaskType(base.TaskType):
     libraries = ("sklearn",)
     heads = ("classifier",)
     Config = Config
+    output_notes = types.MappingProxyType(
+        {"scores": "the probability of each label; the thresholds are in the task's config"}
+    )
 
     @staticmethod
     def read_label(record: readers.Record, value: Any) -> tuple[str, ...]:
@@ -143,6 +147,23 @@ class TaskType(base.TaskType):
     def _logits(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> jax.Array:
         logits_BC = apply(**losses.inputs(batch, rows.INPUTS))["class_logits"]
         return logits_BC.astype(jnp.float32)
+
+    can_be_taught = True
+
+    def soft_targets(self, outputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the logit of each label's probability."""
+        scores = np.clip(outputs["scores"].astype(np.float64), 1e-12, 1 - 1e-12)
+        return np.log(scores) - np.log1p(-scores)
+
+    def teacher_loss(
+        self, outputs: losses.Batch, targets_BC: jax.Array, temperature: float
+    ) -> jax.Array:
+        """Returns T^2 KL(teacher, student) at temperature T, the mean over the labels."""
+        pairs = [
+            jnp.stack([logits_BC, jnp.zeros_like(logits_BC)], axis=-1)
+            for logits_BC in (targets_BC, outputs["class_logits"].astype(jnp.float32))
+        ]
+        return losses.softened_divergence(*pairs, temperature).mean(axis=-1)
 
     def decode(
         self,

@@ -91,7 +91,7 @@ class TaskType(base.TaskType):
             return self._with(decoder_start_id=start_id)
         if self.config.reader != "encoder":
             return self
-        if source.task is not None and source.task["kind"] == "text_to_text":
+        if source.task is not None and "reader" in source.task["config"]:
             return self._with(reader=source.task["config"]["reader"])
         return self._with(reader="prefix" if artifact.reads_prefixes(source) else "causal")
 

@@ -86,6 +86,12 @@ class TaskType(base.TaskType):
     former = types.MappingProxyType({"encoding": "words"})
     heads = ("token_classifier",)
     Config = Config
+    output_notes = types.MappingProxyType(
+        {
+            "tags": "the index of each token's likeliest label; the first token of a word counts",
+            "probabilities": "the probability of each token's likeliest label",
+        }
+    )
     hf_class = "ForTokenClassification"
     hf_task = "tokens"
     hf_labelled = True

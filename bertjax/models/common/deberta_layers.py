@@ -115,7 +115,9 @@ class Layer(post_norm.Layer):
             if "p2c" in terms:  # the queries of c2p are scaled already
                 tables["p2c"] = tables["p2c"] * scale
             buckets = config.position_buckets, config.longest_distance
-            rows_T = disentangled.table_rows(x_BLD.shape[1], *buckets)
+            rows_T = disentangled.rows_of_any_length(
+                x_BLD.shape[1], config.max_length, *buckets
+            )
             bias = functools.partial(disentangled.bias, tables=tables, rows_T=rows_T)
         return attend(x_BLD, mask, deterministic, memory=memory_BLD, bias=bias)
 

@@ -49,15 +49,28 @@ def table_rows(length: int, num_buckets: int, max_distance: int) -> np.ndarray:
     return np.clip(distance + half, 0, 2 * half - 1)
 
 
+def rows_of_any_length(
+    length: int, longest: int, num_buckets: int, max_distance: int
+) -> np.ndarray | jax.Array:
+    """Returns `table_rows`; a slice of those of `longest` if `length` is a symbolic dimension.
+
+    `length` is symbolic if `jax.export` traces a program for all lengths up to `longest`.
+    """
+    if isinstance(length, int):
+        return table_rows(length, num_buckets, max_distance)
+    rows_T = jnp.asarray(table_rows(longest, num_buckets, max_distance))
+    return rows_T[longest - length : longest + length - 1]
+
+
 def bias(
     query_BLNH: jax.Array,
     key_BSNH: jax.Array,
     tables: dict[str, jax.Array],
-    rows_T: np.ndarray,
+    rows_T: np.ndarray | jax.Array,
 ) -> jax.Array:
     """Returns the terms of the attention scores that depend on distances, [B, N, L, S].
 
-    tables: {term: projected table of relative positions [R, N, H]}. rows_T: result of `table_rows`.
+    tables: {term: projected table of relative positions [R, N, H]}. rows_T: see `table_rows`.
     All scaling is up to the caller.
     """
     # A mesh may shard the queries' length. Here every device computes all of it, because `_skewed`
@@ -77,7 +90,7 @@ def bias(
     return sharding.constrain(total, ("batch", "heads", "key_length", "key_length"))
 
 
-def _expanded(table_RNH: jax.Array, rows_T: np.ndarray) -> jax.Array:
+def _expanded(table_RNH: jax.Array, rows_T: np.ndarray | jax.Array) -> jax.Array:
     """Returns [T, N, H]: the table's row of each distance.
 
     The lookup is a product with one-hot vectors, so its gradient is a product too, not a scatter.

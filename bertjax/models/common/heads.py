@@ -27,6 +27,7 @@ HEAD_INPUTS: Mapping[str, str] = MappingProxyType(
     }
 )
 DOWNSTREAM = tuple(HEAD_INPUTS)
+POOLINGS = ("mean", "cls", "max", "last")  # see `pool`
 
 
 class Layout(NamedTuple):
@@ -106,9 +107,13 @@ def pool(states: jax.Array, mask: jax.Array, pooling: str) -> jax.Array:
     """Returns one vector per sequence, float32[..., D], for states [..., L, D] and mask [..., L].
 
     pooling: "mean" averages over the tokens of the mask, "cls" takes the first position's state,
-    "last" the last token's state.
+    "max" the maximum over the tokens in each dimension, "last" the last token's state. The mean and
+    the maximum of a sequence without tokens are 0.
     """
     states = states.astype(jnp.float32)
+    if pooling == "max":
+        masked = jnp.where(mask[..., None] > 0, states, layers.MASKED)
+        return jnp.where((mask > 0).any(axis=-1)[..., None], masked.max(axis=-2), 0.0)
     if pooling == "cls":
         return states[..., 0, :]
     if pooling == "last":
@@ -117,6 +122,12 @@ def pool(states: jax.Array, mask: jax.Array, pooling: str) -> jax.Array:
     weights = mask.astype(jnp.float32)
     sums = jnp.einsum("...ld,...l->...d", states, weights)
     return sums / jnp.maximum(weights.sum(axis=-1, keepdims=True), 1.0)
+
+
+def unit(vectors: jax.Array) -> jax.Array:
+    """Returns vectors [..., D] scaled to length 1; a vector of zeros stays zero."""
+    squares = (vectors**2).sum(axis=-1, keepdims=True)
+    return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
 
 
 class MlmHead(nn.Module):

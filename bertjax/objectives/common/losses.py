@@ -46,6 +46,19 @@ def log_probs(logits: jax.Array, ids: jax.Array) -> jax.Array:
     return id_logits - jax.nn.logsumexp(logits, axis=-1)
 
 
+def softened_divergence(
+    teacher_logits: jax.Array, student_logits: jax.Array, temperature: float
+) -> jax.Array:
+    """Returns T^2 KL(teacher, student) in nats over the last axis, both at temperature T.
+
+    The gradient of the KL shrinks as T grows; the factor T^2 compensates for that (Hinton et al.,
+    arXiv 1503.02531, section 2).
+    """
+    log_p = jax.nn.log_softmax(teacher_logits / temperature)
+    log_q = jax.nn.log_softmax(student_logits / temperature)
+    return temperature**2 * jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+
+
 def example_weights(batch: Batch) -> jax.Array:
     """Returns float32[B]: 0 for rows that only fill up an evaluation's last batch, 1 for others."""
     if "example_weights" in batch:

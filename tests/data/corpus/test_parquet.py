@@ -128,7 +128,8 @@ COLUMNS = {
     [
         ("content", "has no column 'content' (its columns: text, raw, pages, meta, body, title); "
          "give one of them as --text_field"),
-        ("text", "column 'text' is of type int64, but must be text (its text columns: body, title"),
+        ("text", "column 'text' is of type int64, but must be text (the file's text columns: body, "
+         "title); give one of them as --text_field"),
         ("raw", "column 'raw' is of type binary, but must be text"),
         ("pages", "column 'pages' is of type list<element: string>, but must be text"),
         ("meta", "column 'meta' is of type struct<text: string>, but must be text"),
@@ -161,8 +162,8 @@ def _damaged(data: bytes, how: str) -> bytes:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("half", "is a Parquet file, but must be complete: its end is missing; copy or download"),
-        ("magic", "is a Parquet file, but must be complete"),
+        ("half", "is an incomplete Parquet file: its end is missing; copy or download"),
+        ("magic", "is an incomplete Parquet file"),
         ("footer", "corrupt (.*); copy or download the file again"),
         ("empty", "the file is empty"),
         ("text", "is not a Parquet file; if it is text, pass --format"),

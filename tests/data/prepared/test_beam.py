@@ -37,6 +37,7 @@ def _contents(folder: pathlib.Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.proof
 def test_several_processes_and_one_killed_give_the_bytes_of_the_local_run(
     tmp_path, corpus_path, tok_path, monkeypatch
 ):
@@ -110,9 +111,9 @@ def test_impossible_flags_are_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_options_of_the_readme_are_known():
+def test_options_of_the_documentation_are_known():
     pytest.importorskip("apache_beam")
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs" / "tutorials" / "pretrainer.md").read_text()
     options = dict(re.findall(r"--beam\.([a-z_]+)=([^\s`]*)", text))
     assert len(options) > 8 and "machine_type" in options
     beam.runner(options | {"direct_num_workers": "1"}, 1)
@@ -140,6 +141,7 @@ def test_errors_of_workers_are_one_line(message, expected):
     assert str(beam._error(message)) == expected
 
 
+@pytest.mark.proof
 def test_results_may_be_in_files_alone(tmp_path, corpus_path, tok_path):
     def silent(tasks, make_work, arguments, *, on_progress):
         options = {"processes": 1, "on_progress": lambda *_: None}

@@ -194,6 +194,7 @@ def test_a_document_longer_than_a_batch_is_one_document_of_equal_records(
     assert len(full) >= 5 and max(sizes) < store.RECORD_TOKENS + prepare_unit.MAX_SENTENCE
 
 
+@pytest.mark.proof
 def test_memory_does_not_grow_with_the_corpus(tmp_path, tok_path, monkeypatch):
     monkeypatch.setattr(prepare_unit, "_BATCH", 1 << 15)
     peaks = []

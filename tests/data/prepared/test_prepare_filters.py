@@ -203,6 +203,7 @@ class _Stop(Exception):
     pass
 
 
+@pytest.mark.proof
 def test_stopped_anywhere_it_resumes_with_the_same_bytes(
     tmp_path, corpus_path, tok_path, monkeypatch
 ):

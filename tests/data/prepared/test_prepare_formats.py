@@ -73,6 +73,7 @@ def test_more_files_than_shards_share_them_in_order(tmp_path, tok_path, monkeypa
     assert len(documents) == 2 and sum(documents) > 390 and 200 < documents[0] <= 210
 
 
+@pytest.mark.proof
 def test_a_large_row_group_is_prepared_in_parts_and_by_any_number_of_workers(tmp_path, tok_path):
     pq.write_table(pa.table({"text": TEXTS}), tmp_path / "a.parquet")
     path = os.fspath(tmp_path / "a.parquet")

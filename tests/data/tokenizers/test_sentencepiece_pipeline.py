@@ -75,6 +75,7 @@ def languages(shared_data):
     return [line for i, line in lines if i % 12 == 0 or (i % 3 == 1 and marked(line))]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("kind", ["lowercase", "plain", "albert"])
 def test_thirty_six_languages_have_native_ids_in_transformers(
     kind, languages, shared_data, tmp_path

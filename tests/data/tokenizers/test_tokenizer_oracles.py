@@ -147,6 +147,7 @@ def test_minilm_forms_agree(tmp_path):
     assert tokenizer.load(f"{folder}/tokenizer.json").fingerprint == both.fingerprint
 
 
+@pytest.mark.proof
 def test_novels_encode_as_the_library_does(shared_data):
     bert = tokenizer.load(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
     texts = []

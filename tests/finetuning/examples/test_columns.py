@@ -40,6 +40,10 @@ NAMED = [
      "negatives": ["D.", "E."]}, Sentence(("A.", "B.", "C.", "D.", "E."))),
     ("embeddings", "q,d,n", "", {"q": "A.", "d": "B.", "n": ["C.", "D."], "negative": "E."},
      Sentence(("A.", "B.", "C.", "D."))),
+    ("embedding_distillation", "", "", {"query": "A.", "positive": "B.", "negative": "C.",
+     "positive_score": 9, "negative_score": 2.5}, Sentence(("A.", "B.", "C."), (9.0, 2.5))),
+    ("embedding_distillation", "a,b,c", "s", {"a": "A.", "b": "B.", "c": "C.", "s": 6.5},
+     Sentence(("A.", "B.", "C."), 6.5)),
     ("similarity", "q,d", "s", {"q": "A.", "d": "B.", "s": 1}, Sentence(("A.", "B."), 1.0)),
     ("ner", "w", "t", {"w": ["Ada"], "t": ["B-PER"]}, Words(("Ada",), ("B-PER",))),
     ("squad", "q,c", "a", {"q": "Who?", "c": "Ada spoke.", "a": ANSWERS},
@@ -85,6 +89,12 @@ def test_a_file_whose_header_is_named_needs_no_usual_names(tmp_path):
         ("embeddings", "a.csv", "review", "", "the task reads 2 or more text column(s)"),
         ("embeddings", "d.jsonl", "", "", "d.jsonl:1: 'negative' must be a non-empty text or a list"
          " of such texts, but contains ' '"),
+        ("embeddings", "e.csv", "", "", "e.csv:3: 'negative' is empty: fill it or remove the row"),
+        ("embeddings", "f.csv", "", "", "f.csv:2: this task does not use the column 'score'; use "
+         "--task=similarity or --task=regression, or --task=embedding_distillation"),
+        ("embeddings", "g.csv", "", "", "g.csv:2: this task does not use the column "
+         "'negative_score'; use --task=embedding_distillation for the scores of a teacher"),
+        ("embedding_distillation", "h.csv", "", "", "h.csv:2: has no 'scores'"),
         ("embeddings", "a.csv", "review,date", "stars", "--label_column=stars: the task embeddings "
          "has no labels"),
         ("ner", "a.conll", "words", "", "a.conll has no columns with names; remove the flag"),
@@ -102,6 +112,10 @@ def test_what_cannot_be_read_is_one_line(tmp_path, name, file, text, label, mess
         "a.csv": REVIEWS, "b.csv": "text;label\nA.;x\n", "a.conll": "Ada B-PER\n",
         "a.json": '{"data": []}', "a.jsonl": '{"text": null, "label": "x"}\n', "c.json": "[{}]",
         "d.jsonl": '{"anchor": "A.", "positive": "B.", "negative": ["C.", " "]}\n',
+        "e.csv": "anchor,positive,negative\nA.,B.,C.\nA.,B.,\n",
+        "f.csv": "anchor,positive,score\nA.,B.,1\n",
+        "h.csv": "anchor,positive,negative\nA.,B.,C.\n",
+        "g.csv": "anchor,positive,negative,negative_score\nA.,B.,C.,1\n",
     }  # fmt: skip
     path = _write(tmp_path / file, files[file])
     with pytest.raises(errors.UserError) as caught:
@@ -118,6 +132,17 @@ def test_examples_have_different_numbers_of_negatives(tmp_path):
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     with pytest.raises(errors.UserError, match="row 0: column 'negative' contains bytes"):
         _read("embeddings", os.fspath(tmp_path / "a.parquet"))
+
+
+def test_scores_of_a_teacher_are_lists_or_separated_by_commas(tmp_path):
+    header = "anchor\tpositive\tnegative_1\tnegative_2\tscores\n"
+    path = _write(tmp_path / "a.tsv", f"{header}A\tB\tC\tD\t3,2,-1\n")
+    row = {"anchor": "A", "positive": "B", "negatives": ["C", "D"], "scores": [3, 2, -1]}
+    lists = _write(tmp_path / "a.jsonl", row, {**row, "scores": [3, "x", 1]})
+    expected = Sentence(("A", "B", "C", "D"), (3.0, 2.0, -1.0))
+    assert _read("embedding_distillation", path) == [expected]
+    with pytest.raises(errors.UserError, match=r"a\.jsonl:2: label 'x' is not a number"):
+        _read("embedding_distillation", lists)
 
 
 def test_unused_columns_are_listed(tmp_path):

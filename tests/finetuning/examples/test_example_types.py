@@ -3,7 +3,15 @@
 import pytest
 
 from bertjax.finetuning.examples import types
-from bertjax.finetuning.examples.types import Choice, Question, Sentence, TextPair, Words
+from bertjax.finetuning.examples.types import (
+    Candidates,
+    Choice,
+    Mixed,
+    Question,
+    Sentence,
+    TextPair,
+    Words,
+)
 
 LABELLED = {
     "sentences": Sentence(("A", "B"), "yes"),
@@ -11,6 +19,8 @@ LABELLED = {
     "questions": Question("q", "who", "Ada", (("Ada", 0),)),
     "text_pairs": TextPair("a", ("b",)),
     "choices": Choice("a", ("b", "c"), 0, passage="p"),
+    "candidates": Candidates("a", ("b", "c"), (1.0, 0.0)),
+    "mixed": Mixed(TextPair("a", ("b",)), "en-de", "translation", "to German: "),
 }
 
 
@@ -37,7 +47,9 @@ def test_an_input_is_an_example_or_of_the_wrong_form(reader):
 
 
 def _several(name):
-    return name in ("texts", "words", "tags", "answers", "targets", "choices")
+    return name in ("texts", "words", "tags", "answers", "targets", "choices") or (
+        name in ("documents", "labels", "teacher")
+    )
 
 
 @pytest.mark.parametrize(

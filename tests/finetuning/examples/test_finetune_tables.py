@@ -43,6 +43,8 @@ TABLES = {
     "ner": {"words": [["Ada", "spoke"], ["Hi"]], "tags": [["B-PER", "O"], ["O"]]},
     "multiple_choice": {"question": ["Who?"], "choices": [["Ada", "Bob", "Cy"]], "label": [2]},
     "translation": {"source": ["Hi.", "No."], "targets": [["Hola.", "Buenas."], ["No."]]},
+    "rerank": {"query": ["A?"], "positive": ["B."], "negatives": [["C.", "D."]],
+               "score": [[1.5, 2.0]]},
     "multi_label": {"text": ["A.", "B."], "labels": [["x", "y"], []]},
     "squad_v2": {
         "id": ["1", "2"],
@@ -138,7 +140,7 @@ def test_columns_of_bytes_are_ignored_and_missing_values_omitted(tmp_path):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("half", "is a Parquet file, but must be complete"),
+        ("half", "is an incomplete Parquet file"),
         ("empty", "the file is empty"),
         ("rows", "contains no rows"),
         ("column", " row 0: has no column 'sentence'; its columns are 'body', 'label'"),

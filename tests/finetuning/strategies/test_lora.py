@@ -60,6 +60,7 @@ def test_adds_alpha_over_rank_times_the_product_in_every_layer():
     np.testing.assert_allclose(added[KERNEL][1, :, 1], by_hand, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.proof
 def test_gradients_are_those_by_hand():
     method = strategy_runs.make("lora", rank=2, alpha=6.0, targets="query,out,wo")
     model, params = strategy_runs.model_of(method)
@@ -93,6 +94,7 @@ def test_gradients_are_those_by_hand():
         np.testing.assert_allclose(ours[path], of_kernels[path], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.proof
 def test_a_trained_model_is_a_plain_artifact_whose_kernels_differ_by_the_rank(tmp_path):
     method = strategy_runs.make("lora", rank=2)
     model, params = strategy_runs.model_of(method)

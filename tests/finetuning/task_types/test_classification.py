@@ -13,7 +13,7 @@ from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import rows
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.task_types import classification, multiple_choice
-from tests.helpers import task_types, tiny_model
+from tests.helpers import proofs, task_types, tiny_model
 from tests.helpers.task_types import bind
 
 CONFIG = classification.Config()
@@ -234,6 +234,7 @@ def answers(module, config, model, params, examples, encoded, labels=()):
     )
 
 
+@pytest.mark.proof
 def test_a_model_learns_labels():
     labels = bind(classification, CONFIG).label_names(CATS)
     encoded = encode(CATS, labels)
@@ -248,6 +249,7 @@ def test_a_model_learns_labels():
         ) == right
 
 
+@pytest.mark.proof
 def test_a_decoder_learns_numbers_of_pairs():
     words = ("cat", "dog", "mat", "home")
     lines = [(f"the {a}", f"a {b}", float(i)) for i, a in enumerate(words) for b in words]
@@ -329,7 +331,8 @@ def test_bad_choices_are_named(change, says):
         bind(multiple_choice, CHOICE, task="a.jsonl").check([QUESTIONS[0]._replace(**change)])
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2"])
+@pytest.mark.proof
+@pytest.mark.parametrize("family", proofs.all_but(["bert", "gpt2"], "gpt2"))
 def test_a_model_learns_choices(family):
     tokenizer = tiny_model.tokenizer("wordpiece" if family == "bert" else "bpe")
     encoded = bind(multiple_choice, CHOICE, tokenizer=tokenizer, lengths=LENGTHS).encode(QUESTIONS)

@@ -11,11 +11,12 @@ import pytest
 
 from bertjax import errors
 from bertjax.artifact import loading
-from bertjax.finetuning import rows
+from bertjax.finetuning import rows, vector_ranks
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.task_types import embeddings
 from bertjax.inference import pretrained
-from tests.helpers import task_types, tiny_model
+from bertjax.models.common import heads
+from tests.helpers import proofs, task_types, tiny_model
 from tests.helpers.task_types import bind
 
 RANKING = embeddings.Config()
@@ -44,7 +45,7 @@ PAIRS = pairs(
 # Vectors
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", ["mean", "max"])
 def test_vectors_are_those_of_encode(pooling):
     source = tiny_model.make()
     model = pretrained.Pretrained(source)
@@ -79,6 +80,12 @@ def test_vectors_are_those_of_minilm():
     np.testing.assert_allclose(outputs["vectors"], expected, atol=1e-5)
     found = bind(embeddings, RANKING, tokenizer=source.tokenizer).decode(examples, encoded, outputs)
     assert bind(embeddings, RANKING).scores(examples, found) == {"accuracy_at_1": 100, "mrr": 100}
+
+
+def test_the_maximum_is_that_of_the_tokens():
+    states = np.array([[[-3, 2], [-1, -4], [9, 9]], [[5, 5], [6, 6], [7, 7]]], np.float32)
+    found = heads.pool(jnp.asarray(states), np.array([[1, 1, 0], [0, 0, 0]]), "max")
+    assert found.tolist() == [[-1, 2], [0, 0]]
 
 
 def test_a_single_text_is_given_its_vector():
@@ -207,7 +214,7 @@ def test_cosines_are_trained_towards_the_share_of_the_highest_score():
     assert [float(x) for x in found["cosine_loss"]] == [pytest.approx(0.3**2, abs=1e-5), 2]
 
 
-@pytest.mark.parametrize("config", [RANKING, COSINE])
+@pytest.mark.parametrize("config", proofs.all_but([RANKING, COSINE], RANKING))
 def test_training_brings_pairs_together(config):
     lines = [("the cat", "the mat", 5.0), ("a dog", "ran home", 5.0), ("the cat", "ran home", 0.0),
              ("a dog", "the mat", 0.0), ("letters", "many words", 5.0)]  # fmt: skip
@@ -228,6 +235,39 @@ def test_training_brings_pairs_together(config):
         assert found["accuracy_at_1"] == 100
     else:
         assert found["pearson"] > 95
+
+
+# Matryoshka sizes
+
+
+def test_each_size_is_scored_with_truncated_vectors():
+    config = embeddings.Config(matryoshka=(3, 1))
+    examples = pairs(("a", "A", None), ("b", "B", None))
+    vectors = np.array([[[1, 0, 0], [1, 9, 0]], [[-1, 0, 1], [-2, 0, 3]]], np.float32)
+    found = bind(embeddings, config).decode(examples, None, {"vectors": vectors})
+    assert found[0]["similarity"] < 0.2 and found[0]["sizes"]["1"]["similarity"] == 1
+    assert found[0]["sizes"]["3"] == {name: found[0][name] for name in found[0]["sizes"]["3"]}
+    scores = bind(embeddings, config).scores(examples, found)
+    assert list(scores) == ["accuracy_at_1", "mrr", "accuracy_at_1/1", "mrr/1", "accuracy_at_1/3",
+                            "mrr/3"]  # fmt: skip
+
+
+def test_the_losses_of_all_sizes_are_added():
+    vectors = np.random.default_rng(0).normal(size=(3, 2, 4))
+    batch = batch_with([[0, 1], [2, 3], [4, 5]])
+
+    def loss(vectors, sizes=()):
+        bound = bind(embeddings, embeddings.Config(matryoshka=sizes))
+        return float(bound.loss(fixed(vectors), batch)["ranking_loss"][0])
+
+    expected = loss(vectors[..., :2]) + loss(vectors)
+    assert loss(vectors, (2, 4)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_sizes_above_the_width_are_refused():
+    bound = bind(embeddings, embeddings.Config(matryoshka=(8, 32)))
+    with pytest.raises(errors.UserError, match=r"\(8, 32\): must be sizes of at most 16"):
+        bound.for_model(tiny_model.make())
 
 
 # Answers
@@ -296,7 +336,7 @@ def test_blocks_make_no_difference(monkeypatch):
     first, second = draws / np.linalg.norm(draws, axis=-1, keepdims=True)
     examples = pairs(*[(f"a{i}", f"b{i % 5}", None) for i in range(7)])
     whole = decode(examples, first, second)
-    monkeypatch.setattr(embeddings, "SIMILARITIES", 15)
+    monkeypatch.setattr(vector_ranks, "SIMILARITIES", 15)
     for a, b in zip(whole, decode(examples, first, second), strict=True):
         assert a == {**b, "similarity": pytest.approx(b["similarity"], abs=1e-6)}
 
@@ -335,7 +375,11 @@ def test_bad_pairs_are_named(config, texts, label, says):
         bind(embeddings, config, task="train.tsv").check([good[0], bad])
 
 
-@pytest.mark.parametrize("field, value", [("loss", "x"), ("pooling", "max"), ("scale", 0.0)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("loss", "x"), ("pooling", "sum"), ("scale", 0.0), ("matryoshka", (8, 8)),
+     ("matryoshka", (0,)), ("chunk_size", -1)],
+)  # fmt: skip
 def test_impossible_options_are_refused(field, value):
     with pytest.raises(errors.UserError, match=rf"config\.kind\.{field} = "):
         embeddings.Config(**{field: value})

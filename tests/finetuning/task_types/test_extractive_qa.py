@@ -352,6 +352,7 @@ def test_loss_is_the_mean_of_both_ends_and_skips_what_is_not_known():
     assert bind(extractive_qa, config).loss(lambda **_: perfect, batch)["span_accuracy"] == (5, 5)
 
 
+@pytest.mark.proof
 def test_a_model_learns_where_the_answers_are():
     examples, config = _questions(), Config(impossible=True, doc_stride=6)
     encoded = _encode(config, examples, length=20)

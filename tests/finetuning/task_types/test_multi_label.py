@@ -178,6 +178,7 @@ def test_a_new_head_starts_at_the_share_of_one_label():
     assert typed(["a"]).output_bias() == 0.0
 
 
+@pytest.mark.proof
 def test_a_model_learns_labels():
     words = ("cat", "dog")
     examples = [
@@ -336,11 +337,11 @@ def test_unknown_labels_are_named_with_their_line(root, tmp_path):
         bertjax.load(root / "out").evaluate(tmp_path / "dev.tsv")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("strategy", ["features", "lora"])
 def test_strategies(root, tmp_path, strategy):
-    config = toy_tasks.config(
-        "multi_label", root / "model", root, strategy__name=strategy, num_epochs=2
-    )
+    values = {"strategy__name": strategy, "num_epochs": 2}
+    config = toy_tasks.config("multi_label", root / "model", root, **values)
     done = run.finetune(config, tmp_path / "out")
     stored = json.loads((tmp_path / "out" / "report.json").read_text())
     found = done.model.evaluate(root / "dev.tsv")
@@ -377,6 +378,7 @@ def test_a_foreign_folder_has_the_usual_thresholds(root, folder):
     assert loaded.predict("the cat ran")["probabilities"] == pytest.approx(ours, abs=1e-6)
 
 
+@pytest.mark.proof
 def test_transformers_says_the_same(root, folder):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

@@ -228,6 +228,7 @@ def test_t5_writes_what_it_writes_to_the_source_with_its_prefix():
         assert len({one["text"] for one in found}) > 1
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("reader", ["causal", "prefix"])
 def test_a_decoder_writes_what_it_writes_alone(reader):
     model, config = made(reader)
@@ -266,6 +267,7 @@ def test_right_tokens_and_their_share(reader):
     assert scores["token_accuracy"] == pytest.approx(100 * right / tokens)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("reader", MODELS)
 def test_the_likeliest_label_is_chosen(reader):
     model, config = made(reader)
@@ -323,6 +325,7 @@ def test_prompts_are_read_behind_the_first_token(reader):
     np.testing.assert_array_equal(plain["tokens"], outputs["tokens"])
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("reader", ["encoder", "causal"])
 def test_it_learns_to_answer(reader):
     """Labels of sentences in words, written by the model that a few steps have taught them."""
@@ -336,8 +339,8 @@ def test_it_learns_to_answer(reader):
     encoded = encode(model, config, examples, labels)
     batch = batch_of(config, encoded)
     params = plugins.init_params(model.model, jax.random.key(0))
-    fit = functools.partial(task_types.fit, text_to_text, config, steps=60, rate=3e-3)
-    params, losses = fit(model.model, params, batch)
+    options = {"steps": 60, "rate": 3e-3}
+    params, losses = task_types.fit(text_to_text, config, model.model, params, batch, **options)
     assert losses[-1] < 0.1 * losses[0]
     taught = pretrained.Pretrained(dataclasses.replace(model.source, params=params))
     found = answers(taught, config, examples, labels)
@@ -348,7 +351,7 @@ def test_it_learns_to_answer(reader):
 
 
 def said(*texts, **others):
-    """Predictions of these texts, whose every target token is right."""
+    """Predictions with these texts."""
     return [{"text": text, "target_tokens": 2, "right_tokens": 2, **others} for text in texts]
 
 
@@ -375,10 +378,8 @@ def test_scores_of_questions_sentences_and_words():
     found = score(questions, said("ada", ""), [])
     assert (found["exact_match"], found["no_answer_accuracy"]) == (100, 100)
     sentences = [Sentence((text,), text) for text in ("no", "yes", "yes", "no")]
-    told = [
-        {"text": "", "label": label, "target_tokens": 1, "right_tokens": 1}
-        for label in ("no", "yes", None, None)
-    ]
+    others = {"text": "", "target_tokens": 1, "right_tokens": 1}
+    told = [{"label": label, **others} for label in ("no", "yes", None, None)]
     found = score(sentences, told, ["no", "yes"])
     assert (found["accuracy"], found["f1"]) == (50, 50)  # t5's f1_score_with_invalid
     numbers = [Sentence(("a", "b"), value) for value in (0.0, 2.0, 1.0)]

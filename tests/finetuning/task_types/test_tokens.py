@@ -307,6 +307,7 @@ def test_loss_counts_each_word_once():
     assert first.sum() == 10, "those of the sentence without tags and of the filling row are none"
 
 
+@pytest.mark.proof
 def test_a_model_learns_the_tags():
     config = Config(overlap=2)
     encoded = _encode(config, SENTENCES, length=8)

@@ -1,0 +1,54 @@
+"""Computes the vectors of texts with a model, in chunks that do not keep their activations.
+
+The backward pass of a chunk computes its forward pass again, from the gradient with respect to its
+vectors: gradient caching (Gao et al., arXiv 2101.06983). So the memory is that of one chunk, and
+the gradients are those of the whole batch. Both passes have the same dropout.
+
+Shapes: B batch, N texts of an example, L length, D model.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.finetuning import rows
+from bertjax.models.common import heads
+from bertjax.objectives.common import losses
+
+Apply = Callable[..., losses.Batch]
+
+
+def pooled(
+    apply: Apply, batch: losses.Batch, pooling: str, count: int = 1, *, training: bool = False
+) -> jax.Array:
+    """Returns the pooled vectors of all texts, float32[B, N, D], computed in `count` chunks.
+
+    pooling: see `heads.pool`. training: whether the backward pass computes each chunk again;
+    otherwise it would need the activations of all chunks. Then the chunks also have different
+    dropout.
+    """
+
+    def of_rows(apply: Apply, inputs: losses.Batch) -> jax.Array:
+        states = rows.flat(apply)(**inputs)["last_hidden_state"]
+        mask_BNL = inputs["attention_mask"]
+        states_BNLD = states.reshape(*mask_BNL.shape, -1)
+        return heads.pool(states_BNLD, mask_BNL, pooling)
+
+    inputs = losses.inputs(batch, rows.INPUTS)
+    if count == 1:
+        return of_rows(apply, inputs)
+
+    # Chunk m has the rows m, m + count, m + 2 count ..., so that no row changes device.
+    def split(x: jax.Array) -> jax.Array:
+        return jnp.swapaxes(x.reshape(-1, count, *x.shape[1:]), 0, 1)
+
+    def of_chunk(numbered: tuple[jax.Array, losses.Batch]) -> jax.Array:
+        number, chunk = numbered
+        return of_rows(functools.partial(apply, part=number) if training else apply, chunk)
+
+    function = jax.checkpoint(of_chunk, prevent_cse=False) if training else of_chunk
+    chunks = {name: split(jnp.asarray(x)) for name, x in inputs.items()}
+    vectors = jax.lax.map(function, (jnp.arange(count), chunks))
+    return jnp.swapaxes(vectors, 0, 1).reshape(-1, *vectors.shape[2:])

@@ -1,0 +1,1 @@
+"""A family and an objective that live outside bertjax."""
