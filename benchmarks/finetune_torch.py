@@ -46,8 +46,15 @@ def finetune(
     batch_size: int,
     max_train: int,
     bfloat16: bool,
+    warmup: float = 0.1,
+    weight_decay: float = 0.01,
+    first_seed: int = 0,
 ) -> dict[str, Any]:
-    """Trains every seed and scores dev after every epoch; returns as `benchmarks.finetune.ours`."""
+    """Trains every seed and scores dev after every epoch; returns as `benchmarks.finetune.ours`.
+
+    warmup: the fraction of the steps in which the rate rises. "last_scores" of a run are those
+    after its last epoch, "scores" those of its best one.
+    """
     found = tasks.find(task)
     train, dev = (
         tasks.read(found, file, split) for file, split in zip(files, ("train", "dev"), strict=True)
@@ -65,9 +72,10 @@ def finetune(
         transformers.set_seed(seed)
         network = problem.model.from_pretrained(model, **problem.fields).to(device)
         started = time.perf_counter()
-        optimizer = _optimizer(network, learning_rate)
-        warmup = round(0.1 * steps)
-        schedule = transformers.get_linear_schedule_with_warmup(optimizer, warmup, steps)
+        optimizer = _optimizer(network, learning_rate, weight_decay)
+        schedule = transformers.get_linear_schedule_with_warmup(
+            optimizer, round(warmup * steps), steps
+        )
         cast = torch.autocast(device.type, torch.bfloat16, enabled=bfloat16)
         shuffle = random.Random(seed)
         evaluations = []
@@ -90,24 +98,25 @@ def finetune(
         best = max(range(num_epochs), key=lambda epoch: evaluations[epoch][1][main])
         return {
             "scores": evaluations[best][1],
+            "last_scores": evaluations[-1][1],
             "best_epoch": best + 1,
             "losses": [loss for loss, _ in evaluations],
             "seconds": time.perf_counter() - started,
         }
 
     return {
-        "runs": [one(seed) for seed in range(seeds)],
+        "runs": [one(seed) for seed in range(first_seed, first_seed + seeds)],
         "steps": steps,
         "library": f"torch {torch.__version__}, transformers {transformers.__version__}",
     }
 
 
-def _optimizer(network: Any, learning_rate: float) -> torch.optim.Optimizer:
+def _optimizer(network: Any, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
     """Returns AdamW without weight decay on biases and norms."""
     bare = [p for n, p in network.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
     names = {id(p) for p in bare}
     decayed = [p for p in network.parameters() if id(p) not in names]
-    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": bare, "weight_decay": 0.0}]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": bare, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=learning_rate, eps=1e-6, fused=True)
 
 

@@ -1,13 +1,17 @@
-"""Fine-tunes on few and on many labels: former defaults, today's defaults, simple baselines.
+"""Fine-tunes on few and on many labels: today's and former defaults, transformers', baselines.
 
     python -m benchmarks.recipe --model=minilm/ --data=shared/data/ --output=recipe/ \\
-        [--tasks=snips_intent,wikigold] [--sizes=50,100,300] [--seeds=2] [--columns=former,new]
+        [--tasks=snips_intent,wikigold] [--sizes=50,100,300] [--seeds=2] [--columns=new]
 
 Each cell is what a user gets from one file of SIZE labelled examples: the software holds out a part
 of it as dev, trains at its rates and selects one. The score is that of at most TEST examples of the
 task's own dev or test file, which no run sees. Another seed draws other examples, and begins with
 another head. If a draw lacks a label, the test examples with that label are left out. The simple
 baseline is the bag of words, or for entities the most frequent tag of each word.
+
+The column transformers is a plain PyTorch loop (finetune_torch.py) with the defaults of its
+TrainingArguments: 3 epochs over the whole file, batches of 8, a rate of 5e-5 that falls linearly
+from the first step on, no weight decay. It selects nothing and is scored after the last epoch.
 
 A finished cell leaves OUTPUT/TASK-SIZE-SEED-COLUMN.json and is not run again. Prints the table, and
 writes it to OUTPUT/table.md.
@@ -33,10 +37,17 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "former": {"num_epochs": 3, "batch_size": 32, "learning_rates": (2e-5, 3e-5, 5e-5)},
     "new": {},
 }
+PEER = "transformers"
+PEER_DEFAULTS = {"num_epochs": 3, "batch_size": 8, "learning_rate": 5e-5, "warmup": 0.0,
+                 "weight_decay": 0.0}  # fmt: skip
 
 
 class Case(NamedTuple):
-    """A task of the table. test: its file of test examples. max_length: tokens per row."""
+    """A task of the table.
+
+    test: its file of test examples. max_length: tokens per row. smallest: the fewest labels that
+    can be split into train and dev with every class in both.
+    """
 
     task: str
     folder: str
@@ -44,11 +55,12 @@ class Case(NamedTuple):
     test: str
     max_length: int
     main: str
+    smallest: int = 0
 
 
 TASKS = {
     "banking77": Case("classification", "classification/banking77", "train.tsv", "dev.tsv", 64,
-                      "accuracy"),
+                      "accuracy", 300),
     "snips_intent": Case("classification", "classification/snips_intent", "train.tsv", "dev.tsv",
                          32, "accuracy"),
     "movie_reviews": Case("classification", "classification/movie_reviews", "train.tsv", "dev.tsv",
@@ -135,6 +147,38 @@ def work(
     return figures
 
 
+def peer(
+    name: str, size: int, seed: int, flags: argparse.Namespace, folder: pathlib.Path
+) -> dict[str, Any]:
+    """Trains one cell with the defaults of transformers' Trainer; returns its figures."""
+    from benchmarks import finetune_torch  # imports torch
+
+    case = TASKS[name]
+    draw(case, pathlib.Path(flags.data), size, seed, folder / "data")
+    suffix = pathlib.Path(case.train).suffix
+    start = time.perf_counter()
+    result = finetune_torch.finetune(
+        flags.model,
+        case.task,
+        (str(folder / "data" / f"train{suffix}"), str(folder / "data" / f"test{suffix}")),
+        seeds=1,
+        first_seed=seed,
+        max_length=case.max_length,
+        max_train=0,
+        bfloat16=flags.dtype == "bfloat16",
+        **PEER_DEFAULTS,
+    )
+    figures = {
+        "main": case.main,
+        "test": result["runs"][0]["last_scores"][case.main],
+        "steps": result["steps"],
+        "baseline": None,
+        "seconds": time.perf_counter() - start,
+    }
+    shutil.rmtree(folder)
+    return figures
+
+
 def _baseline(report: dict[str, Any], main: str) -> float | None:
     """Returns the test score of the last baseline, the best one; None if there is none."""
     scores = [by_split["test"][main] for by_split in report["baselines"].values()]
@@ -148,7 +192,11 @@ def cell(name: str, size: int, seed: int, column: str, flags: argparse.Namespace
     if not file.exists():
         folder = output / file.stem
         shutil.rmtree(folder, ignore_errors=True)
-        files.write_json(file, work(name, size, seed, COLUMNS[column], flags, folder))
+        if column == PEER:
+            figures = peer(name, size, seed, flags, folder)
+        else:
+            figures = work(name, size, seed, COLUMNS[column], flags, folder)
+        files.write_json(file, figures)
     return schema.read_object(file, weight_files.REMEDY)
 
 
@@ -187,7 +235,7 @@ def main() -> int:
     parser.add_argument("--output", required=True, help="folder for the figures")
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--sizes", default="50,100,300,1000,0", help="numbers of labels; 0: all")
-    parser.add_argument("--columns", default=",".join(COLUMNS))
+    parser.add_argument("--columns", default=",".join((PEER, *COLUMNS)))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     flags = parser.parse_args()
@@ -197,6 +245,8 @@ def main() -> int:
     cells: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
     for size in map(int, flags.sizes.split(",")):
         for name in flags.tasks.split(","):
+            if 0 < size < TASKS[name].smallest:
+                continue
             for column in flags.columns.split(","):
                 figures = [cell(name, size, seed, column, flags) for seed in range(flags.seeds)]
                 cells.setdefault((name, size), {})[column] = figures
