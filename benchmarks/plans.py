@@ -25,8 +25,8 @@ from typing import Any
 
 from bertjax import config as config_lib
 from bertjax import errors
-from bertjax.plan import cost, report
-from bertjax.plan import plan as plan_lib
+from bertjax.planning import cost, report
+from bertjax.planning import plan as plan_lib
 from bertjax.runtime import hardware
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

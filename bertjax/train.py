@@ -41,7 +41,7 @@ from bertjax import workdir as workdir_lib
 from bertjax.artifact import artifact, initial, loading
 from bertjax.data.prepared import sources, store
 from bertjax.objectives.common import hooks
-from bertjax.plan import auto
+from bertjax.planning import auto
 from bertjax.runtime import distributed, signals
 
 

@@ -32,7 +32,7 @@ LAYERS = (
     {"config_help", "evaluate", "training_data", "workdir"},
     {"experiment"},
     {"artifact", "run_log"},
-    {"column_flags", "corpus_flags", "job_flags", "plan", "run_header", "step_log"},
+    {"column_flags", "corpus_flags", "job_flags", "planning", "run_header", "step_log"},
     {"inference", "train"},
     {"finetuning"},
     {"__init__"},

@@ -12,7 +12,7 @@ import pytest
 from bertjax import errors, optimizer, plugins, sharding
 from bertjax import step as step_lib
 from bertjax.finetuning import strategies
-from bertjax.plan import cost
+from bertjax.planning import cost
 from tests.helpers import meshes, strategy_runs, tiny_runs
 
 PLAIN = {"schedule": "constant", "warmup_steps": 0, "clip_norm": 0.0}

@@ -21,8 +21,8 @@ import jax
 from bertjax import config_help as config_help_lib
 from bertjax import errors
 from bertjax.artifact import initial
-from bertjax.plan import plan as plan_lib
-from bertjax.plan import report, search
+from bertjax.planning import plan as plan_lib
+from bertjax.planning import report, search
 from bertjax.runtime import hardware
 
 config_help, config_keys = config_help_lib.of_run, config_help_lib.keys_of_run

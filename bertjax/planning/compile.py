@@ -3,9 +3,9 @@
     compiled = compile_step(config, hardware.parse_topology("v5e-16"))
 
 libtpu compiles ahead of time on any x86 machine. It runs in a separate process, whose environment
-variables prevent a search for TPUs. This process, `python -m bertjax.plan.compile`, reads a request
-as JSON and prints the result as JSON. No arrays are allocated and nothing is executed, so neither
-numerics nor speed can be measured.
+variables prevent a search for TPUs. This process, `python -m bertjax.planning.compile`, reads a
+request as JSON and prints the result as JSON. No arrays are allocated and nothing is executed, so
+neither numerics nor speed can be measured.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from bertjax import config as config_lib
 from bertjax import errors, sharding
 from bertjax import experiment as experiment_lib
 from bertjax import phases as phases_lib
-from bertjax.plan import abstract, cost
+from bertjax.planning import abstract, cost
 from bertjax.runtime import hardware
 
 INSTALL = "pip install 'bertjax[tpu]'"
@@ -64,7 +64,7 @@ class Compiled:
     error: any other reason why compilation failed; "" if there is none.
     rematerialized: the warnings that a sharded array is assembled completely on every device
     ("involuntary full rematerialization").
-    flops, hbm_bytes, collectives, open_loops, silent_kernels: see `plan.cost.Cost`; the body of a
+    flops, hbm_bytes, collectives, open_loops, silent_kernels: see `cost.Cost`; the body of a
     loop is counted as many times as it runs.
     """
 

@@ -2,8 +2,8 @@
 
 from bertjax import config as config_lib
 from bertjax import phases as phases_lib
-from bertjax.plan import compile
-from bertjax.plan import plan as plan_lib
+from bertjax.planning import compile
+from bertjax.planning import plan as plan_lib
 from bertjax.runtime import hardware
 
 

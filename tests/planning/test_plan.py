@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax import __main__, errors
 from bertjax import config as config_lib
-from bertjax.plan import compile, cost, hlo, memory, report, search
-from bertjax.plan import plan as plan_lib
+from bertjax.planning import compile, cost, hlo, memory, report, search
+from bertjax.planning import plan as plan_lib
 from bertjax.runtime import hardware
 from tests.helpers import meshes
 

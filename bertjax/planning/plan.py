@@ -17,7 +17,7 @@ import ml_collections
 from bertjax import errors, plugins, sharding
 from bertjax import experiment as experiment_lib
 from bertjax import phases as phases_lib
-from bertjax.plan import abstract, auto, compile, memory, roofline
+from bertjax.planning import abstract, auto, compile, memory, roofline
 from bertjax.runtime import hardware
 
 USUAL_MFU = 0.4  # the MFU assumed for the training times in the files of configs/

@@ -11,8 +11,8 @@ import ml_collections
 from bertjax import errors
 from bertjax import phases as phases_lib
 from bertjax.models.common import layers
-from bertjax.plan import auto, compile
-from bertjax.plan import plan as plan_lib
+from bertjax.planning import auto, compile
+from bertjax.planning import plan as plan_lib
 from bertjax.runtime import hardware
 
 MAX_MICRO_BATCHES = 64

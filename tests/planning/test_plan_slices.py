@@ -4,8 +4,8 @@ import pytest
 
 from bertjax import config as config_lib
 from bertjax import errors
-from bertjax.plan import compile, cost, report
-from bertjax.plan import plan as plan_lib
+from bertjax.planning import compile, cost, report
+from bertjax.planning import plan as plan_lib
 from bertjax.runtime import hardware
 
 

@@ -25,7 +25,7 @@ from bertjax import phases as phases_lib
 from bertjax import sharding
 from bertjax import step as step_lib
 from bertjax.models.common import layers
-from bertjax.plan import abstract
+from bertjax.planning import abstract
 from bertjax.runtime import hardware
 
 PROBE = 97  # rows of the traced batch: a prime that divides no other dimension

@@ -7,7 +7,7 @@ import ml_collections
 
 from bertjax import phases as phases_lib
 from bertjax import sharding
-from bertjax.plan import memory
+from bertjax.planning import memory
 from bertjax.runtime import hardware
 
 MAX_TENSOR = 8  # above this, a device's matrices are too narrow for its matmul units

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from bertjax import config, errors, experiment, sharding
-from bertjax.plan import auto, memory
+from bertjax.planning import auto, memory
 
 
 def _config(**overrides):

@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bertjax.plan import compile, cost, search
-from bertjax.plan.plan import USUAL_MFU, PhasePlan, Plan
+from bertjax.planning import compile, cost, search
+from bertjax.planning.plan import USUAL_MFU, PhasePlan, Plan
 
 _LABEL = 26
 _COLUMN = 20

@@ -6,7 +6,7 @@ import pytest
 
 from bertjax import config, experiment, plugins, sharding
 from bertjax import phases as phases_lib
-from bertjax.plan import memory
+from bertjax.planning import memory
 from bertjax.runtime import hardware
 from tests.helpers import meshes, proofs
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from bertjax import experiment as experiment_lib
 from bertjax import optimizer
 from bertjax import phases as phases_lib
-from bertjax.plan import memory
+from bertjax.planning import memory
 from bertjax.runtime import hardware
 
 

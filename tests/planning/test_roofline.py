@@ -4,7 +4,7 @@ import pytest
 
 from bertjax import config, experiment, sharding
 from bertjax import phases as phases_lib
-from bertjax.plan import memory, roofline
+from bertjax.planning import memory, roofline
 from bertjax.runtime import hardware
 
 CHIP = hardware.Chip("toy", ("Toy",), 100.0, 1000, 10.0, 5.0, 1.0)
