@@ -116,7 +116,10 @@ def _optimizer(network: Any, learning_rate: float, weight_decay: float) -> torch
     bare = [p for n, p in network.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
     names = {id(p) for p in bare}
     decayed = [p for p in network.parameters() if id(p) not in names]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": bare, "weight_decay": 0.0}]
+    groups = [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": bare, "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(groups, lr=learning_rate, eps=1e-6, fused=True)
 
 
