@@ -72,7 +72,7 @@ def finetune(
         transformers.set_seed(seed)
         network = problem.model.from_pretrained(model, **problem.fields).to(device)
         started = time.perf_counter()
-        optimizer = _optimizer(network, learning_rate, weight_decay)
+        optimizer = adamw(network, learning_rate, weight_decay)
         schedule = transformers.get_linear_schedule_with_warmup(
             optimizer, round(warmup * steps), steps
         )
@@ -111,7 +111,7 @@ def finetune(
     }
 
 
-def _optimizer(network: Any, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
+def adamw(network: Any, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
     """Returns AdamW without weight decay on biases and norms."""
     bare = [p for n, p in network.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
     names = {id(p) for p in bare}

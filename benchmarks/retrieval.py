@@ -1,7 +1,8 @@
 """Measures the search for the paragraph that answers a question, and the reranking of its results.
 
     python -m benchmarks.retrieval --data=shared/data/ --output=retrieval/ [--real=minilm/] \\
-        [--sets=squad,fairytale] [--queries=100] [--train=600] [--top=50] [--num_epochs=2]
+        [--ours=run/] [--sets=squad,fairytale] [--queries=100] [--train=600] [--top=50] \\
+        [--num_epochs=2] [--peer]
 
 The sets are SQuAD 1.1 (paragraphs of Wikipedia) and FairytaleQA (sections of stories). The
 documents are all paragraphs of the dev file, whose texts are not in train; --queries questions
@@ -9,12 +10,18 @@ are drawn evenly from it. Rows of the table:
 
     zero-shot     the vectors of --real (default: the installed MiniLM)
     fine-tuned    the same after --task=embeddings on --train pairs, with in-batch negatives
+    mined         the same with hard negatives, which "fine-tuned" finds among the paragraphs of
+                  the training pairs
+    size N        the first N values of vectors that are trained on the pairs with the Matryoshka
+                  loss of all these sizes
+    peer          with --peer: sentence-transformers on the same pairs, with the same settings
     reranked      the best --top documents of "fine-tuned", reranked by a cross-encoder that starts
-                  from --real too; its negatives are mined with "fine-tuned" among the paragraphs
-                  of the training pairs
+                  from --real too and learns from the same mined negatives
 
-Each training has one rate and one seed. The output has the collection in BEIR's layout, the runs
-in TREC's format and table.md. Returns 1 if reranking lowers the mean reciprocal rank.
+With --ours, the rows are repeated for a model that is pretrained here, but for the cross-encoder
+and the peer. Each training has one rate and one seed. The output has the collection in BEIR's
+layout, the runs in TREC's format and table.md. Returns 1 if reranking lowers the mean reciprocal
+rank.
 """
 
 import argparse
@@ -25,8 +32,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 import bertjax
 from benchmarks import parity
+from bertjax.artifact import loading
 from bertjax.data.corpus import beir, trec_runs
 from bertjax.finetuning import ranking_scores, recipe, retrieval
 from bertjax.finetuning import run as run_lib
@@ -37,6 +47,8 @@ from bertjax.runtime import backend
 SETS = {"squad": "qa/squad11_{}.json", "fairytale": "qa/fairytaleqa_{}.json"}
 MAX_LENGTH = 128
 RATE, RERANK_RATE = 2e-5, 1e-4
+BATCH = 32
+SIZES = (32, 64, 128, 384)
 NEGATIVES, SKIPPED = 3, 1  # of each question for the cross-encoder; best wrong results left out
 Pair = tuple[str, str]
 
@@ -74,11 +86,15 @@ def write_lines(file: pathlib.Path, records: Sequence[dict[str, Any]]) -> None:
     file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
 
 
-def trained(task: str, train: pathlib.Path, rate: float, flags: argparse.Namespace) -> Any:
+def trained(
+    task: str, train: pathlib.Path, rate: float, model: str, flags: argparse.Namespace,
+    **keys: str,
+) -> Any:  # fmt: skip
     """Returns the model of one fine-tuning, whose output folder stands beside its train file."""
     values = {
-        "model": flags.real, "learning_rates": str(rate), "max_length": MAX_LENGTH,
-        "num_epochs": flags.num_epochs, "dtype": flags.dtype,
+        "model": model, "learning_rates": str(rate), "max_length": MAX_LENGTH,
+        "batch_size": BATCH, "num_epochs": flags.num_epochs, "dtype": flags.dtype,
+        **{f"kind.{key}": value for key, value in keys.items()},
     }  # fmt: skip
     config = recipe.make(task, None, {"train": train}, values)
     return run_lib.finetune(config, train.with_suffix("")).model
@@ -98,37 +114,88 @@ def mined(model: Any, train: Sequence[Pair], folder: pathlib.Path) -> list[dict[
     return records
 
 
-def measured(name: str, flags: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Returns {row: its scores and the seconds that it took} of a set."""
-    folder = pathlib.Path(flags.output) / name
-    files = {split: str(pathlib.Path(flags.data) / SETS[name].format(split))
-             for split in ("train", "dev")}  # fmt: skip
-    asked, paragraphs = pairs(files["dev"], flags.queries)
-    train, _ = pairs(files["train"], flags.train)
-    write_collection(folder / "beir", asked, paragraphs)
-    examples = queries_lib.read(folder / "beir", "test", depth=flags.top)
-    print(f"{name}: {len(asked):,} questions, {len(paragraphs):,} paragraphs, {len(train):,} pairs")
-    rows: dict[str, dict[str, float]] = {}
+class Set:
+    """A set of questions and paragraphs in `folder`, and the rows of its table.
 
-    def add(row: str, model: Any, first: trec_runs.Run | None, start: float) -> trec_runs.Run:
-        found = retrieval.run(model, examples, first)
-        trec_runs.write(folder / f"{row}.trec", found)
-        rows[row] = examples.scores(found) | {"seconds": time.perf_counter() - start}
-        print(row, json.dumps({key: round(value, 2) for key, value in rows[row].items()}),
-              flush=True)  # fmt: skip
-        return found
+    rows: {row: its scores, and the seconds of its training and search}.
+    """
 
-    add("zero-shot", bertjax.load(flags.real), None, time.perf_counter())
-    start = time.perf_counter()
-    write_lines(folder / "pairs.jsonl", [{"anchor": q, "positive": p} for q, p in train])
-    encoder = trained("embeddings", folder / "pairs.jsonl", RATE, flags)
-    first = add("fine-tuned", encoder, None, start)
-    start = time.perf_counter()
-    records = mined(encoder, train, folder / "mined")
-    write_lines(folder / "candidates.jsonl", records)
-    reranker = trained("rerank", folder / "candidates.jsonl", RERANK_RATE, flags)
-    add("reranked", reranker, first, start)
-    return rows
+    def __init__(self, name: str, flags: argparse.Namespace):
+        self.flags = flags
+        self.folder = pathlib.Path(flags.output) / name
+        files = {split: str(pathlib.Path(flags.data) / SETS[name].format(split))
+                 for split in ("train", "dev")}  # fmt: skip
+        asked, paragraphs = pairs(files["dev"], flags.queries)
+        self.train, _ = pairs(files["train"], flags.train)
+        write_collection(self.folder / "beir", asked, paragraphs)
+        self.examples = queries_lib.read(self.folder / "beir", "test", depth=flags.top)
+        self.rows: dict[str, dict[str, float]] = {}
+        print(f"{name}: {len(asked):,} questions, {len(paragraphs):,} paragraphs, "
+              f"{len(self.train):,} pairs")  # fmt: skip
+
+    def add(self, row: str, found: trec_runs.Run, seconds: float) -> None:
+        """Adds the scores of a run to the table, and writes the run."""
+        trec_runs.write(self.folder / f"{row.replace(' ', '-')}.trec", found)
+        self.rows[row] = self.examples.scores(found) | {"seconds": seconds}
+        values = {key: round(value, 2) for key, value in self.rows[row].items()}
+        print(row, json.dumps(values), flush=True)
+
+    def measure(self, name: str, model: str, *, rerank: bool, peer: bool) -> None:
+        """Adds the rows of the encoder at `model`. name: begins their names."""
+        folder = self.folder / (name.strip().replace(" ", "-") or "real")
+        folder.mkdir(parents=True, exist_ok=True)
+        start = time.perf_counter()
+        self.add(f"{name}zero-shot", retrieval.run(bertjax.load(model), self.examples),
+                 time.perf_counter() - start)  # fmt: skip
+        records = [{"anchor": q, "positive": p} for q, p in self.train]
+        for file in ("pairs", "sizes"):
+            write_lines(folder / f"{file}.jsonl", records)
+        start = time.perf_counter()
+        encoder = trained("embeddings", folder / "pairs.jsonl", RATE, model, self.flags)
+        first = retrieval.run(encoder, self.examples)
+        self.add(f"{name}fine-tuned", first, time.perf_counter() - start)
+        if peer:
+            from benchmarks import retrieval_torch  # imports torch
+
+            start = time.perf_counter()
+            vectors = retrieval_torch.vectors(
+                model, self.train, self.examples.texts(), rate=RATE, batch_size=BATCH,
+                num_epochs=self.flags.num_epochs, max_length=MAX_LENGTH,
+                bfloat16=self.flags.dtype == "bfloat16",
+            )  # fmt: skip
+            self.add("peer", self.examples.search(vectors), time.perf_counter() - start)
+        start = time.perf_counter()
+        candidates = mined(encoder, self.train, folder / "mined")
+        seconds = time.perf_counter() - start
+        triplets = [{"anchor": r["query"], "positive": r["positive"], "negatives": r["negatives"]}
+                    for r in candidates]  # fmt: skip
+        write_lines(folder / "triplets.jsonl", triplets)
+        start = time.perf_counter()
+        better = trained("embeddings", folder / "triplets.jsonl", RATE, model, self.flags)
+        self.add(f"{name}mined", retrieval.run(better, self.examples),
+                 seconds + time.perf_counter() - start)  # fmt: skip
+        self._sizes(name, model, folder / "sizes.jsonl")
+        if rerank:
+            write_lines(folder / "candidates.jsonl", candidates)
+            start = time.perf_counter()
+            reranker = trained("rerank", folder / "candidates.jsonl", RERANK_RATE, model,
+                               self.flags)  # fmt: skip
+            self.add("reranked", retrieval.run(reranker, self.examples, first),
+                     seconds + time.perf_counter() - start)  # fmt: skip
+
+    def _sizes(self, name: str, model: str, file: pathlib.Path) -> None:
+        """Adds a row for each size of Matryoshka vectors that the model's width allows."""
+        width = loading.load(model).fields["hidden_size"]
+        sizes = [size for size in SIZES if size <= width]
+        start = time.perf_counter()
+        encoder = trained("embeddings", file, RATE, model, self.flags,
+                          matryoshka=",".join(map(str, sizes)))  # fmt: skip
+        texts = self.examples.texts()
+        whole = encoder.encode(texts, normalize=True, truncate=True)
+        seconds = time.perf_counter() - start
+        for size in sizes:
+            part = whole[:, :size] / np.linalg.norm(whole[:, :size], axis=1, keepdims=True)
+            self.add(f"{name}size {size}", self.examples.search(part), seconds)
 
 
 def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
@@ -149,6 +216,8 @@ def main() -> int:
     parser.add_argument("--data", required=True, help="folder with qa/squad11_*.json")
     parser.add_argument("--output", required=True)
     parser.add_argument("--real", default=str(parity.minilm_folder()), help="encoder to start from")
+    parser.add_argument("--ours", help="an encoder that is pretrained here")
+    parser.add_argument("--peer", action="store_true", help="also train with sentence-transformers")
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--queries", type=int, default=100, help="questions of each set")
     parser.add_argument("--train", type=int, default=600, help="pairs to train on")
@@ -159,7 +228,11 @@ def main() -> int:
     backend.configure(flags.dtype)
     found = {}
     for name in flags.sets.split(","):
-        found[name] = measured(name, flags)
+        measured = Set(name, flags)
+        found[name] = measured.rows
+        measured.measure("", flags.real, rerank=True, peer=flags.peer)
+        if flags.ours:
+            measured.measure("ours, ", flags.ours, rerank=False, peer=False)
         (pathlib.Path(flags.output) / "table.md").write_text(table(found))
     print(table(found))
     return int(any(r["reranked"]["mrr_at_10"] < r["fine-tuned"]["mrr_at_10"]
