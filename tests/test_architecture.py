@@ -19,7 +19,7 @@ FILES = {
 # of one folder may import each other. A folder stands for all of its modules.
 LAYERS = (
     {"errors"},
-    {"paths", "profiler", "progress"},
+    {"html_tables", "paths", "profiler", "progress"},
     {"files"},
     {"schema"},
     {"hub"},

@@ -26,7 +26,7 @@ import numpy as np
 from bertjax import errors, plugins
 from bertjax.artifact import artifact, text_encoding
 from bertjax.data.tokenizers import special_tokens
-from bertjax.inference import batching, generation, text_vectors
+from bertjax.inference import batching, generation, internals, text_vectors
 from bertjax.models.common import heads, layers
 from bertjax.objectives.common import hooks
 
@@ -64,6 +64,11 @@ class Pretrained:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.source.summary()}>"
+
+    @property
+    def config(self) -> Any:
+        """Returns the Config of the model: a frozen dataclass with the family's fields."""
+        return self.model.config
 
     def encode(
         self,
@@ -186,6 +191,36 @@ class Pretrained:
                 ]
         return fills[0] if isinstance(text, str) else fills
 
+    def hidden_states(
+        self, texts: str | Sequence[str], targets: str | Sequence[str] | None = None
+    ) -> internals.HiddenStates | list[internals.HiddenStates]:
+        """Returns the hidden states of every layer for a text, or a list of them for a list.
+
+        The names of special tokens in a text, such as [MASK], are encoded as these tokens, and the
+        special tokens of the model are put around the text. targets: for an encoder-decoder, the
+        text that the decoder reads, or a list of them; without it, only the encoder runs. Raises
+        UserError if a text is too long for the model.
+
+            bert.hidden_states("The cat sat.").states[-1]      # float32[L, D], the last layer
+        """
+        if isinstance(texts, str):
+            return internals.hidden_states(self, [texts], None if targets is None else [targets])[0]
+        return internals.hidden_states(self, list(texts), targets)
+
+    def attentions(
+        self, texts: str | Sequence[str], targets: str | Sequence[str] | None = None
+    ) -> internals.Attentions | list[internals.Attentions]:
+        """Returns the attention weights of every head for a text, or a list of them for a list.
+
+        texts, targets: as in `hidden_states`. The weights are computed only here: all other methods
+        are as fast as without them. Raises UserError if a text is too long for the model.
+
+            bert.attentions("The cat sat.").weights[3, 5]      # float32[L, L]: layer 3, head 5
+        """
+        if isinstance(texts, str):
+            return internals.attentions(self, [texts], None if targets is None else [targets])[0]
+        return internals.attentions(self, list(texts), targets)
+
     def generate(self, prompts: str | Sequence[str], **options: Any) -> list[str]:
         """Returns each prompt's continuation (decoder) or output text (encoder-decoder).
 
@@ -215,22 +250,53 @@ class Pretrained:
                 f"this {self.source.family} model cannot generate text: load a gpt2 or t5 model, "
                 "or use fill_mask"
             )
-        specials, ids = self.tokenizer.specials, self._encode(text)
-        room = self.max_length
-        if kind == "encoder_decoder":
-            ids = special_tokens.of_encoder_decoder(specials).around(ids)
-        else:
-            room -= max_new_tokens
-            start = special_tokens.start_of_text(specials)
-            if not ids or (artifact.starts_texts(self.source) and ids[0] != start):
-                ids = special_tokens.Ends(head=(start, *self.prompt_start(ids))).around(ids)
+        ids = self._with_start_or_end(self._encode(text))
+        room = self.max_length - (0 if kind == "encoder_decoder" else max_new_tokens)
         if len(ids) > room or max_new_tokens > self.max_length:
             raise errors.UserError(
                 f"the prompt {short(text)} has {len(ids)} tokens and max_new_tokens is "
                 f"{max_new_tokens}, but the model takes at most {self.max_length}: shorten the "
                 "prompt or lower max_new_tokens"
             )
+        return ids
+
+    def _with_start_or_end(self, ids: Sequence[int]) -> np.ndarray:
+        """Returns int32[L]: `ids` with the special tokens of a decoder or an encoder-decoder."""
+        specials = self.tokenizer.specials
+        if plugins.family_of(self.model).KIND == "encoder_decoder":
+            return special_tokens.of_encoder_decoder(specials).around(ids)
+        start = special_tokens.start_of_text(specials)
+        if not ids or (artifact.starts_texts(self.source) and ids[0] != start):
+            return special_tokens.Ends(head=(start, *self.prompt_start(ids))).around(ids)
         return np.array(ids, np.int32)
+
+    def input_ids(self, text: str) -> np.ndarray:
+        """Returns int32[L]: the ids that the model reads for a text, with its special tokens.
+
+        The names of special tokens in the text are encoded as these tokens. Raises UserError if the
+        text is too long for the model.
+        """
+        ids = self._encode(text)
+        if plugins.family_of(self.model).KIND == "encoder":
+            return self.with_ends(ids, text, False)
+        return self._checked(self._with_start_or_end(ids), text)
+
+    def target_ids(self, text: str) -> np.ndarray:
+        """Returns int32[T]: the ids that the decoder of an encoder-decoder reads for a text.
+
+        They are the start token and the text. Raises UserError if the text is too long.
+        """
+        ids = np.array([self.decoder_start(), *self._encode(text)], np.int32)
+        return self._checked(ids, text)
+
+    def _checked(self, ids: np.ndarray, text: str) -> np.ndarray:
+        """Returns `ids`. Raises UserError if there are more than the model takes."""
+        if len(ids) > self.max_length:
+            raise errors.UserError(
+                f"the text {short(text)} has {len(ids)} tokens, but the model takes at most "
+                f"{self.max_length}: shorten it"
+            )
+        return ids
 
     def _encode(self, text: str) -> list[int]:
         """Returns a text's ids, with special tokens. Raises UserError if an id >= vocab_size."""
