@@ -120,7 +120,7 @@ class Predictor(pretrained.Pretrained):
         for name in _LIST_FIELDS & fields.keys():
             if isinstance(fields[name], str):
                 raise errors.UserError(
-                    f"{name!r} must be a list of texts, not {pretrained.short(fields[name])}"
+                    f"{name!r} must be a list of texts, not {errors.short(fields[name])}"
                 )
         kind = examples_lib.TYPES[self.task.reader]
         try:
@@ -128,7 +128,7 @@ class Predictor(pretrained.Pretrained):
         except TypeError:
             raise errors.UserError(
                 f"an input to the task {self.task.name} must be {kind.INPUT}, "
-                f"not {pretrained.short(value)}"
+                f"not {errors.short(value)}"
             ) from None
 
     @functools.cached_property

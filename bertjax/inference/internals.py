@@ -177,7 +177,7 @@ def _columns(
 def _batches(
     model: Any, columns: dict[str, list[np.ndarray]], row_values: Callable[[int], int]
 ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-    """Yields (indices of the texts, batch); a batch may end with padding rows.
+    """Returns batches of the texts, see `batching.batches`, whose results take BATCH_BYTES or less.
 
     row_values: the number of float32 values of a row of the result, as a function of its length.
     """
@@ -187,17 +187,7 @@ def _batches(
         fitting = BATCH_BYTES // (4 * row_values(batching.round_up(longest)))
         return min(BATCH_SIZE, batching.power_of_two_within(max(1, fitting)))
 
-    for rows in batching.longest_first(columns[""], batch_size):
-        batch = {}
-        for stack, column in columns.items():
-            members = [column[row] for row in rows]
-            longest = max(len(member) for member in members)
-            length = min(batching.round_up(longest), max(longest, model.max_length))
-            shape = batching.power_of_two(len(rows)), length
-            ids_BL, real_BL = batching.padded(members, shape, pad)
-            batch[f"{stack}input_ids"] = ids_BL
-            batch[f"{stack}attention_mask"] = real_BL.astype(np.int32)
-        yield rows, batch
+    return batching.batches(columns, batch_size, pad, model.max_length)
 
 
 def _tokens(model: Any, columns: dict[str, list[np.ndarray]], row: int) -> dict[str, Any]:
