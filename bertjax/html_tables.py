@@ -12,6 +12,13 @@ _CELL = "padding:2px 8px;border-bottom:1px solid #d0d0d0"
 _SHADE = "59,118,175"  # red, green and blue of a cell with shade 1
 
 
+class Numbers(dict[str, float]):
+    """A dict of numbers, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return table(["", "value"], [[name, f"{value:.4g}"] for name, value in self.items()])
+
+
 def table(
     header: Sequence[str],
     rows: Sequence[Sequence[str]],
@@ -19,25 +26,27 @@ def table(
     *,
     shades: Any = None,
 ) -> str:
-    """Returns an HTML table; all texts are escaped. The first column is aligned to the left.
+    """Returns an HTML table; all texts are escaped.
 
-    header: the names of the columns; [] for none. shades: numbers from 0 to 1 for all cells except
-    the first column, [rows, columns - 1]: how dark the background of each cell is.
+    header: the names of the columns, of which all but the first are aligned to the right; []: no
+    header, and all columns are aligned to the left. shades: how dark the background of each cell
+    is, numbers from 0 to 1 for all columns except the first, [rows, columns - 1].
     """
     parts = [f'<table style="{_STYLE}">']
     if caption:
         parts.append(f'<caption style="text-align:left">{html.escape(caption)}</caption>')
     if header:
-        parts.append(_row("th", header, None))
+        parts.append(_row("th", header, "right", None))
     for number, row in enumerate(rows):
-        parts.append(_row("td", row, None if shades is None else shades[number]))
+        shade = None if shades is None else shades[number]
+        parts.append(_row("td", row, "right" if header else "left", shade))
     return "".join([*parts, "</table>"])
 
 
-def _row(tag: str, cells: Sequence[str], shades: Any) -> str:
+def _row(tag: str, cells: Sequence[str], align: str, shades: Any) -> str:
     parts = []
     for number, cell in enumerate(cells):
-        style = f"{_CELL};text-align:{'right' if number else 'left'}"
+        style = f"{_CELL};text-align:{align if number else 'left'}"
         if shades is not None and number:
             style += f";background:rgba({_SHADE},{float(shades[number - 1]):.2f})"
         parts.append(f'<{tag} style="{style}">{html.escape(cell)}</{tag}>')
