@@ -375,3 +375,5 @@ def test_the_package_is_the_function(root, tmp_path):
     assert tuned.report["examples"] == {"train": 20, "dev": 12}
     assert tuned.report["config"]["kind"]["class_weights"] is True
     assert set(tuned.model.predict("dog ran")["probabilities"]) == {"cat", "dog"}
+    assert repr(tuned).startswith("classification, rate 0.01") and "accuracy" in repr(tuned)
+    assert "accuracy" in tuned._repr_html_()
