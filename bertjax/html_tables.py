@@ -1,6 +1,6 @@
 """Formats small tables as HTML, which notebooks show as the value of a cell.
 
-    html_tables.table(["piece", "probability"], [["cat", "0.21"]], caption="likeliest pieces")
+html_tables.table(["piece", "probability"], [["cat", "0.21"]], caption="likeliest pieces")
 """
 
 import html

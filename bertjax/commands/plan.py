@@ -52,9 +52,7 @@ def run(flags: argparse.Namespace) -> None:
         config = initial.run_config(flags.config, overrides)
         print("\n".join(config_help_lib.resolved(flags.config or config.init_from, config)))
         return
-    result = planned.plan(
-        flags.config, overrides, price=flags.price, is_search=flags.search
-    )
+    result = planned.plan(flags.config, overrides, price=flags.price, is_search=flags.search)
     if flags.json:
         pathlib.Path(flags.json).write_text(json.dumps(result.to_json(), indent=2) + "\n")
     print("\n".join(result.lines()))

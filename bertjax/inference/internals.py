@@ -206,9 +206,7 @@ def _with_plain_attention(linen: Any) -> Any:
 
 
 @functools.partial(jax.jit, static_argnames=("model",))
-def _hidden_states(
-    model: Any, params: Any, batch: dict[str, jax.Array]
-) -> dict[str, jax.Array]:
+def _hidden_states(model: Any, params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns {stack: [1 + num_layers, B, L, D]}."""
     outputs = model.apply({"params": params}, **batch, output_hidden_states=True)
     last = outputs["hidden_states"].astype(np.float32)

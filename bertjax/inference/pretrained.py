@@ -87,7 +87,7 @@ class Pretrained:
         encoding = self.encoding(pooling, normalize=normalize)
         if truncate is None:
             truncate = text_encoding.of(self.source) is not None
-        texts = [texts] if isinstance(texts, str) else list(texts)
+        texts = _listed(texts)
         prompt = encoding.prompt(prompt_name, prompt)
         encoder = text_vectors.Encoder(
             self, encoding, prompt=prompt, batch_size=batch_size, truncate=truncate
@@ -150,9 +150,8 @@ class Pretrained:
         Raises UserError if a text has no mask token or is too long for the model, if `top` is below
         1, or if the model has no "mlm" head or no mask token.
         """
-        if isinstance(text, str):
-            return filling.fill(self, [text], top)[0]
-        return filling.fill(self, list(text), top)
+        fills = filling.fill(self, _listed(text), top)
+        return fills[0] if isinstance(text, str) else fills
 
     def score(self, texts: str | Sequence[str], *, within_word: bool = False) -> Any:
         """Returns how likely a text is, a float; for a list of texts, float64[R].
@@ -163,9 +162,8 @@ class Pretrained:
         each of its tokens. Raises UserError if the model has no head that can score texts, or if a
         text is too long.
         """
-        if isinstance(texts, str):
-            return float(scoring.log_likelihoods(self, [texts], within_word=within_word)[0])
-        return scoring.log_likelihoods(self, texts, within_word=within_word)
+        scores = scoring.log_likelihoods(self, _listed(texts), within_word=within_word)
+        return float(scores[0]) if isinstance(texts, str) else scores
 
     def hidden_states(
         self, texts: str | Sequence[str], targets: str | Sequence[str] | None = None
@@ -179,9 +177,10 @@ class Pretrained:
 
             bert.hidden_states("The cat sat.").states[-1]      # float32[L, D], the last layer
         """
-        if isinstance(texts, str):
-            return internals.hidden_states(self, [texts], None if targets is None else [targets])[0]
-        return internals.hidden_states(self, list(texts), targets)
+        results = internals.hidden_states(
+            self, _listed(texts), None if targets is None else _listed(targets)
+        )
+        return results[0] if isinstance(texts, str) else results
 
     def attentions(
         self, texts: str | Sequence[str], targets: str | Sequence[str] | None = None
@@ -193,9 +192,10 @@ class Pretrained:
 
             bert.attentions("The cat sat.").weights[3, 5]      # float32[L, L]: layer 3, head 5
         """
-        if isinstance(texts, str):
-            return internals.attentions(self, [texts], None if targets is None else [targets])[0]
-        return internals.attentions(self, list(texts), targets)
+        results = internals.attentions(
+            self, _listed(texts), None if targets is None else _listed(targets)
+        )
+        return results[0] if isinstance(texts, str) else results
 
     def generate(self, prompts: str | Sequence[str], **options: Any) -> list[str]:
         """Returns each prompt's continuation (decoder) or output text (encoder-decoder).
@@ -211,8 +211,7 @@ class Pretrained:
         an encoder-decoder.
         """
         settings = generation.Options(**options)
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        sequences = [self._prompt(text, settings.max_new_tokens) for text in texts]
+        sequences = [self._prompt(text, settings.max_new_tokens) for text in _listed(prompts)]
         continuations = generation.generate(
             self.model, self.params, sequences, settings, self._ids(), prefix=self.reads_prefixes()
         )
@@ -336,3 +335,7 @@ class Pretrained:
                 f"{room}: shorten it"
             )
         return ends.around(ids[:room])
+
+
+def _listed(texts: str | Sequence[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else list(texts)

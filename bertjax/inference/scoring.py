@@ -193,9 +193,7 @@ def _causal_scores(model: "Pretrained", texts: list[str]) -> np.ndarray:
     return _next_token_scores(model, sequences, [len(front)] * len(texts))
 
 
-def _next_token_scores(
-    model: "Pretrained", sequences: Ids, offsets: Sequence[int]
-) -> np.ndarray:
+def _next_token_scores(model: "Pretrained", sequences: Ids, offsets: Sequence[int]) -> np.ndarray:
     """Returns the sum of a decoder's token log probabilities for each sequence.
 
     offsets: for each sequence, the number of tokens after the start-of-text token that are not

@@ -1,8 +1,8 @@
 """Plans a run as the command `bertjax plan` and the function `bertjax.plan` do.
 
-    planned = plan("configs/bert_large.py", topology="v5e-16", price=1.2)
-    planned.fits, planned.hours, planned.cost
-    print(planned)                       # the report of `bertjax plan`
+planned = plan("configs/bert_large.py", topology="v5e-16", price=1.2)
+planned.fits, planned.hours, planned.cost
+print(planned)                       # the report of `bertjax plan`
 """
 
 import dataclasses

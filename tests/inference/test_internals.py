@@ -69,9 +69,7 @@ def compare(family, folder, targets=None):
     model.save_pretrained(folder)
     parity.write_vocabulary(folder)
     ours = bertjax.load(folder)
-    results = zip(
-        ours.hidden_states(TEXTS, targets), ours.attentions(TEXTS, targets), strict=True
-    )
+    results = zip(ours.hidden_states(TEXTS, targets), ours.attentions(TEXTS, targets), strict=True)
     worst = {}
     for states, weights in results:
         assert states.tokens == weights.tokens

@@ -1,8 +1,8 @@
 """Prepares a corpus as the command `bertjax prepare` and the function `bertjax.prepare` do.
 
-    prepared = prepare(["books/*.jsonl"], "tok/", "prepared/", deduplicate="exact")
-    prepared.documents, prepared.tokens
-    prepared.warnings()
+prepared = prepare(["books/*.jsonl"], "tok/", "prepared/", deduplicate="exact")
+prepared.documents, prepared.tokens
+prepared.warnings()
 """
 
 import dataclasses

@@ -178,11 +178,15 @@ class Sample:
         sources = reader.find(inputs, format=format, skipped=self.skipped, **options)
         self.size, self.num_sources = sum(source.size for source in sources), len(sources)
         unit_bytes = max(1, min(_UNIT_BYTES, limit // 64))
-        units = [
-            unit
-            for source in sources
-            for unit in reader.split(source, unit_bytes, text_split=text_split)
-        ] if self.size > limit else list(sources)
+        units = (
+            [
+                unit
+                for source in sources
+                for unit in reader.split(source, unit_bytes, text_split=text_split)
+            ]
+            if self.size > limit
+            else list(sources)
+        )
         count = min(len(units), max(1, limit * len(units) // max(1, self.size)))
         self._units = [units[i * len(units) // count] for i in range(count)]
         self.limit = limit

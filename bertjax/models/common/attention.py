@@ -115,9 +115,7 @@ class Attention(nn.Module):
             # without the checkpoint.
             if not self.config.unroll_layers:
                 attend = jax.checkpoint(attend, prevent_cse=False)
-            context_BLNH, weights_BNLS = attend(
-                query_BLNH, key_BSNH, value_BSNH, mask, bias, seed
-            )
+            context_BLNH, weights_BNLS = attend(query_BLNH, key_BSNH, value_BSNH, mask, bias, seed)
             if keep_weights:
                 self.sow(layers.WEIGHTS, "weights", weights_BNLS, lambda _, new: new, lambda: None)
         elif keep_weights:
