@@ -9,6 +9,7 @@ from typing import Any
 
 _STYLE = "border-collapse:collapse;font-size:90%"
 _CELL = "padding:2px 8px;border-bottom:1px solid #d0d0d0"
+_LONGEST = 120  # characters of a cell
 _SHADE = "59,118,175"  # red, green and blue of a cell with shade 1
 
 
@@ -16,7 +17,17 @@ class Numbers(dict[str, float]):
     """A dict of numbers, which a notebook shows as a table."""
 
     def _repr_html_(self) -> str:
-        return table(["", "value"], [[name, f"{value:.4g}"] for name, value in self.items()])
+        return table(["", "value"], [[name, _text(value)] for name, value in self.items()])
+
+
+class Records(list[dict[str, Any]]):
+    """A list of dicts, which a notebook shows as a table: a row for each, a column for each key."""
+
+    def _repr_html_(self) -> str:
+        keys = list(dict.fromkeys(key for record in self for key in record))
+        return table(
+            keys, [[_text(record[key]) if key in record else "" for key in keys] for record in self]
+        )
 
 
 def table(
@@ -51,3 +62,13 @@ def _row(tag: str, cells: Sequence[str], align: str, shades: Any) -> str:
             style += f";background:rgba({_SHADE},{float(shades[number - 1]):.2f})"
         parts.append(f'<{tag} style="{style}">{html.escape(cell)}</{tag}>')
     return f"<tr>{''.join(parts)}</tr>"
+
+
+def _text(value: Any) -> str:
+    """Returns the text of a cell: numbers with four digits; long texts are truncated."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_text(v)}" for key, v in value.items())
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = str(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

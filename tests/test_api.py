@@ -60,6 +60,10 @@ def test_pretrain_returns_a_dict_that_a_notebook_shows(monkeypatch):
     assert heldout == {"mlm_loss": 1.5} and heldout.pop("mlm_loss") == 1.5
     assert "<td" in html_tables.Numbers({"a<b": 2.0})._repr_html_()
     assert "a<b" not in html_tables.Numbers({"a<b": 2.0})._repr_html_()
+    predictions = [{"label": "cat", "probabilities": {"cat": 0.75, "dog": 0.25}}, {"span": None}]
+    shown = html_tables.Records(predictions)
+    assert shown == predictions
+    assert ">cat 0.75, dog 0.25</td>" in shown._repr_html_() and ">None</td>" in shown._repr_html_()
 
 
 def test_plan_gives_what_the_command_prints(monkeypatch, capsys):
