@@ -133,6 +133,13 @@ def several(names: Iterable[str], limit: int = 10) -> str:
     return ", ".join(names[:limit]) + suffix
 
 
+def short(value: object) -> str:
+    """Returns the repr of `value`, truncated to about 40 characters, for an error message."""
+    text = value if isinstance(value, str) else repr(value)
+    text = text if len(text) <= 40 else text[:37] + "..."
+    return repr(text) if isinstance(value, str) else text
+
+
 def file_to_write(flag: str, path: str | None) -> None:
     """Raises UserError if `path`, the value of --FLAG, is a folder or its folder does not exist.
 

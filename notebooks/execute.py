@@ -1,6 +1,6 @@
 """Executes the notebooks and writes them with their outputs, as they are committed.
 
-    python notebooks/execute.py                # both, or name some
+    python notebooks/execute.py                # all, or name some
 
 What differs from run to run is left out: progress on stderr, and when a cell ran. Images are
 reduced to a palette, which makes them four times smaller.

@@ -21,14 +21,20 @@ from bertjax.data.prepared import store
 from bertjax.objectives.common import hooks
 
 
-def run_config(file: str | None, overrides: Mapping[str, str]) -> ml_collections.ConfigDict:
-    """Returns the validated config of `file`, FILE or FILE:ARG, with overrides {"a.b": "value"}.
+def run_config(
+    config: ml_collections.ConfigDict | str | os.PathLike | None, overrides: Mapping[str, Any]
+) -> ml_collections.ConfigDict:
+    """Returns the validated config with overrides {"a.b": "value"}.
 
-    Without a file, the config is that of `config_of` for the model at overrides["init_from"].
-    Raises UserError if neither is given.
+    config: a config file as FILE or FILE:ARG, or a config itself, which is not changed; None or "":
+    the config of `config_of` for the model at overrides["init_from"]. Raises UserError if there is
+    neither, or if a value is invalid.
     """
-    if file:
-        return config_lib.load(file, overrides)
+    overrides = {key: str(value) for key, value in overrides.items()}
+    if isinstance(config, ml_collections.ConfigDict):
+        return config_lib.overridden(config, overrides)
+    if config:
+        return config_lib.load(os.fspath(config), overrides)
     if not overrides.get("init_from"):
         raise errors.UserError(
             "give --config=FILE, or --config.init_from=MODEL to make the config from a model"

@@ -19,11 +19,8 @@ import pathlib
 import jax
 
 from bertjax import config_help as config_help_lib
-from bertjax import errors
 from bertjax.artifact import initial
-from bertjax.planning import plan as plan_lib
-from bertjax.planning import report, search
-from bertjax.runtime import hardware
+from bertjax.planning import planned
 
 config_help, config_keys = config_help_lib.of_run, config_help_lib.keys_of_run
 
@@ -51,22 +48,11 @@ def run(flags: argparse.Namespace) -> None:
         overrides["topology"] = flags.topology
     if flags.mesh:
         overrides["mesh"] = flags.mesh
-    if flags.price is not None and flags.price < 0:
-        raise errors.UserError(f"--price={flags.price:g}: must be 0 or more")
-    config = initial.run_config(flags.config, overrides)
     if flags.print_config:
+        config = initial.run_config(flags.config, overrides)
         print("\n".join(config_help_lib.resolved(flags.config or config.init_from, config)))
         return
-    topology = hardware.parse_topology(config.topology)
-    if flags.search:
-        candidates, num_tried = search.run(config, topology)
-        text = report.search_lines(candidates, num_tried)
-        numbers = [report.to_json(candidate.plan, flags.price) for candidate in candidates]
-    else:
-        plan = plan_lib.make(config, topology)
-        text = report.lines(plan, flags.price)
-        numbers = report.to_json(plan, flags.price)
+    result = planned.plan(flags.config, overrides, price=flags.price, is_search=flags.search)
     if flags.json:
-        pathlib.Path(flags.json).write_text(json.dumps(numbers, indent=2) + "\n")
-    for line in text:
-        print(line)
+        pathlib.Path(flags.json).write_text(json.dumps(result.to_json(), indent=2) + "\n")
+    print("\n".join(result.lines()))

@@ -23,13 +23,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bertjax import corpus_flags, errors, progress
+from bertjax import corpus_flags, progress
 from bertjax.data.corpus import languages, sentences
-from bertjax.data.prepared import beam, duplicates, filters, overlap, parallel, prepare, store
+from bertjax.data.prepared import duplicates, filters, overlap, prepare, prepared
 
 PLAIN_EVERY = 10  # seconds between progress lines if stderr is not a terminal
-UNKNOWN_LIMIT = 0.01
-RUNNERS = ("local", "beam")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -46,8 +44,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, help="number of processes; default: one per CPU")
     parser.add_argument(
         "--runner",
-        choices=RUNNERS,
-        default=RUNNERS[0],
+        choices=prepared.RUNNERS,
+        default=prepared.RUNNERS[0],
         help="local: processes of this machine; beam: Apache Beam (pip install 'bertjax[beam]'), "
         "with its options as --beam.NAME=VALUE; without --beam.runner, it runs on this machine; "
         "default: %(default)s",
@@ -128,20 +126,14 @@ def _add_filter_flags(parser: argparse._ArgumentGroup) -> None:
 
 def run(flags: argparse.Namespace) -> None:
     """Prepares the data and prints a report."""
-    if flags.overrides and flags.runner != "beam":
-        raise errors.UserError(f"--beam.{next(iter(flags.overrides))} needs --runner=beam")
-    if flags.workers is not None and flags.workers < 1:
-        raise errors.UserError(f"--workers={flags.workers}: must be 1 or more")
-    runner = None
-    if flags.runner == "beam":
-        runner = beam.runner(flags.overrides, flags.workers or parallel.cpus())
     bar = _Progress()
-    manifest = prepare.prepare(
+    result = prepared.prepare(
         flags.input,
         flags.tokenizer,
         flags.output,
         workers=flags.workers,
-        runner=runner,
+        runner=flags.runner,
+        beam=flags.overrides,
         format=flags.format,
         splitter=flags.splitter,
         language=flags.language,
@@ -151,19 +143,17 @@ def run(flags: argparse.Namespace) -> None:
         text_split=flags.text_split,
         on_error=flags.on_error,
         shard_by=flags.shard_by,
-        filters=filters.Filters(
-            keep_languages=tuple(flags.keep_languages.split(",")) if flags.keep_languages else (),
-            language_field=flags.language_field,
-            min_chars=flags.min_chars,
-            max_chars=flags.max_chars,
-            decontaminate=tuple(flags.decontaminate),
-            deduplicate=flags.deduplicate,
-        ),
+        keep_languages=flags.keep_languages.split(",") if flags.keep_languages else (),
+        language_field=flags.language_field,
+        min_chars=flags.min_chars,
+        max_chars=flags.max_chars,
+        decontaminate=flags.decontaminate,
+        deduplicate=flags.deduplicate,
         on_begin=functools.partial(_header, flags),
         on_progress=bar,
     )
     bar.close()
-    for line in report(manifest, bar.share(), bar.seconds()):
+    for line in result.lines(_read_note(result, bar.share(), bar.seconds())):
         print(progress.wrapped(line))
     print(f"prepared: {flags.output}")
 
@@ -187,43 +177,15 @@ def _header(flags: argparse.Namespace, plan: dict[str, Any], workers: int) -> No
     )
 
 
-def report(manifest: dict[str, Any], share: float, seconds: float) -> list[str]:
-    """Returns the lines of the report, including warnings.
+def _read_note(result: prepared.Prepared, share: float, seconds: float) -> str:
+    """Returns a note on how much of the text was read now, and how fast.
 
     share: the share of the text that this call of the command has prepared; earlier calls have
     prepared the rest. seconds: the duration of this call.
     """
-    train, heldout = manifest["splits"]["train"], manifest["splits"]["heldout"]
-    totals = {key: train[key] + heldout[key] for key in ("documents", "sentences", "tokens")}
-    unknown = (train["unknown"] + heldout["unknown"]) / totals["tokens"]
-    filtered = manifest.get("filtered", {})
-    megabytes = manifest["text_bytes"] / 1e6
-    read_megabytes = megabytes + sum(count["bytes"] for count in filtered.values()) / 1e6
-    lines = [
-        f"documents: {totals['documents']:,}  sentences: {totals['sentences']:,}  "
-        f"tokens: {totals['tokens']:,}  unknown: {unknown:.3%}",
-        f"held out: {heldout['documents']:,} documents, {heldout['tokens']:,} tokens",
-        f"text: {megabytes:,.1f} MB"
-        + ("" if share == 1 else f", {1 - share:.0%} of it prepared earlier")
-        + (f"; {share * read_megabytes / seconds:.1f} MB/s" if share else ""),
-    ]
-    lines += [
-        f"filtered: {reason}: {count['documents']:,} documents, {count['bytes'] / 1e6:,.1f} MB"
-        for reason, count in filtered.items()
-    ]
-    left_out = manifest["skipped"] | {"empty documents": manifest["empty_documents"]}
-    skipped_text = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items() if count)
-    if skipped_text:
-        lines.append(f"left out: {skipped_text}")
-    if unknown > UNKNOWN_LIMIT:
-        lines.append(
-            f"warning: {unknown:.1%} of the tokens are unknown to the tokenizer; "
-            "was it trained on similar text?"
-        )
-    size_warning = store.too_small_to_rank(heldout["documents"], heldout["tokens"])
-    if size_warning and heldout["documents"]:
-        lines.append(f"warning: held out: {size_warning}")
-    return lines
+    read_bytes = result.text_bytes + sum(size for _, size in result.filtered.values())
+    earlier = "" if share == 1 else f", {1 - share:.0%} of it prepared earlier"
+    return earlier + (f"; {share * read_bytes / 1e6 / seconds:.1f} MB/s" if share else "")
 
 
 class _Progress:

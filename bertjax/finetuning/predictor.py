@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bertjax import errors, progress
+from bertjax import errors, html_tables, progress
 from bertjax.artifact import artifact, text_encoding
 from bertjax.finetuning import batching, data_warnings, rows, task_types, tasks
 from bertjax.finetuning.examples import types as examples_lib
@@ -41,10 +41,11 @@ class Predictor(pretrained.Pretrained):
 
         An input is a text, a pair of texts as a tuple, an example of `finetuning.examples.types`,
         or a dict of its fields: {"question", "context"}, {"context", "choices"}, {"source"},
-        {"words"}. Raises UserError for anything that is not an input of the task.
+        {"words"}. A notebook shows the list as a table. Raises UserError for anything that is not
+        an input of the task.
         """
         if isinstance(inputs, list):
-            return self.answer([self.example(value) for value in inputs])[1]
+            return html_tables.Records(self.answer([self.example(value) for value in inputs])[1])
         return self.answer([self.example(inputs)])[1][0]
 
     def encoding(
@@ -84,7 +85,7 @@ class Predictor(pretrained.Pretrained):
             for line in filter(None, [*lines, tasks.unused_columns(task, [path])]):
                 errors.tell(f"{path}: {line}")
         predictions = self.answer(examples, on_progress)[1]
-        return self.task_type.asked(examples).scores(examples, predictions)
+        return html_tables.Numbers(self.task_type.asked(examples).scores(examples, predictions))
 
     def answer(
         self,
@@ -120,7 +121,7 @@ class Predictor(pretrained.Pretrained):
         for name in _LIST_FIELDS & fields.keys():
             if isinstance(fields[name], str):
                 raise errors.UserError(
-                    f"{name!r} must be a list of texts, not {pretrained.short(fields[name])}"
+                    f"{name!r} must be a list of texts, not {errors.short(fields[name])}"
                 )
         kind = examples_lib.TYPES[self.task.reader]
         try:
@@ -128,7 +129,7 @@ class Predictor(pretrained.Pretrained):
         except TypeError:
             raise errors.UserError(
                 f"an input to the task {self.task.name} must be {kind.INPUT}, "
-                f"not {pretrained.short(value)}"
+                f"not {errors.short(value)}"
             ) from None
 
     @functools.cached_property

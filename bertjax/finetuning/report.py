@@ -17,6 +17,8 @@ Runs = Mapping[float, Sequence[training.Run]]
 FOLDS = "folds"  # the name of the scores of cross-validation, beside the names of splits
 _STYLES = ("-", "--", ":", "-.")  # line styles, one per rate
 
+_COLUMNS = ("split", "score", "median", "mean", "std", "seeds")
+
 
 def make(
     job: job_lib.Job,
@@ -131,7 +133,7 @@ def write(content: Mapping[str, Any], path: epath.Path) -> None:
 
 def table(content: Mapping[str, Any]) -> str:
     """Returns the report as Markdown."""
-    main, metrics = content["metrics"][0], _metric_names(content)
+    main = content["metrics"][0]
     moves = what_moves(content["strategy"], content["parameters"], content["memory"])
     sizes = ", ".join(f"{n:,} {split}" for split, n in content["examples"].items())
     lines = [
@@ -142,13 +144,10 @@ def table(content: Mapping[str, Any]) -> str:
         *([f"The model has {speed.line(content['speed'])}.", ""] if content["speed"] else []),
         _chosen(content),
         "",
-        "| split | score | median | mean | std | seeds |",
+        f"| {' | '.join(_COLUMNS)} |",
         "|---|---|---:|---:|---:|---|",
+        *(f"| {' | '.join(row)} |" for row in _score_rows(content)),
     ]
-    for split, scores in content["splits"].items():
-        for name in metrics:
-            if name in scores:
-                lines.append(f"| {split} | {name} | {' | '.join(cells(scores[name]))} |")
     lines += _interval_lines(content)
     lines += _baseline_lines(content)
     task_class = task_types.load(content["kind"])
@@ -176,6 +175,26 @@ def table(content: Mapping[str, Any]) -> str:
         lines += ["", "Warnings:", "", *(f"- {line}" for line in content["warnings"])]
     lines += ["", f"![dev scores]({output_folder.PLOT})", ""]
     return "\n".join(lines)
+
+
+def scores_table(content: Mapping[str, Any]) -> tuple[Sequence[str], list[list[str]], str]:
+    """Returns (header, rows, caption) of a table with the scores at the chosen rate."""
+    best = content["best"]
+    caption = (
+        f"{content['task']}: {content['family']} of {content['model']}, "
+        f"rate {best['learning_rate']:g}, best seed {best['seed']}"
+    )
+    return _COLUMNS, _score_rows(content), caption
+
+
+def _score_rows(content: Mapping[str, Any]) -> list[list[str]]:
+    """Returns the cells of every score of every split, under _COLUMNS."""
+    return [
+        [split, name, *cells(scores[name])]
+        for split, scores in content["splits"].items()
+        for name in _metric_names(content)
+        if name in scores
+    ]
 
 
 def _chosen(content: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 
-from bertjax import errors, hub, paths, progress, sharding
+from bertjax import errors, html_tables, hub, paths, progress, sharding
 from bertjax.artifact import artifact, loading
 from bertjax.finetuning import (
     by_size,
@@ -47,6 +47,13 @@ class Finetuned(NamedTuple):
 
     report: dict[str, Any]
     model: predictor.Predictor | None
+
+    def __repr__(self) -> str:
+        return "\n".join(report.summary_lines(self.report))
+
+    def _repr_html_(self) -> str:
+        """Returns a table of the scores, for notebooks."""
+        return html_tables.table(*report.scores_table(self.report))
 
 
 def finetune(

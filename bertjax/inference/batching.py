@@ -8,7 +8,7 @@
 Shapes: R sequences, B rows of a batch, L length, C columns.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -66,6 +66,32 @@ def padded(
     ids_BL = np.full(shape, pad, np.int32)
     ids_BL[real_BL] = np.concatenate(sequences)
     return ids_BL, real_BL
+
+
+def batches(
+    columns: Mapping[str, Sequence[np.ndarray]],
+    batch_size: Callable[[int], int],
+    pad: int,
+    max_length: int,
+) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
+    """Yields (indices of the rows, batch), the longest first; a batch may end with padding rows.
+
+    A batch has the features PREFIXinput_ids and PREFIXattention_mask, int32[B, L]. Lengths are
+    rounded up, and B is a power of two.
+
+    columns: {prefix: a sequence for each row}; the first one determines the order. batch_size: as
+    in `longest_first`. pad: the id of padding. max_length: the limit of rounded lengths.
+    """
+    for rows in longest_first(next(iter(columns.values())), batch_size):
+        batch = {}
+        for prefix, column in columns.items():
+            members = [column[row] for row in rows]
+            longest = max(len(member) for member in members)
+            shape = power_of_two(len(rows)), min(round_up(longest), max_length)
+            ids_BL, real_BL = padded(members, shape, pad)
+            batch[f"{prefix}input_ids"] = ids_BL
+            batch[f"{prefix}attention_mask"] = real_BL.astype(np.int32)
+        yield rows, batch
 
 
 def buckets(

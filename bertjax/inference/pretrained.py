@@ -1,7 +1,7 @@
 """Inference with a loaded model: text vectors, mask filling and text generation.
 
     bert = bertjax.load("run/")
-    bert.fill_mask("The [MASK] sat on the mat.")     # [[Fill("cat", 4937, 0.21), ...]]
+    bert.fill_mask("The [MASK] sat on the mat.")     # [[("cat", 4937, 0.21), ...]]
     bert.encode(["A cat sat.", "A dog ran."])        # float32[2, D]
 
     gpt = bertjax.load("gpt2/")
@@ -10,14 +10,13 @@
 To limit the number of compilations, sequences are sorted by length, their lengths are rounded up,
 and the number of rows of a batch is a power of two (`inference.batching`).
 
-Shapes: B batch, L length, P mask tokens of a text, D model, V vocabulary, K likeliest pieces.
+Shapes: B batch, L length, T length of the decoder, R texts, D model.
 """
 
 import dataclasses
-import functools
 import hashlib
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,19 +25,9 @@ import numpy as np
 from bertjax import errors, plugins
 from bertjax.artifact import artifact, text_encoding
 from bertjax.data.tokenizers import special_tokens
-from bertjax.inference import batching, generation, text_vectors
+from bertjax.inference import filling, generation, internals, scoring, text_vectors
 from bertjax.models.common import heads, layers
 from bertjax.objectives.common import hooks
-
-BATCH_SIZE = 32
-
-
-class Fill(NamedTuple):
-    """One prediction for a mask token. piece: the text, as returned by `Tokenizer.readable`."""
-
-    piece: str
-    id: int
-    probability: float
 
 
 class Pretrained:
@@ -56,14 +45,14 @@ class Pretrained:
         self.params = jax.tree.map(jnp.asarray, source.params)
         self.tokenizer = source.tokenizer
         self.max_length: int = source.fields["max_length"]
-        real = np.zeros(layers.padded_vocab_size(source.fields["vocab_size"]), bool)
-        real[: self.tokenizer.size] = True
-        self._real_V = real
-        self._words_V = real.copy()
-        self._words_V[: self.tokenizer.size] &= ~self.tokenizer.special_mask()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.source.summary()}>"
+
+    @property
+    def config(self) -> Any:
+        """Returns the Config of the model: a frozen dataclass with the family's fields."""
+        return self.model.config
 
     def encode(
         self,
@@ -98,7 +87,7 @@ class Pretrained:
         encoding = self.encoding(pooling, normalize=normalize)
         if truncate is None:
             truncate = text_encoding.of(self.source) is not None
-        texts = [texts] if isinstance(texts, str) else list(texts)
+        texts = _listed(texts)
         prompt = encoding.prompt(prompt_name, prompt)
         encoder = text_vectors.Encoder(
             self, encoding, prompt=prompt, batch_size=batch_size, truncate=truncate
@@ -150,8 +139,10 @@ class Pretrained:
 
     def fill_mask(
         self, text: str | Sequence[str], top: int = 5
-    ) -> list[list[Fill]] | list[list[list[Fill]]]:
+    ) -> filling.Fills | list[filling.Fills]:
         """Returns a list with the `top` likeliest pieces, best first, for each mask token in order.
+
+        Each piece is a `filling.Fill`, a tuple (piece, id, probability).
 
         If `text` is a list, returns a list of such results. Special tokens are never predicted, but
         the probabilities of all pieces, including special tokens, sum to 1.
@@ -159,32 +150,52 @@ class Pretrained:
         Raises UserError if a text has no mask token or is too long for the model, if `top` is below
         1, or if the model has no "mlm" head or no mask token.
         """
-        self._check_can_fill(top)
-        texts = [text] if isinstance(text, str) else list(text)
-        sequences = [self.with_ends(self._encode(t), t, False) for t in texts]
-        positions = [np.flatnonzero(s == self.tokenizer.specials.mask) for s in sequences]
-        mask = self.tokenizer.pieces([self.tokenizer.specials.mask])[0]
-        for t, mask_positions in zip(texts, positions, strict=True):
-            if not len(mask_positions):
-                raise errors.UserError(
-                    f"the text {short(t)} contains no {mask}: insert one for each word to predict"
-                )
-        top = min(top, int(self._words_V.sum()))
-        fills: list[list[list[Fill]]] = [[] for _ in texts]
-        for rows, batch in self._batches(sequences):
-            num_slots = batching.power_of_two(max(len(positions[row]) for row in rows))
-            shape = len(batch["input_ids"]), num_slots
-            masked_positions, _ = batching.padded([positions[row] for row in rows], shape, pad=0)
-            best = _fill(
-                self.model, self.params, {**batch, "masked_positions": masked_positions},
-                self._real_V, self._words_V, top,
-            )  # fmt: skip
-            probabilities, ids = jax.device_get(best)
-            for i, row in enumerate(rows):
-                fills[row] = [
-                    self._fills(ids[i, k], probabilities[i, k]) for k in range(len(positions[row]))
-                ]
+        fills = filling.fill(self, _listed(text), top)
         return fills[0] if isinstance(text, str) else fills
+
+    def score(self, texts: str | Sequence[str], *, within_word: bool = False) -> Any:
+        """Returns how likely a text is, a float; for a list of texts, float64[R].
+
+        The score is a log-likelihood, or for a masked language model a pseudo-log-likelihood, in
+        nats: see `inference.scoring`. Scores of different kinds of models cannot be compared.
+        within_word: for a masked language model, whether to mask the later tokens of a word with
+        each of its tokens. Raises UserError if the model has no head that can score texts, or if a
+        text is too long.
+        """
+        scores = scoring.log_likelihoods(self, _listed(texts), within_word=within_word)
+        return float(scores[0]) if isinstance(texts, str) else scores
+
+    def hidden_states(
+        self, texts: str | Sequence[str], targets: str | Sequence[str] | None = None
+    ) -> internals.HiddenStates | list[internals.HiddenStates]:
+        """Returns the hidden states of every layer for a text, or a list of them for a list.
+
+        The names of special tokens in a text, such as [MASK], are encoded as these tokens, and the
+        special tokens of the model are put around the text. targets: for an encoder-decoder, the
+        text that the decoder reads, or a list of them; without it, only the encoder runs. Raises
+        UserError if a text is too long for the model.
+
+            bert.hidden_states("The cat sat.").states[-1]      # float32[L, D], the last layer
+        """
+        results = internals.hidden_states(
+            self, _listed(texts), None if targets is None else _listed(targets)
+        )
+        return results[0] if isinstance(texts, str) else results
+
+    def attentions(
+        self, texts: str | Sequence[str], targets: str | Sequence[str] | None = None
+    ) -> internals.Attentions | list[internals.Attentions]:
+        """Returns the attention weights of every head for a text, or a list of them for a list.
+
+        texts, targets: as in `hidden_states`. The weights are computed only here: all other methods
+        are as fast as without them. Raises UserError if a text is too long for the model.
+
+            bert.attentions("The cat sat.").weights[3, 5]      # float32[L, L]: layer 3, head 5
+        """
+        results = internals.attentions(
+            self, _listed(texts), None if targets is None else _listed(targets)
+        )
+        return results[0] if isinstance(texts, str) else results
 
     def generate(self, prompts: str | Sequence[str], **options: Any) -> list[str]:
         """Returns each prompt's continuation (decoder) or output text (encoder-decoder).
@@ -200,8 +211,7 @@ class Pretrained:
         an encoder-decoder.
         """
         settings = generation.Options(**options)
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        sequences = [self._prompt(text, settings.max_new_tokens) for text in texts]
+        sequences = [self._prompt(text, settings.max_new_tokens) for text in _listed(prompts)]
         continuations = generation.generate(
             self.model, self.params, sequences, settings, self._ids(), prefix=self.reads_prefixes()
         )
@@ -215,22 +225,53 @@ class Pretrained:
                 f"this {self.source.family} model cannot generate text: load a gpt2 or t5 model, "
                 "or use fill_mask"
             )
-        specials, ids = self.tokenizer.specials, self._encode(text)
-        room = self.max_length
-        if kind == "encoder_decoder":
-            ids = special_tokens.of_encoder_decoder(specials).around(ids)
-        else:
-            room -= max_new_tokens
-            start = special_tokens.start_of_text(specials)
-            if not ids or (artifact.starts_texts(self.source) and ids[0] != start):
-                ids = special_tokens.Ends(head=(start, *self.prompt_start(ids))).around(ids)
+        ids = self._with_start_or_end(self._encode(text))
+        room = self.max_length - (0 if kind == "encoder_decoder" else max_new_tokens)
         if len(ids) > room or max_new_tokens > self.max_length:
             raise errors.UserError(
-                f"the prompt {short(text)} has {len(ids)} tokens and max_new_tokens is "
+                f"the prompt {errors.short(text)} has {len(ids)} tokens and max_new_tokens is "
                 f"{max_new_tokens}, but the model takes at most {self.max_length}: shorten the "
                 "prompt or lower max_new_tokens"
             )
+        return ids
+
+    def _with_start_or_end(self, ids: Sequence[int]) -> np.ndarray:
+        """Returns int32[L]: `ids` with the special tokens of a decoder or an encoder-decoder."""
+        specials = self.tokenizer.specials
+        if plugins.family_of(self.model).KIND == "encoder_decoder":
+            return special_tokens.of_encoder_decoder(specials).around(ids)
+        start = special_tokens.start_of_text(specials)
+        if not ids or (artifact.starts_texts(self.source) and ids[0] != start):
+            return special_tokens.Ends(head=(start, *self.prompt_start(ids))).around(ids)
         return np.array(ids, np.int32)
+
+    def input_ids(self, text: str) -> np.ndarray:
+        """Returns int32[L]: the ids that the model reads for a text, with its special tokens.
+
+        The names of special tokens in the text are encoded as these tokens. Raises UserError if the
+        text is too long for the model.
+        """
+        ids = self._encode(text)
+        if plugins.family_of(self.model).KIND == "encoder":
+            return self.with_ends(ids, text, False)
+        return self._checked(self._with_start_or_end(ids), text)
+
+    def target_ids(self, text: str) -> np.ndarray:
+        """Returns int32[T]: the ids that the decoder of an encoder-decoder reads for a text.
+
+        They are the start token and the text. Raises UserError if the text is too long.
+        """
+        ids = np.array([self.decoder_start(), *self._encode(text)], np.int32)
+        return self._checked(ids, text)
+
+    def _checked(self, ids: np.ndarray, text: str) -> np.ndarray:
+        """Returns `ids`. Raises UserError if there are more than the model takes."""
+        if len(ids) > self.max_length:
+            raise errors.UserError(
+                f"the text {errors.short(text)} has {len(ids)} tokens, but the model takes at most "
+                f"{self.max_length}: shorten it"
+            )
+        return ids
 
     def _encode(self, text: str) -> list[int]:
         """Returns a text's ids, with special tokens. Raises UserError if an id >= vocab_size."""
@@ -239,8 +280,8 @@ class Pretrained:
         if above is not None:
             (piece,) = self.tokenizer.pieces([above])
             raise errors.UserError(
-                f"the text {short(text)} contains {piece} with id {above}, but this model has only "
-                f"{self.model.config.vocab_size} ids and no sentinels: remove {piece}"
+                f"the text {errors.short(text)} contains {piece} with id {above}, but this model "
+                f"has only {self.model.config.vocab_size} ids and no sentinels: remove {piece}"
             )
         return ids
 
@@ -278,24 +319,6 @@ class Pretrained:
         start_id = self.source.fields.get("decoder_start_id", -1)
         return special_tokens.decoder_start(self.tokenizer.specials, start_id)
 
-    def _fills(self, ids_K: np.ndarray, probabilities_K: np.ndarray) -> list[Fill]:
-        pieces = self.tokenizer.readable(ids_K)
-        return [
-            Fill(piece, int(i), float(p))
-            for piece, i, p in zip(pieces, ids_K, probabilities_K, strict=True)
-        ]
-
-    def _check_can_fill(self, top: int) -> None:
-        if "mlm" not in self.model.config.heads:
-            raise errors.UserError(
-                "this model has no masked language model head, so it cannot fill masks: load a "
-                "model that was saved with this head"
-            )
-        if self.tokenizer.specials.mask < 0:
-            raise errors.UserError("the tokenizer of this model has no mask token")
-        if top < 1:
-            raise errors.UserError(f"top = {top}: must be 1 or more")
-
     def with_ends(
         self, ids: Sequence[int], text: str, truncate: bool, max_length: int | None = None
     ) -> np.ndarray:
@@ -308,44 +331,11 @@ class Pretrained:
         room = (max_length or self.max_length) - len(ends.around([]))
         if len(ids) > room and not truncate:
             raise errors.UserError(
-                f"the text {short(text)} has {len(ids)} tokens, but the model takes at most "
+                f"the text {errors.short(text)} has {len(ids)} tokens, but the model takes at most "
                 f"{room}: shorten it"
             )
         return ends.around(ids[:room])
 
-    def _batches(
-        self, sequences: Sequence[np.ndarray]
-    ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-        """Yields (indices of the sequences, batch); a batch may end with padding rows."""
-        pad = special_tokens.padding(self.tokenizer.specials)
-        for rows in batching.longest_first(sequences, lambda longest: BATCH_SIZE):
-            members = [sequences[row] for row in rows]
-            length = min(batching.round_up(len(members[0])), self.max_length)
-            shape = batching.power_of_two(len(rows)), length
-            ids_BL, real_BL = batching.padded(members, shape, pad)
-            yield rows, {"input_ids": ids_BL, "attention_mask": real_BL.astype(np.int32)}
 
-
-def short(value: Any) -> str:
-    """Returns the repr of `value`, truncated to about 40 characters, for an error message."""
-    text = value if isinstance(value, str) else repr(value)
-    text = text if len(text) <= 40 else text[:37] + "..."
-    return repr(text) if isinstance(value, str) else text
-
-
-@functools.partial(jax.jit, static_argnames=("model", "top"))
-def _fill(
-    model: Any,
-    params: Any,
-    batch: dict[str, jax.Array],
-    real_V: jax.Array,
-    words_V: jax.Array,
-    top: int,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns (probabilities, ids) of the `top` likeliest pieces per mask token, both [B, P, K].
-
-    real_V is False for ids without a piece; words_V is False for these and for special tokens.
-    """
-    logits_BPV = model.apply({"params": params}, **batch)["mlm_logits"]
-    probabilities_BPV = jax.nn.softmax(jnp.where(real_V, logits_BPV, layers.MASKED))
-    return jax.lax.top_k(jnp.where(words_V, probabilities_BPV, -1.0), top)
+def _listed(texts: str | Sequence[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else list(texts)

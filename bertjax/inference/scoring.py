@@ -30,16 +30,19 @@ Shapes: R texts, B batch, L length, T length of the decoder's input, V vocabular
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from bertjax import errors, plugins
 from bertjax.data.tokenizers import special_tokens
-from bertjax.inference import batching, pretrained
+from bertjax.inference import batching
 from bertjax.models.common import layers
 from bertjax.objectives.common import losses
+
+if TYPE_CHECKING:
+    from bertjax.inference.pretrained import Pretrained
 
 TOKENS = 2048  # largest number of tokens in a batch; small enough for the caches of a CPU
 LOGITS = 1 << 25  # largest number of logits in a batch: 128 MiB
@@ -60,7 +63,7 @@ class Continuations(NamedTuple):
 
 
 def log_likelihoods(
-    model: pretrained.Pretrained, texts: Sequence[str], *, within_word: bool = False
+    model: "Pretrained", texts: Sequence[str], *, within_word: bool = False
 ) -> np.ndarray:
     """Returns the score of each text, float64[R]; the module's docstring lists the kinds of scores.
 
@@ -76,13 +79,13 @@ def log_likelihoods(
     return method(model, list(texts))
 
 
-def describe(model: pretrained.Pretrained) -> str:
+def describe(model: "Pretrained") -> str:
     """Returns a name for the score that `log_likelihoods` computes for this model."""
     return _method(model)[1]
 
 
 def log_likelihood_of_continuations(
-    model: pretrained.Pretrained, contexts: Sequence[str], continuations: Sequence[str]
+    model: "Pretrained", contexts: Sequence[str], continuations: Sequence[str]
 ) -> Continuations:
     """Returns the log probability of each continuation, given its context.
 
@@ -121,7 +124,7 @@ def log_likelihood_of_continuations(
     return Continuations(_next_token_scores(model, sequences, offsets), counts)
 
 
-def _method(model: pretrained.Pretrained) -> tuple[Callable[..., np.ndarray], str]:
+def _method(model: "Pretrained") -> tuple[Callable[..., np.ndarray], str]:
     kind, heads = plugins.family_of(model.model).KIND, model.model.config.heads
     if kind == "decoder" and "lm" in heads:
         return _causal_scores, "log-likelihood"
@@ -139,7 +142,7 @@ def _method(model: pretrained.Pretrained) -> tuple[Callable[..., np.ndarray], st
     )
 
 
-def _masked_scores(model: pretrained.Pretrained, texts: list[str], within_word: bool) -> np.ndarray:
+def _masked_scores(model: "Pretrained", texts: list[str], within_word: bool) -> np.ndarray:
     specials = model.tokenizer.specials
     if specials.mask < 0:
         raise errors.UserError("the tokenizer of this model has no mask token")
@@ -170,7 +173,7 @@ def _masked_scores(model: pretrained.Pretrained, texts: list[str], within_word: 
     return scores
 
 
-def _discriminator_scores(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
+def _discriminator_scores(model: "Pretrained", texts: list[str]) -> np.ndarray:
     scores = np.zeros(len(texts))
     for rows, (ids_RL,), (real_RL,) in _buckets(model, _with_ends(model, texts)):
         parts = []
@@ -182,7 +185,7 @@ def _discriminator_scores(model: pretrained.Pretrained, texts: list[str]) -> np.
     return scores
 
 
-def _causal_scores(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
+def _causal_scores(model: "Pretrained", texts: list[str]) -> np.ndarray:
     ends, front = special_tokens.of_decoder(model.tokenizer.specials), model.prompt_start(())
     ends = ends._replace(head=(*ends.head, *front))
     sequences = [ends.around(ids) for ids in model.tokenizer.encode_batch(texts)]
@@ -190,9 +193,7 @@ def _causal_scores(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray
     return _next_token_scores(model, sequences, [len(front)] * len(texts))
 
 
-def _next_token_scores(
-    model: pretrained.Pretrained, sequences: Ids, offsets: Sequence[int]
-) -> np.ndarray:
+def _next_token_scores(model: "Pretrained", sequences: Ids, offsets: Sequence[int]) -> np.ndarray:
     """Returns the sum of a decoder's token log probabilities for each sequence.
 
     offsets: for each sequence, the number of tokens after the start-of-text token that are not
@@ -214,7 +215,7 @@ def _next_token_scores(
     return scores
 
 
-def _sentinel_scores(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
+def _sentinel_scores(model: "Pretrained", texts: list[str]) -> np.ndarray:
     sentinel, start = int(model.tokenizer.sentinels[0]), model.decoder_start()
     if sentinel >= model.model.config.vocab_size:
         raise errors.UserError(
@@ -248,7 +249,7 @@ def _sentinel_scores(model: pretrained.Pretrained, texts: list[str]) -> np.ndarr
     return scores
 
 
-def _decoder_scores(model: pretrained.Pretrained, texts: list[str]) -> np.ndarray:
+def _decoder_scores(model: "Pretrained", texts: list[str]) -> np.ndarray:
     specials = model.tokenizer.specials
     ends = special_tokens.of_decoder(specials, model.decoder_start())
     sequences = [ends.around(ids) for ids in model.tokenizer.encode_batch(texts)]
@@ -257,7 +258,7 @@ def _decoder_scores(model: pretrained.Pretrained, texts: list[str]) -> np.ndarra
     return _target_scores(model, [source] * len(texts), sequences)
 
 
-def _target_scores(model: pretrained.Pretrained, sources: Ids, targets: Ids) -> np.ndarray:
+def _target_scores(model: "Pretrained", sources: Ids, targets: Ids) -> np.ndarray:
     """Returns the log probability of each target, without its first token, given its source."""
     scores = np.zeros(len(sources))
     for rows, (ids_RL, ids_RT), (real_RL, real_RT) in _buckets(model, sources, targets):
@@ -280,18 +281,18 @@ def _target_scores(model: pretrained.Pretrained, sources: Ids, targets: Ids) -> 
 # Batching
 
 
-def _with_ends(model: pretrained.Pretrained, texts: list[str]) -> Ids:
+def _with_ends(model: "Pretrained", texts: list[str]) -> Ids:
     """Returns the ids of [CLS] text [SEP] for each text."""
     encoded = model.tokenizer.encode_batch(texts)
     return [model.with_ends(ids, text, False) for ids, text in zip(encoded, texts, strict=True)]
 
 
-def _check(model: pretrained.Pretrained, texts: Sequence[str], sequences: Ids, room: int) -> None:
+def _check(model: "Pretrained", texts: Sequence[str], sequences: Ids, room: int) -> None:
     """Raises UserError if a sequence has more than `room` tokens."""
     for text, sequence in zip(texts, sequences, strict=True):
         if len(sequence) > room:
             raise errors.UserError(
-                f"the text {pretrained.short(text)} has {len(sequence)} tokens with special "
+                f"the text {errors.short(text)} has {len(sequence)} tokens with special "
                 f"tokens, but the model takes at most {room}: shorten it"
             )
 
@@ -302,7 +303,7 @@ def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
-def _text_mask(model: pretrained.Pretrained, real_RL: np.ndarray) -> np.ndarray:
+def _text_mask(model: "Pretrained", real_RL: np.ndarray) -> np.ndarray:
     """Returns bool[R, L]: True for the tokens of [CLS] text [SEP] that belong to the text."""
     ends = special_tokens.of_encoder(model.tokenizer.specials)
     text_RL = real_RL.copy()
@@ -314,7 +315,7 @@ def _text_mask(model: pretrained.Pretrained, real_RL: np.ndarray) -> np.ndarray:
 
 
 def _buckets(
-    model: pretrained.Pretrained, *columns: Ids
+    model: "Pretrained", *columns: Ids
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]]:
     """Yields (rows, ids, real) for rows of similar length, as `batching.buckets` does."""
     # A decoder's input omits the last token of the sequence, so sequences may be one token longer.
@@ -333,7 +334,7 @@ def _slices(count: int, length: int, logits: int) -> Iterator[np.ndarray]:
         yield np.arange(start, start + size) % count
 
 
-def _width(model: pretrained.Pretrained) -> int:
+def _width(model: "Pretrained") -> int:
     return layers.padded_vocab_size(model.model.config.vocab_size)
 
 

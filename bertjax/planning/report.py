@@ -5,27 +5,46 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bertjax.planning import compile, cost, search
+from bertjax.planning import compile, search
+from bertjax.planning import cost as cost_lib
 from bertjax.planning.plan import USUAL_MFU, PhasePlan, Plan
 
 _LABEL = 26
 _COLUMN = 20
 
 
+_SEARCH_LINE = "{:>9}{:>9}{:>17}{:>13}  {:<10}{}"
+SEARCH_HEADER = ("hours", "MFU <=", "HBM of a device", "FLOPs ratio", "by", "flags")
+
+
 def lines(plan: Plan, price: float | None = None) -> Iterable[str]:
     """Yields the lines of the report. price: the price of a chip-hour, or None to omit the cost."""
     yield from _header(plan)
     yield ""
-    columns = [_column(plan, phase) for phase in plan.phases]
-    for label in dict.fromkeys(label for column in columns for label in column):
-        cells = [column[label] if label in column else "" for column in columns]
+    for label, *cells in _rows(plan):
         yield f"{label:<{_LABEL}}" + "".join(f"{cell:>{_COLUMN}}" for cell in cells)
     for number, phase in enumerate(plan.phases, 1):
         yield from _collective_lines(phase, f" in phase {number}" if len(plan.phases) > 1 else "")
     yield ""
-    yield from _totals(plan, price)
+    yield from (f"{label:<{_LABEL}}{value}" for label, value in _totals(plan, price))
     yield from (f"note: {note}" for note in plan.notes)
     yield from _warnings(plan)
+
+
+def table(plan: Plan, price: float | None = None) -> tuple[str, list[list[str]]]:
+    """Returns (slice and model, rows of a table): a label and a cell for each phase, then totals.
+
+    The collectives and notes are omitted. price: as in `lines`.
+    """
+    totals = [[label, value] for label, value in _totals(plan, price)]
+    return "; ".join(_header(plan)), [*_rows(plan), *totals]
+
+
+def _rows(plan: Plan) -> list[list[str]]:
+    """Returns rows of a label and a cell for each phase."""
+    columns = [_column(plan, phase) for phase in plan.phases]
+    labels = dict.fromkeys(label for column in columns for label in column)
+    return [[label, *(column.get(label, "") for column in columns)] for label in labels]
 
 
 def _header(plan: Plan) -> Iterable[str]:
@@ -115,12 +134,12 @@ def _collective_lines(phase: PhasePlan, suffix: str) -> Iterable[str]:
         )
 
 
-def merged(collectives: Sequence[cost.Collective]) -> list[cost.Collective]:
+def merged(collectives: Sequence[cost_lib.Collective]) -> list[cost_lib.Collective]:
     """Merges collectives of the same kind, axes and group size, by descending bytes sent.
 
     The `bytes` of a merged Collective are the mean over its runs.
     """
-    groups: dict[cost.Collective, list[cost.Collective]] = {}
+    groups: dict[cost_lib.Collective, list[cost_lib.Collective]] = {}
     for collective in collectives:
         key = dataclasses.replace(collective, bytes=0, count=1)
         groups.setdefault(key, []).append(collective)
@@ -132,19 +151,19 @@ def merged(collectives: Sequence[cost.Collective]) -> list[cost.Collective]:
     return sorted(result, key=lambda collective: -collective.sent_bytes)
 
 
-def _totals(plan: Plan, price: float | None) -> Iterable[str]:
+def _totals(plan: Plan, price: float | None) -> Iterable[tuple[str, str]]:
     ratio = plan.tokens / plan.num_params
-    yield _line("run", f"{si(plan.tokens)} tokens, {ratio:,.1f} a parameter, {si(plan.flops)}FLOPs")
+    yield ("run", f"{si(plan.tokens)} tokens, {ratio:,.1f} a parameter, {si(plan.flops)}FLOPs")
     for label, hours in (
         ("at the bound", plan.hours),
         (f"at an MFU of {USUAL_MFU}", plan.usual_hours),
     ):
         if hours is None:
-            yield _line(label, "unknown: the peak FLOP/s of the chip is not in the table")
+            yield (label, "unknown: the peak FLOP/s of the chip is not in the table")
         else:
             chip_hours = hours * plan.topology.num_chips
             money = "" if price is None else f", {chip_hours * price:,.2f} at {price:g} each"
-            yield _line(label, f"{_decimal(hours)} hours, {_decimal(chip_hours)} chip-hours{money}")
+            yield (label, f"{_decimal(hours)} hours, {_decimal(chip_hours)} chip-hours{money}")
 
 
 def _warnings(plan: Plan) -> Iterable[str]:
@@ -164,6 +183,16 @@ def _warnings(plan: Plan) -> Iterable[str]:
             )
     if not plan.fits:
         yield "it does not fit: --search looks for a mesh, micro-batch size and remat that fit"
+
+
+def cost(plan: Plan, price: float | None) -> float | None:
+    """Returns the price of the run at the lower bound on its hours; None if either is unknown.
+
+    price: the price of one chip for one hour.
+    """
+    if plan.hours is None or price is None:
+        return None
+    return plan.hours * plan.topology.num_chips * price
 
 
 def to_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
@@ -188,7 +217,7 @@ def to_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
         "phases": [_phase_json(phase) for phase in plan.phases],
         "hours": plan.hours,
         "chip_hours": None if plan.hours is None else plan.hours * chips,
-        "cost": None if None in (plan.hours, price) else plan.hours * chips * price,
+        "cost": cost(plan, price),
         "usual_mfu": USUAL_MFU,
         "usual_hours": plan.usual_hours,
         "notes": list(plan.notes),
@@ -218,21 +247,26 @@ def search_lines(candidates: Sequence[search.Candidate], num_fitting: int) -> It
     tried: the number of combinations that fit by estimate.
     """
     yield f"{num_fitting:,} combinations fit by estimate; the best of them:"
-    header = ("hours", "MFU <=", "HBM of a device", "FLOPs ratio", "by", "flags")
-    yield "{:>9}{:>9}{:>17}{:>13}  {:<10}{}".format(*header)
+    yield _SEARCH_LINE.format(*SEARCH_HEADER)
     for candidate in candidates:
-        plan = candidate.plan
-        hours = "unknown" if plan.hours is None else f"{plan.hours:,.2f}"
-        bound = min((phase.roofline.mfu_bound or 0.0 for phase in plan.phases), default=0.0)
-        compiled = [phase.compiled for phase in plan.phases if phase.compiled]
-        peak = max((step.peak for step in compiled), default=plan.memory.total)
-        ratio = max(phase.flops_ratio for phase in plan.phases)
-        by = ("compiler" if plan.fits else "NO ROOM") if compiled else "estimate"
-        yield f"{hours:>9}{bound:>9.1%}{binary(peak):>17}{ratio:>13.3f}  {by:<10}{candidate.flags}"
+        yield _SEARCH_LINE.format(*search_row(candidate))
 
 
-def _line(label: str, value: str) -> str:
-    return f"{label:<{_LABEL}}{value}"
+def search_row(candidate: search.Candidate) -> list[str]:
+    """Returns the cells of a candidate, under SEARCH_HEADER."""
+    plan = candidate.plan
+    bound = min((phase.roofline.mfu_bound or 0.0 for phase in plan.phases), default=0.0)
+    compiled = [phase.compiled for phase in plan.phases if phase.compiled]
+    peak = max((step.peak for step in compiled), default=plan.memory.total)
+    ratio = max(phase.flops_ratio for phase in plan.phases)
+    return [
+        "unknown" if plan.hours is None else f"{plan.hours:,.2f}",
+        f"{bound:.1%}",
+        binary(peak),
+        f"{ratio:.3f}",
+        ("compiler" if plan.fits else "NO ROOM") if compiled else "estimate",
+        candidate.flags,
+    ]
 
 
 def _decimal(number: float) -> str:

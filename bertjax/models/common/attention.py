@@ -76,6 +76,10 @@ class Attention(nn.Module):
         cache: {"key", "value"} [B, S, N, H] and "index" int32[]. This call's keys and values are
         written to the slots from the index on. Attention is over all S slots, so the mask must hide
         the empty slots.
+
+        If the caller of the model makes the collection `layers.WEIGHTS` mutable, the attention
+        weights [B, N, L, S] are stored in it as "weights". Raises UserError if a kernel computes
+        the attention, because kernels do not store the weights.
         """
         query_BLNH = _shard_heads(self.query(x_BLD))
         if isinstance(memory, tuple):
@@ -99,15 +103,26 @@ class Attention(nn.Module):
             query_BLNH = query_BLNH * self.scale
 
         kernel = self.config.attention
+        # `init` makes every collection mutable.
+        keep_weights = self.is_mutable_collection(layers.WEIGHTS) and not self.is_initializing()
         if kernel == "xla" or self.is_initializing():  # init has 2 tokens; splash needs 128
             seed = self.dropout.seed(deterministic)
             bias_fn, bias = (bias, None) if callable(bias) else (None, bias)
-            attend = functools.partial(_attend, rate=self.dropout.rate, bias_fn=bias_fn)
+            attend = functools.partial(
+                _attend, rate=self.dropout.rate, bias_fn=bias_fn, keep_weights=keep_weights
+            )
             # Layers are unrolled on CPUs only. There, memory suffices, and a step is 5% faster
             # without the checkpoint.
             if not self.config.unroll_layers:
                 attend = jax.checkpoint(attend, prevent_cse=False)
-            context_BLNH = attend(query_BLNH, key_BSNH, value_BSNH, mask, bias, seed)
+            context_BLNH, weights_BNLS = attend(query_BLNH, key_BSNH, value_BSNH, mask, bias, seed)
+            if keep_weights:
+                self.sow(layers.WEIGHTS, "weights", weights_BNLS, lambda _, new: new, lambda: None)
+        elif keep_weights:
+            raise errors.UserError(
+                f"config.attention = {kernel!r}: a kernel does not store the attention weights; "
+                "use 'xla'"
+            )
         elif bias is not None or not (deterministic or self.dropout.rate == 0.0):
             raise errors.UserError(
                 f"config.attention = {kernel!r}: does not support an attention bias or attention "
@@ -130,8 +145,12 @@ def _attend(
     seed: jax.Array | None,
     rate: float,
     bias_fn: Callable[[jax.Array, jax.Array], jax.Array] | None,
-) -> jax.Array:
-    """Returns softmax(query key^T + bias) value, [B, L, N, H], with all scores in memory at once.
+    keep_weights: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns (weights value [B, L, N, H], weights), where weights = softmax(query key^T + bias).
+
+    All scores are in memory at once. The weights [B, N, L, S] are None unless `keep_weights`; they
+    are those before dropout.
 
     seed, rate: seed and rate of the dropout on the attention weights; if seed is None, there is no
     dropout. bias_fn: a `Bias` that is a function, or None.
@@ -149,8 +168,9 @@ def _attend(
     visible_BLS = mask.dense(*scores_BNLS.shape[-2:])
     scores_BNLS = jnp.where(visible_BLS[:, None], scores_BNLS, layers.MASKED)
     weights_BNLS = jax.nn.softmax(scores_BNLS, axis=-1).astype(value_BSNH.dtype)
-    weights_BNLS = layers.drop(weights_BNLS, rate, seed)
-    return jnp.einsum("bnls,bsnh->blnh", weights_BNLS, value_BSNH)
+    dropped_BNLS = layers.drop(weights_BNLS, rate, seed)
+    context_BLNH = jnp.einsum("bnls,bsnh->blnh", dropped_BNLS, value_BSNH)
+    return context_BLNH, weights_BNLS if keep_weights else None
 
 
 def _shard_heads(x_BLNH: jax.Array, length: str = "length") -> jax.Array:

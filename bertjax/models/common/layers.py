@@ -23,6 +23,10 @@ MASKED = -1e9  # a logit whose softmax is 0 in float32; finite, so that no row b
 TRUNCATED_STD = 0.87962566  # std of N(0, 1) truncated at +-2, the distribution of new parameters
 ADAPTER_STD = 1e-3  # std of a new adapter's kernels; small, so that it hardly changes its input
 
+# The Linen collection of attention weights, stacked over the layers. They are stored only if the
+# caller of a model makes it mutable.
+WEIGHTS = "attention_weights"
+
 REMAT_POLICIES: dict[str, Any] = {
     "none": None,
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -336,7 +340,7 @@ def stack(
         layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
     return nn.scan(
         layer,
-        variable_axes={} if shared else {"params": 0},
+        variable_axes={WEIGHTS: 0} if shared else {"params": 0, WEIGHTS: 0},
         variable_broadcast="params" if shared else False,
         split_rngs={"params": not shared, "dropout": True},
         in_axes=(0,) + (nn.broadcast,) * num_broadcast,

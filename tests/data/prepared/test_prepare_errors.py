@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from bertjax import errors
-from bertjax.commands import prepare as command
-from bertjax.data.prepared import store
+from bertjax.data.prepared import prepared, store
 from tests.helpers import corpora, preparing
 from tests.helpers.preparing import TEXTS
 
@@ -132,7 +131,8 @@ def test_the_report_says_when_what_is_held_out_is_too_small(documents, tokens, s
     counts = dict.fromkeys(("documents", "sentences", "tokens", "unknown"), 0)
     heldout = counts | {"documents": documents, "tokens": tokens}
     manifest = {"splits": {"train": counts, "heldout": heldout}, "text_bytes": 1}
-    lines = command.report(manifest | {"skipped": {}, "empty_documents": 0}, 0, 1)
-    warnings = [line for line in lines if "warning" in line]
-    assert len(warnings) == (start is not None)
-    assert all(line.startswith(f"warning: held out: {start}") for line in warnings)
+    manifest |= {"skipped": {}, "empty_documents": 0}
+    result = prepared.of_manifest("prepared/", manifest)
+    assert len(result.warnings()) == (start is not None)
+    assert all(line.startswith(f"held out: {start}") for line in result.warnings())
+    assert [f"warning: {line}" for line in result.warnings()] == result.lines()[3:]
