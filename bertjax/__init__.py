@@ -73,17 +73,23 @@ def pretrain(
     overrides, the data or the workdir are invalid.
     """
     from bertjax import config as config_lib
-    from bertjax import train
+    from bertjax import run_starts, train
     from bertjax.artifact import initial
+    from bertjax.reporting import pretraining
     from bertjax.runtime import backend
 
     values = {key: str(value) for key, value in (overrides or {}).items()}
+    origin = None
     if config is None or isinstance(config, str | os.PathLike):
-        config = initial.run_config(os.fspath(config or ""), values)
+        file = os.fspath(config) if config else None
+        config = initial.run_config(file, values)
+        origin = run_starts.origin(file, workdir, values, config)
     else:
         config = config_lib.overridden(config, values)
     backend.configure(config.dtype)
-    return train.train_and_evaluate(config, workdir)
+    heldout = train.train_and_evaluate(config, workdir, origin=origin)
+    pretraining.write_at_end(workdir)
+    return heldout
 
 
 def finetune(
