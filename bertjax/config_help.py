@@ -71,7 +71,7 @@ def _line(pair: tuple[str, tuple[Any, str]]) -> str:
 
 def format_value(value: Any) -> str:
     """Returns a value as it is written after --config.KEY=."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         value = ",".join(f"{item:g}" if isinstance(item, float) else str(item) for item in value)
     return value.encode("unicode_escape").decode() if isinstance(value, str) else str(value)
 

@@ -83,7 +83,7 @@ def histogram(
         parts.append(f'<rect x="{left:.1f}" y="{top:.1f}" width="{plane.x(i + 0.94) - left:.1f}" '
                      f'height="{plane.y(0) - top:.1f}" fill="{COLOURS[0]}"/>')  # fmt: skip
     every = math.ceil(len(edges) / 6)
-    for i in range(0, len(edges), every):
+    for i in range(0, len(edges) - 2, every):  # the name of the axis is at the end
         parts.append(_text(plane.x(i), _HEIGHT - 7, _tick_text(edges[i]), "middle"))
     return _figure(title, parts)
 

@@ -39,6 +39,13 @@ def latest(metrics: Metrics, name: str) -> float | None:
     return float(values[-1]) if values.size else None
 
 
+def median(metrics: Metrics, name: str) -> float | None:
+    """Returns the median of the finite values of a metric; None if there are none."""
+    values = series(metrics, name)[1]
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) if values.size else None
+
+
 def title_of(name: str) -> str:
     """Returns the name of a metric for readers, such as "MLM accuracy"."""
     if name in _TITLES:

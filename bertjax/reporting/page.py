@@ -36,14 +36,17 @@ table{border-collapse:collapse;font-size:.9em;font-variant-numeric:tabular-nums}
 th,td{text-align:right;padding:4px 12px 4px 0;vertical-align:top;
 border-bottom:1px solid var(--line)}
 th{font-weight:600;color:var(--soft)}
-.l{text-align:left;overflow-wrap:anywhere}
-td.l{min-width:5em}
+.l{text-align:left;overflow-wrap:break-word}
+td.l{max-width:34em}
+.scroll td,.scroll th{white-space:nowrap}
+.scroll td.l{white-space:normal}
+.wide td.l:first-child{min-width:13em}
 tr.marked td{background:var(--mark)}
 td.good{background:var(--good)}
 .facts{width:100%}
 .facts th{text-align:left;font-weight:400;width:11em;white-space:normal}
 .facts td{text-align:left;overflow-wrap:anywhere}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr));
+.charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,300px),1fr));
 gap:18px 24px;margin-top:8px}
 figure{margin:0;break-inside:avoid}
 figcaption{font-weight:600;font-size:.9em}
@@ -61,7 +64,8 @@ details{margin:8px 0}
 summary{cursor:pointer;color:var(--accent)}
 ul{margin:6px 0;padding-left:1.3em}
 @media (max-width:480px){body{padding:14px 14px 40px}.facts th{width:7.5em}
-.tiles{grid-template-columns:repeat(2,1fr)}}
+.tiles{grid-template-columns:repeat(2,1fr)}th,td{padding-right:9px}
+.wide td.l:first-child{min-width:11em}}
 @media print{body{max-width:none;padding:0;font-size:11px}h2{break-after:avoid}
 .scroll{overflow:visible}.charts{grid-template-columns:repeat(2,1fr)}
 tr,.tile,mark{break-inside:avoid;-webkit-print-color-adjust:exact;print-color-adjust:exact}}

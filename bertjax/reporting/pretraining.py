@@ -102,12 +102,11 @@ def _headline(run: contents.Run) -> dict[str, str]:
     bits = curves.latest(run.metrics, "eval/bits_per_byte")
     if bits is not None:
         values["held-out bits per byte"] = f"{bits:.3f}"
-    speed = curves.latest(run.metrics, "tokens_per_second")
+    speed, mfu = (curves.median(run.metrics, name) for name in ("tokens_per_second", "mfu"))
     if speed is not None:
-        values["tokens per second"] = tables.short(speed)
-    mfu = curves.latest(run.metrics, "mfu")
+        values["tokens per second, median"] = tables.short(speed)
     if mfu is not None:
-        values["MFU"] = tables.share(mfu)
+        values["MFU, median"] = tables.share(mfu)
     return values
 
 

@@ -45,5 +45,6 @@ def _table(sample: samples.Sample, steps: Sequence[int]) -> page.Html:
             text = page.text(f"{guess.piece} {guess.probability:.0%}")
             cells.append(tables.Good(text) if guess.piece == token.truth else text)
         rows.append([token.truth, *cells, f"{token.guesses[-1].of_truth:.1%}"])
-    header = ["true piece", *(f"step {step:,}" for step in steps), "true"]
+    names = [f"{step:,}" for step in steps]
+    header = ["true piece", f"step {names[0]}", *names[1:], "true"]
     return tables.table(header, rows)
