@@ -1,9 +1,10 @@
 """The facts about a model that its model card and the report of its run both show.
 
     facts.of_model(model)      # {"family": "bert", "parameters": "4,416,698", ...}
-    facts.of_training(model)   # {"objective": "mlm (mask_rate 0.15, ...)", "training data": ...}
+    facts.of_training(model)   # {"objective": "mlm (mask_rate 0.3)", "training data": ...}
 """
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from bertjax import errors, mixing
 from bertjax import phases as phases_lib
 from bertjax.artifact import artifact, text_encoding
 from bertjax.data.prepared import manifest as manifest_lib
+from bertjax.objectives.common import hooks
 
 
 def of_model(model: artifact.Artifact) -> dict[str, str]:
@@ -43,11 +45,9 @@ def of_training(model: artifact.Artifact) -> dict[str, str]:
     """
     if not model.config or not model.objective:
         return {}
-    options = ", ".join(
-        f"{key} {value}" for key, value in model.objective.items() if key not in ("name", "teacher")
-    )
-    facts = {"objective": model.objective["name"] + f" ({options})" * bool(options)}
+    facts = {"objective": model.objective["name"]}
     try:
+        facts["objective"] += _options(model)
         config = config_lib.from_dict(model.config)
         phases = phases_lib.of(config)
     except (errors.UserError, KeyError):  # of another version, or only a part of a config
@@ -65,6 +65,15 @@ def of_training(model: artifact.Artifact) -> dict[str, str]:
     if config.init_from:
         facts["started from"] = config.init_from
     return {name: fact for name, fact in facts.items() if fact}
+
+
+def _options(model: artifact.Artifact) -> str:
+    """Returns the options of the objective that differ from its defaults, as " (mask_rate 0.3)"."""
+    module, config = artifact.objective(model)
+    defaults = dataclasses.asdict(module.Config())
+    changed = [f"{key} {value}" for key, value in dataclasses.asdict(config).items()
+               if value != defaults[key] and key not in hooks.of(module).FROZEN]  # fmt: skip
+    return f" ({', '.join(changed)})" * bool(changed)
 
 
 def folders_of(config: Mapping[str, Any]) -> dict[str, str]:

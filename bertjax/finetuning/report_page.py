@@ -86,7 +86,7 @@ def document(path: str | os.PathLike, content: Mapping[str, Any]) -> str:
         page.section("Data", _data(content)),
         page.section("Model", tables.facts(_model(out, content))),
         page.section("Config", _config(content)),
-        page.section("Command", page.code(command(content, path))),
+        page.section("Command", page.command(command(content, path))),
         page.section("Environment", tables.facts(content.get("environment", {}))),
     ]
     subtitle = f"Fine-tuning, {content['family']} of {content['model']}"
@@ -255,10 +255,11 @@ def _confusions(counts: Mapping[tuple[str, str], int]) -> page.Html:
 
 
 def _data(content: Mapping[str, Any]) -> page.Html:
-    config = content["config"]
-    rows = [[split, f"{count:,}", str(config["data"].get(split, "") or "")]
-            for split, count in content["examples"].items()]  # fmt: skip
-    rows = [[split, path or _origin(split, config), count] for split, count, path in rows]
+    files_of = content["config"]["data"]
+    rows = [
+        [split, files_of.get(split) or _origin(split, files_of), f"{count:,}"]
+        for split, count in content["examples"].items()
+    ]
     labels = content.get("labels") or []
     return page.joined([
         tables.table(["split", "file", "examples"], rows, left=2),
@@ -266,8 +267,8 @@ def _data(content: Mapping[str, Any]) -> page.Html:
     ])  # fmt: skip
 
 
-def _origin(split: str, config: Mapping[str, Any]) -> str:
-    data = config["data"]
+def _origin(split: str, data: Mapping[str, Any]) -> str:
+    """Returns where a split without a file comes from. data: the keys `config.data`."""
     if split != "dev":
         return ""
     if data.get("folds"):

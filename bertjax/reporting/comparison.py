@@ -26,15 +26,16 @@ class Side:
     """One of the compared runs.
 
     kind: what sort of run it is; only runs of one kind are compared. unit: the horizontal axis of
-    the curves. facts: {name: text}, shown in any case. config: {key: text}. scores: {name: value}.
-    curves: {title: curve}. comparable: {what should be the same in all runs: its fingerprint}.
+    the curves. facts: {name: text}, shown in any case. keys: {config key: value as text}. scores:
+    {name: value}. curves: {title: curve}. comparable: {what should be the same in all runs: its
+    fingerprint}.
     """
 
     name: str
     kind: str
     unit: str
     facts: Mapping[str, str]
-    config: Mapping[str, str]
+    keys: Mapping[str, str]
     scores: Mapping[str, float]
     curves: Mapping[str, Curve]
     comparable: Mapping[str, str]
@@ -84,8 +85,8 @@ def named(sides: Sequence[Side], paths: Sequence[str]) -> list[Side]:
 
 def config_rows(sides: Sequence[Side]) -> list[list[str]]:
     """Returns [key, value in each run] for the config keys that differ."""
-    keys = dict.fromkeys(key for side in sides for key in side.config)
-    rows = [[key, *(side.config.get(key, config_help.ABSENT) for side in sides)] for key in keys]
+    keys = dict.fromkeys(key for side in sides for key in side.keys)
+    rows = [[key, *(side.keys.get(key, config_help.ABSENT) for side in sides)] for key in keys]
     return [row for row in rows if len(set(row[1:])) > 1]
 
 
@@ -134,10 +135,10 @@ def document(sides: Sequence[Side]) -> str:
 
 def _scores(sides: Sequence[Side]) -> page.Html:
     """Returns the table of scores, in which the best of each row is highlighted."""
-    rows = []
+    rows, ranked = [], _ranked(sides)
     for name, *texts in score_rows(sides):
         values = [side.scores.get(name, math.nan) for side in sides]
-        best = _best(name, values)
+        best = _best(name, values) if name in ranked else None
         cells = [
             tables.Good(page.text(text)) if value == best else text
             for text, value in zip(texts, values, strict=True)
@@ -148,10 +149,23 @@ def _scores(sides: Sequence[Side]) -> page.Html:
     return tables.table(["score", *(side.name for side in sides)], rows)
 
 
+def _ranked(sides: Sequence[Side]) -> set[str]:
+    """Returns the scores by which the runs can be ranked.
+
+    The loss that is minimised is one only if all runs add up the same losses. With different
+    tokenizers, a token is not the same thing in two runs; a byte is.
+    """
+    names = {name for side in sides for name in side.scores} - {"unigram_loss"}
+    if len({frozenset(side.scores) for side in sides}) > 1:
+        names.discard("loss")
+    tokenizers = {side.comparable.get("tokenizer", "") for side in sides}
+    return names if len(tokenizers) == 1 else names & {"bits_per_byte"}
+
+
 def _best(name: str, values: Sequence[float]) -> float | None:
-    """Returns the best of the values; None if they are equal or none is known to be better."""
+    """Returns the best of the values; None if they are equal."""
     finite = [value for value in values if math.isfinite(value)]
-    if len(set(finite)) < 2 or name == "unigram_loss":
+    if len(set(finite)) < 2:
         return None
     return min(finite) if name.endswith(_LOWER_IS_BETTER) else max(finite)
 

@@ -6,6 +6,7 @@ Text is escaped wherever it is inserted, except `Html`, which is markup already.
 """
 
 import html
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
@@ -108,6 +109,13 @@ def bullets(lines: Iterable[Any]) -> Html:
 def code(content: str) -> Html:
     """Returns a block of code, which wraps on a narrow screen."""
     return element("pre", content)
+
+
+def command(line: str) -> Html:
+    """Returns a command as a block of code with a flag per line, ready to be copied."""
+    program, verb, *flags = shlex.split(line)
+    words = [f"{program} {verb}", *map(shlex.quote, flags)]
+    return code(" \\\n  ".join(words))
 
 
 def details(summary: str, *parts: Any) -> Html:

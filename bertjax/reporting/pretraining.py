@@ -163,7 +163,7 @@ def _parameters(model: artifact.Artifact) -> page.Html:
     total = artifact.num_params(model.params, vocab_size)
     groups: dict[str, int] = {}
     for path, shape in shapes.items():
-        group = "/".join(path.split("/")[:2])
+        group = path.split("/")[0]
         groups[group] = groups.get(group, 0) + math.prod(shape)
     summary = [[name, f"{count:,}", tables.share(count / total)] for name, count in groups.items()]
     rows = [[path, " x ".join(map(str, shape)), f"{math.prod(shape):,}"]
@@ -304,7 +304,7 @@ def _command(run: contents.Run) -> page.Html:
     if not command:
         return page.note("The command was not recorded.")
     note = page.note("The same command, with another --workdir, repeats the run.")
-    return page.joined([page.code(command), note])
+    return page.joined([page.command(command), note])
 
 
 def _starts(run: contents.Run) -> page.Html:

@@ -26,9 +26,13 @@ def table(
 ) -> page.Html:
     """Returns a table that scrolls sideways on a narrow screen; "" if there are no rows.
 
-    left: how many columns are aligned left; the others are aligned right. marked: indices of the
-    rows to highlight. A cell that is a `Good` is highlighted too.
+    Leaves out columns whose cells are all empty. left: how many columns are aligned left; the
+    others are aligned right. marked: indices of the rows to highlight. A cell that is a `Good` is
+    highlighted too.
     """
+    kept = [i for i in range(len(header)) if any(row[i] != "" for row in rows)]
+    left = sum(i < left for i in kept)
+    header, rows = [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
     if not rows:
         return page.Html("")
     lines = [_row("th", header, left, "")]
