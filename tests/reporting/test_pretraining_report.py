@@ -216,22 +216,46 @@ CASES = [("gpt2", "causal_lm"), ("t5", "span_corruption"), ("electra", "replaced
          ("gpt2", "prefix_lm"), ("spanbert", "span_boundary"), ("albert", "mlm")]  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "objective"), proofs.all_but(CASES, *CASES[:2]))
-def test_every_objective_has_samples(family, objective, data, tmp_path):
-    """The workdir of a run that has only saved its first parameters."""
-    config = config_lib.smoke(config_lib.default(family, "mini", objective))
-    config.model.vocab_size, config.data.path = 250, str(data / "prepared")
+def _first_checkpoint(config, data, folder) -> None:
+    """Writes the workdir of a run that has only saved its first parameters."""
+    config.model.vocab_size = 250
     if "pad_id" in config.model:
         config.model.pad_id = 0
-    train = store.open_dataset(config.data.path, "train")
+    train = store.open_dataset(data / "prepared", "train")
     identity = workdir.identity(config, train.tokenizer_fingerprint, train.fingerprint, {})
-    workdir.claim(tmp_path / "run", identity, train.load_tokenizer().save)
-    params = plugins.init_params(plugins.model(family, config.model), jax.random.key(0))
-    checkpoints = checkpoint.Checkpoints(tmp_path / "run" / "checkpoints", keep_last=5, keep_best=0)
+    workdir.claim(folder, identity, train.load_tokenizer().save)
+    params = plugins.init_params(plugins.model(config.family, config.model), jax.random.key(0))
+    checkpoints = checkpoint.Checkpoints(folder / "checkpoints", keep_last=5, keep_best=0)
     checkpoints.save(0, {"step": jnp.int32(0), "params": params}, {"step": 0}, None)
     checkpoints.close()
+
+
+@pytest.mark.parametrize(("family", "objective"), proofs.all_but(CASES, *CASES[:2]))
+def test_every_objective_has_samples(family, objective, data, tmp_path):
+    config = config_lib.smoke(config_lib.default(family, "mini", objective))
+    config.data.path = str(data / "prepared")
+    _first_checkpoint(config, data, tmp_path / "run")
     pretraining.write(tmp_path / "run")
     page = web_pages.Page(tmp_path / "run" / "report.html")
     rows = page.tables["Predictions on held-out text"]
     assert rows[0] == ["true piece", "step 0", "true"] and len(rows) > 8
     assert page.loads() == []
+
+
+def test_a_mixture_has_a_row_and_samples_for_each_source(data, tmp_path):
+    config = config_lib.smoke(config_lib.default("bert", "mini"))
+    path = str(data / "prepared")
+    config.data.sources = {"web": {"path": path, "weight": 3.0}, "books": {"path": path,
+                                                                           "weight": 1.0}}  # fmt: skip
+    _first_checkpoint(config, data, tmp_path / "run")
+    metrics = {"step": 10, "eval/loss": 5.0, "eval/web/loss": 4.0, "eval/books/loss": 8.0,
+               "data/web/epochs": 0.5, "data/books/epochs": 2.0}  # fmt: skip
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
+    pretraining.write(tmp_path / "run")
+    page = web_pages.Page(tmp_path / "run" / "report.html")
+    rows = {row[0]: row[-2:] for row in page.tables["Data"]}
+    assert rows["web"] == ["75%", "0.5"] and rows["books"] == ["25%", "2"]
+    assert ["web", "4"] in page.tables["Held-out scores"]
+    shown = page.sections["Predictions on held-out text"]
+    assert shown.count(", web") == shown.count(", books") == 2
+    assert "Loss, as minimised by source, held-out" in page.charts
