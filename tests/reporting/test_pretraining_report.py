@@ -245,8 +245,8 @@ def test_every_objective_has_samples(family, objective, data, tmp_path):
 def test_a_mixture_has_a_row_and_samples_for_each_source(data, tmp_path):
     config = config_lib.smoke(config_lib.default("bert", "mini"))
     path = str(data / "prepared")
-    config.data.sources = {"web": {"path": path, "weight": 3.0}, "books": {"path": path,
-                                                                           "weight": 1.0}}  # fmt: skip
+    weights = {"web": 3.0, "books": 1.0}
+    config.data.sources = {name: {"path": path, "weight": w} for name, w in weights.items()}
     _first_checkpoint(config, data, tmp_path / "run")
     metrics = {"step": 10, "eval/loss": 5.0, "eval/web/loss": 4.0, "eval/books/loss": 8.0,
                "data/web/epochs": 0.5, "data/books/epochs": 2.0}  # fmt: skip
