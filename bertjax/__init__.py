@@ -69,8 +69,8 @@ def pretrain(
 
     config: a config file as FILE or FILE:ARG, or the config itself; None: a config made from the
     model at overrides["init_from"]. overrides: {key of the config: value}, such as {"data.path":
-    "prepared/"}. Returns the last held-out metrics. Raises `errors.UserError` if the config, the
-    overrides, the data or the workdir are invalid.
+    "prepared/"}. Writes report.html to `workdir` and returns the last held-out metrics. Raises
+    `errors.UserError` if the config, the overrides, the data or the workdir are invalid.
     """
     from bertjax import config as config_lib
     from bertjax import run_starts, train

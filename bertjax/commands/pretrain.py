@@ -14,8 +14,9 @@ its objective, with the steps and rates of arXiv 2004.10964 (--print_config show
 --config.KEY=VALUE overrides a key of the config. The keys are listed below; with --config=FILE,
 --help lists them with the values of that file, and --print_config prints the config that the
 command would run and where it differs from the defaults. FILE:smoke shrinks a config to a run of
-seconds on a CPU. After a stop, run the same command again to resume. Exit code 75 means that the
-run was preempted or that another process of the job died: run the same command again.
+seconds on a CPU. After a stop, run the same command again to resume. A finished run has a report
+for a browser, WORKDIR/report.html. Exit code 75 means that the run was preempted or that another
+process of the job died: run the same command again.
 
 To run a job of several processes, run the same command on every host, with --distributed if TPU
 metadata or SLURM defines the processes, otherwise with three flags:

@@ -151,6 +151,10 @@ def _predictions(run: contents.Run) -> page.Html:
         found = samples.predict(run.path, steps)
     except (errors.UserError, OSError) as error:
         return page.note(f"Not shown: {errors.one_line(error)}")
+    except RuntimeError as error:
+        if not errors.device_memory(error):
+            raise
+        return page.note("Not shown: one device has too little memory for the whole model.")
     return sample_tables.shown(found, steps)
 
 
