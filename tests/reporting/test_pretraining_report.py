@@ -127,6 +127,25 @@ def test_a_page_that_cannot_be_written_does_not_fail_the_run(run, tmp_path, caps
     assert code == 2 and "starts.jsonl:1: " in err
 
 
+def test_a_model_that_no_device_can_hold_has_no_predictions(run, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(samples, "predict", fail)
+    page = web_pages.Page(pretraining.write(run, tmp_path / "page.html"))
+    assert "too little memory" in page.sections["Predictions on held-out text"]
+
+
+def test_the_model_card_shows_the_same_facts(run, data, tmp_path, capsys):
+    assert _command(capsys, "export", f"--model={run}", f"--output={tmp_path / 'hf'}")[0] == 0
+    card = (tmp_path / "hf" / "README.md").read_text()
+    train = store.open_dataset(data / "prepared", "train")
+    text = f"{train.num_tokens:,} tokens in {train.num_documents:,} documents"
+    assert f"- training data: prepared ({text})\n" in card and "\n## Limits\n" in card
+    assert "8 of 16 sequences of 32 tokens, then 4 of 16" in card
+    assert str(data) not in card, "the path has no meaning elsewhere"
+
+
 def test_only_runs_have_a_report(run, data, tmp_path, capsys, monkeypatch):
     buckets.install(monkeypatch)
     monkeypatch.chdir(tmp_path)
