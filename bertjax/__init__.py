@@ -222,16 +222,26 @@ def pretrain(
 
     config: a config file as FILE or FILE:ARG, or the config itself; None: a config made from the
     model at overrides["init_from"]. overrides: {key of the config: value}, such as {"data.path":
-    "prepared/"}. Returns the last held-out metrics, a dict. Raises `errors.UserError` if the
-    config, the overrides, the data or the workdir are invalid.
+    "prepared/"}. Writes report.html to `workdir` and returns the last held-out metrics, a dict.
+    Raises `errors.UserError` if the config, the overrides, the data or the workdir are invalid.
     """
-    from bertjax import html_tables, train
+    from ml_collections import ConfigDict
+
+    from bertjax import html_tables, run_starts, train
     from bertjax.artifact import initial
+    from bertjax.reporting import pretraining
     from bertjax.runtime import backend
 
-    resolved = initial.run_config(config, overrides or {})
+    values = {key: str(value) for key, value in (overrides or {}).items()}
+    resolved = initial.run_config(config, values)
+    origin = None
+    if not isinstance(config, ConfigDict):
+        file = os.fspath(config) if config else None
+        origin = run_starts.origin(file, workdir, values, resolved)
     backend.configure(resolved.dtype)
-    return html_tables.Numbers(train.train_and_evaluate(resolved, workdir))
+    heldout = train.train_and_evaluate(resolved, workdir, origin=origin)
+    pretraining.write_at_end(workdir)
+    return html_tables.Numbers(heldout)
 
 
 def finetune(

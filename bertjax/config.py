@@ -243,6 +243,15 @@ def keys(config: ConfigDict, prefix: str = "") -> list[str]:
     return names
 
 
+def flat(stored: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns {"a.b": value} for the nested values of a stored config; omits empty groups."""
+    result: dict[str, Any] = {}
+    for key, value in stored.items():
+        nested = isinstance(value, Mapping)
+        result |= flat(value, f"{prefix}{key}.") if nested else {prefix + key: value}
+    return result
+
+
 def override(config: ConfigDict, key: str, text: str) -> None:
     """Sets `key` ("a.b") to `text`, parsed as the type of the present value.
 

@@ -23,6 +23,7 @@ Group = Mapping[str, tuple[Any, str]]  # {key: (value, comment)}
 
 _ASSIGNMENT = re.compile(r"^ +(?:config\.)?([\w.]+)(?:\[.*\]|: \w+.*)? = .*  # (.+)$", re.MULTILINE)
 _COLUMN, _WIDTH = 36, 100
+ABSENT = "absent"  # shown in place of the value of a key that a config lacks
 
 
 def comments(source: ModuleType | type) -> dict[str, str]:
@@ -62,15 +63,15 @@ def lines(groups: Mapping[str, Group]) -> list[str]:
 
 def _line(pair: tuple[str, tuple[Any, str]]) -> str:
     key, (value, comment) = pair
-    first = f"  {f'{key}={_format_value(value)}':<{_COLUMN - 4}}  "
+    first = f"  {f'{key}={format_value(value)}':<{_COLUMN - 4}}  "
     if not comment:
         return first.rstrip()
     return textwrap.fill(comment, _WIDTH, initial_indent=first, subsequent_indent=" " * _COLUMN)
 
 
-def _format_value(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Returns a value as it is written after --config.KEY=."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         value = ",".join(f"{item:g}" if isinstance(item, float) else str(item) for item in value)
     return value.encode("unicode_escape").decode() if isinstance(value, str) else str(value)
 
@@ -131,10 +132,11 @@ def resolved(file: str, config: ConfigDict) -> list[str]:
         ),
         f"model {config.family}": _plugin_group("model", config.model.to_dict(), family),
     }
+    differing = {key: default for key, (_, default) in differences(config, defaults).items()}
     return lines(
         {
             title: {
-                key: (value, comment + _default_note(config_lib.value_of(defaults, key), value))
+                key: (value, comment + _default_note(differing.get(key, ABSENT)))
                 for key, (value, comment) in group.items()
             }
             for title, group in groups.items()
@@ -142,9 +144,28 @@ def resolved(file: str, config: ConfigDict) -> list[str]:
     )
 
 
-def _default_note(default: Any, value: Any) -> str:
-    """Returns a comment's suffix that shows the default; "" if `value` is the default."""
-    return f" [default: {_format_value(default)}]" if value != default else ""
+def differences(config: ConfigDict, reference: ConfigDict) -> dict[str, tuple[Any, Any]]:
+    """Returns {key: (value in `config`, value in `reference`)} for the keys that differ.
+
+    The value of a key that one of them lacks, such as a source of `data.sources`, is ABSENT. A
+    group of keys that is empty in one of them, such as `data.sources`, is left out.
+    """
+    flat, flat_reference = (
+        {key: config_lib.value_of(part, key) for key in config_lib.keys(part)}
+        for part in (config, reference)
+    )
+    pairs = {key: (flat.get(key, ABSENT), flat_reference.get(key, ABSENT))
+             for key in flat | flat_reference}  # fmt: skip
+    return {
+        key: (value, other)
+        for key, (value, other) in pairs.items()
+        if value != other and not any(isinstance(v, ConfigDict) for v in (value, other))
+    }
+
+
+def _default_note(default: Any) -> str:
+    """Returns a comment's suffix that shows the default; "" if `default` is ABSENT."""
+    return "" if default == ABSENT else f" [default: {format_value(default)}]"
 
 
 def _general_group(config: ConfigDict) -> Group:

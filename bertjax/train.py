@@ -29,6 +29,7 @@ from bertjax import (
     progress,
     run_header,
     run_log,
+    run_starts,
     sharding,
     step_log,
     training_data,
@@ -51,12 +52,14 @@ def train_and_evaluate(
     traced_steps: range = range(0),
     *,
     branch_from: str | os.PathLike | None = None,
+    origin: run_starts.Origin | None = None,
 ) -> dict[str, float]:
     """Trains until step `config.num_steps`; resumes from the newest checkpoint of `workdir` if any.
 
     traced_steps: the steps to trace with `profiler.StepTrace`, which writes to WORKDIR/profile.
     branch_from: a checkpoint of another run, RUN/checkpoints/STEP, from which a new run starts; its
-    first STEP steps must be those that `config` would have computed.
+    first STEP steps must be those that `config` would have computed. origin: the command and the
+    recipe, which are recorded in the workdir.
 
     Returns the last held-out metrics. Raises UserError for errors that the user can fix. After a
     SIGTERM, saves the state and raises Preempted. After a first Ctrl-C, saves the state and raises
@@ -117,6 +120,7 @@ def train_and_evaluate(
                 meta = {}
         frozen_params = place_frozen(mesh, frozen)
         start = int(state.step)
+        run_starts.record(workdir, start, origin)
         if "saved_at" in meta:
             run_log.print_resumed(workdir, start, meta["saved_at"])
         log = stack.enter_context(

@@ -96,14 +96,6 @@ def read(path: str | os.PathLike) -> Identity:
     return stored
 
 
-def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        nested = isinstance(value, dict)
-        flat |= _flat(value, f"{prefix}{key}.") if nested else {prefix + key: value}
-    return flat
-
-
 def _frozen_paths(flat: Mapping[str, Any]) -> list[str]:
     """Returns the config keys whose values are the paths of the objective's frozen models."""
     with contextlib.suppress(errors.UserError):  # the objective's own package may be missing here
@@ -119,7 +111,7 @@ def _other_paths(flat: Mapping[str, Any]) -> list[str]:
 
 
 def _differences(current: dict[str, Any], stored: dict[str, Any]) -> list[str]:
-    current, stored = (_ADDED_DEFAULTS | _flat(config) for config in (current, stored))
+    current, stored = (_ADDED_DEFAULTS | config_lib.flat(config) for config in (current, stored))
     keys = (*config_lib.FREE_KEYS, *_other_paths(current), *_other_paths(stored))
 
     def is_free(key: str) -> bool:
@@ -139,7 +131,7 @@ def without_paths(identity: Identity) -> dict[str, Any]:
     Leaves out paths, which may differ between hosts. The fingerprints of data and models are
     included, and identify what is at these paths.
     """
-    flat = _flat(identity.config)
+    flat = config_lib.flat(identity.config)
     path_keys = (*_PATH_KEYS, *_other_paths(flat))
     return {
         "config": {key: value for key, value in flat.items() if key not in path_keys},
@@ -306,7 +298,7 @@ def _past(run: Identity, config: ConfigDict, step: int) -> list[dict[str, Any]]:
     for phase in phases_lib.of(config):
         if phase.start >= step and result:
             break
-        flat = _flat(json.loads(json.dumps(phase.config.to_dict())))
+        flat = config_lib.flat(json.loads(json.dumps(phase.config.to_dict())))
         skipped = (*config_lib.FREE_KEYS, *_frozen_paths(flat), *_COMPARED_OTHERWISE)
         values = {
             key: value

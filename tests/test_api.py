@@ -43,11 +43,18 @@ def test_a_name_that_there_is_not_is_one_line(words, message):
 
 def test_pretrain_takes_a_file_or_a_config(monkeypatch):
     seen = []
-    monkeypatch.setattr(train, "train_and_evaluate", lambda *args: seen.append(args) or {"loss": 1})
+
+    def trained(*args, origin):
+        seen.append((*args, origin))
+        return {"loss": 1}
+
+    monkeypatch.setattr(train, "train_and_evaluate", trained)
     config = config_lib.load(SMOKE)
     for given in (SMOKE, config):
         assert bertjax.pretrain(given, "run", {"data.path": "here", "seed": 3}) == {"loss": 1}
-    assert [workdir for _, workdir in seen] == ["run", "run"]
+    assert [workdir for _, workdir, _ in seen] == ["run", "run"]
+    assert seen[0][2].recipe == SMOKE and seen[0][2].changed == {"data.path": "", "seed": "0"}
+    assert seen[1][2] is None, "the recipe of a config in memory is unknown"
     assert seen[0][0] == seen[1][0] and seen[0][0].data.path == "here" and seen[0][0].seed == 3
     assert config.seed == 0 and seen[0][0].is_locked
     with pytest.raises(errors.UserError, match="unknown config key 'sed'; did you mean seed"):

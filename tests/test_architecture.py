@@ -32,8 +32,10 @@ LAYERS = (
     {"config_help", "evaluate", "training_data", "workdir"},
     {"experiment"},
     {"artifact", "run_log"},
-    {"column_flags", "corpus_flags", "job_flags", "planning", "run_header", "step_log"},
+    {"column_flags", "corpus_flags", "job_flags", "planning"}
+    | {"run_header", "run_starts", "step_log"},
     {"inference", "train"},
+    {"reporting"},
     {"finetuning"},
     {"__init__"},
     {"commands"},

@@ -2,7 +2,7 @@
 
 It begins with the metadata that the Hub reads (library, pipeline, base model, tags, scores). The
 license is left out, because only the author of a model knows it. The scores are those of the
-fine-tuning report.
+fine-tuning report. The other facts are those of `facts`, which the report of a run shows too.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertjax import hub, plugins
-from bertjax.artifact import cross_encoder, text_encoding
+from bertjax.artifact import cross_encoder, facts, text_encoding
 
 FILE = "README.md"
 PEFT, ARTIFACT = "peft", "bertjax"  # libraries of the formats peft and artifact
@@ -64,7 +64,22 @@ def text(
             for split, values in scores.items()
             for name, value in values.items()
         ]
+    training = facts.of_training(model)
+    if training:
+        lines += ["", "## Training", ""]
+        lines += [f"- {name}: {fact}" for name, fact in training.items()]
+    lines += ["", "## Limits", "", *(f"- {line}" for line in _limits(model, training))]
     return "\n".join(lines) + "\n"
+
+
+def _limits(model: Any, training: Mapping[str, str]) -> list[str]:
+    """Returns what the model cannot do, one sentence each."""
+    lines = [f"The input has at most {model.fields['max_length']:,} tokens."]
+    if model.task and model.task["labels"]:
+        lines.append("It predicts only the labels of its task, even if none of them fits.")
+    origin = "the training data above" if "training data" in training else "its training data"
+    lines.append(f"The model has the errors and the biases of {origin}.")
+    return lines
 
 
 def _metadata(

@@ -18,9 +18,9 @@ Without --dev, a tenth of the training data is held out as dev. For a few hundre
 wastes none of them: every label is scored once, and the final model is trained on all of them. The
 number of epochs depends on the size of train: at least 300 steps and 3 epochs. The learning rate
 with the best mean score on dev is selected, and only its runs are scored on test. --output receives
-report.md, report.json, scores.png, the predictions and the best model, which `bertjax predict`,
-`evaluate` and `export` accept. The report has simple baselines beside the model. After a stop, run
-the same command again to resume; an unfinished run resumes from its newest checkpoint.
+report.md, report.json, report.html, scores.png, the predictions and the best model, which `bertjax
+predict`, `evaluate` and `export` accept. The report has simple baselines beside the model. After a
+stop, run the same command again to resume; an unfinished run resumes from its newest checkpoint.
 --config.KEY=VALUE overrides a key of the recipe; the keys are listed below.
 
 To run a job of several processes, run the same command on every host, with the flags of

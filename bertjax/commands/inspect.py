@@ -3,10 +3,16 @@
 Example:
   bertjax inspect run/
   bertjax inspect run/ --plot=curves.png
+  bertjax inspect run/ --report
+  bertjax inspect run-a/ run-b/ --compare --report=comparison.html
   bertjax inspect prepared/
 
 For a model, prints config, step, table of parameters, tokenizer and data; for a fine-tuned model
-also its task and labels. --plot draws the learning curves of a run.
+also its task and labels. --plot draws the learning curves of a run. --report writes one HTML page
+about a pretraining run or the output folder of fine-tuning: scores, curves, predictions, data,
+config, command and environment. The page loads nothing from elsewhere. --compare shows several
+runs of one kind side by side: the config keys that differ, the final scores and, with --report,
+the curves.
 """
 
 import argparse
@@ -17,17 +23,23 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import errors, paths, plot, run_log, workdir
+from bertjax import errors, files, paths, plot, run_log, workdir
 from bertjax.artifact import artifact, loading
 from bertjax.data.prepared import manifest as manifest_lib
+from bertjax.finetuning import report_page
+from bertjax.reporting import comparison, contents, pretraining
+from bertjax.runtime import backend
 
 _LABEL = 12  # width of the column of labels
 _WIDTH = 100
+_COMPARISON = "comparison.html"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
-    parser.add_argument("path", help="run, checkpoint, artifact, Hugging Face folder or data")
+    parser.add_argument(
+        "path", nargs="+", help="run, checkpoint, artifact, Hugging Face folder or data"
+    )
     parser.add_argument(
         "--plot",
         nargs="?",
@@ -35,16 +47,74 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.png",
         help="draw the learning curves of a run; default file: curves.png in the run",
     )
+    parser.add_argument(
+        "--report",
+        nargs="?",
+        const="",
+        metavar="FILE.html",
+        help=f"write a page about a run; default file: {pretraining.FILE} in the run, or "
+        f"{_COMPARISON} in the current folder with --compare",
+    )
+    parser.add_argument(
+        "--compare", action="store_true", help="compare several runs of one kind"
+    )
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Prints the contents of the folder, or with --plot draws the curves."""
+    """Prints the contents of the folder, draws the curves, or writes the report."""
+    if flags.report and "://" not in flags.report:
+        errors.file_to_write("report", flags.report)
+    if flags.compare:
+        _compare(flags.path, flags.report)
+        return
+    if len(flags.path) > 1:
+        raise errors.UserError(
+            f"{flags.path[1]}: is a second folder; give one, or add --compare to compare several"
+        )
+    (path,) = flags.path
     if flags.plot is not None:
-        print(f"curves in {draw(flags.path, flags.plot)}")
-    elif (paths.of(flags.path) / manifest_lib.FILE).exists():
-        print("\n".join(_data_lines(flags.path)))
+        print(f"curves in {draw(path, flags.plot)}")
+    if flags.report is not None:
+        print(f"report in {_write_report(path, flags.report)}")
+    if flags.plot is not None or flags.report is not None:
+        return
+    if (paths.of(path) / manifest_lib.FILE).exists():
+        print("\n".join(_data_lines(path)))
     else:
-        print("\n".join(_model_lines(flags.path)))
+        print("\n".join(_model_lines(path)))
+
+
+def _write_report(path: str, file: str) -> str:
+    """Writes the report on a run; returns the name of the file."""
+    if report_page.is_output(path):
+        return report_page.write(path, file)
+    backend.configure("float32")
+    return pretraining.write(path, file)
+
+
+def _compare(compared: Sequence[str], file: str | None) -> None:
+    """Prints the comparison of several runs and, if `file` is not None, writes it as a page."""
+    if len(compared) < 2:
+        raise errors.UserError("--compare: give two folders or more")
+    sides = comparison.named([_side(path) for path in compared], compared)
+    names = [side.name for side in sides]
+    for title, rows in (
+        ("config", comparison.config_rows(sides)),
+        ("score", comparison.score_rows(sides)),
+    ):
+        print("\n".join(_table([(title, *names), *rows])), end="\n\n")
+    for line in comparison.warnings(sides):
+        print(line)
+    if file is not None:
+        file = file or _COMPARISON
+        files.write_text(paths.of(file), comparison.document(sides))
+        print(f"comparison in {file}")
+
+
+def _side(path: str) -> comparison.Side:
+    if report_page.is_output(path):
+        return report_page.side(path)
+    return comparison.of_run(contents.read(path))
 
 
 def draw(path: str, file: str = "") -> str:

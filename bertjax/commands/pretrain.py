@@ -14,8 +14,9 @@ its objective, with the steps and rates of arXiv 2004.10964 (--print_config show
 --config.KEY=VALUE overrides a key of the config. The keys are listed below; with --config=FILE,
 --help lists them with the values of that file, and --print_config prints the config that the
 command would run and where it differs from the defaults. FILE:smoke shrinks a config to a run of
-seconds on a CPU. After a stop, run the same command again to resume. Exit code 75 means that the
-run was preempted or that another process of the job died: run the same command again.
+seconds on a CPU. After a stop, run the same command again to resume. A finished run has a report
+for a browser, WORKDIR/report.html. Exit code 75 means that the run was preempted or that another
+process of the job died: run the same command again.
 
 To run a job of several processes, run the same command on every host, with --distributed if TPU
 metadata or SLURM defines the processes, otherwise with three flags:
@@ -28,9 +29,10 @@ import argparse
 import jax
 
 from bertjax import config_help as config_help_lib
-from bertjax import job_flags, profiler, train
+from bertjax import job_flags, profiler, run_starts, train
 from bertjax import workdir as workdir_lib
 from bertjax.artifact import initial
+from bertjax.reporting import pretraining
 from bertjax.runtime import backend
 
 config_help, config_keys = config_help_lib.of_run, config_help_lib.keys_of_run
@@ -66,6 +68,9 @@ def run(flags: argparse.Namespace) -> None:
     if flags.print_config:
         print("\n".join(config_help_lib.resolved(flags.config or config.init_from, config)))
         return
+    origin = run_starts.origin(
+        flags.config, flags.workdir, flags.overrides, config, flags.branch_from
+    )
     traced_steps = profiler.parse(flags.profile, config.num_steps) if flags.profile else range(0)
     backend.configure(config.dtype)
 
@@ -75,7 +80,7 @@ def run(flags: argparse.Namespace) -> None:
 
     with job_flags.joined(flags, resume_advice):
         heldout = train.train_and_evaluate(
-            config, flags.workdir, traced_steps, branch_from=flags.branch_from
+            config, flags.workdir, traced_steps, branch_from=flags.branch_from, origin=origin
         )
         if jax.process_index() == 0:
             samples = int(heldout.pop("samples"))
@@ -85,3 +90,4 @@ def run(flags: argparse.Namespace) -> None:
             width = max(map(len, shown)) + 2
             for name, value in sorted(shown.items(), key=lambda item: ("/" in item[0], item[0])):
                 print(f"  held-out {name:<{width}}{value:.4f}")
+    pretraining.write_at_end(flags.workdir)

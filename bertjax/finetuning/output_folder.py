@@ -5,7 +5,7 @@
     out/runs/lr3e-05-seed0.safetensors its trained parameters, deleted when no longer needed
     out/runs/lr3e-05-seed0/            its metrics, and its checkpoints until it is finished
     out/artifact/                      the best model, for `bertjax predict` and `evaluate`
-    out/report.json, report.md, scores.png, predictions/SPLIT.jsonl, submission/
+    out/report.json, report.md, scores.png, report.html, predictions/SPLIT.jsonl, submission/
 
 Each (rate, seed) is a separate run. Fine-tuning that was killed resumes with the missing runs, and
 more rates or seeds can be added later. If there are several processes, only process 0 writes.
@@ -36,7 +36,7 @@ _ADVICE = "give another --output"
 CONFIG, RUNS, ARTIFACT = "config.json", "runs", "artifact"
 PREDICTIONS, SUBMISSION = "predictions", "submission"
 _RUN_FILE = re.compile(r"lr([0-9]+(?:[.][0-9]+)?(?:e[-+]?[0-9]+)?)-seed([0-9]+)[.]json")
-REPORT, TABLE, PLOT = "report.json", "report.md", "scores.png"
+REPORT, TABLE, PLOT, PAGE = "report.json", "report.md", "scores.png", "report.html"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Folder:
 
         NOTE: `holds` is then false for every run, because the report names the artifact's run.
         """
-        for name in (REPORT, TABLE, PLOT):
+        for name in (REPORT, TABLE, PLOT, PAGE):
             (self.path / name).unlink(missing_ok=True)
 
     def _remove_leftovers(self) -> None:
@@ -313,7 +313,7 @@ def _json_config(config: ConfigDict) -> dict[str, Any]:
 
 def _check_foreign(path: epath.Path) -> None:
     """Raises UserError if a folder without config.json has files that would be overwritten."""
-    names = (RUNS, ARTIFACT, PREDICTIONS, SUBMISSION, REPORT, TABLE, PLOT)
+    names = (RUNS, ARTIFACT, PREDICTIONS, SUBMISSION, REPORT, TABLE, PLOT, PAGE)
     existing = [name for name in names if (path / name).exists()]
     if existing and not (path / CONFIG).exists():
         raise errors.UserError(

@@ -12,6 +12,7 @@ from etils import epath
 from bertjax import files, plot
 from bertjax.finetuning import baselines, intervals, output_folder, speed, task_types, training
 from bertjax.finetuning import job as job_lib
+from bertjax.runtime import environment
 
 Runs = Mapping[float, Sequence[training.Run]]
 FOLDS = "folds"  # the name of the scores of cross-validation, beside the names of splits
@@ -77,6 +78,7 @@ def make(
         "runs": [_run_content(run, splits) for rate_runs in runs.values() for run in rate_runs],
         **({"folds": folds} if folds else {}),
         "seconds": seconds,
+        "environment": environment.describe(),
         "config": job.config.to_dict(),
     }
 

@@ -28,6 +28,7 @@ from bertjax.finetuning import (
     predictor,
     recipe,
     report,
+    report_page,
     sharing,
     speed,
     submission,
@@ -162,6 +163,7 @@ def finetune_once(
             tell(f"warning: {line}")
         if out.writes:
             report.write(content, out.path)
+            report_page.write_at_end(out.path)
         for run in runs[chosen]:
             out.drop_params(run)
         distributed.wait("report")

@@ -122,6 +122,16 @@ def test_the_resolved_config_is_printed(verb, capsys):
     assert "unknown config key 'sed'; did you mean seed?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["pretrain", "plan"])
+def test_sources_are_in_the_config_that_is_printed(verb, capsys):
+    sources = {"web": {"path": "prepared/web", "weight": 1}}
+    words = [verb, f"--config={SMOKE}", "--print_config", f"--config.data.sources={sources}"]
+    assert cli.main(words) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "data.sources.web.path=prepared/web" in lines, "without a default"
+    assert "data.sources.web.weight=1.0" in lines
+
+
 def test_flags_of_plan_are_in_the_config_that_it_prints(capsys):
     words = ["plan", f"--config={SMOKE}", "--topology=v5e-4", "--mesh=fsdp:4", "--print_config"]
     assert cli.main(words) == 0
