@@ -118,9 +118,7 @@ def by_layer(
         save(figure, path)
 
 
-def _with_range(
-    axes: Any, values: Sequence[Sequence[float]], color: str, label: str
-) -> None:
+def _with_range(axes: Any, values: Sequence[Sequence[float]], color: str, label: str) -> None:
     """Draws the means of the layers' values, and their range if there are several values."""
     table = np.array(values, float)
     places = np.arange(len(table))

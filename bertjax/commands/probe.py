@@ -30,8 +30,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     flag = parser.add_argument
     defaults = run_lib.Options()
-    flag("--model", required=True,
-         help="workdir, checkpoint, artifact, Hugging Face folder or ORG/NAME on the Hub")
+    flag(
+        "--model",
+        required=True,
+        help="workdir, checkpoint, artifact, Hugging Face folder or ORG/NAME on the Hub",
+    )
     flag("--train", required=True, help="labelled file that the probes are trained on")
     flag("--dev", required=True, help="labelled file that the probes are scored on")
     flag("--output", required=True, help="folder for probe.json and probe.png")

@@ -1,9 +1,9 @@
 """The result of probing a model: probe.json, a table and a plot.
 
-    probed = bertjax.probe(model="bert-base-uncased/", train="train.conll", dev="dev.conll")
-    print(probed)                                    # the table
-    probed.report["layers"][0]["selectivity"]        # {"mean": -3.8, "std": None, ...}
-    probed.draw("probe.png")
+probed = bertjax.probe(model="bert-base-uncased/", train="train.conll", dev="dev.conll")
+print(probed)                                    # the table
+probed.report["layers"][0]["selectivity"]        # {"mean": -3.8, "std": None, ...}
+probed.draw("probe.png")
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ from bertjax.finetuning import scores as scores_lib
 REPORT, PLOT = "probe.json", "probe.png"
 SCORES = ("accuracy", "macro_f1", "control_accuracy", "selectivity")
 _TITLES = ("layer", "accuracy", "macro F1", "control", "selectivity")
+_MAX_TITLE = 45  # characters of a path in the title of the plot
 CONTROLS = {
     "tokens": "a random label for each word type",
     "classification": "a random label for one word type of each text, its rarest one that occurs "
@@ -59,19 +60,26 @@ class Probed:
         """Draws the scores of the layers to a PNG file."""
         lines = {
             "accuracy": [layer["accuracy"]["values"] for layer in self.report["layers"]],
-            "control task": [layer["control_accuracy"]["values"] for layer in self.report["layers"]],
+            "control task": [
+                layer["control_accuracy"]["values"] for layer in self.report["layers"]
+            ],
         }
         selectivity = [layer["selectivity"]["values"] for layer in self.report["layers"]]
         plot.by_layer(
             [layer["name"] for layer in self.report["layers"]], lines, selectivity,
             {"most frequent label": self.report["majority"]["accuracy"]}, path,
-            title=f"Linear probes on {self.report['model']['path']}",
+            title=f"Linear probes on {_short(self.report['model']['path'])}",
         )  # fmt: skip
 
     def write(self, folder: epath.Path) -> None:
         """Writes probe.json and probe.png to an existing folder."""
         self.draw(folder / PLOT)
         files.write_json(folder / REPORT, self.report)
+
+
+def _short(path: str) -> str:
+    """Returns a path, or its end if it is long."""
+    return path if len(path) <= _MAX_TITLE else f"...{path[-_MAX_TITLE:]}"
 
 
 def output_folder(path: str | os.PathLike) -> epath.Path:
@@ -109,7 +117,10 @@ def layers(seeds: Sequence[Mapping[str, Sequence[float]]]) -> list[dict[str, Any
 
 
 def scores(
-    predictions_MN: np.ndarray, targets_N: np.ndarray, control_MN: np.ndarray, controls_N: np.ndarray
+    predictions_MN: np.ndarray,
+    targets_N: np.ndarray,
+    control_MN: np.ndarray,
+    controls_N: np.ndarray,
 ) -> dict[str, list[float]]:
     """Returns {score of SCORES: its value in each layer}, as percentages, for one seed.
 
@@ -139,7 +150,7 @@ def _accuracy(predictions_N: np.ndarray, targets_N: np.ndarray) -> float:
 
 
 def lines(report: Mapping[str, Any]) -> list[str]:
-    """Returns the lines of the table, and of what it was measured on."""
+    """Returns the lines of the table, and what it was measured on."""
     rows = [list(_TITLES), *_rows(report)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_TITLES))]
     table = [
@@ -147,12 +158,16 @@ def lines(report: Mapping[str, Any]) -> list[str]:
                    *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
         for row in rows
     ]  # fmt: skip
+    return [*table, *context(report)]
+
+
+def context(report: Mapping[str, Any]) -> list[str]:
+    """Returns what the scores were measured on, and the scores to compare them with."""
     sizes = ", ".join(
         f"{split} {part['items']:,} {report['items']}" for split, part in report["files"].items()
     )
     control = report["control"]
     return [
-        *table,
         f"{sizes}; {len(report['labels'])} labels",
         f"most frequent label ({report['majority']['label']}): "
         f"{report['majority']['accuracy']:.1f}",
@@ -163,10 +178,11 @@ def lines(report: Mapping[str, Any]) -> list[str]:
 
 def _rows(report: Mapping[str, Any]) -> list[list[str]]:
     return [
-        [layer["name"], *(_cell(layer[score]) for score in SCORES)] for layer in report["layers"]
+        [layer["name"], *(cell(layer[score]) for score in SCORES)] for layer in report["layers"]
     ]
 
 
-def _cell(summary: Mapping[str, Any]) -> str:
+def cell(summary: Mapping[str, Any]) -> str:
+    """Returns the mean over seeds as text, with the standard deviation if there is one."""
     spread = "" if summary["std"] is None else f" +- {summary['std']:.1f}"
     return f"{summary['mean']:.1f}{spread}"

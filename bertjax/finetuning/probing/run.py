@@ -8,7 +8,7 @@ Shapes: M layers with the embeddings, T tasks (the real one and the control), N 
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,9 @@ from bertjax.artifact import artifact, loading
 from bertjax.data.corpus import corpus_files
 from bertjax.finetuning import report as report_lib
 from bertjax.finetuning import scores as scores_lib
+from bertjax.finetuning import task as task_lib
 from bertjax.finetuning.probing import controls, features, labelled, report, training
+from bertjax.finetuning.task_types import base
 from bertjax.inference import pretrained
 from bertjax.models.common import layers
 from bertjax.runtime import backend
@@ -48,9 +50,26 @@ class Options:
     def __post_init__(self) -> None:
         for name, lowest in (("seeds", 1), ("max_train", 0), ("max_length", 8)):
             if getattr(self, name) < lowest:
-                raise errors.UserError(
-                    f"{name} = {getattr(self, name)}: must be {lowest} or more"
-                )
+                raise errors.UserError(f"{name} = {getattr(self, name)}: must be {lowest} or more")
+
+
+_DEFAULT = Options()
+
+
+class Encoded(NamedTuple):
+    """What the probes are trained and scored on.
+
+    states: {split: float32[M, N, D]}, standardised. items: {split: its items}. notes: what the user
+    should know about the data.
+    """
+
+    source: artifact.Artifact
+    task_type: base.TaskType
+    used: Mapping[str, Sequence[Any]]
+    items: Mapping[str, labelled.Items]
+    states: Mapping[str, np.ndarray]
+    pooling: str
+    notes: list[str]
 
 
 def probe(
@@ -62,7 +81,7 @@ def probe(
     text_column: str = "",
     label_column: str = "",
     output: str | os.PathLike | None = None,
-    options: Options = Options(),
+    options: Options = _DEFAULT,
 ) -> report.Probed:
     """Returns the scores on `dev` of linear probes that are trained on `train`.
 
@@ -71,17 +90,33 @@ def probe(
     output: folder for probe.json and probe.png; None: writes nothing. Raises UserError for bad
     files or options, and for a model whose layers cannot be read.
     """
-    scores_lib.library("sklearn")  # fails now, not after the work
     paths = {"train": os.fspath(train), "dev": os.fspath(dev)}
     found_task = labelled.find_task(task, paths, text_column, label_column)
-    is_tokens = found_task.kind == "tokens"
+    folder = None if output is None else report.output_folder(output)
+    encoded = encode(model, found_task, paths, options)
+    probed = fit(model, found_task, paths, encoded, options)
+    for note in encoded.notes:
+        errors.tell(f"note: {note}")
+    if folder is not None:
+        probed.write(folder)
+    return probed
+
+
+def encode(
+    model: str | os.PathLike, task: task_lib.Task, paths: Mapping[str, str], options: Options
+) -> Encoded:
+    """Returns the states of all layers for the items of train and dev. Raises as `probe` does.
+
+    paths: {"train": its path, "dev": its path}.
+    """
+    scores_lib.library("sklearn")  # fails now, not after the work
+    is_tokens = task.kind == "tokens"
     if is_tokens and options.pooling:
         raise errors.UserError(
             f"pooling = {options.pooling!r}: the labels are of words, which are not pooled; "
             "remove it"
         )
-    examples = labelled.read(found_task, paths)
-    folder = None if output is None else report.output_folder(output)
+    examples = labelled.read(task, paths)
     backend.configure(options.dtype)
     with progress.stage(f"reading {model}"):
         source = loading.load(model)
@@ -90,20 +125,27 @@ def probe(
     room = features.max_items(*features.shape(loaded))
     used, notes = _within(examples, options.max_train, room)
     notes += _prompt_notes(source)
-    task_type = labelled.bind(found_task, used, source, options.max_length)
+    task_type = labelled.bind(task, used, source, options.max_length)
     items = labelled.items(task_type, used)
-    for split, part in items.items():
-        if cut := int(part.encoded.truncated.sum()):
-            notes.append(f"{split}: {cut:,} texts are longer than {task_type.lengths.length} "
-                         "tokens, and were truncated")  # fmt: skip
-        if part.num_unread:
-            notes.append(f"{split}: the tokenizer gives {part.num_unread:,} words no piece of "
-                         "their own; they are left out")  # fmt: skip
     states = {}
     for split, part in items.items():
+        notes += _unread_notes(split, part, task_type)
         with progress.stage(f"encoding {split}") as done:
             states[split] = features.encode(loaded, task_type, part, pooling, done)
     features.standardise(states["train"], states["dev"])
+    return Encoded(source, task_type, used, items, states, pooling, notes)
+
+
+def fit(
+    model: str | os.PathLike,
+    task: task_lib.Task,
+    paths: Mapping[str, str],
+    encoded: Encoded,
+    options: Options,
+) -> report.Probed:
+    """Trains and scores the probes. Appends to the notes of `encoded`."""
+    task_type, items, source = encoded.task_type, encoded.items, encoded.source
+    fitted = _fitted(task.kind, encoded, options.seeds)
     content = {
         "model": {
             "path": os.fspath(model),
@@ -111,21 +153,21 @@ def probe(
             "source": source.source,
             "fingerprint": artifact.fingerprint(source),
         },
-        "task": found_task.name,
-        "pooling": pooling,
-        "items": "words" if is_tokens else "texts",
-        "files": {split: _file(path, used[split], items[split]) for split, path in paths.items()},
+        "task": task.name,
+        "items": "words" if task.kind == "tokens" else "texts",
+        "files": {
+            split: _file(path, encoded.used[split], items[split]) for split, path in paths.items()
+        },
         "labels": list(task_type.labels),
-        "max_length": task_type.lengths.length,
-        **_fitted(task_type.labels, found_task.kind, items, states, options.seeds, notes),
-        "notes": notes,
+        "options": {
+            **dataclasses.asdict(options),
+            "pooling": encoded.pooling,
+            "max_length": task_type.lengths.length,
+        },
+        **fitted,
+        "notes": encoded.notes,
     }
-    for note in notes:
-        errors.tell(f"note: {note}")
-    probed = report.Probed(content)
-    if folder is not None:
-        probed.write(folder)
-    return probed
+    return report.Probed(content)
 
 
 def _within(
@@ -153,6 +195,21 @@ def _prompt_notes(source: artifact.Artifact) -> list[str]:
     return ["the model was fine-tuned with a prompt, which the probed inputs do not have"]
 
 
+def _unread_notes(split: str, items: labelled.Items, task_type: base.TaskType) -> list[str]:
+    notes = []
+    if cut := int(items.encoded.truncated.sum()):
+        notes.append(
+            f"{split}: {cut:,} texts are longer than {task_type.lengths.length} tokens, and were "
+            "truncated"
+        )
+    if items.num_unread:
+        notes.append(
+            f"{split}: the tokenizer gives {items.num_unread:,} words no piece of their own; they "
+            "are left out"
+        )
+    return notes
+
+
 def _file(path: str, examples: Sequence[Any], items: labelled.Items) -> dict[str, Any]:
     """Returns path, checksums and sizes of a split. A dataset of TFDS has no checksums."""
     is_dataset = path.startswith("tfds:")
@@ -165,18 +222,12 @@ def _file(path: str, examples: Sequence[Any], items: labelled.Items) -> dict[str
     }
 
 
-def _fitted(
-    labels: Sequence[str],
-    kind: str,
-    items: Mapping[str, labelled.Items],
-    states: Mapping[str, np.ndarray],
-    seeds: int,
-    notes: list[str],
-) -> dict[str, Any]:
-    """Returns the part of the report with the scores of all seeds. Appends to `notes`."""
+def _fitted(kind: str, encoded: Encoded, seeds: int) -> dict[str, Any]:
+    """Returns the part of the report with the scores of all seeds. Appends to the notes."""
+    labels, items = encoded.task_type.labels, encoded.items
     train, dev = items["train"], items["dev"]
     counts_C = np.bincount(train.targets_N, minlength=len(labels))
-    on_device = {split: jnp.asarray(x_MND) for split, x_MND in states.items()}
+    on_device = {split: jnp.asarray(x_MND) for split, x_MND in encoded.states.items()}
     by_seed, epochs, majorities = [], [], []
     with progress.stage("training the probes") as done:
         for seed in range(seeds):
@@ -196,7 +247,7 @@ def _fitted(
     known_keys = set(train.keys)
     known = 100.0 * sum(key in known_keys for key in dev.keys) / len(dev.keys)
     if known < _MIN_KNOWN:
-        notes.append(
+        encoded.notes.append(
             f"only {known:.1f}% of dev have a type that occurs in train: the other control labels "
             "cannot be known, so the control task shows little of what the probe memorises"
         )
