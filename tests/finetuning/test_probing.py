@@ -146,7 +146,7 @@ def test_states_are_those_of_first_pieces_in_every_layer(family, tmp_path):
             {"params": model.params}, row["input_ids"][None], output_hidden_states=True
         )["hidden_states"]  # fmt: skip
         stop = start + len(places)
-        np.testing.assert_allclose(states[:, start:stop], hidden[:, 0, places], atol=1e-4)
+        np.testing.assert_allclose(states[:, start:stop], hidden[:, 0, places], 1e-3, 1e-4)
         for key, place in zip(items.keys[start:stop], places, strict=True):
             piece = model.tokenizer.decode([int(row["input_ids"][place])]).strip()
             assert key.startswith(piece) or piece == "", (key, piece)
