@@ -11,8 +11,10 @@ from matplotlib import image
 from sklearn import linear_model
 
 import bertjax
-from bertjax import errors, files
+from bertjax import __main__ as command_line
+from bertjax import errors, files, help_texts
 from bertjax.artifact import artifact
+from bertjax.commands import probe
 from bertjax.finetuning import tasks
 from bertjax.finetuning.probing import controls, features, labelled, run, training
 from bertjax.inference import pretrained
@@ -128,7 +130,7 @@ FAMILIES = ("bert", "gpt2", "t5", "albert", "deberta", "electra", "modernbert")
 def test_states_are_those_of_first_pieces_in_every_layer(family, tmp_path):
     source = made(family)
     model = pretrained.Pretrained(source)
-    path = write_tags(tmp_path / "train.conll", by_neighbour, sentences=6, max_words=12)
+    path = write_tags(tmp_path / "train.conll", by_neighbour, sentences=3, max_words=12)
     paths = {"train": str(path), "dev": str(path)}
     task = labelled.find_task("", paths, "", "")
     examples = labelled.read(task, paths)
@@ -233,6 +235,20 @@ def test_the_report_shows_what_is_memorised(root, tmp_path):
     assert "<td>embeddings</td>" in probed._repr_html_() and "3 layers" in repr(probed)
 
 
+def test_the_command_prints_the_table(root, tmp_path, capsys):
+    flags = [f"--{name}={root / name}.conll" for name in ("train", "dev")]
+    flags += [f"--model={root / 'model'}", f"--output={tmp_path / 'new' / 'out'}"]
+    assert command_line.main(["probe", *flags, "--max_train=30", "--seeds=1"]) == 0
+    printed = capsys.readouterr()
+    assert "layer 2" in printed.out and "probe.json has all numbers" in printed.out
+    assert "note: train: 30 of 80 examples are used" in printed.err
+    assert {file.name for file in (tmp_path / "new" / "out").iterdir()} == {
+        "probe.json", "probe.png",
+    }  # fmt: skip
+    assert command_line.main(["probe", *flags, "--pooling=max"]) == 2
+    assert "the labels are of words, which are not pooled" in capsys.readouterr().err
+
+
 def test_labels_that_only_dev_has_are_never_predicted(root, tmp_path):
     dev = tmp_path / "dev.conll"
     dev.write_text("the\tEARLY\ncat\tNEW\n\nmany\tEARLY\nwords\tLATE\n")
@@ -281,9 +297,6 @@ def test_bad_input_is_one_line(case, root, tmp_path):
 
 
 def test_every_option_has_a_flag():
-    from bertjax import help_texts
-    from bertjax.commands import probe
-
     flags = help_texts.parser(probe)._option_string_actions
     for field in dataclasses.fields(run.Options):
         assert flags[f"--{field.name}"].default == field.default

@@ -25,6 +25,7 @@ from bertjax.data.corpus import corpus_files
 from bertjax.finetuning import rows, tasks
 from bertjax.finetuning import task as task_lib
 from bertjax.finetuning.examples import readers
+from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.probing import controls
 from bertjax.finetuning.task_types import base, classification, tokens
 
@@ -123,9 +124,13 @@ def sample(examples: Sequence[Any], count: int, max_items: int, seed: int = 0) -
     count: maximum number of examples; 0: no maximum. max_items: maximum number of items.
     """
     order = rng.permutation("probe sample", len(examples), seed)[: count or None]
-    sizes = [len(examples[i].words) if hasattr(examples[i], "words") else 1 for i in order]
+    sizes = [_num_items(examples[i]) for i in order]
     order = order[np.cumsum(sizes) <= max_items]
     return [examples[i] for i in sorted(order)]
+
+
+def _num_items(example: Any) -> int:
+    return len(example.words) if isinstance(example, examples_lib.Words) else 1
 
 
 def bind(
