@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from bertjax.data.prepared.prepared import Prepared
     from bertjax.data.tokenizers.corpus_training import Trained
+    from bertjax.finetuning.probing.report import Probed
     from bertjax.finetuning.run import Finetuned
     from bertjax.html_tables import Numbers
     from bertjax.inference.pretrained import Pretrained
@@ -288,6 +289,35 @@ def finetune(
         members = sweep_lib.members(sweep_lib.parse(sweep), values, make)
         return sweep_lib.run(members, output)
     return run.finetune(make(values), output)
+
+
+def probe(
+    *,
+    model: Path,
+    train: Path,
+    dev: Path,
+    output: Path | None = None,
+    task: str = "",
+    text_column: str = "",
+    label_column: str = "",
+    **options: Any,
+) -> "Probed":
+    """Measures how well a linear probe on each layer of a frozen model predicts labels.
+
+    train, dev: files with a tag for each word (CoNLL columns), or tables with texts and labels. The
+    probes are trained on one and scored on the other, and so is a control task, which can only be
+    memorised. output: folder for probe.json and probe.png. task: such as "tokens" or "pair"; "":
+    the one that fits the files. options: fields of `finetuning.probing.run.Options`, such as
+    seeds=3 or pooling="cls".
+    Returns the report; `print` shows its table. Raises `errors.UserError` if any argument or file
+    is invalid, or if the model's layers cannot be read.
+    """
+    from bertjax.finetuning.probing import run
+
+    return run.probe(
+        model, train, dev, task=task, text_column=text_column, label_column=label_column,
+        output=output, options=run.Options(**options),
+    )  # fmt: skip
 
 
 def _paths(values: Path | Sequence[Path] | None) -> list[str]:

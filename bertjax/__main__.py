@@ -23,12 +23,13 @@ VERBS = {
     "predict": "fill the [MASK]s of a text, continue a prompt, or run a fine-tuned model",
     "mine": "find hard negatives for pairs of texts, to train embeddings with",
     "embed": "write the vectors of the texts in a file",
+    "probe": "measure what each layer of a frozen model knows about labels",
     "average": "average the parameters of several checkpoints or models",
     "export": "write a model as a Hugging Face folder or as an artifact",
     "import": "convert a Hugging Face folder or a T5X checkpoint to an artifact",
     "inspect": "show the contents of a run, a checkpoint, an artifact or prepared data",
 }
-_COMPUTE_VERBS = ("pretrain", "finetune", "evaluate", "predict", "embed", "mine")
+_COMPUTE_VERBS = ("pretrain", "finetune", "evaluate", "predict", "embed", "mine", "probe")
 _RESUME_ADVICE = "run the same command again to resume"
 # {command that can be resumed: what to do after an interruption, as printed in the message}
 RESUMABLE = {

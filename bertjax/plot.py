@@ -79,6 +79,56 @@ def curves(
         save(figure, path)
 
 
+def by_layer(
+    names: Sequence[str],
+    lines: Mapping[str, Sequence[Sequence[float]]],
+    differences: Sequence[Sequence[float]],
+    levels: Mapping[str, float],
+    path: str | os.PathLike,
+    title: str = "",
+) -> None:
+    """Draws percentages of the layers of a model to the PNG file `path`.
+
+    names: of the layers. lines: {label: the values of each layer, one for each seed}; the range of
+    several seeds is shaded. differences: the same for the small panel, selectivity. levels: {label:
+    percentage} of horizontal lines.
+    """
+    from matplotlib import rc_context  # see `curves`
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 5.4), dpi=130, layout="constrained")
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(5, 3))
+        for (label, values), color in zip(lines.items(), (TRAIN, HELDOUT), strict=False):
+            _with_range(upper, values, color, label)
+        for label, level in levels.items():
+            upper.axhline(level, color=REFERENCE, linewidth=1, linestyle=(0, (5, 3)),
+                          label=f"{label}, {level:.1f}")  # fmt: skip
+        upper.set_title(title)
+        upper.set_ylabel("accuracy on dev, %")
+        upper.legend(loc="best")
+        lower.axhline(0, color=REFERENCE, linewidth=1)
+        _with_range(lower, differences, GREY, "selectivity")
+        lower.set_title("Selectivity: accuracy minus control accuracy")
+        lower.set_xlabel("layer")
+        step = -(-len(names) // 16)  # labels that fit beside each other
+        lower.set_xticks(range(0, len(names), step), [
+            name.removeprefix("layer ") for name in names[::step]
+        ])  # fmt: skip
+        save(figure, path)
+
+
+def _with_range(axes: Any, values: Sequence[Sequence[float]], color: str, label: str) -> None:
+    """Draws the means of the layers' values, and their range if there are several values."""
+    table = np.array(values, float)
+    places = np.arange(len(table))
+    if table.shape[1] > 1:
+        axes.fill_between(
+            places, table.min(axis=1), table.max(axis=1), color=color, alpha=0.2, linewidth=0
+        )
+    axes.plot(places, table.mean(axis=1), color=color, marker="o", linewidth=1.6, label=label)
+
+
 def save(figure: Any, path: str | os.PathLike) -> None:
     """Writes a figure to `path` as PNG, atomically."""
     buffer = io.BytesIO()

@@ -84,6 +84,24 @@ def test_each_phase_has_its_border_and_its_unigram_loss(tmp_path, figures):
     assert [percent(value, 0) for value in (0.025, 0.05, 0.0001)] == ["2.5%", "5%", "0.01%"]
 
 
+def test_scores_of_layers_have_the_range_of_their_seeds(tmp_path, figures):
+    names = ["embeddings", *(f"layer {n}" for n in range(1, 25))]
+    lines = {"accuracy": [[70.0, 80.0]] * 25, "control task": [[60.0, 70.0]] * 25}
+    differences = [[10.0, 10.0]] * 25
+    plot.by_layer(names, lines, differences, {"majority": 50.0}, tmp_path / "a.png", title="mini")
+    upper, lower = figures[0].axes
+    assert titles(figures[0]) == ["mini", "Selectivity: accuracy minus control accuracy"]
+    assert [set(line.get_ydata()) for line in upper.get_lines()] == [{75.0}, {65.0}, {50.0}]
+    (shade, _) = upper.collections
+    assert set(shade.get_paths()[0].vertices[:, 1]) == {70.0, 80.0}
+    legend = [text.get_text() for text in upper.get_legend().get_texts()]
+    assert legend == ["accuracy", "control task", "majority, 50.0"]
+    ticks = [text.get_text() for text in lower.get_xticklabels()]
+    assert ticks[:2] == ["embeddings", "2"] and len(ticks) <= 16
+    plot.by_layer(names, {"a": [[1.0]] * 25}, [[0.0]] * 25, {}, tmp_path / "a.png")
+    assert not figures[1].axes[0].collections, "one seed has no range"
+
+
 def test_what_was_not_measured_has_no_panel(tmp_path, figures):
     plot.curves(make_metrics(10), tmp_path / "curves.png")
     assert titles(figures[0]) == ["Masked language model loss"]
