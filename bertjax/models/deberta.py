@@ -73,8 +73,8 @@ class Config(bert.Config):
 
     def __post_init__(self):
         encoders.check(self, HEADS)
-        errors.check(self.attention == "xla", "attention", self.attention,
-                     "'xla', because no kernel adds DeBERTa's position terms")  # fmt: skip
+        errors.check(self.attention in ("auto", "xla"), "attention", self.attention,
+                     "'auto' or 'xla': no kernel adds DeBERTa's position terms")  # fmt: skip
         terms = tuple(term for term in disentangled.TERMS if term in self.position_terms)
         errors.check(self.position_terms == terms, "model.position_terms", self.position_terms,
                      f"a tuple of {', '.join(disentangled.TERMS)}, in this order")  # fmt: skip

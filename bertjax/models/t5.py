@@ -54,8 +54,8 @@ class Config(layers.Fields):
 
     def __post_init__(self):
         layers.check_fields(self)
-        errors.check(self.attention == "xla", "attention", self.attention,
-                     "'xla', because no kernel adds T5's position bias to the scores")  # fmt: skip
+        errors.check(self.attention in ("auto", "xla", "rows"), "attention", self.attention,
+                     "'auto', 'xla' or 'rows', because T5 adds a bias to the scores")  # fmt: skip
         errors.check(self.heads in ((), HEADS), "model.heads", self.heads, "('lm',) or ()")
         errors.check(self.decoder_start_id < self.vocab_size, "model.decoder_start_id",
                      self.decoder_start_id, f"below {self.vocab_size}, config.model.vocab_size")

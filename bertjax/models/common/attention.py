@@ -98,8 +98,8 @@ class Attention(nn.Module):
         elif self.scale != 1.0:
             query_BLNH = query_BLNH * self.scale
 
-        kernel = self.config.attention
-        if kernel == "xla" or self.is_initializing():  # init has 2 tokens; splash needs 128
+        kernel = kernels.chosen(self.config.attention, query_BLNH, key_BSNH, mask, bias)
+        if kernel == "xla" or self.is_initializing():  # init has 2 tokens; kernels need more
             seed = self.dropout.seed(deterministic)
             bias_fn, bias = (bias, None) if callable(bias) else (None, bias)
             attend = functools.partial(_attend, rate=self.dropout.rate, bias_fn=bias_fn)
@@ -108,6 +108,9 @@ class Attention(nn.Module):
             if not self.config.unroll_layers:
                 attend = jax.checkpoint(attend, prevent_cse=False)
             context_BLNH = attend(query_BLNH, key_BSNH, value_BSNH, mask, bias, seed)
+        elif kernel == "rows":
+            extras = kernels.Extras(bias, self.dropout.seed(deterministic), self.dropout.rate)
+            context_BLNH = kernels.attend(kernel, query_BLNH, key_BSNH, value_BSNH, mask, extras)
         elif bias is not None or not (deterministic or self.dropout.rate == 0.0):
             raise errors.UserError(
                 f"config.attention = {kernel!r}: does not support an attention bias or attention "

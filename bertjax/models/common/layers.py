@@ -53,7 +53,7 @@ class Compute:
     dtype: str = "float32"
     remat: str = "none"
     unroll_layers: bool = False
-    attention: str = "xla"
+    attention: str = "auto"
 
     @property
     def head_dim(self) -> int:
@@ -152,7 +152,7 @@ def drop(x: jax.Array, rate: float, seed: jax.Array | None) -> jax.Array:
     """Returns x after dropout with this seed; x itself if the seed is None."""
     if seed is None:
         return x
-    keep_mask = hashing.hash_bits(seed, x.shape) >= jnp.uint32(rate * 2**32)
+    keep_mask = hashing.keeps(hashing.hash_bits(seed, x.shape), rate)
     return jnp.where(keep_mask, x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
 
 
