@@ -89,7 +89,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
 
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on CPUs, else bfloat16
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
-    config.attention = "auto"  # auto, xla, rows or splash (TPU), cudnn (GPU); see docs
+    config.attention = "auto"  # xla, rows or splash (TPU), cudnn (GPU); auto: rows where it applies
     config.mesh = "auto"  # auto, or "slice:2,data:-1,fsdp:4,tensor:2,sequence:2"; -1: what is left
     config.topology = "v5e-16"  # devices that `bertjax plan` plans for by default
 

@@ -90,7 +90,7 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
 
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
-    config.attention = "auto"  # auto, xla, or cudnn on GPUs; see models/common/kernels.py
+    config.attention = "auto"  # xla, or cudnn on GPUs; auto: on TPUs rows where it applies
     config.mesh = "data:-1"  # sizes: "slice:2,data:2,fsdp:4,tensor:2,sequence:2"; -1: the rest
     return config.lock()
 

@@ -20,7 +20,7 @@ Shapes: B batch, L length, D model, P predictions per sequence.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +70,8 @@ class Config(bert.Config):
     conv_activation: str = "gelu"
     layer_norm_eps: float = 1e-7
     heads: tuple[str, ...] = ("mlm", "rtd")
+
+    score_bias: ClassVar[str] = "function"
 
     def __post_init__(self):
         encoders.check(self, HEADS)

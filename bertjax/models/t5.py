@@ -13,7 +13,7 @@ Shapes: T length of the decoder; others as in `models.common.layers`.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -51,6 +51,8 @@ class Config(layers.Fields):
     init_std: float = 1.0  # factor of the initial standard deviation of every matrix
     decoder_start_id: int = -1  # first token that the decoder reads; -1: padding
     heads: tuple[str, ...] = ("lm",)
+
+    score_bias: ClassVar[str] = "array"
 
     def __post_init__(self):
         layers.check_fields(self)

@@ -187,7 +187,7 @@ def _workspace_bytes(
     layer, largest = 0.0, 0.0
     model = experiment.model.config
     name = phase.config.attention
-    if kernels.keeps_scores(name, model, phase.length, mesh_sizes, platform):
+    if kernels.in_training(name, model, phase.length, mesh_sizes, platform) == "xla":
         heads = max(_field_sizes(experiment, "num_heads")) / mesh_sizes["tensor"]
         layer = SCORE_BYTES * rows * heads * phase.length**2 / mesh_sizes["sequence"]
     for leaf in _residuals(experiment, phase.length):

@@ -242,7 +242,7 @@ def test_a_plan_with_a_kernel_is_for_its_platform():
     config.model.attention_dropout_rate = 0.0
     where = hardware.parse_topology("v5e-8")
     assert plan_lib.make(config, where, use_compiler=False).fits
-    with pytest.raises(errors.UserError, match=r"config\.attention = 'splash'.*xla or cudnn"):
+    with pytest.raises(errors.UserError, match=r"config\.attention = 'splash'.*auto, xla or cudnn"):
         plan_lib.make(config, hardware.parse_topology("h100-8"), use_compiler=False)
 
 

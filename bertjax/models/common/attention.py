@@ -98,7 +98,10 @@ class Attention(nn.Module):
         elif self.scale != 1.0:
             query_BLNH = query_BLNH * self.scale
 
-        kernel = kernels.chosen(self.config.attention, query_BLNH, key_BSNH, mask, bias)
+        rate = 0.0 if deterministic else self.dropout.rate
+        kernel = kernels.chosen(
+            self.config.attention, query_BLNH, key_BSNH, mask, bias, has_dropout=rate > 0.0
+        )
         if kernel == "xla" or self.is_initializing():  # init has 2 tokens; kernels need more
             seed = self.dropout.seed(deterministic)
             bias_fn, bias = (bias, None) if callable(bias) else (None, bias)
@@ -111,7 +114,7 @@ class Attention(nn.Module):
         elif kernel == "rows":
             extras = kernels.Extras(bias, self.dropout.seed(deterministic), self.dropout.rate)
             context_BLNH = kernels.attend(kernel, query_BLNH, key_BSNH, value_BSNH, mask, extras)
-        elif bias is not None or not (deterministic or self.dropout.rate == 0.0):
+        elif bias is not None or rate:
             raise errors.UserError(
                 f"config.attention = {kernel!r}: does not support an attention bias or attention "
                 "dropout; use 'xla'"

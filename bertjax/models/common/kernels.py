@@ -7,7 +7,7 @@
 The value xla is not a kernel but the plain computation in `models.common.attention`. The kernels
 agree with xla except at padding queries, whose outputs are unspecified but finite. `check` and
 `check_mesh` reject what a kernel does not support; there is no silent fallback. The value auto
-means rows on TPUs wherever it is supported, and xla elsewhere: `chosen` decides for each call.
+means, on TPUs, the first of rows and splash that supports a call, and xla elsewhere.
 
 For example, ModernBERT-base with 8 rows of 1,024 tokens per TPU v5e chip and no remat needs 10.0
 GiB of temporaries with splash and 24.3 GiB with xla, which does not fit (according to the compiler
@@ -95,18 +95,33 @@ def attend(
 
 
 def chosen(
-    name: str, query_BLNH: jax.Array, key_BSNH: jax.Array, mask: masks.Mask, bias: Any
+    name: str,
+    query_BLNH: jax.Array,
+    key_BSNH: jax.Array,
+    mask: masks.Mask,
+    bias: Any,
+    *,
+    has_dropout: bool,
 ) -> str:
     """Returns `name`; for "auto" the name of the computation to use for these inputs.
 
-    bias: an array that is added to the scores, a function that returns it, or None.
+    bias: an array that is added to the scores, a function that returns it, or None. has_dropout:
+    whether attention weights are dropped in this call.
     """
     if name != "auto":
         return name
     if _platform() != "tpu" or sharding.splits("length"):
         return "xla"
-    conditions = _call_conditions(query_BLNH, key_BSNH, mask, bias)
-    return "rows" if all(ok for ok, *_ in conditions) else "xla"
+    if all(ok for ok, *_ in _call_conditions(query_BLNH, key_BSNH, mask, bias)):
+        return "rows"
+    lengths = query_BLNH.shape[1], key_BSNH.shape[1]
+    is_plain = bias is None and not has_dropout and mask.prefix is None and mask.start is None
+    return "splash" if is_plain and _is_long(*lengths) else "xla"
+
+
+def _is_long(*lengths: int) -> bool:
+    """Returns whether `auto` chooses splash for these lengths, if splash supports the rest."""
+    return max(lengths) > MAX_ROW and all(length % LENGTH_MULTIPLE == 0 for length in lengths)
 
 
 # Whether a requirement of rows is met; the key it is about, its value, and the allowed values.
@@ -145,20 +160,23 @@ def _row_conditions(
         yield is_short or is_long, key, length, f"{allowed} {MAX_ROW}"
 
 
-def keeps_scores(
+def in_training(
     name: str, model: Any, length: int, mesh_sizes: Mapping[str, int], platform: str
-) -> bool:
-    """Returns whether self-attention over `length` tokens has all its scores in memory at once.
+) -> str:
+    """Returns `name`; for "auto" what it means for self-attention over rows of `length` tokens.
 
-    name: `config.attention`. model: an object with the family's `num_heads` and `head_dim`.
+    It is the answer of `chosen` for masks that all kernels support. model: the family's Config.
+    platform: the platform of the devices.
     """
     if name != "auto":
-        return name == "xla"
-    conditions = _row_conditions(
-        model.num_heads // mesh_sizes["tensor"], model.head_dim, {"length": length}
-    )
-    is_supported = mesh_sizes["sequence"] == 1 and all(ok for ok, *_ in conditions)
-    return platform != "tpu" or not is_supported
+        return name
+    if platform != "tpu" or mesh_sizes["sequence"] > 1 or model.score_bias == "function":
+        return "xla"
+    num_heads = model.num_heads // mesh_sizes["tensor"]
+    if all(ok for ok, *_ in _row_conditions(num_heads, model.head_dim, {"length": length})):
+        return "rows"
+    is_plain = model.score_bias == "none" and model.attention_dropout_rate == 0.0
+    return "splash" if is_plain and _is_long(length) else "xla"
 
 
 def _rows(
@@ -371,6 +389,7 @@ def check_mesh(name: str, mesh: Any, platform: str | None = None) -> None:
         return
     target = platform or mesh.devices.flat[0].platform
     supported = [*PLAIN, *(kernel for kernel, runs_on in _PLATFORMS.items() if runs_on == target)]
-    errors.check(name in supported, "attention", name, f"{', '.join(supported)} on a {target}")
+    allowed = f"{', '.join(supported[:-1])} or {supported[-1]} on a {target}"
+    errors.check(name in supported, "attention", name, allowed)
     errors.check(mesh.shape["sequence"] == 1, "attention", name, "'xla' if the mesh axis "
                                                                  "'sequence' is larger than 1")

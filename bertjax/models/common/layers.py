@@ -7,7 +7,7 @@ does nothing outside a mesh; the sharding of parameters is defined by `sharding.
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -54,6 +54,10 @@ class Compute:
     remat: str = "none"
     unroll_layers: bool = False
     attention: str = "auto"
+
+    # What is added to the attention scores: "none", an "array", or a "function" of queries and
+    # keys. No kernel supports a function.
+    score_bias: ClassVar[str] = "none"
 
     @property
     def head_dim(self) -> int:
