@@ -11,7 +11,7 @@ import pytest
 from bertjax import config as config_lib
 from bertjax import errors, hashing
 from bertjax.models import bert
-from bertjax.models.common import attention, kernels, layers, masks
+from bertjax.models.common import attention, kernels, layers, masks, row_attention
 from tests.helpers import meshes, proofs
 
 B, L = 2, 256  # two chunks of 128 queries
@@ -26,12 +26,13 @@ def _segments(length=L):
 
 
 REAL = _segments() > 0
+THIRDS = np.broadcast_to(np.arange(L) % 3 > 0, (B, L))
 PREFIX = np.arange(L)[None] < np.array([[30], [130]])
 MASKS = {
     "all": masks.Mask(),
     "padding": masks.padding(REAL),
     "segments": masks.segments(_segments(), _segments()),
-    "segments and padding": masks.segments(_segments(), _segments()) & masks.padding(PREFIX),
+    "segments and padding": masks.segments(_segments(), _segments()) & masks.padding(THIRDS),
     "causal": masks.causal() & masks.segments(_segments(), _segments()),
     "prefix": masks.prefix(PREFIX) & masks.padding(REAL),
     "local": masks.local(50) & masks.segments(_segments(), _segments()),
@@ -92,7 +93,8 @@ def test_in_bfloat16(name):
 @pytest.mark.proof
 def test_a_mask_changes_what_rows_computes():
     """The comparison above would see a kernel that ignores its mask."""
-    sums = [float(_value_and_grad("rows", mask)[0]) for mask in MASKS.values()]
+    others = [mask for name, mask in MASKS.items() if name != "local off"]  # it is "padding"
+    sums = [float(_value_and_grad("rows", mask)[0]) for mask in others]
     assert np.abs(np.diff(np.sort(sums))).min() > 1e-3
 
 
@@ -137,6 +139,14 @@ def test_rows_on_a_mesh(rows, fsdp, tensor):
     with jax.set_mesh(meshes.of(rows, fsdp, tensor)):
         found = _value_and_grad("rows", mask, bias=bias, **fields)
     _assert_close(found, expected, 1e-4)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", ["causal", "local on"])
+def test_a_large_bias_is_read_in_blocks_of_queries(name, monkeypatch):
+    monkeypatch.setattr(row_attention, "_BIAS_BYTES", 2**18)  # 128 of the 256 queries
+    expected = _value_and_grad("xla", MASKS[name], bias=_bias())
+    _assert_close(_value_and_grad("rows", MASKS[name], bias=_bias()), expected, 1e-4)
 
 
 @pytest.mark.proof

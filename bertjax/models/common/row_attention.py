@@ -31,6 +31,7 @@ from bertjax.models.common import layers
 LANES = 128
 _CHUNK = 128  # queries per chunk; a row that is not a multiple of it is one chunk
 _BLOCK_TOKENS = 1024  # short rows share a grid step until it has this many queries
+_BIAS_BYTES = 2**21  # of a block of the bias, which is as large as the scores; queries are split
 _SCALARS = ("everywhere", "row_keys", "head_numbers")  # inputs that a kernel reads as scalars
 _NUM_PRODUCTS = {"forward": 2, "backward": 5}
 
@@ -76,27 +77,28 @@ def attend(
 
 def _forward(options, query_BLD, key_BSD, value_BSD, bias_1NLS, inputs):
     call = _Call(options, query_BLD, key_BSD, bias_1NLS, inputs)
-    (out_BLD,) = call.run(
-        "forward", _forward_kernel, {"query": query_BLD, "key": key_BSD, "value": value_BSD},
-        {"out": (query_BLD, "length")},
-    )  # fmt: skip
-    return out_BLD, (query_BLD, key_BSD, value_BSD, bias_1NLS, inputs)
+    arrays = {"query": query_BLD, "key": key_BSD, "value": value_BSD}
+    outputs = call.run("forward", _forward_kernel, arrays, {"out": (query_BLD, "length")})
+    return outputs["out"], (query_BLD, key_BSD, value_BSD, bias_1NLS, inputs)
 
 
 def _backward(options, saved, d_out_BLD):
     query_BLD, key_BSD, value_BSD, bias_1NLS, inputs = saved
     call = _Call(options, query_BLD, key_BSD, bias_1NLS, inputs)
-    gradients = call.run(
-        "backward", _backward_kernel,
-        {"query": query_BLD, "key": key_BSD, "value": value_BSD, "d_out": d_out_BLD},
-        {
-            "d_query": (query_BLD, "length"), "d_key": (key_BSD, "key_length"),
-            "d_value": (value_BSD, "key_length"),
-            **({} if bias_1NLS is None else {"d_bias": (bias_1NLS, "bias")}),
-        },
-        scratch=("key_sum", "value_sum"),
-    )  # fmt: skip
-    return (*gradients, *([None] if bias_1NLS is None else []), None)
+    arrays = {"query": query_BLD, "key": key_BSD, "value": value_BSD, "d_out": d_out_BLD}
+    d_key = key_BSD, "key_length"
+    if call.num_blocks > 1:
+        parts_QBSD = jax.ShapeDtypeStruct((call.num_blocks, *key_BSD.shape), jnp.float32)
+        d_key = parts_QBSD, "parts"
+    shapes = {"d_query": (query_BLD, "length"), "d_key": d_key, "d_value": d_key}
+    if bias_1NLS is not None:
+        shapes["d_bias"] = bias_1NLS, "bias"
+    outputs = call.run("backward", _backward_kernel, arrays, shapes, ("key_sum", "value_sum"))
+    if call.num_blocks > 1:
+        for name in ("d_key", "d_value"):
+            outputs[name] = jnp.sum(outputs[name], axis=0).astype(key_BSD.dtype)
+    d_bias_1NLS = outputs["d_bias"] if bias_1NLS is not None else None
+    return outputs["d_query"], outputs["d_key"], outputs["d_value"], d_bias_1NLS, None
 
 
 attend.defvjp(_forward, _backward)
@@ -105,8 +107,10 @@ attend.defvjp(_forward, _backward)
 class _Call:
     """The sizes of a call, and what the kernels need to know about it.
 
-    The grid is (blocks of heads, blocks of rows). The blocks of rows are the inner axis, so that a
-    block of the bias is read only once, and its gradient is summed over the batch in VMEM.
+    The grid is (blocks of heads, blocks of queries, blocks of rows). The blocks of rows are the
+    inner axis, so that a block of the bias is read only once, and its gradient is summed over the
+    batch in VMEM. There is more than one block of queries only if the bias is large; then the
+    backward kernel returns the gradients of keys and values in parts, one for each block.
     """
 
     def __init__(self, options: Options, query_BLD, key_BSD, bias_1NLS, inputs):
@@ -115,12 +119,20 @@ class _Call:
         self.num_keys = key_BSD.shape[1]
         self.heads = LANES // options.head_dim  # in a block
         self.chunk = self.length if self.length % _CHUNK else _CHUNK
+        self.block = self.length
+        if bias_1NLS is not None:
+            row_bytes = self.heads * self.num_keys * bias_1NLS.dtype.itemsize
+            while self.block * row_bytes > _BIAS_BYTES and self.block % (2 * self.chunk) == 0:
+                self.block //= 2
+        self.num_blocks = self.length // self.block
         most = max(1, _BLOCK_TOKENS // max(self.length, self.num_keys))
         self.rows = next(rows for rows in range(most, 0, -1) if self.batch % rows == 0)
 
     def key_ranges(self, start: int) -> tuple[int, int]:
         """Returns the range of keys that the chunk of queries from `start` on may see."""
         low, high, half = 0, self.num_keys, self.options.window // 2
+        if self.num_blocks > 1:  # the first query is not known at compile time
+            return low, high
         if self.options.causal and "prefix" not in self.inputs:
             high = min(high, start + self.chunk)
         if self.options.window:
@@ -135,23 +147,23 @@ class _Call:
         arrays: dict[str, jax.Array],
         outputs: dict[str, tuple[jax.Array, str]],
         scratch: tuple[str, ...] = (),
-    ) -> Any:
-        """Runs a kernel on the grid and returns its outputs.
+    ) -> dict[str, jax.Array]:
+        """Runs a kernel on the grid and returns {name: output}.
 
         kernel: takes (call, {name: ref}). arrays: all [B, L or S, N * H]. outputs: {name: (an
         array of the same shape and dtype, the kind of its blocks)}. scratch: names of float32
         arrays [S, W].
         """
+        rows, block, num_keys = self.rows, self.block, self.num_keys
         blocks = {
-            "length": pl.BlockSpec((self.rows, self.length, LANES), lambda g, b, *_: (b, 0, g)),
-            "key_length": pl.BlockSpec(
-                (self.rows, self.num_keys, LANES), lambda g, b, *_: (b, 0, g)
-            ),
+            "length": pl.BlockSpec((rows, block, LANES), lambda g, q, b, *_: (b, q, g)),
+            "key_length": pl.BlockSpec((rows, num_keys, LANES), lambda g, q, b, *_: (b, 0, g)),
+            "parts": pl.BlockSpec((1, rows, num_keys, LANES), lambda g, q, b, *_: (q, b, 0, g)),
             "bias": pl.BlockSpec(
-                (1, self.heads, self.length, self.num_keys), lambda g, b, *_: (0, g, 0, 0)
+                (1, self.heads, block, num_keys), lambda g, q, b, *_: (0, g, q, 0)
             ),
-            "query_mask": pl.BlockSpec((self.rows, 1, self.length), lambda g, b, *_: (b, 0, 0)),
-            "key_mask": pl.BlockSpec((self.rows, 1, self.num_keys), lambda g, b, *_: (b, 0, 0)),
+            "query_mask": pl.BlockSpec((rows, 1, block), lambda g, q, b, *_: (b, 0, q)),
+            "key_mask": pl.BlockSpec((rows, 1, num_keys), lambda g, q, b, *_: (b, 0, 0)),
         }
         scalars = {name: self.inputs[name] for name in _SCALARS if name in self.inputs}
         operands, specs = dict(arrays), {}
@@ -165,29 +177,32 @@ class _Call:
                 specs[mask] = blocks["query_mask" if mask == "query_segments" else "key_mask"]
         scratches = {n: pltpu.VMEM((self.num_keys, LANES), jnp.float32) for n in scratch}
         if "query_segments" in self.inputs:
-            scratches["segment_column"] = pltpu.VMEM((self.length, LANES), jnp.int32)
+            scratches["segment_column"] = pltpu.VMEM((block, LANES), jnp.int32)
         names = (*scalars, *operands, *outputs, *scratches)
         inner = "arbitrary" if "d_bias" in outputs else "parallel"
-        return pl.pallas_call(
+        results = pl.pallas_call(
             lambda *refs: kernel(self, dict(zip(names, refs, strict=True))),
             out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x, _ in outputs.values()],
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=len(scalars),
-                grid=(self.width // LANES, self.batch // self.rows),
+                grid=(self.width // LANES, self.num_blocks, self.batch // rows),
                 in_specs=list(specs.values()),
                 out_specs=[blocks[kind] for _, kind in outputs.values()],
                 scratch_shapes=list(scratches.values()),
             ),
-            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", inner)),
+            compiler_params=pltpu.CompilerParams(
+                dimension_semantics=("parallel", "parallel", inner)
+            ),
             cost_estimate=self._cost(name, [*operands.values(), *(x for x, _ in outputs.values())]),
             interpret=self.options.interpret,
             name=f"row_attention_{name}",
         )(*scalars.values(), *operands.values())
+        return dict(zip(outputs, results, strict=True))
 
     def _cost(self, name: str, arrays: list[jax.Array]) -> pl.CostEstimate:
         starts = range(0, self.length, self.chunk)
         scores = sum(self.chunk * (high - low) for low, high in map(self.key_ranges, starts))
-        if "everywhere" in self.inputs:  # the more expensive of the two
+        if "everywhere" in self.inputs:  # the larger of the two
             scores = self.length * self.num_keys
         return pl.CostEstimate(
             flops=2 * _NUM_PRODUCTS[name] * self.batch * self.width * scores,
@@ -205,11 +220,11 @@ def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
 class _Row:
     """A row of the batch, with the heads of one block: what the chunks of queries share."""
 
-    def __init__(self, call: _Call, refs: dict[str, Any], place: tuple[Any, Any], index: Any):
+    def __init__(self, call: _Call, refs: dict[str, Any], place: tuple[Any, ...], index: Any):
         self.call, self.refs, self.place, self.index = call, refs, place, index
         if "query_segments" in refs:  # a column, because queries are along sublanes
             ids_1L = refs["query_segments"][index]
-            column = jnp.broadcast_to(ids_1L, (LANES, call.length)).T
+            column = jnp.broadcast_to(ids_1L, (LANES, call.block)).T
             refs["segment_column"][...] = column
 
     def for_chunks(self, function: Callable) -> None:
@@ -218,34 +233,36 @@ class _Row:
         The chunk has the queries from `start` on; it may see the keys from `low` to `high`.
         windowed: whether the window restricts the keys.
         """
-        call, window = self.call, self.call.options.window
         if "everywhere" in self.refs:
             everywhere = self.refs["everywhere"][0] != 0
             pl.when(everywhere)(lambda: self._all_chunks(function, False))
             pl.when(jnp.logical_not(everywhere))(lambda: self._all_chunks(function, True))
         else:
-            self._all_chunks(function, bool(window))
-        del call
+            self._all_chunks(function, self.call.options.window > 0)
 
     def _all_chunks(self, function: Callable, windowed: bool) -> None:
         call = self.call
+        whole = 0, call.num_keys
         if windowed or call.options.causal:
-            for start in range(0, call.length, call.chunk):
-                whole = (0, call.num_keys)
-                low, high = call.key_ranges(start) if windowed or not call.options.window else whole
-                function(start, low, high, windowed)
+            for start in range(0, call.block, call.chunk):
+                is_local = windowed or not call.options.window
+                function(start, *(call.key_ranges(start) if is_local else whole), windowed)
             return
 
         def chunk(number, _):
             start = pl.multiple_of(number * call.chunk, call.chunk)
-            function(start, 0, call.num_keys, windowed)
+            function(start, *whole, windowed)
             return 0
 
-        jax.lax.fori_loop(0, call.length // call.chunk, chunk, 0)
+        jax.lax.fori_loop(0, call.block // call.chunk, chunk, 0)
 
     def chunk_of(self, name: str, start: Any) -> jax.Array:
         """Returns the chunk [R, W] of an array of queries or outputs."""
         return self.refs[name][self.index, pl.ds(start, self.call.chunk), :]
+
+    def _first_query(self, start: Any) -> Any:
+        """Returns the index in the row of the first query of a chunk; `start` is in the block."""
+        return start + self.place[1] * self.call.block if self.call.num_blocks > 1 else start
 
     def of_head(self, x_RW: jax.Array, head: int) -> jax.Array:
         """Returns x with 0 in the lanes of the other heads of the block."""
@@ -283,7 +300,8 @@ class _Row:
             parts.append(queries_R1 == refs["key_segments"][self.index, :, low:high])
         if call.options.causal or windowed:
             column = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
-            distance_RC = column - jax.lax.broadcasted_iota(jnp.int32, shape, 0) + (low - start)
+            distance_RC = column - jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+            distance_RC += low - self._first_query(start)
         if call.options.causal:
             past_RC = distance_RC <= 0
             if "prefix" in refs:
@@ -296,10 +314,9 @@ class _Row:
     def kept(self, head, start, low, high) -> jax.Array:
         """Returns bool[R, C]: where the dropout keeps the weights of a head."""
         call, refs, shape = self.call, self.refs, (self.call.chunk, high - low)
-        group, block = self.place
-        number = refs["head_numbers"][group * call.heads + head]
-        key = refs["row_keys"][block * call.rows + self.index]
-        first = (number * call.length + start) * call.num_keys + low
+        number = refs["head_numbers"][self.place[0] * call.heads + head]
+        key = refs["row_keys"][self.place[2] * call.rows + self.index]
+        first = (number * call.length + self._first_query(start)) * call.num_keys + low
         row = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
         column = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
         position_RC = (row * call.num_keys + column + first).astype(jnp.uint32)
@@ -314,7 +331,7 @@ def _exponentials(scores_RC: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _for_rows(call: _Call, refs: dict[str, Any], function: Callable[[_Row], None]) -> None:
-    place = pl.program_id(0), pl.program_id(1)  # not allowed within a loop
+    place = tuple(map(pl.program_id, range(3)))  # not allowed within a loop
 
     def row(index, _):
         function(_Row(call, refs, place, index))
@@ -351,7 +368,7 @@ def _backward_kernel(call: _Call, refs: dict[str, Any]) -> None:
     rate, dtype = call.options.rate, refs["query"].dtype
     if "d_bias" in refs:
 
-        @pl.when(pl.program_id(1) == 0)
+        @pl.when(pl.program_id(2) == 0)
         def _():
             refs["d_bias"][...] = jnp.zeros_like(refs["d_bias"])
 
@@ -390,7 +407,8 @@ def _backward_kernel(call: _Call, refs: dict[str, Any]) -> None:
             d_query[row.index, pl.ds(start, call.chunk), :] = row.joined(parts).astype(dtype)
 
         row.for_chunks(chunk)
-        refs["d_key"][row.index] = key_sum[...].astype(dtype)
-        refs["d_value"][row.index] = value_sum[...].astype(dtype)
+        for ref, total in (("d_key", key_sum), ("d_value", value_sum)):
+            place = row.index if call.num_blocks == 1 else (0, row.index)
+            refs[ref][place] = total[...].astype(refs[ref].dtype)
 
     _for_rows(call, refs, differentiate_row)
