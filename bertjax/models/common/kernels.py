@@ -192,6 +192,7 @@ def _rows(
         rate=0.0 if extras.seed is None else extras.rate,
         causal=mask.causal,
         window=mask.window,
+        everywhere_share=mask.everywhere_share,
         interpret=_platform() == "cpu",
     )
     inputs = {}
@@ -211,7 +212,7 @@ def _rows(
     if mask.prefix is not None:
         add_mask("prefix", mask.prefix, jnp.int32)
     if mask.everywhere is not None:
-        inputs["everywhere"] = mask.everywhere.astype(jnp.int32).reshape(1)
+        inputs["everywhere"] = mask.everywhere.astype(jnp.int32)
     if options.rate:
         inputs["row_keys"] = hashing.row_keys(extras.seed, batch).astype(jnp.int32)
         inputs["head_numbers"] = jnp.arange(num_heads, dtype=jnp.int32)

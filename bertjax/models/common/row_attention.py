@@ -30,6 +30,7 @@ from bertjax.models.common import layers
 
 LANES = 128
 _CHUNK = 128  # queries per chunk; a row that is not a multiple of it is one chunk
+_KEY_STEP = 64  # ranges of keys within a window are rounded to a multiple of this
 _BLOCK_TOKENS = 1024  # short rows share a grid step until it has this many queries
 _BIAS_BYTES = 2**21  # of a block of the bias, which is as large as the scores; queries are split
 _SCALARS = ("everywhere", "row_keys", "head_numbers")  # inputs that a kernel reads as scalars
@@ -40,14 +41,15 @@ _NUM_PRODUCTS = {"forward": 2, "backward": 5}
 class Options:
     """The static options of a call.
 
-    head_dim: H. rate: the dropout rate; 0.0 means no dropout. causal, window: as in `masks.Mask`.
-    interpret: whether to run the kernels in Pallas' interpreter, as on a CPU.
+    head_dim: H. rate: the dropout rate; 0.0 means no dropout. causal, window, everywhere_share: as
+    in `masks.Mask`. interpret: whether to run the kernels in Pallas' interpreter, as on a CPU.
     """
 
     head_dim: int
     rate: float = 0.0
     causal: bool = False
     window: int = 0
+    everywhere_share: float = 1.0
     interpret: bool = False
 
 
@@ -68,7 +70,7 @@ def attend(
         query_segments int32[B, 1, L], key_segments int32[B, 1, S]: a query sees only keys with the
             same number.
         prefix: int32[B, 1, S]; where it is not 0, the key is exempt from `causal`.
-        everywhere: int32[1]; 1 disables the window.
+        everywhere: int32[]; 1 disables the window.
         row_keys: int32[B], `hashing.row_keys` of the dropout. head_numbers: int32[N], the index of
             each head among all heads, of which a device may have a part.
     """
@@ -136,8 +138,8 @@ class _Call:
         if self.options.causal and "prefix" not in self.inputs:
             high = min(high, start + self.chunk)
         if self.options.window:
-            low = max(0, start - half) // LANES * LANES
-            high = min(high, -(-(start + self.chunk + half) // LANES) * LANES)
+            low = max(0, start - half) // _KEY_STEP * _KEY_STEP
+            high = min(high, -(-(start + self.chunk + half) // _KEY_STEP) * _KEY_STEP)
         return low, high
 
     def run(
@@ -165,7 +167,7 @@ class _Call:
             "query_mask": pl.BlockSpec((rows, 1, block), lambda g, q, b, *_: (b, 0, q)),
             "key_mask": pl.BlockSpec((rows, 1, num_keys), lambda g, q, b, *_: (b, 0, 0)),
         }
-        scalars = {name: self.inputs[name] for name in _SCALARS if name in self.inputs}
+        scalars = {n: self.inputs[n].reshape(-1) for n in _SCALARS if n in self.inputs}
         operands, specs = dict(arrays), {}
         for array in arrays:
             specs[array] = blocks["key_length" if array in ("key", "value") else "length"]
@@ -202,8 +204,9 @@ class _Call:
     def _cost(self, name: str, arrays: list[jax.Array]) -> pl.CostEstimate:
         starts = range(0, self.length, self.chunk)
         scores = sum(self.chunk * (high - low) for low, high in map(self.key_ranges, starts))
-        if "everywhere" in self.inputs:  # the larger of the two
-            scores = self.length * self.num_keys
+        if "everywhere" in self.inputs:  # the mean over the layers
+            share, whole = self.options.everywhere_share, self.length * self.num_keys
+            scores = round(share * whole + (1 - share) * scores)
         return pl.CostEstimate(
             flops=2 * _NUM_PRODUCTS[name] * self.batch * self.width * scores,
             transcendentals=self.batch * self.width // self.options.head_dim * scores,
