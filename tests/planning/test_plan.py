@@ -353,6 +353,17 @@ def test_the_tpu_compiler_takes_the_kernel():
 
 
 @needs_libtpu
+@pytest.mark.proof
+@pytest.mark.parametrize("topology", ["v4-8", "v5e-8", "v5p-8", "v6e-8"])
+def test_the_tpu_compiler_takes_rows_and_counts_its_flops(topology):
+    config = tiny()
+    config.data.length, config.model.attention_dropout_rate = 512, 0.1
+    (phase,) = plan_lib.make(config, hardware.parse_topology(topology), use_compiler=True).phases
+    assert phase.compiled.error == "" and phase.compiled.silent_kernels == 0
+    assert 1.0 < phase.flops_ratio < 1.1, "the FLOPs of the kernel are counted"
+
+
+@needs_libtpu
 def test_the_tpu_compiler_is_heard():
     # As in test_meshes.py: from one split to another that no exchange leads to.
     script = """
