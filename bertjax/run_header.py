@@ -31,7 +31,7 @@ def show(
         steps.append(f"{phase.num_steps:,} of {size}")
         samples = data.stream(phase).samples_per_epoch
         epochs += phase.num_steps * phase.batch_size / samples
-    platform = mesh.devices.flat[0].platform
+    platform = kernels.kernel_platform(mesh.devices.flat[0])
     attentions = [
         kernels.in_training(config.attention, run.model.config, phase.length, mesh.shape, platform)
         for phase in phases_lib.of(config)

@@ -3,6 +3,8 @@
 It runs in Pallas' interpreter on a CPU. The TPU compiler compiles it in tests/plan/test_plan.py.
 """
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -177,7 +179,10 @@ def _chosen(
 
 def test_auto_chooses_rows_on_tpus_where_it_is_supported(monkeypatch):
     assert _chosen() == "xla", "on a CPU"
-    monkeypatch.setattr(kernels, "_platform", lambda: "tpu")
+    device = types.SimpleNamespace(platform="tpu", device_kind="TPU v3")
+    monkeypatch.setattr(kernels, "_device", lambda: device)
+    assert _chosen() == "xla", "on a TPU before v4"
+    device.device_kind = "TPU v5 lite"
     bias_1NLS = jnp.zeros((1, 2, 128, 128))
     for case in ({}, {"length": 512, "num_keys": 1024}, {"bias": bias_1NLS},
                  {"length": 114, "num_keys": 512}, {"heads": 1, "width": 128}):  # fmt: skip

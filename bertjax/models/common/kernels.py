@@ -23,12 +23,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bertjax import errors, hashing, sharding
-from bertjax.models.common import layers, masks
+from bertjax import errors, sharding
+from bertjax.models.common import masks
 
 LENGTH_MULTIPLE = 128  # splash needs lengths that are a multiple of a TPU's vector width
 _BLOCKS = (512, 256, 128)  # block sizes of splash: the largest that divides the length is used
 _PLATFORMS = {"rows": "tpu", "splash": "tpu", "cudnn": "gpu"}
+_OLD_TPUS = ("TPU v2", "TPU v3")
 ROW_WIDTHS = (64, 128)  # widths of heads of which one or two fill the 128 lanes of a TPU's vectors
 MIN_ROW, MAX_ROW = 64, 1024  # lengths of queries and keys that rows supports
 
@@ -94,6 +95,14 @@ def attend(
     return sharding.map_shards(function, arrays | other_arrays, _AXES, like="query")
 
 
+def kernel_platform(device: Any) -> str:
+    """Returns the platform whose kernels `auto` may choose on the device.
+
+    It is "" for TPUs before v4, where Pallas does not multiply matrices in bfloat16.
+    """
+    return "" if device.device_kind in _OLD_TPUS else device.platform
+
+
 def chosen(
     name: str,
     query_BLNH: jax.Array,
@@ -110,7 +119,7 @@ def chosen(
     """
     if name != "auto":
         return name
-    if _platform() != "tpu" or sharding.splits("length"):
+    if kernel_platform(_device()) != "tpu" or sharding.splits("length"):
         return "xla"
     if all(ok for ok, *_ in _call_conditions(query_BLNH, key_BSNH, mask, bias)):
         return "rows"
@@ -166,7 +175,7 @@ def in_training(
     """Returns `name`; for "auto" what it means for self-attention over rows of `length` tokens.
 
     It is the answer of `chosen` for masks that all kernels support. model: the family's Config.
-    platform: the platform of the devices.
+    platform: the `kernel_platform` of the devices.
     """
     if name != "auto":
         return name
@@ -182,40 +191,20 @@ def in_training(
 def _rows(
     arrays: dict[str, jax.Array], mask: masks.Mask, extras: Extras
 ) -> tuple[Callable, dict[str, jax.Array]]:
-    """Like `_splash`; the function needs the bias and the dropout's arrays too."""
+    """Like `_splash`; `mask_arrays` also has the arrays of the bias and the dropout."""
     # Imported here because importing Pallas takes half a second.
     from bertjax.models.common import row_attention
 
-    batch, _, num_heads, head_dim = arrays["query"].shape
+    head_dim = arrays["query"].shape[-1]
     options = row_attention.Options(
         head_dim,
         rate=0.0 if extras.seed is None else extras.rate,
         causal=mask.causal,
         window=mask.window,
         everywhere_share=mask.everywhere_share,
-        interpret=_platform() == "cpu",
+        interpret=_device().platform == "cpu",
     )
-    inputs = {}
-
-    def add_mask(name: str, array_BS: jax.Array, dtype: Any) -> None:
-        shape = (batch, 1, array_BS.shape[-1])
-        inputs[name] = jnp.broadcast_to(array_BS[:, None].astype(dtype), shape)
-
-    if mask.query_segments is not None:
-        visible_BS = mask.key_segments > 0
-        if mask.keys is not None:
-            visible_BS &= mask.keys.astype(bool)
-        add_mask("query_segments", mask.query_segments, jnp.int32)
-        add_mask("key_segments", jnp.where(visible_BS, mask.key_segments, -1), jnp.int32)
-    elif mask.keys is not None:
-        add_mask("key_bias", jnp.where(mask.keys.astype(bool), 0.0, layers.MASKED), jnp.float32)
-    if mask.prefix is not None:
-        add_mask("prefix", mask.prefix, jnp.int32)
-    if mask.everywhere is not None:
-        inputs["everywhere"] = mask.everywhere.astype(jnp.int32)
-    if options.rate:
-        inputs["row_keys"] = hashing.row_keys(extras.seed, batch).astype(jnp.int32)
-        inputs["head_numbers"] = jnp.arange(num_heads, dtype=jnp.int32)
+    inputs = row_attention.inputs_of(arrays, mask, extras.seed if options.rate else None)
     if extras.bias is not None:
         inputs["bias"] = extras.bias
 
@@ -249,7 +238,7 @@ def _splash(mask: masks.Mask, batch: int, num_queries: int, num_keys: int) -> tu
         block_q_dkv=query_block, block_kv_dkv=key_block, block_kv_dkv_compute=key_block,
         block_q_dq=query_block, block_kv_dq=key_block,
     )  # fmt: skip
-    interpret = _platform() == "cpu"
+    interpret = _device().platform == "cpu"
     mask_arrays = {}
     if mask.keys is not None or mask.query_segments is not None:
         query_ids = jnp.ones((1, 1), jnp.int32)
@@ -304,13 +293,13 @@ def _block_size(length: int) -> int:
     return sizes[0]
 
 
-def _platform() -> str:
-    """Returns the platform to compile for.
+def _device() -> Any:
+    """Returns the device to compile for, or a description with its platform and kind.
 
-    In ahead-of-time compilation, it may differ from the platform of this machine.
+    In ahead-of-time compilation, it may differ from the devices of this machine.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
+    return jax.devices()[0] if device is None else device
 
 
 def _cudnn(mask: masks.Mask, batch: int, num_queries: int, num_keys: int) -> tuple[Callable, dict]:

@@ -19,13 +19,15 @@ chunk sees, W = 128 lanes of a block.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bertjax.models.common import row_kernels
+from bertjax import hashing
+from bertjax.models.common import layers, masks, row_kernels
 
 LANES = row_kernels.LANES
 _CHUNK = 128  # queries per chunk; a row that is not a multiple of it is one chunk
@@ -74,6 +76,38 @@ def attend(
             each head among all heads, of which a device may have a part.
     """
     return _forward(options, query_BLD, key_BSD, value_BSD, bias_1NLS, inputs)[0]
+
+
+def inputs_of(
+    arrays: Mapping[str, jax.Array], mask: masks.Mask, seed: jax.Array | None
+) -> dict[str, jax.Array]:
+    """Returns the `inputs` of `attend` for a mask, and for dropout with this seed unless None.
+
+    arrays: "query" [B, L, N, H] and "key" [B, S, N, H], of which only the shapes are used.
+    """
+    batch, _, num_heads, _ = arrays["query"].shape
+    inputs = {}
+
+    def add_mask(name: str, array_BS: jax.Array, dtype: Any) -> None:
+        shape = (batch, 1, array_BS.shape[-1])
+        inputs[name] = jnp.broadcast_to(array_BS[:, None].astype(dtype), shape)
+
+    if mask.query_segments is not None:
+        visible_BS = mask.key_segments > 0
+        if mask.keys is not None:
+            visible_BS &= mask.keys.astype(bool)
+        add_mask("query_segments", mask.query_segments, jnp.int32)
+        add_mask("key_segments", jnp.where(visible_BS, mask.key_segments, -1), jnp.int32)
+    elif mask.keys is not None:
+        add_mask("key_bias", jnp.where(mask.keys.astype(bool), 0.0, layers.MASKED), jnp.float32)
+    if mask.prefix is not None:
+        add_mask("prefix", mask.prefix, jnp.int32)
+    if mask.everywhere is not None:
+        inputs["everywhere"] = mask.everywhere.astype(jnp.int32)
+    if seed is not None:
+        inputs["row_keys"] = hashing.row_keys(seed, batch).astype(jnp.int32)
+        inputs["head_numbers"] = jnp.arange(num_heads, dtype=jnp.int32)
+    return inputs
 
 
 def _forward(options, query_BLD, key_BSD, value_BSD, bias_1NLS, inputs):
