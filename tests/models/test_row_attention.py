@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from bertjax import config as config_lib
-from bertjax import errors, hashing
+from bertjax import errors, hashing, plugins
 from bertjax.models import bert
 from bertjax.models.common import attention, kernels, layers, masks, row_attention
-from tests.helpers import meshes, proofs
+from tests.helpers import encoders, meshes, proofs
 
 B, L = 2, 256  # two chunks of 128 queries
 FIELDS = {"hidden_size": 128, "num_heads": 2, "attention_dropout_rate": 0.2, "init_std": 0.1}
@@ -223,3 +223,39 @@ def test_what_a_call_cannot_have_is_an_error():
             kernels.attend("rows", x_BLNH, x_BLNH, x_BLNH, mask, kernels.Extras(bias))
     with pytest.raises(errors.UserError, match="length = 200 must be 64 to 128, or a multiple"):
         _value_and_grad("rows", masks.Mask(), real=np.ones((2, 200), bool))
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("family", ["t5", "modernbert"])
+def test_a_whole_model_computes_the_same(family, remat):
+    """T5: bias, cross-attention to another length; ModernBERT: local layers in a loop."""
+    fields = {"num_layers": 3, "hidden_size": 128, "num_heads": 2, "intermediate_size": 64}
+    ids = np.random.default_rng(0).integers(5, 99, (B, 128))
+    if family == "t5":
+        fields |= {"vocab_size": 100, "num_decoder_layers": 2, "dropout_rate": 0.1}
+        batch, name = {"input_ids": ids, "decoder_input_ids": ids[:, :64]}, "logits"
+    else:
+        fields |= {"max_length": 128, "local_window": 16, "attention_dropout_rate": 0.1}
+        fields |= {"vocab_size": 100}
+        batch, name = encoders.packed(((70, 50), (30, 98)), 128), "mlm_logits"
+    params = plugins.init_params(plugins.model(family, fields), jax.random.key(0))
+
+    def run(kernel):
+        compute = layers.Compute(attention=kernel, remat=remat)
+        model = plugins.model(family, fields, compute)
+
+        def total(params):
+            outputs = model.apply(
+                {"params": params},
+                **batch,
+                deterministic=False,
+                rngs={"dropout": jax.random.key(1)},
+            )
+            logits = outputs[name][..., :99]
+            real = batch["segment_ids"] > 0 if "segment_ids" in batch else np.ones((B, 64), bool)
+            return jnp.sum(jnp.where(real[..., None], jnp.sin(logits), 0.0))
+
+        return jax.jit(jax.value_and_grad(total))(params)
+
+    _assert_close(run("rows"), run("xla"), 1e-3)
