@@ -89,7 +89,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
 
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on CPUs, else bfloat16
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
-    config.attention = "xla"  # xla, splash (TPU) or cudnn (GPU); see models/common/kernels.py
+    config.attention = "auto"  # xla, rows or splash (TPU), cudnn (GPU); auto: rows where it applies
     config.mesh = "auto"  # auto, or "slice:2,data:-1,fsdp:4,tensor:2,sequence:2"; -1: what is left
     config.topology = "v5e-16"  # devices that `bertjax plan` plans for by default
 
@@ -157,7 +157,7 @@ def smoke(config: ConfigDict) -> ConfigDict:
         config.phases = phases.shrunk(config.phases, num_steps=5, length=64, batch_size=16)
         config.num_steps = 5 * len(config.phases)
     config.mesh = "data:-1"
-    config.attention = "xla"  # kernels are for accelerators
+    config.attention = "auto"  # the other kernels need long rows
     config.log_every = 5
     config.eval.update(every=10, max_samples=64)
     config.checkpoint.update(every=10, keep_every=0)

@@ -17,8 +17,7 @@ def hash_bits(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     The compiler fuses the hash into its consumer; JAX's threefry and rbg write their bits to
     memory.
     """
-    row = jax.lax.broadcasted_iota(jnp.uint32, (shape[0],) + (1,) * (len(shape) - 1), 0)
-    return _hash(row + seed, shape)
+    return _hash(row_keys(seed, shape[0]), shape)
 
 
 def hash_bits_by_row(seed_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -27,13 +26,31 @@ def hash_bits_by_row(seed_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     A row's bits do not depend on the rest of the batch. seed_B: int32[B] or uint32[B]. shape:
     (B, ...).
     """
-    return _hash(seed_B.astype(jnp.uint32).reshape(-1, *(1,) * (len(shape) - 1)), shape)
+    return _hash(_mix32(seed_B.astype(jnp.uint32), jnp.uint32(0)), shape)
 
 
-def _hash(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns uint32[shape]. seed: uint32[B, 1, ..., 1], one for each row."""
-    key = _mix32(seed, jnp.uint32(0))
-    return _mix32(_position_in_row(shape) ^ key, key)
+def row_keys(seed: jax.Array, num_rows: int) -> jax.Array:
+    """Returns uint32[num_rows]: the key of each row in `hash_bits(seed, (num_rows, ...))`."""
+    return _mix32(jnp.arange(num_rows, dtype=jnp.uint32) + seed, jnp.uint32(0))
+
+
+def bits_at(position: jax.Array, key: jax.Array) -> jax.Array:
+    """Returns uint32[...]: the bits of `hash_bits` at positions in the row that has this key.
+
+    A kernel that computes a part of a row needs this. position: uint32[...], row-major indices in
+    the row.
+    """
+    return _mix32(position ^ key, key)
+
+
+def keeps(bits: jax.Array, rate: float) -> jax.Array:
+    """Returns bool[...]: where dropout with this rate keeps the element with these bits."""
+    return bits >= jnp.uint32(rate * 2**32)
+
+
+def _hash(key_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns uint32[shape]. key_B: uint32[B], the key of each row."""
+    return bits_at(_position_in_row(shape), key_B.reshape(-1, *(1,) * (len(shape) - 1)))
 
 
 def _mix32(x: jax.Array, key: jax.Array) -> jax.Array:

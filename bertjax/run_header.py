@@ -8,6 +8,7 @@ from bertjax import experiment, progress, sharding, training_data
 from bertjax import phases as phases_lib
 from bertjax.artifact import artifact
 from bertjax.data.prepared import store
+from bertjax.models.common import kernels
 
 
 def show(
@@ -30,6 +31,11 @@ def show(
         steps.append(f"{phase.num_steps:,} of {size}")
         samples = data.stream(phase).samples_per_epoch
         epochs += phase.num_steps * phase.batch_size / samples
+    platform = kernels.kernel_platform(mesh.devices.flat[0])
+    attentions = [
+        kernels.in_training(config.attention, run.model.config, phase.length, mesh.shape, platform)
+        for phase in phases_lib.of(config)
+    ]
     sources = dataset.manifest["sources"] if "sources" in dataset.manifest else []
     plural = "" if len(sources) == 1 else "s"
     progress.table(
@@ -38,7 +44,7 @@ def show(
             "model": f"{config.family}, {config.model.num_layers} layers of width "
             f"{config.model.hidden_size}, {count:,} parameters; objective {config.objective.name}",
             "devices": f"{sharding.described(mesh, run.model.config.dtype)}, attention "
-            f"{config.attention}",
+            f"{', then '.join(dict.fromkeys(attentions))}",
             "data": f"{dataset.path}: {dataset.num_tokens:,} tokens in "
             f"{dataset.num_documents:,} documents of {len(sources):,} source{plural}; held out "
             f"{heldout.num_tokens:,} tokens",

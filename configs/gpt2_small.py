@@ -57,7 +57,6 @@ def get_config(arg: str = "") -> ConfigDict:
 
     # Hardware
     config.micro_batch_size = 64
-    config.attention = "splash"  # the kernel for TPUs
     config.topology = "v5e-16"
 
     return config_lib.choose(config, arg)

@@ -124,7 +124,6 @@ def get_config(arg: str = "") -> ConfigDict:
 
     # Hardware
     config.micro_batch_size = 512
-    config.attention = "splash"  # long rows, narrow windows, no dropout
     config.topology = "v5e-256"
 
     return config_lib.choose(config, arg)

@@ -95,7 +95,6 @@ def get_config(arg: str = "") -> ConfigDict:
 
     # Hardware
     config.micro_batch_size = 768
-    config.attention = "splash"  # long rows, narrow windows, no dropout
     config.topology = "v5e-256"
 
     return config_lib.choose(config, arg)

@@ -13,7 +13,8 @@ from bertjax.models.common import kernels
 def mesh(config: ml_collections.ConfigDict, devices: Mesh) -> None:
     """Raises UserError if the batch or the attention of the config does not fit the mesh."""
     name, platform = config.attention, devices.devices.flat[0].platform
-    errors.check(name == "xla" or platform == "gpu", "attention", name, f"'xla' on a {platform}")
+    is_supported = name in kernels.PLAIN or platform == "gpu"
+    errors.check(is_supported, "attention", name, f"'auto' or 'xla' on a {platform}")
     kernels.check_mesh(name, devices)
     shards = sharding.batch_shards(devices)
     key = "micro_batch_size" if config.micro_batch_size else "batch_size"
@@ -39,7 +40,7 @@ def micro_batches(config: ml_collections.ConfigDict, task_type: base.TaskType) -
 
 def attention(config: ml_collections.ConfigDict, model: Any) -> None:
     """Raises UserError if the attention of the config does not support the model."""
-    if config.attention == "xla":
+    if config.attention in kernels.PLAIN:
         return
     name, rate = config.attention, config.dropout_rate
     errors.check(model.attention_dropout_rate == 0, "dropout_rate", rate,

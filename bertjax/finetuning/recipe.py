@@ -23,7 +23,7 @@ from bertjax.data.corpus import beir
 from bertjax.finetuning import strategies, task_types, tasks
 from bertjax.finetuning import task as task_lib
 from bertjax.finetuning.task_types import base
-from bertjax.models.common import layers
+from bertjax.models.common import kernels, layers
 
 SHORTEST = 8  # the smallest maximum length of a row, in tokens
 # Keys whose values may change when fine-tuning resumes in an output folder. Rates and seeds may,
@@ -90,7 +90,7 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
 
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
     config.remat = "none"  # what the backward pass recomputes: none, dots, full
-    config.attention = "xla"  # xla, or cudnn on GPUs; see models/common/kernels.py
+    config.attention = "auto"  # xla, or cudnn on GPUs; auto: on TPUs rows where it applies
     config.mesh = "data:-1"  # sizes: "slice:2,data:2,fsdp:4,tensor:2,sequence:2"; -1: the rest
     return config.lock()
 
@@ -200,8 +200,8 @@ def validate(config: ConfigDict) -> None:
           "a schedule that decays to its end: 'wsd' does not decay")  # fmt: skip
     check(config.dtype in ("auto", "float32", "bfloat16"), "dtype",
           "'auto', 'float32' or 'bfloat16'")  # fmt: skip
-    check(config.attention in ("xla", "cudnn"), "attention",
-          "'xla' or 'cudnn'; 'splash' needs lengths that are multiples of 128")
+    check(config.attention in (*kernels.PLAIN, "cudnn"), "attention",
+          "'auto', 'xla' or 'cudnn'; the other kernels do not support all lengths")
     check(config.remat in layers.REMAT_POLICIES, "remat", ", ".join(layers.REMAT_POLICIES))
     sharding.parse_mesh(config.mesh)
     optimizer.validate(run_optimizer(config, 1e-5, 1000), 1000)

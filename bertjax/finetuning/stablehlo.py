@@ -119,7 +119,7 @@ def _function(
     model: artifact.Artifact, task_type: base.TaskType | None, dtype: str
 ) -> Callable[[Mapping[str, jax.Array], Mapping[str, jax.Array]], dict[str, jax.Array]]:
     """Returns the function of ({path: parameter}, inputs) that computes the outputs."""
-    module = plugins.model(model.family, model.fields, layers.Compute(dtype=dtype))
+    module = plugins.model(model.family, model.fields, layers.Compute(dtype=dtype, attention="xla"))
 
     def predict(
         params: Mapping[str, jax.Array], inputs: Mapping[str, jax.Array]

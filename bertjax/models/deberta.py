@@ -20,7 +20,7 @@ Shapes: B batch, L length, D model, P predictions per sequence.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -71,10 +71,12 @@ class Config(bert.Config):
     layer_norm_eps: float = 1e-7
     heads: tuple[str, ...] = ("mlm", "rtd")
 
+    score_bias: ClassVar[str] = "function"
+
     def __post_init__(self):
         encoders.check(self, HEADS)
-        errors.check(self.attention == "xla", "attention", self.attention,
-                     "'xla', because no kernel adds DeBERTa's position terms")  # fmt: skip
+        errors.check(self.attention in ("auto", "xla"), "attention", self.attention,
+                     "'auto' or 'xla': no kernel adds DeBERTa's position terms")  # fmt: skip
         terms = tuple(term for term in disentangled.TERMS if term in self.position_terms)
         errors.check(self.position_terms == terms, "model.position_terms", self.position_terms,
                      f"a tuple of {', '.join(disentangled.TERMS)}, in this order")  # fmt: skip

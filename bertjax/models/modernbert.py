@@ -3,7 +3,8 @@
 Every third layer, starting with the first, is global: it attends to the whole sequence. The others
 are local: they attend to a window around each token and use another rotary base. All layers still
 run in one loop: a flag per layer selects the mask and the angles. Local layers save time with
-`config.attention` = "splash", which skips scores outside the window; "xla" computes all scores.
+`config.attention` = "rows" or "splash", which skip most scores outside the window; "xla" computes
+all scores.
 
     >>> model = Model(Config(**VARIANTS["mini"]))
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))["params"]
@@ -135,7 +136,8 @@ class Layer(nn.Module):
         config, deterministic = self.config, self.deterministic
         residual_axes = ("batch", "length", "embed")
         x_BLD, normed_BLD = carry
-        mask &= masks.local(config.local_window, everywhere=is_global)
+        global_share = -(-config.num_layers // config.global_every) / config.num_layers
+        mask &= masks.local(config.local_window, is_global, global_share)
         tables = jax.tree.map(functools.partial(jnp.where, is_global), *rotary)
         attend = attention.Attention(config, use_bias=False, name="attention")
         out_BLD = attend(normed_BLD, mask, deterministic, rotary=tables)

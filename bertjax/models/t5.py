@@ -13,7 +13,7 @@ Shapes: T length of the decoder; others as in `models.common.layers`.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -52,10 +52,12 @@ class Config(layers.Fields):
     decoder_start_id: int = -1  # first token that the decoder reads; -1: padding
     heads: tuple[str, ...] = ("lm",)
 
+    score_bias: ClassVar[str] = "array"
+
     def __post_init__(self):
         layers.check_fields(self)
-        errors.check(self.attention == "xla", "attention", self.attention,
-                     "'xla', because no kernel adds T5's position bias to the scores")  # fmt: skip
+        errors.check(self.attention in ("auto", "xla", "rows"), "attention", self.attention,
+                     "'auto', 'xla' or 'rows', because T5 adds a bias to the scores")  # fmt: skip
         errors.check(self.heads in ((), HEADS), "model.heads", self.heads, "('lm',) or ()")
         errors.check(self.decoder_start_id < self.vocab_size, "model.decoder_start_id",
                      self.decoder_start_id, f"below {self.vocab_size}, config.model.vocab_size")

@@ -24,7 +24,7 @@ from bertjax import experiment as experiment_lib
 from bertjax import phases as phases_lib
 from bertjax import sharding
 from bertjax import step as step_lib
-from bertjax.models.common import layers
+from bertjax.models.common import kernels, layers
 from bertjax.planning import abstract
 from bertjax.runtime import hardware
 
@@ -178,14 +178,16 @@ def _workspace_bytes(
 ) -> int:
     """Returns the bytes for the backward pass of one layer, plus the largest array of the loss.
 
-    The bytes of a layer are those of all arrays that it would save without remat. With attention
-    "xla" they include its attention scores, which are never saved (`models.common.attention`).
+    The bytes of a layer are those of all arrays that it would save without remat. Without a kernel
+    for attention they include its scores, which are never saved (`models.common.attention`).
     """
     no_remat = phase.config.copy_and_resolve_references()
     no_remat.remat = "none"
     experiment, rows = experiment_on(no_remat, platform), _device_rows(phase, mesh_sizes)
     layer, largest = 0.0, 0.0
-    if phase.config.attention == "xla":
+    model = experiment.model.config
+    name = phase.config.attention
+    if kernels.in_training(name, model, phase.length, mesh_sizes, platform) == "xla":
         heads = max(_field_sizes(experiment, "num_heads")) / mesh_sizes["tensor"]
         layer = SCORE_BYTES * rows * heads * phase.length**2 / mesh_sizes["sequence"]
     for leaf in _residuals(experiment, phase.length):

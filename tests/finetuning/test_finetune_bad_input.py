@@ -98,9 +98,9 @@ def test_what_is_only_suspicious_is_warned_of_and_trained_on(finetune, tmp_path)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--config.attention=flash"], "config.attention = 'flash': must be 'xla' or 'cudnn'"),
-        (["--config.attention=splash"], "config.attention = 'splash': must be 'xla' or 'cudnn'"),
-        (["--config.attention=cudnn"], "config.attention = 'cudnn': must be 'xla' on a cpu"),
+        (["--config.attention=flash"], "config.attention = 'flash': must be 'auto', 'xla'"),
+        (["--config.attention=splash"], "config.attention = 'splash': must be 'auto', 'xla'"),
+        (["--config.attention=cudnn"], "config.attention = 'cudnn': must be 'auto' or 'xla'"),
         (["--train=."], "--train=.: is a folder; give it as --data=."),
         (["--strategy=features", "--config.batch_size=3"], "config.batch_size = 3: must be"),
     ],

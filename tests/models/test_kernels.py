@@ -167,7 +167,7 @@ def test_cudnn_agrees_with_xla_on_a_gpu(mask):
 @pytest.mark.parametrize(
     ("file", "overrides", "key", "allowed"),
     [
-        ("modernbert_base", {"attention": "flash"}, "attention", "xla, splash, cudnn"),
+        ("modernbert_base", {"attention": "flash"}, "attention", "auto, xla, rows, splash, cudnn"),
         ("bert_base", {"attention": "splash"}, "model.attention_dropout_rate", "0.0"),
         ("bert_base", {"attention": "cudnn"}, "model.attention_dropout_rate", "0.0"),
         (
@@ -207,7 +207,8 @@ def test_what_a_kernel_cannot_do_is_refused_before_anything_is_compiled(
 @pytest.mark.parametrize("name", ["splash", "cudnn"])
 def test_a_kernel_is_refused_where_its_devices_are_not(name):
     config = config_lib.load(f"{CONFIGS}/modernbert_base.py", {"attention": name})
-    with pytest.raises(errors.UserError, match=r"config\.attention = .*must be xla on a cpu"):
+    match = r"config\.attention = .*must be auto or xla on a cpu"
+    with pytest.raises(errors.UserError, match=match):
         experiment.check_mesh(config, meshes.of(1))
 
 

@@ -102,10 +102,14 @@ class Attention(nn.Module):
         elif self.scale != 1.0:
             query_BLNH = query_BLNH * self.scale
 
-        kernel = self.config.attention
         # `init` makes every collection mutable.
         keep_weights = self.is_mutable_collection(layers.WEIGHTS) and not self.is_initializing()
-        if kernel == "xla" or self.is_initializing():  # init has 2 tokens; splash needs 128
+        rate = 0.0 if deterministic else self.dropout.rate
+        name = self.config.attention
+        if keep_weights and name == "auto":
+            name = "xla"  # kernels do not store the weights
+        kernel = kernels.chosen(name, query_BLNH, key_BSNH, mask, bias, has_dropout=rate > 0.0)
+        if kernel == "xla" or self.is_initializing():  # init has 2 tokens; kernels need more
             seed = self.dropout.seed(deterministic)
             bias_fn, bias = (bias, None) if callable(bias) else (None, bias)
             attend = functools.partial(
@@ -123,7 +127,10 @@ class Attention(nn.Module):
                 f"config.attention = {kernel!r}: a kernel does not store the attention weights; "
                 "use 'xla'"
             )
-        elif bias is not None or not (deterministic or self.dropout.rate == 0.0):
+        elif kernel == "rows":
+            extras = kernels.Extras(bias, self.dropout.seed(deterministic), self.dropout.rate)
+            context_BLNH = kernels.attend(kernel, query_BLNH, key_BSNH, value_BSNH, mask, extras)
+        elif bias is not None or rate:
             raise errors.UserError(
                 f"config.attention = {kernel!r}: does not support an attention bias or attention "
                 "dropout; use 'xla'"

@@ -1,11 +1,13 @@
 """Attention kernels for `config.attention`, which never store all scores in memory at once.
 
+    rows    Pallas on a TPU, for rows of up to MAX_ROW tokens; see `models.common.row_attention`
     splash  Pallas on a TPU; skips blocks that a causal or local mask hides
     cudnn   flash attention on a GPU, in bfloat16
 
-The third value, xla, is not a kernel but the plain computation in `models.common.attention`. The
-kernels agree with xla except at padding queries, whose outputs are unspecified but finite.
-`check` and `check_mesh` reject what a kernel does not support; there is no silent fallback.
+The value xla is not a kernel but the plain computation in `models.common.attention`. The kernels
+agree with xla except at padding queries, whose outputs are unspecified but finite. `check` and
+`check_mesh` reject what a kernel does not support; there is no silent fallback. The value auto
+means, on TPUs, the first of rows and splash that supports a call, and xla elsewhere.
 
 For example, ModernBERT-base with 8 rows of 1,024 tokens per TPU v5e chip and no remat needs 10.0
 GiB of temporaries with splash and 24.3 GiB with xla, which does not fit (according to the compiler
@@ -15,7 +17,7 @@ Shapes: B batch, L length, S key length, N heads, H head dim.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -26,7 +28,10 @@ from bertjax.models.common import masks
 
 LENGTH_MULTIPLE = 128  # splash needs lengths that are a multiple of a TPU's vector width
 _BLOCKS = (512, 256, 128)  # block sizes of splash: the largest that divides the length is used
-_PLATFORMS = {"splash": "tpu", "cudnn": "gpu"}
+_PLATFORMS = {"rows": "tpu", "splash": "tpu", "cudnn": "gpu"}
+_OLD_TPUS = ("TPU v2", "TPU v3")
+ROW_WIDTHS = (64, 128)  # widths of heads of which one or two fill the 128 lanes of a TPU's vectors
+MIN_ROW, MAX_ROW = 64, 1024  # lengths of queries and keys that rows supports
 
 _AXES: dict[str, tuple[str | None, ...]] = {
     "query": ("batch", "length", "heads", "head_dim"),
@@ -36,11 +41,36 @@ _AXES: dict[str, tuple[str | None, ...]] = {
     "key_ids": ("batch", "key_length"),
     "everywhere": (),
     "mask": ("batch", None, None),
+    "bias": (None, "heads", "length", "key_length"),
+    "key_bias": ("batch", None, None),
+    "query_segments": ("batch", None, None),
+    "key_segments": ("batch", None, None),
+    "prefix": ("batch", None, None),
+    "row_keys": ("batch",),
+    "head_numbers": ("heads",),
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Extras:
+    """What is added to the plain attention; of the kernels, only rows supports it.
+
+    bias: float32 [1, N, L, S], added to the scores, or None. seed, rate: seed and rate of the
+    dropout of the attention weights; if seed is None, there is no dropout.
+    """
+
+    bias: jax.Array | None = None
+    seed: jax.Array | None = None
+    rate: float = 0.0
+
+
 def attend(
-    name: str, query_BLNH: jax.Array, key_BSNH: jax.Array, value_BSNH: jax.Array, mask: masks.Mask
+    name: str,
+    query_BLNH: jax.Array,
+    key_BSNH: jax.Array,
+    value_BSNH: jax.Array,
+    mask: masks.Mask,
+    extras: Extras = Extras(),
 ) -> jax.Array:
     """Returns softmax(query key^T) value, [B, L, N, H], computed by kernel `name`.
 
@@ -53,8 +83,140 @@ def attend(
             "than 1"
         )
     arrays = {"query": query_BLNH, "key": key_BSNH, "value": value_BSNH}
-    function, mask_arrays = _KERNELS[name](mask, *query_BLNH.shape[:2], key_BSNH.shape[1])
-    return sharding.map_shards(function, arrays | mask_arrays, _AXES, like="query")
+    if name == "rows":
+        for ok, key, value, allowed in _call_conditions(query_BLNH, key_BSNH, mask, extras.bias):
+            if not ok:
+                raise errors.UserError(
+                    f"config.attention = 'rows': {key} = {value} must be {allowed}; use 'auto'"
+                )
+        function, other_arrays = _rows(arrays, mask, extras)
+    else:
+        function, other_arrays = _KERNELS[name](mask, *query_BLNH.shape[:2], key_BSNH.shape[1])
+    return sharding.map_shards(function, arrays | other_arrays, _AXES, like="query")
+
+
+def kernel_platform(device: Any) -> str:
+    """Returns the platform whose kernels `auto` may choose on the device.
+
+    It is "" for TPUs before v4, where Pallas does not multiply matrices in bfloat16.
+    """
+    return "" if device.device_kind in _OLD_TPUS else device.platform
+
+
+def chosen(
+    name: str,
+    query_BLNH: jax.Array,
+    key_BSNH: jax.Array,
+    mask: masks.Mask,
+    bias: Any,
+    *,
+    has_dropout: bool,
+) -> str:
+    """Returns `name`; for "auto" the name of the computation to use for these inputs.
+
+    bias: an array that is added to the scores, a function that returns it, or None. has_dropout:
+    whether attention weights are dropped in this call.
+    """
+    if name != "auto":
+        return name
+    if kernel_platform(_device()) != "tpu" or sharding.splits("length"):
+        return "xla"
+    if all(ok for ok, *_ in _call_conditions(query_BLNH, key_BSNH, mask, bias)):
+        return "rows"
+    lengths = query_BLNH.shape[1], key_BSNH.shape[1]
+    is_plain = bias is None and not has_dropout and mask.prefix is None and mask.start is None
+    return "splash" if is_plain and _is_long(*lengths) else "xla"
+
+
+def _is_long(*lengths: int) -> bool:
+    """Returns whether `auto` chooses splash for these lengths, if splash supports the rest."""
+    return max(lengths) > MAX_ROW and all(length % LENGTH_MULTIPLE == 0 for length in lengths)
+
+
+# Whether a requirement of rows is met; the key it is about, its value, and the allowed values.
+_Condition = tuple[bool, str, Any, str]
+
+
+def _call_conditions(
+    query_BLNH: jax.Array, key_BSNH: jax.Array, mask: masks.Mask, bias: Any
+) -> Iterator[_Condition]:
+    num_heads, head_dim = query_BLNH.shape[2:]
+    mesh = jax.sharding.get_abstract_mesh()
+    shards = 1 if mesh.empty else mesh.shape["tensor"]
+    num_heads = num_heads // shards if num_heads % shards == 0 else num_heads
+    lengths = {"length": query_BLNH.shape[1], "key length": key_BSNH.shape[1]}
+    yield from _row_conditions(num_heads, head_dim, lengths)
+    yield mask.start is None, "the first position", "given", "0, without a cache"
+    is_simple = bias is None or (not callable(bias) and len(bias) == 1)
+    yield is_simple, "the bias", "of each row", "the same array for all rows"
+
+
+def _row_conditions(
+    num_heads: int, head_dim: int, lengths: Mapping[str, int]
+) -> Iterator[_Condition]:
+    """Yields the requirements of rows. num_heads: the heads of a device."""
+    yield head_dim in ROW_WIDTHS, "model.head_dim", head_dim, "64 or 128"
+    yield (
+        num_heads * head_dim % ROW_WIDTHS[-1] == 0,
+        "model.num_heads",
+        num_heads,
+        "even on each device, because heads of width 64 are computed in pairs",
+    )
+    for key, length in lengths.items():
+        is_short = MIN_ROW <= length <= LENGTH_MULTIPLE
+        is_long = length % LENGTH_MULTIPLE == 0 and length <= MAX_ROW
+        allowed = f"{MIN_ROW} to {LENGTH_MULTIPLE}, or a multiple of {LENGTH_MULTIPLE} up to"
+        yield is_short or is_long, key, length, f"{allowed} {MAX_ROW}"
+
+
+def in_training(
+    name: str, model: Any, length: int, mesh_sizes: Mapping[str, int], platform: str
+) -> str:
+    """Returns `name`; for "auto" what it means for self-attention over rows of `length` tokens.
+
+    It is the answer of `chosen` for masks that all kernels support. model: the family's Config.
+    platform: the `kernel_platform` of the devices.
+    """
+    if name != "auto":
+        return name
+    if platform != "tpu" or mesh_sizes["sequence"] > 1 or model.score_bias == "function":
+        return "xla"
+    num_heads = model.num_heads // mesh_sizes["tensor"]
+    if all(ok for ok, *_ in _row_conditions(num_heads, model.head_dim, {"length": length})):
+        return "rows"
+    is_plain = model.score_bias == "none" and model.attention_dropout_rate == 0.0
+    return "splash" if is_plain and _is_long(length) else "xla"
+
+
+def _rows(
+    arrays: dict[str, jax.Array], mask: masks.Mask, extras: Extras
+) -> tuple[Callable, dict[str, jax.Array]]:
+    """Like `_splash`; `mask_arrays` also has the arrays of the bias and the dropout."""
+    # Imported here because importing Pallas takes half a second.
+    from bertjax.models.common import row_attention
+
+    head_dim = arrays["query"].shape[-1]
+    options = row_attention.Options(
+        head_dim,
+        rate=0.0 if extras.seed is None else extras.rate,
+        causal=mask.causal,
+        window=mask.window,
+        everywhere_share=mask.everywhere_share,
+        interpret=_device().platform == "cpu",
+    )
+    inputs = row_attention.inputs_of(arrays, mask, extras.seed if options.rate else None)
+    if extras.bias is not None:
+        inputs["bias"] = extras.bias
+
+    def attend_shard(arrays: dict[str, jax.Array]) -> jax.Array:
+        inputs = dict(arrays)
+        query_BLNH = inputs.pop("query")
+        operands = query_BLNH, inputs.pop("key"), inputs.pop("value")
+        flat = [x.reshape(*x.shape[:2], -1) for x in operands]
+        bias = inputs.pop("bias", None)
+        return row_attention.attend(options, *flat, bias, inputs).reshape(query_BLNH.shape)
+
+    return attend_shard, inputs
 
 
 def _splash(mask: masks.Mask, batch: int, num_queries: int, num_keys: int) -> tuple[Callable, dict]:
@@ -76,7 +238,7 @@ def _splash(mask: masks.Mask, batch: int, num_queries: int, num_keys: int) -> tu
         block_q_dkv=query_block, block_kv_dkv=key_block, block_kv_dkv_compute=key_block,
         block_q_dq=query_block, block_kv_dq=key_block,
     )  # fmt: skip
-    interpret = _platform() == "cpu"
+    interpret = _device().platform == "cpu"
     mask_arrays = {}
     if mask.keys is not None or mask.query_segments is not None:
         query_ids = jnp.ones((1, 1), jnp.int32)
@@ -131,13 +293,13 @@ def _block_size(length: int) -> int:
     return sizes[0]
 
 
-def _platform() -> str:
-    """Returns the platform to compile for.
+def _device() -> Any:
+    """Returns the device to compile for, or a description with its platform and kind.
 
-    In ahead-of-time compilation, it may differ from the platform of this machine.
+    In ahead-of-time compilation, it may differ from the devices of this machine.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
+    return jax.devices()[0] if device is None else device
 
 
 def _cudnn(mask: masks.Mask, batch: int, num_queries: int, num_keys: int) -> tuple[Callable, dict]:
@@ -166,7 +328,8 @@ def _cudnn(mask: masks.Mask, batch: int, num_queries: int, num_keys: int) -> tup
 
 
 _KERNELS = {"splash": _splash, "cudnn": _cudnn}
-NAMES = ("xla", *_KERNELS)
+PLAIN = ("auto", "xla")  # values that support everything
+NAMES = (*PLAIN, "rows", *_KERNELS)
 
 
 def check(
@@ -182,9 +345,13 @@ def check(
     for the phase of training to check. features: names of the features in the objective's batches.
     """
     errors.check(name in NAMES, "attention", name, f"one of {', '.join(NAMES)}")
-    if name == "xla":
+    if name in PLAIN:
         return
     condition = f"with config.attention = {name!r}"
+    if name == "rows":
+        for ok, key, value, allowed in _row_conditions(model.num_heads, model.head_dim, lengths):
+            errors.check(ok, key, value, f"{allowed} {condition} ('auto' allows any)")
+        return
     rate = model.attention_dropout_rate
     errors.check(rate == 0.0, "model.attention_dropout_rate", rate,
                  f"0.0 {condition}, which has no dropout; 'xla' has it")  # fmt: skip
@@ -208,10 +375,11 @@ def check_mesh(name: str, mesh: Any, platform: str | None = None) -> None:
     platform: the platform of the devices; None means the platform of the mesh's devices, for which
     the mesh must not be abstract.
     """
-    if name == "xla":
+    if name in PLAIN:
         return
     target = platform or mesh.devices.flat[0].platform
-    supported = ["xla", *(kernel for kernel, runs_on in _PLATFORMS.items() if runs_on == target)]
-    errors.check(name in supported, "attention", name, f"{' or '.join(supported)} on a {target}")
+    supported = [*PLAIN, *(kernel for kernel, runs_on in _PLATFORMS.items() if runs_on == target)]
+    allowed = f"{', '.join(supported[:-1])} or {supported[-1]} on a {target}"
+    errors.check(name in supported, "attention", name, allowed)
     errors.check(mesh.shape["sequence"] == 1, "attention", name, "'xla' if the mesh axis "
                                                                  "'sequence' is larger than 1")

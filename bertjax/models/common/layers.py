@@ -7,7 +7,7 @@ does nothing outside a mesh; the sharding of parameters is defined by `sharding.
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -57,7 +57,11 @@ class Compute:
     dtype: str = "float32"
     remat: str = "none"
     unroll_layers: bool = False
-    attention: str = "xla"
+    attention: str = "auto"
+
+    # What is added to the attention scores: "none", an "array", or a "function" of queries and
+    # keys. No kernel supports a function.
+    score_bias: ClassVar[str] = "none"
 
     @property
     def head_dim(self) -> int:
@@ -156,7 +160,7 @@ def drop(x: jax.Array, rate: float, seed: jax.Array | None) -> jax.Array:
     """Returns x after dropout with this seed; x itself if the seed is None."""
     if seed is None:
         return x
-    keep_mask = hashing.hash_bits(seed, x.shape) >= jnp.uint32(rate * 2**32)
+    keep_mask = hashing.keeps(hashing.hash_bits(seed, x.shape), rate)
     return jnp.where(keep_mask, x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
 
 

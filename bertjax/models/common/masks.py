@@ -24,14 +24,14 @@ _PARTS = (
     ("keys",),
     ("query_segments", "key_segments"),
     ("causal", "prefix", "start"),
-    ("window", "everywhere"),
+    ("window", "everywhere", "everywhere_share"),
 )
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("keys", "query_segments", "key_segments", "prefix", "start", "everywhere"),
-    meta_fields=("causal", "window"),
+    meta_fields=("causal", "window", "everywhere_share"),
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mask:
@@ -45,7 +45,7 @@ class Mask:
     0, the key is exempt from `causal`. start: int32[], the place of the first query; None means 0.
     window: a query sees only keys at most window / 2 places away; 0 means no limit. everywhere:
     bool[], True disables the window; it is an array so that it can differ between the layers of one
-    loop.
+    loop. everywhere_share: the share of these layers in which it is True, for estimates of cost.
     """
 
     keys: jax.Array | None = None
@@ -56,6 +56,7 @@ class Mask:
     everywhere: jax.Array | None = None
     causal: bool = False
     window: int = 0
+    everywhere_share: float = 1.0
 
     def __and__(self, other: "Mask") -> "Mask":
         """Returns the intersection. Raises ValueError if both have the same part (except keys)."""
@@ -129,14 +130,14 @@ def prefix(prefix_mask_BS: jax.Array) -> Mask:
     return Mask(causal=True, prefix=prefix_mask_BS)
 
 
-def local(window: int, everywhere: jax.Array | None = None) -> Mask:
+def local(window: int, everywhere: jax.Array | None = None, everywhere_share: float = 1.0) -> Mask:
     """Returns the mask in which each query attends to keys at most window / 2 places away.
 
     The window extends to both sides. Places are indices in the row. Within a segment, which is
     contiguous, distances between places equal distances between position ids. everywhere: bool[],
-    True disables the window.
+    True disables the window. everywhere_share: see `Mask`.
     """
-    return Mask(window=window, everywhere=everywhere)
+    return Mask(window=window, everywhere=everywhere, everywhere_share=everywhere_share)
 
 
 def of_batch(attention_mask: jax.Array | None, segment_ids: jax.Array | None) -> Mask:
