@@ -1,6 +1,7 @@
 """The kernel `rows` beside the plain computation: values, gradients, masks, bias and dropout bits.
 
-It runs in Pallas' interpreter on a CPU. The TPU compiler compiles it in tests/planning/test_plan_kernels.py.
+It runs in Pallas' interpreter on a CPU. The TPU compiler compiles it in
+tests/planning/test_plan_kernels.py.
 """
 
 import types
