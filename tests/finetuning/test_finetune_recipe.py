@@ -70,9 +70,9 @@ def test_small_models_have_higher_rates_and_the_warnings_know():
     (warning,) = by_size.guard_rails(_completed(100, 768, **given), _Source(768), 100)
     assert "rates above 0.0001 often destroy" in warning and "of width 768" in warning
     (short,) = by_size.guard_rails(_completed(270, num_epochs=3), _Source(384), 270)
-    assert "only 27 steps: the number by size is 34" in short
+    assert "only 27 steps; without --config.num_epochs, its value by size is 34" in short
     (long,) = by_size.guard_rails(_completed(10**5, num_epochs=20), _Source(384), 10**5)
-    assert "overfit" in long and "the number by size is 3" in long
+    assert "overfit" in long and "its value by size is 3" in long
 
 
 def test_no_advice_goes_above_the_limit():
