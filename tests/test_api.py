@@ -62,7 +62,7 @@ def test_pretrain_takes_a_file_or_a_config(monkeypatch):
 
 
 def test_pretrain_returns_a_dict_that_a_notebook_shows(monkeypatch):
-    monkeypatch.setattr(train, "train_and_evaluate", lambda *args: {"mlm_loss": 1.5})
+    monkeypatch.setattr(train, "train_and_evaluate", lambda *args, **kwargs: {"mlm_loss": 1.5})
     heldout = bertjax.pretrain(SMOKE, "run")
     assert heldout == {"mlm_loss": 1.5} and heldout.pop("mlm_loss") == 1.5
     assert "<td" in html_tables.Numbers({"a<b": 2.0})._repr_html_()

@@ -113,16 +113,13 @@ def guard_rails(config: ConfigDict, source: artifact.Artifact, num_rows: int) ->
         )
     steps = config.num_epochs * _steps(num_rows, config.batch_size)
     by_size = num_epochs(num_rows, config.batch_size)
+    chosen = f"config.num_epochs = {config.num_epochs} with {num_rows:,} rows"
     advice = f"without --config.num_epochs, its value by size is {by_size}"
     if steps < MIN_STEPS / 2:
-        warnings.append(
-            f"config.num_epochs = {config.num_epochs} with {num_rows:,} rows is only {steps} steps; "
-            f"{advice}"
-        )
+        warnings.append(f"{chosen} is only {steps} steps; {advice}")
     elif config.num_epochs > max(3 * by_size, 10) and not config.early_stopping:
         warnings.append(
-            f"config.num_epochs = {config.num_epochs} with {num_rows:,} rows mostly overfits unless "
-            f"config.early_stopping ends the run; {advice}"
+            f"{chosen} mostly overfits unless config.early_stopping ends the run; {advice}"
         )
     return warnings
 

@@ -106,10 +106,13 @@ class Attention(nn.Module):
         keep_weights = self.is_mutable_collection(layers.WEIGHTS) and not self.is_initializing()
         rate = 0.0 if deterministic else self.dropout.rate
         name = self.config.attention
-        if keep_weights and name == "auto":
-            name = "xla"  # kernels do not store the weights
-        kernel = kernels.chosen(name, query_BLNH, key_BSNH, mask, bias, has_dropout=rate > 0.0)
-        if kernel == "xla" or self.is_initializing():  # init has 2 tokens; kernels need more
+        # `init` has 2 tokens, and kernels need more; `auto` would also start JAX's backend there.
+        # Kernels do not store the weights.
+        if self.is_initializing() or (keep_weights and name == "auto"):
+            kernel = "xla"
+        else:
+            kernel = kernels.chosen(name, query_BLNH, key_BSNH, mask, bias, has_dropout=rate > 0.0)
+        if kernel == "xla":
             seed = self.dropout.seed(deterministic)
             bias_fn, bias = (bias, None) if callable(bias) else (None, bias)
             attend = functools.partial(
