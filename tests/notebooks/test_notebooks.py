@@ -92,6 +92,23 @@ def test_what_the_model_sees_is_drawn(tmp_path, monkeypatch):
     assert "another sense in 0 of 8 sentences" in text
 
 
+@pytest.mark.proof
+def test_a_run_is_planned_from_text_and_money(tmp_path, monkeypatch):
+    notebook = run("plan_a_run.ipynb", tmp_path, monkeypatch)
+    assert len(outputs(notebook, "image/png")) == 4
+    (plan,) = outputs(notebook, "text/html")
+    assert "chip-hours" in plan and "total of a device" in plan
+    assert outputs(notebook, "text")[-1].startswith("bertjax pretrain --config=configs/bert_")
+
+
+@pytest.mark.proof
+def test_a_model_is_pretrained_from_a_text_file(tmp_path, monkeypatch):
+    notebook = run("pretrain_your_own.ipynb", tmp_path, monkeypatch)
+    assert len(outputs(notebook, "image/png")) == 4
+    fills = outputs(notebook, "text")[-1].splitlines()
+    assert [line.split(":")[0].split()[1] for line in fills[1:6]] == ["4", "8", "12", "16", "20"]
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebooks_are_committed_with_small_outputs(name):
     assert (ROOT / "notebooks" / name).stat().st_size <= LARGEST
