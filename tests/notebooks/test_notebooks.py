@@ -1,10 +1,12 @@
 """The notebooks from start to end, on a small part of the built-in corpus."""
 
 import pathlib
+import re
 
 import pytest
 
 from bertjax.data.corpus import builtin
+from bertjax.finetuning import strategies
 from tests.helpers import children
 
 nbclient = pytest.importorskip("nbclient", reason="pip install 'bertjax[notebooks]'")
@@ -107,6 +109,26 @@ def test_a_model_is_pretrained_from_a_text_file(tmp_path, monkeypatch):
     assert len(outputs(notebook, "image/png")) == 4
     fills = outputs(notebook, "text")[-1].splitlines()
     assert [line.split(":")[0].split()[1] for line in fills[1:6]] == ["4", "8", "12", "16", "20"]
+
+
+@pytest.mark.proof
+def test_every_strategy_is_compared_on_the_same_labels(tmp_path, monkeypatch):
+    notebook = run("fine_tuning_strategies.ipynb", tmp_path, monkeypatch)
+    assert len(outputs(notebook, "image/png")) == 3
+    printed = "".join(outputs(notebook, "text"))
+    lines = [line.split()[0] for line in printed.splitlines() if " of " in line and "%" in line]
+    assert [name for name in strategies.names() if name in lines] == strategies.names()
+    assert "with 2 seeds" in printed
+
+
+@pytest.mark.proof
+def test_three_kinds_of_models_are_compared(tmp_path, monkeypatch):
+    notebook = run("understanding_against_generation.ipynb", tmp_path, monkeypatch)
+    assert len(outputs(notebook, "image/png")) == 4
+    printed = "".join(outputs(notebook, "text"))
+    for name in ("bert", "t5", "gpt"):
+        assert re.search(rf"^{name} +prefers the right sentence in \d of 8 pairs$", printed, re.M)
+        assert re.search(rf"^{name} +\d+\.\d%$", printed, re.M)
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
