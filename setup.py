@@ -49,6 +49,8 @@ setup(
         "dedup": ["datasketch>=2,<3"],
         "languages": ["sentencex>=1.0.32,<2"],
         "hf": ["transformers>=4.57"],
+        "wandb": ["wandb>=0.20"],
+        "trackio": ["trackio>=0.4"],
         "sentence": ["sentence-transformers>=5"],  # brings torch, scikit-learn and scipy
         "eval": [
             "pytrec-eval-terrier>=0.5.7",

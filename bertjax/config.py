@@ -17,7 +17,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bertjax import errors, mixing, objective_choice, optimizer, phases, plugins, sharding
+from bertjax import errors, mixing, objective_choice, optimizer, phases, plugins, sharding, trackers
 from bertjax.models.common import kernels, layers
 from bertjax.objectives.common import hooks
 from bertjax.runtime import hardware
@@ -28,7 +28,7 @@ from bertjax.runtime import hardware
 # see `workdir`.
 FREE_KEYS = (
     "data.path", "data.heldout_path", "dtype", "remat", "attention", "mesh", "micro_batch_size",
-    "log_every", "eval", "checkpoint", "max_bad_steps", "init_from", "init_model",
+    "log_every", "log_to", "eval", "checkpoint", "max_bad_steps", "init_from", "init_model",
     "init_vocabulary", "topology",
 )  # fmt: skip
 
@@ -97,6 +97,7 @@ def default(family: str = "bert", variant: str = "base", objective: str = "") ->
     config.init_model = "same"  # same; extended: larger than init_from, longer, or other RoPE theta
     config.init_vocabulary = "same"  # same, or shared_pieces if init_from has another tokenizer
     config.log_every = 100  # steps between two lines of metrics
+    config.log_to = ""  # trackers that receive the metrics, too: wandb, trackio; "": none
     config.eval = ConfigDict()
     config.eval.every = 10_000  # steps between two evaluations
     config.eval.max_samples = 10_000  # held-out samples to evaluate on, always the same ones
@@ -344,6 +345,7 @@ def validate(config: ConfigDict) -> None:
     _check(0 <= config.phase2.num_steps <= config.num_steps, config, "phase2.num_steps",
            f"between 0 and config.num_steps = {config.num_steps}")  # fmt: skip
     mixing.check_sources(config)
+    trackers.names(config.log_to)  # raises for an unknown one
     _check(0 <= config.ema_decay < 1, config, "ema_decay", "in [0, 1)")
     every = config.checkpoint.every
     _check(config.checkpoint.keep_every % every == 0, config, "checkpoint.keep_every",

@@ -1,4 +1,4 @@
-"""Logs a run to a progress bar, `metrics.jsonl` and TensorBoard, and reads metrics back.
+"""Logs a run to a progress bar, `metrics.jsonl`, TensorBoard and trackers; reads metrics back.
 
 A resumed run continues the logs: entries past the step from which it resumes are dropped, so that
 no step appears twice.
@@ -24,23 +24,31 @@ import jax
 import tqdm
 from etils import epath
 
-from bertjax import errors, files, schema
+from bertjax import errors, files, schema, trackers
 from bertjax import workdir as workdir_lib
 
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}, {remaining} left{postfix}"
 
 
 class Writers:
-    """The progress bar, metrics.jsonl and TensorBoard of one workdir; writes only on process 0."""
+    """The progress bar, files and trackers of one workdir; writes only on process 0."""
 
-    def __init__(self, workdir: str | os.PathLike, *, start_step: int, num_steps: int):
-        self._writers: list[ProgressBar | JsonlWriter | TensorBoardWriter] = []
+    def __init__(
+        self,
+        workdir: str | os.PathLike,
+        *,
+        start_step: int,
+        num_steps: int,
+        tracking: trackers.Tracking = trackers.NO_TRACKING,
+    ):
+        self._writers: list[ProgressBar | JsonlWriter | TensorBoardWriter | trackers.Writer] = []
         if jax.process_index() == 0:
             folder = epath.Path(workdir)
             self._writers = [
                 JsonlWriter(folder / workdir_lib.METRICS, start_step=start_step),
                 TensorBoardWriter(folder / workdir_lib.TENSORBOARD, start_step=start_step),
                 ProgressBar(start_step=start_step, num_steps=num_steps),
+                trackers.Writer(tracking, folder, start_step=start_step),
             ]
 
     def __enter__(self) -> "Writers":

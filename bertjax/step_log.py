@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from bertjax import metrics, run_log
+from bertjax import metrics, run_log, trackers
 from bertjax.runtime import dispatch
 
 UNLOGGED = "unlogged"  # key in a checkpoint's meta: sums over the steps since the last log line
@@ -37,6 +37,7 @@ class StepLog:
         scales: Mapping[str, float],
         *,
         log_every: int,
+        tracking: trackers.Tracking = trackers.NO_TRACKING,
         unlogged: Mapping[str, Sequence[float]] = MappingProxyType({}),
         max_bad_steps: int = 0,
         diverged: Callable[[int, int], None] = lambda step, in_row: None,
@@ -51,7 +52,9 @@ class StepLog:
         `max_bad_steps` is 0. on_loss: called with the loss of each finite step. more: returns
         further metrics of a step to log.
         """
-        self._writers = run_log.Writers(workdir, start_step=start, num_steps=num_steps)
+        self._writers = run_log.Writers(
+            workdir, start_step=start, num_steps=num_steps, tracking=tracking
+        )
         self._num_steps, self._scales, self._log_every = num_steps, scales, log_every
         self._max_bad_steps, self._diverged, self._on_loss = max_bad_steps, diverged, on_loss
         self._more = more

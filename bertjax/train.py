@@ -32,6 +32,7 @@ from bertjax import (
     run_starts,
     sharding,
     step_log,
+    trackers,
     training_data,
 )
 from bertjax import config as config_lib
@@ -66,6 +67,7 @@ def train_and_evaluate(
     KeyboardInterrupt.
     """
     config_lib.validate(config)
+    trackers.check_installed(config.log_to)
     mesh = make_mesh(config)
     experiment_lib.check_mesh(config, mesh)
     train_data, heldout_data = open_data(config)
@@ -130,6 +132,9 @@ def train_and_evaluate(
                 config.num_steps,
                 experiment.scales,
                 log_every=config.log_every,
+                tracking=trackers.Tracking(
+                    config.log_to, epath.Path(workdir).resolve().name, config.to_dict()
+                ),
                 unlogged=meta.get(step_log.UNLOGGED, {}),
                 max_bad_steps=config.max_bad_steps,
                 diverged=functools.partial(_raise_diverged, checkpoints),

@@ -3,7 +3,7 @@
     run/config.json        resolved config, fingerprints of tokenizer and data; written once
     run/tokenizer/         the tokenizer's files
     run/checkpoints/STEP/  Orbax
-    run/metrics.jsonl, run/tensorboard/
+    run/metrics.jsonl, run/tensorboard/, run/trackers.json
 """
 
 import contextlib

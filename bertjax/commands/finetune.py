@@ -45,7 +45,7 @@ import argparse
 
 import jax
 
-from bertjax import column_flags, errors, job_flags
+from bertjax import column_flags, errors, job_flags, trackers
 from bertjax import config_help as config_help_lib
 from bertjax.finetuning import (
     keys,
@@ -94,6 +94,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
          help=f"recipe with a task and values: {', '.join(named.names())}; or a file")  # fmt: skip
     flag("--sweep.KEY", dest="sweep", metavar="V1,V2",
          help="values of a config key to try; several such flags give every combination")
+    trackers.add_flag(parser)
     job_flags.add(parser)
     config_help_lib.add_flag(parser)
     parser.set_defaults(config=None)  # keys are overridden as --config.KEY=VALUE
@@ -122,7 +123,7 @@ def run(flags: argparse.Namespace) -> None:
         "data.label_column": flags.label_column,
     }
     values = {key: str(value) for key, value in flag_values.items() if value is not None}
-    values |= flags.overrides
+    values |= trackers.overrides(flags) | flags.overrides
     if flags.suite:
         _suite(flags, values)
     else:

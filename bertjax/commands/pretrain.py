@@ -29,7 +29,7 @@ import argparse
 import jax
 
 from bertjax import config_help as config_help_lib
-from bertjax import job_flags, profiler, run_starts, train
+from bertjax import job_flags, profiler, run_starts, trackers, train
 from bertjax import workdir as workdir_lib
 from bertjax.artifact import initial
 from bertjax.reporting import pretraining
@@ -58,13 +58,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="start a new run from this checkpoint of another run, with its optimizer state and "
         "position in the data; the config may differ in what comes after its step",
     )
+    trackers.add_flag(parser)
     job_flags.add(parser)
     config_help_lib.add_flag(parser)
 
 
 def run(flags: argparse.Namespace) -> None:
     """Trains, and prints the held-out metrics."""
-    config = initial.run_config(flags.config, flags.overrides)
+    overrides = trackers.overrides(flags) | flags.overrides
+    config = initial.run_config(flags.config, overrides)
     if flags.print_config:
         print("\n".join(config_help_lib.resolved(flags.config or config.init_from, config)))
         return

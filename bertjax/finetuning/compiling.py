@@ -46,11 +46,14 @@ def for_calls(
 def _identity(lowered: Any) -> tuple[Any, ...]:
     """Returns a key that two lowered programs share only if one compilation serves both.
 
-    The text of a program contains its constants, shardings and donated arguments.
+    The text of a program contains its constants, shardings and donated arguments, but not the
+    arguments that it does not use, whose shapes a compiled program checks nevertheless.
     """
     text = str(lowered.compiler_ir(dialect="stablehlo"))
     digest = hashlib.sha256(text.encode()).digest()
-    return digest, lowered.in_tree, lowered.out_tree, jax.tree.structure(lowered.args_info)
+    infos, tree = jax.tree.flatten(lowered.args_info)
+    shapes = tuple((info.shape, info.dtype) for info in infos)
+    return digest, lowered.in_tree, lowered.out_tree, tree, shapes
 
 
 def _shapes(call: tuple[Any, ...]) -> tuple:

@@ -18,7 +18,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from bertjax import config as config_lib
-from bertjax import errors, optimizer, paths, sharding
+from bertjax import errors, optimizer, paths, sharding, trackers
 from bertjax.data.corpus import beir
 from bertjax.finetuning import strategies, task_types, tasks
 from bertjax.finetuning import task as task_lib
@@ -30,8 +30,8 @@ SHORTEST = 8  # the smallest maximum length of a row, in tokens
 # because each (rate, seed) is a separate run. Paths may, because the content of models and files is
 # compared instead.
 _FREE_KEYS = (
-    "learning_rates", "seeds", "seed", "mesh", "remat", "model", "log_every", "checkpoint_every",
-    "micro_batch_size", "measure_speed",
+    "learning_rates", "seeds", "seed", "mesh", "remat", "model", "log_every", "log_to",
+    "checkpoint_every", "micro_batch_size", "measure_speed",
 )  # fmt: skip
 # {key that output folders of earlier versions do not have: the value that they were made with}
 ADDED_KEYS = {"teacher": "", "teacher_weight": 0.9, "teacher_temperature": 2.0, "num_layers": 0}
@@ -86,6 +86,7 @@ def default(task: str, strategy: str = "full") -> ConfigDict:
     config.evals_per_epoch = 0  # evaluations on dev, the best one counts; 0: at most 10 a run
     config.measure_speed = False  # measure the time of predictions for the report
     config.log_every = 10  # steps between two lines of a run's metrics
+    config.log_to = ""  # trackers that receive the metrics, too: wandb, trackio; "": none
     config.checkpoint_every = 500  # steps between two checkpoints of a run
 
     config.dtype = "auto"  # of activations: float32, bfloat16; auto: float32 on a CPU only
@@ -204,6 +205,7 @@ def validate(config: ConfigDict) -> None:
           "'auto', 'xla' or 'cudnn'; the other kernels do not support all lengths")
     check(config.remat in layers.REMAT_POLICIES, "remat", ", ".join(layers.REMAT_POLICIES))
     sharding.parse_mesh(config.mesh)
+    trackers.names(config.log_to)  # raises for an unknown one
     optimizer.validate(run_optimizer(config, 1e-5, 1000), 1000)
     task_type(config)
     strategies.config_of(config.strategy)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 
-from bertjax import errors, html_tables, hub, paths, progress, sharding
+from bertjax import errors, html_tables, hub, paths, progress, sharding, trackers
 from bertjax.artifact import artifact, loading
 from bertjax.finetuning import (
     by_size,
@@ -74,6 +74,7 @@ def finetune(
     processes, all must call this function, and all must see the output folder.
     """
     recipe.validate(config)
+    trackers.check_installed(config.log_to)
     tell = tell if jax.process_index() == 0 else lambda line: None
     once = functools.partial(finetune_once, shared=shared or sharing.Shared())
     if config.data.folds and config.data.fold < 0:

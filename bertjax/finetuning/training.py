@@ -20,8 +20,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from etils import epath
+from ml_collections import ConfigDict
 
-from bertjax import checkpoint, errors, schema, sharding, step_log
+from bertjax import checkpoint, errors, schema, sharding, step_log, trackers
 from bertjax import workdir as workdir_lib
 from bertjax.finetuning import by_size
 from bertjax.finetuning import job as job_lib
@@ -162,6 +163,7 @@ def train(
                 job.num_steps,
                 job.scales,
                 log_every=config.log_every,
+                tracking=_tracking(config, epath.Path(folder), learning_rate, seed),
                 unlogged=unlogged,
                 on_loss=losses.add,
             )
@@ -213,6 +215,15 @@ def train(
                 "same command again to resume"
             )
     return run, sharding.fetch(best)
+
+
+def _tracking(
+    config: ConfigDict, folder: epath.Path, learning_rate: float, seed: int
+) -> trackers.Tracking:
+    """Returns what trackers show of a run: its name is OUTPUT/lrRATE-seedSEED."""
+    output = folder.resolve().parents[1]
+    values = {**config.to_dict(), "learning_rate": learning_rate, "seed": seed}
+    return trackers.Tracking(config.log_to, f"{output.name}/{folder.name}", values)
 
 
 def _progress_line(run: Run, num_epochs: int) -> str:

@@ -54,3 +54,14 @@ def test_equal_programs_are_compiled_once_and_others_are_not():
     assert compiled(one)(2.0, _batch(2000))[1000] == 2000.0
     assert compiled(other)(2.0, _batch(2000))[1000] == 2007.0 and len(programs) == 2
     assert compiled(one.copy())(2.0, _batch(2000))[1000] == 2000.0 and len(programs) == 2
+
+
+def test_an_argument_that_is_not_used_may_have_several_shapes():
+    """As the tokens have when the head is trained on features that were computed before."""
+
+    def function(factor, batch):
+        return factor * batch["used"]
+
+    calls = [(1.0, _batch(length) | {"used": np.float32(length)}) for length in (3, 5)]
+    compiled = compiling.for_calls(jax.jit(function), calls, {})
+    assert [float(compiled(*call)) for call in calls] == [3.0, 5.0]

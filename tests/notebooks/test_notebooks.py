@@ -1,10 +1,12 @@
 """The notebooks from start to end, on a small part of the built-in corpus."""
 
 import pathlib
+import re
 
 import pytest
 
 from bertjax.data.corpus import builtin
+from bertjax.finetuning import strategies
 from tests.helpers import children
 
 nbclient = pytest.importorskip("nbclient", reason="pip install 'bertjax[notebooks]'")
@@ -90,6 +92,43 @@ def test_what_the_model_sees_is_drawn(tmp_path, monkeypatch):
     for head, baseline in shares:
         assert float(head.rstrip("%")) >= 2 * float(baseline.rstrip("%")) - 1
     assert "another sense in 0 of 8 sentences" in text
+
+
+@pytest.mark.proof
+def test_a_run_is_planned_from_text_and_money(tmp_path, monkeypatch):
+    notebook = run("plan_a_run.ipynb", tmp_path, monkeypatch)
+    assert len(outputs(notebook, "image/png")) == 4
+    (plan,) = outputs(notebook, "text/html")
+    assert "chip-hours" in plan and "total of a device" in plan
+    assert outputs(notebook, "text")[-1].startswith("bertjax pretrain --config=configs/bert_")
+
+
+@pytest.mark.proof
+def test_a_model_is_pretrained_from_a_text_file(tmp_path, monkeypatch):
+    notebook = run("pretrain_your_own.ipynb", tmp_path, monkeypatch)
+    assert len(outputs(notebook, "image/png")) == 4
+    fills = outputs(notebook, "text")[-1].splitlines()
+    assert [line.split(":")[0].split()[1] for line in fills[1:6]] == ["4", "8", "12", "16", "20"]
+
+
+@pytest.mark.proof
+def test_every_strategy_is_compared_on_the_same_labels(tmp_path, monkeypatch):
+    notebook = run("fine_tuning_strategies.ipynb", tmp_path, monkeypatch)
+    assert len(outputs(notebook, "image/png")) == 3
+    printed = "".join(outputs(notebook, "text"))
+    lines = [line.split()[0] for line in printed.splitlines() if " of " in line and "%" in line]
+    assert [name for name in strategies.names() if name in lines] == strategies.names()
+    assert "with 2 seeds" in printed
+
+
+@pytest.mark.proof
+def test_three_kinds_of_models_are_compared(tmp_path, monkeypatch):
+    notebook = run("understanding_against_generation.ipynb", tmp_path, monkeypatch)
+    assert len(outputs(notebook, "image/png")) == 4
+    printed = "".join(outputs(notebook, "text"))
+    for name in ("bert", "t5", "gpt"):
+        assert re.search(rf"^{name} +prefers the right sentence in \d of 8 pairs$", printed, re.M)
+        assert re.search(rf"^{name} +\d+\.\d%$", printed, re.M)
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
