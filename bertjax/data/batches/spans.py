@@ -102,32 +102,34 @@ def noise_mask(
     """
     # The noise tokens and the other tokens of each piece form two groups. The spans of a group
     # start at its first token and at random later tokens: those with the lowest random scores.
-    groups_BG = np.stack([noise_BK, sizes_BK - noise_BK], axis=2).reshape(len(sizes_BK), -1)
-    sizes_G, spans_G = groups_BG.ravel(), np.repeat(spans_BK.ravel(), 2)
-    row_sizes_B = groups_BG.sum(axis=1)
-    offset_G = np.cumsum(sizes_G) - sizes_G
-    group_BG = np.broadcast_to(np.arange(groups_BG.shape[1], dtype=np.uint64), groups_BG.shape)
-    group_T = np.repeat(group_BG.ravel(), sizes_G)  # number of the group within its row
+    # Rows are padded to the same width by one more group, so that no step needs a mask.
+    num_rows, width = len(sizes_BK), int(sizes_BK.sum(axis=1).max(initial=0))
+    groups_BG = np.stack([noise_BK, sizes_BK - noise_BK], axis=2).reshape(num_rows, -1)
+    padding_B = width - groups_BG.sum(axis=1)
+    padded_BG = np.concatenate([groups_BG, padding_B[:, None]], axis=1)
+    offset_BG = (np.cumsum(padded_BG) - padded_BG.ravel()).reshape(padded_BG.shape)[:, :-1]
 
-    width = int(row_sizes_B.max(initial=0))
-    real_BW = np.arange(width) < row_sizes_B[:, None]
-    score_T = rng.bits("spans/score", width)[real_BW].astype(np.uint64)
-    score_T[offset_G[sizes_G > 0]] = 0
     # Group, score and column are packed into one word, in this order. So sorting the words of a row
     # sorts the scores within each group.
-    column_BW = np.broadcast_to(np.arange(width, dtype=np.uint64), real_BW.shape)
-    words_BW = np.full(real_BW.shape, np.uint64(2**64 - 1))
-    words_BW[real_BW] = group_T << np.uint64(48) | score_T << np.uint64(16) | column_BW[real_BW]
+    number_BG = np.broadcast_to(np.arange(padded_BG.shape[1], dtype=np.uint64), padded_BG.shape)
+    words_BW = rng.bits("spans/score", width).astype(np.uint64)
+    words_BW <<= np.uint64(16)
+    words_BW |= np.arange(width, dtype=np.uint64)
+    group_BW = np.repeat((number_BG << np.uint64(48)).ravel(), padded_BG.ravel())
+    words_BW |= group_BW.reshape(words_BW.shape)
+    words_BW.reshape(-1)[offset_BG[groups_BG > 0]] &= ~np.uint64(0xFFFF_FFFF_0000)
     words_BW.sort(axis=1)
-    column_T = (words_BW[real_BW] & np.uint64(0xFFFF)).astype(np.int64)
 
-    chosen_T = np.arange(len(group_T)) < np.repeat(offset_G + spans_G, sizes_G)
-    row_start_T = np.repeat(np.cumsum(row_sizes_B) - row_sizes_B, row_sizes_B)
-    starts_T = np.zeros(len(group_T), bool)
-    starts_T[row_start_T[chosen_T] + column_T[chosen_T]] = True
-    starts = np.flatnonzero(starts_T)
-    span_sizes = np.diff(starts, append=len(starts_T))
-    is_noise = group_T[starts] % 2 == 0
+    spans_BG = np.minimum(np.repeat(spans_BK, 2, axis=1), groups_BG)
+    counts_G, counts_B = spans_BG.ravel(), spans_BG.sum(axis=1)
+    ranks = np.arange(int(counts_B.sum()))  # the ranks of the lowest scores of all groups
+    ranks += np.repeat(offset_BG.ravel() - (np.cumsum(counts_G) - counts_G), counts_G)
+    column = (words_BW.reshape(-1)[ranks] & np.uint64(0xFFFF)).astype(np.int64)
+    starts_BW = np.zeros(num_rows * width, bool)
+    starts_BW[np.repeat(np.arange(num_rows) * width, counts_B) + column] = True
+    starts = np.flatnonzero(starts_BW) - np.repeat(np.cumsum(padding_B) - padding_B, counts_B)
+    span_sizes = np.diff(starts, append=num_rows * width - int(padding_B.sum()))
+    is_noise = np.repeat(np.arange(counts_G.size) % 2 == 0, counts_G)
 
     pairs = np.zeros((int(spans_BK.sum()), 2), np.int64)  # text span, noise span
     pairs[:, 0] = span_sizes[~is_noise]
