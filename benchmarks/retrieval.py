@@ -16,7 +16,8 @@ are drawn evenly from it. Rows of the table:
                   loss of all these sizes
     peer          with --peer: sentence-transformers on the same pairs, with the same settings
     reranked      the best --top documents of "fine-tuned", reranked by a cross-encoder that starts
-                  from --real too and learns from the same mined negatives
+                  from --real too and learns from the same mined negatives, for as many epochs
+                  as `finetune` chooses by size
 
 With --ours, the rows are repeated for a model that is pretrained here, but for the cross-encoder
 and the peer. Each training has one rate and one seed. The output has the collection in BEIR's
@@ -93,7 +94,8 @@ def trained(
     """Returns the model of one fine-tuning, whose output folder stands beside its train file."""
     values = {
         "model": model, "learning_rates": str(rate), "max_length": MAX_LENGTH,
-        "batch_size": BATCH, "num_epochs": flags.num_epochs, "dtype": flags.dtype,
+        "batch_size": BATCH, "dtype": flags.dtype,
+        **({"num_epochs": flags.num_epochs} if task == "embeddings" else {}),
         **{f"kind.{key}": value for key, value in keys.items()},
     }  # fmt: skip
     config = recipe.make(task, None, {"train": train}, values)
@@ -222,7 +224,7 @@ def main() -> int:
     parser.add_argument("--queries", type=int, default=100, help="questions of each set")
     parser.add_argument("--train", type=int, default=600, help="pairs to train on")
     parser.add_argument("--top", type=int, default=50, help="documents to rerank")
-    parser.add_argument("--num_epochs", type=int, default=2)
+    parser.add_argument("--num_epochs", type=int, default=2, help="of the encoders")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     flags = parser.parse_args()
     backend.configure(flags.dtype)
