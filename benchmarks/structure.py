@@ -6,8 +6,9 @@ Prints for the checkout: files and code lines; rooms (folders and top-level modu
 between them (imports at any level) and the circles among those; and, of each traced path, the
 files, functions and code lines of the package that ran; the hops: pairs of functions in different
 files of which one called the other; and how often that happened (calls). Lines without docstrings,
-comments and blanks are code. The paths run through the command line, on a made-up text, in one
-process each:
+comments and blanks are code. What runs while a module of the package is imported is not a part of
+a path, such as the bodies of classes. The paths run through the command line, on a made-up text, in
+one process each:
 
     pretrain   prepare (one worker), then two steps of a small BERT
     finetune   a TSV file, strategy full, one epoch
@@ -115,7 +116,7 @@ class Tracer:
         code = frame.f_code
         if not code.co_filename.startswith(self._prefix):
             return None
-        if code.co_name == "<module>":  # an import: not a part of the path
+        if self._is_import(frame):
             return None
         own = code.co_filename, code.co_qualname
         self.functions.add(own)
@@ -126,6 +127,16 @@ class Tracer:
             self.calls += 1
             self.hops.add(((caller.f_code.co_filename, caller.f_code.co_qualname), own))
         return self._line
+
+    def _is_import(self, frame) -> bool:
+        """Returns whether a module of the package is being imported, as for the body of a class."""
+        while frame is not None:
+            if frame.f_code.co_name == "<module>" and frame.f_code.co_filename.startswith(
+                self._prefix
+            ):
+                return True
+            frame = frame.f_back
+        return False
 
     def _line(self, frame, event, _):
         if event == "line":
