@@ -92,7 +92,7 @@ def test_what_the_model_sees_is_drawn(tmp_path, monkeypatch):
     for head, baseline in shares:
         assert float(head.rstrip("%")) >= 2 * float(baseline.rstrip("%")) - 1
     assert "another sense in 0 of 8 sentences" in text
-    probed = re.findall(r"<td>([\d.]+) \+- ", outputs(notebook, "text/html")[-1])[1::4]
+    probed = re.findall(r">([\d.]+) \+- ", outputs(notebook, "text/html")[-1])[1::4]
     assert max(map(float, probed)) > float(probed[0]) + 15  # macro F1 of the layers
 
 

@@ -7,7 +7,6 @@ probed.draw("probe.png")
 """
 
 import dataclasses
-import html
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bertjax import errors, files, paths, plot
+from bertjax import errors, files, html_tables, paths, plot
 from bertjax.finetuning import report as report_lib
 from bertjax.finetuning import scores as scores_lib
 
@@ -49,12 +48,7 @@ class Probed:
 
     def _repr_html_(self) -> str:
         """Returns the table for a notebook."""
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in _rows(self.report)
-        )
-        header = "".join(f"<th>{title}</th>" for title in _TITLES)
-        return f"<table><tr>{header}</tr>{rows}</table>"
+        return html_tables.table(_TITLES, _rows(self.report))
 
     def draw(self, path: str | os.PathLike) -> None:
         """Draws the scores of the layers to a PNG file."""
